@@ -1,0 +1,339 @@
+"""Everything that can happen to the engine. Events are stored before they are handled and replayed in order.
+
+`at` is when it happened where it was seen; `received_at` is the controller's time; `seq` is given by the journal.
+An event's `id` comes from its source and makes delivery idempotent. Samples (heartbeats, steps) are not events.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from holdfast.model.cluster import JobKey, JobView, NodeView
+from holdfast.model.evidence import Diagnosis, Finding
+
+
+class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"):
+    """Base of all events."""
+
+    id: str
+    at: float
+    source: str = ""
+    """Who says so: `agent:node07`, `launcher:1778`, `slurm`, `operator:mei`, `controller`."""
+    received_at: float = 0.0
+    seq: int = 0
+
+
+# --- what the orchestrator's watch sees (level-based: only differences from the last snapshot become events) ----------
+
+
+class JobObserved(Event, frozen=True, kw_only=True, tag="job_observed"):
+    """The job is now like this (first seen, or different from before)."""
+
+    job: JobView
+
+
+class JobVanished(Event, frozen=True, kw_only=True, tag="job_vanished"):
+    """A complete snapshot no longer holds this job."""
+
+    job: JobKey
+
+
+class NodeObserved(Event, frozen=True, kw_only=True, tag="node_observed"):
+    """The node is now like this."""
+
+    node: NodeView
+
+
+class NodeVanished(Event, frozen=True, kw_only=True, tag="node_vanished"):
+    """A complete snapshot no longer holds this node."""
+
+    node: str
+
+
+class WatchBlind(Event, frozen=True, kw_only=True, tag="watch_blind"):
+    """The orchestrator has not been readable for a while (`blind=True`), or is again (`blind=False`)."""
+
+    blind: bool
+    why: str = ""
+
+
+# --- what launchers say ---
+
+
+class LauncherAttached(Event, frozen=True, kw_only=True, tag="launcher_attached"):
+    """A launcher takes authority over in-place restarts of this job."""
+
+    job: JobKey
+    restart_count: int
+    lease_s: float = 10.0
+    nodes: tuple[str, ...] = ()
+    ranks: int = 0
+
+
+class LauncherLapsed(Event, frozen=True, kw_only=True, tag="launcher_lapsed"):
+    """The launcher's lease ended without renewal, or it left (`left=True`, with its exit code)."""
+
+    job: JobKey
+    left: bool = False
+    exit_code: int | None = None
+
+
+class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt_started"):
+    """All processes of this attempt are started."""
+
+    job: JobKey
+    attempt: int
+    epoch: int
+    restart_count: int = 0
+    in_place: int = 0
+    """How many in-place restarts this allocation has had."""
+    nodes: tuple[str, ...] = ()
+    ranks: int = 0
+    standby: bool = False
+    """Warm standbys were used."""
+    log_dir: str = ""
+
+
+class AttemptEnded(Event, frozen=True, kw_only=True, tag="attempt_ended"):
+    """No process of this attempt runs any more."""
+
+    job: JobKey
+    attempt: int
+    exit_code: int | None = None
+    signal: int | None = None
+    stopped: bool = False
+    """True: we ended it (StopAttempt, SaveAndStop or the scheduler's signal)."""
+    last_step: int | None = None
+
+
+class FirstStepDone(Event, frozen=True, kw_only=True, tag="first_step_done"):
+    """The attempt completed its first step; `step` is that step's number, `resumed_from` the checkpoint it loaded."""
+
+    job: JobKey
+    attempt: int
+    step: int
+    resumed_from: int = 0
+
+
+class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
+    """A checkpoint of this step exists. Only a durable one is progress."""
+
+    job: JobKey
+    attempt: int
+    step: int
+    durable: bool
+    path: str = ""
+
+
+class StepReached(Event, frozen=True, kw_only=True, tag="step_reached"):
+    """The job passed a step worth knowing: the step before the fault, or a coarse mark (not every step)."""
+
+    job: JobKey
+    attempt: int
+    step: int
+
+
+class StacksCaptured(Event, frozen=True, kw_only=True, tag="stacks_captured"):
+    """Stacks of all ranks, equal ones grouped; `odd_ranks` stand apart from the largest group."""
+
+    job: JobKey
+    attempt: int
+    groups: tuple[StackGroup, ...] = ()
+    odd_ranks: tuple[int, ...] = ()
+    silent_ranks: tuple[int, ...] = ()
+    """Ranks that gave no stack (stopped, dead or out of reach)."""
+
+
+class StackGroup(Struct, frozen=True, omit_defaults=True):
+    """Ranks that stand at the same place."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[str, ...] = ()
+    """Innermost first, `function (file:line)`."""
+
+
+class Escalated(Event, frozen=True, kw_only=True, tag="escalated"):
+    """The launcher has no in-place rung left and hands over."""
+
+    job: JobKey
+    attempt: int
+    diagnosis: Diagnosis | None = None
+    exclude_nodes: tuple[str, ...] = ()
+    why: str = ""
+
+
+# --- what agents say ---
+
+
+class FindingSeen(Event, frozen=True, kw_only=True, tag="finding_seen"):
+    """Something was seen, by an agent, a launcher or a detector in the controller."""
+
+    finding: Finding
+
+
+class FindingCleared(Event, frozen=True, kw_only=True, tag="finding_cleared"):
+    """A condition that a finding reported no longer holds."""
+
+    rule: str
+    node: str
+
+
+class AgentAttached(Event, frozen=True, kw_only=True, tag="agent_attached"):
+    """An agent on this node reports for the first time, or after a boot or replacement."""
+
+    node: str
+    boot_id: str
+    instance_id: str = ""
+    drill_ok: bool = False
+
+
+class NodeSilent(Event, frozen=True, kw_only=True, tag="node_silent"):
+    """Neither agent nor launcher of this node has been heard for `for_s` seconds. Not yet evidence of its death."""
+
+    node: str
+    for_s: float
+
+
+class NodeHeard(Event, frozen=True, kw_only=True, tag="node_heard"):
+    """A silent node is heard again."""
+
+    node: str
+
+
+class NodeGone(Event, frozen=True, kw_only=True, tag="node_gone"):
+    """Positive evidence that the node does not run: connection reset, scheduler's or provider's word, lease's end."""
+
+    node: str
+    evidence: str
+
+
+class NodeValidated(Event, frozen=True, kw_only=True, tag="node_validated"):
+    """The outcome of `ValidateNode`."""
+
+    node: str
+    passed: bool
+    instance_id: str = ""
+    boot_id: str = ""
+    detail: str = ""
+
+
+# --- what people say ---
+
+
+class Command(StrEnum):
+    """What an operator can ask for."""
+
+    DRAIN = "drain"
+    RETURN = "return"
+    REBOOT = "reboot"
+    REPLACE = "replace"
+    CONFIRM_HEALTHY = "confirm_healthy"
+    REQUEUE = "requeue"
+    HOLD = "hold"
+    RELEASE = "release"
+    GIVE_UP = "give_up"
+    EVACUATE = "evacuate"
+    APPROVE = "approve"
+    REJECT = "reject"
+    SET_MODE = "set_mode"
+    RESET_BRAKE = "reset_brake"
+
+
+class OperatorCommand(Event, frozen=True, kw_only=True, tag="operator_command"):
+    """A person's word, with who and why. Exactly one of node, job, order, group is the target."""
+
+    command: Command
+    who: str
+    why: str = ""
+    node: str = ""
+    job: JobKey | None = None
+    order: str = ""
+    group: str = ""
+    value: str = ""
+    """The mode for SET_MODE (`observe`, `advise`, `act`)."""
+    remedy: str = ""
+    """The rung that SET_MODE is for; empty: all."""
+
+
+class PolicyLoaded(Event, frozen=True, kw_only=True, tag="policy_loaded"):
+    """From here on this policy holds; stored whole so that a replay uses it too."""
+
+    toml: str
+    file: str = ""
+
+
+# --- the engine's own ---
+
+
+class OrderDone(Event, frozen=True, kw_only=True, tag="order_done"):
+    """The order's effect is there."""
+
+    order: str
+    detail: str = ""
+
+
+class OrderFailed(Event, frozen=True, kw_only=True, tag="order_failed"):
+    """The order could not be carried out, after the port's own retries."""
+
+    order: str
+    why: str
+    permanent: bool = True
+
+
+class TimerFired(Event, frozen=True, kw_only=True, tag="timer_fired"):
+    """A wait is over."""
+
+    timer: str
+
+
+class ControllerStarted(Event, frozen=True, kw_only=True, tag="controller_started"):
+    """A controller took the lease with this fencing epoch. Timers and pending orders are carried on."""
+
+    epoch: int
+    scope: str = "cluster"
+    version: str = ""
+
+
+class DrillFired(Event, frozen=True, kw_only=True, tag="drill_fired"):
+    """A drill's fault took effect now: the true time of the fault, for measuring. Judgement must not use it."""
+
+    drill: str
+    kind: str
+    job: JobKey | None = None
+    node: str = ""
+    rank: int | None = None
+    step: int | None = None
+
+
+AnyEvent = (
+    JobObserved
+    | JobVanished
+    | NodeObserved
+    | NodeVanished
+    | WatchBlind
+    | LauncherAttached
+    | LauncherLapsed
+    | AttemptStarted
+    | AttemptEnded
+    | FirstStepDone
+    | CheckpointSaved
+    | StepReached
+    | StacksCaptured
+    | Escalated
+    | FindingSeen
+    | FindingCleared
+    | AgentAttached
+    | NodeSilent
+    | NodeHeard
+    | NodeGone
+    | NodeValidated
+    | OperatorCommand
+    | PolicyLoaded
+    | OrderDone
+    | OrderFailed
+    | TimerFired
+    | ControllerStarted
+    | DrillFired
+)

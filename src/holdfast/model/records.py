@@ -1,0 +1,225 @@
+"""What the engine remembers of each job, node, incident and order: its state, and the read models made from it.
+
+The engine alone changes records; the journal projects each touched record in the event's own transaction.
+Pages, reports and the command line read them. All times are Unix seconds of the controller unless named otherwise.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from holdfast.model.cluster import JobKey, JobView, NodeView, attempt_name
+from holdfast.model.evidence import Diagnosis, Finding, Remedy
+from holdfast.model.orders import AnyOrder, OrderStatus
+
+
+class JobState(StrEnum):
+    """A job in recovery's eyes. The table of moves is `decide/transitions.py`."""
+
+    WATCHING = "watching"
+    IN_PLACE = "in_place"
+    STOPPING = "stopping"
+    EVACUATING = "evacuating"
+    DIAGNOSING = "diagnosing"
+    HELD = "held"
+    WAITING_FOR_NODES = "waiting_for_nodes"
+    RELEASED = "released"
+    RESTARTING = "restarting"
+    PROVING = "proving"
+    COMPLETED = "completed"
+    GIVEN_UP = "given_up"
+    CANCELLED = "cancelled"
+
+
+class NodeState(StrEnum):
+    """A node in recovery's eyes."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    QUARANTINED = "quarantined"
+    DRAINING = "draining"
+    REPAIRING = "repairing"
+    VALIDATING = "validating"
+    RETIRED = "retired"
+    UNKNOWN = "unknown"
+
+
+class Authority(StrEnum):
+    """Who decides on this job now: the launcher inside its allocation, or the controller."""
+
+    LAUNCHER = "launcher"
+    CONTROLLER = "controller"
+
+
+class Mark(StrEnum):
+    """Points of an incident's timeline, in the order in which they usually come."""
+
+    FAULT = "fault"
+    """True time of an injected fault (drills), else the earliest `at` of its findings."""
+    DETECTED = "detected"
+    DIAGNOSED = "diagnosed"
+    ISOLATED = "isolated"
+    """The bad node takes no new work."""
+    STOPPED = "stopped"
+    """The broken attempt is provably over."""
+    REQUEUED = "requeued"
+    """Back in the queue, or the in-place restart was ordered."""
+    RELEASED = "released"
+    STARTED = "started"
+    """The new attempt's processes are started."""
+    FIRST_STEP = "first_step"
+    PROVEN = "proven"
+    NODE_REPAIRED = "node_repaired"
+    NODE_RETURNED = "node_returned"
+    CLOSED = "closed"
+
+
+class AttemptRecord(Struct, omit_defaults=True):
+    """One execution of a job."""
+
+    number: int
+    epoch: int = 0
+    restart_count: int = 0
+    in_place: int = 0
+    nodes: tuple[str, ...] = ()
+    ranks: int = 0
+    standby: bool = False
+    log_dir: str = ""
+    started_at: float = 0.0
+    first_step_at: float = 0.0
+    first_step: int | None = None
+    resumed_from: int | None = None
+    last_step: int | None = None
+    durable_step: int | None = None
+    durable_at: float = 0.0
+    ended_at: float = 0.0
+    exit_code: int | None = None
+    signal: int | None = None
+    stopped: bool = False
+    incident: str = ""
+    """The incident that ended it."""
+
+
+class JobRecord(Struct, omit_defaults=True):
+    """A job and its recovery."""
+
+    key: JobKey
+    view: JobView
+    state: JobState = JobState.WATCHING
+    since: float = 0.0
+    authority: Authority = Authority.CONTROLLER
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    epoch: int = 0
+    incident: str = ""
+    """The open incident that governs its recovery now."""
+    rung: int = 0
+    """Place on the current ladder."""
+    excluded: tuple[str, ...] = ()
+    """Nodes that Holdfast keeps it off."""
+    requeues: int = 0
+    in_place: int = 0
+    """Restarts since the last progress (budgets)."""
+    spent: dict[str, int] = field(default_factory=dict)
+    """Restarts per fingerprint since the last progress."""
+    durable_step: int = 0
+    best_step: int = 0
+    restore_step_max: int | None = None
+    held_by: str = ""
+    """A person who holds it, if any."""
+    story: list[str] = field(default_factory=list)
+
+    @property
+    def attempt(self) -> AttemptRecord | None:
+        """The newest attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def name(self) -> str:
+        """`1778(2)` of the newest attempt, `1778` before the first."""
+        return attempt_name(str(self.key), self.attempts[-1].number) if self.attempts else str(self.key)
+
+
+class NodeRecord(Struct, omit_defaults=True):
+    """A node and its recovery."""
+
+    name: str
+    view: NodeView
+    state: NodeState = NodeState.HEALTHY
+    before_unknown: NodeState = NodeState.HEALTHY
+    since: float = 0.0
+    incident: str = ""
+    rung: int = 0
+    drained_by_us: bool = False
+    boot_id: str = ""
+    instance_id: str = ""
+    silent: bool = False
+    drill_ok: bool = False
+    findings: list[str] = field(default_factory=list)
+    """Rules that made it suspect and were not cleared."""
+    offences: list[float] = field(default_factory=list)
+    """When it was quarantined, over the last 28 days (lemon score)."""
+    story: list[str] = field(default_factory=list)
+
+
+class IncidentRecord(Struct, omit_defaults=True):
+    """One underlying trouble, from first evidence to proven recovery or to giving up."""
+
+    id: str
+    opened_at: float
+    jobs: list[JobKey] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    """Bounded: the earliest and the most telling ones are kept, the rest counted."""
+    findings_dropped: int = 0
+    diagnosis: Diagnosis | None = None
+    remedies: list[Remedy] = field(default_factory=list)
+    """Rungs tried, in order."""
+    marks: dict[Mark, float] = field(default_factory=dict)
+    attempt_before: int | None = None
+    attempt_after: int | None = None
+    step_before: int | None = None
+    """Last completed step before the fault."""
+    step_resumed: int | None = None
+    """Step of the checkpoint that the restart loaded."""
+    drill: str = ""
+    jobs_done: bool = False
+    """Every job of it is proven, completed, given up or cancelled."""
+    nodes_done: bool = False
+    closed_at: float = 0.0
+    outcome: str = ""
+    """`recovered`, `given_up`, `cancelled`, `observed`; empty while open."""
+    story: list[str] = field(default_factory=list)
+
+    @property
+    def lost_steps(self) -> int | None:
+        """Completed steps that had to be done again."""
+        if self.step_before is None or self.step_resumed is None:
+            return None
+        return max(0, self.step_before - self.step_resumed)
+
+
+class OrderRecord(Struct, omit_defaults=True):
+    """An order and what became of it."""
+
+    order: AnyOrder
+    status: OrderStatus
+    issued_at: float
+    ended_at: float = 0.0
+    expires_at: float = 0.0
+    """When a proposed order lapses."""
+    detail: str = ""
+
+
+class BrakeRecord(Struct, omit_defaults=True):
+    """The quarantine brake of one group."""
+
+    group: str
+    nodes: int = 0
+    """Nodes that the group is known to have."""
+    recent: list[float] = field(default_factory=list)
+    """When quarantines were ordered, inside the window."""
+    tripped_at: float = 0.0
+    waiting: list[str] = field(default_factory=list)
+    """Nodes whose quarantine the brake holds back."""
