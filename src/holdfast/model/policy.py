@@ -1,0 +1,189 @@
+"""Policy: limits, ladders, modes and proofs. Data only; reading TOML into it is `model/policy_toml.py`.
+
+A site writes `holdfast.toml`; presets stand in `holdfast/presets/*.toml`. Values can be set for the whole cluster and
+again per group (partition or node group) and per job; the most particular wins. Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from holdfast.model.evidence import Remedy
+
+
+class Mode(StrEnum):
+    """How far Holdfast may go."""
+
+    OBSERVE = "observe"
+    ADVISE = "advise"
+    ACT = "act"
+
+
+class Trouble(StrEnum):
+    """Kinds of trouble that have a ladder of their own."""
+
+    APPLICATION = "application"
+    HARDWARE = "hardware"
+    NETWORK = "network"
+    STORAGE = "storage"
+    NODE_LOST = "node_lost"
+    HANG = "hang"
+    STRAGGLER = "straggler"
+    BAD_NUMBERS = "bad_numbers"
+    """NaN or a loss that left its path."""
+    PLATFORM = "platform"
+    UNKNOWN = "unknown"
+
+
+class Proof(StrEnum):
+    """When a restart counts as succeeded."""
+
+    FIRST_CHECKPOINT = "first_checkpoint"
+    """The first durable checkpoint after the restart (default)."""
+    PASSED_FAULT = "passed_fault"
+    """A completed step beyond the last one before the fault."""
+    FIRST_STEP = "first_step"
+
+
+def _job_ladders() -> dict[Trouble, tuple[Remedy, ...]]:
+    r = Remedy
+    return {
+        Trouble.APPLICATION: (r.RESTART_IN_PLACE, r.REQUEUE, r.STOP),
+        Trouble.HARDWARE: (r.QUARANTINE, r.REQUEUE, r.STOP),
+        Trouble.NETWORK: (r.RESTART_IN_PLACE, r.REQUEUE, r.STOP),
+        Trouble.STORAGE: (r.RESTART_IN_PLACE, r.REQUEUE, r.STOP),
+        Trouble.NODE_LOST: (r.QUARANTINE, r.REQUEUE, r.STOP),
+        Trouble.HANG: (r.RESTART_IN_PLACE, r.REQUEUE, r.STOP),
+        Trouble.STRAGGLER: (r.NOTIFY,),
+        Trouble.BAD_NUMBERS: (r.RESTART_IN_PLACE, r.STOP),
+        Trouble.PLATFORM: (r.REQUEUE, r.STOP),
+        Trouble.UNKNOWN: (r.RESTART_IN_PLACE, r.REQUEUE, r.STOP),
+    }
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Budgets of one job. Counts are reset by progress."""
+
+    max_in_place: int = 3
+    max_requeues: int = 3
+    max_same_fingerprint: int = 2
+    """The same root cause this often with no progress in between is a crash loop: stop and say why."""
+    max_restarts_per_node: int = 3
+    """Restarts charged to one node before it is excluded even with thin evidence."""
+
+
+class Waits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Durations in seconds that the engine waits for something."""
+
+    settle_s: float = 0.15
+    """After the first sign of a fault, how long further findings are gathered before the diagnosis is first written."""
+    stop_grace_s: float = 0.0
+    """Between SIGTERM and SIGKILL for ranks of a broken attempt."""
+    evacuate_s: float = 120.0
+    stacks_s: float = 5.0
+    order_s: float = 60.0
+    """An order without an outcome for this long is looked at again."""
+    start_s: float = 900.0
+    """From release to the attempt's processes started (image load included)."""
+    prove_s: float = 3600.0
+    nodes_s: float = 1800.0
+    """Waiting for nodes before people are told again."""
+    drain_s: float = 86400.0
+    repair_s: float = 3600.0
+    validate_s: float = 1800.0
+    propose_s: float = 900.0
+    """A proposed order lapses after this long (advise)."""
+    unknown_s: float = 60.0
+    """A silent node stays unknown this long before its jobs are restarted elsewhere on the lease's end."""
+
+
+class NodeRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How nodes are repaired and returned."""
+
+    ladder: tuple[Remedy, ...] = (Remedy.RESET_GPU, Remedy.REBOOT, Remedy.REPLACE, Remedy.RETIRE)
+    follow_hint: bool = True
+    """Begin at the rung that the finding's catalogue entry names (74 -> replace, 73 -> reboot)."""
+    repair_when_drained: bool = True
+    validate: bool = True
+    lemon_offences: int = 3
+    lemon_window_s: float = 28 * 86400.0
+    flap_hold_s: float = 300.0
+    """A node that comes back and fails again is held back this long, doubled each time."""
+
+
+class Brake(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """At most this much of a group is quarantined inside the window. The smaller of the two limits holds."""
+
+    max_nodes: int = 4
+    max_percent: float = 25.0
+    window_s: float = 3600.0
+    calm_s: float = 600.0
+    """Without a new wish to quarantine for this long the brake closes again by itself."""
+
+
+class HangRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of the hang detector. Learned limits are `multiple` x the observed time, never below the floor."""
+
+    enabled: bool = True
+    multiple: float = 3.0
+    floor_s: float = 1.0
+    learn_steps: int = 5
+    startup_s: float = 900.0
+    load_s: float = 1800.0
+    first_step_s: float = 900.0
+    step_max_s: float = 540.0
+    """Ceiling of the learned step limit: below NCCL's own time-out of 600 s."""
+    eval_s: float = 1800.0
+    checkpoint_s: float = 900.0
+    shutdown_s: float = 300.0
+
+
+class StragglerRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rank is a straggler when it is slower than its peers by this factor over this many steps."""
+
+    factor: float = 1.5
+    steps: int = 3
+    exclude: bool = False
+
+
+class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that a site can set about judgement and recovery."""
+
+    name: str = "default"
+    mode: Mode = Mode.ACT
+    modes: dict[Remedy, Mode] = {}
+    """Mode per rung; a rung that is not named has `mode`."""
+    enabled_by_default: bool = False
+    """Recover jobs whose owners did not ask."""
+    requeue_held: bool = True
+    """Requeue held, attribute, exclude, then release (Mission Control); False: requeue at once."""
+    always_replace: bool = False
+    """Never reboot: every hardware repair is a replacement (HyperPod on Slurm)."""
+    proof: Proof = Proof.FIRST_CHECKPOINT
+    ladders: dict[Trouble, tuple[Remedy, ...]] = field(default_factory=_job_ladders)
+    limits: Limits = Limits()
+    waits: Waits = Waits()
+    node: NodeRules = NodeRules()
+    brake: Brake = Brake()
+    hang: HangRules = HangRules()
+    straggler: StragglerRules = StragglerRules()
+    evacuate_on_trend: bool = True
+
+
+class PolicySet(Struct, frozen=True, kw_only=True):
+    """The site's policy with its particular cases, resolved. `for_group` and `for_job` give the one that holds."""
+
+    site: Policy = Policy()
+    groups: dict[str, Policy] = {}
+    named: dict[str, Policy] = {}
+    """Presets and policies that a job may ask for by name."""
+
+    def for_group(self, group: str) -> Policy:
+        """The policy of this partition or node group."""
+        return self.groups.get(group, self.site)
+
+    def for_job(self, partition: str, asked: str) -> Policy:
+        """The policy of a job: the one its owner asked for by name, else its partition's."""
+        return self.named.get(asked) or self.for_group(partition)

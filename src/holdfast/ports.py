@@ -1,0 +1,160 @@
+"""What the controller and the launcher need from the outside, as protocols. Adapters fulfil them; `cli/` wires them.
+
+Time passes only behind these ports: in production by the machine's clock, in simulation by a virtual one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from holdfast.model.cluster import WorldView
+from holdfast.model.events import AnyEvent
+from holdfast.model.orders import AnyOrder, Notify
+from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+
+
+class Clock(Protocol):
+    """The time, and waiting for it."""
+
+    def now(self) -> float:
+        """Unix seconds."""
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start that never go back."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have `callback` called once; the returned function cancels it."""
+
+
+class Orchestrator(Protocol):
+    """A scheduler: looks at the world and carries out orders about jobs and nodes."""
+
+    name: str
+
+    async def observe(self) -> WorldView:
+        """One snapshot of all jobs and nodes. Raises LinkError when the scheduler cannot be read."""
+
+    async def wait_change(self, timeout_s: float) -> bool:
+        """Return True as soon as a new look is worth while, False after `timeout_s`."""
+
+    def can(self, order: AnyOrder) -> bool:
+        """Does this adapter carry out orders of this kind?"""
+
+    async def execute(self, order: AnyOrder) -> str:
+        """Bring about what the order asks ("ensure": already so is success). Returns one line of detail.
+
+        Raises:
+            TemporaryOrderError: worth another try later.
+            PermanentOrderError: no further try will help.
+        """
+
+
+class Repair(Protocol):
+    """Repairs nodes: reset, reboot, replace. Same contract as `Orchestrator.execute`."""
+
+    def can(self, order: AnyOrder) -> bool:
+        """Does this adapter carry out orders of this kind?"""
+
+    async def execute(self, order: AnyOrder) -> str:
+        """See `Orchestrator.execute`."""
+
+
+class Notifier(Protocol):
+    """Tells people. Delivery is at least once; the journal retries what failed."""
+
+    async def send(self, notice: Notify) -> None:
+        """Deliver. Raises TemporaryOrderError when it should be tried again."""
+
+
+class Probe(Protocol):
+    """Looks at one thing of a node and says what it found; runs on the agent."""
+
+    name: str
+
+    async def look(self) -> Sequence[AnyEvent]:
+        """Findings and clearings since the last look."""
+
+
+class Touched(Struct):
+    """Records that an event changed; the journal projects them in the event's own transaction."""
+
+    jobs: list[JobRecord] = []
+    nodes: list[NodeRecord] = []
+    incidents: list[IncidentRecord] = []
+    orders: list[OrderRecord] = []
+    brakes: list[BrakeRecord] = []
+
+
+class Entry(Struct):
+    """One step of history: the event (with its `seq`), the orders it led to, the records it changed."""
+
+    event: AnyEvent
+    orders: list[AnyOrder]
+    touched: Touched
+
+
+class Sample(Struct, frozen=True):
+    """One point of a series (`step`, `loss`, `step_s`, `gpu_temp`...) about a subject (`job:1778(0)/rank:3`)."""
+
+    series: str
+    subject: str
+    at: float
+    value: float
+
+
+class Journal(Protocol):
+    """The store of events and orders, and the authority over who is the active controller."""
+
+    async def acquire(self, holder: str, *, lease_s: float, now: float) -> int:
+        """Take the lease; returns the fencing epoch. Raises JournalBusyError while another's lease is alive."""
+
+    async def renew(self, *, now: float) -> None:
+        """Keep the lease. Raises FencedError when a newer epoch exists."""
+
+    async def release(self) -> None:
+        """Give the lease back so that a standby can take over at once."""
+
+    async def load(self) -> tuple[bytes | None, int, Iterable[AnyEvent]]:
+        """The newest engine snapshot (or None), its seq, and all events after it in order."""
+
+    async def append(self, entries: Sequence[Entry]) -> None:
+        """Store in one transaction, fenced by the epoch. Raises FencedError, JournalError."""
+
+    async def snapshot(self, state: bytes, seq: int) -> None:
+        """Store the engine's state as of `seq`."""
+
+    async def seen(self, event_ids: Sequence[str]) -> set[str]:
+        """Which of these event ids are stored already."""
+
+    async def last_seq(self) -> int:
+        """Sequence number of the newest event, 0 when empty."""
+
+    async def events(self, *, after: int = 0, limit: int = 1000, **where: Any) -> list[AnyEvent]:
+        """Events with seq > after, oldest first. `where`: incident, job, node, kind."""
+
+    async def jobs(self) -> list[JobRecord]:
+        """Read model."""
+
+    async def nodes(self) -> list[NodeRecord]:
+        """Read model."""
+
+    async def incidents(self, *, open_only: bool = False, limit: int = 1000) -> list[IncidentRecord]:
+        """Read model, newest first."""
+
+    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
+        """Read model, newest first."""
+
+    async def add_samples(self, samples: Sequence[Sample]) -> None:
+        """Append to the bounded series store; outside replay, may drop the oldest."""
+
+    async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
+        """Points of a series in order of time; `subject` may end in `*`."""
+
+    async def close(self) -> None:
+        """Flush and close."""
