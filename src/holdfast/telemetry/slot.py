@@ -1,0 +1,228 @@
+"""The reading side of telemetry slots, and the evacuation request.
+
+Called by the launcher and the agent on the node of the rank, never in the training process. Nothing here
+reads a clock; times in a `SlotView` are those of the rank. `layout` tells how a record stays whole.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from zlib import crc32
+
+from holdfast.telemetry import layout as at
+
+_STEP = Struct("=2q2dq2dq3d3qdqq")
+_CHECKPOINT = Struct("=2q2dq2dq")
+_RING = Struct(f"={at.RING_ENTRIES}d")
+# A reader copies a page in about a microsecond; to miss both copies of a record this often in a row, the writer
+# would have to write without pause and in step with us.
+_READ_ATTEMPTS = 200
+
+
+class SlotError(Exception):
+    """A slot could not be read or written; the message names the file."""
+
+
+class SlotMissingError(SlotError):
+    """There is no such file, or it may not be read."""
+
+
+class SlotShortError(SlotError):
+    """The file ends before the slot does."""
+
+
+class SlotForeignError(SlotError):
+    """The file is not a slot, or of a version that this reader does not know."""
+
+
+class SlotTornError(SlotError):
+    """No whole record was found: the file was damaged, or the writer never paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """What one rank last said of itself.
+
+    `*_wall` are seconds since 1970, `*_mono` seconds of the node's CLOCK_MONOTONIC; None: has not happened yet.
+    """
+
+    path: Path
+    pid: int
+    rank: int
+    local_rank: int
+    world_size: int
+    attempt: int
+    epoch: int
+    stack_signal: int  # 0: not armed, sending it would kill the rank
+    evacuate: bool
+    start_wall: float  # the process's start; a warm standby's lies before its attempt
+    start_mono: float
+    opened_wall: float  # the rank's first word
+    opened_mono: float
+    writes: int  # grows with every word of the rank
+    phase: str  # one of layout.PHASES
+    phase_wall: float
+    phase_mono: float
+    step_begun: int | None
+    step_begin_wall: float | None
+    step_begin_mono: float | None
+    step_ended: int | None
+    step_end_wall: float | None
+    step_end_mono: float | None
+    step_s_last: float | None
+    step_s_recent: tuple[float, ...]  # the last 64 at most, oldest first
+    steps: int  # steps both begun and ended by this process
+    samples: int
+    tokens: int
+    loss: float | None
+    checkpoint_staged: int | None
+    checkpoint_staged_wall: float | None
+    checkpoint_staged_mono: float | None
+    checkpoint_durable: int | None
+    checkpoint_durable_wall: float | None
+    checkpoint_durable_mono: float | None
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self.step_begun is not None and self.step_begun != self.step_ended
+
+
+def read_slot(path: str | Path) -> SlotView:
+    """Read a rank's slot, whether the rank lives or not.
+
+    Raises:
+        SlotMissingError, SlotShortError, SlotForeignError, SlotTornError: see there; all are `SlotError`.
+    """
+    path = Path(path)
+    for _ in range(_READ_ATTEMPTS):
+        page = _page(path)
+        header = _header(path, page)
+        step = _newest(page, at.STEP_OFFSETS, _STEP)
+        checkpoint = _newest(page, at.CHECKPOINT_OFFSETS, _CHECKPOINT)
+        if step is not None and checkpoint is not None:
+            return _view(path, page, header, step, checkpoint)
+    raise SlotTornError(f"{path}: no whole record in {_READ_ATTEMPTS} reads; the slot is damaged")
+
+
+def _page(path: Path) -> bytes:
+    try:
+        # One unbuffered read of the whole page: the shorter the copy, the rarer a torn one.
+        with path.open("rb", buffering=0) as file:
+            page = file.read(at.SLOT_BYTES) or b""
+    except OSError as error:
+        raise SlotMissingError(f"{path}: cannot be read ({error.strerror})") from error
+    if page[: len(at.MAGIC)] != at.MAGIC[: len(page)]:
+        raise SlotForeignError(f"{path}: not a telemetry slot")
+    if len(page) < at.SLOT_BYTES:
+        raise SlotShortError(f"{path}: {len(page)} bytes, a telemetry slot has {at.SLOT_BYTES}")
+    return page
+
+
+def _header(path: Path, page: bytes) -> tuple[int | float, ...]:
+    _, version, size, *rest = at.HEADER.unpack_from(page)
+    if (version, size) != (at.VERSION, at.SLOT_BYTES):
+        raise SlotForeignError(f"{path}: telemetry slot of version {version}, this Holdfast reads {at.VERSION}")
+    (crc,) = at.HEADER_CRC.unpack_from(page, at.HEADER.size)
+    if crc != crc32(page[: at.HEADER.size]):
+        raise SlotTornError(f"{path}: the header is damaged")
+    return tuple(rest)
+
+
+def _newest(page: bytes, offsets: tuple[int, ...], words: Struct) -> tuple[int | float, ...] | None:
+    newest = None
+    for offset in offsets:
+        record = words.unpack_from(page, offset)
+        whole = record[0] > 0 and record[-1] == crc32(page[offset : offset + words.size - 8])
+        if whole and (newest is None or record[0] > newest[0]):
+            newest = record
+    return newest
+
+
+def _step_or_none(word: float) -> int | None:
+    return None if word == at.NO_STEP else int(word)
+
+
+def _view(
+    path: Path,
+    page: bytes,
+    header: tuple[int | float, ...],
+    step: tuple[int | float, ...],
+    checkpoint: tuple[int | float, ...],
+) -> SlotView:
+    pid, rank, local_rank, world_size, attempt, epoch, stack_signal = (int(word) for word in header[:7])
+    begun, ended = _step_or_none(step[at.BEGUN]), _step_or_none(step[at.ENDED])
+    staged, durable = _step_or_none(checkpoint[at.STAGED]), _step_or_none(checkpoint[at.DURABLE])
+    steps = int(step[at.STEPS])
+    ring = _RING.unpack_from(page, at.RING_OFFSET)
+    phase = int(step[at.PHASE])
+    return SlotView(
+        path=path,
+        pid=pid,
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        attempt=attempt,
+        epoch=epoch,
+        stack_signal=stack_signal,
+        evacuate=page[at.EVACUATE_OFFSET] != 0,
+        start_wall=header[7],
+        start_mono=header[8],
+        opened_wall=header[9],
+        opened_mono=header[10],
+        writes=int(step[at.SEQUENCE]) + int(checkpoint[at.SEQUENCE]),
+        phase=at.PHASES[phase] if 0 <= phase < len(at.PHASES) else f"phase {phase}",
+        phase_wall=step[at.PHASE_WALL],
+        phase_mono=step[at.PHASE_MONO],
+        step_begun=begun,
+        step_begin_wall=None if begun is None else step[at.BEGIN_WALL],
+        step_begin_mono=None if begun is None else step[at.BEGIN_MONO],
+        step_ended=ended,
+        step_end_wall=None if ended is None else step[at.END_WALL],
+        step_end_mono=None if ended is None else step[at.END_MONO],
+        step_s_last=step[at.LAST_S] if steps else None,
+        step_s_recent=tuple(ring[n % at.RING_ENTRIES] for n in range(max(0, steps - at.RING_VISIBLE), steps)),
+        steps=steps,
+        samples=int(step[at.SAMPLES]),
+        tokens=int(step[at.TOKENS]),
+        loss=step[at.LOSS] if step[at.LOSS_TOLD] else None,
+        checkpoint_staged=staged,
+        checkpoint_staged_wall=None if staged is None else checkpoint[at.STAGED_WALL],
+        checkpoint_staged_mono=None if staged is None else checkpoint[at.STAGED_MONO],
+        checkpoint_durable=durable,
+        checkpoint_durable_wall=None if durable is None else checkpoint[at.DURABLE_WALL],
+        checkpoint_durable_mono=None if durable is None else checkpoint[at.DURABLE_MONO],
+    )
+
+
+def request_evacuate(path: str | Path) -> None:
+    """Ask ranks to save and stop: all of an attempt on this node (`path` is the telemetry folder), or one slot.
+
+    Ranks that open their slot in the folder later are asked too. A slot that has vanished meanwhile is passed over.
+
+    Raises:
+        SlotError: the folder or the one slot cannot be written, or a slot is not one.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        _set_evacuate(path)
+        return
+    try:
+        (path / at.EVACUATE_NAME).touch()
+    except OSError as error:
+        raise SlotError(f"{path / at.EVACUATE_NAME}: cannot be written ({error.strerror})") from error
+    for slot in sorted(path.glob("rank-*.slot")):
+        try:
+            _set_evacuate(slot)
+        except SlotMissingError:
+            continue
+
+
+def _set_evacuate(path: Path) -> None:
+    _header(path, _page(path))
+    try:
+        with path.open("r+b", buffering=0) as file:
+            file.seek(at.EVACUATE_OFFSET)
+            file.write(b"\x01")
+    except OSError as error:
+        raise SlotMissingError(f"{path}: cannot be written ({error.strerror})") from error
