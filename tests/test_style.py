@@ -1,0 +1,123 @@
+"""Style is a test: rules that a reviewer would otherwise have to remember, each with the replacement named."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parent.parent / "src" / "holdfast"
+MODULES = sorted(path for path in SRC.rglob("*.py") if "migrations/versions" not in path.as_posix())
+PURE = ("model", "decide", "detect")
+IN_PROCESS = ("telemetry", "checkpoint", "failpoint", "workload")
+VAGUE = {"utils", "util", "common", "helpers", "helper", "manager", "misc", "l0", "l1"}
+
+FORBIDDEN = {
+    "time.time": "take the time from the event (`at`) or from ports.Clock",
+    "time.monotonic": "take it from ports.Clock",
+    "time.sleep": "wait on an event, or order a StartTimer",
+    "datetime.now": "take the time from the event (`at`) or from ports.Clock",
+    "random.random": "draw from a seeded generator handed in",
+    "os.environ": "read the environment in cli/ and hand the value in",
+    "subprocess.run": "let an adapter run it",
+    "subprocess.Popen": "let an adapter run it",
+    "open": "let an adapter read it and hand over the bytes",
+}
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(SRC).as_posix()
+
+
+def floor(path: Path) -> str:
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def dotted(node: ast.AST) -> str:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_module_is_short_and_says_what_it_is_for(path: Path) -> None:
+    """Every module opens with a docstring and stays under 600 lines."""
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 600, "split it by what its parts are for"
+    if text.strip():
+        assert ast.get_docstring(tree(path)), "open with what the module is for and who calls it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_functions_are_short(path: Path) -> None:
+    """No function is longer than 70 lines."""
+    long = [
+        f"{node.name} ({node.end_lineno - node.lineno + 1} lines)"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > 70
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if floor(p) in PURE], ids=relative)
+def test_judgement_reads_no_clock_file_or_environment(path: Path) -> None:
+    """The pure floors call nothing that depends on when or where they run."""
+    found = [
+        f"line {node.lineno}: {name}: {FORBIDDEN[name]}"
+        for node in ast.walk(tree(path))
+        if (isinstance(node, ast.Attribute) and (name := dotted(node)) in FORBIDDEN)
+        or (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and (name := node.func.id) == "open")
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_no_shell_no_assert_no_torch_outside_its_modules(path: Path) -> None:
+    """No `shell=True`; checks raise instead of assert (`-O` would mute them); torch only in *_torch.py."""
+    bad: list[str] = []
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.keyword) and node.arg == "shell" and getattr(node.value, "value", None) is True:
+            bad.append(f"line {node.value.lineno}: shell=True: pass an argv list")
+        if isinstance(node, ast.Assert):
+            bad.append(f"line {node.lineno}: assert: raise an error of errors.py")
+        names = (
+            [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+        if any(n.split(".")[0] == "torch" for n in names) and not path.stem.endswith("_torch"):
+            bad.append("torch: import it in a module named *_torch.py")
+    assert bad == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_names_are_nouns_of_the_field(path: Path) -> None:
+    """No drawer for odds and ends."""
+    assert not VAGUE & {part.removesuffix(".py") for part in path.relative_to(SRC).parts}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_broad_excepts_say_why(path: Path) -> None:
+    """`except Exception` stands only beside a comment that gives the reason."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    bare = [
+        number
+        for number, line in enumerate(lines, 1)
+        if line.strip().startswith(("except Exception", "except BaseException", "except:"))
+        and "#" not in line
+        and not (number < len(lines) and lines[number].strip().startswith("#"))
+    ]
+    assert bare == []
