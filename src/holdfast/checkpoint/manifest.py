@@ -95,7 +95,8 @@ class Problem:
     """One reason why a checkpoint must not be loaded.
 
     Args:
-        kind: `missing_manifest`, `bad_manifest`, `wrong_name`, `missing_file`, `wrong_size`, `wrong_hash` or `unreadable`.
+        kind: `missing_manifest`, `bad_manifest`, `wrong_name`, `missing_file`, `wrong_size`, `wrong_hash` or
+            `unreadable`.
         path: the file inside the checkpoint.
         detail: one clause saying what was found.
     """
