@@ -1,0 +1,1 @@
+"""The command line: the only floor that wires adapters to ports. One module per command group."""

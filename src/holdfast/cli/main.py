@@ -1,0 +1,155 @@
+"""The `holdfast` command: finds the command's module only when it is called, and turns errors into one sentence.
+
+Called by the console script. Command modules are imported lazily, so that help and shell completion stay quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from holdfast import __version__
+from holdfast.errors import EXIT_INTERNAL, HoldfastError
+
+RUN = "Run and understand jobs"
+WATCH = "See and steer a cluster"
+PROVE = "Prove that recovery works"
+SERVE = "Run the services"
+
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "demo": ("holdfast.cli.demo:demo", PROVE, "A real training job survives real faults on this machine."),
+    "run": ("holdfast.cli.run:run", RUN, "Run a training command so that it comes back by itself."),
+    "explain": ("holdfast.cli.explain:explain", RUN, "Say why a job failed, from any log file."),
+    "jobs": ("holdfast.cli.cluster_views:jobs", WATCH, "List jobs and the state of their recovery."),
+    "job": ("holdfast.cli.cluster_views:job", WATCH, "Show one job: attempts, story, incidents."),
+    "nodes": ("holdfast.cli.cluster_views:nodes", WATCH, "List nodes and their state."),
+    "node": ("holdfast.cli.node:app", WATCH, "Show or steer one node: drain, return, reboot, replace."),
+    "incidents": ("holdfast.cli.cluster_views:incidents", WATCH, "List incidents."),
+    "incident": ("holdfast.cli.cluster_views:incident", WATCH, "Show one incident: timeline, diagnosis, story."),
+    "orders": ("holdfast.cli.orders:orders", WATCH, "List orders, also those that wait for approval."),
+    "approve": ("holdfast.cli.orders:approve", WATCH, "Approve a proposed order."),
+    "reject": ("holdfast.cli.orders:reject", WATCH, "Reject a proposed order."),
+    "report": ("holdfast.cli.report:report", PROVE, "Timelines, MTTD, MTTR, goodput: terminal, JSON, Markdown, HTML."),
+    "drill": ("holdfast.cli.drill:app", PROVE, "Break things on purpose and measure the recovery."),
+    "policy": ("holdfast.cli.policy:app", WATCH, "Check or show a policy file."),
+    "catalogue": ("holdfast.cli.catalogue:app", RUN, "List, test and lint the rules that logs are matched by."),
+    "checkpoints": ("holdfast.cli.checkpoints:app", RUN, "List and verify checkpoints."),
+    "doctor": ("holdfast.cli.doctor:doctor", SERVE, "What of this machine Holdfast can use, and what is missing."),
+    "controller": ("holdfast.cli.controller:controller", SERVE, "Run the controller."),
+    "agent": ("holdfast.cli.agent:agent", SERVE, "Run the agent of a node."),
+    "cluster": ("holdfast.cli.cluster:app", SERVE, "Run an embedded cluster of real processes on this machine."),
+}
+"""Command -> where it lives, its panel in the help, its one-line help."""
+
+BEGIN = """\
+Holdfast keeps large training jobs running. Where to begin:
+
+  See it work        holdfast demo
+  You train models   holdfast run --nproc-per-node 8 train.py     (in place of torchrun)
+                     holdfast explain slurm-4711.out              (why did it fail?)
+  You run a cluster  holdfast doctor                              (what can be used here?)
+  You test recovery  holdfast drill list                          (break it on purpose)
+
+`holdfast --help` lists every command, `holdfast COMMAND --help` explains one.
+"""
+
+
+def _load(name: str) -> click.Command:
+    target, panel, _ = COMMANDS[name]
+    module_name, attribute = target.split(":")
+    found: Any = getattr(importlib.import_module(module_name), attribute)
+    if isinstance(found, typer.Typer):
+        command: click.Command = typer.main.get_command(found)
+    else:
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        settings = getattr(found, "context_settings", None)
+        single.command(context_settings=settings)(found)
+        command = typer.main.get_command(single)
+    command.name = name
+    if isinstance(command, TyperCommand | TyperGroup):
+        command.rich_help_panel = panel
+    return command
+
+
+class LazyGroup(TyperGroup):
+    """Lists commands from the table and imports one only when it is invoked or completed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
+        """A stand-in that carries only the help line: enough for the list."""
+        if cmd_name not in COMMANDS:
+            return None
+        _, panel, line = COMMANDS[cmd_name]
+        return TyperCommand(cmd_name, help=line, rich_help_panel=panel)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The real command."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            command = _load(name)
+        return name, command, rest
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    name="holdfast",
+    help="Keeps large training jobs running: finds the fault, says why, fences the node, resumes the job, proves it.",
+    rich_markup_mode=None,
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"holdfast {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+) -> None:
+    """Keeps large training jobs running: finds the fault, says why, fences the node, resumes the job, proves it."""
+    del version
+    if ctx.invoked_subcommand is None:
+        typer.echo(BEGIN, nl=False)
+
+
+def main() -> None:
+    """Run the command line and exit. Errors of Holdfast become one sentence and their exit code."""
+    try:
+        app()
+    except HoldfastError as error:
+        if os.environ.get("HOLDFAST_DEBUG"):
+            raise
+        typer.echo(f"holdfast: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader (head, less) left: nothing more to say, and Python must not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] == "holdfast":
+            raise
+        typer.echo(f"holdfast: {error.name} is not installed: pip install 'holdfast[torch]' has it", err=True)
+        sys.exit(EXIT_INTERNAL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What each figure means, once: formula, unit, source. The docs page and every report quote this table.
+
+Pure data; nothing here measures time.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+META = "A. Kokolis et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, arXiv:2410.21680"
+GOOGLE = "Google Cloud, Introducing ML Productivity Goodput: a metric to measure AI system efficiency, 2024"
+YOUNG = "J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974"
+DALY = "J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006"
+PRACTICE = "common practice in reliability engineering (IEC 60050-192 for the terms)"
+
+
+class Definition(Struct, frozen=True):
+    """One figure: `symbol` as shown, `name`, `formula` in words, `unit`, `source`."""
+
+    symbol: str
+    name: str
+    formula: str
+    unit: str
+    source: str
+
+
+DEFINITIONS: tuple[Definition, ...] = (
+    Definition(
+        "MTTD",
+        "mean time to detect",
+        "mean over incidents of (detected - fault). Fault is the true time of an injected fault in a drill, else the"
+        " time of the earliest evidence where it was seen.",
+        "s",
+        PRACTICE,
+    ),
+    Definition(
+        "MTTR",
+        "mean time to resume training",
+        "mean over recovered incidents of (first step completed by the new attempt - fault). It ends when training"
+        " moves again, before the lost steps are recomputed; the time to proof is given beside it.",
+        "s",
+        PRACTICE,
+    ),
+    Definition(
+        "MTTP",
+        "mean time to proof",
+        "mean over recovered incidents of (proven - fault). Proven is set by policy: by default the first durable"
+        " checkpoint of the new attempt, so it holds up to one checkpoint interval.",
+        "s",
+        "Holdfast's own: a restart counts only once progress is durable",
+    ),
+    Definition(
+        "MTBF",
+        "mean time between failures",
+        "time that jobs were up (an attempt's processes running), summed over jobs, divided by the number of"
+        " incidents that ended an attempt. Not defined without an incident.",
+        "s",
+        PRACTICE,
+    ),
+    Definition(
+        "ETTR",
+        "effective training time ratio",
+        "productive time / wall time of the job run, where productive time is time spent on steps whose result was"
+        " kept: start-up, restart, waiting and recomputed steps do not count.",
+        "ratio",
+        META,
+    ),
+    Definition(
+        "goodput",
+        "runtime goodput",
+        "as ETTR, in percent of the wall time since the first step: what is lost to initial start-up is left out, so"
+        " that short runs can be compared.",
+        "%",
+        GOOGLE,
+    ),
+    Definition(
+        "badput",
+        "lost time by category",
+        "wall time that was not productive, split into: start-up, detect (fault to detected), stop (detected to"
+        " stopped), restart (stopped to started), load (started to first step), recompute (lost steps x step time),"
+        " other.",
+        "s",
+        GOOGLE,
+    ),
+    Definition(
+        "lost steps",
+        "steps computed again",
+        "last step completed before the fault - step of the checkpoint that the new attempt loaded",
+        "steps",
+        PRACTICE,
+    ),
+)
+
+
+def definition(symbol: str) -> Definition:
+    """The definition of `symbol`.
+
+    Raises:
+        KeyError: there is none.
+    """
+    for entry in DEFINITIONS:
+        if entry.symbol == symbol:
+            return entry
+    raise KeyError(symbol)

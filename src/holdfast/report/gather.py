@@ -1,0 +1,107 @@
+"""Collects what a report needs from a journal (also one whose controller is dead) into one plain value.
+
+Called by `cli/report`, the demo and drills. All reading happens here; everything behind `ReportData` is pure.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from holdfast.model.cluster import JobKey
+from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord
+from holdfast.ports import Journal
+from holdfast.report.figures import Totals, totals
+
+
+class Point(Struct, frozen=True):
+    """One point of a plot: Unix seconds or step on x."""
+
+    x: float
+    y: float
+
+
+class JobSeries(Struct):
+    """What is plotted of one job."""
+
+    steps: dict[int, list[Point]] = field(default_factory=dict)
+    """Per attempt: completed step over Unix seconds."""
+    losses: dict[int, list[Point]] = field(default_factory=dict)
+    """Per attempt: loss over step."""
+    checkpoints: list[Point] = field(default_factory=list)
+    """Durable checkpoints: step over Unix seconds."""
+
+
+class ReportData(Struct):
+    """Everything that any form of report shows."""
+
+    title: str
+    cluster: str
+    made_at: float
+    jobs: list[JobRecord] = field(default_factory=list)
+    nodes: list[NodeRecord] = field(default_factory=list)
+    incidents: list[IncidentRecord] = field(default_factory=list)
+    """Oldest first."""
+    series: dict[str, JobSeries] = field(default_factory=dict)
+    """Per job name (`1778`)."""
+    reference_losses: list[Point] = field(default_factory=list)
+    """Loss over step of an undisturbed run with the same seed, when there was one."""
+    notes: list[str] = field(default_factory=list)
+    """Facts that a reader must know: what was emulated, what could not be read."""
+
+    @property
+    def totals(self) -> Totals:
+        """All figures; see `definitions`."""
+        return totals(self.jobs, self.incidents, self.made_at)
+
+
+async def gather(
+    journal: Journal,
+    *,
+    title: str,
+    cluster: str,
+    now: float,
+    job: str = "",
+    incident: str = "",
+    since: float = 0.0,
+) -> ReportData:
+    """Read records and series. `job` and `incident` narrow the report, `since` drops what ended before it."""
+    jobs = [record for record in await journal.jobs() if job in ("", str(record.key))]
+    found = await journal.incidents(limit=100_000)
+    incidents = [
+        record
+        for record in sorted(found, key=lambda record: record.opened_at)
+        if incident in ("", record.id)
+        and (not job or any(str(key) == job for key in record.jobs))
+        and (record.closed_at or now) >= since
+    ]
+    if incident:
+        concerned = {key for record in incidents for key in record.jobs}
+        jobs = [record for record in jobs if record.key in concerned]
+    data = ReportData(title, cluster, now, jobs, await journal.nodes(), incidents)
+    for record in jobs:
+        data.series[str(record.key)] = await _series(journal, record.key, record, since)
+    return data
+
+
+async def _series(journal: Journal, key: JobKey, record: JobRecord, since: float) -> JobSeries:
+    series = JobSeries()
+    for attempt in record.attempts:
+        subject = f"job:{key}({attempt.number})"
+        steps = [Point(s.at, s.value) for s in await journal.samples("step", subject, after=since)]
+        if attempt.first_step is not None and attempt.first_step_at:
+            steps.append(Point(attempt.first_step_at, attempt.first_step))
+        series.steps[attempt.number] = sorted(set(steps), key=lambda point: point.x)
+        loss_at = [Point(s.at, s.value) for s in await journal.samples("loss", subject, after=since)]
+        series.losses[attempt.number] = _loss_over_step(series.steps[attempt.number], loss_at)
+        if attempt.durable_step is not None and attempt.durable_at:
+            series.checkpoints.append(Point(attempt.durable_at, attempt.durable_step))
+    for sample in await journal.samples("checkpoint", f"job:{key}(*", after=since):
+        series.checkpoints.append(Point(sample.at, sample.value))
+    series.checkpoints = sorted(set(series.checkpoints), key=lambda point: point.x)
+    return series
+
+
+def _loss_over_step(steps: list[Point], losses: list[Point]) -> list[Point]:
+    """Join two series that were sampled at the same moments: time -> step and time -> loss."""
+    step_at = {point.x: point.y for point in steps}
+    return [Point(step_at[point.x], point.y) for point in losses if point.x in step_at]

@@ -1,0 +1,85 @@
+"""The report as JSON in a stable form. `version` rises when a field changes its meaning; fields are only added.
+
+Form: `{version, title, cluster, made_at, notes, totals, jobs: [{job, ettr, wall_s, productive_s, badput, attempts}],
+incidents: [{id, outcome, drill, cause, domain, summary, suspects, marks, phases, total_s, slowest, lost_steps,
+story}]}`.
+Times are Unix seconds, durations seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.model.records import IncidentRecord
+from holdfast.report.figures import account
+from holdfast.report.gather import ReportData
+from holdfast.report.timeline import timeline
+
+VERSION = 1
+
+
+def incident_form(incident: IncidentRecord) -> dict[str, Any]:
+    """One incident."""
+    cut = timeline(incident)
+    found = incident.diagnosis
+    return {
+        "id": incident.id,
+        "outcome": incident.outcome or "open",
+        "drill": incident.drill or None,
+        "opened_at": incident.opened_at,
+        "closed_at": incident.closed_at or None,
+        "cause": found.cause if found else "unknown",
+        "domain": found.domain if found else "unknown",
+        "summary": found.summary if found else "",
+        "confidence": found.confidence if found else 0.0,
+        "suspects": {
+            "nodes": list(found.nodes) if found else [],
+            "ranks": list(found.ranks) if found else [],
+            "gpus": list(found.gpus) if found else [],
+        },
+        "remedies": list(incident.remedies),
+        "marks": {mark.value: at for mark, at in incident.marks.items()},
+        "phases": [{"name": p.name, "seconds": p.seconds, "percent": p.percent} for p in cut.phases],
+        "total_s": cut.total_s,
+        "slowest": cut.slowest,
+        "step_before": incident.step_before,
+        "step_resumed": incident.step_resumed,
+        "lost_steps": incident.lost_steps,
+        "diagnosis_story": found.story if found else "",
+        "story": list(incident.story),
+    }
+
+
+def report_form(data: ReportData) -> dict[str, Any]:
+    """The whole report as plain data."""
+    accounts = [account(job, data.incidents, data.made_at) for job in data.jobs]
+    return {
+        "version": VERSION,
+        "title": data.title,
+        "cluster": data.cluster,
+        "made_at": data.made_at,
+        "notes": data.notes,
+        "totals": msgspec.to_builtins(data.totals),
+        "jobs": [
+            {
+                "job": found.job,
+                "name": job.view.name,
+                "state": job.state.value,
+                "ettr": found.ettr,
+                "goodput_percent": found.goodput_percent,
+                "wall_s": found.wall_s,
+                "productive_s": found.productive_s,
+                "badput": found.badput,
+                "attempts": msgspec.to_builtins(job.attempts),
+            }
+            for job, found in zip(data.jobs, accounts, strict=True)
+        ],
+        "incidents": [incident_form(incident) for incident in data.incidents],
+    }
+
+
+def render_json(data: ReportData) -> str:
+    """The whole report as text."""
+    return msgspec.json.format(msgspec.json.encode(report_form(data)), indent=2).decode()

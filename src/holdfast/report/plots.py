@@ -1,0 +1,149 @@
+"""Plots of a report as Plotly figures in plain data (no Plotly import: the page brings its packaged script). Pure.
+
+Colours are Okabe and Ito's set, which people with colour-blindness can tell apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.model.records import IncidentRecord, Mark
+from holdfast.report.gather import JobSeries, Point, ReportData
+
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+ATTEMPT_COLOURS = (BLUE, GREEN, PURPLE, SKY, ORANGE)
+
+
+def _moment(at: float) -> float:
+    """Plotly takes milliseconds since the epoch and shows them in the viewer's zone."""
+    return round(at * 1000.0, 1)
+
+
+def step_plot(data: ReportData, job: str) -> dict[str, Any]:
+    """Step over wall time: a line per attempt, a band from fault to first step per incident, marks for checkpoints."""
+    series = data.series.get(job, JobSeries())
+    traces: list[dict[str, Any]] = []
+    for number, points in series.steps.items():
+        traces.append(
+            {
+                "type": "scattergl" if len(points) > 5000 else "scatter",
+                "mode": "lines",
+                "name": f"{job}({number})",
+                "x": [_moment(point.x) for point in points],
+                "y": [point.y for point in points],
+                "line": {"color": ATTEMPT_COLOURS[number % len(ATTEMPT_COLOURS)], "width": 2.5},
+                "hovertemplate": "step %{y}<br>%{x|%H:%M:%S.%L}<extra>%{fullData.name}</extra>",
+            }
+        )
+    if series.checkpoints:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "durable checkpoint",
+                "x": [_moment(point.x) for point in series.checkpoints],
+                "y": [point.y for point in series.checkpoints],
+                "marker": {"symbol": "diamond", "size": 8, "color": ORANGE},
+                "hovertemplate": "checkpoint of step %{y}<extra></extra>",
+            }
+        )
+    incidents = [i for i in data.incidents if any(str(key) == job for key in i.jobs)]
+    shapes = [band for incident in incidents for band in _bands(incident)]
+    notes = [note for number, incident in enumerate(incidents, 1) for note in _note(number, incident)]
+    return _figure(traces, x="time", y="step", shapes=shapes, annotations=notes, x_type="date")
+
+
+def loss_plot(data: ReportData, job: str) -> dict[str, Any]:
+    """Loss over step, the undisturbed run as a broad line behind it: equal runs lie on each other."""
+    series = data.series.get(job, JobSeries())
+    traces: list[dict[str, Any]] = []
+    if data.reference_losses:
+        traces.append(_line("undisturbed run", data.reference_losses, "rgba(128,128,128,0.45)", 8))
+    for number, points in series.losses.items():
+        if points:
+            traces.append(_line(f"{job}({number})", points, ATTEMPT_COLOURS[number % len(ATTEMPT_COLOURS)], 2))
+    return _figure(traces, x="step", y="loss")
+
+
+def _line(name: str, points: list[Point], colour: str, width: int) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": [point.x for point in points],
+        "y": [point.y for point in points],
+        "line": {"color": colour, "width": width},
+        "hovertemplate": "step %{x}: %{y:.4f}<extra>" + name + "</extra>",
+    }
+
+
+def _bands(incident: IncidentRecord) -> list[dict[str, Any]]:
+    start = incident.marks.get(Mark.FAULT)
+    end = incident.marks.get(Mark.FIRST_STEP) or incident.marks.get(Mark.CLOSED)
+    if start is None or end is None:
+        return []
+    return [
+        {
+            "type": "rect",
+            "xref": "x",
+            "yref": "paper",
+            "x0": _moment(start),
+            "x1": _moment(max(end, start)),
+            "y0": 0,
+            "y1": 1,
+            "fillcolor": RED,
+            "opacity": 0.18,
+            "line": {"width": 0},
+            "layer": "below",
+        }
+    ]
+
+
+def _note(number: int, incident: IncidentRecord) -> list[dict[str, Any]]:
+    start = incident.marks.get(Mark.FAULT)
+    if start is None:
+        return []
+    cause = incident.diagnosis.cause if incident.diagnosis else "unknown"
+    return [
+        {
+            "x": _moment(start),
+            "y": 1.0,
+            "xref": "x",
+            "yref": "paper",
+            "text": f"{number}: {_plain(cause)}",
+            "showarrow": False,
+            "xanchor": "left",
+            "yanchor": "bottom",
+            "textangle": -20,
+            "font": {"size": 11},
+        }
+    ]
+
+
+def _plain(text: str) -> str:
+    """Plotly reads a little HTML in annotations: names from outside must not be markup there."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _figure(
+    traces: list[dict[str, Any]],
+    *,
+    x: str,
+    y: str,
+    shapes: list[dict[str, Any]] | None = None,
+    annotations: list[dict[str, Any]] | None = None,
+    x_type: str = "linear",
+) -> dict[str, Any]:
+    return {
+        "data": traces,
+        "layout": {
+            "margin": {"l": 60, "r": 20, "t": 70 if annotations else 20, "b": 50},
+            "height": 420,
+            "xaxis": {"title": {"text": x}, "type": x_type, "zeroline": False},
+            "yaxis": {"title": {"text": y}, "rangemode": "tozero" if y == "step" else "normal", "zeroline": False},
+            "legend": {"orientation": "h", "y": -0.22},
+            "shapes": shapes or [],
+            "annotations": annotations or [],
+            "hovermode": "closest",
+        },
+    }

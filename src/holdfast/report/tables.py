@@ -1,0 +1,106 @@
+"""Rows that every form of report shows, as plain strings: incident timelines, totals, lost time. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from holdfast.model.evidence import Place
+from holdfast.model.records import IncidentRecord, Mark
+from holdfast.report.definitions import definition
+from holdfast.report.figures import CATEGORIES, Spread, Totals
+from holdfast.report.timeline import ORDER, timeline
+
+HEADINGS: dict[Mark, str] = {
+    Mark.FAULT: "fault",
+    Mark.DETECTED: "detected",
+    Mark.DIAGNOSED: "diagnosed",
+    Mark.ISOLATED: "isolated",
+    Mark.STOPPED: "stopped",
+    Mark.REQUEUED: "requeued",
+    Mark.RELEASED: "released",
+    Mark.STARTED: "started",
+    Mark.FIRST_STEP: "first step",
+    Mark.PROVEN: "proven",
+}
+
+
+def seconds(value: float | None) -> str:
+    """`0.042 s`, `1.3 s`, `2 min 05 s`, `3 h 07 min`, or a dash."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{value:.3f} s"
+    if value < 120:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def utc(at: float) -> str:
+    """`2026-11-20 18:04:07.123 UTC`, a dash for an unknown time."""
+    if not at:
+        return "-"
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+
+
+def cause(incident: IncidentRecord) -> str:
+    """The diagnosis in one line."""
+    if incident.diagnosis is None:
+        return "not diagnosed"
+    return incident.diagnosis.summary or incident.diagnosis.cause
+
+
+def suspects(incident: IncidentRecord) -> str:
+    """Nodes, ranks and GPUs that the diagnosis blames, or a dash."""
+    found = incident.diagnosis
+    if found is None:
+        return "-"
+    parts = [*found.nodes, *(str(Place(rank=rank)) for rank in found.ranks), *(f"GPU {gpu}" for gpu in found.gpus)]
+    return ", ".join(parts) or "-"
+
+
+def offsets(incident: IncidentRecord) -> list[tuple[str, str]]:
+    """(heading, seconds after the fault) for every column of a timeline, a dash where a mark is not known."""
+    known = timeline(incident).offsets
+    rows = []
+    for mark in ORDER:
+        if mark is Mark.FAULT:
+            rows.append((HEADINGS[mark], utc(incident.marks.get(mark, 0.0))[11:-4] or "-"))
+        else:
+            rows.append((HEADINGS[mark], f"+{known[mark]:.3f}" if mark in known else "-"))
+    return rows
+
+
+def total_rows(totals: Totals) -> list[tuple[str, str, str]]:
+    """(figure, value, meaning) for each total."""
+    recovered = f"{totals.recovered} of {totals.incidents} recovered"
+    if totals.open:
+        recovered += f", {totals.open} open"
+    return [
+        ("incidents", recovered, "one underlying trouble each, from first evidence to proven recovery"),
+        ("MTTD", _spread(totals.mttd), definition("MTTD").name),
+        ("MTTR", _spread(totals.mttr), definition("MTTR").name),
+        ("MTTP", _spread(totals.mttp), definition("MTTP").name),
+        ("MTBF", seconds(totals.mtbf_s), definition("MTBF").name),
+        ("lost steps", str(totals.steps_lost), definition("lost steps").name),
+        ("ETTR", "-" if totals.ettr is None else f"{totals.ettr:.3f}", definition("ETTR").name),
+        (
+            "goodput",
+            "-" if totals.goodput_percent is None else f"{totals.goodput_percent:.1f} %",
+            definition("goodput").name,
+        ),
+    ]
+
+
+def badput_rows(totals: Totals) -> list[tuple[str, str]]:
+    """(category, seconds) of lost time, largest first; categories with nothing are left out."""
+    rows = [(name, totals.badput.get(name, 0.0)) for name in CATEGORIES]
+    return [(name, seconds(value)) for name, value in sorted(rows, key=lambda row: -row[1]) if value >= 0.0005]
+
+
+def _spread(spread: Spread) -> str:
+    if not spread.n:
+        return "-"
+    return f"{seconds(spread.mean)} (n={spread.n}, p95 {seconds(spread.p95)})"

@@ -1,0 +1,95 @@
+"""One incident's phases: from its marks to seconds, percent and the slowest one. Pure; times come from the marks.
+
+Called by every form of report, by `holdfast incident`, and by drills, which judge their limits by it.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from holdfast.model.records import IncidentRecord, Mark
+
+ORDER: tuple[Mark, ...] = (
+    Mark.FAULT,
+    Mark.DETECTED,
+    Mark.DIAGNOSED,
+    Mark.ISOLATED,
+    Mark.STOPPED,
+    Mark.REQUEUED,
+    Mark.RELEASED,
+    Mark.STARTED,
+    Mark.FIRST_STEP,
+    Mark.PROVEN,
+)
+"""Columns of a timeline, in the order in which they usually come. The node's own side follows in NODE_ORDER."""
+
+NODE_ORDER: tuple[Mark, ...] = (Mark.ISOLATED, Mark.NODE_REPAIRED, Mark.NODE_RETURNED)
+
+PHASE_NAMES: dict[Mark, str] = {
+    Mark.DETECTED: "detect",
+    Mark.DIAGNOSED: "diagnose",
+    Mark.ISOLATED: "isolate",
+    Mark.STOPPED: "stop",
+    Mark.REQUEUED: "requeue",
+    Mark.RELEASED: "release",
+    Mark.STARTED: "start",
+    Mark.FIRST_STEP: "first step",
+    Mark.PROVEN: "prove",
+}
+
+
+class Phase(Struct, frozen=True):
+    """The time that passed before `mark` was reached, since the latest earlier mark in time."""
+
+    name: str
+    mark: Mark
+    at: float
+    seconds: float
+    percent: float
+    """Of the whole span from fault to the last mark of the job's side."""
+
+
+class Timeline(Struct, frozen=True):
+    """An incident in phases."""
+
+    incident: str
+    offsets: dict[Mark, float]
+    """Seconds from the fault to each mark that is known, the node's side included."""
+    phases: tuple[Phase, ...]
+    total_s: float
+    slowest: str
+    """Name of the longest phase, empty when there is none."""
+
+
+def timeline(incident: IncidentRecord) -> Timeline:
+    """Phases of an incident in order of time.
+
+    Marks may be missing (an application crash isolates no node) and may come in another order than usual (a
+    diagnosis refined after the restart): phases are cut in order of time, so their seconds always add up to the total.
+    """
+    marks = incident.marks
+    start = marks.get(Mark.FAULT, marks.get(Mark.DETECTED, incident.opened_at))
+    known = sorted(
+        ((max(at, start), ORDER.index(mark), mark) for mark, at in marks.items() if mark in ORDER),
+        key=lambda item: (item[0], item[1]),
+    )
+    total = known[-1][0] - start if known else 0.0
+    phases: list[Phase] = []
+    last = start
+    for at, _, mark in known:
+        if mark is Mark.FAULT:
+            continue
+        seconds = at - last
+        percent = 100.0 * seconds / total if total > 0 else 0.0
+        phases.append(Phase(PHASE_NAMES[mark], mark, at, seconds, percent))
+        last = at
+    slowest = max(phases, key=lambda phase: phase.seconds).name if phases else ""
+    offsets = {mark: at - start for mark, at in sorted(marks.items(), key=lambda item: item[1])}
+    return Timeline(incident.id, offsets, tuple(phases), total, slowest)
+
+
+def span(incident: IncidentRecord, begin: Mark, end: Mark) -> float | None:
+    """Seconds from one mark to another, None when either is not known; never negative."""
+    if begin not in incident.marks or end not in incident.marks:
+        return None
+    return max(0.0, incident.marks[end] - incident.marks[begin])
