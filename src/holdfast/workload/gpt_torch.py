@@ -6,7 +6,6 @@ training as a user would write it. The loss at a step has the same bits whether 
 not: everything random comes from generators that are saved, and the order of every sum is fixed.
 """
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import telemetry
-from holdfast.checkpoint import CheckpointError, Checkpointer
+from holdfast.checkpoint import Checkpointer, CheckpointError
 from holdfast.workload.arguments import EX_RESTART, Options, Progress, RankPlace, parse
 
 __all__ = ["GPT", "Batches", "main"]
@@ -171,5 +170,4 @@ if __name__ == "__main__":
     code = main()
     if dist.is_initialized():
         dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(code) if code == EX_RESTART else sys.exit(code)
+    sys.exit(code)
