@@ -138,6 +138,8 @@ class HangRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     eval_s: float = 1800.0
     checkpoint_s: float = 900.0
     shutdown_s: float = 300.0
+    pause_s: float = 300.0
+    """Between two steps a job that announces no evaluations may stand this long, until its own pauses are learned."""
 
 
 class StragglerRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
