@@ -65,10 +65,9 @@ def read_tokens(text: str) -> tuple[torch.Tensor, int]:
 
 
 def main() -> int:
+    corpus = Path(telemetry.__file__).parents[1] / "workload/corpus.txt"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "text", type=Path, nargs="?", default=Path(telemetry.__file__).parents[1] / "workload/corpus.txt"
-    )
+    parser.add_argument("text", type=Path, nargs="?", default=corpus)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--checkpoint-every", type=int, default=50)
     parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"))
@@ -101,9 +100,9 @@ def main() -> int:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        telemetry.step_end(step, loss=float(loss), samples=BATCH, tokens=BATCH * CONTEXT)  # (holdfast)
+        telemetry.step_end(step, loss=loss.item(), samples=BATCH, tokens=BATCH * CONTEXT)  # (holdfast)
         if rank == 0:
-            print(f"step {step}/{arguments.steps} loss {float(loss):.4f}", flush=True)
+            print(f"step {step}/{arguments.steps} loss {loss.item():.4f}", flush=True)
 
         leave = checkpointer.should_stop()  # (holdfast) asked to make room, for example before a repair
         if leave or checkpointer.due(step):  # (holdfast)

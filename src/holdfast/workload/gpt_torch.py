@@ -6,6 +6,7 @@ training as a user would write it. The loss at a step has the same bits whether 
 not: everything random comes from generators that are saved, and the order of every sum is fixed.
 """
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -103,7 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
     with telemetry.phase("init"):
-        dist.init_process_group("gloo", rank=place.rank, world_size=place.world_size)
+        if "RANK" in os.environ:
+            dist.init_process_group("gloo")
+        else:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         return _train(options, place, Progress(options, place))
     except CheckpointError as error:
