@@ -1,0 +1,48 @@
+"""Docs cannot rot: generated pages are current, and tables say what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from holdfast import errors
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+SCRIPTS = sorted(DOCS.glob("make_*.py"))
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_generated_page_is_current(script: Path) -> None:
+    """`make docs` would change nothing."""
+    module = load(script)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run `make docs` and commit the page"
+
+
+def test_exit_codes_page_lists_every_code() -> None:
+    """Names and numbers of errors.py stand in docs/exit-codes.md, and no others."""
+    text = (DOCS / "exit-codes.md").read_text(encoding="utf-8")
+    listed = {name: int(code) for code, name in re.findall(r"\| (\d+) \| `(EXIT_\w+)`", text)}
+    assert listed == {name: value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """Every relative link in README and docs points to a file that exists."""
+    broken = []
+    for page in [DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *DOCS.rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
