@@ -276,12 +276,13 @@ class Rhythm:
                 return
         pause = max(0.0, cycle - took) if sample.step_s is not None and cycle is not None and passed == 1 else 0.0
         gap = pause if sample.step_s is not None else took
-        if gap > self._step_limit(self._steps) and known.ended is not None:
+        if gap > self.step_limit_s and known.ended is not None:
             self._long.append((known.ended, gap))
-        if key == JOB and gap > self._step_limit(self._steps):
-            return
+            if key == JOB:
+                return
+        else:
+            self._pauses.append(pause)
         self._steps.append(took)
-        self._pauses.append(pause)
 
     # --- judging ---
 
