@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "RANK" in os.environ:
             dist.init_process_group("gloo")
         else:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         return _train(options, place, Progress(options, place))
     except CheckpointError as error:
