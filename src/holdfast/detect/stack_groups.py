@@ -42,7 +42,7 @@ class ThreadLike(Protocol):
 
 _COLLECTIVE = re.compile(
     r"(?:^|_)(?:all_?reduce|reduce_?scatter|all_?gather|gather|scatter|all_?to_?all|broadcast|barrier|monitored_barrier"
-    r"|i?recv|recv_into|recvfrom|recv_exact|i?send|sendall|batch_isend_irecv|rendezvous)(?:_|$)"
+    r"|i?recv|recv_into|recvfrom|recv_exact|receive|i?send|sendall|batch_isend_irecv|rendezvous)(?:_|$)"
 )
 _WAITS_IN_TORCH = re.compile(r"^(?:wait|synchronize|_engine_run_backward|_wait_all|finalize_backward)$")
 """Backward waits for DDP's own reductions without a Python frame of their own."""
