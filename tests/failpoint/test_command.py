@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.failpoint.command import (
     KINDS,
+    LAUNCHER_KINDS,
     CommandError,
     FaultCommand,
     abort_name,
@@ -93,3 +94,11 @@ def test_file_names():
     """The names are part of the contract with launchers and drills."""
     names = [command_name("a"), abort_name("a"), fired_name("a", 5), failed_name("a", 5)]
     assert names == ["a.json", "a.abort", "a.rank-00005.fired", "a.rank-00005.failed"]
+
+
+def test_signals_to_a_rank_are_commands_for_the_launcher():
+    """`kill9`, `kill_signal` and `sigstop` use the same files; their parameters are checked too."""
+    text = encode(FaultCommand("d1", "kill_signal", (3,), params={"signal": 11}))
+    assert decode(text).params["signal"] == 11
+    assert decode(encode(FaultCommand("d2", "kill_signal", (3,)))).params["signal"] == 15
+    assert not set(KINDS) & set(LAUNCHER_KINDS)

@@ -40,8 +40,8 @@ _NUMBER = (int, float)
 _ANY_KIND = {"telemetry_wait_s": Param(_NUMBER, 30.0, least=0)}
 _SLOW = {"extra_s": Param(_NUMBER, 1.0, least=0), "busy": Param((bool,), False)}
 
-# Kinds that run inside the process, each with its parameters. Kinds done from outside (kill -9, SIGSTOP, full
-# disk, corrupt checkpoint, node and network loss, Xid lines) are not commands.
+# Kinds that run inside the process, each with its parameters. Kinds done to a node or a folder (full disk, corrupt
+# checkpoint, node and network loss, Xid lines) are not commands.
 KINDS: dict[str, dict[str, Param]] = {
     "crash_segfault": {},
     "exception": {"message": Param((str,), "injected exception")},
@@ -60,6 +60,15 @@ KINDS: dict[str, dict[str, Param]] = {
     },
 }
 
+# Kinds that the launcher does to a rank of its node from outside, by the same files; the hook in the rank passes over
+# them. An abort of `sigstop` sends SIGCONT. `at_step` means: as soon as the rank's slot shows that this step has begun.
+LAUNCHER_KINDS: dict[str, dict[str, Param]] = {
+    "kill9": {},
+    "kill_signal": {"signal": Param((int,), 15, least=1)},
+    "sigstop": {},
+}
+_ALL_KINDS = {**KINDS, **LAUNCHER_KINDS}
+
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
@@ -69,7 +78,7 @@ class FaultCommand:
 
     Attributes:
         id: letters, digits, `_` and `-`; unique within the job, since a rank obeys an id once.
-        kind: one of `KINDS`.
+        kind: one of `KINDS` or `LAUNCHER_KINDS`.
         ranks: global ranks that are meant.
         at_step: fire in `telemetry.step_begin` of the first step not below this; None: now.
         attempt: only in this attempt of the job; None: in any.
@@ -144,8 +153,8 @@ def decode(text: str | bytes) -> FaultCommand:
     if not isinstance(drill_id, str) or not _ID.fullmatch(drill_id):
         raise CommandError(f"id: {drill_id!r}, expected letters, digits, '_' and '-', at most 100")
     kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise CommandError(f"kind: {kind!r}, expected one of {', '.join(KINDS)}")
+    if not isinstance(kind, str) or kind not in _ALL_KINDS:
+        raise CommandError(f"kind: {kind!r}, expected one of {', '.join(_ALL_KINDS)}")
     ranks = value.get("ranks")
     if not isinstance(ranks, list) or not ranks:
         raise CommandError(f"ranks: {ranks!r}, expected a list of ranks with at least one")
@@ -158,7 +167,7 @@ def decode(text: str | bytes) -> FaultCommand:
         ranks=tuple(_whole(rank, "ranks") for rank in ranks),
         at_step=None if value.get("at_step") is None else _whole(value["at_step"], "at_step"),
         attempt=None if value.get("attempt") is None else _whole(value["attempt"], "attempt"),
-        params={name: _param(name, param, params) for name, param in {**_ANY_KIND, **KINDS[kind]}.items()},
+        params={name: _param(name, param, params) for name, param in {**_ANY_KIND, **_ALL_KINDS[kind]}.items()},
     )
 
 

@@ -106,7 +106,7 @@ class Hook:
             sys.stderr.write(f"holdfast.failpoint: {self.folder / name}: {error}\n")
             return
         self._commands[drill_id] = command
-        if command.id != drill_id or self.rank is None or self.rank not in command.ranks:
+        if command.id != drill_id or self.rank is None or self.rank not in command.ranks or command.kind not in FAULTS:
             return
         if command.attempt is not None and str(command.attempt) != os.environ.get("HOLDFAST_ATTEMPT", "0"):
             return
