@@ -99,6 +99,8 @@ def test_straggler_then_hang(job, steps):
     while job.slot().step_begun != 8 or "wait" not in job.main_stack():
         assert time.monotonic() < deadline
     assert "slow_one_step" in job.main_stack()
+    time.sleep(0.3)  # six times what a slow step adds: this is no slow step any more
+    assert (job.slot().step_begun, job.slot().step_ended) == (8, 7)
     job.abort()
     job.reach(12)
 

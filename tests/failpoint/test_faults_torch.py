@@ -50,18 +50,20 @@ def test_out_of_memory_is_the_error_of_torchs_allocator(job):
 
 
 @pytest.mark.timeout(120)
-def test_straggler_slows_a_script_without_telemetry_at_its_optimizer(job, until):
+def test_straggler_slows_a_script_without_telemetry_at_its_optimizer(job):
     """Without telemetry the optimizer's steps are the steps that get longer."""
     code = """
 import time, torch
 w = torch.nn.Parameter(torch.ones(1)); optimizer = torch.optim.SGD([w], lr=0.1)
+print("up", flush=True)
 while True:
     began = time.monotonic(); optimizer.step(); took = time.monotonic() - began
     if took > 0.2: print("slow", flush=True)
     time.sleep(0.005)
 """
-    job.command("straggler", extra_s=0.2, steps=2, telemetry_wait_s=0)
     process = job.start(code)
+    assert process.stdout.readline() == "up\n"
+    job.command("straggler", extra_s=0.2, steps=2, telemetry_wait_s=0)
     assert [process.stdout.readline() for _ in range(2)] == ["slow\n"] * 2
     job.fired()
 

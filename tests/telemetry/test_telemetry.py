@@ -279,11 +279,12 @@ def test_stacks_are_dumped_on_the_signal_and_the_rank_lives_on(start, until):
     process = start("""
 import sys, threading
 from holdfast import telemetry
-def saver(): threading.Event().wait()
-def stuck_in_user_code(): sys.stdin.readline()
+up = threading.Event()
+def saver(): up.set(); threading.Event().wait()
+def stuck_in_user_code(): print("ready", flush=True); sys.stdin.readline()
 threading.Thread(target=saver, daemon=True).start()
+up.wait()
 telemetry.step_begin(1)
-print("ready", flush=True)
 stuck_in_user_code()
 print("alive")
 """)
