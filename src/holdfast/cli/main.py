@@ -10,7 +10,6 @@ import os
 import sys
 from typing import Any
 
-import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
@@ -60,45 +59,43 @@ Holdfast keeps large training jobs running. Where to begin:
 """
 
 
-def _load(name: str) -> click.Command:
+def load(name: str) -> TyperCommand | TyperGroup:
+    """Import a command's module and give its command, also to the docs."""
     target, panel, _ = COMMANDS[name]
     module_name, attribute = target.split(":")
     found: Any = getattr(importlib.import_module(module_name), attribute)
     if isinstance(found, typer.Typer):
-        command: click.Command = typer.main.get_command(found)
+        command = typer.main.get_command(found)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         settings = getattr(found, "context_settings", None)
         single.command(context_settings=settings)(found)
         command = typer.main.get_command(single)
+    if not isinstance(command, TyperCommand | TyperGroup):
+        raise TypeError(f"{target} is not a typer command")
     command.name = name
-    if isinstance(command, TyperCommand | TyperGroup):
-        command.rich_help_panel = panel
+    command.rich_help_panel = panel
     return command
 
 
 class LazyGroup(TyperGroup):
     """Lists commands from the table and imports one only when it is invoked or completed."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
         """Names in the order of the table."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:  # noqa: ARG002 - as above
         """A stand-in that carries only the help line: enough for the list."""
         if cmd_name not in COMMANDS:
             return None
         _, panel, line = COMMANDS[cmd_name]
         return TyperCommand(cmd_name, help=line, rich_help_panel=panel)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The real command."""
         name, command, rest = super().resolve_command(ctx, args)
-        if name in COMMANDS:
-            command = _load(name)
-        return name, command, rest
+        return name, load(name) if name in COMMANDS else command, rest
 
 
 app = typer.Typer(

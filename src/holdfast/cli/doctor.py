@@ -1,0 +1,45 @@
+"""`holdfast doctor`: what of this machine Holdfast can use, and what is missing. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.machine import State, facts
+from holdfast.errors import EXIT_FAILED
+
+STYLES = {State.OK: "green", State.MISSING: "yellow", State.ABSENT: "dim", State.BROKEN: "red"}
+
+
+def doctor(
+    *,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the facts as JSON: name, state, found, serves, advice.")
+    ] = False,
+) -> None:
+    """Say what of this machine Holdfast can use, what is missing, why it matters and how to get it.
+
+    Exit code 1 only when something is broken that Holdfast cannot work without.
+    """
+    found = facts()
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("", "state", "found", "serves"):
+            table.add_column(heading, overflow="fold")
+        for fact in found:
+            table.add_row(fact.name, Text(fact.state, style=STYLES[fact.state]), Text(fact.found), fact.serves)
+        console = Console()
+        console.print(table)
+        for fact in found:
+            if fact.state in {State.MISSING, State.BROKEN} and fact.advice:
+                console.print(Text(f"{fact.name}: {fact.advice}"))
+    if any(fact.state is State.BROKEN for fact in found):
+        raise typer.Exit(EXIT_FAILED)
