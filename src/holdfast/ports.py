@@ -138,14 +138,22 @@ class Journal(Protocol):
     async def events(self, *, after: int = 0, limit: int = 1000, **where: Any) -> list[AnyEvent]:
         """Events with seq > after, oldest first. `where`: incident, job, node, kind."""
 
-    async def jobs(self) -> list[JobRecord]:
+    async def entries(self, *, after: int = 0, limit: int = 1000) -> list[Entry]:
+        """Events with seq > after and the orders they led to (`touched` is not kept and stays empty)."""
+
+    async def jobs(self, *, job: str = "") -> list[JobRecord]:
+        """Read model; `job` as `str(JobKey)` writes it asks for one."""
+
+    async def nodes(self, *, node: str = "") -> list[NodeRecord]:
+        """Read model; `node` asks for one."""
+
+    async def brakes(self) -> list[BrakeRecord]:
         """Read model."""
 
-    async def nodes(self) -> list[NodeRecord]:
-        """Read model."""
-
-    async def incidents(self, *, open_only: bool = False, limit: int = 1000) -> list[IncidentRecord]:
-        """Read model, newest first."""
+    async def incidents(
+        self, *, incident: str = "", open_only: bool = False, limit: int = 1000
+    ) -> list[IncidentRecord]:
+        """Read model, newest first; `incident` asks for one."""
 
     async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
         """Read model, newest first."""
@@ -155,6 +163,12 @@ class Journal(Protocol):
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
         """Points of a series in order of time; `subject` may end in `*`."""
+
+    async def retain(self, before: float) -> int:
+        """Drop what was received before that time, is behind the newest snapshot and of closed incidents only.
+
+        Returns the number of events dropped. Open incidents keep all of theirs.
+        """
 
     async def close(self) -> None:
         """Flush and close."""

@@ -1,0 +1,1 @@
+"""All input and output of Holdfast. Adapters fulfil `holdfast.ports` and do not know each other."""

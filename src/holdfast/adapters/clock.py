@@ -1,0 +1,94 @@
+"""The clocks: the machine's, and a virtual one in which waiting takes no time.
+
+`cli/` wires `SystemClock`; simulation and tests run the same controller on `run_virtual`, whose loop jumps to the next
+thing that is due as soon as nothing is ready. No other module of the shells may ask the machine for the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from holdfast.errors import HoldfastError
+
+T = TypeVar("T")
+
+VIRTUAL_START = 1_700_000_000.0
+STUCK_S = 20.0
+"""Real seconds that a virtual loop waits for a thread or a file before it says that nothing can happen any more."""
+
+
+class SystemClock:
+    """The machine's time, by the running asyncio loop."""
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have `callback` called once by the running loop; the returned function cancels it."""
+        return asyncio.get_running_loop().call_later(seconds, callback).cancel
+
+
+class VirtualClock(SystemClock):
+    """The time of the running `VirtualLoop`. Works on any loop, whose own time it then shows."""
+
+    def __init__(self, start: float = VIRTUAL_START) -> None:
+        self._start = start
+
+    def now(self) -> float:
+        """Unix seconds: `start` at the loop's beginning."""
+        return self._start + asyncio.get_running_loop().time()
+
+    def monotonic(self) -> float:
+        """Seconds since the loop's beginning."""
+        return asyncio.get_running_loop().time()
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Instead of waiting until something is due, moves the loop's time there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elapsed_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is None:
+            ready = super().select(STUCK_S)
+            if not ready:
+                raise HoldfastError(f"virtual time stands still: nothing is due and nothing came for {STUCK_S:g} s")
+            return ready
+        self.elapsed_s += max(0.0, timeout)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An asyncio loop in which waiting takes no time. For code without threads or outside connections only."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        """Virtual seconds since the loop's beginning."""
+        return self._jumping.elapsed_s
+
+
+def run_virtual(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end on a fresh virtual loop. Every wait inside is instant and in the right order."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)

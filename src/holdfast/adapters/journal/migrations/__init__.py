@@ -1,0 +1,1 @@
+"""Alembic migrations of the journal's tables, oldest first in `versions/`."""

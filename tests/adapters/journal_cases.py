@@ -1,0 +1,63 @@
+"""What the journal tests are made of: entries with a seq, the stores under test, a run helper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.adapters.journal import open_journal
+from holdfast.adapters.memory import MemoryJournal, MemoryStore
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model import records as r
+from holdfast.model.cluster import JobKey, JobView, NodeView
+from holdfast.ports import Entry, Journal, Touched
+
+KEY = JobKey("c", "7")
+STORES = ("memory", "sqlite")
+
+
+class Store:
+    """One store of a kind; `open()` gives a further journal over the same data, as a restart or a standby would."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.path = folder / "journal.db"
+        self._memory = MemoryStore()
+
+    def open(self) -> Journal:
+        return MemoryJournal(self._memory) if self.kind == "memory" else open_journal(f"sqlite:///{self.path}")
+
+
+def entry(seq: int, *, at: float = 100.0, id: str = "", node: str = "n1", **touched: Any) -> Entry:
+    event = e.NodeHeard(id=id or f"e{seq}", at=at, received_at=at, seq=seq, node=node)
+    orders = touched.pop("orders_out", [])
+    return Entry(event, orders, Touched(**touched))
+
+
+def order(id: str, *, incident: str = "i1", node: str = "n1") -> o.QuarantineNode:
+    return o.QuarantineNode(id=id, cause=1, incident=incident, node=node, why="Xid 74")
+
+
+def order_record(id: str, status: str = "pending", *, incident: str = "i1", at: float = 100.0) -> r.OrderRecord:
+    ended = 0.0 if status == "pending" else at
+    return r.OrderRecord(order(id, incident=incident), o.OrderStatus(status), issued_at=at, ended_at=ended)
+
+
+def job_record(state: r.JobState = r.JobState.WATCHING, key: JobKey = KEY) -> r.JobRecord:
+    return r.JobRecord(key=key, view=JobView(key=key, name="gpt"), state=state)
+
+
+def node_record(name: str = "n1", state: r.NodeState = r.NodeState.HEALTHY) -> r.NodeRecord:
+    return r.NodeRecord(name=name, view=NodeView(name=name), state=state)
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    """Run an async test with a deadline."""
+
+    async def bounded() -> Any:
+        return await asyncio.wait_for(work(), 30)
+
+    return asyncio.run(bounded())
