@@ -14,6 +14,7 @@ from holdfast.model.cluster import WorldView
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder, Notify
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.records import Touched as Touched  # noqa: PLC0414 - part of this contract
 
 
 class Clock(Protocol):
@@ -79,16 +80,6 @@ class Probe(Protocol):
 
     async def look(self) -> Sequence[AnyEvent]:
         """Findings and clearings since the last look."""
-
-
-class Touched(Struct):
-    """Records that an event changed; the journal projects them in the event's own transaction."""
-
-    jobs: list[JobRecord] = []
-    nodes: list[NodeRecord] = []
-    incidents: list[IncidentRecord] = []
-    orders: list[OrderRecord] = []
-    brakes: list[BrakeRecord] = []
 
 
 class Entry(Struct):

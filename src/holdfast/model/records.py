@@ -124,6 +124,8 @@ class JobRecord(Struct, omit_defaults=True):
     spent: dict[str, int] = field(default_factory=dict)
     """Restarts per fingerprint since the last progress."""
     durable_step: int = 0
+    durable_steps: list[int] = field(default_factory=list)
+    """Steps of the newest durable checkpoints, ascending, bounded: what a poisoned one can be stepped over to."""
     best_step: int = 0
     restore_step_max: int | None = None
     held_by: str = ""
@@ -152,6 +154,10 @@ class NodeRecord(Struct, omit_defaults=True):
     incident: str = ""
     rung: int = 0
     drained_by_us: bool = False
+    clean_at: float = 0.0
+    """Since when it counts as clean (returned, replaced, a person's word): older evidence about it is stale."""
+    gone: bool = False
+    """There is positive evidence that it does not run."""
     boot_id: str = ""
     instance_id: str = ""
     silent: bool = False
@@ -184,6 +190,9 @@ class IncidentRecord(Struct, omit_defaults=True):
     step_resumed: int | None = None
     """Step of the checkpoint that the restart loaded."""
     drill: str = ""
+    jobs_open: list[JobKey] = field(default_factory=list)
+    """Jobs whose side of it is not settled yet."""
+    nodes_open: list[str] = field(default_factory=list)
     jobs_done: bool = False
     """Every job of it is proven, completed, given up or cancelled."""
     nodes_done: bool = False
@@ -223,3 +232,16 @@ class BrakeRecord(Struct, omit_defaults=True):
     tripped_at: float = 0.0
     waiting: list[str] = field(default_factory=list)
     """Nodes whose quarantine the brake holds back."""
+
+
+class Touched(Struct):
+    """Records that an event changed; the journal projects them in the event's own transaction.
+
+    They are the engine's live records: write them before the next event is handled.
+    """
+
+    jobs: list[JobRecord] = []
+    nodes: list[NodeRecord] = []
+    incidents: list[IncidentRecord] = []
+    orders: list[OrderRecord] = []
+    brakes: list[BrakeRecord] = []
