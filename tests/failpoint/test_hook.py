@@ -77,6 +77,23 @@ def test_a_warm_standby_obeys_once_it_has_a_rank(job, steps):
     assert process.stdout.readline() == "rank 3\n"
 
 
+def test_a_command_that_is_there_first_meets_the_script_and_not_the_interpreters_start(job):
+    """An immediate exception comes out of the script even if the command is older than the process."""
+    for n in range(5):
+        job.command("exception", f"d{n}", message=f"number {n}")
+        process = job.start("import time\ntime.sleep(30)")
+        _, err = process.communicate(timeout=20)
+        assert (process.returncode, err.rstrip().splitlines()[-1]) == (1, f"RuntimeError: number {n}")
+
+
+def test_a_command_that_is_there_first_is_exact_to_the_step(job):
+    """A script that steps at once, without a pause, still meets the fault in its very first step."""
+    job.command("exception", at_step=0, message="first")
+    process = job.start("from holdfast import telemetry\nfor i in range(3): telemetry.step_begin(i)")
+    assert "first" in process.communicate(timeout=20)[1]
+    assert job.fired()["step"] == 0
+
+
 def test_processes_started_by_the_rank_stay_out(job):
     """A forked worker and a program that the rank runs do not obey in its place."""
     code = """

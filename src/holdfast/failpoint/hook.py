@@ -15,6 +15,7 @@ import sys
 import threading
 from pathlib import Path
 from time import monotonic, sleep, time
+from types import FrameType
 
 from holdfast import telemetry
 from holdfast.failpoint.command import ENV_DIR, ENV_OWNER, CommandError, FaultCommand, decode, fired_name
@@ -45,6 +46,7 @@ class Hook:
         self._by_step: tuple[Drill, ...] = ()
         self._now: tuple[Drill, ...] = ()
         self._follows_optimizer = False
+        self._is_too_early = False
 
     def start(self) -> None:
         """Begin to watch, in a thread of its own."""
@@ -60,7 +62,7 @@ class Hook:
             else:
                 sleep(POLL_S)
         while True:
-            self._look()
+            self.look()
             self._press()
             sleep(POLL_S)
 
@@ -75,7 +77,7 @@ class Hook:
         self.rank = rank
         return True
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Read what is new in the folder; a folder that is missing may come (back)."""
         try:
             changed_at_ns = self.folder.stat().st_mtime_ns
@@ -121,6 +123,10 @@ class Hook:
 
     def _ask_main_thread(self, drill: Drill) -> None:
         self._now += (drill,)
+        self._signal_main_thread()
+
+    def _signal_main_thread(self) -> None:
+        self._is_too_early = False
         main = threading.main_thread().ident
         if main is not None:
             signal.pthread_kill(main, DRILL_SIGNAL)
@@ -131,6 +137,8 @@ class Hook:
         self._by_step = tuple(
             drill for drill in self._by_step if not drill.aborted.is_set() and (drill.is_slowing or not drill.is_taken)
         )
+        if self._now and self._is_too_early:
+            self._signal_main_thread()
         for drill in self._now:
             if drill.command.kind in ANY_THREAD and monotonic() - drill.seen_at > MAIN_THREAD_GRACE_S:
                 self._inject(drill)
@@ -170,8 +178,19 @@ class Hook:
                     except RuntimeError as error:
                         sys.stderr.write(f"holdfast.failpoint: {drill_id}: rank {rank} is not released: {error}\n")
 
-    def on_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the shape of a signal handler
+    def on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the shape of a signal handler
         """In the main thread, between two of its instructions: inject what waits for it."""
+        while frame is not None and frame.f_globals.get("__name__") != "__main__":
+            frame = frame.f_back
+        if frame is None:
+            # Outside the script (before its first line, or after its last) the interpreter's own start and end would
+            # swallow what a fault raises, and the fault would be none.
+            self._is_too_early = True
+            return
+        self.inject_now()
+
+    def inject_now(self) -> None:
+        """Inject what waits for the main thread, in this thread."""
         for drill in self._now:
             self._inject(drill)
 
@@ -181,7 +200,7 @@ class Hook:
         if self._by_step:
             self._inject_due(step)
         if self._now:
-            self.on_signal(0, None)
+            self.inject_now()
 
     def on_optimizer_step(self) -> None:
         """In the training thread of a script without telemetry, after an optimizer's step: any step will do."""
@@ -234,6 +253,9 @@ def install() -> None:
     signal.siginterrupt(DRILL_SIGNAL, False)
     telemetry.set_step_hook(hook.on_step)
     os.register_at_fork(after_in_child=_in_forked_child)
+    if hook.rank is not None:
+        # Commands that are there already must be known before the first step, however soon it comes.
+        hook.look()
     hook.start()
 
 
