@@ -31,19 +31,19 @@ class Store:
         return MemoryJournal(self._memory) if self.kind == "memory" else open_journal(f"sqlite:///{self.path}")
 
 
-def entry(seq: int, *, at: float = 100.0, id: str = "", node: str = "n1", **touched: Any) -> Entry:
-    event = e.NodeHeard(id=id or f"e{seq}", at=at, received_at=at, seq=seq, node=node)
+def entry(seq: int, *, at: float = 100.0, event_id: str = "", node: str = "n1", **touched: Any) -> Entry:
+    event = e.NodeHeard(id=event_id or f"e{seq}", at=at, received_at=at, seq=seq, node=node)
     orders = touched.pop("orders_out", [])
     return Entry(event, orders, Touched(**touched))
 
 
-def order(id: str, *, incident: str = "i1", node: str = "n1") -> o.QuarantineNode:
-    return o.QuarantineNode(id=id, cause=1, incident=incident, node=node, why="Xid 74")
+def order(order_id: str, *, incident: str = "i1", node: str = "n1") -> o.QuarantineNode:
+    return o.QuarantineNode(id=order_id, cause=1, incident=incident, node=node, why="Xid 74")
 
 
-def order_record(id: str, status: str = "pending", *, incident: str = "i1", at: float = 100.0) -> r.OrderRecord:
+def order_record(order_id: str, status: str = "pending", *, incident: str = "i1", at: float = 100.0) -> r.OrderRecord:
     ended = 0.0 if status == "pending" else at
-    return r.OrderRecord(order(id, incident=incident), o.OrderStatus(status), issued_at=at, ended_at=ended)
+    return r.OrderRecord(order(order_id, incident=incident), o.OrderStatus(status), issued_at=at, ended_at=ended)
 
 
 def job_record(state: r.JobState = r.JobState.WATCHING, key: JobKey = KEY) -> r.JobRecord:

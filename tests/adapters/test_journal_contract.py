@@ -6,14 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-
-from holdfast.adapters.journal import export
-from holdfast.errors import FencedError, JournalBusyError, JournalError
-from holdfast.model import events as e
-from holdfast.model import records as r
-from holdfast.model.cluster import JobKey
-from holdfast.model.evidence import Finding, Place
-from holdfast.ports import Entry, Sample, Touched
 from tests.adapters.journal_cases import (
     KEY,
     STORES,
@@ -25,6 +17,14 @@ from tests.adapters.journal_cases import (
     order_record,
     run,
 )
+
+from holdfast.adapters.journal import export
+from holdfast.errors import FencedError, JournalBusyError, JournalError
+from holdfast.model import events as e
+from holdfast.model import records as r
+from holdfast.model.cluster import JobKey
+from holdfast.model.evidence import Finding, Place
+from holdfast.ports import Entry, Sample, Touched
 
 
 @pytest.fixture(params=STORES)
@@ -89,13 +89,13 @@ def test_events_are_chosen_by_incident_job_node_and_kind(store: Store):
                 Entry(attached, [], Touched()),
             ]
         )
-        assert [1, 2, 3] == [one.seq for one in await journal.events(incident="i1")]
-        assert [2, 4] == [one.seq for one in await journal.events(node="n2")]
-        assert [4] == [one.seq for one in await journal.events(node="n2", after=2)]
-        assert [5] == [one.seq for one in await journal.events(job="7")]
-        assert [5] == [one.seq for one in await journal.events(job=KEY)]
-        assert [5] == [one.seq for one in await journal.events(kind="launcher_attached")]
-        assert [1, 2] == [one.seq for one in await journal.events(kind=("node_heard", "node_gone"), limit=2)]
+        assert [one.seq for one in await journal.events(incident="i1")] == [1, 2, 3]
+        assert [one.seq for one in await journal.events(node="n2")] == [2, 4]
+        assert [one.seq for one in await journal.events(node="n2", after=2)] == [4]
+        assert [one.seq for one in await journal.events(job="7")] == [5]
+        assert [one.seq for one in await journal.events(job=KEY)] == [5]
+        assert [one.seq for one in await journal.events(kind="launcher_attached")] == [5]
+        assert [one.seq for one in await journal.events(kind=("node_heard", "node_gone"), limit=2)] == [1, 2]
         with pytest.raises(JournalError, match="colour"):
             await journal.events(colour="red")
         await journal.close()
@@ -122,14 +122,14 @@ def test_read_models_follow_the_events(store: Store):
         )
         assert [held, job_record(key=again)] == await journal.jobs()
         assert [job_record(key=again)] == await journal.jobs(job="7#2")
-        assert ["n1", "n2"] == [one.name for one in await journal.nodes()]
+        assert [one.name for one in await journal.nodes()] == ["n1", "n2"]
         assert [node_record("n2")] == await journal.nodes(node="n2")
-        assert ["o2", "o1"] == [one.order.id for one in await journal.orders()]
-        assert ["o2"] == [one.order.id for one in await journal.orders(pending_only=True)]
+        assert [one.order.id for one in await journal.orders()] == ["o2", "o1"]
+        assert [one.order.id for one in await journal.orders(pending_only=True)] == ["o2"]
         assert [order_record("o1", "done")] == await journal.orders(incident="i1")
-        assert ["i2", "i1"] == [one.id for one in await journal.incidents()]
-        assert ["i2"] == [one.id for one in await journal.incidents(open_only=True)]
-        assert ["i1"] == [one.id for one in await journal.incidents(incident="i1")]
+        assert [one.id for one in await journal.incidents()] == ["i2", "i1"]
+        assert [one.id for one in await journal.incidents(open_only=True)] == ["i2"]
+        assert [one.id for one in await journal.incidents(incident="i1")] == ["i1"]
         assert [r.BrakeRecord("gpu", nodes=8)] == await journal.brakes()
         await journal.close()
 
@@ -158,7 +158,7 @@ def test_a_batch_is_stored_whole_or_not_at_all(store: Store):
         await journal.acquire("a", lease_s=10, now=100)
         await journal.append([entry(1)])
         with pytest.raises(JournalError):
-            await journal.append([entry(2, nodes=[node_record()]), entry(3, id="e1")])
+            await journal.append([entry(2, nodes=[node_record()]), entry(3, event_id="e1")])
         assert await journal.last_seq() == 1
         assert await journal.nodes() == []
         await journal.append([entry(2)])
@@ -201,12 +201,12 @@ def test_the_superseded_holder_can_write_nothing(store: Store):
             lambda: old.append([entry(3)]),
             lambda: old.snapshot(b"s", 1),
             lambda: old.renew(now=112),
-            lambda: old.release(),
+            old.release,
             lambda: old.retain(1000.0),
         ):
             with pytest.raises(FencedError, match="'new'"):
                 await write()
-        assert [1, 2] == [one.seq for one in await new.events()]
+        assert [one.seq for one in await new.events()] == [1, 2]
         await new.append([entry(3)])
         await old.close()
         await new.close()
@@ -246,8 +246,8 @@ def test_retention_keeps_open_incidents_and_what_a_restart_needs(store: Store):
         assert await journal.retain(before=40) == 0
         await journal.snapshot(b"s", 5)
         assert await journal.retain(before=40) == 3
-        assert [2, 4, 6] == [one.seq for one in await journal.events()]
-        assert ["o1"] == [one.order.id for one in await journal.orders()]
+        assert [one.seq for one in await journal.events()] == [2, 4, 6]
+        assert [one.order.id for one in await journal.orders()] == ["o1"]
         assert {"open", "closed"} == {one.id for one in await journal.incidents()}
         await journal.snapshot(b"s", 6)
         await journal.retain(before=1000)
