@@ -1,0 +1,128 @@
+"""One line of a log, taken apart: ANSI codes, rank prefixes, host, timestamps.
+
+Called by the matcher on lines that are worth it (never on all of them). The time on a line is read as UTC, since a
+log does not say its zone; attribution compares such times only within one machine or with offsets.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+
+from msgspec import Struct
+
+ANSI = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])")
+"""Colour, cursor and title sequences (ECMA-48 CSI and OSC)."""
+
+_PREFIX = re.compile(
+    r"""\s*(?:
+      \[(?:rank|Rank|RANK)\s?:?\s?(?P<rank>\d{1,6})\]:?\s?
+    | \[(?P<group>default|trainer|worker|node)_?(?P<local>\d{1,6})\]:?\s?
+    | (?P<task>\d{1,6}):\s(?!\d\d:)
+    | \[\d+,(?P<mpi>\d{1,6})\]<std(?:out|err)>:\s?
+    | \((?P<actor>[A-Za-z_][\w.]*)(?:,\s|\s)?(?:pid=\d+)(?:,\s?ip=(?P<ip>[\d.]+))?\)\s
+    | \[pod/(?P<pod>[^\]/]+)/[^\]]+\]\s
+    | \[(?P<bare>\d{1,7})\]\s(?=\[)
+    | \[(?:titan|NeMo\s[IWED])\]\s
+    )""",
+    re.VERBOSE,
+)
+_PDSH = re.compile(r"(?P<host>[a-z][a-z0-9-]*\d[a-z0-9.-]*):\s(?=\S)")
+_NOT_HOSTS = re.compile(r"(?:nvidia-|nvme|mlx|eth|ib\d|en[ops]\d|sd[a-z]|dm-|md\d|loop\d|xfs|ext4|bond|cpu\d|nfs)")
+_MONTHS = {m: i + 1 for i, m in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())}
+_STAMP = re.compile(
+    r"""\s*[\[(]?(?:
+      (?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T\s](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?(?P<z>Z|[+-]\d\d:?\d\d)?
+    | (?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\s+)?(?P<bm>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<bd>\d{1,2})
+      \s+(?P<bh>\d\d):(?P<bi>\d\d):(?P<bs>\d\d)(?P<bf>\.\d{1,9})?(?:\s(?P<by>\d{4}))?
+    | [IWEF](?P<gm>\d{1,2})(?P<gd>\d\d)\s(?P<gh>\d\d):(?P<gi>\d\d):(?P<gs>\d\d)(?P<gf>\.\d{1,9})?
+    )[\])]?(?:\s?[:|-])?\s?""",
+    re.VERBOSE,
+)
+_SYSLOG_HOST = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*)\s(?=(?:kernel|[A-Za-z_][\w./-]*(?:\[\d+\])?):)")
+_UPTIME = re.compile(r"\s*(?:<\d+>)?(?:kernel:\s*)?\[\s*\d+\.\d{3,6}\]\s?")
+
+
+class Line(Struct, frozen=True, omit_defaults=True):
+    """A line without what was put before it."""
+
+    body: str
+    rank: int | None = None
+    local_rank: int | None = None
+    node: str = ""
+    at: float | None = None
+    key: str = ""
+    """Which of the interleaved writers this line comes from."""
+
+
+def take_apart(text: str, year: int = 1970) -> Line:
+    """Split off prefixes in any order and depth (srun's label, then torchrun's, then a time...).
+
+    Args:
+        text: one decoded line without its end and without ANSI codes.
+        year: for stamps that carry none (syslog, glog).
+    """
+    body = text
+    rank: int | None = None
+    local: int | None = None
+    task: int | None = None
+    node = ""
+    at: float | None = None
+    for _ in range(7):
+        if found := _PREFIX.match(body):
+            groups = found.groupdict()
+            if groups["rank"] is not None:
+                rank = int(groups["rank"])
+            elif groups["local"] is not None:
+                local = int(groups["local"])
+            elif groups["task"] is not None or groups["mpi"] is not None:
+                task = int(groups["task"] or groups["mpi"])
+            node = groups["pod"] or groups["ip"] or node
+        elif at is None and (found := _STAMP.match(body)):
+            at = _stamp(found, year)
+            if found["bm"] and (host := _SYSLOG_HOST.match(body, found.end())):
+                node = host["host"]
+                body = body[host.end() :]
+                continue
+        elif not (found := _UPTIME.match(body)):
+            break
+        body = body[found.end() :]
+    if rank is None:
+        rank = task if task is not None else local
+    head = text[: len(text) - len(body)]
+    key = "" if rank is None and not node else re.sub(r"[^\[\]A-Za-z0-9_/-]|\d+:\d+\S*|\d{4}-\S*", "", head)
+    return Line(body, rank, local, node, at, key if rank is None else f"{rank}/{node}")
+
+
+def without_host(body: str) -> tuple[str, str]:
+    """pdsh's and clush's `host: ` split off, when the line begins with what looks like one: (rest, host)."""
+    found = _PDSH.match(body)
+    if found is None or _NOT_HOSTS.match(body):
+        return body, ""
+    return body[found.end() :], found["host"]
+
+
+def _stamp(found: re.Match[str], year: int) -> float | None:
+    g = found.groupdict()
+    if g["y"]:
+        when = (int(g["y"]), int(g["mo"]), int(g["d"]), int(g["h"]), int(g["mi"]), int(g["s"]))
+        fraction, zone = g["f"], g["z"]
+    elif g["bm"]:
+        when = (int(g["by"] or year), _MONTHS[g["bm"]], int(g["bd"]), int(g["bh"]), int(g["bi"]), int(g["bs"]))
+        fraction, zone = g["bf"], ""
+    else:
+        when = (year, int(g["gm"]), int(g["gd"]), int(g["gh"]), int(g["gi"]), int(g["gs"]))
+        fraction, zone = g["gf"], ""
+    if not (1 <= when[1] <= 12 and 1 <= when[2] <= 31):
+        return None
+    at = float(calendar.timegm((*when, 0, 0, 0)))
+    if zone and zone != "Z":
+        sign = -1 if zone[0] == "+" else 1
+        at += sign * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
+    return at + (float("0." + fraction[1:]) if fraction else 0.0)
+
+
+def year_of(at: float) -> int:
+    """The UTC year of a Unix time."""
+    return time.gmtime(at).tm_year

@@ -1,0 +1,141 @@
+"""Messages that span lines, put together per writer: Python tracebacks, torchrun's failure table, NVRM's three lines.
+
+The matcher opens a record when a rule with `record = ...` matches, then hands over the lines that follow, until the
+record says that it is complete. Writers interleave, so lines are told apart by their prefix (`Line.key`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from holdfast.detect.lines import Line
+
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w]*(?:\.[A-Za-z_]\w*)*)(?::\s?(?P<message>.*))?$")
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|<frozen |<string>|^/opt/conda/lib|importlib|runpy\.py")
+_ELASTIC_FIELD = re.compile(r"^\s+(?P<name>time|host|rank|exitcode|error_file|traceback|msg)\s*:\s?(?P<value>.*)$")
+_ELASTIC_RULER = re.compile(r"^[=-]{10,}")
+_SKIPPED_MAX = 40
+_FRAMES_MAX = 400
+
+
+class Frame(Struct, frozen=True):
+    """One frame of a Python traceback."""
+
+    file: str
+    line: str
+    function: str
+
+    @property
+    def of_library(self) -> bool:
+        """Whether the frame lies in an installed library rather than in the user's own code."""
+        return bool(_LIBRARY.search(self.file))
+
+
+class Record:
+    """A message under assembly.
+
+    Attributes:
+        rule_id: the rule that opened it.
+        key: the writer that it belongs to.
+        captures: what is known so far.
+        complete: no further line belongs to it.
+        owned: the last line offered is part of the record and must not be judged as a line of its own.
+    """
+
+    def __init__(self, rule_id: str, key: str, rank: int | None) -> None:
+        self.rule_id = rule_id
+        self.key = key
+        self.rank = rank
+        self.captures: dict[str, str] = {}
+        self.complete = False
+        self.skipped = 0
+
+    def offer(self, line: Line) -> bool:
+        """Take the next line of this writer; True when the line ends the record with its telling part."""
+        raise NotImplementedError
+
+    def skip(self) -> None:
+        """A line that does not belong here; after too many the record is dropped."""
+        self.skipped += 1
+        if self.skipped > _SKIPPED_MAX:
+            self.complete = True
+
+
+class Traceback(Record):
+    """From `Traceback (most recent call last):` to the exception's line."""
+
+    def __init__(self, rule_id: str, key: str, rank: int | None) -> None:
+        super().__init__(rule_id, key, rank)
+        self.frames: list[Frame] = []
+
+    def offer(self, line: Line) -> bool:
+        body = line.body
+        if found := _FRAME.match(body):
+            if len(self.frames) < _FRAMES_MAX:
+                self.frames.append(Frame(found["file"], found["line"], found["function"] or ""))
+            return False
+        if not body.strip() or body[0] in " \t|+":
+            return False
+        found = _EXCEPTION.match(body)
+        if found is None or (not self.frames and found["message"] is None):
+            self.skip()
+            return False
+        self.complete = True
+        self.captures = {"type": found["type"], "message": (found["message"] or "").strip()[:300]}
+        frame = self.innermost()
+        if frame is not None:
+            self.captures |= {"file": frame.file, "line": frame.line, "function": frame.function}
+        return True
+
+    def innermost(self) -> Frame | None:
+        """The innermost frame of the user's own code, else the innermost of all."""
+        for frame in reversed(self.frames):
+            if not frame.of_library:
+                return frame
+        return self.frames[-1] if self.frames else None
+
+
+class ElasticFailure(Record):
+    """torchrun's table of the first failure: host, rank, exit code, in indented `name : value` lines."""
+
+    def offer(self, line: Line) -> bool:
+        if found := _ELASTIC_FIELD.match(line.body):
+            self._field(found["name"], found["value"].strip())
+            return False
+        if _ELASTIC_RULER.match(line.body) and self.captures:
+            self.complete = True
+            return True
+        if not line.body.startswith("["):
+            self.skip()
+        return False
+
+    def _field(self, name: str, value: str) -> None:
+        if name == "host":
+            self.captures["node"] = value
+        elif name == "rank" and (found := re.match(r"(\d+) \(local_rank: (\d+)\)", value)):
+            self.captures |= {"rank": found[1], "local_rank": found[2]}
+            self.rank = int(found[1])
+        elif name == "exitcode" and (found := re.match(r"(-?\d+)(?: \(pid: (\d+)\))?", value)):
+            self.captures["code"] = found[1]
+            if found[2]:
+                self.captures["pid"] = found[2]
+        elif name in {"traceback", "msg"}:
+            self.captures["message"] = value[:300]
+
+
+class NvrmGone(Record):
+    """`NVRM: The NVIDIA GPU ...`, `NVRM: (PCI ID: ...) installed in this system has`, `NVRM: fallen off the bus`."""
+
+    def offer(self, line: Line) -> bool:
+        if "fallen off the bus" in line.body:
+            self.complete = True
+            return True
+        if "NVRM:" not in line.body:
+            self.skip()
+        return False
+
+
+RECORDS: dict[str, type[Record]] = {"traceback": Traceback, "elastic": ElasticFailure, "nvrm": NvrmGone}

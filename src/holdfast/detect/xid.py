@@ -1,0 +1,93 @@
+"""NVIDIA's Xid and SXid codes: which rule a kernel line is, what its text adds.
+
+Called by the matcher for lines that the general Xid rule matched. Sources of the codes and of the decoding are
+NVIDIA's Xid catalogue (October 2025) and the Fabric Manager guide; see `catalogue/nvidia_xid.toml`. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from holdfast.model.evidence import Domain, Remedy, Role, Severity
+
+if TYPE_CHECKING:
+    from holdfast.detect.catalogue import Catalogue, Rule
+
+_VERDICT = re.compile(r"changed from (0x[0-9a-fA-F]+) \(([^)]*)\) to (?P<code>0x[0-9a-fA-F]+) \((?P<verdict>[^)]*)\)")
+_LINK = re.compile(r"link (?P<link>\d+)\((?P<regs>[^)]*)\)")
+_NVL5 = re.compile(
+    r"(?P<sub>[A-Z][\w/ ]*?)\s+(?P<sev>Nonfatal|Fatal)\s+(?P<xc>XC\d)\s+i\d+\s+Link\s+(?P<link>-?\d+)\s+"
+    r"\((?P<intr>0x[0-9a-fA-F]+)\s+(?P<err>0x[0-9a-fA-F]+)"
+)
+_VERDICTS: dict[int, tuple[Role, Severity, Remedy]] = {
+    0: (Role.BENIGN, Severity.INFO, Remedy.NONE),
+    1: (Role.ROOT, Severity.FATAL, Remedy.RESET_GPU),
+    2: (Role.ROOT, Severity.FATAL, Remedy.REBOOT),
+    3: (Role.ROOT, Severity.ERROR, Remedy.RESET_GPU),
+    4: (Role.ROOT, Severity.FATAL, Remedy.RESET_GPU),
+}
+"""The driver's own verdict in Xid 154: NVML_GPU_RECOVERY_ACTION_{NONE,GPU_RESET,NODE_REBOOT,DRAIN_P2P,DRAIN_AND_RESET}."""
+NVLINK5 = range(144, 151)
+
+
+def decoded(catalogue: Catalogue, rule: Rule, captures: dict[str, str]) -> Rule:
+    """The rule of the code that was captured; `captures` gains what the text says (link, verdict, gpu_id)."""
+    if "gpu_id" in captures:
+        captures["gpu_id"] = pci_address(captures["gpu_id"])
+    code = captures.get("xid", "")
+    if rule.decode == "sxid":
+        return _sxid(catalogue, rule, captures, code)
+    found = catalogue.find(f"nvidia.xid.{code}") or replace(
+        rule, id=f"nvidia.xid.{code}", title=f"Xid {code}, which the catalogue does not know", remedy=Remedy.REBOOT
+    )
+    rest = captures.get("rest", "")
+    if code == "154" and (verdict := _VERDICT.search(rest)):
+        captures["verdict"] = verdict["verdict"]
+        role, severity, remedy = _VERDICTS.get(int(verdict["code"], 16), (Role.ROOT, Severity.ERROR, Remedy.REBOOT))
+        return replace(
+            found,
+            role=role,
+            severity=severity,
+            remedy=remedy,
+            title=f"Xid 154: the driver asks for: {verdict['verdict']}",
+        )
+    if code == "74" and (link := _LINK.search(rest)):
+        captures |= {"link": link["link"], "regs": link["regs"]}
+    elif code.isdigit() and int(code) in NVLINK5 and (event := _NVL5.search(rest)):
+        captures |= {"sub": event["sub"].strip(), "sev": event["sev"], "intr": event["intr"], "err": event["err"]}
+        if event["link"] != "-1":
+            captures["link"] = event["link"].lstrip("0") or "0"
+        return _nvlink5(found, captures)
+    return found
+
+
+def _nvlink5(rule: Rule, captures: dict[str, str]) -> Rule:
+    title = f"{rule.title}: {captures['sub']}, {captures['sev'].lower()}"
+    if captures["sev"] == "Fatal":
+        return replace(rule, role=Role.ROOT, severity=Severity.FATAL, remedy=Remedy.RESET_GPU, title=title)
+    return replace(rule, role=Role.CONTEXT, severity=Severity.WARNING, remedy=Remedy.NONE, title=title)
+
+
+def _sxid(catalogue: Catalogue, rule: Rule, captures: dict[str, str], code: str) -> Rule:
+    found = catalogue.find(f"nvidia.sxid.{code}") or replace(
+        rule, id=f"nvidia.sxid.{code}", title=f"SXid {code} of an NVSwitch"
+    )
+    if captures.get("sev") == "Fatal":
+        return replace(found, role=Role.ROOT, severity=Severity.FATAL, domain=Domain.HARDWARE)
+    if captures.get("sev") == "Non-fatal" and found.role is Role.ROOT:
+        return replace(found, role=Role.CONTEXT, severity=Severity.WARNING, remedy=Remedy.NONE)
+    return found
+
+
+def pci_address(text: str) -> str:
+    """`0000:b9:00` in one form for all shapes: lower case, with domain, without a function of zero."""
+    text = text.strip().lower().rstrip(".")
+    if text.endswith(".0"):
+        text = text[:-2]
+    parts = text.split(":")
+    if len(parts) == 2 and len(parts[0]) == 2:
+        parts = ["0000", *parts]
+    return ":".join(parts)
