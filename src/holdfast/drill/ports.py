@@ -1,0 +1,66 @@
+"""What drills need from outside, as protocols: a breaker of nodes, and the controller's eyes.
+
+`faults` and the runner use them; `local` fulfils them for the embedded cluster, tests with parts in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from holdfast.model.cluster import JobKey
+from holdfast.model.events import AnyEvent
+from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
+
+
+class FaultPort(Protocol):
+    """Breaks nodes on purpose. Every call raises RefusedError when the target is not open to drills.
+
+    Undoing calls (`power_on`, `heal`, `free_disk`) succeed when there is nothing to undo.
+    """
+
+    async def kmsg(self, node: str, text: str) -> None:
+        """Append a line to the node's kernel log."""
+
+    async def power_off(self, node: str) -> None:
+        """End everything on the node at once."""
+
+    async def power_on(self, node: str) -> None:
+        """Boot a node that is off."""
+
+    async def cut(self, node: str) -> None:
+        """Cut the node off the network."""
+
+    async def heal(self, node: str) -> None:
+        """Undo `cut`."""
+
+    async def fill_disk(self, node: str) -> None:
+        """Leave no space on the node's scratch file system."""
+
+    async def free_disk(self, node: str) -> None:
+        """Undo `fill_disk`."""
+
+
+class Eyes(Protocol):
+    """What the controller knows. Every call raises LinkError when it cannot be reached."""
+
+    async def job(self, key: JobKey) -> JobRecord:
+        """The job's record. Raises NotFoundError."""
+
+    async def nodes(self) -> list[NodeRecord]:
+        """All nodes."""
+
+    async def incidents(self) -> list[IncidentRecord]:
+        """All incidents, newest first."""
+
+    async def orders(self) -> list[OrderRecord]:
+        """Orders, newest first, bounded."""
+
+    async def wait(self, after: int, timeout_s: float) -> int:
+        """Wait until an event with a sequence number above `after` is stored, or the time is over; the newest one."""
+
+    async def tell(self, events: Sequence[AnyEvent]) -> None:
+        """Hand events to the controller (the true time of a fault)."""
+
+    async def steps(self, key: JobKey, attempt: int) -> list[tuple[float, int]]:
+        """Known (time, step) points of an attempt, oldest first; empty when nobody measured any."""

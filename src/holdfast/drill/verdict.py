@@ -1,0 +1,229 @@
+"""Did Holdfast do what the scenario expects? Pure: what was seen goes in, checks with expected and actual come out.
+
+Called by the runner when a drill is over. Times are Unix seconds of one machine or of nodes whose clocks agree.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+from msgspec import Struct, field
+
+from holdfast.drill.kinds import Reach
+from holdfast.drill.scenario import Scenario
+from holdfast.model.evidence import Diagnosis, Remedy
+from holdfast.model.orders import (
+    AnyOrder,
+    CancelTimer,
+    CaptureStacks,
+    Notify,
+    OrderStatus,
+    StartTimer,
+)
+from holdfast.model.records import IncidentRecord, JobState, Mark, OrderRecord
+
+HARMLESS: tuple[type[AnyOrder], ...] = (Notify, StartTimer, CancelTimer, CaptureStacks)
+"""Orders that change nothing for the job and its nodes."""
+_REFUSED = frozenset({OrderStatus.OBSERVED, OrderStatus.REJECTED, OrderStatus.EXPIRED, OrderStatus.WITHDRAWN})
+
+
+class Fired(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was hit, where and when: the truth that the diagnosis is held against."""
+
+    at: float
+    node: str = ""
+    rank: int | None = None
+    step: int | None = None
+    detail: str = ""
+
+
+class Seen(Struct, kw_only=True):
+    """Everything that was seen of one drill, from the fault to the end of the watch."""
+
+    fired: Fired | None
+    incidents: list[IncidentRecord] = field(default_factory=list)
+    """Incidents opened since, about this job or the node that was hit; oldest first."""
+    orders: list[OrderRecord] = field(default_factory=list)
+    """Orders issued since."""
+    attempts_before: int = 0
+    attempts_after: int = 0
+    job_state: JobState = JobState.WATCHING
+    step_s: float = 0.0
+    """Median step time before the fault; 0: not known."""
+    loss_difference: float | None = None
+    """Largest difference to an undisturbed run at the compared steps; None: not compared."""
+    node_healthy: bool | None = None
+    """Whether the node that was hit takes work again; None: not asked."""
+    problem: str = ""
+    """Why the drill could not be carried out at all."""
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """One expectation and what came of it."""
+
+    name: str
+    passed: bool
+    expected: str
+    actual: str
+
+
+def matches(pattern: str, rule: str) -> bool:
+    """Whether a rule id fits a pattern; `*` stands for anything."""
+    return fnmatch.fnmatchcase(rule, pattern)
+
+
+def drill_incident(incidents: Sequence[IncidentRecord], drill: str, scenario: Scenario) -> IncidentRecord | None:
+    """The incident that the drill's fault led to: marked so, else the first with an expected cause, else the first."""
+    for incident in incidents:
+        if drill and incident.drill == drill:
+            return incident
+    for incident in incidents:
+        found = incident.diagnosis
+        if found and any(matches(cause, found.cause) for cause in scenario.expect.causes):
+            return incident
+    return incidents[0] if incidents else None
+
+
+def judge(scenario: Scenario, seen: Seen, incident: IncidentRecord | None) -> list[Check]:
+    """All checks of a drill; it has passed when every check has. Nothing seen where something was expected fails."""
+    if seen.problem:
+        return [Check(name="carried out", passed=False, expected="the fault is injected", actual=seen.problem)]
+    expect = scenario.expect
+    checks: list[Check] = []
+    if expect.must_not_act:
+        checks += _did_not_act(seen)
+    elif scenario.definition.reach is not Reach.NOTHING:
+        checks += _cause_checks(scenario, seen, incident)
+        checks += _time_checks(scenario, seen, incident)
+    if expect.attempt_goes_on:
+        checks.append(_goes_on(seen))
+    if expect.node_returns:
+        actual = "healthy" if seen.node_healthy else "out of service"
+        checks.append(Check(name="node returns", passed=bool(seen.node_healthy), expected="healthy", actual=actual))
+    if expect.job_completes:
+        state = seen.job_state
+        checks.append(
+            Check(
+                name="job completes",
+                passed=state is JobState.COMPLETED,
+                expected=JobState.COMPLETED.value,
+                actual=state.value,
+            )
+        )
+    if expect.loss_matches:
+        same = seen.loss_difference == 0.0
+        actual = "not compared" if seen.loss_difference is None else f"difference {seen.loss_difference:g}"
+        checks.append(Check(name="loss", passed=same, expected="as without the fault", actual=actual))
+    return checks
+
+
+def acts(orders: Sequence[OrderRecord]) -> list[OrderRecord]:
+    """Orders that change something for the job or a node, and were not only recorded or turned down."""
+    return [record for record in orders if not isinstance(record.order, HARMLESS) and record.status not in _REFUSED]
+
+
+def _did_not_act(seen: Seen) -> list[Check]:
+    deeds = [type(record.order).__struct_config__.tag for record in acts(seen.orders)]
+    checks = [
+        Check(
+            name="does not act",
+            passed=not deeds,
+            expected="no order but notices",
+            actual=", ".join(str(deed) for deed in deeds) or "none",
+        )
+    ]
+    return [*checks, _goes_on(seen)]
+
+
+def _goes_on(seen: Seen) -> Check:
+    return Check(
+        name="attempt goes on",
+        passed=seen.attempts_after == seen.attempts_before,
+        expected=f"attempt {seen.attempts_before}",
+        actual=f"attempt {seen.attempts_after}",
+    )
+
+
+def _cause_checks(scenario: Scenario, seen: Seen, incident: IncidentRecord | None) -> list[Check]:
+    expect = scenario.expect
+    found = incident.diagnosis if incident else None
+    checks: list[Check] = []
+    if expect.causes:
+        cause = found.cause if found else "none"
+        passed = found is not None and any(matches(pattern, cause) for pattern in expect.causes)
+        checks.append(Check(name="cause", passed=passed, expected=" or ".join(expect.causes), actual=cause))
+    if expect.domains:
+        domain = found.domain.value if found else "none"
+        names = [domain.value for domain in expect.domains]
+        checks.append(Check(name="domain", passed=domain in names, expected=" or ".join(names), actual=domain))
+    if expect.suspect:
+        checks.append(_suspect_check(expect.suspect, seen.fired, found))
+    if expect.remedies:
+        taken = _remedies(seen, incident)
+        names = [remedy.value for remedy in expect.remedies]
+        checks.append(
+            Check(
+                name="remedy",
+                passed=any(remedy in taken for remedy in expect.remedies),
+                expected=" or ".join(names),
+                actual=", ".join(remedy.value for remedy in taken) or "none",
+            )
+        )
+    return checks
+
+
+def _remedies(seen: Seen, incident: IncidentRecord | None) -> list[Remedy]:
+    taken = list(incident.remedies) if incident else []
+    for record in seen.orders:
+        of_incident = incident is not None and record.order.incident in ("", incident.id)
+        if of_incident and record.order.remedy is not Remedy.NONE and record.status not in _REFUSED:
+            taken.append(record.order.remedy)
+    return list(dict.fromkeys(taken))
+
+
+def _suspect_check(what: str, fired: Fired | None, found: Diagnosis | None) -> Check:
+    nodes = found.nodes if found else ()
+    ranks = found.ranks if found else ()
+    actual = ", ".join([*nodes, *(f"rank {rank}" for rank in ranks)]) or "nobody"
+    if fired is None:
+        return Check(name="suspect", passed=False, expected=f"the {what}", actual="nothing was hit")
+    if what == "none":
+        return Check(name="suspect", passed=not nodes, expected="no node", actual=actual)
+    if what == "node":
+        passed = nodes[:1] == (fired.node,)
+        return Check(name="suspect", passed=passed, expected=fired.node, actual=actual)
+    return Check(name="suspect", passed=ranks[:1] == (fired.rank,), expected=f"rank {fired.rank}", actual=actual)
+
+
+def _time_checks(scenario: Scenario, seen: Seen, incident: IncidentRecord | None) -> list[Check]:
+    expect = scenario.expect
+    marks = incident.marks if incident else {}
+    start = seen.fired.at if seen.fired else 0.0
+    checks: list[Check] = []
+    if expect.detect_s_max is not None or expect.detect_steps_max is not None:
+        limit = (expect.detect_s_max or 0.0) + (expect.detect_steps_max or 0.0) * seen.step_s
+        checks.append(_within("detected in time", start, marks.get(Mark.DETECTED), limit))
+    if expect.recover_s_max is not None:
+        checks.append(_within("recovered in time", start, marks.get(Mark.PROVEN), expect.recover_s_max))
+    if expect.lost_steps_max is not None:
+        lost = incident.lost_steps if incident else None
+        checks.append(
+            Check(
+                name="lost steps",
+                passed=lost is not None and lost <= expect.lost_steps_max,
+                expected=f"at most {expect.lost_steps_max}",
+                actual="not known" if lost is None else str(lost),
+            )
+        )
+    return checks
+
+
+def _within(name: str, start: float, end: float | None, limit: float) -> Check:
+    took = None if end is None else end - start
+    return Check(
+        name=name,
+        passed=took is not None and took <= limit,
+        expected=f"at most {limit:.1f} s",
+        actual="never" if took is None else f"{took:.2f} s",
+    )
