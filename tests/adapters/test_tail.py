@@ -171,9 +171,9 @@ def test_drain_and_remove(tmp_path):
         tailer.add(path)
         path.write_bytes(b"last words\n")
         tailer.drain()
-        assert b"last words\n" == heard.data[str(path)]
+        assert heard.data[str(path)] == b"last words\n"
         tailer.remove(path)
-        assert () == tailer.paths
+        assert tailer.paths == ()
 
     following(test, force_poll=False)
 

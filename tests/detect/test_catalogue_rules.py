@@ -26,8 +26,8 @@ def test_examples(rule):
 
 def test_ids_are_families():
     """Synthetic families answer for every member; an unknown id gets a bare rule."""
-    assert "exit.signal.33" == CATALOGUE.get("exit.signal.33").id
+    assert CATALOGUE.get("exit.signal.33").id == "exit.signal.33"
     assert "signal 33" in CATALOGUE.get("exit.signal.33").title
-    assert "nonsense.rule" == CATALOGUE.get("nonsense.rule").id
+    assert CATALOGUE.get("nonsense.rule").id == "nonsense.rule"
     assert "exit.code.7" in CATALOGUE
     assert "nonsense.rule" not in CATALOGUE

@@ -224,7 +224,8 @@ class Tailer:
             os.close(fd)
 
     def _watch(self, tail: _Tail) -> None:
-        assert self._inotify is not None  # noqa: S101 - callers checked; for the type checker
+        if self._inotify is None:
+            return
         folder = str(Path(tail.path).parent)
         try:
             if folder not in self._folders:
@@ -259,7 +260,7 @@ class Tailer:
                 continue
             folder = self._folder_of.get(event.wd)
             if folder is not None and event.name:
-                tail = self._tails.get(os.path.join(folder, event.name)) or self._tails.get(event.name)
+                tail = self._tails.get(str(Path(folder) / event.name)) or self._tails.get(event.name)
             else:
                 tail = self._by_watch.get(event.wd)
             if tail is not None:
@@ -278,7 +279,7 @@ class Tailer:
         tail.more = False
         self._advance(tail, to_end=to_end)
         try:
-            stat = os.stat(tail.path)
+            stat = Path(tail.path).stat()
         except OSError:
             return
         if (stat.st_dev, stat.st_ino) == tail.identity and tail.fd >= 0:
@@ -341,7 +342,7 @@ class Tailer:
     def _poll_one(self, tail: _Tail) -> None:
         """One `stat` for a file that rests; network file systems refresh attributes on it."""
         try:
-            stat = os.stat(tail.path)
+            stat = Path(tail.path).stat()
         except OSError:
             self._advance(tail)
             return

@@ -114,7 +114,7 @@ def diagnose(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosi
     same = _fan_out(root, candidates)
     judged = tuple(_judged(finding, root, same, survived, context) for finding in unique)
     ranks, nodes, gpus = _suspects(root, same, unique, context)
-    rivals = _rivals(root, same, candidates, context)
+    rivals = _rivals(root, same, candidates)
     confidence = _confidence(root, ranks, judged, rivals)
     remedy = _remedy(root, nodes)
     helps = restart_helps(root.finding)
@@ -316,9 +316,7 @@ def _fan_out(root: Candidate, candidates: list[Candidate]) -> list[Candidate]:
     return [c for c in candidates if (c.finding.fingerprint or c.finding.rule) == key]
 
 
-def _rivals(
-    root: Candidate, same: list[Candidate], candidates: list[Candidate], context: DiagnosisContext
-) -> tuple[Finding, ...]:
+def _rivals(root: Candidate, same: list[Candidate], candidates: list[Candidate]) -> tuple[Finding, ...]:
     """Candidates that the root does not explain: as heavy, elsewhere, at about the same time."""
     ids = {c.finding.id for c in same}
     found: dict[str, Finding] = {}
@@ -332,7 +330,7 @@ def _rivals(
         if root.weight is Weight.SPECIFIC and c.weight is Weight.SIGNAL:
             continue
         found.setdefault(c.finding.rule, c.finding)
-    return tuple(found.values())[:3] if context is not None else ()
+    return tuple(found.values())[:3]
 
 
 # --- what follows from the choice -------------------------------------------------------------------------------------

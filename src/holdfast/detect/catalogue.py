@@ -1,4 +1,4 @@
-"""The catalogue: what each line means, as data. Rules are TOML; this module checks them and gives them names.
+r"""The catalogue: what each line means, as data. Rules are TOML; this module checks them and gives them names.
 
 `adapters/catalogue_files` reads the packaged folder and site folders and hands over their bytes; agents, launchers
 and `holdfast explain` build one `Catalogue` and one `Matcher` from it. Nothing here reads a file or a clock.
@@ -12,7 +12,7 @@ A rule file looks like this (defaults of the file first, then one `[[rule]]` eac
     role = "root"
     kind = "nccl-timeout"
     title = "A collective did not finish in time"
-    pattern = '''Watchdog caught collective operation timeout: WorkNCCL\\(SeqNum=(?P<seq>\\d+)'''
+    pattern = '''Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+)'''
     matches = ["..."]
     rejects = ["..."]
 
@@ -37,11 +37,15 @@ from holdfast.errors import ConfigError
 from holdfast.model.evidence import Domain, Remedy, Role, Severity
 
 CAPTURES = frozenset(
-    "node rank local_rank gpu gpu_id pid job step total epoch loss grad_norm lr lr_text link path peer device hca "
-    "xid code signal seq op timeout_ms elapsed_s elapsed_ms tokens_per_s samples_per_s steps_per_s tflops mfu "
-    "type message function line file what verdict reason serial done started last_enqueued last_completed "
-    "host module rest it_s s_it sub sev unit intr err regs name count size percent user state".split()
-)
+    {
+        "node", "rank", "local_rank", "gpu", "gpu_id", "pid", "job", "step", "total", "epoch", "loss", "grad_norm",
+        "lr", "lr_text", "link", "path", "peer", "device", "hca", "xid", "code", "signal", "seq", "op", "timeout_ms",
+        "elapsed_s", "elapsed_ms", "tokens_per_s", "samples_per_s", "steps_per_s", "tflops", "mfu", "type",
+        "message", "function", "line", "file", "what", "verdict", "reason", "serial", "done", "started",
+        "last_enqueued", "last_completed", "host", "module", "rest", "it_s", "s_it", "sub", "sev", "unit", "intr",
+        "err", "regs", "name", "count", "size", "percent", "user", "state",
+    }
+)  # fmt: skip
 """Names that a pattern may capture; anything else is a slip of the pen."""
 
 

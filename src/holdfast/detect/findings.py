@@ -47,7 +47,7 @@ _IDENTIFYING = (
 
 
 def fingerprint(rule_id: str, captures: Mapping[str, str], node: str = "") -> str:
-    """Same trouble, same text: the rule, and a hash of what identifies it with rank, node, address and time stripped."""
+    """Same trouble, same text: the rule and a hash of what identifies it, without rank, node, address and time."""
     parts = [rule_id]
     for name in _IDENTIFYING:
         value = captures.get(name, "")

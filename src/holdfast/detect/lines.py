@@ -30,7 +30,9 @@ _PREFIX = re.compile(
 )
 _PDSH = re.compile(r"(?P<host>[a-z][a-z0-9-]*\d[a-z0-9.-]*):\s(?=\S)")
 _NOT_HOSTS = re.compile(r"(?:nvidia-|nvme|mlx|eth|ib\d|en[ops]\d|sd[a-z]|dm-|md\d|loop\d|xfs|ext4|bond|cpu\d|nfs)")
-_MONTHS = {m: i + 1 for i, m in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())}
+_MONTHS = {
+    m: i + 1 for i, m in enumerate(("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"))
+}
 _STAMP = re.compile(
     r"""\s*[\[(]?(?:
       (?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T\s](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?(?P<z>Z|[+-]\d\d:?\d\d)?
@@ -96,7 +98,7 @@ def take_apart(text: str, year: int = 1970) -> Line:
 
 
 def without_host(body: str) -> tuple[str, str]:
-    """pdsh's and clush's `host: ` split off, when the line begins with what looks like one: (rest, host)."""
+    """Split off the `host: ` of pdsh or clush, when the line begins with what looks like one: (rest, host)."""
     found = _PDSH.match(body)
     if found is None or _NOT_HOSTS.match(body):
         return body, ""

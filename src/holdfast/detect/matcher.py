@@ -151,6 +151,7 @@ class LineStream:
         line_no: lines completed so far.
         offset: bytes consumed so far, the unfinished line included.
         pending: bytes of the unfinished line.
+        records: open multi-line records by writer; the block reader's, not the caller's.
     """
 
     def __init__(self, matcher: Matcher, source: StreamSource, progress: ProgressReading) -> None:
@@ -160,7 +161,7 @@ class LineStream:
         self.offset = 0
         self._carry = b""
         self._overlap = 0
-        self._records: dict[str, list[tuple[Record, Rule]]] = {}
+        self.records: dict[str, list[tuple[Record, Rule]]] = {}
         self._sampled = progress is ProgressReading.SAMPLED
         self._blocks = 0
         self._unread: tuple[bytes, int, int] | None = None
@@ -204,7 +205,7 @@ class LineStream:
             block, base, line_no = self._unread
             self._unread = None
             matches = self._progress_of(block, base, line_no, at) + matches
-        self._records.clear()
+        self.records.clear()
         return matches
 
     def _piece(self, buffer: bytes, at: float) -> list[Match]:
@@ -225,7 +226,7 @@ class LineStream:
         hits = _hits(database, clean, overlap if clean is block else 0)
         first_line = self.line_no
         self.line_no += clean.count(b"\n")
-        if not hits and not self._records:
+        if not hits and not self.records:
             return []
         matches = _BlockReader(self, clean, base, first_line, at).read(hits)
         if not block.endswith((b"\n", b"\r")):
@@ -278,11 +279,11 @@ class _BlockReader:
                 for rule in owners[hits[index][1]]:
                     candidates[rule.id] = rule
                 index += 1
-            if records and self.stream._records:
+            if records and self.stream.records:
                 self.walk(done, start)
             self.line(start, end, hits[index - 1][0], candidates.values(), records=records)
             done = end
-        if records and self.stream._records:
+        if records and self.stream.records:
             self.walk(done, len(self.block))
         return self.matches
 
@@ -304,7 +305,7 @@ class _BlockReader:
         position = start
         if position and self.block[position : position + 1] in {b"\n", b"\r"}:
             position += 1
-        while position < stop and self.stream._records:
+        while position < stop and self.stream.records:
             _, end = self.bounds(position + 1)
             if end > position:
                 self.line(position, end, end, (), records=True)
@@ -316,7 +317,7 @@ class _BlockReader:
         text = self.block[low:high].decode("utf-8", "replace")
         line = take_apart(text, self.year)
         judged = self.matcher.judge(line, candidates, self.stream.source.kind) if candidates else None
-        if records and self.stream._records:
+        if records and self.stream.records:
             ended = self.offer(line)
             if ended is not None:
                 record, rule = ended
@@ -332,7 +333,7 @@ class _BlockReader:
 
     def offer(self, line: Line) -> tuple[Record, Rule] | None:
         """Give the line to the newest record of its writer; the record when this line ends it."""
-        opened = self.stream._records.get(line.key)
+        opened = self.stream.records.get(line.key)
         if not opened:
             return None
         record, rule = opened[-1]
@@ -340,11 +341,11 @@ class _BlockReader:
         if record.complete:
             opened.pop()
             if not opened:
-                del self.stream._records[line.key]
+                del self.stream.records[line.key]
         return (record, rule) if ended else None
 
     def open(self, rule: Rule, line: Line, captures: Mapping[str, str]) -> None:
-        records = self.stream._records
+        records = self.stream.records
         if len(records) >= OPEN_RECORDS_MAX:
             return
         record = RECORDS[rule.record](rule.id, line.key, line.rank)

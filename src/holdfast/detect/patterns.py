@@ -100,7 +100,7 @@ def _ambiguous_rounds(body: Any) -> str:
         if op is _c.BRANCH and (why := _overlapping_branches(arg[1])):
             return why
     if _seq_nullable(items):
-        return "a repeated group can match nothing" if len(items) else ""
+        return "a repeated group can match nothing" if items else ""
     for index, (op, arg) in enumerate(items):
         if op in _REPEATS and (arg[1] is _c.MAXREPEAT or arg[1] > 64):
             eaten = _chars(arg[2])

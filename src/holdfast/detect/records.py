@@ -72,6 +72,7 @@ class Traceback(Record):
         self.frames: list[Frame] = []
 
     def offer(self, line: Line) -> bool:
+        """Frames are kept, the exception's line ends it."""
         body = line.body
         if found := _FRAME.match(body):
             if len(self.frames) < _FRAMES_MAX:
@@ -102,6 +103,7 @@ class ElasticFailure(Record):
     """torchrun's table of the first failure: host, rank, exit code, in indented `name : value` lines."""
 
     def offer(self, line: Line) -> bool:
+        """Fields are kept, the table's rule ends it."""
         if found := _ELASTIC_FIELD.match(line.body):
             self._field(found["name"], found["value"].strip())
             return False
@@ -130,6 +132,7 @@ class NvrmGone(Record):
     """`NVRM: The NVIDIA GPU ...`, `NVRM: (PCI ID: ...) installed in this system has`, `NVRM: fallen off the bus`."""
 
     def offer(self, line: Line) -> bool:
+        """The third line ends it."""
         if "fallen off the bus" in line.body:
             self.complete = True
             return True

@@ -29,7 +29,7 @@ _VERDICTS: dict[int, tuple[Role, Severity, Remedy]] = {
     3: (Role.ROOT, Severity.ERROR, Remedy.RESET_GPU),
     4: (Role.ROOT, Severity.FATAL, Remedy.RESET_GPU),
 }
-"""The driver's own verdict in Xid 154: NVML_GPU_RECOVERY_ACTION_{NONE,GPU_RESET,NODE_REBOOT,DRAIN_P2P,DRAIN_AND_RESET}."""
+"""Xid 154 by NVML_GPU_RECOVERY_ACTION: NONE, GPU_RESET, NODE_REBOOT, DRAIN_P2P, DRAIN_AND_RESET."""
 NVLINK5 = range(144, 151)
 
 
@@ -84,9 +84,7 @@ def _sxid(catalogue: Catalogue, rule: Rule, captures: dict[str, str], code: str)
 
 def pci_address(text: str) -> str:
     """`0000:b9:00` in one form for all shapes: lower case, with domain, without a function of zero."""
-    text = text.strip().lower().rstrip(".")
-    if text.endswith(".0"):
-        text = text[:-2]
+    text = text.strip().lower().rstrip(".").removesuffix(".0")
     parts = text.split(":")
     if len(parts) == 2 and len(parts[0]) == 2:
         parts = ["0000", *parts]
