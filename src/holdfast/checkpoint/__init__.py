@@ -16,13 +16,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.checkpointer_torch import Checkpointer
+    from holdfast.checkpoint.checkpointer_torch import EX_RESTART, Checkpointer
     from holdfast.checkpoint.errors import CheckpointError, FencedError, RestoreError, SaveError
     from holdfast.checkpoint.fence import Fence
     from holdfast.checkpoint.manifest import Manifest, Problem, Verdict
+    from holdfast.checkpoint.state_torch import not_finite
     from holdfast.checkpoint.store import CheckpointInfo, CheckpointStore, scan, verify
 
 __all__ = [
+    "EX_RESTART",
     "CheckpointError",
     "CheckpointInfo",
     "CheckpointStore",
@@ -34,12 +36,15 @@ __all__ = [
     "RestoreError",
     "SaveError",
     "Verdict",
+    "not_finite",
     "scan",
     "verify",
 ]
 
 _HOME = {
     "Checkpointer": "checkpointer_torch",
+    "EX_RESTART": "checkpointer_torch",
+    "not_finite": "state_torch",
     "CheckpointError": "errors",
     "FencedError": "errors",
     "RestoreError": "errors",

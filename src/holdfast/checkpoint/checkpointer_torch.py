@@ -1,34 +1,50 @@
 """`Checkpointer`: what a PyTorch training script calls to save, and to resume from the newest good state.
 
 Called by user code on every rank, in the same order on each (its calls are collective like the
-training's own). A save holds the training only while the state is copied to host memory; a thread of
-the publishing rank then writes, hashes, syncs and renames. The clock is read for `every_s` alone.
-What happened is said on stderr in one sentence, and to `holdfast.telemetry` when that is there.
+training's own). A save holds the training only while the state is copied to host memory; a thread then
+writes, hashes, syncs and renames. The clock is read for `every_s` and the time limit alone. What
+happened is said on stderr in one sentence, and to `holdfast.telemetry` when that is there.
 """
 
 import importlib
 import os
 import pickle
-import sys
+import signal
 import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import torch
 
+from holdfast.checkpoint import voice
 from holdfast.checkpoint.errors import CheckpointError, FencedError, RestoreError, SaveError
 from holdfast.checkpoint.fence import Fence
+from holdfast.checkpoint.leaving import Leaving, Wish
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.staging_torch import Stager
-from holdfast.checkpoint.state_torch import RNG, apply_local, apply_shared, pack, take_local, take_shared, unpack
+from holdfast.checkpoint.state_torch import (
+    RNG,
+    apply_local,
+    apply_shared,
+    is_sharded,
+    pack,
+    take_local,
+    take_shared,
+    unpack,
+)
 from holdfast.checkpoint.store import CheckpointInfo, CheckpointStore, PendingCheckpoint, verify
 from holdfast.checkpoint.world_torch import World
 
-__all__ = ["Checkpointer"]
+if TYPE_CHECKING:
+    from holdfast.checkpoint.sharded_torch import ShardedStager
+
+__all__ = ["EX_RESTART", "Checkpointer"]
+
+EX_RESTART = 85
+"""Exit code for "the state is saved, start me again"."""
 
 SHARED_FILE = "shared.pt"
 LOCAL_FILE = "ranks.pt"
@@ -40,13 +56,23 @@ class Checkpointer:
     Construct it on every rank after `torch.distributed.init_process_group` (or without it).
 
     Args:
-        folder: where checkpoints are published; shared by all nodes, made when missing.
+        folder: where checkpoints are published; made when missing. Seen by all ranks, unless `is_local`.
         keep: how many good checkpoints stay; older ones are removed after each save.
         every_steps: `due` is true at multiples of this.
         every_s: `due` is true about this often; the ranks agree on the step. May be given besides `every_steps`.
         mirrors: folders that get a copy after each save and are tried when the first place fails.
+        is_local: the folder is on the publishing node's own disk, quick but lost with the node: a save is
+            called durable once a mirror has it.
         async_: write in the background; at most one save is under way, a second waits for it.
-        environ: where `HOLDFAST_JOB_DIR`, `HOLDFAST_EPOCH`, `HOLDFAST_ATTEMPT` and `HOLDFAST_RESTORE_STEP` are read.
+        refuse_if: given the state, says why it must not be saved (such as `not_finite`), or None.
+        signals: ask for a save at the next step boundary; SIGTERM also to leave. Default: SIGTERM and
+            SIGUSR1, but SIGUSR1 alone under Holdfast's launcher, which asks through telemetry and means
+            SIGTERM literally.
+        before_end_s: save this long before Slurm's time limit, 0 for not.
+        exits: when asked to leave, `save` ends the process with code 85 once the state is durable; when
+            false, ask `leaving` after each save.
+        environ: where `HOLDFAST_JOB_DIR`, `HOLDFAST_EPOCH`, `HOLDFAST_ATTEMPT`, `HOLDFAST_RESTORE_STEP` and
+            `SLURM_JOB_END_TIME` are read.
 
     Raises:
         CheckpointError: the environment or an argument makes no sense.
@@ -60,19 +86,36 @@ class Checkpointer:
         every_steps: int | None = None,
         every_s: float | None = None,
         mirrors: Sequence[Path | str] = (),
+        is_local: bool = False,
         async_: bool = True,
-        environ: MutableMapping[str, str] | None = None,
+        refuse_if: Callable[[Mapping[str, Any]], str | None] | None = None,
+        signals: Iterable[signal.Signals] | None = None,
+        before_end_s: float = 300.0,
+        exits: bool = True,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._environ = os.environ if environ is None else environ
         if keep < 1:
             raise CheckpointError(f"keep={keep} must be 1 or more, or nothing would be left to resume from")
+        if is_local and not mirrors:
+            raise CheckpointError("is_local needs a mirror on shared storage, or nothing outlives the node")
         self.folder = Path(folder)
-        self.keep = keep
-        self.world = World()
+        self._keep = keep
         self._store = CheckpointStore(self.folder, mirrors=mirrors, fence=Fence.from_environment(self._environ))
         self._pace = Pace(every_steps, every_s)
+        self._world = World()
+        self._background: World | None = None
+        self._is_local = is_local
         self._is_async = async_
+        self._refuse_if = refuse_if
+        self._exits = exits
+        if signals is None:
+            launched = "HOLDFAST_EPOCH" in self._environ
+            signals = (signal.SIGUSR1,) if launched else (signal.SIGTERM, signal.SIGUSR1)
+        self._leaving = Leaving(signals, self._environ, before_end_s)
+        self._agreed = Wish.NOTHING
         self._stager = Stager()
+        self._sharded_stager: ShardedStager | None = None
         self._writer: threading.Thread | None = None
         self._outcome: BaseException | None = None
         self._in_flight: int | None = None
@@ -82,7 +125,7 @@ class Checkpointer:
     def restore(self, state: MutableMapping[str, Any], *, required: bool = False) -> int:
         """Load the newest good checkpoint into the objects of `state`, in place, on every rank.
 
-        Each rank verifies the hashes of what it loads; a checkpoint that fails on any rank is named on
+        Each rank verifies what it loads by its hash; a checkpoint that fails on any rank is named on
         stderr, quarantined, and the next place or the next older one is tried, by all ranks together.
         `HOLDFAST_RESTORE_STEP` bounds the step from above.
 
@@ -98,90 +141,84 @@ class Checkpointer:
             RestoreError: a good checkpoint does not fit the program, or none was found and `required`.
             CheckpointError: the folder or the fence cannot be read.
         """
-        with _phase("load"):
+        with voice.phase("load"):
             refused: list[str] = []
-            choices = self._from_leader(self._list_candidates)
             chosen: CheckpointInfo | None = None
-            for info in choices:
+            for info in self._world.ask_leader(self._list_candidates):
                 problem = self._verified_by_all(info)
                 if problem is None:
                     chosen = info
                     break
                 refused.append(problem)
             if chosen is None and required:
-                raise RestoreError(f"no good checkpoint in {self.folder}" + "".join(f"; {text}" for text in refused))
+                raise RestoreError("; ".join([f"no good checkpoint in {self.folder}", *refused]))
             if chosen is not None:
                 self._load(chosen, state)
             step = chosen.step if chosen is not None else 0
-            self._from_leader(lambda: self._store.settle(step))
-            if refused and self.world.leads:
-                what = (
-                    f"restored {chosen.path}" if chosen is not None else "no good checkpoint is left, starting from 0"
-                )
-                _say(f"{'; '.join(refused)}; {what}")
+            self._world.ask_leader(lambda: self._store.settle(step))
+            if refused and self._world.leads:
+                what = f"restored {chosen.path}" if chosen is not None else "none is left, starting from step 0"
+                voice.say(f"{'; '.join(refused)}; {what}")
             self._durable_step = step
-            self._pace.begin(step, self._now())
+            self._pace.begin(step, time.monotonic())
             return step
 
     def due(self, step: int) -> bool:
-        """Whether `step` should be saved; ask after every step, with the same steps on every rank."""
-        return self._pace.due(step, self._now, self.world.tell)
+        """Whether to save now; ask after every step, with the same steps on every rank.
 
-    def save(self, step: int, state: MutableMapping[str, Any]) -> None:
+        True by the pace asked for, and when any rank was asked to save or to leave (by the launcher
+        through telemetry, a signal, or the end of the time limit). A wish is seen one step late, at the
+        same step on every rank, so that no rank waits for one that has left.
+        """
+        wish = Wish.SAVE_AND_LEAVE if voice.evacuation_requested() else self._leaving.wish()
+        self._agreed = Wish(self._world.strongest_so_far(wish))
+        is_due = self._pace.due(step, time.monotonic, self._world.tell)
+        return is_due or self._agreed is not Wish.NOTHING
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Save the state after `step` completed steps; with `async_` returns once the state is copied.
 
         A disk that fails does not stop the training: it is said on stderr, and the next save tries again.
 
         Raises:
             FencedError: a newer attempt has been started; the previous save may have found it out.
+            SystemExit: code 85, when the job was asked to leave and the state is durable (see `exits`).
         """
-        with _phase("checkpoint"):
+        with voice.phase("checkpoint"):
             self._finish()
             self._store.fence.check(f"save step {step}")
-            packed = self.world.gather(pack(take_local(state)))
-            self._pace.saved(step, self._now(), self.world.tell)
-            if not self.world.leads:
-                return
-            staged = self._stager.stage(take_shared(state))
-            self._in_flight = step
-            _told(step, durable=False)
-            write = threading.Thread(
-                target=self._write, args=(step, staged, packed or []), name=f"holdfast-save-{step}", daemon=False
-            )
-            self._writer = write
-            write.start()
-            if not self._is_async:
-                self._finish()
+            self._pace.saved(step, time.monotonic(), self._world.tell)
+            if not self._is_refused(step, state):
+                self._start(step, state)
+                if not self._is_async:
+                    self._finish()
+            if self._exits and self.leaving():
+                if self._world.leads:
+                    voice.say(f"asked to leave: step {step} is saved, ending with code {EX_RESTART} (restart me)")
+                raise SystemExit(EX_RESTART)
 
     def wait(self) -> bool:
         """Wait until the last save has ended, on every rank.
 
         Returns:
-            True when the last save is published and durable (also when nothing was saved yet).
+            True when it is published and durable, and when there was nothing to wait for.
 
         Raises:
             FencedError: it was refused because a newer attempt has been started.
         """
-
-        def finish() -> bool:
-            asked = self._in_flight
+        if not self._world.leads:
             self._finish()
-            return asked is None or self._durable_step >= asked
+        return self._world.ask_leader(self._is_finished_well)
 
-        return bool(self._from_leader(finish))
-
-    def should_stop(self, requested: bool = False) -> bool:
-        """Whether the job should save and leave, agreed by all ranks; ask after every step.
-
-        True one call after any rank was asked to leave (by the launcher through telemetry, or by
-        `requested`), on every rank at the same step, so that no rank waits for one that has left.
-        """
-        return self.world.any_so_far(requested or _evacuation())
+    def leaving(self) -> bool:
+        """Whether all ranks agreed to leave and the state is durable; waits for it. Ask after a save."""
+        return self._agreed is Wish.SAVE_AND_LEAVE and self.wait()
 
     def close(self) -> None:
-        """Wait for the save under way; call it on every rank at the end, or use the `with` statement."""
+        """Wait for the save under way, give signals back; call it on every rank at the end, or use `with`."""
         self.wait()
-        self.world.settle()
+        self._world.settle()
+        self._leaving.release()
 
     def __enter__(self) -> Self:
         return self
@@ -191,12 +228,11 @@ class Checkpointer:
     ) -> None:
         if kind is None:
             self.close()
-        elif self._writer is not None:
-            # Peers may be gone: no collective here, only let a save that is under way reach the disk.
+            return
+        # Peers may be gone: no collective here, only let a save that is under way reach the disk.
+        self._leaving.release()
+        if self._writer is not None:
             self._writer.join()
-
-    def _now(self) -> float:
-        return time.monotonic()
 
     def _list_candidates(self) -> list[CheckpointInfo]:
         pin = self._environ.get("HOLDFAST_RESTORE_STEP", "").strip()
@@ -204,60 +240,94 @@ class Checkpointer:
             raise CheckpointError(f"HOLDFAST_RESTORE_STEP={pin!r} must be a whole number, 0 or more")
         found = self._store.candidates(not_after=int(pin) if pin else None)
         for info, reason in self._store.ruled_out():
-            _say(f"{info.path} {reason}; it is ignored")
+            voice.say(f"{info.path} {reason}; it is ignored")
         return found
 
     def _verified_by_all(self, info: CheckpointInfo) -> str | None:
         """None when every rank finds the checkpoint good; otherwise why not, and it is quarantined."""
-        verdict = verify(info.path)
-        found = [text for text in self.world.everyones(None if verdict.ok else verdict.sentence) if text]
+        is_shared_out = info.manifest is not None and info.manifest.layout == "sharded"
+        verdict = verify(info.path, share=(self._world.rank, self._world.size) if is_shared_out else (0, 1))
+        mine = None if verdict.ok else f"{info.path} on rank {self._world.rank}: {verdict.sentence}"
+        found = [text for text in self._world.everyones(mine) if text]
         if not found:
             return None
-        if self.world.leads and not verdict.ok:
-            moved = self._store.quarantine(info)
-            return f"{info.path.parent}: {found[0]}" + (f", kept as {moved.name}" if moved else "")
-        return f"{info.path.parent}: {found[0]}"
+        # What only another rank finds bad may be its disk or its mount: passed over, but left where it is.
+        if self._world.leads and not verify(info.path).ok and (moved := self._store.quarantine(info)):
+            return f"{found[0]}, kept as {moved.name}"
+        return found[0]
 
     def _load(self, info: CheckpointInfo, state: MutableMapping[str, Any]) -> None:
         problem: RestoreError | None = None
         try:
-            shared = torch.load(info.path / SHARED_FILE, map_location="cpu", weights_only=False, mmap=True)
-            apply_shared(state, shared)
+            self._load_shared(info, state)
             packed: list[bytes] = pickle.loads((info.path / LOCAL_FILE).read_bytes())  # noqa: S301 - the user's own
-            rank = self.world.rank
+            rank = self._world.rank
             mine = unpack(packed[rank] if rank < len(packed) else packed[0])
             if rank >= len(packed):
                 # Two ranks that draw the same random numbers would train on the same noise.
                 del mine[RNG]
             missing = apply_local(state, mine)
-            if self.world.leads and (missing or len(packed) != self.world.size):
-                _say(_differences(info, missing, len(packed), self.world.size))
+            if self._world.leads and (missing or len(packed) != self._world.size):
+                voice.say(_differences(info, missing, len(packed), self._world.size))
         except RestoreError as error:
             problem = RestoreError(f"{info.path}: {error}")
         except (OSError, RuntimeError, pickle.UnpicklingError, AttributeError, ImportError) as error:
             problem = RestoreError(f"{info.path} is good but cannot be loaded by this program: {error}")
-        everyones = [text for text in self.world.everyones(str(problem) if problem else None) if text]
+        everyones = [text for text in self._world.everyones(str(problem) if problem else None) if text]
         if everyones:
             raise problem or RestoreError(everyones[0])
 
-    def _write(self, step: int, staged: dict[str, Any], packed: list[bytes]) -> None:
+    def _load_shared(self, info: CheckpointInfo, state: MutableMapping[str, Any]) -> None:
+        layout = info.manifest.layout if info.manifest is not None else "unknown"
+        if layout == "sharded":
+            _sharded().load_shards(state, info.path, self._world)
+        elif layout == "replicated":
+            parts = torch.load(info.path / SHARED_FILE, map_location="cpu", weights_only=False, mmap=True)
+            if is_sharded(state):
+                _sharded().load_full(state, parts)
+            else:
+                apply_shared(state, parts)
+        else:
+            raise RestoreError(f"its layout {layout!r} is another program's")
+
+    def _is_refused(self, step: int, state: Mapping[str, Any]) -> bool:
+        if self._refuse_if is None:
+            return False
+        reasons = [reason for reason in self._world.everyones(self._refuse_if(state)) if reason]
+        if reasons and self._world.leads:
+            voice.say(f"step {step} is not saved: {reasons[0]}; step {self._durable_step} stays the newest good one")
+        return bool(reasons)
+
+    def _start(self, step: int, state: Mapping[str, Any]) -> None:
+        """Copy the state and hand it to the writing thread."""
+        spread = is_sharded(state)
+        packed = self._world.gather(pack(take_local(state))) or []
+        if not spread and not self._world.leads:
+            return
+        write: Callable[[], None]
+        if spread:
+            if self._background is None or self._sharded_stager is None:
+                self._background, self._sharded_stager = World(), _sharded().ShardedStager()
+            background, shards = self._background, self._sharded_stager.stage(_sharded().take_shards(state))
+
+            def write() -> None:
+                self._write_sharded(step, shards, packed, background)
+        else:
+            staged = self._stager.stage(take_shared(state))
+
+            def write() -> None:
+                self._write_replicated(step, staged, packed)
+
+        self._in_flight = step
+        if self._world.leads:
+            voice.checkpoint(step, durable=False)
+        self._writer = threading.Thread(target=self._guarded, args=(step, write), name=f"holdfast-save-{step}")
+        self._writer.start()
+
+    def _guarded(self, step: int, write: Callable[[], None]) -> None:
         """Body of the writing thread; its outcome is collected by `_finish`."""
-        pending: PendingCheckpoint | None = None
         try:
-            if not self._is_swept:
-                self._store.sweep()
-                self._is_swept = True
-            pending = self._store.begin(step)
-            with pending.create(SHARED_FILE) as file:
-                torch.save(staged, cast("IO[bytes]", file))  # only write() and flush() are asked of it
-            pending.add(file)
-            pending.write_bytes(LOCAL_FILE, pickle.dumps(packed))
-            attempt = self._environ.get("HOLDFAST_ATTEMPT", str(self._store.fence.epoch))
-            published = pending.publish(world_size=self.world.size, attempt=attempt, layout="replicated")
-            self._durable_step = step
-            _told(step, durable=True)
-            self._copy_to_mirrors(published)
-            self._store.prune(self.keep)
+            write()
         except OSError as error:
             self._outcome = self._store.save_error(step, error)
         except RuntimeError as error:
@@ -266,18 +336,74 @@ class Checkpointer:
             self._outcome = self._store.save_error(step, cause) if isinstance(cause, OSError) else error
         except BaseException as error:  # noqa: BLE001 - a thread has no caller: `_finish` raises it in the training
             self._outcome = error
-        finally:
-            if pending is not None and self._durable_step != step:
-                pending.abandon()
 
-    def _copy_to_mirrors(self, published: Path) -> None:
+    def _write_replicated(self, step: int, staged: dict[str, Any], packed: list[bytes]) -> None:
+        pending = self._begin(step)
+        try:
+            with pending.create(SHARED_FILE) as file:
+                torch.save(staged, cast("IO[bytes]", file))  # only write() and flush() are asked of it
+            pending.add(file)
+            published = self._publish(pending, packed, "replicated")
+        except BaseException:
+            pending.abandon()
+            raise
+        self._after(step, published)
+
+    def _write_sharded(self, step: int, shards: dict[str, Any], packed: list[bytes], world: World) -> None:
+        pending: PendingCheckpoint | None = None
+
+        def begin() -> Path:
+            nonlocal pending
+            pending = self._begin(step)
+            return pending.path
+
+        draft = world.ask_leader(begin)
+        try:
+            entries = _sharded().write_shards(shards, draft, world)
+            if pending is not None:
+                pending.add_entries(entries)
+            world.ask_leader(lambda: self._publish(cast("PendingCheckpoint", pending), packed, "sharded"))
+        except BaseException:
+            if pending is not None:
+                pending.abandon()
+            raise
+        if pending is not None and pending.published is not None:
+            self._after(step, pending.published)
+
+    def _begin(self, step: int) -> PendingCheckpoint:
+        if not self._is_swept:
+            self._store.sweep()
+            self._is_swept = True
+        return self._store.begin(step)
+
+    def _publish(self, pending: PendingCheckpoint, packed: list[bytes], layout: str) -> Path:
+        pending.write_bytes(LOCAL_FILE, pickle.dumps(packed))
+        attempt = self._environ.get("HOLDFAST_ATTEMPT", str(self._store.fence.epoch))
+        published = pending.publish(world_size=self._world.size, attempt=attempt, layout=layout)
+        if not self._is_local:
+            self._durable_step = pending.step
+            voice.checkpoint(pending.step, durable=True)
+        return published
+
+    def _after(self, step: int, published: Path) -> None:
+        """Copies and clearing away, on the leader, once the checkpoint is published."""
         for mirror in self._store.mirrors:
             try:
                 self._store.copy(published, mirror)
             except FencedError:
                 raise
             except (OSError, CheckpointError) as error:
-                _say(f"the mirror {mirror} did not get {published.name}: {error}; the checkpoint itself is durable")
+                voice.say(f"the mirror {mirror} did not get {published.name}: {error}; training goes on")
+                continue
+            if self._durable_step != step:
+                self._durable_step = step
+                voice.checkpoint(step, durable=True)
+        self._store.prune(self._keep)
+
+    def _is_finished_well(self) -> bool:
+        asked = self._in_flight
+        self._finish()
+        return asked is None or self._durable_step >= asked
 
     def _finish(self) -> None:
         """Collect the save under way; only fencing and programming errors reach the training."""
@@ -287,23 +413,15 @@ class Checkpointer:
         self._in_flight = None
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, SaveError):
-            _say(f"{outcome}; training goes on, the newest good checkpoint is that of step {self._durable_step}")
+            if self._world.leads:
+                voice.say(f"{outcome}; training goes on, step {self._durable_step} stays the newest good one")
         elif outcome is not None:
             raise outcome
 
-    def _from_leader(self, ask: Callable[[], Any]) -> Any:
-        """Do something on the leader; its result, or its error, reaches every rank."""
-        answer: Any = None
-        failure: CheckpointError | None = None
-        if self.world.leads:
-            try:
-                answer = ask()
-            except CheckpointError as error:
-                failure = error
-        answer, failure = self.world.tell((answer, failure))
-        if failure is not None:
-            raise failure
-        return answer
+
+def _sharded() -> Any:
+    """The module for sharded state, imported when needed: DCP would add half a second to every start."""
+    return importlib.import_module("holdfast.checkpoint.sharded_torch")
 
 
 def _differences(info: CheckpointInfo, missing: list[str], then: int, now: int) -> str:
@@ -311,35 +429,5 @@ def _differences(info: CheckpointInfo, missing: list[str], then: int, now: int) 
     if missing:
         parts.append(f"holds nothing for {', '.join(missing)}, which keep their present values")
     if then != now:
-        parts.append(
-            f"was saved by {then} ranks and is loaded by {now}, where a new rank takes the data position of rank 0"
-        )
+        parts.append(f"was saved by {then} ranks and is loaded by {now}, new ranks take rank 0's data position")
     return f"{info.path} " + " and ".join(parts)
-
-
-def _say(sentence: str) -> None:
-    print(f"holdfast.checkpoint: {sentence}", file=sys.stderr, flush=True)  # noqa: T201 - the user's log is the place
-
-
-def _telemetry() -> Any:
-    """The telemetry module, or None where it is not installed beside this package."""
-    try:
-        return importlib.import_module("holdfast.telemetry")
-    except ImportError:
-        return None
-
-
-def _told(step: int, *, durable: bool) -> None:
-    telemetry = _telemetry()
-    if telemetry is not None:
-        telemetry.checkpoint(step, durable=durable)
-
-
-def _phase(name: str) -> AbstractContextManager[Any]:
-    telemetry = _telemetry()
-    return telemetry.phase(name) if telemetry is not None else nullcontext()
-
-
-def _evacuation() -> bool:
-    telemetry = _telemetry()
-    return telemetry is not None and bool(telemetry.evacuate_requested())

@@ -12,15 +12,28 @@ No time passes here and nothing is read or written.
 import io
 import random
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.checkpoint.errors import RestoreError
+from holdfast.checkpoint.staging_torch import Stager
 
-__all__ = ["RNG", "apply_local", "apply_shared", "is_shared", "pack", "take_local", "take_shared", "unpack"]
+__all__ = [
+    "RNG",
+    "apply_local",
+    "apply_shared",
+    "is_sharded",
+    "is_shared",
+    "not_finite",
+    "pack",
+    "take_local",
+    "take_shared",
+    "unpack",
+    "unwrapped",
+]
 
 RNG = "holdfast.rng"
 """Key of the random generators among a rank's local parts."""
@@ -31,6 +44,26 @@ def is_shared(value: Any) -> bool:
     if isinstance(value, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)):
         return True
     return isinstance(value, Mapping) and bool(value) and all(isinstance(v, torch.Tensor) for v in value.values())
+
+
+def is_sharded(state: Mapping[str, Any]) -> bool:
+    """True when a module, optimizer or tensor of the state is spread over ranks.
+
+    torch's tensor module takes half a second to import; where nobody has imported it, there is no DTensor.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    kind = getattr(module, "DTensor", None)
+    return kind is not None and any(isinstance(t, kind) for value in state.values() for t in _tensors_of(value))
+
+
+def _tensors_of(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.nn.Module):
+        return value.parameters()
+    if isinstance(value, torch.optim.Optimizer):
+        return (tensor for group in value.param_groups for tensor in group["params"])
+    if isinstance(value, Mapping):
+        return (tensor for tensor in value.values() if isinstance(tensor, torch.Tensor))
+    return (value,) if isinstance(value, torch.Tensor) else ()
 
 
 def unwrapped(value: Any) -> Any:
@@ -100,6 +133,17 @@ def apply_local(state: MutableMapping[str, Any], parts: Mapping[str, Any]) -> li
     return missing
 
 
+def not_finite(state: Mapping[str, Any]) -> str | None:
+    """Say which parameter holds NaN or infinity, or None; made for `Checkpointer(refuse_if=not_finite)`."""
+    for name, value in state.items():
+        if isinstance(value, torch.nn.Module):
+            for key, tensor in value.named_parameters():
+                # One sum instead of a mask: NaN and infinity survive every addition.
+                if tensor.is_floating_point() and not bool(torch.isfinite(tensor.detach().sum(dtype=torch.float64))):
+                    return f"{name}.{key} is not finite"
+    return None
+
+
 def take_rng() -> dict[str, Any]:
     """States of the random generators a training may draw from: Python's, NumPy's (when imported), torch's."""
     found: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
@@ -141,6 +185,9 @@ def _load_into(target: Any, part: Any) -> None:
     if isinstance(target, torch.Tensor):
         with torch.no_grad():
             target.copy_(part)
+    elif isinstance(target, torch.optim.Optimizer):
+        # An optimizer keeps the very tensors it is given; these lie in a mapped file that will be pruned.
+        target.load_state_dict(Stager().stage(part))
     elif hasattr(target, "load_state_dict"):
         target.load_state_dict(part)
     else:

@@ -130,6 +130,7 @@ class PendingCheckpoint:
         self._entries: dict[str, FileEntry] = {}
         name = checkpoint_name(step, store.fence.epoch)
         self.path = store.folder / f"{TMP}{name}-{secrets.token_hex(4)}"
+        self.published: Path | None = None
         self.path.mkdir(parents=True)
 
     def create(self, path: str) -> HashingFile:
@@ -177,11 +178,13 @@ class PendingCheckpoint:
         for folder in {(self.path / entry.path).parent for entry in manifest.files} | {self.path}:
             fsync_folder(folder)
         self._store.fence.check(f"publish the checkpoint of step {self.step}")
-        return _rename_into_place(self.path, self._store.folder / manifest.name)
+        self.published = _rename_into_place(self.path, self._store.folder / manifest.name)
+        return self.published
 
     def abandon(self) -> None:
-        """Remove what was written so far; never fails, since it runs while another error is under way."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove what was written, unless published; never fails, since it runs while another error is under way."""
+        if self.published is None:
+            shutil.rmtree(self.path, ignore_errors=True)
 
 
 class CheckpointStore:

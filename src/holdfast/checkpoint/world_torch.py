@@ -6,10 +6,13 @@ work on CPU. Without an initialised `torch.distributed` it is a world of one and
 Waiting happens inside the collectives; a lost peer surfaces as the RuntimeError that gloo raises.
 """
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+
+from holdfast.checkpoint.errors import CheckpointError
 
 __all__ = ["World"]
 
@@ -59,25 +62,39 @@ class World:
         dist.all_gather_object(box, value, group=self.group)
         return box
 
-    def any_so_far(self, flag: bool) -> bool:
-        """Whether any rank had raised its flag by its previous call; the same answer on every rank.
+    def ask_leader(self, ask: Callable[[], T]) -> T:
+        """Do something on the leader alone; its result, or its error, reaches every rank."""
+        answer: Any = None
+        failure: CheckpointError | OSError | None = None
+        if self.leads:
+            try:
+                answer = ask()
+            except (CheckpointError, OSError) as error:
+                failure = error
+        answer, failure = self.tell((answer, failure))
+        if failure is not None:
+            raise failure
+        return cast("T", answer)
+
+    def strongest_so_far(self, wish: int) -> int:
+        """The largest wish that any rank had brought by its previous call; the same answer on every rank.
 
         The reduction of this call runs beside the training step and is collected by the next call, so
-        that asking after each step costs next to nothing. A flag is thus seen one call late.
+        that asking after each step costs next to nothing. A wish is thus seen one call late.
         """
         if self.group is None:
-            return flag
-        answer = False
+            return wish
+        answer = 0
         if self._pending is not None:
             tensor, work = self._pending
             work.wait()
-            answer = bool(tensor.item())
-        tensor = torch.tensor([int(flag)], dtype=torch.int32)
+            answer = int(tensor.item())
+        tensor = torch.tensor([wish], dtype=torch.int32)
         self._pending = (tensor, dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
         return answer
 
     def settle(self) -> None:
-        """Collect the reduction that the last `any_so_far` left running, so that the group may be torn down."""
+        """Collect the reduction that the last `strongest_so_far` left running, so that the group may be torn down."""
         if self._pending is not None:
             self._pending[1].wait()
             self._pending = None

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import telemetry
 from holdfast.checkpoint import Checkpointer, CheckpointError
-from holdfast.workload.arguments import EX_RESTART, Options, Progress, RankPlace, parse
+from holdfast.workload.arguments import Options, Progress, RankPlace, parse
 
 __all__ = ["GPT", "Batches", "main"]
 
@@ -98,7 +98,7 @@ class Batches:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train; returns 0 when all steps are done, `EX_RESTART` when asked to leave."""
+    """Train; returns 0 when all steps are done; asked to leave, it ends with code 85."""
     options = parse("A small GPT on characters, data-parallel on the CPU.", argv)
     place = RankPlace.from_environment()
     torch.set_num_threads(1)
@@ -138,12 +138,8 @@ def _train(options: Options, place: RankPlace, progress: Progress) -> int:
                 time.sleep(rest_s)
             telemetry.step_end(step, loss=loss, samples=BATCH, tokens=BATCH * CONTEXT)
             progress.step(step, loss)
-            leave = checkpointer.should_stop()
-            if leave or checkpointer.due(step):
-                checkpointer.save(step, state)
-            if leave and checkpointer.wait():
-                progress.say(f"asked to leave: saved at step {step}")
-                return EX_RESTART
+            if checkpointer.due(step):
+                checkpointer.save(step, state)  # ends with EX_RESTART when the job was asked to leave
     progress.say("training complete")
     return 0
 
