@@ -77,6 +77,10 @@ def _die_with(parent: int) -> Callable[[], None]:
     return in_child
 
 
+_known: dict[int, Child] = {}
+"""Children that somebody here waits for. Any other child of this process is an orphan that a rank left behind."""
+
+
 @dataclass(eq=False)
 class Child:
     """A process that this launcher started and waits for.
@@ -99,6 +103,7 @@ class Child:
 
     def watch(self) -> None:
         """Begin to watch for the end. The pidfd is opened while the child cannot have been reaped yet."""
+        _known[self.pid] = self
         self._pidfd = os.pidfd_open(self.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
 
@@ -107,6 +112,7 @@ class Child:
         if returncode is None:
             return
         self._unwatch()
+        _known.pop(self.pid, None)
         self.ended_at = time.time()
         self.exit = Exit.from_returncode(returncode)
         self.exited.set()
@@ -257,25 +263,30 @@ class Foreign:
             self._pidfd = -1
 
 
-async def end_trees(children: Collection[Child], *, grace_s: float, strangers: Callable[[], set[int]]) -> None:
-    """End these processes and everything below them; return when the kernel says that all are gone.
+def strangers() -> set[int]:
+    """Orphans that ranks left behind: children of this process that nobody here started, and what is below them."""
+    table = parents()
+    me = os.getpid()
+    orphans = {pid for pid, parent in table.items() if parent == me and pid not in _known}
+    return orphans | descendants(orphans, table)
+
+
+async def end_trees(children: Collection[Child], *, grace_s: float) -> None:
+    """End these processes, everything below them and all strangers; return when the kernel says that all are gone.
 
     Args:
         children: the processes at the top.
         grace_s: seconds between SIGTERM and SIGKILL; 0: SIGKILL at once.
-        strangers: gives orphans of earlier members that belong to these trees (children that we did not start).
     """
-    below: set[int] = set()
     if grace_s > 0:
         for child in children:
             child.send_group(signal.SIGTERM)
             child.send_group(signal.SIGCONT)  # a stopped process takes no SIGTERM
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(_all_exited(children), grace_s)
-    # The snapshot comes before the kill: afterwards orphans are ours and no longer hang below their rank.
+    # Taken before the kill: afterwards they no longer hang below their rank.
     roots = [child.pid for child in children if child.exit is None]
-    if roots:
-        below = descendants(roots)
+    below = descendants(roots) if roots else set()
     for child in children:
         child.send_group(signal.SIGKILL)
     await _kill_all(below)
@@ -323,10 +334,10 @@ def reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def reap_strangers(known: Collection[int]) -> None:
+def reap_strangers() -> None:
     """Collect zombies of orphans, leaving those that a `Child` waits for."""
     for pid, parent in _zombies():
-        if parent == os.getpid() and pid not in known:
+        if parent == os.getpid() and pid not in _known:
             reap(pid)
 
 
@@ -348,18 +359,23 @@ def _zombies() -> list[tuple[int, int]]:
 # --- the guard ---
 
 
-def start_guard(tag: str, *, remove: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """Start the small process that kills everything marked with `tag` when this launcher dies, and deletes `remove`."""
+def start_guard(tag: str, *, remove: Sequence[str] = ()) -> Child:
+    """Start the small process that kills everything marked with `tag` when this launcher dies, and deletes `remove`.
+
+    It outlives the launcher, so that it is not tied to it by PR_SET_PDEATHSIG as all others are.
+    """
     script = str(Path(__file__).with_name("guard_main.py"))
-    environ = {key: value for key, value in os.environ.items() if key != TAG}
-    return subprocess.Popen(
+    popen = subprocess.Popen(
         [sys.executable, "-I", "-S", script, str(os.getpid()), tag, *remove],
-        env=environ,
+        env={key: value for key, value in os.environ.items() if key != TAG},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    child = Child(name="guard", popen=popen)
+    child.watch()
+    return child
 
 
 def may_restore_priority() -> bool:

@@ -1,0 +1,187 @@
+"""Folds what ranks show many times a second into the few events worth storing. Pure: times and facts come in.
+
+Used by the leader, one per attempt. Slots and progress lines go in; the first step, checkpoints and coarse steps come
+out as events, points for the pages as samples, and samples for the hang detector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from holdfast.detect.rhythm import StepSample
+from holdfast.launch.frames import LineSeen, SlotBrief
+from holdfast.model.cluster import JobKey, attempt_name
+from holdfast.model.events import AnyEvent, CheckpointSaved, FirstStepDone, StepReached
+from holdfast.ports import Sample
+
+MARK_EVERY_S = 10.0
+_JOB = -1
+
+
+class AttemptFold:
+    """One attempt's progress.
+
+    Args:
+        job: its key.
+        attempt: its number.
+        event_id: makes ids for events.
+        source: who says so.
+        restored: tells the step that the attempt resumed from, None when it is not written down.
+    """
+
+    def __init__(
+        self, job: JobKey, attempt: int, *, event_id: Callable[[], str], source: str, restored: Callable[[], int | None]
+    ) -> None:
+        self.briefs: dict[int, SlotBrief] = {}
+        self.has_first_step = False
+        self.first_step_at = 0.0
+        self.bad_loss: tuple[int | None, float] | None = None
+        """(rank, loss) when a loss is not a finite number."""
+        self._job = job
+        self._attempt = attempt
+        self._event_id = event_id
+        self._source = source
+        self._restored = restored
+        self._lines: LineSeen | None = None
+        self._told = -1
+        self._told_at = 0.0
+        self._staged = 0
+        self._durable = 0
+        self._sampled: dict[int, tuple[int | None, float | None]] = {}
+
+    def take_slots(self, slots: tuple[SlotBrief, ...], at: float) -> list[AnyEvent]:
+        """Newer slots of some ranks, seen at `at` (Unix seconds)."""
+        for slot in slots:
+            self.briefs[slot.rank] = slot
+            if slot.loss is not None and not math.isfinite(slot.loss) and self.bad_loss is None:
+                self.bad_loss = (slot.rank, slot.loss)
+        events = self._first_step_by_slots(at)
+        events += self._checkpoints(
+            staged=self._least(brief.staged for brief in self.briefs.values()),
+            durable=self._least(brief.durable for brief in self.briefs.values()),
+            at=at,
+        )
+        events += self._mark(at)
+        return events
+
+    def take_line(self, line: LineSeen) -> list[AnyEvent]:
+        """A progress or checkpoint line; slots, where there are any, know better."""
+        if self.briefs and any(brief.ended is not None for brief in self.briefs.values()):
+            return []
+        events: list[AnyEvent] = []
+        if line.step is not None:
+            self._lines = line
+            if line.loss is not None and not math.isfinite(line.loss) and self.bad_loss is None:
+                self.bad_loss = (line.rank, line.loss)
+            if not self.has_first_step:
+                events.append(self._first(line.step, line.at))
+        if line.checkpoint is not None:
+            events += self._checkpoints(
+                staged=None if line.durable else line.checkpoint,
+                durable=line.checkpoint if line.durable else None,
+                at=line.at,
+                path=line.path,
+            )
+        return events + self._mark(line.at)
+
+    @staticmethod
+    def _least(steps: Iterable[int | None]) -> int | None:
+        """The step that every rank that reports any has reached."""
+        known = [step for step in steps if step is not None]
+        return min(known, default=None)
+
+    @property
+    def step(self) -> int | None:
+        """The newest step that all ranks have completed."""
+        ended = [brief.ended for brief in self.briefs.values() if brief.ended is not None]
+        if ended:
+            return min(ended)
+        return self._lines.step if self._lines is not None else None
+
+    def _first_step_by_slots(self, at: float) -> list[AnyEvent]:
+        firsts = [brief.first for brief in self.briefs.values()]
+        if self.has_first_step or not firsts or any(first is None for first in firsts):
+            return []
+        return [self._first(max(first for first in firsts if first is not None), at)]
+
+    def _first(self, step: int, at: float) -> AnyEvent:
+        self.has_first_step = True
+        self.first_step_at = at
+        resumed = self._restored()
+        return FirstStepDone(
+            id=self._event_id(),
+            at=at,
+            source=self._source,
+            job=self._job,
+            attempt=self._attempt,
+            step=step,
+            resumed_from=max(0, step - 1) if resumed is None else resumed,
+        )
+
+    def _checkpoints(self, *, staged: int | None, durable: int | None, at: float, path: str = "") -> list[AnyEvent]:
+        events: list[AnyEvent] = []
+        if staged is not None and staged > max(self._staged, self._durable) and staged != durable:
+            self._staged = staged
+            events.append(self._saved(staged, at, path, durable=False))
+        if durable is not None and durable > self._durable:
+            self._durable = durable
+            events.append(self._saved(durable, at, path, durable=True))
+        return events
+
+    def _saved(self, step: int, at: float, path: str, *, durable: bool) -> AnyEvent:
+        return CheckpointSaved(
+            id=self._event_id(),
+            at=at,
+            source=self._source,
+            job=self._job,
+            attempt=self._attempt,
+            step=step,
+            durable=durable,
+            path=path,
+        )
+
+    def _mark(self, at: float) -> list[AnyEvent]:
+        return self.reached(at) if at - self._told_at >= MARK_EVERY_S else []
+
+    def reached(self, at: float) -> list[AnyEvent]:
+        """The newest completed step as an event, if it has not been told; asked before a fault is reported."""
+        step = self.step
+        if step is None or step <= self._told:
+            return []
+        self._told, self._told_at = step, at
+        return [
+            StepReached(
+                id=self._event_id(), at=at, source=self._source, job=self._job, attempt=self._attempt, step=step
+            )
+        ]
+
+    def samples(self, at: float) -> list[Sample]:
+        """Points since the last call: step, loss and step time of each rank."""
+        name = attempt_name(str(self._job), self._attempt)
+        told = {rank: (brief.ended, brief.loss, brief.step_s) for rank, brief in self.briefs.items()}
+        if not told and self._lines is not None:
+            told[_JOB] = (self._lines.step, self._lines.loss, self._lines.step_s)
+        points: list[Sample] = []
+        for rank, (step, loss, step_s) in told.items():
+            if step is None or self._sampled.get(rank) == (step, loss):
+                continue
+            self._sampled[rank] = (step, loss)
+            subject = f"job:{name}" if rank == _JOB else f"job:{name}/rank:{rank}"
+            for series, value in (("step", float(step)), ("loss", loss), ("step_s", step_s)):
+                if value is not None and math.isfinite(value):
+                    points.append(Sample(series=series, subject=subject, at=at, value=value))
+        return points
+
+    def rhythm_sample(self, slot: SlotBrief, now_mono: float) -> StepSample:
+        """What the hang detector needs of a slot, on the leader's monotonic clock."""
+        return StepSample(
+            at=now_mono,
+            phase=slot.phase,
+            begun=slot.begun,
+            ended=slot.ended,
+            step_s=slot.step_s,
+            phase_at=now_mono - slot.phase_age_s,
+            attempt=self._attempt,
+            writes=slot.writes,
+        )

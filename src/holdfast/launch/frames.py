@@ -1,0 +1,276 @@
+"""What leader and nodes say to each other, and how it is framed, authenticated and kept in order on a TCP stream.
+
+The leader talks to its own node through the same structs without a wire, so that both paths are one. On the wire a
+frame is `length(4) | HMAC-SHA256(32) | payload`, and the HMAC covers direction, a counter and the payload under a key
+made for this connection from the job's secret and both ends' nonces: a frame that was recorded, repeated, dropped or
+reordered does not verify, and one that does not verify ends the connection. Pure: no clock, no socket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.errors import WireError
+from holdfast.launch.environment import AttemptSpec
+from holdfast.launch.process import Exit
+from holdfast.model.evidence import Finding
+
+FRAME_MAX = 16 * 1024 * 1024
+_MAC_BYTES = 32
+NONCE_BYTES = 16
+
+
+class Ask(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="ask"):
+    """Base of what the leader asks of a node."""
+
+
+class StartRanks(Ask, frozen=True, kw_only=True, tag="start"):
+    """Start this node's ranks of an attempt. Already started: nothing happens, and it is reported again."""
+
+    spec: AttemptSpec
+
+
+class EndRanks(Ask, frozen=True, kw_only=True, tag="end"):
+    """End this node's ranks and report `RanksGone` when all are provably gone."""
+
+    attempt: int
+    grace_s: float = 0.0
+
+
+class DumpStacks(Ask, frozen=True, kw_only=True, tag="dump"):
+    """Dump the stacks of this node's ranks within `limit_s`."""
+
+    attempt: int
+    limit_s: float
+
+
+class AskEvacuate(Ask, frozen=True, kw_only=True, tag="evacuate"):
+    """Ask the ranks to save and stop."""
+
+    attempt: int
+
+
+class PassSignal(Ask, frozen=True, kw_only=True, tag="signal"):
+    """Send a signal to the ranks. `is_end`: the job is being ended, so their exits are not faults."""
+
+    signum: int
+    is_end: bool = False
+
+
+class Leave(Ask, frozen=True, kw_only=True, tag="leave"):
+    """The job is over: end what still runs and exit with this code."""
+
+    exit_code: int
+    why: str = ""
+
+
+class Grant(Ask, frozen=True, kw_only=True, tag="grant"):
+    """The leader's beat: the attempt lease runs for `lease_s` from when beat number `beat` was sent."""
+
+    beat: int
+    lease_s: float
+
+
+class Report(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="report"):
+    """Base of what a node reports."""
+
+
+class Beat(Report, frozen=True, kw_only=True, tag="beat"):
+    """I am here. Numbered, so that a lease counts from when this was sent."""
+
+    beat: int
+    standbys: int = 0
+
+
+class RanksStarted(Report, frozen=True, kw_only=True, tag="started"):
+    """All of this node's ranks run. `pids` by rank; empty in command mode."""
+
+    attempt: int
+    pids: dict[int, int] = {}
+    standbys_used: int = 0
+
+
+class StartFailed(Report, frozen=True, kw_only=True, tag="start_failed"):
+    """The ranks could not be started here."""
+
+    attempt: int
+    why: str
+
+
+class RankEnded(Report, frozen=True, kw_only=True, tag="ended"):
+    """A rank (or the command: `rank` None) has ended by itself; `tail` holds the last lines of its log."""
+
+    attempt: int
+    rank: int | None
+    exit: Exit
+    at: float
+    tail: tuple[str, ...] = ()
+    error: str = ""
+    """What the rank's own error file says (TORCHELASTIC_ERROR_FILE)."""
+    log: str = ""
+
+
+class RanksGone(Report, frozen=True, kw_only=True, tag="gone"):
+    """No process of this attempt runs on this node. `why` when it was this node's own doing (lease)."""
+
+    attempt: int
+    why: str = ""
+
+
+class SlotBrief(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the leader needs of a rank's slot. Ages are seconds before the report was made."""
+
+    rank: int
+    phase: str
+    phase_age_s: float = 0.0
+    begun: int | None = None
+    ended: int | None = None
+    ended_age_s: float = 0.0
+    step_s: float | None = None
+    first: int | None = None
+    """First step that this process completed."""
+    loss: float | None = None
+    staged: int | None = None
+    durable: int | None = None
+    samples: int = 0
+    tokens: int = 0
+    writes: int = 0
+
+
+class SlotsSeen(Report, frozen=True, kw_only=True, tag="slots"):
+    """Slots of this node's ranks that have changed."""
+
+    attempt: int
+    at: float
+    slots: tuple[SlotBrief, ...]
+
+
+class LineSeen(Report, frozen=True, kw_only=True, tag="line"):
+    """Progress or a checkpoint told by a log line (role `progress` or `checkpoint`)."""
+
+    attempt: int
+    at: float
+    rank: int | None = None
+    step: int | None = None
+    loss: float | None = None
+    step_s: float | None = None
+    checkpoint: int | None = None
+    durable: bool = False
+    path: str = ""
+
+
+class Spotted(Report, frozen=True, kw_only=True, tag="spotted"):
+    """Findings of this node's output."""
+
+    findings: tuple[Finding, ...]
+
+
+class RankStack(Struct, frozen=True, omit_defaults=True):
+    """One rank's training stack, innermost first, as (function, file, line); empty: it gave none, and `why`."""
+
+    rank: int
+    frames: tuple[tuple[str, str, int], ...] = ()
+    why: str = ""
+
+
+class StacksDumped(Report, frozen=True, kw_only=True, tag="stacks"):
+    """The answer to `DumpStacks`."""
+
+    attempt: int
+    stacks: tuple[RankStack, ...]
+
+
+class EndAsked(Report, frozen=True, kw_only=True, tag="end_asked"):
+    """This node's launcher was told by a signal to end the job."""
+
+    signum: int
+
+
+class Bye(Report, frozen=True, kw_only=True, tag="bye"):
+    """This launcher leaves on purpose; its end is no evidence of a lost node."""
+
+    exit_code: int = 0
+    why: str = ""
+
+
+AnyAsk = StartRanks | EndRanks | DumpStacks | AskEvacuate | PassSignal | Leave | Grant
+AnyReport = (
+    Beat
+    | RanksStarted
+    | StartFailed
+    | RankEnded
+    | RanksGone
+    | SlotsSeen
+    | LineSeen
+    | Spotted
+    | StacksDumped
+    | EndAsked
+    | Bye
+)
+
+
+class Hello(Struct, frozen=True, kw_only=True):
+    """First frame of a follower, under the connection's key: proves that it holds the secret."""
+
+    node: str
+    node_rank: int
+    local_ranks: int
+    address: str = ""
+    pid: int = 0
+    attempt: int | None = None
+    """The attempt whose ranks still run there."""
+
+
+class Welcome(Struct, frozen=True, kw_only=True):
+    """The leader's answer to `Hello`, under the same key."""
+
+    lease_s: float
+
+
+T = TypeVar("T")
+
+
+class FrameCodec:
+    """One end of a connection: packs what it says and verifies what it hears.
+
+    Args:
+        secret: the job's, from `leader.json`.
+        nonces: the leader's and then the follower's, fresh for this connection.
+        is_leader: which end this is.
+    """
+
+    def __init__(self, secret: bytes, nonces: bytes, *, is_leader: bool) -> None:
+        self._key = hmac.new(secret, b"holdfast link 1" + nonces, hashlib.sha256).digest()
+        self._out = b"L" if is_leader else b"F"
+        self._in = b"F" if is_leader else b"L"
+        self._sent = 0
+        self._received = 0
+
+    def pack(self, message: Struct) -> bytes:
+        """The next frame of ours."""
+        payload = msgspec.msgpack.encode(message)
+        frame = len(payload).to_bytes(4, "big") + self._mac(self._out, self._sent, payload) + payload
+        self._sent += 1
+        return frame
+
+    def unpack(self, mac: bytes, payload: bytes, form: type[T]) -> T:
+        """Verify and decode the next frame of theirs.
+
+        Raises:
+            WireError: it is not the other end's next frame, or not of this form.
+        """
+        if not hmac.compare_digest(mac, self._mac(self._in, self._received, payload)):
+            raise WireError("a frame between launchers does not verify (another job's secret, or a repeated frame)")
+        self._received += 1
+        try:
+            return msgspec.msgpack.decode(payload, type=form)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise WireError(f"a frame between launchers does not decode: {error}") from error
+
+    def _mac(self, direction: bytes, number: int, payload: bytes) -> bytes:
+        return hmac.new(self._key, direction + number.to_bytes(8, "big") + payload, hashlib.sha256).digest()

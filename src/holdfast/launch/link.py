@@ -1,0 +1,412 @@
+"""The TCP link between the leader's launcher and those of the other nodes.
+
+`LeaderPort` listens and knows its followers; `FollowerLink` finds the leader through `<job_dir>/leader.json` and keeps
+coming back. Both send a beat every third of the lease. What a follower's silence and a reset mean is told apart here:
+a connection that the other kernel ended is evidence that the launcher there is gone, silence is not. On the embedded
+cluster a node's `cut` marker holds everything back in both directions, as a broken network would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.adapters.local.link import NodeLink
+from holdfast.errors import LinkError, WireError
+from holdfast.launch.frames import (
+    FRAME_MAX,
+    NONCE_BYTES,
+    AnyAsk,
+    AnyReport,
+    Beat,
+    Bye,
+    FrameCodec,
+    Grant,
+    Hello,
+    Welcome,
+)
+from holdfast.launch.lease import Lease
+from holdfast.launch.place import JobPlace
+
+LEADER_FILE = "leader.json"
+_CUT_POLL_S = 0.05
+_HANDSHAKE_S = 10.0
+_RETRY_S = 0.2
+_QUEUE_MAX = 10_000
+
+
+class LinkEnds(Struct, frozen=True):
+    """The two embedded nodes of a connection; either being cut holds it back."""
+
+    ours: NodeLink
+    theirs: NodeLink
+
+    async def until_whole(self) -> None:
+        """Wait while one of the nodes is cut off."""
+        while self.ours.is_cut or self.theirs.is_cut:  # noqa: ASYNC110 - a file is all there is to wait on
+            await asyncio.sleep(_CUT_POLL_S)
+
+
+def link_ends(place: JobPlace, other: str) -> LinkEnds:
+    """Between this node and another of the job; on real nodes nothing is ever cut."""
+    theirs = place.node_dir.parent / other if place.node_dir is not None and other else None
+    return LinkEnds(NodeLink(place.node_dir), NodeLink(theirs))
+
+
+class Wire:
+    """One authenticated connection, either end."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, codec: FrameCodec, ends: LinkEnds
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._codec = codec
+        self.ends = ends
+
+    async def send(self, message: Struct) -> None:
+        """Write one frame. Raises OSError when the connection is broken."""
+        await self.ends.until_whole()
+        self._writer.write(self._codec.pack(message))
+        await self._writer.drain()
+
+    async def receive(self, form: Any) -> Any:
+        """Read one frame.
+
+        Raises:
+            WireError: it does not verify or decode.
+            EOFError: the other end has closed.
+            OSError: the connection is broken.
+        """
+        head = await self._reader.readexactly(36)
+        await self.ends.until_whole()
+        length = int.from_bytes(head[:4], "big")
+        if length > FRAME_MAX:
+            raise WireError(f"a frame between launchers of {length} bytes; at most {FRAME_MAX} are taken")
+        return self._codec.unpack(head[4:], await self._reader.readexactly(length), form)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._writer.close()
+
+
+class Follower(Struct):
+    """A node that has joined, as the leader knows it."""
+
+    hello: Hello
+    wire: Wire
+    outbox: asyncio.Queue[AnyAsk]
+    heard_at: float
+    granted_until: float
+    """After this its ranks are dead, if it has not been heard since; leader's monotonic seconds."""
+    has_left: bool = False
+
+
+class LeaderPort:
+    """Listens for followers.
+
+    Args:
+        place: the leader's.
+        lease_s: attempt lease that beats are answered with.
+        may_grant: whether the leader itself still holds its lease.
+        on_join: a follower has (again) joined.
+        on_report: a follower says something.
+        on_lost: (node, evidence) its connection was ended by the other side without a word.
+    """
+
+    def __init__(
+        self,
+        place: JobPlace,
+        *,
+        lease_s: float,
+        may_grant: Callable[[], bool],
+        on_join: Callable[[Follower], None],
+        on_report: Callable[[str, AnyReport], None],
+        on_lost: Callable[[str, str], None],
+    ) -> None:
+        self.followers: dict[str, Follower] = {}
+        self._place = place
+        self._lease_s = lease_s
+        self._may_grant = may_grant
+        self._on_join = on_join
+        self._on_report = on_report
+        self._on_lost = on_lost
+        self._secret = secrets.token_bytes(32)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Listen, and write `leader.json` (0600) for the followers.
+
+        Raises:
+            LinkError: no port could be opened.
+        """
+        try:
+            try:
+                self._server = await asyncio.start_server(self._accept, self._place.address, 0)
+            except OSError:
+                # The address by which others reach us need not be one of our own interfaces (NAT, name of the host).
+                self._server = await asyncio.start_server(self._accept, None, 0)
+        except OSError as error:
+            raise LinkError(f"the leader cannot listen for its followers: {error}") from error
+        port = self._server.sockets[0].getsockname()[1]
+        facts = {
+            "version": 1,
+            "node": self._place.node,
+            "address": self._place.address,
+            "port": port,
+            "pid": os.getpid(),
+            "secret": self._secret.hex(),
+        }
+        write_private(self._place.job_dir / LEADER_FILE, json.dumps(facts) + "\n")
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                follower = await self._greet(reader, writer)
+        except (TimeoutError, WireError, OSError, EOFError):
+            writer.close()
+            return
+        await self._serve(follower)
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Follower:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        writer.write(nonce)
+        await writer.drain()
+        theirs = await reader.readexactly(NONCE_BYTES)
+        codec = FrameCodec(self._secret, nonce + theirs, is_leader=True)
+        wire = Wire(reader, writer, codec, link_ends(self._place, ""))
+        hello: Hello = await wire.receive(Hello)
+        if hello.node not in self._place.nodes:
+            raise WireError(f"{hello.node} is not a node of this job")
+        wire.ends = link_ends(self._place, hello.node)
+        await wire.send(Welcome(lease_s=self._lease_s))
+        now = asyncio.get_running_loop().time()
+        return Follower(hello, wire, asyncio.Queue(_QUEUE_MAX), now, now + self._lease_s)
+
+    async def _serve(self, follower: Follower) -> None:
+        node = follower.hello.node
+        before = self.followers.get(node)
+        if before is not None:
+            before.wire.close()
+        self.followers[node] = follower
+        sender = asyncio.create_task(self._send_all(follower))
+        evidence = ""
+        try:
+            self._on_join(follower)
+            while True:
+                report: AnyReport = await follower.wire.receive(AnyReport)
+                self._heard(follower, report)
+        except (EOFError, ConnectionResetError, BrokenPipeError) as error:
+            await follower.wire.ends.until_whole()
+            how = "reset" if isinstance(error, ConnectionResetError) else "closed"
+            evidence = f"the launcher's connection was {how} by its end"
+        except (WireError, OSError):
+            evidence = ""
+        finally:
+            sender.cancel()
+            follower.wire.close()
+        if self.followers.get(node) is follower:
+            del self.followers[node]
+            if evidence and not follower.has_left:
+                self._on_lost(node, evidence)
+
+    def _heard(self, follower: Follower, report: AnyReport) -> None:
+        now = asyncio.get_running_loop().time()
+        follower.heard_at = now
+        if isinstance(report, Beat) and self._may_grant():
+            follower.granted_until = now + self._lease_s
+            self.send(follower.hello.node, Grant(beat=report.beat, lease_s=self._lease_s))
+        if isinstance(report, Bye):
+            follower.has_left = True
+        self._on_report(follower.hello.node, report)
+
+    async def _send_all(self, follower: Follower) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ask = await follower.outbox.get()
+                await follower.wire.send(ask)
+                follower.outbox.task_done()
+
+    def send(self, node: str, ask: AnyAsk) -> bool:
+        """Queue something for a follower; False when it is not joined or does not take anything any more."""
+        follower = self.followers.get(node)
+        if follower is None:
+            return False
+        try:
+            follower.outbox.put_nowait(ask)
+        except asyncio.QueueFull:
+            return False
+        return True
+
+    async def flush(self, limit_s: float) -> None:
+        """Wait until what was queued is on its way, at most this long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                for follower in list(self.followers.values()):
+                    await follower.outbox.join()
+
+    async def close(self) -> None:
+        """Stop listening and end all connections."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        for task in list(self._tasks):
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        (self._place.job_dir / LEADER_FILE).unlink(missing_ok=True)
+
+
+class FollowerLink:
+    """The follower's end: finds the leader, says hello, beats, and comes back when the connection breaks.
+
+    Args:
+        place: the follower's.
+        hello: made anew for each connection.
+        on_ask: the leader wants something.
+        on_broken: the connection has ended; it will be tried again.
+    """
+
+    def __init__(
+        self,
+        place: JobPlace,
+        *,
+        lease_s: float,
+        hello: Callable[[], Hello],
+        on_ask: Callable[[AnyAsk], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        self.lease = Lease(lease_s, asyncio.get_running_loop().time())
+        self.connected = asyncio.Event()
+        self._place = place
+        self._hello = hello
+        self._on_ask = on_ask
+        self._on_broken = on_broken
+        self._outbox: asyncio.Queue[AnyReport] = asyncio.Queue(_QUEUE_MAX)
+
+    def send(self, report: AnyReport) -> None:
+        """Queue a report; the oldest are lost when the leader is away for too long, the slots say all that matters."""
+        while True:
+            try:
+                self._outbox.put_nowait(report)
+            except asyncio.QueueFull:
+                self._outbox.get_nowait()
+                self._outbox.task_done()
+            else:
+                return
+
+    async def run(self) -> None:
+        """Connect, serve, and again, until cancelled."""
+        while True:
+            try:
+                wire = await self._connect()
+            except (LinkError, WireError, OSError, EOFError, TimeoutError):
+                await asyncio.sleep(_RETRY_S)
+                continue
+            why = await self._serve(wire)
+            self._on_broken(why)
+
+    async def _connect(self) -> Wire:
+        facts = read_leader(self._place.job_dir)
+        ends = link_ends(self._place, facts.node)
+        await ends.until_whole()
+        async with asyncio.timeout(_HANDSHAKE_S):
+            reader, writer = await asyncio.open_connection(facts.address, facts.port)
+            try:
+                theirs = await reader.readexactly(NONCE_BYTES)
+                ours = secrets.token_bytes(NONCE_BYTES)
+                writer.write(ours)
+                codec = FrameCodec(bytes.fromhex(facts.secret), theirs + ours, is_leader=False)
+                wire = Wire(reader, writer, codec, ends)
+                await wire.send(self._hello())
+                welcome: Welcome = await wire.receive(Welcome)
+            except BaseException:
+                writer.close()
+                raise
+        self.lease.lease_s = welcome.lease_s
+        return wire
+
+    async def _serve(self, wire: Wire) -> str:
+        self.connected.set()
+        work = [asyncio.create_task(part) for part in (self._send_all(wire), self._beat(wire), self._hear(wire))]
+        try:
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            return next((str(task.exception() or "") for task in done), "") or "closed by the leader"
+        finally:
+            self.connected.clear()
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            wire.close()
+
+    async def _send_all(self, wire: Wire) -> None:
+        while True:
+            report = await self._outbox.get()
+            await wire.send(report)
+            self._outbox.task_done()
+
+    async def _beat(self, wire: Wire) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await wire.send(Beat(beat=self.lease.next_beat(loop.time())))
+            await asyncio.sleep(min(1.0, self.lease.lease_s / 3))
+
+    async def _hear(self, wire: Wire) -> None:
+        while True:
+            ask: AnyAsk = await wire.receive(AnyAsk)
+            if isinstance(ask, Grant):
+                self.lease.answered(ask.beat, ask.lease_s)
+            self._on_ask(ask)
+
+    async def flush(self, limit_s: float) -> None:
+        """Wait until what was queued is on its way, at most this long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._outbox.join()
+
+
+class LeaderFacts(Struct, frozen=True):
+    """What `leader.json` holds."""
+
+    node: str
+    address: str
+    port: int
+    secret: str
+
+
+def read_leader(job_dir: Path) -> LeaderFacts:
+    """Where the leader listens.
+
+    Raises:
+        LinkError: it has not said so (yet), or the file is not readable.
+    """
+    path = job_dir / LEADER_FILE
+    try:
+        facts = json.loads(path.read_bytes())
+        return LeaderFacts(str(facts["node"]), str(facts["address"]), int(facts["port"]), str(facts["secret"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LinkError(f"{path}: {error}") from error
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file atomically by one that only this user can read."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)

@@ -1,0 +1,115 @@
+"""From matched log lines to findings and progress: what a node reports of its ranks' output. No time passes here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from holdfast.detect.findings import RuleRates, counted, to_finding
+from holdfast.detect.matcher import Match, Matcher
+from holdfast.launch.frames import LineSeen
+from holdfast.model.cluster import JobKey
+from holdfast.model.evidence import Finding, Place, Role
+
+
+class LateMatcher:
+    """The matcher, loaded in a thread so that ranks need not wait for it."""
+
+    def __init__(self, load: Callable[[], Matcher]) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-matcher")
+        self._loading = self._pool.submit(load)
+        self._pool.shutdown(wait=False)
+
+    @property
+    def is_ready(self) -> bool:
+        """`get` returns at once."""
+        return self._loading.done()
+
+    def get(self) -> Matcher:
+        """The matcher, waiting for it if need be. Raises what loading it raised (ConfigError)."""
+        return self._loading.result()
+
+
+_FAULTS = frozenset({Role.ROOT, Role.CASCADE, Role.CONTEXT})
+
+
+class OutputReader:
+    """Sorts the matches of one attempt's output on one node."""
+
+    def __init__(self, *, job: JobKey, node: str, attempt: int, source: str) -> None:
+        self._job = job
+        self._node = node
+        self._attempt = attempt
+        self._source = source
+        self._rates = RuleRates()
+        self._last_step: int | None = None
+
+    def findings(self, matches: Sequence[Match], *, rank: int | None, file: str, at: float) -> tuple[Finding, ...]:
+        """Faults and their context, at most as many of each rule as the catalogue allows."""
+        found = []
+        for match in matches:
+            if match.rule.role not in _FAULTS:
+                continue
+            count = self._rates.admit(match.rule, match.rank, at)
+            if count:
+                finding = to_finding(
+                    match,
+                    source_place=Place(node=self._node, rank=rank),
+                    job=self._job,
+                    attempt=self._attempt,
+                    at=at,
+                    id_prefix=f"{self._source}/{self._node}/a{self._attempt}/{'cmd' if rank is None else rank}",
+                    file=file,
+                )
+                found.append(counted(finding, count))
+        return tuple(found)
+
+    def progress(self, matches: Sequence[Match], *, rank: int | None, at: float) -> LineSeen | None:
+        """The newest step and checkpoint among these lines."""
+        step = loss = step_s = checkpoint = None
+        durable, path = False, ""
+        for match in matches:
+            captures = match.captures
+            number = _whole(captures.get("step"))
+            if match.rule.role is Role.PROGRESS and number is not None:
+                step, loss, step_s = number, _real(captures.get("loss")), _step_seconds(captures)
+                self._last_step = number
+            elif match.rule.role is Role.CHECKPOINT and (number := self._last_step if number is None else number):
+                # "Finished staging" and "saving (or staging if async is enabled)" are no proof of anything on disk.
+                checkpoint, durable, path = number, "staging" not in match.text.lower(), captures.get("path", "")
+        if step is None and checkpoint is None:
+            return None
+        return LineSeen(
+            attempt=self._attempt,
+            at=at,
+            rank=rank,
+            step=step,
+            loss=loss,
+            step_s=step_s,
+            checkpoint=checkpoint,
+            durable=durable,
+            path=path,
+        )
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _real(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def _step_seconds(captures: dict[str, str]) -> float | None:
+    """Seconds per step, from whichever way the line tells it."""
+    seconds = _real(captures.get("elapsed_s")) or _real(captures.get("s_it"))
+    if seconds:
+        return seconds
+    if milliseconds := _real(captures.get("elapsed_ms")):
+        return milliseconds / 1000
+    if rate := _real(captures.get("it_s")) or _real(captures.get("steps_per_s")):
+        return 1 / rate
+    return None

@@ -1,0 +1,68 @@
+"""Reading this node's telemetry slots, and saying what has changed. Used by the node runner ten times a second.
+
+Times in a slot are the rank's CLOCK_MONOTONIC, which all processes of a node share; the leader may be another node,
+so that ages are sent instead of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from holdfast.launch.frames import SlotBrief
+from holdfast.telemetry.layout import slot_name
+from holdfast.telemetry.slot import SlotError, SlotView, read_slot
+
+
+class SlotReader:
+    """The slots of one attempt on this node."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.views: dict[int, SlotView] = {}
+        self._writes: dict[int, tuple[int, int]] = {}
+
+    def read(self, ranks: Iterable[int]) -> None:
+        """Look at the slots of these ranks; one that is missing or unreadable keeps its last view."""
+        for rank in ranks:
+            try:
+                self.views[rank] = read_slot(self.folder / slot_name(rank))
+            except SlotError:
+                continue
+
+    def discover(self) -> list[int]:
+        """Ranks that have a slot here, when it is not known which to expect."""
+        names = [path.stem.removeprefix("rank-") for path in self.folder.glob("rank-*.slot")]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def changed(self, now_mono: float) -> tuple[SlotBrief, ...]:
+        """What is different from the last call."""
+        briefs = []
+        for rank, view in self.views.items():
+            mark = (view.pid, view.writes)
+            if self._writes.get(rank) != mark:
+                self._writes[rank] = mark
+                briefs.append(brief(view, now_mono))
+        return tuple(briefs)
+
+
+def brief(view: SlotView, now_mono: float) -> SlotBrief:
+    """What the leader needs of a slot."""
+    # A step that has begun but not ended is not counted; `steps` counts both ends.
+    first = view.step_ended - view.steps + 1 if view.step_ended is not None and view.steps else None
+    return SlotBrief(
+        rank=view.rank,
+        phase=view.phase,
+        phase_age_s=max(0.0, now_mono - view.phase_mono),
+        begun=view.step_begun,
+        ended=view.step_ended,
+        ended_age_s=max(0.0, now_mono - view.step_end_mono) if view.step_end_mono is not None else 0.0,
+        step_s=view.step_s_last,
+        first=first,
+        loss=view.loss,
+        staged=view.checkpoint_staged,
+        durable=view.checkpoint_durable,
+        samples=view.samples,
+        tokens=view.tokens,
+        writes=view.writes,
+    )
