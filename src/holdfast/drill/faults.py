@@ -100,7 +100,7 @@ class Injection:
         self._job_dir = Path(job.view.job_dir)
         self._port = port
         self._clock = clock
-        self._undo: list[Callable[[], Awaitable[None]]] = []
+        self._undo: list[Callable[[], Awaitable[object]]] = []
         self._later: asyncio.Task[None] | None = None
 
     async def inject(self, limit_s: float) -> Fired:
@@ -219,7 +219,7 @@ class Injection:
             raise UsageError(f"no breaker for {kind}")
         return Fired(at=at, node=node, rank=self.target.rank)
 
-    def _after(self, seconds: float, deed: Callable[[], Awaitable[None]]) -> None:
+    def _after(self, seconds: float, deed: Callable[[], Awaitable[object]]) -> None:
         if seconds <= 0:
             return
 

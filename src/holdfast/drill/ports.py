@@ -19,25 +19,25 @@ class FaultPort(Protocol):
     Undoing calls (`power_on`, `heal`, `free_disk`) succeed when there is nothing to undo.
     """
 
-    async def kmsg(self, node: str, text: str) -> None:
+    async def kmsg(self, node: str, text: str) -> object:
         """Append a line to the node's kernel log."""
 
-    async def power_off(self, node: str) -> None:
+    async def power_off(self, node: str) -> object:
         """End everything on the node at once."""
 
-    async def power_on(self, node: str) -> None:
+    async def power_on(self, node: str) -> object:
         """Boot a node that is off."""
 
-    async def cut(self, node: str) -> None:
+    async def cut(self, node: str) -> object:
         """Cut the node off the network."""
 
-    async def heal(self, node: str) -> None:
+    async def heal(self, node: str) -> object:
         """Undo `cut`."""
 
-    async def fill_disk(self, node: str) -> None:
+    async def fill_disk(self, node: str) -> object:
         """Leave no space on the node's scratch file system."""
 
-    async def free_disk(self, node: str) -> None:
+    async def free_disk(self, node: str) -> object:
         """Undo `fill_disk`."""
 
 
