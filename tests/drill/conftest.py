@@ -12,7 +12,7 @@ from holdfast.errors import NotFoundError
 from holdfast.failpoint import command
 from holdfast.model.cluster import JobKey, JobView, NodeView
 from holdfast.model.evidence import Diagnosis, Domain, Remedy
-from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, JobState, Mark, NodeRecord
+from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark, NodeRecord
 
 JOB = JobKey("c", "7")
 

@@ -86,6 +86,6 @@ def test_find_takes_names_and_files(tmp_path):
         find("hang_allreduc")
     with pytest.raises(NotFoundError, match="no such file"):
         find(str(tmp_path / "other.toml"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
-        (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
         find(str(tmp_path / "binary.toml"))
