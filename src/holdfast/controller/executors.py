@@ -1,0 +1,296 @@
+"""Carrying out orders: each by its own task, one at a time per job and per node, with limits and retries.
+
+`loop.py` dispatches an order after its transaction is on disk; what became of it goes back as an event. A killed
+controller dispatches its pending orders again, which is harmless because ports have "ensure" semantics. Time passes
+by the clock port only. Nothing is begun while `may_act` says no: the lease is in doubt, or outcomes cannot be stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import structlog
+
+from holdfast.controller.mailbox import Mailboxes, address_of
+from holdfast.controller.settings import Settings
+from holdfast.controller.state import key_text
+from holdfast.errors import LinkError, OrderError, PermanentOrderError, TemporaryOrderError
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import NodeView
+from holdfast.model.wire import kind_of
+from holdfast.ports import Clock, Notifier, Orchestrator, Repair
+
+T = TypeVar("T")
+_log = structlog.get_logger("holdfast.controller")
+
+MAILBOX_GRACE_S = 5.0
+"""Beyond an order's own limit: a beat there and the outcome back."""
+GATE_S = 0.1
+TEXT_MAX = 2000
+
+
+async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` for at most so long by the clock port; raises TimeoutError after it has ended the work."""
+    task = asyncio.ensure_future(work)
+    late = False
+
+    def stop() -> None:
+        nonlocal late
+        late = not task.done()
+        task.cancel()
+
+    cancel = clock.call_later(seconds, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if late and not (current is not None and current.cancelling()):
+            raise TimeoutError from None
+        task.cancel()
+        raise
+    finally:
+        cancel()
+
+
+class Executors:
+    """See the module. `outcome` takes an event to the journal and returns when it is stored."""
+
+    def __init__(
+        self,
+        *,
+        orchestrator: Orchestrator,
+        repairs: Sequence[Repair],
+        notifiers: Sequence[Notifier],
+        mailboxes: Mailboxes,
+        clock: Clock,
+        settings: Settings,
+        outcome: Callable[[e.AnyEvent], Awaitable[int]],
+        may_act: Callable[[], bool],
+        node_now: Callable[[str], NodeView | None],
+    ) -> None:
+        self._doers: list[Orchestrator | Repair] = [*repairs, orchestrator]
+        self._notifiers = notifiers
+        self._mailboxes = mailboxes
+        self._clock = clock
+        self._settings = settings
+        self._outcome = outcome
+        self._may_act = may_act
+        self._node_now = node_now
+        self._lanes: dict[str, deque[o.AnyOrder]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._known: set[str] = set()
+        self._killed = False
+        self.epoch = 0
+        self._failures = 0
+
+    @property
+    def waiting(self) -> int:
+        """Orders that wait or run now."""
+        return len(self._known)
+
+    def dispatch(self, order: o.AnyOrder) -> None:
+        """Carry the order out as soon as its job or node is free. An id that waits or runs already is ignored."""
+        if order.id in self._known or self._killed:
+            return
+        self._known.add(order.id)
+        lane = self._lane(order)
+        queue = self._lanes.setdefault(lane, deque())
+        queue.append(order)
+        if len(queue) == 1:
+            task = asyncio.create_task(self._serve(lane, queue), name=f"lane {lane}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def settle(self, order_id: str) -> None:
+        """An outcome for this order is stored: whoever waits for it need not go on."""
+        self._mailboxes.settle(order_id)
+
+    def withdraw(self, order_id: str) -> None:
+        """The engine no longer wants it: drop it if it waits, interrupt it if it runs."""
+        self._mailboxes.settle(order_id)
+        self._known.discard(order_id)
+        running = self._running.get(order_id)
+        if running is not None:
+            running.cancel()
+
+    async def kill(self) -> None:
+        """End everything now. What was not finished stays pending in the journal."""
+        self._killed = True
+        tasks = [*self._tasks, *self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _lane(self, order: o.AnyOrder) -> str:
+        if isinstance(order, o.Notify):
+            return f"notify:{order.topic}"
+        if self._doer(order) is None:
+            # Handed out with a beat: the receiver keeps its own order, so one must not wait for another here.
+            return f"mail:{order.id}"
+        if isinstance(order, o.JobOrder):
+            return f"job:{key_text(order.job)}"
+        return f"node:{order.node}" if isinstance(order, o.NodeOrder) else f"order:{order.id}"
+
+    def _doer(self, order: o.AnyOrder) -> Orchestrator | Repair | None:
+        return next((doer for doer in self._doers if doer.can(order)), None)
+
+    async def _serve(self, lane: str, queue: deque[o.AnyOrder]) -> None:
+        while queue:
+            order = queue[0]
+            if order.id in self._known:
+                task = self._running[order.id] = asyncio.create_task(self._one(order), name=f"order {order.id}")
+                task.add_done_callback(_read_exception)
+                try:
+                    await asyncio.wait([task])
+                finally:
+                    task.cancel()
+                    del self._running[order.id]
+                    self._known.discard(order.id)
+            queue.popleft()
+        del self._lanes[lane]
+
+    async def _one(self, order: o.AnyOrder) -> None:
+        try:
+            if isinstance(order, o.Notify):
+                await self._notify(order)
+                return
+            doer = self._doer(order)
+            if doer is None:
+                await self._by_mail(order)
+                return
+            detail = await self._try(order, lambda: doer.execute(order), self._limit(order))
+        except OrderError as error:
+            await self._report_failure(order, error)
+        except Exception as error:  # noqa: BLE001
+            # An adapter's bug must not leave the order without an outcome for ever: the engine takes the next rung.
+            _log.exception("order broke its adapter", order=order.id, kind=kind_of(order))
+            await self._report_failure(order, PermanentOrderError(f"internal error: {error!r}"))
+        else:
+            await self._report_success(order, detail)
+
+    async def _try(self, order: o.AnyOrder, act: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
+        """Retry what is temporary, with growing pauses, until the order's limit."""
+        pause_s = self._settings.retry_first_s
+        await self._gate()
+        deadline = self._clock.monotonic() + limit_s
+        while True:
+            left_s = deadline - self._clock.monotonic()
+            try:
+                return await within(self._clock, left_s, act())
+            except TimeoutError as error:
+                raise TemporaryOrderError(f"not done within {limit_s:g} s") from error
+            except (TemporaryOrderError, LinkError) as error:
+                wait_s = max(pause_s, error.retry_after_s if isinstance(error, TemporaryOrderError) else 0.0)
+                if self._clock.monotonic() + wait_s >= deadline:
+                    raise TemporaryOrderError(f"{error} (tried for {limit_s:g} s)") from error
+                _log.info("order is tried again", order=order.id, kind=kind_of(order), why=str(error), in_s=wait_s)
+                await self._clock.sleep(wait_s)
+                pause_s = min(pause_s * 2, self._settings.retry_max_s)
+                await self._gate()
+
+    async def _gate(self) -> None:
+        while not self._may_act():
+            await self._clock.sleep(GATE_S)
+
+    def _limit(self, order: o.AnyOrder) -> float:
+        if isinstance(order, o.CaptureStacks | o.SaveAndStop):
+            return order.limit_s + MAILBOX_GRACE_S
+        if isinstance(order, o.StopAttempt):
+            return order.grace_s + self._settings.order_limit_s
+        if isinstance(order, o.ResetGpu | o.RebootNode | o.ReplaceNode | o.ValidateNode):
+            return self._settings.repair_limit_s
+        return self._settings.order_limit_s
+
+    async def _by_mail(self, order: o.AnyOrder) -> None:
+        """Hand the order to a launcher or agent; it is the receiver that reports the outcome."""
+        address = address_of(order)
+        if not address:
+            raise PermanentOrderError(f"nothing here can carry out {kind_of(order)}")
+        await self._gate()
+        settled = self._mailboxes.put(address, order)
+        limit_s = self._limit(order)
+        try:
+            await within(self._clock, limit_s, settled.wait())
+        except TimeoutError as error:
+            raise TemporaryOrderError(f"no outcome from {address} within {limit_s:g} s") from error
+        finally:
+            self._mailboxes.take_back(address, order.id)
+
+    async def _notify(self, order: o.Notify) -> None:
+        told: set[int] = set()
+
+        async def tell() -> str:
+            for index, notifier in enumerate(self._notifiers):
+                if index not in told:
+                    await notifier.send(order)
+                    told.add(index)
+            return f"told by {len(told)} of {len(self._notifiers)}" if self._notifiers else "no notifier is configured"
+
+        detail = await self._try(order, tell, self._settings.notify_limit_s)
+        await self._report_success(order, detail)
+
+    async def _report_success(self, order: o.AnyOrder, detail: str) -> None:
+        now = self._clock.now()
+        if isinstance(order, o.ValidateNode):
+            await self._report_validation(order, passed=True, detail=detail)
+        await self._outcome(
+            e.OrderDone(id=f"done:{order.id}", at=now, source="controller", order=order.id, detail=_plain(detail))
+        )
+
+    async def _report_failure(self, order: o.AnyOrder, error: OrderError) -> None:
+        permanent = isinstance(error, PermanentOrderError)
+        if isinstance(order, o.ValidateNode) and permanent:
+            # The checks ran and said no: that is an outcome of the order, not its failure.
+            await self._report_validation(order, passed=False, detail=str(error))
+            done = e.OrderDone(
+                id=f"done:{order.id}",
+                at=self._clock.now(),
+                source="controller",
+                order=order.id,
+                detail=_plain(str(error)),
+            )
+            await self._outcome(done)
+            return
+        self._failures += 1
+        _log.warning("order failed", order=order.id, kind=kind_of(order), why=str(error), permanent=permanent)
+        await self._outcome(
+            e.OrderFailed(
+                id=f"failed:{order.id}:{self.epoch}.{self._failures}",
+                at=self._clock.now(),
+                source="controller",
+                order=order.id,
+                why=_plain(str(error)),
+                permanent=permanent,
+            )
+        )
+
+    async def _report_validation(self, order: o.ValidateNode, *, passed: bool, detail: str) -> None:
+        node = self._node_now(order.node)
+        await self._outcome(
+            e.NodeValidated(
+                id=f"validated:{order.id}",
+                at=self._clock.now(),
+                source="controller",
+                node=order.node,
+                passed=passed,
+                instance_id=order.instance_id or (node.instance_id if node is not None else ""),
+                boot_id=node.boot_id if node is not None else "",
+                detail=_plain(detail),
+            )
+        )
+
+
+def _plain(text: str) -> str:
+    """Words of a tool, bounded and surely Unicode: they go into the journal and onto pages."""
+    return text[:TEXT_MAX].encode("utf-8", "replace").decode()
+
+
+def _read_exception(task: asyncio.Task[None]) -> None:
+    """An outcome that could not be stored (the controller ends) leaves the order pending, to be done again."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.warning("an order's outcome was not stored", task=task.get_name(), why=str(error))

@@ -1,0 +1,170 @@
+"""Who is there: beats of agents and launchers, folded into the few transitions that are worth an event.
+
+The API hands beats in; one task looks for silence. A node that was never heard is not silent, a silent node is not gone
+(that needs evidence), and when the controller itself was stopped or starved, nobody is blamed for it. Time is the
+clock port's `monotonic`; after a restart everybody has a full interval to be heard again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from holdfast.controller.executors import within
+from holdfast.controller.mailbox import Mailboxes, agent_address, launcher_address
+from holdfast.controller.settings import Settings
+from holdfast.controller.state import ShellState, key_text
+from holdfast.model import events as e
+from holdfast.model.cluster import JobKey
+from holdfast.model.orders import AnyOrder
+from holdfast.model.wire import Beat, BeatAnswer
+from holdfast.ports import Clock, Sample
+
+_log = structlog.get_logger("holdfast.controller")
+
+DEAF_FACTOR = 4
+"""A tick this many times late means that we were not listening."""
+
+
+class Presence:
+    """See the module. `submit` gives a future that ends when the event is stored and folded into `state()`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        settings: Settings,
+        mailboxes: Mailboxes,
+        *,
+        state: Callable[[], ShellState],
+        submit: Callable[[e.AnyEvent], asyncio.Future[int]],
+    ) -> None:
+        self._clock = clock
+        self._settings = settings
+        self._mailboxes = mailboxes
+        self._state = state
+        self._submit = submit
+        self._heard: dict[str, float] = {}
+        self._said: set[str] = set()
+        self._since = 0.0
+        self._counter = 0
+        self.epoch = 0
+        self.beats = 0
+        self.samples: deque[Sample] = deque(maxlen=settings.samples_max)
+        """Waiting to be written to the series store; the oldest are dropped when it is full."""
+
+    async def beat(self, beat: Beat, *, wait_s: float = 0.0) -> BeatAnswer:
+        """Take one beat in and answer with what waits for its sender; with `wait_s`, wait so long for something."""
+        self.beats += 1
+        now = self._clock.monotonic()
+        state = self._state()
+        lease_s, attached, address = self._settings.beat_lease_s, True, ""
+        if beat.node:
+            self._heard[f"node:{beat.node}"] = now
+            if beat.node in state.silent:
+                self._say(
+                    f"heard:{beat.node}",
+                    e.NodeHeard(id=self._id(), at=self._clock.now(), source="controller", node=beat.node),
+                )
+        if beat.job:
+            key = JobKey(beat.cluster, beat.job, beat.generation)
+            self._heard[f"launcher:{key_text(key)}"] = now
+            lease = state.launchers.get(key_text(key))
+            attached, address = lease is not None, launcher_address(key)
+            lease_s = lease.lease_s if lease is not None else lease_s
+        elif beat.node:
+            address = agent_address(beat.node)
+            self._agent(beat, state)
+        self._keep(beat)
+        requests = self._mailboxes.look(address)
+        if not requests and wait_s > 0.0:
+            requests = await self._wait(address, wait_s)
+        return BeatAnswer(lease_s=lease_s, requests=requests, attached=attached)
+
+    async def _wait(self, address: str, wait_s: float) -> list[AnyOrder]:
+        deadline = self._clock.monotonic() + wait_s
+        while not (found := self._mailboxes.look(address)):
+            left_s = deadline - self._clock.monotonic()
+            if left_s <= 0:
+                break
+            try:
+                await within(self._clock, left_s, self._mailboxes.news().wait())
+            except TimeoutError:
+                break
+        return found
+
+    def _agent(self, beat: Beat, state: ShellState) -> None:
+        if not beat.boot_id or state.agents.get(beat.node) == (beat.boot_id, beat.instance_id):
+            return
+        attached = e.AgentAttached(
+            id=self._id(),
+            at=self._clock.now(),
+            source=beat.source,
+            node=beat.node,
+            boot_id=beat.boot_id,
+            instance_id=beat.instance_id,
+            drill_ok=beat.drill_ok,
+        )
+        self._say(f"agent:{beat.node}:{beat.boot_id}:{beat.instance_id}", attached)
+
+    def _keep(self, beat: Beat) -> None:
+        for point in beat.samples:
+            value = math.nan if point.value is None else point.value
+            self.samples.append(Sample(point.series, point.subject, point.at, value))
+
+    async def run(self) -> None:
+        """Look for silence for ever."""
+        last = self._since = self._clock.monotonic()
+        while True:
+            await self._clock.sleep(self._settings.tick_s)
+            now = self._clock.monotonic()
+            if now - last > DEAF_FACTOR * self._settings.tick_s:
+                # We were stopped or starved: nobody could be heard, so nobody was silent.
+                _log.warning("the controller was not running", for_s=round(now - last, 1))
+                self._heard = {name: at + (now - last) for name, at in self._heard.items()}
+                self._since += now - last
+            last = now
+            self._find_silence(now)
+
+    def _find_silence(self, now: float) -> None:
+        state = self._state()
+        for node in state.agents:
+            quiet_s = now - self._heard.get(f"node:{node}", self._since)
+            if quiet_s > self._settings.silent_after_s and node not in state.silent:
+                self._say(
+                    f"silent:{node}",
+                    e.NodeSilent(
+                        id=self._id(), at=self._clock.now(), source="controller", node=node, for_s=round(quiet_s, 1)
+                    ),
+                )
+        for text, lease in state.launchers.items():
+            quiet_s = now - self._heard.get(f"launcher:{text}", self._since)
+            if quiet_s > lease.lease_s + self._settings.lease_margin_s:
+                self._say(
+                    f"lapsed:{text}",
+                    e.LauncherLapsed(id=self._id(), at=self._clock.now(), source="controller", job=lease.job),
+                )
+
+    def attached(self, event: e.LauncherAttached) -> None:
+        """A launcher has just attached by an event: that counts as a beat, or it would lapse at the next tick."""
+        self._heard[f"launcher:{key_text(event.job)}"] = self._clock.monotonic()
+
+    def _say(self, what: str, event: e.AnyEvent) -> None:
+        """Submit a transition once, also when the reason for it is met again before it is stored."""
+        if what in self._said:
+            return
+        self._said.add(what)
+        self._submit(event).add_done_callback(lambda done: self._unsay(what, done))
+
+    def _unsay(self, what: str, done: asyncio.Future[int]) -> None:
+        self._said.discard(what)
+        if not done.cancelled():
+            # A controller that stops fails what it could not store; the next one will notice the same again.
+            done.exception()
+
+    def _id(self) -> str:
+        self._counter += 1
+        return f"presence:{self.epoch}.{self._counter}"

@@ -1,0 +1,166 @@
+"""What the shell itself remembers between restarts, folded from the same events and orders as the engine's state.
+
+Timers that wait, the world as last seen, who is attached and who is silent. It is a pure fold: replaying the journal
+gives it again, and a snapshot holds it beside the engine's bytes. Called by `loop.py`; times are those of the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct, field
+
+from holdfast.errors import WireError
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import JobKey, JobView, NodeView
+from holdfast.ports import Touched
+
+
+class EngineLike(Protocol):
+    """What the controller needs of `decide.engine.Engine`."""
+
+    def handle(self, event: e.AnyEvent) -> list[o.AnyOrder]:
+        """Judge one event; returns the orders to carry out."""
+
+    def touched(self) -> Touched:
+        """Records that the last event changed."""
+
+    def snapshot(self) -> bytes:
+        """The whole state."""
+
+    def pending_orders(self) -> Sequence[o.AnyOrder]:
+        """Orders that were given and have no outcome yet."""
+
+
+class EngineFactory(Protocol):
+    """Makes the engine: anew (None), or from what `snapshot` gave."""
+
+    def __call__(self, state: bytes | None) -> EngineLike:
+        """Raises WireError when the state cannot be read."""
+
+
+class Waiting(Struct, frozen=True):
+    """A timer that waits."""
+
+    order: str
+    """Id of the StartTimer, which makes the TimerFired event's id unique."""
+    due: float
+    """Controller's Unix seconds."""
+
+    @property
+    def event_id(self) -> str:
+        """Id of the event that this timer will become."""
+        return f"timer:{self.order}"
+
+
+class Lease(Struct, frozen=True):
+    """A launcher that is attached."""
+
+    job: JobKey
+    lease_s: float
+
+
+class ShellState(Struct):
+    """See the module. Dictionaries keep their order of insertion, so equal history gives equal bytes."""
+
+    timers: dict[str, Waiting] = field(default_factory=dict)
+    jobs: dict[str, JobView] = field(default_factory=dict)
+    nodes: dict[str, NodeView] = field(default_factory=dict)
+    agents: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Node -> boot id and instance id that its agent attached with."""
+    silent: list[str] = field(default_factory=list)
+    launchers: dict[str, Lease] = field(default_factory=dict)
+    blind: bool = False
+
+    def is_stale(self, event: e.AnyEvent) -> bool:
+        """A timer that was cancelled or started anew while its event was on the way must not be handled."""
+        if not isinstance(event, e.TimerFired):
+            return False
+        waiting = self.timers.get(event.timer)
+        return waiting is None or waiting.event_id != event.id
+
+    def fold(self, event: e.AnyEvent, orders: Sequence[o.AnyOrder]) -> None:
+        """Take in one event and the orders it led to."""
+        if isinstance(event, e.TimerFired):
+            self.timers.pop(event.timer, None)
+        elif isinstance(event, e.WatchBlind):
+            self.blind = event.blind
+        else:
+            self._fold_event(event)
+        for order in orders:
+            if isinstance(order, o.StartTimer):
+                self.timers[order.timer] = Waiting(order.id, event.received_at + order.after_s)
+            elif isinstance(order, o.CancelTimer):
+                self.timers.pop(order.timer, None)
+
+    def _fold_event(self, event: e.AnyEvent) -> None:
+        match event:
+            case e.JobObserved():
+                self.jobs[key_text(event.job.key)] = event.job
+            case e.JobVanished():
+                self.jobs.pop(key_text(event.job), None)
+            case e.NodeObserved():
+                self.nodes[event.node.name] = event.node
+            case e.NodeVanished():
+                self.nodes.pop(event.node, None)
+                self.agents.pop(event.node, None)
+                self._heard(event.node)
+            case e.AgentAttached():
+                self.agents[event.node] = (event.boot_id, event.instance_id)
+                self._heard(event.node)
+            case e.NodeSilent():
+                if event.node not in self.silent:
+                    self.silent.append(event.node)
+            case e.NodeHeard():
+                self._heard(event.node)
+            case e.LauncherAttached():
+                self.launchers[key_text(event.job)] = Lease(event.job, event.lease_s)
+            case e.LauncherLapsed():
+                self.launchers.pop(key_text(event.job), None)
+            case _:
+                pass
+
+    def _heard(self, node: str) -> None:
+        if node in self.silent:
+            self.silent.remove(node)
+
+
+class Snapshot(Struct):
+    """What the journal keeps as the controller's state."""
+
+    version: int
+    shell: ShellState
+    engine: bytes
+
+
+SNAPSHOT_VERSION = 1
+
+
+def pack(engine: EngineLike, shell: ShellState) -> bytes:
+    """Bytes of a snapshot."""
+    return msgspec.msgpack.encode(Snapshot(SNAPSHOT_VERSION, shell, engine.snapshot()))
+
+
+def unpack(state: bytes) -> Snapshot:
+    """Read a snapshot.
+
+    Raises:
+        WireError: not a snapshot, or of a form that this version does not know.
+    """
+    try:
+        found = msgspec.msgpack.decode(state, type=Snapshot)
+    except msgspec.DecodeError as error:
+        raise WireError(f"the journal's snapshot cannot be read: {error}") from error
+    if found.version > SNAPSHOT_VERSION:
+        raise WireError(
+            f"the journal's snapshot has form {found.version}, this version reads {SNAPSHOT_VERSION}: update"
+        )
+    return found
+
+
+def key_text(key: JobKey) -> str:
+    """The whole key as text."""
+    return f"{key.cluster}/{key.id}#{key.generation}"

@@ -1,0 +1,116 @@
+"""The watch over the orchestrator: look, compare with what was seen last, and say what is different.
+
+One task of the controller. Level-based: a missed change is healed by the next look. A look that fails says nothing
+about jobs and nodes; when looks fail for long, `WatchBlind` says that we do not see. Only a complete snapshot can show
+that something is gone. Time passes between looks, by the clock port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import structlog
+
+from holdfast.controller.executors import within
+from holdfast.controller.settings import Settings
+from holdfast.controller.state import ShellState, key_text
+from holdfast.errors import LinkError
+from holdfast.model import events as e
+from holdfast.model.cluster import WorldView
+from holdfast.ports import Clock, Orchestrator
+
+_log = structlog.get_logger("holdfast.controller")
+
+RETRY_FIRST_S = 0.2
+
+
+class Watch:
+    """See the module. `submit` returns an awaitable that ends when the event is stored and folded into `state()`."""
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        clock: Clock,
+        settings: Settings,
+        *,
+        state: Callable[[], ShellState],
+        submit: Callable[[e.AnyEvent], Awaitable[int]],
+    ) -> None:
+        self._orchestrator = orchestrator
+        self._name = orchestrator.name
+        self._clock = clock
+        self._settings = settings
+        self._state = state
+        self._submit = submit
+        self._counter = 0
+        self.epoch = 0
+        self.looks = 0
+        self.looked_at = 0.0
+        """Clock's `now` of the last look that saw something; 0.0: none yet."""
+
+    async def run(self) -> None:
+        """Look for ever."""
+        blind_since = self._clock.monotonic()
+        retry_s = RETRY_FIRST_S
+        while True:
+            try:
+                world = await within(self._clock, self._settings.observe_limit_s, self._orchestrator.observe())
+            except (LinkError, TimeoutError) as error:
+                why = str(error) or f"no answer within {self._settings.observe_limit_s:g} s"
+                if self._clock.monotonic() - blind_since >= self._settings.blind_after_s and not self._state().blind:
+                    _log.warning("the orchestrator cannot be read", why=why)
+                    await self._submit(
+                        e.WatchBlind(id=self._id(), at=self._clock.now(), source=self._name, blind=True, why=why)
+                    )
+                await self._clock.sleep(retry_s)
+                retry_s = min(retry_s * 2, self._settings.watch_s)
+                continue
+            retry_s = RETRY_FIRST_S
+            await self.take(world)
+            blind_since = self._clock.monotonic()
+            await self._clock.sleep(self._settings.watch_pause_s)
+            await self._wait_change()
+
+    async def _wait_change(self) -> None:
+        try:
+            await self._orchestrator.wait_change(self._settings.watch_s)
+        except LinkError:
+            # The next look says whether it can be read; without this pause a refused wait would spin.
+            await self._clock.sleep(RETRY_FIRST_S)
+
+    async def take(self, world: WorldView) -> None:
+        """Submit what is different, and return when it is stored."""
+        self.looks += 1
+        self.looked_at = self._clock.now()
+        stored = [self._submit(event) for event in self._differences(world)]
+        if self._state().blind:
+            stored.append(
+                self._submit(e.WatchBlind(id=self._id(), at=self._clock.now(), source=self._name, blind=False))
+            )
+        for done in await asyncio.gather(*stored, return_exceptions=True):
+            if isinstance(done, BaseException):
+                # It is not in `state()`, so the next look finds the same difference and tries again.
+                _log.error("a difference could not be taken in", why=str(done))
+
+    def _differences(self, world: WorldView) -> Iterator[e.AnyEvent]:
+        state = self._state()
+        for node in world.nodes:
+            if state.nodes.get(node.name) != node:
+                yield e.NodeObserved(id=self._id(), at=world.at, source=self._name, node=node)
+        for job in world.jobs:
+            if state.jobs.get(key_text(job.key)) != job:
+                yield e.JobObserved(id=self._id(), at=world.at, source=self._name, job=job)
+        if not world.complete:
+            return
+        jobs, nodes = {key_text(job.key) for job in world.jobs}, {node.name for node in world.nodes}
+        for text, job in state.jobs.items():
+            if text not in jobs:
+                yield e.JobVanished(id=self._id(), at=world.at, source=self._name, job=job.key)
+        for name in state.nodes:
+            if name not in nodes:
+                yield e.NodeVanished(id=self._id(), at=world.at, source=self._name, node=name)
+
+    def _id(self) -> str:
+        self._counter += 1
+        return f"watch:{self.epoch}.{self._counter}"
