@@ -1,11 +1,25 @@
 """A job folder with a fence, a store on it, and small checkpoints to damage."""
 
+import importlib
+import json
+import multiprocessing
+import socket
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from holdfast.checkpoint.fence import Fence
 from holdfast.checkpoint.store import CheckpointStore
+
+PRELOAD = [
+    "torch.distributed.fsdp",
+    "torch._dynamo",
+    "holdfast.checkpoint.sharded_torch",
+    "holdfast.checkpoint.checkpointer_torch",
+    "holdfast.telemetry",
+]
 
 
 class Job:
@@ -47,3 +61,66 @@ def write(store, step, content=b"", publish=True):
 @pytest.fixture
 def save():
     return write
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """Run a function of `ranks_torch.py` on some ranks; their results, or their errors as text.
+
+    The processes are forked from a server that has imported torch once, so that a test costs no import.
+    """
+    sys.path.insert(0, str(Path(__file__).parent))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    ranks_torch = importlib.import_module("ranks_torch")
+    started = []
+
+    def run(world, function, folder=None, environ=None, limit_s=60.0, **options):
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        folder = str(folder or tmp_path / "ckpt")
+        for old in Path(folder).parent.glob("result-*"):
+            old.unlink()
+        clean = {"HOLDFAST_" + key: value for key, value in (environ or {}).items()}
+        processes = [
+            context.Process(
+                target=ranks_torch.enter, args=(rank, world, port, clean, function, folder, options), daemon=True
+            )
+            for rank in range(world)
+        ]
+        started.extend(processes)
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + limit_s
+        for process in processes:
+            process.join(max(0.1, deadline - time.monotonic()))
+        outcome = Outcome([process.exitcode for process in processes])
+        for rank in range(world):
+            result = Path(folder).with_name(f"result-{rank}.json")
+            outcome.results.append(json.loads(result.read_text()) if result.exists() else None)
+            outcome.errors.append(Path(folder).with_name(f"result-{rank}.err").read_text())
+        return outcome
+
+    yield run
+    for process in started:
+        if process.is_alive():
+            process.kill()
+        process.join(10)
+    sys.path.remove(str(Path(__file__).parent))
+
+
+class Outcome:
+    """Exit codes, results and stderr of a run, each by rank."""
+
+    def __init__(self, codes):
+        self.codes = codes
+        self.results = []
+        self.errors = []
+
+    def check(self):
+        assert self.codes == [0] * len(self.codes), "\n".join(self.errors)
+
+    @property
+    def good(self):
+        self.check()
+        return self.results

@@ -9,10 +9,10 @@ import subprocess
 import pytest
 
 from holdfast.checkpoint.errors import SaveError
+from holdfast.checkpoint.fence import Fence
 from holdfast.checkpoint.files import CHUNK, HashingFile, hash_file
 from holdfast.checkpoint.manifest import MANIFEST_NAME, digest
 from holdfast.checkpoint.store import CheckpointStore, scan, verify
-from holdfast.checkpoint.fence import Fence
 
 
 def names(folder):

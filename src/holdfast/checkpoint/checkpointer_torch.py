@@ -259,14 +259,14 @@ class Checkpointer:
     def _load(self, info: CheckpointInfo, state: MutableMapping[str, Any]) -> None:
         problem: RestoreError | None = None
         try:
-            self._load_shared(info, state)
+            moved = self._load_shared(info, state)
             packed: list[bytes] = pickle.loads((info.path / LOCAL_FILE).read_bytes())  # noqa: S301 - the user's own
             rank = self._world.rank
             mine = unpack(packed[rank] if rank < len(packed) else packed[0])
             if rank >= len(packed):
                 # Two ranks that draw the same random numbers would train on the same noise.
                 del mine[RNG]
-            missing = apply_local(state, mine)
+            missing = apply_local(state, {**moved, **mine})
             if self._world.leads and (missing or len(packed) != self._world.size):
                 voice.say(_differences(info, missing, len(packed), self._world.size))
         except RestoreError as error:
@@ -277,7 +277,8 @@ class Checkpointer:
         if everyones:
             raise problem or RestoreError(everyones[0])
 
-    def _load_shared(self, info: CheckpointInfo, state: MutableMapping[str, Any]) -> None:
+    def _load_shared(self, info: CheckpointInfo, state: MutableMapping[str, Any]) -> dict[str, Any]:
+        """Load what ranks hold together; returns parts that are plain values in this program's state."""
         layout = info.manifest.layout if info.manifest is not None else "unknown"
         if layout == "sharded":
             _sharded().load_shards(state, info.path, self._world)
@@ -287,8 +288,11 @@ class Checkpointer:
                 _sharded().load_full(state, parts)
             else:
                 apply_shared(state, parts)
+                # A dict that is filled with tensors later is a plain value as long as it is empty.
+                return {name: part for name, part in parts.items() if name in state and not is_shared(state[name])}
         else:
             raise RestoreError(f"its layout {layout!r} is another program's")
+        return {}
 
     def _is_refused(self, step: int, state: Mapping[str, Any]) -> bool:
         if self._refuse_if is None:
