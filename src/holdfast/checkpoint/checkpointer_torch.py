@@ -30,6 +30,7 @@ from holdfast.checkpoint.state_torch import (
     apply_local,
     apply_shared,
     is_sharded,
+    is_shared,
     pack,
     take_local,
     take_shared,
