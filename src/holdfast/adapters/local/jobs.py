@@ -318,6 +318,8 @@ class JobBook:
             "HOLDFAST_CLUSTER": self.cluster,
             "HOLDFAST_GENERATION": "1",
             "HOLDFAST_JOB_DIR": str(job.folder),
+            "HOLDFAST_JOB_NAME": job.spec.name,
+            "HOLDFAST_PARTITION": "local",
             "HOLDFAST_NODE": node.name,
             "HOLDFAST_NODE_DIR": str(node.folder),
             "HOLDFAST_NODE_RANK": str(rank),

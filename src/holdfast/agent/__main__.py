@@ -1,0 +1,31 @@
+"""`python -m holdfast.agent`: what the embedded cluster starts on every node. People use `holdfast agent`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.agent.process import AgentOptions, run_agent
+from holdfast.errors import HoldfastError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run an agent; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m holdfast.agent", description="The agent of an embedded node.")
+    parser.add_argument("--node-dir", type=Path, required=True)
+    parser.add_argument("--controller-file", type=Path, required=True)
+    parser.add_argument("--beat-s", type=float, default=10.0)
+    args = parser.parse_args(argv)
+    options = AgentOptions(node_dir=args.node_dir, controller_file=args.controller_file, beat_s=args.beat_s)
+    try:
+        run_agent(options)
+    except HoldfastError as error:
+        sys.stderr.write(f"holdfast agent: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

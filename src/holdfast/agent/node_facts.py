@@ -1,0 +1,125 @@
+"""What an agent knows of its own node: name, boot id, machine, and which GPU sits at which PCI address.
+
+Read once when the agent starts; a reboot or a replacement starts it anew. On an embedded node the facts stand in
+`node.json`, on a real one in `/proc` and `/etc/machine-id`. No time passes here.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.errors import ConfigError
+from holdfast.model.evidence import Place
+
+DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
+"""One folder per GPU, named by its PCI address, while NVIDIA's driver is loaded."""
+
+_ADDRESS = re.compile(r"^(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})(?:\.[0-9a-f])?$")
+
+
+class _EmbeddedGpu(Struct):
+    index: int
+    pci: str
+
+
+class _EmbeddedFacts(Struct):
+    """What the agent reads of `node.json`."""
+
+    name: str
+    boot_id: str
+    instance_id: str
+    drill_ok: bool = False
+    gpus: list[_EmbeddedGpu] = []
+
+
+class NodeIdentity(Struct, frozen=True, kw_only=True):
+    """Which node this is."""
+
+    name: str
+    boot_id: str
+    instance_id: str = ""
+    drill_ok: bool = False
+
+
+def bus_address(text: str) -> str:
+    """A PCI address in one form, `domain:bus:device` with four digits of domain; empty when it is none.
+
+    Xid lines give it with or without domain, function and upper case; tools write the domain with four or eight digits.
+    """
+    found = _ADDRESS.match(text.strip().lower())
+    if found is None:
+        return ""
+    domain = int(found["domain"] or "0", 16)
+    return f"{domain:04x}:{found['bus']}:{found['device']}"
+
+
+class GpuTable:
+    """GPU index by PCI address."""
+
+    def __init__(self, index_of: Mapping[str, int]) -> None:
+        self._index_of = {bus_address(pci): index for pci, index in index_of.items()}
+
+    def __len__(self) -> int:
+        return len(self._index_of)
+
+    def located(self, place: Place) -> Place:
+        """The place with the index of the GPU whose PCI address it holds; unchanged when that is unknown."""
+        if place.gpu is not None or not place.gpu_id:
+            return place
+        index = self._index_of.get(bus_address(place.gpu_id))
+        return place if index is None else msgspec.structs.replace(place, gpu=index)
+
+
+def read_embedded(node_dir: Path) -> tuple[NodeIdentity, GpuTable]:
+    """The facts of an embedded node. Raises ConfigError when `node.json` cannot be read."""
+    path = node_dir / "node.json"
+    try:
+        facts = msgspec.json.decode(path.read_bytes(), type=_EmbeddedFacts)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(str(error), file=str(path)) from error
+    identity = NodeIdentity(
+        name=facts.name, boot_id=facts.boot_id, instance_id=facts.instance_id, drill_ok=facts.drill_ok
+    )
+    return identity, GpuTable({gpu.pci: gpu.index for gpu in facts.gpus})
+
+
+def read_machine(name: str = "", *, drill_ok: bool = False) -> tuple[NodeIdentity, GpuTable]:
+    """The facts of the machine that this process runs on."""
+    identity = NodeIdentity(
+        name=name or socket.gethostname().partition(".")[0],
+        boot_id=_line(Path("/proc/sys/kernel/random/boot_id")),
+        instance_id=_line(Path("/etc/machine-id")),
+        drill_ok=drill_ok,
+    )
+    return identity, GpuTable(driver_gpus())
+
+
+def driver_gpus(folder: Path = DRIVER_GPUS) -> dict[str, int]:
+    """PCI address -> index. NVML numbers GPUs in ascending order of their PCI addresses."""
+    try:
+        found = sorted(filter(None, (bus_address(entry.name) for entry in folder.iterdir())))
+    except OSError:
+        return {}
+    return {address: index for index, address in enumerate(found)}
+
+
+def current_boot_id(node_dir: Path | None) -> str:
+    """The boot id that the node has now, to compare with the one that the agent was started under."""
+    return (
+        read_embedded(node_dir)[0].boot_id if node_dir is not None else _line(Path("/proc/sys/kernel/random/boot_id"))
+    )
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
