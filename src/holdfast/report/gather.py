@@ -5,12 +5,33 @@ Called by `cli/report`, the demo and drills. All reading happens here; everythin
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 from msgspec import Struct, field
 
 from holdfast.model.cluster import JobKey
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord
-from holdfast.ports import Journal
+from holdfast.ports import Sample
 from holdfast.report.figures import Totals, totals
+
+
+class Records(Protocol):
+    """What `gather` reads: part of `ports.Journal`, so a journal fits, and so does a live controller's API."""
+
+    async def jobs(self, *, job: str = "") -> list[JobRecord]:
+        """As in `ports.Journal`."""
+
+    async def nodes(self, *, node: str = "") -> list[NodeRecord]:
+        """As in `ports.Journal`."""
+
+    async def incidents(
+        self, *, incident: str = "", open_only: bool = False, limit: int = 1000
+    ) -> list[IncidentRecord]:
+        """As in `ports.Journal`."""
+
+    async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
+        """As in `ports.Journal`."""
 
 
 class Point(Struct, frozen=True):
@@ -55,7 +76,7 @@ class ReportData(Struct):
 
 
 async def gather(
-    journal: Journal,
+    journal: Records,
     *,
     title: str,
     cluster: str,
@@ -63,9 +84,13 @@ async def gather(
     job: str = "",
     incident: str = "",
     since: float = 0.0,
+    on_job: Callable[[int, int], None] | None = None,
 ) -> ReportData:
-    """Read records and series. `job` and `incident` narrow the report, `since` drops what ended before it."""
-    jobs = [record for record in await journal.jobs() if job in ("", str(record.key))]
+    """Read records and series. `job` and `incident` narrow the report, `since` drops what ended before it.
+
+    `on_job(done, of)` is called as each job's series have been read: what takes long in a large journal.
+    """
+    jobs = [record for record in await journal.jobs() if job in ("", str(record.key)) and _lives(record, since)]
     found = await journal.incidents(limit=100_000)
     incidents = [
         record
@@ -78,12 +103,21 @@ async def gather(
         concerned = {key for record in incidents for key in record.jobs}
         jobs = [record for record in jobs if record.key in concerned]
     data = ReportData(title, cluster, now, jobs, await journal.nodes(), incidents)
-    for record in jobs:
+    for done, record in enumerate(jobs, 1):
         data.series[str(record.key)] = await _series(journal, record.key, record, since)
+        if on_job is not None:
+            on_job(done, len(jobs))
     return data
 
 
-async def _series(journal: Journal, key: JobKey, record: JobRecord, since: float) -> JobSeries:
+def _lives(record: JobRecord, since: float) -> bool:
+    """Did the job do anything after `since`?"""
+    if not record.attempts:
+        return record.since >= since
+    return any((attempt.ended_at or attempt.started_at) >= since or not attempt.ended_at for attempt in record.attempts)
+
+
+async def _series(journal: Records, key: JobKey, record: JobRecord, since: float) -> JobSeries:
     series = JobSeries()
     for attempt in record.attempts:
         subject = f"job:{key}({attempt.number})"

@@ -1,0 +1,401 @@
+"""Jobs, nodes, incidents and orders as tables and pages for a terminal: 80 columns suffice, wider ones are used.
+
+Called by the viewing commands; pure, the time comes in as `at`. Text from outside is put into cells as text, never
+as markup (`screen.PlainConsole` drops control characters). Many nodes are folded as ClusterShell writes them.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli import screen
+from holdfast.cli.json_forms import target
+from holdfast.model.evidence import Finding, Role
+from holdfast.model.orders import CancelTimer, OrderStatus, StartTimer
+from holdfast.model.records import (
+    AttemptRecord,
+    BrakeRecord,
+    IncidentRecord,
+    JobRecord,
+    NodeRecord,
+    NodeState,
+    OrderRecord,
+)
+from holdfast.model.wire import kind_of
+from holdfast.report.tables import cause, seconds, suspects, utc
+from holdfast.report.terminal import story_panel, timeline_table
+from holdfast.report.timeline import NODE_ORDER, timeline
+
+ROWS_MAX = 40
+"""More nodes than this are grouped by state unless every row is asked for."""
+NAME_MAX = 24
+"""Characters of a job's name in a list; its own page has all of it."""
+NAMES_MAX = 300
+"""Characters of a folded node set in a table."""
+EVIDENCE_MAX = 12
+"""Findings whose evidence is shown; the JSON form has all of them."""
+TEXT_MAX = 400
+"""Characters of one piece of evidence."""
+
+
+def jobs_table(jobs: Sequence[JobRecord], at: float) -> Table:
+    """One row per job, newest first."""
+    made = screen.table("job", "name", "state", "for", "step", "saved", "nodes", right=("for", "step", "saved"))
+    made.columns[0].no_wrap = True
+    for job in sorted(jobs, key=lambda job: (-_latest(job), str(job.key))):
+        attempt = job.attempt
+        state = screen.state(job.state)
+        if job.incident:
+            state.append(f" {screen.clean(job.incident)}", style="dim")
+        nodes = screen.fold(attempt.nodes if attempt is not None and attempt.nodes else job.view.nodes)
+        made.add_row(
+            Text(screen.clean(job.name)),
+            Text(_short(screen.clean(job.view.name), NAME_MAX)),
+            state,
+            screen.age(job.since, at),
+            _number(attempt.last_step if attempt is not None else None),
+            _number(job.durable_step or None),
+            Text(_short(nodes)),
+        )
+    return made
+
+
+def _latest(job: JobRecord) -> float:
+    return max([job.view.submitted_at, job.since, *(attempt.started_at for attempt in job.attempts)])
+
+
+def job_page(
+    job: JobRecord, incidents: Sequence[IncidentRecord], orders: Sequence[OrderRecord], at: float
+) -> RenderableType:
+    """One job: facts, attempts, incidents, open orders, story."""
+    view, attempt = job.view, job.attempt
+    state = screen.state(job.state)
+    state.append(
+        f" for {screen.age(job.since, at)}; {view.state} in the scheduler; the {job.authority} decides", style="dim"
+    )
+    progress = f"best step {job.best_step}, last durable checkpoint {job.durable_step or '-'}"
+    rows: list[tuple[str, str | Text]] = [
+        ("state", state),
+        ("owner", ", ".join(part for part in (view.user, view.partition and f"partition {view.partition}") if part)),
+        ("nodes", screen.fold(attempt.nodes if attempt is not None and attempt.nodes else view.nodes)),
+        ("kept off", screen.fold(job.excluded)),
+        ("progress", progress if job.attempts else "no attempt has started"),
+        ("restarts", f"{job.in_place} in place, {job.requeues} requeued since the last progress"),
+        ("held by", job.held_by),
+        ("logs", attempt.log_dir if attempt is not None else ""),
+    ]
+    parts: list[RenderableType] = [_heading(f"Job {job.key}", view.name), screen.facts(rows)]
+    if job.attempts:
+        parts += [Text(), attempts_table(job, at)]
+    if incidents:
+        parts += [Text(), incidents_table(incidents, at, title="Incidents")]
+    waiting = [order for order in orders if order.status in {OrderStatus.PENDING, OrderStatus.PROPOSED}]
+    if waiting:
+        parts += [Text(), orders_table(waiting, at, title="Orders that wait")]
+    parts += _story(job.story)
+    return Group(*parts)
+
+
+def attempts_table(job: JobRecord, at: float) -> Table:
+    """One row per execution; the nodes stand there only when they changed."""
+    moved = len({attempt.nodes for attempt in job.attempts}) > 1
+    made = screen.table(
+        "attempt", "started", "lasted", "steps", "loaded", "saved", "end", *(["nodes"] if moved else []),
+        title="Attempts", right=("lasted", "loaded", "saved"), keep=("attempt", "lasted", "started"),
+    )  # fmt: skip
+    for attempt in job.attempts:
+        end = attempt.ended_at or at
+        steps = "-" if attempt.first_step is None else f"{attempt.first_step}-{_number(attempt.last_step)}"
+        made.add_row(
+            Text(f"{screen.clean(str(job.key))}({attempt.number})"),
+            Text(utc(attempt.started_at)[5:19]),
+            screen.span(max(0.0, end - attempt.started_at)) if attempt.started_at else "-",
+            Text(steps),
+            _number(attempt.resumed_from),
+            _number(attempt.durable_step),
+            ended(attempt),
+            *([Text(_short(screen.fold(attempt.nodes)))] if moved else []),
+        )
+    return made
+
+
+def ended(attempt: AttemptRecord) -> Text:
+    """How an attempt ended: `running`, `exit 0`, `signal 11 (SIGSEGV), stopped by Holdfast`."""
+    if not attempt.ended_at:
+        return Text("running", style="green")
+    if attempt.signal:
+        words, style = f"signal {signal_name(attempt.signal)}", "red"
+    elif attempt.exit_code is not None:
+        words, style = f"exit {attempt.exit_code}", "green" if attempt.exit_code == 0 else "red"
+    else:
+        words, style = "ended", "yellow"
+    if attempt.stopped:
+        words, style = f"stopped ({words})" if words != "ended" else "stopped", "yellow"
+    if attempt.incident:
+        words += f", {screen.clean(attempt.incident)}"
+    return Text(words, style=style)
+
+
+def signal_name(number: int) -> str:
+    """`11 (SIGSEGV)`."""
+    try:
+        return f"{number} ({signal.Signals(number).name})"
+    except ValueError:
+        return str(number)
+
+
+def nodes_view(
+    nodes: Sequence[NodeRecord], brakes: Iterable[BrakeRecord], at: float, *, every: bool = False
+) -> RenderableType:
+    """A row per node; with many of them one row per group and state, and a row for each that is not healthy."""
+    parts: list[RenderableType] = []
+    if every or len(nodes) <= ROWS_MAX:
+        parts.append(node_rows(nodes, at))
+    else:
+        parts.append(node_groups(nodes))
+        ill = [node for node in nodes if node.state is not NodeState.HEALTHY]
+        if ill:
+            newest = sorted(ill, key=lambda node: -node.since)[:ROWS_MAX]
+            parts += [Text(), node_rows(newest, at, title="Not healthy, newest first")]
+            if len(ill) > len(newest):
+                parts.append(Text(f"{len(ill) - len(newest)} more are not healthy; --all shows every node."))
+    for brake in brakes:
+        if brake.tripped_at:
+            held = f", which holds back {screen.fold(brake.waiting)}" if brake.waiting else ""
+            words = (
+                f"Brake of {screen.clean(brake.group) or 'the cluster'} tripped {screen.age(brake.tripped_at, at)} ago"
+            )
+            parts += [Text(), Text(words + held + ".", style="bold red")]
+    return Group(*parts)
+
+
+def node_groups(nodes: Sequence[NodeRecord]) -> Table:
+    """Nodes folded by group and state."""
+    made = screen.table("group", "state", "count", "nodes", right=("count",), keep=("state", "count"))
+
+    def key(node: NodeRecord) -> tuple[str, str]:
+        return node.view.group, node.state.value
+
+    order = list(NodeState)
+    for (group, word), found in groupby(sorted(nodes, key=lambda n: (n.view.group, order.index(n.state))), key):
+        names = [node.name for node in found]
+        made.add_row(
+            Text(screen.clean(group) or "-"), screen.state(word), str(len(names)), Text(_short(screen.fold(names)))
+        )
+    return made
+
+
+def node_rows(nodes: Iterable[NodeRecord], at: float, *, title: str = "") -> Table:
+    """One row per node."""
+    made = screen.table("node", "group", "state", "for", "jobs", "why", right=("for",), keep=("for",), title=title)
+    for node in nodes:
+        made.add_row(
+            Text(screen.clean(node.name)),
+            Text(screen.clean(node.view.group) or "-"),
+            screen.state(node.state),
+            screen.age(node.since, at),
+            Text(_short(",".join(screen.clean(job) for job in node.view.jobs), 40) or "-"),
+            Text(node_reason(node)),
+        )
+    return made
+
+
+def node_reason(node: NodeRecord) -> str:
+    """Why a node is as it is, in one line; also `spare`."""
+    parts = ["spare"] if node.view.spare else []
+    if node.gone:
+        parts.append("gone")
+    elif node.silent:
+        parts.append("silent")
+    parts += [screen.clean(rule) for rule in node.findings]
+    if node.view.drained:
+        parts.append(f"drained: {screen.clean(node.view.drain_reason)}" if node.view.drain_reason else "drained")
+    if node.incident:
+        parts.append(screen.clean(node.incident))
+    return ", ".join(parts)
+
+
+def node_page(
+    node: NodeRecord, incidents: Sequence[IncidentRecord], orders: Sequence[OrderRecord], at: float
+) -> RenderableType:
+    """One node: facts, incidents, orders, story."""
+    view = node.view
+    state = screen.state(node.state)
+    state.append(f" for {screen.age(node.since, at)}", style="dim")
+    drained = ""
+    if view.drained:
+        drained = f"by {'Holdfast' if node.drained_by_us else 'someone else'}: {view.drain_reason or 'no reason given'}"
+    answers = {True: "yes", False: "no: it does not run", None: "not known"}[view.alive]
+    rows: list[tuple[str, str | Text]] = [
+        ("state", state),
+        ("answers", answers + (", silent" if node.silent else "")),
+        ("group", view.group + (", spare" if view.spare else "")),
+        ("drained", drained),
+        ("scheduler", view.state_text),
+        ("jobs", ", ".join(view.jobs)),
+        ("findings", ", ".join(node.findings)),
+        ("machine", node.instance_id or view.instance_id),
+        ("boot", node.boot_id or view.boot_id),
+        ("topology", view.topology),
+        ("offences", f"{len(node.offences)} in 28 days" if node.offences else ""),
+    ]
+    parts: list[RenderableType] = [_heading(f"Node {node.name}"), screen.facts(rows)]
+    if incidents:
+        parts += [Text(), incidents_table(incidents, at, title="Incidents")]
+    if orders:
+        parts += [Text(), orders_table(orders, at, title="Orders")]
+    parts += _story(node.story)
+    return Group(*parts)
+
+
+def incidents_table(incidents: Sequence[IncidentRecord], at: float, *, title: str = "") -> Table:
+    """One row per incident, in the order given."""
+    made = screen.table(
+        "incident", "opened", "outcome", "job", "cause", "suspects", "took",
+        title=title, right=("took",), keep=("incident",),
+    )  # fmt: skip
+    for incident in incidents:
+        jobs = ",".join(str(key) for key in incident.jobs)
+        made.add_row(
+            Text(screen.clean(incident.id)),
+            Text(f"{screen.age(incident.opened_at, at)} ago"),
+            screen.outcome(incident),
+            Text(screen.clean(_short(jobs, 40)) or "-"),
+            Text(screen.clean(_short(cause(incident), 120))),
+            Text(screen.clean(_short(suspects(incident), 80))),
+            seconds(timeline(incident).total_s or None),
+        )
+    return made
+
+
+def incident_page(incident: IncidentRecord, orders: Sequence[OrderRecord], at: float) -> RenderableType:
+    """One incident: facts, timeline, diagnosis, evidence, orders and their outcomes, story."""
+    found = incident.diagnosis
+    word = screen.outcome(incident)
+    word.append(
+        f", opened {utc(incident.opened_at)}" + (f", closed {utc(incident.closed_at)}" if incident.closed_at else ""),
+        style="dim",
+    )
+    rows: list[tuple[str, str | Text]] = [
+        ("outcome", word),
+        ("drill", incident.drill),
+        ("jobs", ", ".join(str(key) for key in incident.jobs)),
+        ("nodes", screen.fold(incident.nodes)),
+        ("remedies", " then ".join(remedy.value for remedy in incident.remedies)),
+        ("lost", "" if incident.lost_steps is None else _lost(incident)),
+        ("cause", f"{found.cause} ({found.domain}, {found.confidence:.0%} sure)" if found else "not diagnosed yet"),
+    ]
+    if found is not None:
+        rows += [("", ""), ("suspects", suspects(incident)), ("diagnosis", found.story or found.summary)]
+    parts: list[RenderableType] = [_heading(f"Incident {incident.id}", found.summary if found else "")]
+    parts += [screen.facts(rows), Text(), timeline_table([incident])]
+    node_side = _node_side(incident)
+    if node_side:
+        parts.append(Text(node_side))
+    if incident.findings:
+        parts += [Text(), Text("Evidence", style="bold"), *_evidence(incident)]
+    if orders:
+        parts += [Text(), orders_table(list(reversed(orders)), at, title="Orders, oldest first")]
+    parts += [story_panel(1, incident)] if not incident.story and found is None else _story(incident.story)
+    return Group(*parts)
+
+
+def _lost(incident: IncidentRecord) -> str:
+    lost = incident.lost_steps
+    steps = "1 step" if lost == 1 else f"{lost} steps"
+    return f"{steps} (had reached {incident.step_before}, resumed from {incident.step_resumed})"
+
+
+def _node_side(incident: IncidentRecord) -> str:
+    """What became of the node, in seconds after the fault."""
+    known = timeline(incident).offsets
+    parts = [f"{mark.value.replace('_', ' ')} +{known[mark]:.3f} s" for mark in NODE_ORDER if mark in known]
+    return f"Node: {', '.join(parts)}" if len(parts) > 1 else ""
+
+
+def _evidence(incident: IncidentRecord) -> list[RenderableType]:
+    """Findings by role, the root first, each with what was seen."""
+    judged = {entry.finding: entry for entry in incident.diagnosis.judged} if incident.diagnosis else {}
+
+    def role(finding: Finding) -> Role:
+        return judged[finding.id].role if finding.id in judged else finding.role
+
+    order = list(Role)
+    shown = sorted(incident.findings, key=lambda finding: (order.index(role(finding)), finding.at))
+    parts: list[RenderableType] = []
+    for finding in shown[:EVIDENCE_MAX]:
+        head = Text(f"{role(finding).value:<8} ", style="bold" if role(finding) is Role.ROOT else "dim")
+        times = f" x{finding.count}" if finding.count > 1 else ""
+        head.append(f"{utc(finding.at)[11:23]} {screen.clean(finding.rule)}{times}, {screen.clean(str(finding.place))}")
+        why = judged[finding.id].why if finding.id in judged else ""
+        if why:
+            head.append(f": {screen.clean(why)}")
+        parts.append(head)
+        for piece in finding.evidence:
+            where = f" ({screen.clean(piece.file)}{f':{piece.line}' if piece.line else ''})" if piece.file else ""
+            text = Text(_short(piece.text.strip(), TEXT_MAX) + where, style="dim", overflow="fold")
+            parts.append(Padding(text, (0, 0, 0, 9)))
+    left = len(shown) - EVIDENCE_MAX + incident.findings_dropped
+    if left > 0:
+        parts.append(Text(f"{left} more findings; --json has those that were kept."))
+    return parts
+
+
+def orders_table(orders: Sequence[OrderRecord], at: float, *, title: str = "") -> Table:
+    """One row per order, in the order given."""
+    made = screen.table(
+        "order", "what", "for", "status", "issued", "took", "why / outcome",
+        title=title, right=("took",), keep=("order",),
+    )  # fmt: skip
+    for record in orders:
+        order = record.order
+        status = screen.state(record.status)
+        if record.status is OrderStatus.PROPOSED and record.expires_at:
+            left = record.expires_at - at
+            status.append(f", lapses in {screen.span(left)}" if left > 0 else ", lapsed", style="dim")
+        words = [screen.clean(part) for part in (order.why, record.detail) if part]
+        made.add_row(
+            Text(screen.clean(order.id)),
+            Text(kind_of(order).replace("_", " ")),
+            Text(screen.clean(target(order))),
+            status,
+            f"{screen.age(record.issued_at, at)} ago",
+            seconds(record.ended_at - record.issued_at) if record.ended_at else "-",
+            Text(_short(" -> ".join(words), 160)),
+        )
+    return made
+
+
+def for_people(orders: Iterable[OrderRecord]) -> list[OrderRecord]:
+    """Without the engine's own timers."""
+    return [record for record in orders if not isinstance(record.order, StartTimer | CancelTimer)]
+
+
+def _heading(title: str, name: str = "") -> Text:
+    made = Text(screen.clean(title), style="bold")
+    if name:
+        made.append(f"  {screen.clean(name)}", style="default")
+    return made
+
+
+def _story(story: Sequence[str]) -> list[RenderableType]:
+    if not story:
+        return []
+    lines: list[RenderableType] = [Text(), Text("Story", style="bold")]
+    lines += [Padding(Text(screen.clean(line), overflow="fold"), (0, 0, 0, 2)) for line in story]
+    return lines
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _short(text: str, most: int = NAMES_MAX) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

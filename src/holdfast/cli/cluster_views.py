@@ -1,0 +1,149 @@
+"""`holdfast jobs`, `job ID`, `nodes`, `incidents`, `incident ID`: what the controller (or a journal) knows.
+
+Each reads once and prints once; `--json` prints the forms of docs/json-forms.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from holdfast.cli import json_forms, screen
+from holdfast.cli.cluster_tables import for_people, incident_page, incidents_table, job_page, jobs_table, nodes_view
+from holdfast.cli.config import ConfigOption, DirOption, JournalOption, JsonOption, UrlOption
+from holdfast.cli.records import Records, Where, missing, read
+from holdfast.errors import UsageError
+from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, NodeState, OrderRecord
+from holdfast.model.toml_lines import did_you_mean
+
+INCIDENTS_MAX = 1000
+
+
+def jobs(
+    *,
+    cluster_dir: DirOption = None,
+    url: UrlOption = None,
+    journal: JournalOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List jobs and the state of their recovery."""
+    where = Where(cluster_dir, url, journal, config)
+    found = read(where, lambda records: records.jobs())
+    if json:
+        screen.say_json(json_forms.jobs_form(found))
+    elif found:
+        screen.console().print(jobs_table(found, screen.now()))
+    else:
+        screen.say("No jobs.")
+
+
+def job(
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast jobs` shows it: 1778, 1778(1), or 1778#2.")],
+    *,
+    cluster_dir: DirOption = None,
+    url: UrlOption = None,
+    journal: JournalOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show one job: attempts and how they ended, incidents, what it waits for, its story."""
+    name = job_id.partition("(")[0]
+
+    async def look(records: Records) -> tuple[JobRecord, list[IncidentRecord], list[OrderRecord]]:
+        known = await records.jobs()
+        found = [record for record in known if name in {str(record.key), record.key.id}]
+        if not found:
+            raise missing("job", name, [str(record.key) for record in known])
+        # Schedulers reuse ids: the bare id means the newest job of that id, `1778#1` an earlier one.
+        exact = [record for record in found if str(record.key) == name and "#" in name]
+        record = max(exact or found, key=lambda record: record.key.generation)
+        incidents = [i for i in await records.incidents(limit=INCIDENTS_MAX) if record.key in i.jobs]
+        orders = [o for o in await records.orders() if getattr(o.order, "job", None) == record.key]
+        return record, incidents, for_people(orders)
+
+    record, incidents, orders = read(Where(cluster_dir, url, journal, config), look)
+    if json:
+        screen.say_json(json_forms.job_form(record, incidents, orders))
+    else:
+        screen.console().print(job_page(record, incidents, orders, screen.now()))
+
+
+def nodes(
+    *,
+    every: Annotated[bool, typer.Option("--all", help="A row for every node, however many there are.")] = False,
+    state: Annotated[str | None, typer.Option("--state", metavar="STATE", help="Only nodes in this state.")] = None,
+    cluster_dir: DirOption = None,
+    url: UrlOption = None,
+    journal: JournalOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List nodes and their state. Many nodes are folded by group and state: `node[0001-1990]`."""
+    known = [member.value for member in NodeState]
+    if state is not None and state not in known:
+        raise UsageError(f'--state "{state}" is not a state of a node{did_you_mean(state, known)}')
+
+    async def look(records: Records) -> tuple[list[NodeRecord], list[BrakeRecord]]:
+        return await records.nodes(), await records.brakes()
+
+    found, brakes = read(Where(cluster_dir, url, journal, config), look)
+    chosen = [node for node in found if state in {None, node.state.value}]
+    if json:
+        screen.say_json(json_forms.nodes_form(chosen, brakes))
+    elif chosen:
+        screen.console().print(nodes_view(chosen, brakes, screen.now(), every=every))
+    else:
+        screen.say(f"No nodes in state {state}." if state else "No nodes.")
+
+
+def incidents(
+    *,
+    open_only: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="The newest N.")] = 50,
+    cluster_dir: DirOption = None,
+    url: UrlOption = None,
+    journal: JournalOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List incidents, newest first."""
+    where = Where(cluster_dir, url, journal, config)
+    found = read(where, lambda records: records.incidents(open_only=open_only, limit=limit + 1))
+    more, found = len(found) > limit, found[:limit]
+    if json:
+        screen.say_json(json_forms.incidents_form(found))
+    elif found:
+        out = screen.console()
+        out.print(incidents_table(found, screen.now()))
+        if more:
+            out.print(Text(f"Only the newest {limit} are shown: --limit N shows more."))
+    else:
+        screen.say("No open incidents." if open_only else "No incidents.")
+
+
+def incident(
+    incident_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast incidents` shows it.")],
+    *,
+    cluster_dir: DirOption = None,
+    url: UrlOption = None,
+    journal: JournalOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show one incident: timeline, diagnosis, evidence, orders and their outcomes, story."""
+
+    async def look(records: Records) -> tuple[IncidentRecord, list[OrderRecord]]:
+        found = await records.incidents(incident=incident_id)
+        if not found:
+            known = [record.id for record in await records.incidents(limit=INCIDENTS_MAX)]
+            raise missing("incident", incident_id, known)
+        return found[0], for_people(await records.orders(incident=incident_id))
+
+    record, orders = read(Where(cluster_dir, url, journal, config), look)
+    if json:
+        screen.say_json(json_forms.incident_page_form(record, orders))
+    else:
+        screen.console().print(incident_page(record, orders, screen.now()))

@@ -1,0 +1,199 @@
+"""Where a command finds its settings and its controller: options, then environment, then `holdfast.toml`.
+
+`holdfast.toml` is the first that exists of `--config FILE`, `HOLDFAST_CONFIG`, `./holdfast.toml`,
+`~/.config/holdfast/holdfast.toml`, `/etc/holdfast/holdfast.toml`; files are not merged. The controller is the first
+that is named by `--dir` or `--url`, `HOLDFAST_CONTROLLER`, the file. Called by the command modules; no time passes
+here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from msgspec import Struct
+
+from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError
+from holdfast.model.toml_lines import build, load_toml
+
+FILE_NAME = "holdfast.toml"
+SITE_FOLDER = Path("/etc/holdfast")
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="Settings, in place of the usual holdfast.toml.")
+]
+DirOption = Annotated[
+    Path | None, typer.Option("--dir", metavar="CLUSTER_DIR", help="The embedded cluster in this folder.")
+]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", metavar="URL", help="The controller's address, such as http://127.0.0.1:8470.")
+]
+JournalOption = Annotated[
+    str | None,
+    typer.Option("--journal", metavar="FILE", help="Read this journal directly: needs no controller, nor a live one."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print a stable form as JSON: docs/json-forms.md.")]
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `holdfast.toml` may say. Paths are relative to the file's own folder."""
+
+    controller: str = ""
+    """Address of the controller."""
+    token_file: str = ""
+    """File that holds the token for it, mode 0600."""
+    ca_file: str = ""
+    """Certificate authority that the controller's certificate is checked against."""
+    dir: str = ""
+    """Folder of an embedded cluster, in place of `controller` and `token_file`."""
+    policy: str = ""
+    """The controller's policy file."""
+
+
+class Settings(Struct, frozen=True):
+    """A configuration and the file that it came from, None when there is none."""
+
+    config: Config
+    file: Path | None = None
+
+    def path(self, value: str) -> Path | None:
+        """A path of the file, made absolute; None for an empty one."""
+        if not value:
+            return None
+        base = self.file.parent if self.file is not None else Path()
+        return base / Path(value).expanduser()
+
+
+class Link(Struct, frozen=True):
+    """A controller that a command can talk to."""
+
+    url: str
+    token: str = ""
+    ca_file: Path | None = None
+    said_by: str = ""
+    """Where the address came from, for error messages."""
+
+
+class _ControllerFile(Struct):
+    """What a command reads of `controller/controller.json`."""
+
+    url: str
+
+
+def places(option: Path | None = None, *, environ: Mapping[str, str] | None = None) -> list[Path]:
+    """Where `holdfast.toml` is looked for, in order. A place named by option or environment is the only one."""
+    known = os.environ if environ is None else environ
+    named = option or (Path(known["HOLDFAST_CONFIG"]) if known.get("HOLDFAST_CONFIG") else None)
+    if named is not None:
+        return [named.expanduser()]
+    own = Path(known["XDG_CONFIG_HOME"]) if known.get("XDG_CONFIG_HOME") else Path("~/.config").expanduser()
+    return [Path(FILE_NAME), own / "holdfast" / FILE_NAME, SITE_FOLDER / FILE_NAME]
+
+
+def load_settings(option: Path | None = None) -> Settings:
+    """Read the first file of `places`.
+
+    Raises:
+        ConfigError: a wrong key or value, by file, line and nearest right key; or the named file cannot be read.
+    """
+    candidates = places(option)
+    for path in candidates:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            if len(candidates) == 1:
+                raise ConfigError("there is no such file", file=str(path)) from None
+            continue
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"is not UTF-8 text (byte {error.start})", file=str(path)) from error
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from error
+        data: dict[str, Any] = load_toml(text, str(path))
+        return Settings(build(Config, data, text, str(path)), path)
+    return Settings(Config())
+
+
+def find_controller(*, cluster_dir: Path | None = None, url: str | None = None, config: Path | None = None) -> Link:
+    """The controller that this command is about.
+
+    Raises:
+        UsageError: `--dir` and `--url` together, or an address of another kind than http and https.
+        LinkError: none is named anywhere, or none has ever run in the named folder.
+        RefusedError: its token cannot be read.
+        ConfigError: see `load_settings`.
+    """
+    if cluster_dir is not None and url is not None:
+        raise UsageError("--dir and --url name two controllers: give one of them")
+    if cluster_dir is not None and config is None:
+        return _of_folder(cluster_dir, "--dir")
+    settings = load_settings(config)
+    if cluster_dir is not None:
+        return _of_folder(cluster_dir, "--dir")
+    named = os.environ.get("HOLDFAST_CONTROLLER", "")
+    if url is not None or named:
+        return _of_url(url or named, "--url" if url is not None else "HOLDFAST_CONTROLLER", settings)
+    if settings.config.controller:
+        return _of_url(settings.config.controller, str(settings.file), settings)
+    folder = settings.path(settings.config.dir)
+    if folder is not None:
+        return _of_folder(folder, str(settings.file))
+    raise LinkError(
+        "no controller is named: give --dir CLUSTER_DIR or --url URL, set HOLDFAST_CONTROLLER, or write "
+        f'`controller = "http://..."` into {FILE_NAME}'
+    )
+
+
+def _of_folder(folder: Path, said_by: str) -> Link:
+    facts = folder / "controller" / "controller.json"
+    try:
+        text = facts.read_bytes()
+    except FileNotFoundError:
+        if not folder.exists():
+            raise NotFoundError(f"{said_by}: there is no folder {folder}") from None
+        raise LinkError(
+            f"no controller has run in {folder} (no controller/controller.json): start one, or give its --url"
+        ) from None
+    except PermissionError as error:
+        raise RefusedError(f"{facts} may not be read by you: ask its owner, or use --url and a token") from error
+    except OSError as error:
+        raise LinkError(f"{facts} cannot be read: {error.strerror}") from error
+    try:
+        url = msgspec.json.decode(text, type=_ControllerFile).url
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"is not a controller's file: {error}", file=str(facts)) from error
+    return Link(url, read_token(folder / "controller" / "token", missing_ok=True), None, f"{said_by} {folder}")
+
+
+def _of_url(url: str, said_by: str, settings: Settings) -> Link:
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{said_by}: {url!r} is not an address: write it like http://127.0.0.1:8470")
+    from_environment = os.environ.get("HOLDFAST_TOKEN_FILE", "")
+    path = Path(from_environment) if from_environment else settings.path(settings.config.token_file)
+    token = read_token(path) if path is not None else ""
+    return Link(url.rstrip("/"), token, settings.path(settings.config.ca_file), said_by)
+
+
+def read_token(path: Path, *, missing_ok: bool = False) -> str:
+    """The token in a file, without the line's end.
+
+    Raises:
+        RefusedError: the file may not be read.
+        ConfigError: there is no such file (unless `missing_ok`), or it is empty.
+    """
+    try:
+        token = path.expanduser().read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        if missing_ok:
+            return ""
+        raise ConfigError("there is no such token file", file=str(path)) from None
+    except PermissionError as error:
+        raise RefusedError(f"the token file {path} may not be read by you: ask its owner for a token") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("is not a token file", file=str(path)) from error
+    if not token:
+        raise ConfigError("the token file is empty", file=str(path))
+    return token

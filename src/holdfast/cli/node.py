@@ -1,0 +1,85 @@
+"""`holdfast node ...`: show one node, or tell the controller what to do with it and why.
+
+Every word of a person is an event in the journal, with who said it and why; the engine turns it into orders under
+the policy (a node that is in use is drained before it is repaired).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli import json_forms, screen
+from holdfast.cli.cluster_tables import for_people, node_page
+from holdfast.cli.config import ConfigOption, DirOption, JournalOption, JsonOption, UrlOption
+from holdfast.cli.operate import operate
+from holdfast.cli.records import Records, Where, missing, read
+from holdfast.model.events import Command
+from holdfast.model.records import IncidentRecord, NodeRecord, OrderRecord
+
+app = typer.Typer(
+    help="Show or steer one node: drain, return, reboot, replace.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+ORDERS_MAX = 20
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The node, as `holdfast nodes` shows it.")]
+WhyOption = Annotated[
+    str, typer.Option("--why", metavar="TEXT", help="The reason: kept in the journal, shown to everyone.")
+]
+
+
+@app.command()
+def show(
+    name: NameArgument,
+    *,
+    cluster_dir: DirOption = None,
+    url: UrlOption = None,
+    journal: JournalOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show one node: state, why, incidents, orders, its story."""
+
+    async def look(records: Records) -> tuple[NodeRecord, list[IncidentRecord], list[OrderRecord]]:
+        found = await records.nodes(node=name)
+        if not found:
+            raise missing("node", name, [record.name for record in await records.nodes()])
+        incidents = [record for record in await records.incidents() if name in record.nodes]
+        orders = [record for record in await records.orders() if getattr(record.order, "node", "") == name]
+        return found[0], incidents, for_people(orders)
+
+    record, incidents, orders = read(Where(cluster_dir, url, journal, config), look)
+    if json:
+        screen.say_json(json_forms.node_form(record, incidents, orders))
+    else:
+        screen.console().print(node_page(record, incidents, orders[:ORDERS_MAX], screen.now()))
+
+
+def _command(word: Command, help_line: str) -> None:
+    """Make the subcommand of one operator command; they differ only in their word."""
+
+    def run(
+        name: NameArgument,
+        *,
+        why: WhyOption,
+        cluster_dir: DirOption = None,
+        url: UrlOption = None,
+        config: ConfigOption = None,
+        json: JsonOption = False,
+    ) -> None:
+        operate(Where(cluster_dir, url, None, config), word, node=name, why=why, json=json)
+
+    run.__doc__ = help_line
+    app.command(word.value.replace("_", "-"))(run)
+
+
+_command(Command.DRAIN, "Take a node out of service: no new work goes there, running work may end.")
+_command(Command.RETURN, "Let a node take work again.")
+_command(Command.REBOOT, "Reboot a node, once it is drained.")
+_command(Command.REPLACE, "Have another machine take the node's place, once it is drained.")
+_command(Command.CONFIRM_HEALTHY, "Say that a suspect node is fine: its evidence so far no longer counts.")

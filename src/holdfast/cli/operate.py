@@ -1,0 +1,60 @@
+"""A person's word, sent to the controller: `holdfast node drain ...`, `approve`, `reject`.
+
+Who said it is the user of this process; the controller journals it beside what the token stands for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from typing import Any
+
+from holdfast.cli import screen
+from holdfast.cli.config import find_controller
+from holdfast.cli.records import Where
+from holdfast.cli.remote import send
+from holdfast.errors import UsageError
+from holdfast.model.events import Command
+
+VERSION = 1
+
+DID: dict[Command, str] = {
+    Command.DRAIN: "will be drained",
+    Command.RETURN: "will be returned",
+    Command.REBOOT: "will be rebooted once it is drained",
+    Command.REPLACE: "will be replaced once it is drained",
+    Command.CONFIRM_HEALTHY: "is confirmed as healthy",
+    Command.APPROVE: "is approved",
+    Command.REJECT: "is rejected",
+}
+
+
+def operate(where: Where, command: Command, *, node: str = "", order: str = "", why: str = "", json: bool) -> None:
+    """Send one command and say what comes of it.
+
+    Raises:
+        UsageError: `--why` is blank where a reason is needed.
+        NotFoundError: no such node or order.
+        RefusedError: the token does not allow it.
+        LinkError: no controller answers.
+    """
+    why = screen.clean(why)
+    if not why and command is not Command.APPROVE:
+        raise UsageError("--why is empty: say in a few words why, it is kept in the journal")
+    link = find_controller(cluster_dir=where.cluster_dir, url=where.url, config=where.config)
+    seq = asyncio.run(send(link, command, who=user(), why=why, node=node, order=order))
+    if json:
+        form: dict[str, Any] = {"version": VERSION, "command": command.value, "seq": seq}
+        screen.say_json(form | ({"node": node} if node else {"order": order}))
+        return
+    target = f"node {node}" if node else f"order {order}"
+    look = f"holdfast node show {node}" if node else "holdfast orders --all"
+    screen.say(f"{target} {DID[command]} (event {seq} of the journal); `{look}` shows what follows.")
+
+
+def user() -> str:
+    """The user's name, or their number where no name is known."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return "unknown"

@@ -1,0 +1,177 @@
+"""How commands speak: consoles that never obey text from outside, ages, folded node sets, states in words and colour.
+
+Called by the command modules. The clock is read in one place, `now`, so that tests can set it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.model.orders import OrderStatus
+from holdfast.model.records import IncidentRecord, JobState, NodeState
+
+# Escape sequences, other control characters and marks that turn the direction of writing: a log line could move the
+# cursor, colour the screen or hide what it says. Line breaks stay.
+_UNSAFE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+STYLES: dict[str, str] = {
+    JobState.WATCHING: "green",
+    JobState.COMPLETED: "green",
+    JobState.GIVEN_UP: "red",
+    JobState.CANCELLED: "dim",
+    NodeState.HEALTHY: "green",
+    NodeState.SUSPECT: "yellow",
+    NodeState.QUARANTINED: "red",
+    NodeState.RETIRED: "red",
+    NodeState.UNKNOWN: "magenta",
+    OrderStatus.DONE: "green",
+    OrderStatus.FAILED: "red",
+    OrderStatus.PROPOSED: "bold yellow",
+    OrderStatus.PENDING: "yellow",
+    "recovered": "green",
+    "open": "yellow",
+    "good": "green",
+    "damaged": "red",
+}
+"""Colour only repeats what the word says. States that are on their way somewhere are yellow."""
+
+
+class PlainConsole(Console):
+    """A Rich console that prints text as text: no markup, no emoji codes, no control characters from outside."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, highlight=False, emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See Rich; what it yields is cleaned."""
+        for segment in super().render(renderable, options):
+            if not segment.control and _UNSAFE.search(segment.text):
+                yield Segment(_UNSAFE.sub("", segment.text), segment.style)
+            else:
+                yield segment
+
+
+def console() -> Console:
+    """Standard output, as wide as the terminal (`COLUMNS` wins), 80 when it is a pipe."""
+    return PlainConsole(soft_wrap=False)
+
+
+def error_console() -> Console:
+    """Standard error: progress, so that output stays clean for pipes."""
+    return PlainConsole(stderr=True)
+
+
+def now() -> float:
+    """Unix seconds, for ages."""
+    return time.time()
+
+
+def clean(text: str) -> str:
+    """Text from outside on one line, without control characters."""
+    return " ".join(_UNSAFE.sub(" ", text).split())
+
+
+def say_json(form: object) -> None:
+    """Print a stable form."""
+    typer.echo(msgspec.json.format(msgspec.json.encode(form), indent=2).decode())
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print one line of text."""
+    typer.echo(_UNSAFE.sub("", line), err=err)
+
+
+def stderr_is_terminal() -> bool:
+    """Is somebody watching, so that a progress bar makes sense?"""
+    return sys.stderr.isatty()
+
+
+def state(word: str) -> Text:
+    """A state in its own word, coloured too."""
+    return Text(word.replace("_", " "), style=STYLES.get(word, "yellow"))
+
+
+def outcome(incident: IncidentRecord) -> Text:
+    """`open`, or how it ended."""
+    return state(incident.outcome or "open")
+
+
+def table(*headings: str, title: str = "", right: Sequence[str] = (), keep: Sequence[str] = ()) -> Table:
+    """An empty table in the house style.
+
+    Args:
+        headings: names of the columns; an empty one is a column without a name.
+        title: printed above, on the left.
+        right: columns whose cells are numbers.
+        keep: columns that are never broken over lines.
+    """
+    made = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title=Text(title, style="bold") if title else None,
+        title_justify="left",
+    )
+    for heading in headings:
+        made.add_column(
+            Text(heading),
+            justify="right" if heading in right else "left",
+            overflow="fold",
+            no_wrap=heading in keep,
+        )
+    return made
+
+
+def facts(rows: Iterable[tuple[str, str | Text]]) -> Table:
+    """Names and values below each other; empty values are left out."""
+    made = Table(box=None, show_header=False, pad_edge=False)
+    made.add_column(no_wrap=True, style="dim")
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        if value:
+            made.add_row(Text(name), value if isinstance(value, Text) else Text(clean(value)))
+    return made
+
+
+def age(at: float, at_now: float) -> str:
+    """`3 s`, `12 min`, `5 h`, `9 d` since then; a dash for a time that is not known."""
+    if not at:
+        return "-"
+    return span(max(0.0, at_now - at))
+
+
+def span(seconds: float) -> str:
+    """A duration in its largest fitting unit."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 2 * 86400:
+        return f"{seconds / 3600:.0f} h"
+    return f"{seconds / 86400:.0f} d"
+
+
+def fold(names: Iterable[str]) -> str:
+    """Node names folded as ClusterShell and Slurm write them: `node[01-04,07]`. Odd names stay as they are."""
+    known = sorted(set(names))
+    plain = [name for name in known if _PLAIN_NAME.fullmatch(name)]
+    odd = [clean(name) for name in known if not _PLAIN_NAME.fullmatch(name)]
+    if len(plain) > 1:
+        from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet  # noqa: PLC0415 - only needed for several nodes
+
+        plain = [str(NodeSet.fromlist(plain, resolver=RESOLVER_NOGROUP))]
+    return ",".join([*plain, *odd])
