@@ -27,35 +27,65 @@ __all__ = ["Peers", "main", "next_value"]
 STATE_FILE = "counter.json"
 KEEP = 3
 CONNECT_LIMIT_S = 300.0  # like a process group's own: peers may start late
-_WORD = struct.Struct("!QQ")
+_WORDS = struct.Struct("!QQ")
+
+
+class Link:
+    """The connection to one peer; a lost peer raises the RuntimeError, in the words, that gloo uses."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        stream.settimeout(None)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._stream = stream
+        host, port = stream.getpeername()[:2]  # asked now: a reset connection does not know it any more
+        self._lost = f"Connection closed by peer [{host}]:{port}"
+
+    def send(self, value: int, flag: int) -> None:
+        """Two words to the peer."""
+        try:
+            self._stream.sendall(_WORDS.pack(value, flag))
+        except OSError as error:
+            raise RuntimeError(self._lost) from error
+
+    def receive(self) -> tuple[int, int]:
+        """Two words from the peer; waits for ever, as a hang is for Holdfast to find."""
+        content = b""
+        while len(content) < _WORDS.size:
+            try:
+                part = self._stream.recv(_WORDS.size - len(content))
+            except OSError as error:
+                raise RuntimeError(self._lost) from error
+            if not part:
+                raise RuntimeError(self._lost)
+            content += part
+        value, flag = _WORDS.unpack(content)
+        return value, flag
+
+    def close(self) -> None:
+        """Hang up; a peer that still waits sees a closed connection."""
+        self._stream.close()
 
 
 class Peers:
-    """All ranks around rank 0's socket; `meet` is the job's only collective.
-
-    A lost peer raises the RuntimeError, in the words, that gloo uses; that is what a log matcher sees in
-    a real job. There is no time-out while waiting for a peer: a hang is for Holdfast to find.
-    """
+    """All ranks around rank 0's socket; `meet` is the job's only collective."""
 
     def __init__(self, place: RankPlace) -> None:
-        self._place = place
-        self._links: list[socket.socket] = []
+        self._leads = place.rank == 0
+        self._links: list[Link] = []
         if place.world_size == 1:
             return
         address = (place.master_addr, place.master_port)
-        if place.rank != 0:
-            link = _connect(address)
-            link.sendall(_WORD.pack(place.rank, 0))
+        if not self._leads:
+            link = Link(_connect(address))
+            link.send(place.rank, 0)
             self._links = [link]
             return
-        by_rank: dict[int, socket.socket] = {}
+        by_rank: dict[int, Link] = {}
         with socket.create_server(address, backlog=place.world_size) as server:
             server.settimeout(CONNECT_LIMIT_S)
             while len(by_rank) < place.world_size - 1:
-                link, _ = server.accept()
-                link.settimeout(None)
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                by_rank[_receive(link)[0]] = link
+                link = Link(server.accept()[0])
+                by_rank[link.receive()[0]] = link
         self._links = [by_rank[rank] for rank in sorted(by_rank)]
 
     def meet(self, value: int, flag: bool = False) -> tuple[int, bool]:
@@ -64,21 +94,21 @@ class Peers:
         Raises:
             RuntimeError: a peer's connection closed.
         """
-        if self._place.rank == 0:
+        if self._leads:
             for link in self._links:
-                theirs, raised = _receive(link)
+                theirs, raised = link.receive()
                 value = (value + theirs) % 2**64
                 flag = flag or bool(raised)
             for link in self._links:
-                _send(link, value, flag)
+                link.send(value, flag)
         elif self._links:
-            _send(self._links[0], value, flag)
-            value, raised = _receive(self._links[0])
+            self._links[0].send(value, flag)
+            value, raised = self._links[0].receive()
             flag = bool(raised)
         return value, flag
 
     def close(self) -> None:
-        """Hang up; a peer that still waits sees a closed connection."""
+        """Hang up on all."""
         for link in self._links:
             link.close()
 
@@ -192,44 +222,11 @@ def _connect(address: tuple[str, int]) -> socket.socket:
     deadline = time.monotonic() + CONNECT_LIMIT_S
     while True:
         try:
-            link = socket.create_connection(address, timeout=5.0)
+            return socket.create_connection(address, timeout=5.0)
         except OSError as error:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"rank 0 cannot be reached at [{address[0]}]:{address[1]}: {error}") from error
             time.sleep(0.01)
-            continue
-        link.settimeout(None)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return link
-
-
-def _send(link: socket.socket, value: int, flag: bool) -> None:
-    try:
-        link.sendall(_WORD.pack(value, flag))
-    except OSError as error:
-        raise _lost(link) from error
-
-
-def _receive(link: socket.socket) -> tuple[int, int]:
-    content = b""
-    while len(content) < _WORD.size:
-        try:
-            part = link.recv(_WORD.size - len(content))
-        except OSError as error:
-            raise _lost(link) from error
-        if not part:
-            raise _lost(link)
-        content += part
-    value, flag = _WORD.unpack(content)
-    return value, flag
-
-
-def _lost(link: socket.socket) -> RuntimeError:
-    try:
-        host, port = link.getpeername()[:2]
-    except OSError:
-        host, port = "unknown", 0
-    return RuntimeError(f"Connection closed by peer [{host}]:{port}")
 
 
 if __name__ == "__main__":
