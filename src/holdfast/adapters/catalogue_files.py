@@ -16,7 +16,8 @@ from importlib import metadata, resources
 from pathlib import Path
 
 from holdfast.detect.catalogue import Catalogue, load_catalogue
-from holdfast.detect.matcher import Matcher, compile_database
+from holdfast.detect.database import compile_database
+from holdfast.detect.matcher import Matcher
 from holdfast.errors import ConfigError
 
 _MAGIC = b"holdfast-matcher-1\n"

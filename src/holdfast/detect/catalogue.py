@@ -88,6 +88,9 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reference: str = ""
     matches: tuple[str, ...] = ()
     rejects: tuple[str, ...] = ()
+    quick_after: str = ""
+    """A progress rule's number can be read without its pattern: the core ends one byte after the number, and this is
+    the byte before it. Only used on many such lines at once."""
     synthetic: bool = False
     """Made by detectors from exits, silences and samples; no line matches it."""
     file: str = ""
@@ -115,7 +118,7 @@ class Catalogue:
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self.rules = dict(rules)
         self.scanned = tuple(rule for rule in self.rules.values() if rule.patterns)
-        text = "\n".join(f"{rule.role}\t{core_text}" for rule in self.scanned for core_text in rule.cores)
+        text = "\n".join(f"{rule.id}\t{rule.role}\t{core_text}" for rule in self.scanned for core_text in rule.cores)
         self.digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __len__(self) -> int:
@@ -167,6 +170,7 @@ _RULE_KEYS: dict[str, str] = _DEFAULT_KEYS | {
     "cores": _STRS,
     "record": _STR,
     "decode": _STR,
+    "quick_after": _STR,
     "precedence": _INT,
     "matches": _STRS,
     "rejects": _STRS,
@@ -358,7 +362,18 @@ class _RuleFile:
 
 def _plain(entries: dict[str, Any]) -> dict[str, Any]:
     """Entries whose value goes into the rule as it is, enums made of their words."""
-    names = ("family", "kind", "title", "advice", "record", "decode", "precedence", "rate_per_min", "reference")
+    names = (
+        "family",
+        "kind",
+        "title",
+        "advice",
+        "record",
+        "decode",
+        "quick_after",
+        "precedence",
+        "rate_per_min",
+        "reference",
+    )
     plain: dict[str, Any] = {name: entries[name] for name in (*names, "synthetic") if name in entries}
     return plain | {name: enum(entries[name]) for name, enum in _ENUMS.items() if name in entries}
 

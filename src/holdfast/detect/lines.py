@@ -12,7 +12,7 @@ import time
 
 from msgspec import Struct
 
-ANSI = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])")
+ANSI = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])")
 """Colour, cursor and title sequences (ECMA-48 CSI and OSC)."""
 
 _PREFIX = re.compile(

@@ -6,16 +6,16 @@ the unfinished last line between feeds and never more than `LINE_MAX` of it. Tim
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-import hyperscan
 from msgspec import Struct
 
+from holdfast.detect import database as database_of
 from holdfast.detect import xid
 from holdfast.detect.catalogue import Catalogue, Rule, StreamKind
+from holdfast.detect.database import hits
 from holdfast.detect.lines import ANSI, Line, take_apart, without_host, year_of
 from holdfast.detect.records import RECORDS, Record
 from holdfast.model.evidence import Role
@@ -58,8 +58,10 @@ class ProgressReading(StrEnum):
 class Match(Struct, frozen=True):
     """A line that a rule owns.
 
-    `line_no` counts from 1 and `offset` from 0 in bytes, both over the whole stream. `at` is the line's own time
-    read as UTC, when it carries one. `rank` and `node` come from captures, else prefixes, else the source.
+    `line_no` counts from 1 (0 in a stream that is not numbered) and `offset` from 0 in bytes, both over the whole
+    stream. `at` is the line's own time read as UTC, when it carries one. `rank` and `node` come from captures, else
+    prefixes, else the source. In a large block, many progress lines of one rule are folded into its last one: `count`
+    tells how many, `numbers` their steps (or losses, where the line has no step), in order.
     """
 
     rule: Rule
@@ -71,6 +73,8 @@ class Match(Struct, frozen=True):
     node: str = ""
     at: float | None = None
     seen_at: float = 0.0
+    count: int = 1
+    numbers: tuple[float, ...] = ()
 
 
 class Matcher:
@@ -86,14 +90,29 @@ class Matcher:
 
     def __init__(self, catalogue: Catalogue, database: bytes | None = None) -> None:
         self.catalogue = catalogue
-        self.expressions, self.owners = _expressions(catalogue)
-        data = database if database is not None else compile_database(catalogue)
-        self.full, self.faults = _load(data, catalogue.digest)
+        self.expressions, self.owners = database_of.expressions(catalogue)
+        data = database if database is not None else database_of.compile_database(catalogue)
+        self.full, self.faults = database_of.load(data, catalogue.digest)
+        self.quick = {
+            number: rules[0] for number, rules in enumerate(self.owners) if len(rules) == 1 and rules[0].quick_after
+        }
         self.compiled: dict[str, tuple[tuple[re.Pattern[str], ...], tuple[re.Pattern[str], ...]]] = {}
 
-    def stream(self, source: StreamSource, progress: ProgressReading = ProgressReading.EVERY) -> LineStream:
-        """A new stream from this source."""
-        return LineStream(self, source, progress)
+    def stream(
+        self,
+        source: StreamSource,
+        progress: ProgressReading = ProgressReading.EVERY,
+        *,
+        numbered: bool = True,
+    ) -> LineStream:
+        """A new stream from this source.
+
+        Args:
+            source: where the lines come from.
+            progress: whether progress is read from every block or only from samples and the end.
+            numbered: False leaves out the counting of lines, which costs about as much as the search itself.
+        """
+        return LineStream(self, source, progress, numbered=numbered)
 
     def patterns(self, rule: Rule) -> tuple[tuple[re.Pattern[str], ...], tuple[re.Pattern[str], ...]]:
         """The rule's patterns and exclusions, compiled on first use."""
@@ -130,17 +149,23 @@ class Matcher:
 
     def captures(self, rule: Rule, line: Line) -> dict[str, str] | None:
         """What the rule's first fitting pattern captures in this line; None when it does not match."""
+        found = self._search(rule, line.body)
+        if found is not None:
+            return found
+        rest, host = without_host(line.body)
+        if host and (found := self._search(rule, rest)) is not None:
+            found.setdefault("node", host)
+        return found
+
+    def _search(self, rule: Rule, body: str) -> dict[str, str] | None:
         patterns, unless = self.patterns(rule)
-        for body, host in _readings(line):
-            for pattern in patterns:
-                if (found := pattern.search(body)) is None:
-                    continue
-                if any(no.search(body) for no in unless):
+        for pattern in patterns:
+            if (found := pattern.search(body)) is None:
+                continue
+            for no in unless:
+                if no.search(body):
                     return None
-                captures = {name: value.strip() for name, value in found.groupdict().items() if value}
-                if host and "node" not in captures:
-                    captures["node"] = host
-                return captures
+            return {name: value.strip() for name, value in found.groupdict().items() if value}
         return None
 
 
@@ -148,20 +173,21 @@ class LineStream:
     """One source's lines on their way through the matcher. Not for use from two threads.
 
     Attributes:
-        line_no: lines completed so far.
+        line_no: lines completed so far (0 when not numbered).
         offset: bytes consumed so far, the unfinished line included.
         pending: bytes of the unfinished line.
         records: open multi-line records by writer; the block reader's, not the caller's.
     """
 
-    def __init__(self, matcher: Matcher, source: StreamSource, progress: ProgressReading) -> None:
+    def __init__(self, matcher: Matcher, source: StreamSource, progress: ProgressReading, *, numbered: bool) -> None:
         self.matcher = matcher
         self.source = source
+        self.numbered = numbered
         self.line_no = 0
         self.offset = 0
+        self.records: dict[str, list[tuple[Record, Rule]]] = {}
         self._carry = b""
         self._overlap = 0
-        self.records: dict[str, list[tuple[Record, Rule]]] = {}
         self._sampled = progress is ProgressReading.SAMPLED
         self._blocks = 0
         self._unread: tuple[bytes, int, int] | None = None
@@ -179,121 +205,199 @@ class LineStream:
             data: any number of bytes, cut anywhere.
             at: when they were seen, Unix seconds; also gives the year to stamps without one.
         """
+        base = self.offset
         self.offset += len(data)
-        buffer = self._carry + data if self._carry else data
-        cut = max(buffer.rfind(b"\n"), buffer.rfind(b"\r")) + 1
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not cut:
-            if len(buffer) <= LINE_MAX:
-                self._carry = buffer
-                return []
-            return self._piece(buffer, at)
-        self._carry = buffer[cut:]
-        block = buffer if cut == len(buffer) else buffer[:cut]
-        base = self.offset - len(buffer)
-        matches = self._scan(block, base, at)
+            self._carry += data
+            return self._piece(at) if len(self._carry) > LINE_MAX else []
+        matches: list[Match] = []
+        start = 0
+        if self._carry:
+            # Only the torn line is put together; the rest of the bytes is judged where it lies.
+            start = _line_end(data)
+            torn, self._carry = self._carry + data[:start], b""
+            matches = self._scan(torn, 0, len(torn), self.offset - len(data) + start - len(torn), at)
+        if start < cut:
+            matches += self._scan(data, start, cut, base, at)
+        self._carry = data[cut:]
         if len(self._carry) > LINE_MAX:
-            matches += self._piece(self._carry, at)
+            matches += self._piece(at)
         return matches
 
     def flush(self, at: float) -> list[Match]:
-        """The stream has ended or rests: judge the unfinished line and close open records."""
+        """The stream has ended or rests: judge the unfinished line and forget open records."""
         matches: list[Match] = []
-        if self._carry:
-            block, self._carry = self._carry, b""
-            matches = self._scan(block, self.offset - len(block), at)
         if self._unread is not None:
             block, base, line_no = self._unread
             self._unread = None
-            matches = self._progress_of(block, base, line_no, at) + matches
+            matches = self._progress_at_end(block, base, line_no, at)
+        if self._carry:
+            block, self._carry = self._carry, b""
+            matches += self._scan(block, 0, len(block), self.offset - len(block), at)
         self.records.clear()
         return matches
 
-    def _piece(self, buffer: bytes, at: float) -> list[Match]:
+    def _piece(self, at: float) -> list[Match]:
         """A stretch of a line that is too long to keep: judged now, its end kept as overlap."""
-        matches = self._scan(buffer, self.offset - len(buffer), at)
+        buffer = self._carry
+        matches = self._scan(buffer, 0, len(buffer), self.offset - len(buffer), at)
         self._carry = buffer[-OVERLAP:]
         self._overlap = OVERLAP
         return matches
 
-    def _scan(self, block: bytes, base: int, at: float) -> list[Match]:
+    def _scan(self, block: bytes, start: int, stop: int, base: int, at: float) -> list[Match]:
+        """Judge `block[start:stop]`; `base` is the offset in the stream of the block's first byte."""
         overlap, self._overlap = self._overlap, 0
         self._blocks += 1
         sampled_out = self._sampled and self._blocks % SAMPLE_EVERY != 1
-        database = self.matcher.faults if sampled_out else self.matcher.full
-        if sampled_out:
-            self._unread = (block, base, self.line_no)
-        clean = ANSI.sub(b"", block) if b"\x1b" in block else block
-        hits = _hits(database, clean, overlap if clean is block else 0)
-        first_line = self.line_no
-        self.line_no += clean.count(b"\n")
-        if not hits and not self.records:
-            return []
-        matches = _BlockReader(self, clean, base, first_line, at).read(hits)
-        if not block.endswith((b"\n", b"\r")):
+        self._unread = (block, base, self.line_no) if sampled_out else None
+        reader = BlockReader(self, block, start, stop, base, at, full=not sampled_out)
+        if self.numbered:
+            self.line_no += block.count(b"\n", start, stop)
+        matches = reader.read(after=overlap)
+        if block[stop - 1 : stop] not in {b"\n", b"\r"}:
             matches = [m for m in matches if m.rule.id not in self._long_line_rules]
             self._long_line_rules.update(m.rule.id for m in matches)
         elif self._long_line_rules:
             self._long_line_rules = set()
         return matches
 
-    def _progress_of(self, block: bytes, base: int, line_no: int, at: float) -> list[Match]:
+    def _progress_at_end(self, block: bytes, base: int, line_no: int, at: float) -> list[Match]:
         """The progress lines at the end of a block that only faults were looked for in."""
         start = block.rfind(b"\n", 0, max(0, len(block) - TAIL)) + 1
-        tail = block[start:]
-        clean = ANSI.sub(b"", tail) if b"\x1b" in tail else tail
-        hits = _hits(self.matcher.full, clean, 0)
-        reader = _BlockReader(self, clean, base + start, line_no + block.count(b"\n", 0, start), at)
-        return [match for match in reader.read(hits, records=False) if match.rule.role is Role.PROGRESS]
+        reader = BlockReader(self, block, start, len(block), base, at, full=True)
+        reader.line_no = line_no + 1 + (block.count(b"\n", 0, start) if self.numbered else 0)
+        return [match for match in reader.read(records=False) if match.rule.role is Role.PROGRESS]
 
 
 SAMPLE_EVERY = 16
 """With sampled progress, every so-manieth block is read for progress too, and the stream's end always."""
 TAIL = 1 << 16
 """Bytes at the end of a stream that are always read for progress."""
+FOLD_MIN = 64
+"""So many progress lines of one rule in one block are folded into one match."""
 
 
-class _BlockReader:
-    """Turns the hits of one block into matches, and walks the lines that belong to open records."""
+def _line_end(data: bytes) -> int:
+    """Where the first line ends, its newline or carriage return included."""
+    newline, carriage = data.find(b"\n"), data.find(b"\r")
+    if newline < 0 or carriage < 0:
+        return max(newline, carriage) + 1
+    return min(newline, carriage) + 1
 
-    def __init__(self, stream: LineStream, block: bytes, base: int, line_no: int, at: float) -> None:
+
+class BlockReader:
+    """Turns what Hyperscan sees in one block into matches, and walks the lines that belong to open records."""
+
+    def __init__(
+        self, stream: LineStream, block: bytes, start: int, stop: int, base: int, at: float, *, full: bool
+    ) -> None:
         self.stream = stream
         self.matcher = stream.matcher
+        self.database = stream.matcher.full if full else stream.matcher.faults
+        self.original: bytes | None = None
         self.block = block
+        self.start = start
+        self.stop = stop
         self.base = base
+        if block.find(b"\x1b", start, stop) >= 0:
+            # Colours would stand between the words; lines keep their numbers, so that offsets can be found again.
+            self.original = block[start:stop]
+            self.block = ANSI.sub(b"", self.original)
+            self.start, self.stop, self.base = 0, len(self.block), base + start
+            self.original_line = self.original_at = 0
         self.at = at
         self.year = year_of(at)
-        self.has_cr = b"\r" in block
-        self.counted = 0
-        self.line_no = line_no + 1
+        self.has_cr = self.block.find(b"\r", self.start, self.stop) >= 0
+        self.counted = self.start
+        self.line_no = self.stream_line = stream.line_no + 1
         self.matches: list[Match] = []
 
-    def read(self, hits: list[tuple[int, int]], *, records: bool = True) -> list[Match]:
-        """All matches, in order. `hits` are (end, expression) in rising order."""
+    def read(self, *, records: bool = True, after: int = 0) -> list[Match]:
+        """All matches, in order of place.
+
+        Args:
+            records: whether multi-line records are opened and continued.
+            after: hits that end before this many bytes were seen already.
+        """
+        first = self.start
+        whole = first == 0 and self.stop == len(self.block)
+        found = hits(self.database, self.block if whole else memoryview(self.block)[first : self.stop])
+        if not found and not (records and self.stream.records):
+            return []
+        folded = self.fold(found) if not after else []
+        places = sorted((end + first, number) for number, ends in found.items() for end in ends if end > after)
+        self.lines(places, records=records)
+        return sorted(self.matches + folded, key=lambda match: match.offset) if folded else self.matches
+
+    def fold(self, found: dict[int, list[int]]) -> list[Match]:
+        """Take progress rules with very many lines out of `found`: their numbers are read in one go."""
+        folded: list[Match] = []
+        for number, rule in self.matcher.quick.items():
+            ends = found.get(number)
+            if ends is None or len(ends) < FOLD_MIN or not rule.reads(self.stream.source.kind):
+                continue
+            after = rule.quick_after.encode()
+            block, first = self.block, self.start
+            rfind = block.rfind
+            try:
+                numbers = tuple([float(block[rfind(after, 0, end + first - 1) + 1 : end + first - 1]) for end in ends])
+            except ValueError:
+                continue
+            start, stop = self.bounds(ends[-1] + first)
+            line = take_apart(block[start:stop][: 2 * WINDOW].decode("utf-8", "replace"), self.year)
+            captures = self.matcher.captures(rule, line)
+            if captures is None:
+                continue
+            del found[number]
+            line_no = 0
+            if self.stream.numbered:
+                line_no = self.line_no + block.count(b"\n", self.counted, start)
+            folded.append(
+                Match(
+                    rule,
+                    line_no,
+                    self.base + start,
+                    line.body[:TEXT_MAX],
+                    captures,
+                    line.rank if line.rank is not None else self.stream.source.rank,
+                    line.node or self.stream.source.node,
+                    line.at,
+                    self.at,
+                    len(ends),
+                    numbers,
+                )
+            )
+        return folded
+
+    def lines(self, places: list[tuple[int, int]], *, records: bool) -> None:
+        """Judge each line that was pointed at once, with all rules that point at it."""
         owners = self.matcher.owners
-        done = 0
+        done = self.start
         index = 0
-        while index < len(hits):
-            start, end = self.bounds(hits[index][0])
+        while index < len(places):
+            start, end = self.bounds(places[index][0])
             candidates: dict[str, Rule] = {}
-            while index < len(hits) and hits[index][0] <= end:
-                for rule in owners[hits[index][1]]:
+            # A core may end with the newline itself, which still belongs to its line.
+            while index < len(places) and places[index][0] <= end + 1:
+                for rule in owners[places[index][1]]:
                     candidates[rule.id] = rule
                 index += 1
             if records and self.stream.records:
                 self.walk(done, start)
-            self.line(start, end, hits[index - 1][0], candidates.values(), records=records)
+            self.line(start, end, places[index - 1][0], candidates.values(), records=records)
             done = end
         if records and self.stream.records:
-            self.walk(done, len(self.block))
-        return self.matches
+            self.walk(done, self.stop)
 
     def bounds(self, end_of_hit: int) -> tuple[int, int]:
         """Start and end (without its newline) of the line that holds the byte before this place."""
         block = self.block
-        start = block.rfind(b"\n", 0, end_of_hit - 1) + 1
-        end = block.find(b"\n", end_of_hit - 1)
+        start = max(block.rfind(b"\n", self.start, end_of_hit - 1) + 1, self.start)
+        end = block.find(b"\n", end_of_hit - 1, self.stop)
         if end < 0:
-            end = len(block)
+            end = self.stop
         if self.has_cr:
             start = max(start, block.rfind(b"\r", start, end_of_hit - 1) + 1)
             cr = block.find(b"\r", end_of_hit - 1, end)
@@ -303,7 +407,7 @@ class _BlockReader:
     def walk(self, start: int, stop: int) -> None:
         """Offer each line between two places to the open records."""
         position = start
-        if position and self.block[position : position + 1] in {b"\n", b"\r"}:
+        if position > self.start and self.block[position : position + 1] in {b"\n", b"\r"}:
             position += 1
         while position < stop and self.stream.records:
             _, end = self.bounds(position + 1)
@@ -353,16 +457,26 @@ class _BlockReader:
         records.setdefault(line.key, []).append((record, rule))
 
     def emit(self, rule: Rule, captures: dict[str, str], line: Line, text: str, start: int) -> None:
-        self.line_no += self.block.count(b"\n", self.counted, start)
-        self.counted = start
+        """Keep the match."""
+        if self.stream.numbered or self.original is not None:
+            self.line_no += self.block.count(b"\n", self.counted, start)
+            self.counted = start
         source = self.stream.source
         rank = line.rank if line.rank is not None else source.rank
         if (captured := captures.get("rank", "")).isdigit():
             rank = int(captured)
         node = captures.get("node") or line.node or source.node
-        self.matches.append(
-            Match(rule, self.line_no, self.base + start, text[:TEXT_MAX], captures, rank, node, line.at, self.at)
-        )
+        line_no = self.line_no if self.stream.numbered else 0
+        offset = self.base + (start if self.original is None else self.original_place())
+        self.matches.append(Match(rule, line_no, offset, text[:TEXT_MAX], captures, rank, node, line.at, self.at))
+
+    def original_place(self) -> int:
+        """Where the current line began before its colours were taken out."""
+        lines = self.line_no - self.stream_line
+        while self.original_line < lines and self.original is not None:
+            self.original_at = self.original.find(b"\n", self.original_at) + 1
+            self.original_line += 1
+        return self.original_at
 
 
 def _joined(
@@ -374,90 +488,3 @@ def _joined(
         return rule, record.captures | captures
     whole = catalogue.find(f"{opener.id}.whole")
     return (whole, record.captures) if whole is not None else None
-
-
-def _readings(line: Line) -> list[tuple[str, str]]:
-    """The line's body, and its body without a pdsh host, with that host."""
-    rest, host = without_host(line.body)
-    return [(line.body, ""), (rest, host)] if host else [(line.body, "")]
-
-
-# --- the compiled database --------------------------------------------------------------------------------------------
-
-
-def _expressions(catalogue: Catalogue) -> tuple[list[str], list[tuple[Rule, ...]]]:
-    """Distinct cores, and the rules that each one points at."""
-    owners: dict[str, list[Rule]] = {}
-    for rule in catalogue.scanned:
-        for text in rule.cores:
-            owners.setdefault(text, []).append(rule)
-    return list(owners), [tuple(rules) for rules in owners.values()]
-
-
-def compile_database(catalogue: Catalogue) -> bytes:
-    """Both Hyperscan databases (everything; everything but progress) as bytes that `Matcher` takes.
-
-    Raises:
-        ValueError: Hyperscan refuses an expression; the rule's id, file and line are named.
-    """
-    expressions, owners = _expressions(catalogue)
-    everything = list(range(len(expressions)))
-    faults = [i for i in everything if any(rule.role is not Role.PROGRESS for rule in owners[i])]
-    parts = [_compile(expressions, chosen, owners) for chosen in (everything, faults)]
-    head = catalogue.digest.encode() + b"\n"
-    return head + len(parts[0]).to_bytes(8, "little") + parts[0] + parts[1]
-
-
-def _compile(expressions: list[str], chosen: list[int], owners: list[tuple[Rule, ...]]) -> bytes:
-    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
-    texts = [expressions[i].encode() for i in chosen]
-    if not texts:
-        texts, chosen = [rb"\x00\x01\x02holdfast: no rules\x02\x01\x00"], [0]
-    try:
-        database.compile(expressions=texts, ids=chosen, flags=[0] * len(texts))
-    except hyperscan.error as error:
-        culprit = _culprit(expressions, chosen, owners)
-        raise ValueError(f"{culprit}: Hyperscan refuses it: {error}") from error
-    return bytes(hyperscan.dumpb(database))
-
-
-def _culprit(expressions: list[str], chosen: list[int], owners: list[tuple[Rule, ...]]) -> str:
-    for i in chosen:
-        try:
-            hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK).compile(
-                expressions=[expressions[i].encode()], ids=[i], flags=[0]
-            )
-        except hyperscan.error:
-            rule = owners[i][0]
-            return f'{rule.file}:{rule.at_line}: rule "{rule.id}", core {expressions[i]}'
-    return "the catalogue as a whole"
-
-
-def _load(data: bytes, digest: str) -> tuple[hyperscan.Database, hyperscan.Database]:
-    head = digest.encode() + b"\n"
-    if not data.startswith(head):
-        raise ValueError("the compiled database is of another catalogue")
-    size = int.from_bytes(data[len(head) : len(head) + 8], "little")
-    body = data[len(head) + 8 :]
-    try:
-        databases = tuple(hyperscan.loadb(part, mode=hyperscan.HS_MODE_BLOCK) for part in (body[:size], body[size:]))
-        for database in databases:
-            database.scratch = hyperscan.Scratch(database)
-    except (hyperscan.error, ValueError) as error:
-        raise ValueError(f"the compiled database does not fit this machine: {error}") from error
-    return databases[0], databases[1]
-
-
-def _hits(database: hyperscan.Database, block: bytes, overlap: int) -> list[tuple[int, int]]:
-    """(end, expression) of everything that Hyperscan sees, in order of place."""
-    hits: list[tuple[int, int]] = []
-    append = hits.append
-
-    def on_match(expression: int, _start: int, end: int, _flags: int, _context: object) -> None:
-        append((end, expression))
-
-    with contextlib.suppress(hyperscan.ScanTerminated):
-        database.scan(block, match_event_handler=on_match)
-    if overlap:
-        hits = [hit for hit in hits if hit[0] > overlap]
-    return hits

@@ -1,0 +1,92 @@
+"""The compiled Hyperscan databases of a catalogue: made once, kept as bytes, run over blocks of text.
+
+Called by `Matcher`; `adapters/catalogue_files` keeps the bytes on disk. There are two databases: one with every rule
+and one without progress rules, for blocks in which progress is not read (a stream with sampled progress).
+Block mode is used: it is faster than streaming mode, and lines give natural ends to a block.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import hyperscan
+
+from holdfast.detect.catalogue import Catalogue, Rule
+from holdfast.model.evidence import Role
+
+
+def expressions(catalogue: Catalogue) -> tuple[list[str], list[tuple[Rule, ...]]]:
+    """Distinct cores, and the rules that each one points at."""
+    owners: dict[str, list[Rule]] = {}
+    for rule in catalogue.scanned:
+        for text in rule.cores:
+            owners.setdefault(text, []).append(rule)
+    return list(owners), [tuple(rules) for rules in owners.values()]
+
+
+def compile_database(catalogue: Catalogue) -> bytes:
+    """Both databases as bytes that `Matcher` takes.
+
+    Raises:
+        ValueError: Hyperscan refuses an expression; the rule's id, file and line are named.
+    """
+    texts, owners = expressions(catalogue)
+    everything = list(range(len(texts)))
+    faults = [i for i in everything if any(rule.role is not Role.PROGRESS for rule in owners[i])]
+    parts = [_compile(texts, chosen, owners) for chosen in (everything, faults)]
+    return catalogue.digest.encode() + b"\n" + len(parts[0]).to_bytes(8, "little") + parts[0] + parts[1]
+
+
+def _compile(texts: list[str], chosen: list[int], owners: list[tuple[Rule, ...]]) -> bytes:
+    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+    encoded = [texts[i].encode() for i in chosen]
+    if not encoded:
+        encoded, chosen = [rb"\x00\x01\x02holdfast: no rules\x02\x01\x00"], [0]
+    try:
+        database.compile(expressions=encoded, ids=chosen, flags=[0] * len(encoded))
+    except hyperscan.error as error:
+        raise ValueError(f"{_culprit(texts, chosen, owners)}: Hyperscan refuses it: {error}") from error
+    return bytes(hyperscan.dumpb(database))
+
+
+def _culprit(texts: list[str], chosen: list[int], owners: list[tuple[Rule, ...]]) -> str:
+    for i in chosen:
+        try:
+            hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK).compile(
+                expressions=[texts[i].encode()], ids=[i], flags=[0]
+            )
+        except hyperscan.error:
+            rule = owners[i][0]
+            return f'{rule.file}:{rule.at_line}: rule "{rule.id}", core {texts[i]}'
+    return "the catalogue as a whole"
+
+
+def load(data: bytes, digest: str) -> tuple[hyperscan.Database, hyperscan.Database]:
+    """The databases from their bytes: (everything, all but progress).
+
+    Raises:
+        ValueError: they are of another catalogue, library version or processor.
+    """
+    head = digest.encode() + b"\n"
+    if not data.startswith(head):
+        raise ValueError("the compiled database is of another catalogue")
+    size = int.from_bytes(data[len(head) : len(head) + 8], "little")
+    body = data[len(head) + 8 :]
+    try:
+        databases = tuple(hyperscan.loadb(part, mode=hyperscan.HS_MODE_BLOCK) for part in (body[:size], body[size:]))
+        for database in databases:
+            database.scratch = hyperscan.Scratch(database)
+    except (hyperscan.error, ValueError) as error:
+        raise ValueError(f"the compiled database does not fit this machine: {error}") from error
+    return databases[0], databases[1]
+
+
+def hits(database: hyperscan.Database, block: bytes | memoryview) -> dict[int, list[int]]:
+    """Expression number -> ends of its matches in rising order, for everything that Hyperscan sees."""
+    found: dict[int, list[int]] = defaultdict(list)
+
+    def on_match(expression: int, _start: int, end: int, _flags: int, _context: object) -> None:
+        found[expression].append(end)
+
+    database.scan(block, match_event_handler=on_match)
+    return found
