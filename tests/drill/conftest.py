@@ -33,7 +33,6 @@ class World:
         view = JobView(key=JOB, job_dir=str(folder), drill_ok=True)
         self.record = JobRecord(key=JOB, view=view, attempts=[attempt])
         self.node_records = [NodeRecord(name=f"node{n:02d}", view=NodeView(name=f"node{n:02d}")) for n in (1, 2, 3)]
-        self.points = [(0.0, 10), (2.0, 20), (4.0, 30)]
 
     # --- Eyes ---
 
@@ -60,8 +59,8 @@ class World:
         if self.answers:
             asyncio.get_running_loop().call_later(1.0, self.recover, events[0])
 
-    async def steps(self, key, attempt):
-        return self.points
+    async def step_times(self, key, attempt):
+        return [0.2, 0.2, 5.0]
 
     def recover(self, fault):
         self.record.attempts.append(

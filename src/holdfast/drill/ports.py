@@ -62,5 +62,5 @@ class Eyes(Protocol):
     async def tell(self, events: Sequence[AnyEvent]) -> None:
         """Hand events to the controller (the true time of a fault)."""
 
-    async def steps(self, key: JobKey, attempt: int) -> list[tuple[float, int]]:
-        """Known (time, step) points of an attempt, oldest first; empty when nobody measured any."""
+    async def step_times(self, key: JobKey, attempt: int) -> list[float]:
+        """Seconds that steps of an attempt took, oldest first; empty when nobody measured any."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import Callable, Coroutine
 from statistics import median
 from typing import Any
@@ -172,13 +171,8 @@ class _Drill:
 
     async def _step_seconds(self, job: JobRecord) -> float:
         """The measured step time of this attempt, else what the site says."""
-        points = await self.site.eyes.steps(job.key, job.attempt.number if job.attempt else 0)
-        paces = [
-            (later_at - at) / (later - step)
-            for (at, step), (later_at, later) in itertools.pairwise(points)
-            if later > step
-        ]
-        return median(paces[-32:]) if paces else self.site.step_s
+        times = await self.site.eyes.step_times(job.key, job.attempt.number if job.attempt else 0)
+        return median(times[-32:]) if times else self.site.step_s
 
     async def _inject(self, job: JobRecord, seed: int) -> Fired:
         scenario = self.scenario
@@ -203,7 +197,7 @@ class _Drill:
         event = DrillFired(
             id=f"drill:{self.drill_id}",
             at=fired.at,
-            source="drill",
+            source=f"drill:{self.drill_id}",
             drill=self.drill_id,
             kind=self.scenario.kind,
             job=self.site.job,

@@ -1,0 +1,200 @@
+"""`holdfast drill ...`: list the drills, show one, run them on an embedded cluster, and say whether recovery works.
+
+Wires the embedded cluster, the controller and the training job together through `drill.campaign`. Progress goes to
+standard error, results to standard output; the exit code is 0 when every drill that was tried has passed, else 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import shutil
+import tempfile
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.adapters.clock import SystemClock
+from holdfast.cli import screen
+from holdfast.cli.config import JsonOption
+from holdfast.drill.kinds import KINDS
+from holdfast.drill.results import DrillResult, render_junit, run_form
+from holdfast.drill.scenario import Scenario, find, shipped
+from holdfast.errors import EXIT_FAILED, UsageError
+
+app = typer.Typer(
+    help="Break things on purpose and measure the recovery.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+class Workload(StrEnum):
+    """What trains while it is broken."""
+
+    COUNTER = "counter"
+    GPT = "gpt"
+
+
+class Launcher(StrEnum):
+    """What starts the ranks."""
+
+    HOLDFAST = "holdfast"
+    TORCHRUN = "torchrun"
+
+
+class On(StrEnum):
+    """Where drills are run."""
+
+    LOCAL = "local"
+
+
+@app.command("list")
+def list_drills(*, json: JsonOption = False) -> None:
+    """List the drills that ship with Holdfast."""
+    found = shipped()
+    if json:
+        screen.say_json({"version": 1, "drills": [_list_form(scenario) for scenario in found.values()]})
+        return
+    table = screen.table("drill", "kind", "hits", "what happens", keep=("drill", "kind"))
+    for scenario in found.values():
+        table.add_row(scenario.name, scenario.kind, scenario.definition.target, scenario.title)
+    screen.console().print(table)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A drill, as `holdfast drill list` shows it.")],
+    *,
+    json: JsonOption = False,
+) -> None:
+    """Show one drill as it is written down: copy it to make your own."""
+    scenario = find(name)
+    if json:
+        screen.say_json(_list_form(scenario) | {"about": scenario.about, "params": scenario.settings})
+        return
+    if name in shipped():
+        text = (resources.files("holdfast.drill") / "scenarios" / f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        text = Path(name).read_text(encoding="utf-8")
+    screen.say(text.rstrip())
+    kind = KINDS[scenario.kind]
+    screen.say(f"\n# {kind.name}: {kind.about}. Injected so: {kind.how}.")
+
+
+@app.command()
+def run(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME|FILE...", help="Drills to run, in this order.")
+    ] = None,
+    *,
+    all_drills: Annotated[bool, typer.Option("--all", help="Every drill that ships.")] = False,
+    on: Annotated[On, typer.Option("--on", help="Where: an embedded cluster that is brought up for it.")] = On.LOCAL,
+    workload: Annotated[Workload, typer.Option("--workload", help="What trains meanwhile.")] = Workload.COUNTER,
+    launcher: Annotated[Launcher, typer.Option("--launcher", help="What starts the ranks.")] = Launcher.HOLDFAST,
+    seed: Annotated[int, typer.Option("--seed", help="Decides which rank or node is hit.")] = 1,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, metavar="N", help="Each drill N times.")] = 1,
+    fresh: Annotated[bool, typer.Option("--fresh", help="A cluster of its own for every drill.")] = False,
+    policy: Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="The controller's policy.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Keep results, reports and logs in this new folder.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder even when everything has passed.")] = False,
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML for CI.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run drills and judge what Holdfast did about each."""
+    del on  # the only place so far; the option is there so that scripts can name it
+    scenarios = _chosen(names or [], all_drills=all_drills)
+    folder = _folder(out)
+    from holdfast.drill.campaign import CampaignSettings, run_campaign  # noqa: PLC0415 - `list` needs no controller
+
+    settings = CampaignSettings(
+        folder=folder,
+        workload=workload.value,
+        launcher=launcher.value,
+        seed=seed,
+        fresh=fresh,
+        repeat=repeat,
+        policy=policy,
+        has_torch=importlib.util.find_spec("torch") is not None,
+    )
+
+    def on_result(result: DrillResult) -> None:
+        screen.say(_line(result), err=json)
+        for check in result.failures:
+            screen.say(f"      {check.name}: expected {check.expected}, got {screen.clean(check.actual)}", err=json)
+
+    finished = asyncio.run(
+        run_campaign(
+            scenarios,
+            settings,
+            clock=SystemClock(),
+            on_note=lambda note: screen.say(f"  {note}", err=True),
+            on_result=on_result,
+        )
+    )
+    if junit is not None:
+        junit.write_text(render_junit(finished), encoding="utf-8")
+    if json:
+        screen.say_json(run_form(finished))
+    else:
+        tried = [drill for drill in finished.drills if not drill.skipped]
+        passed = sum(1 for drill in tried if drill.passed)
+        screen.say(f"{passed} of {len(tried)} drills passed in {finished.seconds:.0f} s")
+    if finished.passed and out is None and not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        screen.say(f"results and logs: {folder}", err=True)
+    if not finished.passed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _chosen(names: list[str], *, all_drills: bool) -> list[Scenario]:
+    if all_drills and names:
+        raise UsageError("--all runs every drill that ships: name drills or give --all, not both")
+    if all_drills:
+        return list(shipped().values())
+    if not names:
+        raise UsageError("no drill is named: `holdfast drill list` shows them, --all runs all of them")
+    return [find(name) for name in names]
+
+
+def _folder(out: Path | None) -> Path:
+    if out is None:
+        return Path(tempfile.mkdtemp(prefix="holdfast-drill-"))
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--out {out}: there is something already; name a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    return out.absolute()
+
+
+def _line(result: DrillResult) -> str:
+    if result.skipped:
+        return f"SKIP  {result.name}: {result.skipped}"
+    word = "ok  " if result.passed else "FAIL"
+    facts = []
+    if result.incident is not None:
+        cause = result.incident.diagnosis.cause if result.incident.diagnosis else "no diagnosis"
+        facts.append(screen.clean(cause))
+        if result.detect_s is not None:
+            facts.append(f"found after {result.detect_s:.2f} s")
+        if result.recover_s is not None:
+            facts.append(f"proven after {result.recover_s:.1f} s")
+        if result.incident.lost_steps is not None:
+            facts.append(f"{result.incident.lost_steps} steps lost")
+    return f"{word}  {result.name:<22} {', '.join(facts) or 'nothing was done'}  [{result.seconds:.0f} s]"
+
+
+def _list_form(scenario: Scenario) -> dict[str, object]:
+    return {
+        "name": scenario.name,
+        "kind": scenario.kind,
+        "title": scenario.title,
+        "hits": scenario.definition.target,
+        "reach": scenario.definition.reach.value,
+    }

@@ -1,0 +1,212 @@
+"""Several drills in a row, each on a job that fits it, and everything written down.
+
+Called by `holdfast drill run` and by tests. Drills that need the same job share one, so that imports and first steps
+are paid once; after a drill that failed the next one gets a fresh cluster, so that one fault is not counted twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from holdfast.drill.results import DrillResult, DrillRun, render_json, render_junit, skipped
+from holdfast.drill.runner import Patience, Site, run_drill
+from holdfast.drill.scenario import Scenario
+from holdfast.drill.stage import Stage, StageSettings
+from holdfast.drill.training import CHECKPOINTS, TrainingJob, loss_difference
+from holdfast.drill.verdict import Check
+from holdfast.errors import HoldfastError, UserError
+from holdfast.ports import Clock
+
+SPARE_NODES = 1
+_ODD = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class CampaignSettings(Struct, frozen=True, kw_only=True):
+    """How drills are run."""
+
+    folder: Path
+    """Where clusters and the written results go; a folder of its own."""
+    workload: Literal["counter", "gpt"] = "counter"
+    launcher: Literal["holdfast", "torchrun"] = "holdfast"
+    seed: int = 1
+    fresh: bool = False
+    """A cluster of its own for every drill."""
+    repeat: int = 1
+    policy: Path | None = None
+    patience: Patience = Patience()
+    has_torch: bool = True
+
+
+class Sitting(Struct, frozen=True):
+    """Drills that share one job."""
+
+    job: TrainingJob
+    scenarios: tuple[Scenario, ...]
+
+
+def plan(scenarios: Iterable[Scenario], settings: CampaignSettings) -> list[Sitting]:
+    """Put drills that need the same job together, in the order of their first; those that end the job stay alone."""
+    shared: dict[TrainingJob, list[Scenario]] = {}
+    sittings: list[tuple[TrainingJob, list[Scenario]]] = []
+    for scenario in scenarios:
+        job = job_for(scenario, settings)
+        if settings.fresh or scenario.expect.job_completes:
+            sittings.append((job, [scenario]))
+        elif job in shared:
+            shared[job].append(scenario)
+        else:
+            shared[job] = [scenario]
+            sittings.append((job, shared[job]))
+    return [Sitting(job, tuple(found)) for job, found in sittings]
+
+
+def job_for(scenario: Scenario, settings: CampaignSettings) -> TrainingJob:
+    """The job that a scenario asks for, with the workload that the campaign or the fault's kind needs."""
+    needs = scenario.job
+    workload = "gpt" if scenario.definition.needs == "gpt" else settings.workload
+    return TrainingJob(
+        workload=workload,
+        launcher=settings.launcher,
+        name="drill",
+        nodes=needs.nodes,
+        ranks_per_node=needs.ranks_per_node,
+        steps=needs.steps,
+        checkpoint_every=needs.checkpoint_every,
+        step_s=needs.step_s,
+        seed=settings.seed,
+        checkpoint_dir="{scratch}/checkpoints" if needs.checkpoints_on_node else CHECKPOINTS,
+        mirror=CHECKPOINTS if needs.checkpoints_on_node else "",
+    )
+
+
+async def run_campaign(
+    scenarios: Sequence[Scenario],
+    settings: CampaignSettings,
+    *,
+    clock: Clock,
+    on_note: Callable[[str], None] = lambda _: None,
+    on_result: Callable[[DrillResult], None] = lambda _: None,
+) -> DrillRun:
+    """Run them all and write `drills.json` and `junit.xml` into the folder.
+
+    Raises:
+        UserError: what a person must mend: a target that is not open to drills, a scenario that does not fit.
+    """
+    began = clock.monotonic()
+    run = DrillRun(seed=settings.seed, workload=settings.workload, cluster="local", started_at=clock.now())
+    campaign = _Campaign(settings, clock, run, on_note, on_result)
+    try:
+        for sitting in plan([s for s in scenarios for _ in range(settings.repeat)], settings):
+            await campaign.sit(sitting)
+    finally:
+        await campaign.close()
+        run.seconds = clock.monotonic() - began
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        (settings.folder / "drills.json").write_text(render_json(run), encoding="utf-8")
+        (settings.folder / "junit.xml").write_text(render_junit(run), encoding="utf-8")
+    return run
+
+
+class _Campaign:
+    """The cluster that is up now, and what has come out so far."""
+
+    def __init__(
+        self,
+        settings: CampaignSettings,
+        clock: Clock,
+        run: DrillRun,
+        on_note: Callable[[str], None],
+        on_result: Callable[[DrillResult], None],
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.run = run
+        self.note = on_note
+        self.on_result = on_result
+        self.stage: Stage | None = None
+        self.stages = 0
+        self.site: Site | None = None
+
+    async def sit(self, sitting: Sitting) -> None:
+        """Run the drills of one job; a new job, and a new cluster after a failure, wherever it takes one."""
+        for scenario in sitting.scenarios:
+            if sitting.job.workload == "gpt" and not self.settings.has_torch:
+                self._add(skipped(scenario, "needs torch: pip install 'holdfast[torch]'"))
+                continue
+            try:
+                result = await self._drill(scenario, sitting.job)
+            except UserError:
+                raise
+            except HoldfastError as error:
+                result = DrillResult(name=scenario.name, kind=scenario.kind)
+                result.checks = _failed(error)
+            self._add(result)
+            if not result.passed or self.settings.fresh:
+                await self.close()
+        await self._leave_job()
+
+    async def close(self) -> None:
+        """End the cluster that is up."""
+        stage, self.stage, self.site = self.stage, None, None
+        if stage is not None:
+            await stage.close()
+
+    def _add(self, result: DrillResult) -> None:
+        self.run.drills.append(result)
+        self.on_result(result)
+
+    async def _drill(self, scenario: Scenario, job: TrainingJob) -> DrillResult:
+        site = self.site or await self._bring_up(job)
+        number = len(self.run.drills) + 1
+        drill_id = f"{number}-{_ODD.sub('-', scenario.name)}"[:100]
+        return await run_drill(
+            scenario,
+            site,
+            drill_id=drill_id,
+            seed=self.settings.seed + number - 1 if self.settings.repeat > 1 else self.settings.seed,
+            patience=self.settings.patience,
+            on_note=self.note,
+        )
+
+    async def _bring_up(self, job: TrainingJob) -> Site:
+        nodes = job.nodes + 1
+        if self.stage is None or self.stage.settings.nodes < nodes:
+            await self.close()
+            self.stages += 1
+            folder = self.settings.folder / f"cluster-{self.stages}"
+            wanted = StageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self.settings.policy)
+            self.note(f"bringing up {nodes} nodes and a spare in {folder}")
+            stage = Stage(wanted)
+            self.stage = stage
+            await stage.open()
+        stage = self.stage
+        key = await stage.submit(job)
+        job_dir = stage.job_dir(key)
+        self.site = Site(
+            eyes=stage.eyes,
+            job=key,
+            clock=self.clock,
+            breaker=stage.orchestrator,
+            losses=lambda: loss_difference(job, job_dir),
+            step_s=job.step_s,
+        )
+        return self.site
+
+    async def _leave_job(self) -> None:
+        """Cancel the job so that the next one has its nodes."""
+        site, self.site = self.site, None
+        if site is None or self.stage is None:
+            return
+        try:
+            await self.stage.cancel(site.job)
+        except HoldfastError:
+            await self.close()
+
+
+def _failed(error: HoldfastError) -> list[Check]:
+    return [Check(name="carried out", passed=False, expected="the drill runs", actual=str(error))]
