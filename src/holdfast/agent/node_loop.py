@@ -2,8 +2,8 @@
 
 `python -m holdfast.agent` and `holdfast agent` run one `NodeAgent` per node. Three tasks share one asyncio loop: the
 kernel log puts findings into the outbox, the sender brings the outbox to the controller at once, and the beat says
-every `beat_s` that the node is alive and carries home what the controller asks. Without a controller it goes on watching
-and keeps what it saw. Time comes from the clock port.
+every `beat_s` that the node is alive and carries home what the controller asks. Without a controller the agent goes
+on watching and keeps what it saw. Time comes from the clock port.
 """
 
 from __future__ import annotations
