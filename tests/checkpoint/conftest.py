@@ -75,7 +75,7 @@ def ranks(tmp_path):
     ranks_torch = importlib.import_module("ranks_torch")
     started = []
 
-    def run(world, function, folder=None, environ=None, limit_s=60.0, **options):
+    def run(world, function, folder=None, environ=None, limit_s=60.0, during=None, **options):  # noqa: PLR0917
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         folder = str(folder or tmp_path / "ckpt")
@@ -91,6 +91,8 @@ def ranks(tmp_path):
         started.extend(processes)
         for process in processes:
             process.start()
+        if during is not None:
+            during(processes)
         deadline = time.monotonic() + limit_s
         for process in processes:
             process.join(max(0.1, deadline - time.monotonic()))

@@ -93,6 +93,22 @@ def train(rank, world, folder, kind="ddp", steps=6, every=2, die_after=None, kil
     return {"first": first, "losses": losses, "mine": state["mine"], "epoch": state["epoch"]}
 
 
+def train_on(rank, world, folder, log, kind="ddp", steps=100_000, every=1):  # noqa: PLR0917
+    """Train until killed, saving at every step; each rank appends its losses to a log of its own."""
+    state = build(kind, rank, world)
+    with (
+        Path(f"{log}-{rank}").open("a", buffering=1) as lines,
+        Checkpointer(folder, every_steps=every, signals=()) as checkpointer,
+    ):
+        first = checkpointer.restore(state)
+        lines.write(f"{first} began\n")
+        for step in range(first + 1, steps + 1):
+            lines.write(f"{step} {one_step(state)!r}\n")
+            if checkpointer.due(step):
+                checkpointer.save(step, state)
+    return first
+
+
 def weights(rank, world, folder, kind="ddp"):
     """Restore only; the whole model and optimizer as seen by rank 0, to compare layouts."""
     state = build(kind, rank, world)
