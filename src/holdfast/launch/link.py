@@ -104,9 +104,6 @@ class Follower(Struct):
     hello: Hello
     wire: Wire
     outbox: asyncio.Queue[AnyAsk]
-    heard_at: float
-    granted_until: float
-    """After this its ranks are dead, if it has not been heard since; leader's monotonic seconds."""
     has_left: bool = False
 
 
@@ -133,6 +130,10 @@ class LeaderPort:
         on_lost: Callable[[str, str], None],
     ) -> None:
         self.followers: dict[str, Follower] = {}
+        self.heard_at: dict[str, float] = {}
+        """When a node last said anything; monotonic seconds of the loop. Kept when the connection is gone."""
+        self.granted_until: dict[str, float] = {}
+        """When a node's lease ends, as far as it has been granted; same clock."""
         self._place = place
         self._lease_s = lease_s
         self._may_grant = may_grant
@@ -193,8 +194,9 @@ class LeaderPort:
             raise WireError(f"{hello.node} is not a node of this job")
         wire.ends = link_ends(self._place, hello.node)
         await wire.send(Welcome(lease_s=self._lease_s))
-        now = asyncio.get_running_loop().time()
-        return Follower(hello, wire, asyncio.Queue(_QUEUE_MAX), now, now + self._lease_s)
+        self.heard_at[hello.node] = asyncio.get_running_loop().time()
+        self.granted_until.setdefault(hello.node, 0.0)
+        return Follower(hello, wire, asyncio.Queue(_QUEUE_MAX))
 
     async def _serve(self, follower: Follower) -> None:
         node = follower.hello.node
@@ -225,9 +227,9 @@ class LeaderPort:
 
     def _heard(self, follower: Follower, report: AnyReport) -> None:
         now = asyncio.get_running_loop().time()
-        follower.heard_at = now
+        self.heard_at[follower.hello.node] = now
         if isinstance(report, Beat) and self._may_grant():
-            follower.granted_until = now + self._lease_s
+            self.granted_until[follower.hello.node] = now + self._lease_s
             self.send(follower.hello.node, Grant(beat=report.beat, lease_s=self._lease_s))
         if isinstance(report, Bye):
             follower.has_left = True

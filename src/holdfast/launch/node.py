@@ -156,6 +156,10 @@ class NodeRunner:
             case _:
                 return
 
+    def ask_soon(self, ask: AnyAsk) -> None:
+        """As `ask`, without waiting for it."""
+        self._run(self.ask(ask))
+
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)

@@ -1,0 +1,153 @@
+"""The allocation as an orchestrator: carries out what the launcher's engine orders about its own job.
+
+Called by the controller that the leader runs in scope `allocation`, and by the leader for orders that came from the
+cluster's controller. "Ensure" semantics: an order whose effect is there already succeeds and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from holdfast.errors import PermanentOrderError
+from holdfast.launch.crew import Crew
+from holdfast.launch.environment import AttemptSpec
+from holdfast.model.cluster import JobView, NodeView, WorldView
+from holdfast.model.orders import AnyOrder, CaptureStacks, Escalate, GiveUp, RestartInPlace, SaveAndStop, StopAttempt
+
+MISSING_NODES_S = 30.0
+"""How long a restart waits for nodes that have not joined (again) before another remedy is better."""
+
+
+class Lead(Protocol):
+    """What the orders need of the leader."""
+
+    @property
+    def attempt(self) -> int:
+        """Number of the newest attempt, -1 before the first."""
+
+    async def start_attempt(
+        self, *, attempt: int, epoch: int, nodes: tuple[str, ...], restore_step: int | None, in_place: bool
+    ) -> None:
+        """Fence the attempts before it, start it on these nodes, and say so."""
+
+    async def stop_attempt(self, attempt: int, grace_s: float) -> None:
+        """End it; returns when it is provably over and that is told."""
+
+    async def capture_stacks(self, attempt: int, limit_s: float) -> None:
+        """Dump, group, and say so."""
+
+    def save_and_stop(self, attempt: int) -> None:
+        """Ask all ranks to save and stop."""
+
+    async def escalate(self, order: Escalate) -> None:
+        """Hand the job over, or leave."""
+
+    async def give_up(self, why: str) -> None:
+        """Stop for good and leave."""
+
+    def may_start(self) -> None:
+        """Raises TemporaryOrderError while the leader's own lease is in doubt."""
+
+    def job_view(self) -> JobView:
+        """The job as it is now."""
+
+
+class AllocationOrchestrator:
+    """See the module. `want_nodes` is how many nodes an attempt takes; the allocation may hold spares."""
+
+    name = "allocation"
+
+    def __init__(self, lead: Lead, crew: Crew, *, want_nodes: int, now: Callable[[], float]) -> None:
+        self._lead = lead
+        self._crew = crew
+        self._want_nodes = want_nodes
+        self._now = now
+
+    async def observe(self) -> WorldView:
+        """The job and the nodes that have joined."""
+        job = self._lead.job_view()
+        joined = set(self._crew.joined)
+        nodes = tuple(
+            NodeView(name=node, alive=True if node in joined else None, jobs=(job.key.id,)) for node in job.nodes
+        )
+        return WorldView(cluster=job.key.cluster, at=self._now(), jobs=(job,), nodes=nodes)
+
+    async def wait_change(self, timeout_s: float) -> bool:
+        """Everything that changes is told by events; there is nothing to look for."""
+        await asyncio.sleep(timeout_s)
+        return False
+
+    def can(self, order: AnyOrder) -> bool:
+        """Orders about the attempt inside its allocation."""
+        return isinstance(order, CaptureStacks | StopAttempt | RestartInPlace | SaveAndStop | Escalate | GiveUp)
+
+    async def execute(self, order: AnyOrder) -> str:
+        """Carry out. Raises TemporaryOrderError, PermanentOrderError."""
+        match order:
+            case CaptureStacks():
+                await self._lead.capture_stacks(order.attempt, order.limit_s)
+                return "stacks captured"
+            case StopAttempt():
+                await self._lead.stop_attempt(order.attempt, order.grace_s)
+                return "stopped"
+            case SaveAndStop():
+                self._lead.save_and_stop(order.attempt)
+                return "asked all ranks"
+            case RestartInPlace():
+                return await self._restart(order)
+            case Escalate():
+                await self._lead.escalate(order)
+                return "handed over"
+            case GiveUp():
+                await self._lead.give_up(order.why)
+                return "stopped for good"
+            case _:
+                raise PermanentOrderError(f"a launcher cannot do this: {type(order).__name__}")
+
+    async def _restart(self, order: RestartInPlace) -> str:
+        if self._lead.attempt >= order.attempt:
+            return "already started"
+        self._lead.may_start()
+        nodes = await self._crew.until_joined(self._want_nodes, MISSING_NODES_S, excluded=order.exclude_nodes)
+        if len(nodes) < self._want_nodes:
+            missing = sorted(set(self._crew.place.nodes) - set(nodes))
+            raise PermanentOrderError(
+                f"{self._want_nodes} nodes are needed and {len(nodes)} are here (without {', '.join(missing)})"
+            )
+        await self._lead.start_attempt(
+            attempt=order.attempt,
+            epoch=order.epoch,
+            nodes=nodes,
+            restore_step=order.restore_step_max,
+            in_place=True,
+        )
+        return f"started on {', '.join(nodes)}"
+
+
+def lay_out(
+    crew: Crew,
+    *,
+    attempt: int,
+    epoch: int,
+    nodes: tuple[str, ...],
+    port: int,
+    restart_count: int,
+    in_place: int,
+    restore_step: int | None,
+    max_restarts: int,
+) -> AttemptSpec:
+    """Ranks over nodes, consecutive per node; the first node holds rank 0 and the rendezvous."""
+    return AttemptSpec(
+        attempt=attempt,
+        epoch=epoch,
+        restart_count=restart_count,
+        in_place=in_place,
+        nodes=nodes,
+        local_ranks=tuple(crew.local_ranks(node) for node in nodes),
+        master_addr=crew.address_of(nodes[0]),
+        master_port=port,
+        restore_step=restore_step,
+        max_restarts=max_restarts,
+    )

@@ -1,0 +1,589 @@
+"""The leader: the launcher of node rank 0. Holds the job's engine and journal, and leads all nodes of the allocation.
+
+Started by `program`. Reports of the nodes become events, the engine's orders are carried out here (`allocation` calls
+back). The leader's own lease is renewed by the controller's answer or by reading its epoch in the job's folder; when
+it runs out, every rank of the job dies: its own by its hand, the followers' because it grants nothing any more.
+Time passes in the asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast.adapters.local.link import NodeLink
+from holdfast.detect.catalogue import Catalogue
+from holdfast.detect.rhythm import Rhythm
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, TemporaryOrderError, UserError
+from holdfast.launch.allocation import lay_out
+from holdfast.launch.crew import Crew, free_port
+from holdfast.launch.epoch import raise_epoch, read_epoch, restored_step
+from holdfast.launch.frames import AnyReport, EndAsked, LineSeen, RankEnded, RanksGone, SlotsSeen, Spotted
+from holdfast.launch.lease import Lease
+from holdfast.launch.options import RunOptions
+from holdfast.launch.output import Voice
+from holdfast.launch.place import JobPlace
+from holdfast.launch.process import Exit
+from holdfast.launch.uplink import Uplink
+from holdfast.launch.watch import AttemptWatch
+from holdfast.model import events as e
+from holdfast.model.cluster import JobView
+from holdfast.model.orders import Escalate
+from holdfast.model.policy import Policy
+from holdfast.model.records import JobRecord, JobState
+from holdfast.model.wire import Beat, BeatAnswer, SamplePoint
+from holdfast.ports import Journal, Sample
+
+_LOOK_S = 0.1
+_SAMPLES_EVERY = 5
+_LEASE_CHECK_S = 0.2
+_START_LIMIT_S = 120.0
+_LATE_S = 2.0
+HANDED_OVER_S = 300.0
+"""After an escalation the controller requeues or cancels the job, which ends this launcher; it does not wait longer."""
+_ENDED = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED, JobState.WATCHING})
+
+
+class AllocationController(Protocol):
+    """What the leader needs of `holdfast.controller.Controller`, run in scope `allocation`."""
+
+    journal: Journal
+    seq: int
+    ready: asyncio.Event
+
+    def submit(self, event: e.AnyEvent) -> asyncio.Future[int]:
+        """Take an event in; the future gives its number once it is on disk."""
+
+    async def beat(self, beat: Beat, *, wait_s: float = 0.0) -> BeatAnswer:
+        """Take in that a launcher is alive."""
+
+    async def events_after(self, after: int, *, limit: int = 1000, wait_s: float = 0.0) -> list[e.AnyEvent]:
+        """Events on disk."""
+
+    async def run(self) -> None:
+        """Do everything until `stop`."""
+
+    def stop(self) -> None:
+        """Ask for an orderly end."""
+
+
+class Leader:
+    """See the module. `controller`, `crew` and `uplink` are set by `program` once they exist."""
+
+    controller: AllocationController
+    crew: Crew
+    uplink: Uplink | None = None
+
+    def __init__(
+        self,
+        place: JobPlace,
+        options: RunOptions,
+        *,
+        policy: Policy,
+        view: JobView,
+        want_nodes: int,
+        catalogue: Callable[[], Catalogue],
+        voice: Voice,
+        lease_s: float,
+    ) -> None:
+        self.place = place
+        self.options = options
+        self.policy = policy
+        self.want_nodes = want_nodes
+        self.voice = voice
+        self.lease = Lease(lease_s, time.monotonic())
+        self.watch: AttemptWatch | None = None
+        self.attempt = -1
+        self.epoch = 0
+        self.in_place = 0
+        self.is_over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.why = ""
+        self._view = view
+        self._catalogue = catalogue
+        self._rhythm = Rhythm(policy.hang, 0)
+        self._token = secrets.token_hex(3)
+        self._numbers = itertools.count(1)
+        self._told_over: dict[int, asyncio.Event] = {}
+        self._ending = 0
+        self._evacuating = False
+        self._silent: set[str] = set()
+        self._samples: list[Sample] = []
+        self._link = NodeLink(place.node_dir)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._attach_seq = 0
+        self._held_back: list[SamplePoint] = []
+
+    # --- small things ---
+
+    def event_id(self) -> str:
+        """A new id, unique over restarts of this launcher."""
+        return f"{self.place.source}/{self.place.restart_count}.{self._token}.{next(self._numbers)}"
+
+    def submit(self, *events: e.AnyEvent) -> asyncio.Future[int] | None:
+        """Hand events to the engine, in order."""
+        last = None
+        for event in events:
+            last = self.controller.submit(event)
+        return last
+
+    def run_soon(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start something that nobody waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.is_over.done():
+            self.is_over.set_exception(error)
+
+    def job_view(self) -> JobView:
+        """The job as it is now."""
+        return self._view
+
+    @property
+    def recovers(self) -> bool:
+        """Restarts are wanted: `--max-restarts 0` makes this a plain launcher."""
+        return self._view.recovery is not None and self._view.recovery.enabled
+
+    def finish(self, code: int, why: str = "") -> None:
+        """Leave with this code; the first call counts."""
+        if not self.is_over.done():
+            self.why = why
+            self.is_over.set_result(code)
+
+    # --- attaching and starting ---
+
+    async def attach(self, record: JobRecord | None) -> None:
+        """Take authority over the job, going on with numbers and epochs where it was left."""
+        self._continue(record)
+        self.submit(
+            e.JobObserved(id=self.event_id(), at=time.time(), source="allocation", job=self._view),
+        )
+        stored = self._say_attached()
+        self._attach_seq = await stored
+
+    def _continue(self, record: JobRecord | None) -> None:
+        self.epoch = read_epoch(self.place.job_dir)
+        if record is None:
+            return
+        self.epoch = max(self.epoch, record.epoch)
+        if record.attempt is not None:
+            self.attempt = record.attempt.number
+
+    def _say_attached(self) -> asyncio.Future[int]:
+        return self.controller.submit(
+            e.LauncherAttached(
+                id=self.event_id(),
+                at=time.time(),
+                source=self.place.source,
+                job=self.place.job,
+                restart_count=self.place.restart_count,
+                lease_s=10.0,
+                nodes=self.place.nodes,
+                ranks=self.want_nodes * self.crew.runner.local_ranks,
+            )
+        )
+
+    async def start_first(self) -> None:
+        """The allocation's first attempt, on the first nodes that join."""
+        nodes = await self.crew.until_joined(self.want_nodes, self.options.follower_wait_s)
+        if len(nodes) < self.want_nodes:
+            missing = sorted(set(self.place.nodes) - set(nodes))
+            self.finish(EXIT_RESTART_ME, f"{', '.join(missing)} did not join within {self.options.follower_wait_s:g} s")
+            return
+        await self.start_attempt(
+            attempt=self.attempt + 1,
+            epoch=self.epoch + 1,
+            nodes=nodes,
+            restore_step=self.place.restore_step,
+            in_place=False,
+        )
+
+    def may_start(self) -> None:
+        """Raises TemporaryOrderError while our own lease is in doubt."""
+        if self.lease.is_over(time.monotonic()) or self._link.is_cut:
+            raise TemporaryOrderError("this launcher cannot prove that it still holds the job", retry_after_s=0.5)
+
+    async def start_attempt(
+        self, *, attempt: int, epoch: int, nodes: tuple[str, ...], restore_step: int | None, in_place: bool
+    ) -> None:
+        """Fence the attempts before it, start it on these nodes, and say so."""
+        self.in_place = self.in_place + 1 if in_place else 0
+        epoch = max(epoch, self.epoch + 1)
+        spec = lay_out(
+            self.crew,
+            attempt=attempt,
+            epoch=epoch,
+            nodes=nodes,
+            port=free_port(self.crew.address_of(nodes[0]) if nodes[0] == self.place.node else self.place.address),
+            restart_count=self.place.restart_count,
+            in_place=self.in_place,
+            restore_step=restore_step,
+            max_restarts=self.policy.limits.max_in_place,
+        )
+        self.attempt, self.epoch = attempt, epoch
+        await asyncio.to_thread(raise_epoch, self.place.job_dir, epoch)
+        self.watch = self._watch_of(spec)
+        self._told_over[attempt] = asyncio.Event()
+        self._rhythm.begin_attempt(attempt, time.monotonic(), ranks=spec.world_size)
+        await self.crew.start(spec, _START_LIMIT_S)
+        self.submit(
+            e.AttemptStarted(
+                id=self.event_id(),
+                at=time.time(),
+                source=self.place.source,
+                job=self.place.job,
+                attempt=attempt,
+                epoch=epoch,
+                restart_count=self.place.restart_count,
+                in_place=self.in_place,
+                nodes=nodes,
+                ranks=spec.world_size,
+                standby=self.crew.standbys_used > 0,
+                log_dir=str(self.place.job_dir / "logs" / f"attempt-{attempt}"),
+            )
+        )
+        self.voice.say(self._started_line(spec.world_size, nodes))
+
+    def _started_line(self, ranks: int, nodes: tuple[str, ...]) -> str:
+        warm = f", {self.crew.standbys_used} of them warm standbys" if self.crew.standbys_used else ""
+        what = "the command" if self.options.is_command else f"{ranks} rank{'s' if ranks > 1 else ''}{warm}"
+        return f"attempt {self.attempt} (epoch {self.epoch}): {what} on {', '.join(nodes)}"
+
+    def _watch_of(self, spec: Any) -> AttemptWatch:
+        epoch, job_dir = spec.epoch, self.place.job_dir
+        return AttemptWatch(
+            self.place.job,
+            spec,
+            source=self.place.source,
+            event_id=self.event_id,
+            catalogue=self._catalogue,
+            rhythm=self._rhythm,
+            restored=lambda: restored_step(job_dir, epoch),
+        )
+
+    # --- what nodes report ---
+
+    def on_report(self, node: str, report: AnyReport) -> None:
+        """Everything that the crew hears."""
+        if isinstance(report, EndAsked):
+            self.end_job(report.signum, told_by=node)
+            return
+        watch = self.watch
+        if watch is None or getattr(report, "attempt", watch.spec.attempt) != watch.spec.attempt or watch.is_over:
+            return
+        at, mono = time.time(), time.monotonic()
+        match report:
+            case SlotsSeen():
+                self.submit(*watch.slots_seen(report, node, at, mono))
+            case LineSeen():
+                self.submit(*watch.line_seen(report, node, at, mono))
+            case Spotted():
+                self.submit(*watch.found(report.findings))
+            case RankEnded():
+                self._rank_ended(watch, report, node)
+            case RanksGone() if report.why:
+                self.submit(*watch.lease_over(node, at, report.why))
+            case _:
+                return
+
+    def _rank_ended(self, watch: AttemptWatch, report: RankEnded, node: str) -> None:
+        events = watch.rank_ended(report, node)
+        self.submit(*events)
+        if not events:
+            return
+        who = "the command" if report.rank is None else f"rank {report.rank}"
+        how = f"signal {report.exit.signal}" if report.exit.signal else f"exit code {report.exit.code}"
+        self.voice.say(f"{who} on {node} ended with {how}")
+        if not self.recovers:
+            watch.stop_asked = True
+            self.run_soon(self.crew.end(watch.spec.attempt, self.options.stop_grace_s))
+
+    def on_all_gone(self, attempt: int) -> None:
+        """No process of the attempt is left anywhere: tell the engine, and see what that means for us."""
+        watch = self.watch
+        if watch is None or watch.spec.attempt != attempt or watch.is_over:
+            return
+        stopped = watch.stop_asked and (self.recovers or bool(self._ending))
+        stored = self.submit(watch.ended(time.time(), stopped=stopped))
+        self.run_soon(self._after_end(watch, stored))
+
+    async def _after_end(self, watch: AttemptWatch, stored: asyncio.Future[int] | None) -> None:
+        if stored is not None:
+            await stored
+        self._told_over[watch.spec.attempt].set()
+        how = watch.outcome()
+        if self._ending:
+            self.finish(how.shell_code if how != Exit() else 128 + self._ending, "ended on request")
+        elif watch.ended_well:
+            self.finish(0)
+        elif how.code == EXIT_RESTART_ME:
+            self.finish(EXIT_RESTART_ME, "the job saved its state and asks to be started again")
+        elif not self.recovers:
+            self.finish(how.shell_code, self._cause(watch))
+        elif not watch.stop_asked:
+            await self._until_decided(watch)
+
+    async def _until_decided(self, watch: AttemptWatch) -> None:
+        """The attempt ended by itself. When nothing is to be done about it (observe, advise lapsed), leave."""
+        while self.attempt == watch.spec.attempt and not self.is_over.done():
+            record = await self.record()
+            if record is not None and record.state in _ENDED:
+                self.finish(watch.outcome().shell_code, self._cause(watch))
+                return
+            await self.controller.events_after(self.controller.seq, wait_s=_LATE_S)
+
+    @staticmethod
+    def _cause(watch: AttemptWatch) -> str:
+        bad = watch.first_bad
+        if bad is None:
+            return "the attempt failed"
+        how = f"signal {bad.exit.signal}" if bad.exit.signal else f"exit code {bad.exit.code}"
+        who = "the command" if bad.rank is None else f"rank {bad.rank}"
+        last = f": {bad.tail[-1]}" if bad.tail else ""
+        return f"{who} ended with {how}{last}"
+
+    async def record(self) -> JobRecord | None:
+        """The engine's record of the job."""
+        found = await self.controller.journal.jobs(job=str(self.place.job))
+        return found[0] if found else None
+
+    def on_lost(self, node: str, evidence: str) -> None:
+        """A follower's connection was ended by its kernel: its launcher is gone, and its ranks died with it."""
+        self.voice.say(f"{node} is lost: {evidence}")
+        self.submit(
+            e.NodeGone(id=self.event_id(), at=time.time(), source=self.place.source, node=node, evidence=evidence)
+        )
+        self.crew.lost(node)
+
+    # --- what the engine orders ---
+
+    async def stop_attempt(self, attempt: int, grace_s: float) -> None:
+        """End it; returns when it is provably over and that is stored."""
+        watch = self.watch
+        if watch is None or watch.spec.attempt != attempt:
+            return
+        watch.stop_asked = True
+        await self.crew.end(attempt, grace_s)
+        await self._told_over[attempt].wait()
+
+    async def capture_stacks(self, attempt: int, limit_s: float) -> None:
+        """Dump, group, and say so."""
+        watch = self.watch
+        if watch is None or watch.spec.attempt != attempt or watch.is_over:
+            return
+        stacks = await self.crew.dump(attempt, limit_s)
+        captured = watch.stacks(stacks, time.time())
+        if captured.odd_ranks:
+            self.voice.say(f"rank {', '.join(map(str, captured.odd_ranks))} stands apart from the others")
+        self.submit(captured)
+
+    def save_and_stop(self, attempt: int) -> None:
+        """Ask all ranks to save and stop; their exit code 85 then ends this launcher with the same."""
+        if self.watch is not None and self.watch.spec.attempt == attempt and not self.watch.is_over:
+            self._evacuating = True
+            self.voice.say("asked all ranks to save a checkpoint and stop")
+            self.crew.evacuate(attempt)
+
+    async def escalate(self, order: Escalate) -> None:
+        """Hand the job to the controller, which ends this allocation; without one, leave it."""
+        self.voice.say(f"no remedy is left inside the allocation: {order.why}")
+        record = await self.record()
+        incidents = await self.controller.journal.incidents(open_only=True)
+        escalated = e.Escalated(
+            id=self.event_id(),
+            at=time.time(),
+            source=self.place.source,
+            job=self.place.job,
+            attempt=order.attempt if record is None or record.attempt is None else record.attempt.number,
+            diagnosis=incidents[0].diagnosis if incidents else None,
+            exclude_nodes=order.exclude_nodes,
+            why=order.why,
+        )
+        seq = await self.controller.submit(escalated)
+        if self.uplink is not None and await self.uplink.flush(seq, 5.0):
+            self.run_soon(self._leave_later(order))
+        else:
+            self.finish(order.exit_code, order.why)
+
+    async def _leave_later(self, order: Escalate) -> None:
+        await asyncio.sleep(HANDED_OVER_S)
+        self.finish(order.exit_code, order.why)
+
+    async def give_up(self, why: str) -> None:
+        """Stop for good and leave."""
+        await self.stop_attempt(self.attempt, 0.0)
+        self.finish(EXIT_DO_NOT_REQUEUE, why)
+
+    # --- signals ---
+
+    def end_job(self, signum: int, told_by: str = "") -> None:
+        """The job is being ended from outside: pass the signal on, no restarts; a second time kills."""
+        if self._ending:
+            if not told_by:
+                self.run_soon(self.crew.end(self.attempt, 0.0))
+            return
+        self._ending = signum
+        if self.watch is None or self.crew.is_empty:
+            self.finish(128 + signum, "ended on request")
+            return
+        self.watch.stop_asked = True
+        self.crew.pass_signal(signum, is_end=True)
+        self.run_soon(self._end_after(self.attempt, self.options.stop_grace_s))
+
+    async def _end_after(self, attempt: int, grace_s: float) -> None:
+        await asyncio.sleep(grace_s)
+        await self.crew.end(attempt, 0.0)
+
+    # --- loops ---
+
+    async def look(self) -> None:
+        """Hangs, samples, silent nodes, leases of followers."""
+        count = 0
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            count += 1
+            at, mono = time.time(), time.monotonic()
+            watch = self.watch
+            if watch is not None and not watch.is_over:
+                self.submit(*watch.judge_hang(at, mono))
+                if count % _SAMPLES_EVERY == 0:
+                    self._samples += watch.fold.samples(at)
+            self._look_at_followers(at, mono)
+
+    def _look_at_followers(self, at: float, mono: float) -> None:
+        port = self.crew.port
+        if port is None:
+            return
+        for node, heard in port.heard_at.items():
+            quiet_s = mono - heard
+            if quiet_s > self.lease.lease_s and node not in self._silent and node in self._follower_nodes():
+                self._silent.add(node)
+                self.submit(
+                    e.NodeSilent(
+                        id=self.event_id(), at=at, source=self.place.source, node=node, for_s=round(quiet_s, 1)
+                    )
+                )
+            elif quiet_s < self.lease.lease_s and node in self._silent:
+                self._silent.discard(node)
+                self.submit(e.NodeHeard(id=self.event_id(), at=at, source=self.place.source, node=node))
+        for node in self.crew.look_at_leases(mono):
+            if self.watch is not None:
+                why = f"{node} has not answered, and its attempt lease has run out: its ranks are killed"
+                self.voice.say(why)
+                self.submit(*self.watch.lease_over(node, at, why))
+
+    def _follower_nodes(self) -> tuple[str, ...]:
+        return self.crew.spec.nodes if self.crew.spec is not None else ()
+
+    async def keep_lease(self) -> None:
+        """Renew our own lease by reading our epoch; kill everything when it runs out or a newer epoch is there."""
+        pending: asyncio.Future[int] | None = None
+        since = 0.0
+        while True:
+            await asyncio.sleep(min(_LEASE_CHECK_S, self.lease.lease_s / 4))
+            if pending is None and not self._link.is_cut:
+                # In a thread: a read from a network file system that is away may not return for minutes.
+                since = time.monotonic()
+                pending = asyncio.ensure_future(asyncio.to_thread(read_epoch, self.place.job_dir))
+            if pending is not None and pending.done():
+                self._epoch_read(pending, since)
+                pending = None
+            if self.lease.is_over(time.monotonic()) and self.watch is not None and not self.crew.is_empty:
+                await self._lost_lease("this launcher can reach neither the controller nor the job's folder")
+
+    def _epoch_read(self, done: asyncio.Future[int], since: float) -> None:
+        try:
+            epoch = done.result()
+        except (OSError, UserError):
+            return
+        if self._link.is_cut:
+            return
+        if epoch > self.epoch and self.watch is not None:
+            self.run_soon(self._superseded(epoch))
+        else:
+            self.lease.renew(since)
+
+    def renew_by_controller(self, sent_at: float) -> None:
+        """The controller has answered a beat that was sent then."""
+        self.lease.renew(sent_at)
+
+    async def _lost_lease(self, why: str) -> None:
+        watch = self.watch
+        if watch is None or watch.is_over:
+            return
+        self.voice.say(f"{why}: its attempt lease has run out, killing the ranks")
+        await self.crew.runner.end(watch.spec.attempt, 0.0, why=why)
+
+    async def _superseded(self, epoch: int) -> None:
+        self.voice.say(f"epoch {epoch} has been started elsewhere, ours is {self.epoch}: leaving")
+        if self.watch is not None:
+            self.watch.stop_asked = True
+        await self.crew.runner.end(self.attempt, 0.0)
+        self.finish(EXIT_RESTART_ME, "another launcher has taken this job over")
+
+    # --- beats ---
+
+    def take_samples(self) -> list[SamplePoint]:
+        """What is new since the last call, for a beat."""
+        points = [SamplePoint(point.series, point.subject, point.at, point.value) for point in self._samples]
+        self._samples.clear()
+        return points
+
+    def beat_of(self, samples: list[SamplePoint]) -> Beat:
+        """A beat of this launcher."""
+        key = self.place.job
+        return Beat(
+            source=self.place.source,
+            node=self.place.node,
+            cluster=key.cluster,
+            job=key.id,
+            generation=key.generation,
+            at=time.time(),
+            samples=samples,
+        )
+
+    def next_beat(self) -> Beat:
+        """For the cluster's controller: samples that our own has taken in the meantime."""
+        held, self._held_back = self._held_back, []
+        return self.beat_of(held)
+
+    async def keep_own_beat(self) -> None:
+        """Our own controller hears from us like any other, and stores our samples."""
+        while True:
+            samples = self.take_samples()
+            if self.uplink is not None:
+                self._held_back = (self._held_back + samples)[-5000:]
+            await self.controller.beat(self.beat_of(samples))
+            await asyncio.sleep(1.0)
+
+    def attach_again(self) -> None:
+        """The cluster's controller does not know us (any more)."""
+        if self.uplink is not None and self.uplink.sent >= self._attach_seq:
+            self.run_soon(self._attach_again())
+
+    async def _attach_again(self) -> None:
+        self._attach_seq = 1 << 62
+        self._attach_seq = await self._say_attached()
+
+
+def story_file(job_dir: Path) -> Path:
+    """Where the incidents' stories are written when the launcher leaves."""
+    return job_dir / "story.txt"
+
+
+async def cancel_all(tasks: list[asyncio.Task[Any]]) -> None:
+    """End background tasks."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

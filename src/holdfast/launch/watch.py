@@ -1,0 +1,241 @@
+"""What the leader makes of its nodes' reports: events for the engine. No clock is read here; times come in.
+
+One `AttemptWatch` per attempt. It folds slots and lines, turns ends of ranks and standstills into findings, and says
+how the attempt as a whole has ended. Used by the leader alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.detect.catalogue import Catalogue
+from holdfast.detect.findings import exit_rule, synthetic_finding
+from holdfast.detect.rhythm import HangVerdict, Rhythm, StepSample
+from holdfast.detect.stack_groups import group_stacks
+from holdfast.launch.environment import AttemptSpec
+from holdfast.launch.fold import AttemptFold
+from holdfast.launch.frames import LineSeen, RankEnded, RankStack, SlotsSeen
+from holdfast.launch.process import Exit
+from holdfast.model.cluster import JobKey
+from holdfast.model.events import AnyEvent, AttemptEnded, FindingSeen, StacksCaptured
+from holdfast.model.evidence import EvidenceKind, Finding, Place
+from holdfast.telemetry.stacks import Frame
+
+_EVIDENCE_LINES = 6
+EXIT_RESTART_ME = 85
+
+
+class AttemptWatch:
+    """One attempt as the leader follows it.
+
+    Args:
+        job: its key.
+        spec: the attempt.
+        source: name of the launcher in events.
+        event_id: makes ids.
+        catalogue: gives exits and hangs their domain and role.
+        rhythm: the job's hang detector.
+        restored: tells the step that the attempt resumed from.
+    """
+
+    def __init__(
+        self,
+        job: JobKey,
+        spec: AttemptSpec,
+        *,
+        source: str,
+        event_id: Callable[[], str],
+        catalogue: Callable[[], Catalogue],
+        rhythm: Rhythm,
+        restored: Callable[[], int | None],
+    ) -> None:
+        self.job = job
+        self.spec = spec
+        self.fold = AttemptFold(job, spec.attempt, event_id=event_id, source=source, restored=restored)
+        self.is_over = False
+        self.stop_asked = False
+        """We are ending it: what its ranks do now is no fault of theirs."""
+        self.first_bad: RankEnded | None = None
+        self._source = source
+        self._event_id = event_id
+        self._catalogue = catalogue
+        self._rhythm = rhythm
+        self._bad_loss_told = False
+        self._ends: dict[int | None, Exit] = {}
+
+    # --- reports to events ---
+
+    def slots_seen(self, report: SlotsSeen, node: str, at: float, now_mono: float) -> list[AnyEvent]:
+        """Newer slots of a node."""
+        for slot in report.slots:
+            if slot.rank not in self._ends:
+                self._rhythm.feed(slot.rank, self.fold.rhythm_sample(slot, now_mono))
+        events = self.fold.take_slots(report.slots, report.at)
+        return events + self._bad_loss(node, at)
+
+    def line_seen(self, report: LineSeen, node: str, at: float, now_mono: float) -> list[AnyEvent]:
+        """A progress line."""
+        if report.step is not None:
+            sample = StepSample(at=now_mono, ended=report.step, step_s=report.step_s, attempt=self.spec.attempt)
+            self._rhythm.feed(None, sample)
+        return self.fold.take_line(report) + self._bad_loss(node, at)
+
+    def rank_ended(self, report: RankEnded, node: str) -> list[AnyEvent]:
+        """A rank or the command has ended by itself."""
+        self._ends[report.rank] = report.exit
+        if report.rank is not None:
+            self._rhythm.leave(report.rank)
+        rule = exit_rule(exit_code=report.exit.code, signal=report.exit.signal)
+        if not rule or self.stop_asked or report.exit.code == EXIT_RESTART_ME:
+            return []
+        if self.first_bad is None:
+            self.first_bad = report
+        elif report.rank is None:
+            return []  # the command ends because a rank below it has; that one is told already
+        return [*self.fold.reached(report.at), self._found(self._exit_finding(report, rule, node))]
+
+    def _exit_finding(self, report: RankEnded, rule: str, node: str) -> Finding:
+        who = "the command" if report.rank is None else f"rank {report.rank}"
+        what = f"signal {report.exit.signal}" if report.exit.signal else f"exit code {report.exit.code}"
+        summary = f"{who} on {node} ended with {what}"
+        if report.error:
+            summary = f"{summary}: {report.error.splitlines()[0][:160]}"
+        lines = "\n".join(report.tail[-_EVIDENCE_LINES:])
+        return synthetic_finding(
+            self._catalogue(),
+            rule,
+            id=f"{self._event_id()}:{rule}",
+            at=report.at,
+            place=Place(node=node, rank=report.rank),
+            job=self.job,
+            attempt=self.spec.attempt,
+            summary=summary,
+            kind=EvidenceKind.EXIT,
+            text=f"{what}; last lines of {report.log}:\n{lines}" if lines else what,
+        )
+
+    def _bad_loss(self, node: str, at: float) -> list[AnyEvent]:
+        bad = self.fold.bad_loss
+        if bad is None or self._bad_loss_told or self.stop_asked:
+            return []
+        self._bad_loss_told = True
+        rank, loss = bad
+        finding = synthetic_finding(
+            self._catalogue(),
+            "loss.nan",
+            id=f"{self._event_id()}:loss.nan",
+            at=at,
+            place=Place(node=self.spec.node_of(rank) if rank is not None else node, rank=rank),
+            job=self.job,
+            attempt=self.spec.attempt,
+            summary=f"the loss became {loss} at step {self.fold.step}",
+            kind=EvidenceKind.TELEMETRY,
+        )
+        return [*self.fold.reached(at), self._found(finding)]
+
+    def judge_hang(self, at: float, now_mono: float) -> list[AnyEvent]:
+        """Asked every tenth of a second or so: does the job stand still?"""
+        if self.stop_asked or self.is_over or self.first_bad is not None:
+            return []
+        verdict = self._rhythm.judge(now_mono)
+        return [] if verdict is None else [*self.fold.reached(at), self._found(self._hang_finding(verdict, at))]
+
+    def _hang_finding(self, verdict: HangVerdict, at: float) -> Finding:
+        rank = verdict.behind[0] if len(verdict.behind) == 1 else None
+        return synthetic_finding(
+            self._catalogue(),
+            verdict.rule,
+            id=f"{self._event_id()}:{verdict.rule}",
+            at=at,
+            place=Place(node=self.spec.node_of(rank) if rank is not None else "", rank=rank),
+            job=self.job,
+            attempt=self.spec.attempt,
+            summary=str(verdict),
+            kind=EvidenceKind.TELEMETRY,
+            captures={"step": str(verdict.step)} if verdict.step is not None else {},
+        )
+
+    def lease_over(self, node: str, at: float, why: str) -> list[AnyEvent]:
+        """A node's ranks were killed because its lease could not be renewed."""
+        if self.stop_asked or self.is_over:
+            return []
+        finding = synthetic_finding(
+            self._catalogue(),
+            "launch.lease",
+            id=f"{self._event_id()}:launch.lease:{node}",
+            at=at,
+            place=Place(node=node),
+            job=self.job,
+            attempt=self.spec.attempt,
+            summary=why,
+            kind=EvidenceKind.HEARTBEAT,
+        )
+        return [*self.fold.reached(at), self._found(finding)]
+
+    def stacks(self, stacks: list[RankStack], at: float) -> StacksCaptured:
+        """Stacks grouped, with who stands apart and who gave none."""
+        given = {
+            stack.rank: [Frame(file=file, line=line, function=function) for function, file, line in stack.frames]
+            for stack in stacks
+            if stack.frames
+        }
+        # A rank whose node did not answer is silent too.
+        expected = set(range(self.spec.world_size)) if not self._is_command else {stack.rank for stack in stacks}
+        silent = expected - set(given) - {rank for rank in self._ends if rank is not None}
+        groups, odd = group_stacks(given, silent)
+        return StacksCaptured(
+            id=self._event_id(),
+            at=at,
+            source=self._source,
+            job=self.job,
+            attempt=self.spec.attempt,
+            groups=groups,
+            odd_ranks=odd,
+            silent_ranks=tuple(sorted(silent)),
+        )
+
+    @property
+    def _is_command(self) -> bool:
+        return None in self._ends or not any(rank is not None for rank in self._ends)
+
+    def _found(self, finding: Finding) -> FindingSeen:
+        return FindingSeen(id=f"{finding.id}:seen", at=finding.at, source=self._source, finding=finding)
+
+    def found(self, findings: tuple[Finding, ...]) -> list[AnyEvent]:
+        """Findings that a node made of its output."""
+        return [self._found(finding) for finding in findings]
+
+    # --- its end ---
+
+    def outcome(self) -> Exit:
+        """How the attempt ended as a whole: the first fault, else the command's or the ranks' common code."""
+        if None in self._ends and not self._ends[None].is_success:
+            command = self._ends[None]
+            return command if self.first_bad is None or self.first_bad.rank is None else self.first_bad.exit
+        if self.first_bad is not None:
+            return self.first_bad.exit
+        bad = [ended for ended in self._ends.values() if not ended.is_success]
+        if bad:
+            return bad[0]
+        return Exit(code=0) if self._ends else Exit()
+
+    @property
+    def ended_well(self) -> bool:
+        """Everything has ended, all with 0."""
+        return bool(self._ends) and all(ended.is_success for ended in self._ends.values())
+
+    def ended(self, at: float, *, stopped: bool) -> AttemptEnded:
+        """No process of it is left."""
+        self.is_over = True
+        how = self.outcome()
+        return AttemptEnded(
+            id=self._event_id(),
+            at=at,
+            source=self._source,
+            job=self.job,
+            attempt=self.spec.attempt,
+            exit_code=how.code,
+            signal=how.signal,
+            stopped=stopped,
+            last_step=self.fold.step,
+        )
