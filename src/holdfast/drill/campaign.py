@@ -16,11 +16,12 @@ from msgspec import Struct
 from holdfast.drill.results import DrillResult, DrillRun, render_json, render_junit, skipped
 from holdfast.drill.runner import Patience, Site, run_drill
 from holdfast.drill.scenario import Scenario
-from holdfast.drill.stage import Stage, StageSettings
+from holdfast.drill.stage import Stage, StageSettings, read_report
 from holdfast.drill.training import CHECKPOINTS, TrainingJob, loss_difference
 from holdfast.drill.verdict import Check
 from holdfast.errors import HoldfastError, UserError
 from holdfast.ports import Clock
+from holdfast.report.html import render_html
 
 SPARE_NODES = 1
 _ODD = re.compile(r"[^A-Za-z0-9_-]+")
@@ -92,7 +93,7 @@ async def run_campaign(
     on_note: Callable[[str], None] = lambda _: None,
     on_result: Callable[[DrillResult], None] = lambda _: None,
 ) -> DrillRun:
-    """Run them all and write `drills.json` and `junit.xml` into the folder.
+    """Run them all and write `drills.json`, `junit.xml` and a report per cluster into the folder.
 
     Raises:
         UserError: what a person must mend: a target that is not open to drills, a scenario that does not fit.
@@ -153,8 +154,16 @@ class _Campaign:
     async def close(self) -> None:
         """End the cluster that is up."""
         stage, self.stage, self.site = self.stage, None, None
-        if stage is not None:
-            await stage.close()
+        if stage is None:
+            return
+        await stage.close()
+        try:
+            data = await read_report(stage.journal, title="Holdfast drills", cluster="local", now=self.clock.now())
+        except HoldfastError as error:
+            self.note(f"no report: {error}")
+            return
+        page = self.settings.folder / f"report-{self.stages}.html"
+        page.write_text(render_html(data), encoding="utf-8")
 
     def _add(self, result: DrillResult) -> None:
         self.run.drills.append(result)

@@ -26,6 +26,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from holdfast.adapters.journal import open_journal
 from holdfast.adapters.local import processes
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.adapters.local.daemon import RunningCluster, start_cluster
@@ -34,6 +35,7 @@ from holdfast.drill.training import TrainingJob
 from holdfast.errors import LinkError, NotFoundError
 from holdfast.model.cluster import JobKey, RecoverySpec
 from holdfast.model.records import JobRecord
+from holdfast.report.gather import ReportData, gather
 
 _POLL_S = 0.05
 
@@ -238,3 +240,19 @@ class Stage:
             seq = await self.eyes.wait(seq, min(left, 0.5))
         state = record.state.value if record is not None else "unknown to the controller"
         raise LinkError(f"job {key} is {state} after {limit_s:.0f} s")
+
+
+async def read_report(journal: Path, *, title: str, cluster: str, now: float) -> ReportData:
+    """Everything that a report shows, from the journal of a controller that may have ended.
+
+    Raises:
+        NotFoundError: there is no journal.
+        JournalError: it is damaged.
+    """
+    if not await asyncio.to_thread(journal.exists):
+        raise NotFoundError(f"there is no journal {journal}")
+    opened = open_journal(f"sqlite:///{journal}")
+    try:
+        return await gather(opened, title=title, cluster=cluster, now=now)
+    finally:
+        await opened.close()
