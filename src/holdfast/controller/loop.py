@@ -125,6 +125,7 @@ class Controller:
         if self._ended:
             future.set_exception(LinkError("this controller has ended"))
         elif event.id in self._ids:
+            self.figures.duplicates += 1
             future.set_result(self.seq)
         else:
             self._arrived.append((event, future))

@@ -80,7 +80,9 @@ class IngestAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seq: int
     """Sequence number up to which everything is stored."""
     stored: int = 0
-    duplicates: int = 0
+    """Events of the batch that are on disk now; those that were there already are counted, too."""
+    refused: list[str] = []
+    """Why events of the batch were refused for good; sending them again will not help."""
 
 
 def encode(value: object) -> bytes:

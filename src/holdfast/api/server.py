@@ -1,0 +1,141 @@
+"""Serving the API inside the controller's own asyncio loop, by Granian's embedded server.
+
+Handlers run in the loop, so they see the controller without a lock; the HTTP work is done in Granian's own thread.
+`cli/controller.py` and tests call it. Beyond loopback it refuses to listen without tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from types import TracebackType
+from typing import Self
+
+from granian.constants import Interfaces
+from granian.server.embed import Server
+
+from holdfast.api.app import make_app
+from holdfast.api.auth import TokenBook
+from holdfast.controller import Controller
+from holdfast.errors import LinkError, RefusedError, UsageError
+
+START_S = 10.0
+POLL_S = 0.005
+BACKLOG = 1024
+
+
+class ApiServer:
+    """An async context: inside it, the API is served at `url`.
+
+    Args:
+        controller: runs in the same loop.
+        host: address to listen on.
+        port: 0 takes a free one.
+        tokens: who is let in; None or an empty book lets in everyone, on loopback only.
+
+    Raises:
+        RefusedError: an address beyond loopback without tokens.
+        UsageError: the address is not one of this machine, or is taken.
+    """
+
+    def __init__(
+        self, controller: Controller, *, host: str = "127.0.0.1", port: int = 0, tokens: TokenBook | None = None
+    ) -> None:
+        if not tokens and not is_loopback(host):
+            raise RefusedError(
+                f"refusing to listen on {host} without tokens: give --token-file, or listen on 127.0.0.1"
+            )
+        self._app = make_app(controller, tokens)
+        self._host, self._port = host, port
+        self._held: socket.socket | None = None
+        self._server: Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens, with the actual port."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}"
+
+    async def __aenter__(self) -> Self:
+        self._held = _reserve(self._host, self._port)
+        self._port = self._held.getsockname()[1]
+        self._server = Server(
+            self._app,
+            address=self._host,
+            port=self._port,
+            interface=Interfaces.ASGI,
+            backlog=BACKLOG,
+            websockets=False,
+            log_enabled=False,
+        )
+        self._task = asyncio.create_task(self._server.serve(), name="api")
+        try:
+            await self._until_it_listens()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def _until_it_listens(self) -> None:
+        deadline = asyncio.get_running_loop().time() + START_S
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(self._host, self._port)
+            except OSError as error:
+                if self._task is not None and self._task.done():
+                    self._task.result()
+                if asyncio.get_running_loop().time() > deadline:
+                    raise LinkError(f"the API does not listen on {self.url}: {error}") from error
+                await asyncio.sleep(POLL_S)
+            else:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+                return
+
+    async def _stop(self) -> None:
+        if self._server is not None and self._task is not None:
+            self._server.stop()  # type: ignore[no-untyped-call]
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._held is not None:
+            self._held.close()
+
+
+def is_loopback(host: str) -> bool:
+    """Is this an address that only this machine can reach?"""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _reserve(host: str, port: int) -> socket.socket:
+    """Bind the port and keep it, so that it is surely ours when Granian binds it too.
+
+    Granian shares its port (SO_REUSEPORT), so it would not notice that another controller listens there already;
+    a bind that does not share would. A socket that only binds takes no connections.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        if port:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+        held = socket.socket(family, socket.SOCK_STREAM)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((host, port))
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return held

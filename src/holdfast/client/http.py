@@ -1,0 +1,342 @@
+"""The controller's HTTP API as typed methods: `AsyncClient`, and `Client` for code without a loop.
+
+Used by the reporter, the agent, the launcher, drills, and by people. Time passes only while an answer is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from msgspec import Struct
+
+from holdfast.errors import ConfigError, HoldfastError, LinkError, NotFoundError, RefusedError, WireError
+from holdfast.model.cluster import JobKey
+from holdfast.model.events import AnyEvent, Command
+from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.wire import WIRE_VERSION, Beat, BeatAnswer, IngestAnswer, decode, encode
+from holdfast.ports import Sample
+
+T = TypeVar("T")
+
+TIMEOUT_S = 10.0
+
+
+class State(Struct, frozen=True):
+    """The answer of `/v1/state`."""
+
+    seq: int
+    health: dict[str, Any]
+    jobs: list[JobRecord]
+    nodes: list[NodeRecord]
+    incidents: list[IncidentRecord]
+    brakes: list[BrakeRecord]
+
+
+class Events(Struct, frozen=True):
+    """The answer of `/v1/events`; ask again with `after=last`."""
+
+    last: int
+    events: list[AnyEvent]
+
+
+class Commanded(Struct, frozen=True):
+    """The answer of `/v1/commands`."""
+
+    seq: int
+    id: str
+
+
+class _Problem(Struct):
+    title: str = ""
+    detail: str = ""
+
+
+class _Points(Struct):
+    points: list[tuple[str, float, float | None]]
+
+
+class AsyncClient:
+    """One controller.
+
+    Args:
+        url: such as `http://127.0.0.1:8470`.
+        token: bearer token; empty: none is sent.
+        timeout_s: for one request, beyond any wait that the request itself asks for.
+        ca_file: certificate authority that the controller's certificate is checked against.
+        transport: another httpx transport, for tests.
+
+    Every method raises LinkError when the controller cannot be reached or says that it cannot now, RefusedError when
+    the token does not suffice, NotFoundError for what does not exist, WireError for what it cannot understand.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        timeout_s: float = TIMEOUT_S,
+        ca_file: Path | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        # A controller is reached directly: a proxy of the environment would be asked for 127.0.0.1, too.
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            timeout=timeout_s,
+            transport=transport,
+            trust_env=False,
+            verify=_trust(ca_file) if ca_file is not None else True,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    # --- reporting ---
+
+    async def ingest(self, source: str, events: Sequence[AnyEvent]) -> IngestAnswer:
+        """Deliver events; returns when they are on the controller's disk."""
+        return await self.ingest_encoded(source, [encode(event) for event in events])
+
+    async def ingest_encoded(self, source: str, events: Sequence[bytes]) -> IngestAnswer:
+        """Deliver events that are written already."""
+        head = {"version": WIRE_VERSION, "source": source, "events": [msgspec.Raw(event) for event in events]}
+        return await self._call("POST", "/v1/ingest", IngestAnswer, content=encode(head))
+
+    async def beat(self, beat: Beat, *, wait_s: float = 0.0) -> BeatAnswer:
+        """Say that we are alive; with `wait_s` the answer comes as soon as there is an order for us."""
+        params = {"wait": wait_s} if wait_s else None
+        return await self._call("POST", "/v1/beat", BeatAnswer, content=encode(beat), params=params, wait_s=wait_s)
+
+    # --- reading ---
+
+    async def state(self) -> State:
+        """Jobs, nodes, incidents and brakes."""
+        return await self._call("GET", "/v1/state", State)
+
+    async def events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> Events:
+        """Events after a sequence number; `where`: incident, job, node, kind."""
+        params: dict[str, Any] = {"after": after, "wait": wait_s, "limit": limit, **where}
+        return await self._call("GET", "/v1/events", Events, params=params, wait_s=wait_s)
+
+    async def follow(self, *, after: int = 0, wait_s: float = 30.0, **where: str) -> AsyncIterator[AnyEvent]:
+        """Every event after `after`, then each new one, for ever. Raises LinkError when the controller goes away."""
+        while True:
+            page = await self.events(after=after, wait_s=wait_s, limit=1000, **where)
+            for event in page.events:
+                yield event
+            after = page.last
+
+    async def jobs(self, *, job: str = "") -> list[JobRecord]:
+        """All jobs, or one."""
+        if not job:
+            return await self._call("GET", "/v1/jobs", list[JobRecord])
+        return await self._one(f"/v1/jobs/{_part(job)}", JobRecord)
+
+    async def nodes(self, *, node: str = "") -> list[NodeRecord]:
+        """All nodes, or one."""
+        if not node:
+            return await self._call("GET", "/v1/nodes", list[NodeRecord])
+        return await self._one(f"/v1/nodes/{_part(node)}", NodeRecord)
+
+    async def brakes(self) -> list[BrakeRecord]:
+        """The brake of every group."""
+        return await self._call("GET", "/v1/brakes", list[BrakeRecord])
+
+    async def incidents(
+        self, *, incident: str = "", open_only: bool = False, limit: int = 1000
+    ) -> list[IncidentRecord]:
+        """Incidents, newest first, or one."""
+        if incident:
+            return await self._one(f"/v1/incidents/{_part(incident)}", IncidentRecord)
+        params = {"open_only": str(open_only).lower(), "limit": limit}
+        return await self._call("GET", "/v1/incidents", list[IncidentRecord], params=params)
+
+    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
+        """Orders, newest first."""
+        params = {"incident": incident, "pending_only": str(pending_only).lower(), "limit": limit}
+        return await self._call("GET", "/v1/orders", list[OrderRecord], params=params)
+
+    async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
+        """Points of a series in order of time; `subject` may end in `*`."""
+        params = {"series": series, "subject": subject, "after": after}
+        found = await self._call("GET", "/v1/samples", _Points, params=params)
+        return [Sample(series, one, at, math.nan if value is None else value) for one, at, value in found.points]
+
+    async def healthy(self) -> bool:
+        """Is the controller ready and well? False, too, when it cannot be reached."""
+        try:
+            response = await self._http.get("/healthz")
+        except httpx.HTTPError:
+            return False
+        return response.status_code == httpx.codes.OK
+
+    # --- commanding ---
+
+    async def command(
+        self,
+        command: Command | str,
+        *,
+        who: str = "",
+        why: str = "",
+        node: str = "",
+        job: JobKey | None = None,
+        order: str = "",
+        group: str = "",
+        value: str = "",
+        remedy: str = "",
+    ) -> Commanded:
+        """Give an operator's command; returns when it is on the controller's disk."""
+        body: dict[str, Any] = {
+            "command": str(command),
+            "who": who,
+            "why": why,
+            "node": node,
+            "order": order,
+            "group": group,
+            "value": value,
+            "remedy": remedy,
+        }
+        if job is not None:
+            body["job"] = job
+        return await self._call("POST", "/v1/commands", Commanded, content=encode(body))
+
+    # --- requests ---
+
+    async def _one(self, path: str, kind: type[T]) -> list[T]:
+        try:
+            found = await self._call("GET", path, dict[str, msgspec.Raw])
+        except NotFoundError:
+            return []
+        return [decode(found["record"], kind)]
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        content: bytes | None = None,
+        params: dict[str, Any] | None = None,
+        wait_s: float = 0.0,
+    ) -> T:
+        headers = {"Content-Type": "application/json"} if content is not None else None
+        try:
+            response = await self._http.request(
+                method, path, content=content, params=params, headers=headers, timeout=self._timeout_s + wait_s
+            )
+        except httpx.HTTPError as error:
+            raise LinkError(
+                f"the controller at {self.url} cannot be reached: {str(error) or type(error).__name__}"
+            ) from error
+        if response.is_success:
+            return decode(response.content, kind)
+        raise _error(response)
+
+
+def _trust(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except OSError as error:
+        raise ConfigError(f"the certificate authority cannot be read: {error}", file=str(ca_file)) from error
+
+
+def _part(name: str) -> str:
+    """A name as one segment of a path: generations are written `1778#2`."""
+    return quote(name, safe="")
+
+
+def _error(response: httpx.Response) -> HoldfastError:
+    try:
+        said = msgspec.json.decode(response.content, type=_Problem)
+        detail = said.detail or said.title
+    except msgspec.DecodeError:
+        detail = response.reason_phrase
+    status = response.status_code
+    if status in {401, 403}:
+        return RefusedError(detail)
+    if status == httpx.codes.NOT_FOUND:
+        return NotFoundError(detail)
+    if status >= 500 or status == httpx.codes.TOO_MANY_REQUESTS:
+        return LinkError(f"the controller cannot answer now: {detail}")
+    return WireError(detail)
+
+
+class Client:
+    """`AsyncClient` for code without a loop: the same methods, each of which waits. Use it from one thread.
+
+    >>> with Client("http://127.0.0.1:8470", token) as client:   # doctest: +SKIP
+    ...     print([job.name for job in client.state().jobs])
+    """
+
+    def __init__(self, url: str, token: str = "", *, timeout_s: float = TIMEOUT_S, ca_file: Path | None = None) -> None:
+        self._runner = asyncio.Runner()
+        self._client = AsyncClient(url, token, timeout_s=timeout_s, ca_file=ca_file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._run(self._client.close())
+        self._runner.close()
+
+    def ingest(self, source: str, events: Sequence[AnyEvent]) -> IngestAnswer:
+        """See `AsyncClient.ingest`."""
+        return self._run(self._client.ingest(source, events))
+
+    def beat(self, beat: Beat, *, wait_s: float = 0.0) -> BeatAnswer:
+        """See `AsyncClient.beat`."""
+        return self._run(self._client.beat(beat, wait_s=wait_s))
+
+    def state(self) -> State:
+        """See `AsyncClient.state`."""
+        return self._run(self._client.state())
+
+    def events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> Events:
+        """See `AsyncClient.events`."""
+        return self._run(self._client.events(after=after, wait_s=wait_s, limit=limit, **where))
+
+    def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
+        """See `AsyncClient.orders`."""
+        return self._run(self._client.orders(incident=incident, pending_only=pending_only, limit=limit))
+
+    def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
+        """See `AsyncClient.samples`."""
+        return self._run(self._client.samples(series, subject, after=after))
+
+    def healthy(self) -> bool:
+        """See `AsyncClient.healthy`."""
+        return self._run(self._client.healthy())
+
+    def command(self, command: Command | str, **fields: Any) -> Commanded:
+        """See `AsyncClient.command`."""
+        return self._run(self._client.command(command, **fields))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
