@@ -79,7 +79,7 @@ class FakeController:
                 out = f"HTTP/1.1 {status} X\r\ncontent-length: {len(answer)}\r\ncontent-type: application/json\r\n\r\n"
                 writer.write(out.encode() + answer)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._writers.discard(writer)

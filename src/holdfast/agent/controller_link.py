@@ -1,68 +1,51 @@
 """Where the controller is, and the connection to it.
 
 The embedded cluster's controller may start after the agents, die and come back on another port: `ControllerFile`
-follows `controller.json` with inotify, so that a new address is known as soon as it is written. `ControllerLink` is
-what the agent needs of `holdfast.client`. While the node is cut off, nothing passes (`CutLink`).
+follows `controller.json` with inotify, so that a new address is known as soon as it is written. `ControllerLink` gives
+the client to use now. While an embedded node is cut off, nothing passes: neither requests nor answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
+import httpx
 import inotify_simple
 import msgspec
 from inotify_simple import flags as inotify_flags
 from msgspec import Struct
 
 from holdfast.adapters.local.link import NodeLink
-from holdfast.model.events import AnyEvent
-from holdfast.model.wire import Beat, BeatAnswer, IngestAnswer
+from holdfast.client import AsyncClient
+from holdfast.errors import LinkError
 
 LOOK_S = 1.0
 """Between two looks while the file's folder cannot be watched."""
+CALL_S = 5.0
+"""Longest wait for one answer: a controller that hangs must not keep the agent from the next one."""
 
 
-class ControllerLink(Protocol):
-    """A connection to a controller. Both calls raise LinkError when it cannot be reached."""
+class CutTransport(httpx.AsyncHTTPTransport):
+    """The network of an embedded node, as far as the agent's requests go."""
 
-    async def ingest(self, source: str, events: Sequence[AnyEvent]) -> IngestAnswer:
-        """Have events stored; returns after the commit. Raises WireError when the controller refuses their form."""
-
-    async def beat(self, beat: Beat) -> BeatAnswer:
-        """Say that we are alive; the answer holds what the controller wants of us."""
-
-    async def close(self) -> None:
-        """Let the connection go."""
-
-
-class CutLink:
-    """A controller link that honours the embedded node's network cut, in both directions."""
-
-    def __init__(self, inner: ControllerLink, node: NodeLink) -> None:
-        self._inner = inner
+    def __init__(self, node: NodeLink) -> None:
+        super().__init__()
         self._node = node
 
-    async def ingest(self, source: str, events: Sequence[AnyEvent]) -> IngestAnswer:
-        """See ControllerLink."""
-        self._node.check()
-        answer = await self._inner.ingest(source, events)
-        self._node.check()  # an answer that would have arrived through a cut is lost
-        return answer
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Pass a request on, unless the node is cut off before it leaves or by the time its answer is there."""
+        self._check(request)
+        response = await super().handle_async_request(request)
+        self._check(request)
+        return response
 
-    async def beat(self, beat: Beat) -> BeatAnswer:
-        """See ControllerLink."""
-        self._node.check()
-        answer = await self._inner.beat(beat)
-        self._node.check()
-        return answer
-
-    async def close(self) -> None:
-        """See ControllerLink."""
-        await self._inner.close()
+    def _check(self, request: httpx.Request) -> None:
+        try:
+            self._node.check()
+        except LinkError as error:
+            raise httpx.ConnectError(str(error), request=request) from error
 
 
 class Address(Struct, frozen=True):
@@ -83,7 +66,7 @@ class ControllerFile:
         self._path = path
         self.address: Address | None = None
         self.changed = asyncio.Event()
-        """Set at every change; whoever has acted on it clears it."""
+        """Set at every change; whoever waits for the next one clears it before."""
         self._inotify: inotify_simple.INotify | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -155,3 +138,67 @@ class FixedAddress:
 
 
 AddressSource = ControllerFile | FixedAddress
+
+
+class ControllerLink:
+    """The client for the controller that is known now. Fulfils `holdfast.client.ClientSource`.
+
+    Args:
+        source: where its address comes from.
+        token_file: read at every new connection, because a new controller may have written a new token.
+        ca_file: certificate authority that its certificate is checked against.
+        node_dir: the embedded node's folder, whose cut holds everything back; None on a real node.
+    """
+
+    def __init__(
+        self,
+        source: AddressSource,
+        *,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        node_dir: Path | None = None,
+    ) -> None:
+        self.source = source
+        self._token_file = token_file
+        self._ca_file = ca_file
+        self._node_dir = node_dir
+        self._address: Address | None = None
+        self._client: AsyncClient | None = None
+        self._former: AsyncClient | None = None
+
+    async def __call__(self) -> AsyncClient:
+        """Wait until a controller is known, and give its client."""
+        while self.source.address is None:
+            self.source.changed.clear()
+            await self.source.changed.wait()
+        if self._client is None or self.source.address != self._address:
+            if self._former is not None:
+                await self._former.close()
+            # A request may still be on its way by the client before this one: it is closed at the next change.
+            self._former = self._client
+            self._address = self.source.address
+            self._client = AsyncClient(
+                self._address.url,
+                _token(self._token_file),
+                timeout_s=CALL_S,
+                ca_file=self._ca_file,
+                transport=CutTransport(NodeLink(self._node_dir)) if self._node_dir is not None else None,
+            )
+        return self._client
+
+    async def close(self) -> None:
+        """Close the connections and stop following the address."""
+        self.source.close()
+        for client in (self._client, self._former):
+            if client is not None:
+                await client.close()
+
+
+def _token(path: Path | None) -> str:
+    """A missing file means that the controller asks for none."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

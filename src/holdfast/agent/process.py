@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
-from holdfast.agent.controller_link import Address, AddressSource, ControllerFile, ControllerLink, FixedAddress
-from holdfast.agent.http_link import HttpLink
+from holdfast.agent.controller_link import AddressSource, ControllerFile, ControllerLink, FixedAddress
 from holdfast.agent.node_facts import read_embedded, read_machine
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
 from holdfast.errors import UsageError
@@ -60,9 +59,6 @@ def build_agent(options: AgentOptions) -> NodeAgent:
     if token_file is None and options.controller_file is not None:
         token_file = options.controller_file.with_name("token")
 
-    def connect(found: Address) -> ControllerLink:
-        return HttpLink(found, token=_token(token_file), ca_file=options.ca_file)
-
     if options.node_dir is not None:
         identity, gpus = read_embedded(options.node_dir)
     else:
@@ -80,19 +76,8 @@ def build_agent(options: AgentOptions) -> NodeAgent:
         gpus=gpus,
         matcher=read_matcher(read_catalogue(options.rules)),
         clock=SystemClock(),
-        address=address,
-        connect=connect,
+        controller=ControllerLink(address, token_file=token_file, ca_file=options.ca_file, node_dir=options.node_dir),
     )
-
-
-def _token(path: Path | None) -> str:
-    """Read at every connection: a new controller may have written a new one. A missing file means no token."""
-    if path is None:
-        return ""
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def run_agent(options: AgentOptions) -> None:

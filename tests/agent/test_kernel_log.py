@@ -1,0 +1,147 @@
+"""Kernel-log lines to findings: once each, over restarts, rotation and noise; folded when they repeat."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
+from holdfast.adapters.clock import SystemClock
+from holdfast.agent.kernel_log import KernelLog
+from holdfast.agent.node_facts import GpuTable, NodeIdentity
+from holdfast.detect.matcher import Matcher
+
+XID = "[   12.000000] NVRM: Xid (PCI:0000:b9:00): {}, pid=1, some words\n"
+
+
+@pytest.fixture(scope="module")
+def matcher() -> Matcher:
+    return read_matcher(read_catalogue())
+
+
+class Watch:
+    """A kernel log on a file, and what came of it."""
+
+    def __init__(self, folder: Path, matcher: Matcher, boot_id: str = "boot-1") -> None:
+        self.path = folder / "kmsg"
+        self.path.touch()
+        self.found = []
+        self.log = KernelLog(
+            self.path,
+            identity=NodeIdentity(name="node07", boot_id=boot_id),
+            gpus=GpuTable({"0000:b9:00": 6}),
+            matcher=matcher,
+            clock=SystemClock(),
+            on_finding=self.found.append,
+            bookmark=folder / "bookmark.json",
+        )
+
+    def write(self, text: str) -> None:
+        with self.path.open("a") as log:
+            log.write(text)
+
+    def rules(self) -> list[str]:
+        return [finding.rule for finding in self.found]
+
+    async def until(self, count: int) -> None:
+        deadline = time.monotonic() + 5
+        while len(self.found) < count:
+            assert time.monotonic() < deadline, self.rules()
+            await asyncio.sleep(0.002)
+
+
+def test_a_line_is_found_once_over_a_restart(tmp_path: Path, matcher: Matcher) -> None:
+    """The next agent of the same boot goes on behind the last whole line; ids stay unique and are the same if repeated."""
+
+    async def body() -> None:
+        first = Watch(tmp_path, matcher)
+        first.write(XID.format(79))
+        first.log.start()
+        await first.until(1)
+        half = XID.format(74)
+        first.write(half[:20])
+        await asyncio.sleep(0.02)
+        first.log.close()
+        second = Watch(tmp_path, matcher)
+        second.write(half[20:])
+        second.log.start()
+        await second.until(1)
+        assert (first.rules(), second.rules()) == (["nvidia.xid.79"], ["nvidia.xid.74"])
+        second.log.close()
+        (tmp_path / "bookmark.json").unlink()
+        third = Watch(tmp_path, matcher)
+        third.log.start()
+        await third.until(2)
+        third.log.close()
+        assert [f.id for f in third.found] == [first.found[0].id, second.found[0].id]
+        assert third.found[0].place.gpu == 6
+
+    asyncio.run(body())
+
+
+def test_another_boot_begins_at_the_first_line(tmp_path: Path, matcher: Matcher) -> None:
+    """A bookmark of an earlier boot is not used, and the same line under a new boot is another finding."""
+
+    async def body() -> None:
+        first = Watch(tmp_path, matcher)
+        first.write(XID.format(79))
+        first.log.start()
+        await first.until(1)
+        first.log.close()
+        second = Watch(tmp_path, matcher, boot_id="boot-2")
+        second.log.start()
+        await second.until(1)
+        second.log.close()
+        assert first.found[0].id != second.found[0].id
+
+    asyncio.run(body())
+
+
+def test_rotation_keeps_ids_unique(tmp_path: Path, matcher: Matcher) -> None:
+    """The first line of the new file does not get the id of the first line of the old one."""
+
+    async def body() -> None:
+        watch = Watch(tmp_path, matcher)
+        watch.write(XID.format(79))
+        watch.log.start()
+        await watch.until(1)
+        watch.path.rename(tmp_path / "kmsg.1")
+        watch.write(XID.format(79))
+        await watch.until(2)
+        watch.log.close()
+        assert watch.found[0].id != watch.found[1].id
+
+    asyncio.run(body())
+
+
+def test_a_flood_is_folded(tmp_path: Path, matcher: Matcher) -> None:
+    """Thousands of the same line give at most the rule's rate of findings."""
+
+    async def body() -> None:
+        watch = Watch(tmp_path, matcher)
+        watch.write(XID.format(79) * 5000 + XID.format(48))
+        watch.log.start()
+        await watch.until(2)
+        deadline = time.monotonic() + 5
+        while "nvidia.xid.48" not in watch.rules():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        watch.log.close()
+        assert watch.rules().count("nvidia.xid.79") <= 60
+
+    asyncio.run(body())
+
+
+def test_a_line_cannot_speak_for_another_node(tmp_path: Path, matcher: Matcher) -> None:
+    """Whatever host name stands in the line, the place is the node whose kernel wrote it."""
+
+    async def body() -> None:
+        watch = Watch(tmp_path, matcher)
+        watch.write("Nov 20 18:00:00 node99 kernel: NVRM: Xid (PCI:0000:b9:00): 79, GPU has fallen off the bus.\n")
+        watch.log.start()
+        await watch.until(1)
+        watch.log.close()
+        assert watch.found[0].place.node == "node07"
+
+    asyncio.run(body())
