@@ -152,7 +152,7 @@ def _of_folder(folder: Path, said_by: str) -> Link:
     try:
         text = facts.read_bytes()
     except FileNotFoundError:
-        if not folder.exists():
+        if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be read
             raise NotFoundError(f"{said_by}: there is no folder {folder}") from None
         raise LinkError(
             f"no controller has run in {folder} (no controller/controller.json): start one, or give its --url"

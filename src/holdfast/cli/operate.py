@@ -12,7 +12,6 @@ from typing import Any
 from holdfast.cli import screen
 from holdfast.cli.config import find_controller
 from holdfast.cli.records import Where
-from holdfast.cli.remote import send
 from holdfast.errors import UsageError
 from holdfast.model.events import Command
 
@@ -41,6 +40,8 @@ def operate(where: Where, command: Command, *, node: str = "", order: str = "", 
     why = screen.clean(why)
     if not why and command is not Command.APPROVE:
         raise UsageError("--why is empty: say in a few words why, it is kept in the journal")
+    from holdfast.cli.remote import send  # noqa: PLC0415 - help and completion need no HTTP client
+
     link = find_controller(cluster_dir=where.cluster_dir, url=where.url, config=where.config)
     seq = asyncio.run(send(link, command, who=user(), why=why, node=node, order=order))
     if json:

@@ -102,7 +102,7 @@ def open_journal_file(name: str) -> Records:
     if "://" in name and not name.startswith("sqlite:///"):
         return open_journal(name)
     path = Path(name.removeprefix("sqlite:///").partition("?")[0]).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be read
         path /= "journal.db"
     try:
         size = path.stat().st_size

@@ -6,6 +6,7 @@ standard error while a large journal is read.
 
 from __future__ import annotations
 
+import os
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +21,8 @@ from holdfast.cli.records import Records, Where, missing, read
 from holdfast.errors import NotFoundError, UsageError, UserError
 from holdfast.report.gather import ReportData, gather
 
+ROWS_MAX = 1000
+"""As many incidents as the API gives at once."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _LAST = re.compile(r"(\d{1,6})([smhdw])")
 
@@ -83,6 +86,8 @@ def report(
 
     data = read(where, collect)
     clusters = sorted({record.key.cluster for record in data.jobs})
+    if where.journal is None and len(data.incidents) == ROWS_MAX:
+        data.notes.append(f"Only the newest {ROWS_MAX} incidents were read; --journal reads all of them.")
     data.cluster = ", ".join(clusters) or (cluster_dir.name if cluster_dir is not None else "unknown")
     if output is not None:
         _write(output, _text(data, chosen))
@@ -112,10 +117,10 @@ def _where(cluster_dir: Path | None, url: str | None, journal: str | None, confi
         return Where(None, url, journal, config)
     if url is not None or journal is not None:
         raise UsageError("--dir, --url and --journal name different sources: give one of them")
-    if not cluster_dir.is_dir():
+    if not os.path.isdir(cluster_dir):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be read
         raise NotFoundError(f"--dir: there is no folder {cluster_dir}")
     for path in (cluster_dir / "controller" / "journal.db", cluster_dir / "journal.db"):
-        if path.exists():
+        if os.path.exists(path):  # noqa: PTH110 - as above
             return Where(journal=str(path))
     return Where(cluster_dir, None, None, config)
 
@@ -138,7 +143,7 @@ def _text(data: ReportData, form: Format) -> str:
     if form is Format.MD:
         from holdfast.report.markdown import render_markdown  # noqa: PLC0415 - see above
 
-        return render_markdown(data)
+        return screen.printable(render_markdown(data))
     if form is Format.HTML:
         from holdfast.report.html import render_html  # noqa: PLC0415 - see above
 
@@ -149,7 +154,7 @@ def _text(data: ReportData, form: Format) -> str:
 
     out = io.StringIO()
     show(data, screen.PlainConsole(file=out, width=100, force_terminal=False))
-    return out.getvalue()
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
 def _write(path: Path, text: str) -> None:

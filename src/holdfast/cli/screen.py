@@ -84,6 +84,11 @@ def clean(text: str) -> str:
     return " ".join(_UNSAFE.sub(" ", text).split())
 
 
+def printable(text: str) -> str:
+    """Text of several lines without other control characters."""
+    return _UNSAFE.sub("", text)
+
+
 def say_json(form: object) -> None:
     """Print a stable form."""
     typer.echo(msgspec.json.format(msgspec.json.encode(form), indent=2).decode())
@@ -91,7 +96,7 @@ def say_json(form: object) -> None:
 
 def say(line: str, *, err: bool = False) -> None:
     """Print one line of text."""
-    typer.echo(_UNSAFE.sub("", line), err=err)
+    typer.echo(printable(line), err=err)
 
 
 def stderr_is_terminal() -> bool:

@@ -1,0 +1,135 @@
+"""What the viewing commands print at 80 columns, letter for letter, and what they say when something is not there.
+
+`UPDATE_GOLDEN=1` writes the files in golden/ anew; look at the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from conftest import Holdfast
+from journal_with_history import NOW, make
+
+from holdfast.model.cluster import NodeView
+from holdfast.model.records import NodeRecord, NodeState, Touched
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def stripped(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.rstrip().splitlines()) + "\n"
+
+
+def same_as_golden(name: str, text: str) -> None:
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(stripped(text), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == stripped(text)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["jobs", "job 1778", "nodes", "node show node04", "incidents", "incident i-1", "incident i-2", "orders",
+     "orders --all", "report"],
+)  # fmt: skip
+def test_output_at_80_columns(command: str, holdfast: Holdfast, journal: Path) -> None:
+    """The whole output is as in golden/, no line is longer than 80 columns, and no control character is in it."""
+    ran = holdfast(*command.split(), "--journal", journal)
+    assert (ran.code, ran.err) == (0, "")
+    assert max(len(line) for line in ran.out.splitlines()) <= 80
+    assert not any(ord(char) < 32 and char != "\n" for char in ran.out)
+    same_as_golden(command.replace(" ", "-"), ran.out)
+
+
+def test_wide_terminals_are_used(holdfast: Holdfast, journal: Path) -> None:
+    """At 200 columns nothing of an attempt's or an order's row is broken over lines."""
+    assert "signal 11 (SIGSEGV), i-1" in holdfast("job", "1778", "--journal", journal, columns=200).out
+    orders = holdfast("orders", "--all", "--journal", journal, columns=200).out
+    assert "application crash, restart 1 of 3 -> 6 ranks started" in orders
+
+
+def test_text_from_outside_is_text(holdfast: Holdfast, journal: Path) -> None:
+    """Markup, emoji codes, escape sequences and marks that turn the line do nothing; the words are still there."""
+    for command in (["jobs"], ["job", "1778"], ["incident", "i-1"], ["report"]):
+        out = holdfast(*command, "--journal", journal, columns=200).out
+        assert "\x1b" not in out
+        assert "\u202e" not in out
+    assert "[red]x[/red]" in out or "[red]x[/red]" in holdfast("job", "1778", "--journal", journal, columns=200).out
+    assert ":smile:" in holdfast("job", "1778", "--journal", journal, columns=200).out
+
+
+def test_an_attempt_names_its_job(holdfast: Holdfast, journal: Path) -> None:
+    """`holdfast job 1778(1)`, as tables write it, shows job 1778."""
+    assert holdfast("job", "1778(1)", "--journal", journal).out == holdfast("job", "1778", "--journal", journal).out
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("job 4711", 'no job "4711"; `holdfast jobs` lists them'),
+        ("incident i-77", 'no incident "i-77"; `holdfast incidents` lists them'),
+        ("node show nod04", 'no node "nod04"; did you mean "node04"?'),
+        ("report --job 4711", 'no job "4711"; `holdfast jobs` lists them'),
+        ("report --incident i-77", 'no incident "i-77"; `holdfast incidents` lists them'),
+    ],
+)
+def test_what_is_not_there_is_said(command: str, sentence: str, holdfast: Holdfast, journal: Path) -> None:
+    """One sentence, exit code 1."""
+    ran = holdfast(*command.split(), "--journal", journal)
+    assert (ran.code, ran.sentence, ran.out) == (1, sentence, "")
+
+
+def test_an_unknown_state_is_named(holdfast: Holdfast, journal: Path) -> None:
+    """`--state` knows its words."""
+    ran = holdfast("nodes", "--state", "drainin", "--journal", journal)
+    assert (ran.code, ran.sentence) == (2, '--state "drainin" is not a state of a node; did you mean "draining"?')
+
+
+def test_two_thousand_nodes_are_readable(holdfast: Holdfast, tmp_path: Path) -> None:
+    """Folded by group and state in a screenful, the ill ones listed; `--all` gives every row."""
+    nodes = [
+        NodeRecord(f"gpu{n:04d}", NodeView(f"gpu{n:04d}", group="a" if n <= 1000 else "b", alive=True), since=NOW - 60)
+        for n in range(1, 2001)
+    ]
+    for number in (17, 18, 19, 1500):
+        nodes[number - 1].state = NodeState.QUARANTINED
+        nodes[number - 1].findings = ["nvidia.xid.79"]
+    path = make(tmp_path / "journal.db", Touched(nodes=nodes))
+    out = holdfast("nodes", "--journal", path).out
+    assert len(out.splitlines()) < 20
+    assert "gpu[0001-0016,0020-1000]" in out
+    assert "gpu[0017-0019]" in out
+    assert out.count("nvidia.xid.79") == 4
+    assert max(map(len, out.splitlines())) <= 80
+    everything = holdfast("nodes", "--all", "--journal", path).out
+    assert sum(line.startswith("gpu") for line in everything.splitlines()) == 2000
+    assert "gpu[0017-0019]" not in everything
+    only = holdfast("nodes", "--state", "quarantined", "--journal", path).out
+    assert sum(line.startswith("gpu") for line in only.splitlines()) == 4
+
+
+def test_an_empty_cluster_says_so(holdfast: Holdfast, tmp_path: Path) -> None:
+    """No table without rows."""
+    path = make(tmp_path / "journal.db", Touched())
+    said = [holdfast(name, "--journal", path).out for name in ("jobs", "nodes", "incidents", "orders")]
+    assert said == [
+        "No jobs.\n",
+        "No nodes.\n",
+        "No incidents.\n",
+        "No orders wait. `holdfast orders --all` lists those that are over.\n",
+    ]
+
+
+def test_states_are_words_and_colours_only_repeat_them(
+    holdfast: Holdfast, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With colours the same words are printed as without."""
+    import re
+
+    plain = holdfast("nodes", "--journal", journal).out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = holdfast("nodes", "--journal", journal).out
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain

@@ -1,0 +1,201 @@
+"""How a command finds its settings and its controller, and what it says when it finds none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Holdfast
+
+from holdfast.cli import config
+from holdfast.cli.config import find_controller, load_settings, places
+
+
+def a_cluster(folder: Path, url: str = "http://127.0.0.1:1", token: str = "hft_x") -> Path:
+    (folder / "controller").mkdir(parents=True)
+    (folder / "controller" / "controller.json").write_text(json.dumps({"url": url, "pid": 1, "version": "9"}))
+    (folder / "controller" / "token").write_text(token + "\n")
+    return folder
+
+
+def test_places_are_those_of_the_docs(tmp_path: Path) -> None:
+    """Option, environment, working folder, the user's folder, the site's folder."""
+    assert places(Path("x.toml"), environ={"HOLDFAST_CONFIG": "y.toml"}) == [Path("x.toml")]
+    assert places(None, environ={"HOLDFAST_CONFIG": "y.toml"}) == [Path("y.toml")]
+    assert places(None, environ={}) == [
+        Path("holdfast.toml"),
+        Path("~/.config/holdfast/holdfast.toml").expanduser(),
+        Path("/etc/holdfast/holdfast.toml"),
+    ]
+
+
+def test_the_first_file_wins(holdfast: Holdfast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are not merged: the nearest one alone is read."""
+    for folder, name in (
+        (tmp_path / "no-site", "site"),
+        (tmp_path / "no-config" / "holdfast", "user"),
+        (Path(), "here"),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "holdfast.toml").write_text(f'controller = "http://{name}:1"\n')
+    assert load_settings().config.controller == "http://here:1"
+    Path("holdfast.toml").unlink()
+    assert load_settings().config.controller == "http://user:1"
+    (tmp_path / "no-config" / "holdfast" / "holdfast.toml").unlink()
+    assert find_controller().url == "http://site:1"
+    monkeypatch.setenv("HOLDFAST_CONTROLLER", "http://environment:1/")
+    assert find_controller().url == "http://environment:1"
+    assert find_controller(url="http://option:1").url == "http://option:1"
+    assert find_controller(cluster_dir=a_cluster(tmp_path / "c", "http://folder:1")).url == "http://folder:1"
+
+
+def test_paths_of_the_file_are_relative_to_it(holdfast: Holdfast, tmp_path: Path) -> None:
+    """A token file beside holdfast.toml is found from everywhere; so is a cluster's folder."""
+    file = tmp_path / "site.toml"
+    file.write_text('controller = "http://site:1"\ntoken_file = "token"\n')
+    (tmp_path / "token").write_text("hft_secret\n")
+    assert find_controller(config=file).token == "hft_secret"
+    a_cluster(tmp_path / "lab", token="hft_lab")
+    file.write_text('dir = "lab"\n')
+    assert find_controller(config=file).token == "hft_lab"
+
+
+def test_no_controller_is_one_sentence(holdfast: Holdfast) -> None:
+    """Exit code 69, and every way to name one."""
+    for command in (["jobs"], ["node", "drain", "node01", "--why", "test"], ["approve", "o-1"], ["report"]):
+        ran = holdfast(*command)
+        assert ran.code == 69
+        assert ran.sentence == (
+            "no controller is named: give --dir CLUSTER_DIR or --url URL, set HOLDFAST_CONTROLLER, or write "
+            '`controller = "http://..."` into holdfast.toml'
+        )
+
+
+def test_a_wrong_key_names_file_line_and_the_nearest(holdfast: Holdfast) -> None:
+    """Exit code 78."""
+    Path("holdfast.toml").write_text('# settings\ncontroler = "http://127.0.0.1:1"\n')
+    ran = holdfast("jobs")
+    assert ran.code == 78
+    assert ran.sentence.startswith("holdfast.toml:2: ")
+    assert "controler" in ran.sentence
+    assert '"controller"' in ran.sentence
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "part"),
+    [
+        (["--config", "no.toml"], 78, "no.toml: there is no such file"),
+        (["--dir", "no-such"], 1, "--dir: there is no folder no-such"),
+        (["--dir", "."], 69, "no controller has run in ."),
+        (["--dir", ".", "--url", "http://x:1"], 2, "--dir and --url name two controllers"),
+        (["--url", "x:1"], 2, "--url: 'x:1' is not an address"),
+        (["--url", "http://127.0.0.1:1"], 69, "no answer from a controller at http://127.0.0.1:1 (--url)"),
+        (["--journal", "x.db", "--url", "http://127.0.0.1:1"], 2, "--journal reads a file"),
+        (["--journal", "x.db"], 1, "there is no journal x.db"),
+        (["--journal", "oracle://x"], 2, "journal URL of kind 'oracle' is not known here"),
+    ],
+)
+def test_every_wrong_way_is_one_sentence(argv: list[str], code: int, part: str, holdfast: Holdfast) -> None:
+    """Each with its own exit code; no journal is made by looking for one."""
+    ran = holdfast("jobs", *argv)
+    assert (ran.code, ran.out) == (code, "")
+    assert part in ran.sentence
+    assert list(Path().iterdir()) == []
+
+
+def test_a_dead_controller_of_a_folder(holdfast: Holdfast, tmp_path: Path) -> None:
+    """controller.json of a controller that has gone: the sentence names address and folder."""
+    ran = holdfast("jobs", "--dir", a_cluster(tmp_path / "lab"))
+    assert ran.code == 69
+    assert "no answer from a controller at http://127.0.0.1:1 (--dir " in ran.sentence
+
+
+@pytest.mark.parametrize(("text", "part"), [("{", "is not a controller's file"), ('{"pid": 3}', "`url`")])
+def test_a_damaged_controller_file(text: str, part: str, holdfast: Holdfast, tmp_path: Path) -> None:
+    """Named, with exit code 78."""
+    (a_cluster(tmp_path / "lab") / "controller" / "controller.json").write_text(text)
+    ran = holdfast("jobs", "--dir", tmp_path / "lab")
+    assert ran.code == 78
+    assert "controller.json: " in ran.sentence
+    assert part in ran.sentence
+
+
+@pytest.mark.parametrize(
+    ("content", "part"), [(None, "there is no such token file"), ("\n", "is empty"), ("\udcff", "is not a token file")]
+)
+def test_a_wrong_token_file(
+    content: str | None, part: str, holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named, with exit code 78."""
+    if content is not None:
+        Path("token").write_bytes(content.encode(errors="surrogateescape"))
+    monkeypatch.setenv("HOLDFAST_TOKEN_FILE", "token")
+    ran = holdfast("jobs", "--url", "http://127.0.0.1:1")
+    assert ran.code == 78
+    assert ran.sentence.startswith("token: ")
+    assert part in ran.sentence
+
+
+@pytest.mark.parametrize("damage", ["text", "torn", "other", "empty"])
+def test_a_damaged_journal_is_one_sentence(damage: str, holdfast: Holdfast, journal: Path, tmp_path: Path) -> None:
+    """Not a database, torn in the middle, somebody else's database, empty: nothing is written into it."""
+    import sqlite3
+
+    path = tmp_path / "damaged.db"
+    if damage == "text":
+        path.write_text("this is no journal " * 100)
+    elif damage == "torn":
+        whole = bytearray(journal.read_bytes())
+        whole[8192:20000] = b"\x55" * (20000 - 8192)
+        path.write_bytes(whole)
+    elif damage == "other":
+        with sqlite3.connect(path) as other:
+            other.execute("CREATE TABLE t (x)")
+        other.close()
+    else:
+        path.touch()
+    for command in ("jobs", "report"):
+        ran = holdfast(command, "--journal", path)
+        assert ran.code == (1 if damage == "empty" else 70)
+        assert str(path) in ran.sentence
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root can")
+@pytest.mark.parametrize("what", ["journal", "token", "folder"])
+def test_no_permission_is_one_sentence(what: str, journal: Path, tmp_path: Path) -> None:
+    """Somebody else's journal, token or cluster folder: exit code 77 and whom to ask."""
+    code = (
+        "import contextlib, io, os, sys\n"
+        "from holdfast.cli.main import app, main\n"
+        "import holdfast.cli.remote\n"
+        # Python itself may lie where the other user cannot read: everything is loaded by a first, good run.
+        f"with contextlib.redirect_stdout(io.StringIO()): app(['jobs', '--journal', {str(journal)!r}], standalone_mode=False)\n"
+        "os.setgid(65534); os.setuid(65534); main()"
+    )
+    folder = a_cluster(tmp_path / "lab")
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    if what == "journal":
+        target = ["--journal", str(journal)]
+    elif what == "token":
+        (folder / "controller" / "token").chmod(0o600)
+        environment["HOLDFAST_TOKEN_FILE"] = str(folder / "controller" / "token")
+        target = ["--url", "http://127.0.0.1:1"]
+    else:
+        (folder / "controller").chmod(0o700)
+        target = ["--dir", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "jobs", *target],
+        capture_output=True, text=True, env=environment, timeout=60, cwd="/",
+    )  # fmt: skip
+    assert done.returncode == 77, done.stderr
+    assert "may not be" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_site_folder_is_etc() -> None:
+    """What the other tests replace."""
+    assert Path("/etc/holdfast") == config.SITE_FOLDER

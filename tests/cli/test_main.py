@@ -1,0 +1,65 @@
+"""The entry: quick to start, completes, and every command of the table can be imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = (
+    "sqlalchemy", "alembic", "litestar", "granian", "httpx", "hyperscan", "torch", "plotly", "jinja2", "ClusterShell",
+    "psutil", "prometheus_client", "numpy",
+)  # fmt: skip
+
+PROBE = """
+import sys
+sys.argv = ["holdfast", *{argv!r}]
+from holdfast.cli.main import main
+try:
+    main()
+except SystemExit as left:
+    assert not left.code, left.code
+print("LOADED", *sorted({{name.split(".")[0] for name in sys.modules}} & {heavy!r}))
+print("OURS", *sorted(name for name in sys.modules if name.startswith("holdfast.") and "cli" not in name))
+"""
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["--version"], ["jobs", "--help"], ["node", "drain", "--help"]])
+def test_start_is_free_of_heavy_imports(argv: list[str]) -> None:
+    """Help and version load neither a database, nor a web server, nor a matcher, nor an HTTP client."""
+    code = PROBE.format(argv=argv, heavy=set(HEAVY))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "LOADED" in lines, lines[-2]
+    if argv in ([], ["--help"], ["--version"]):
+        assert "OURS holdfast.errors" in lines
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_is_made(shell: str) -> None:
+    """`--show-completion` prints a script for the shell that it runs in, and the script completes commands."""
+    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    command = [sys.executable, "-m", "holdfast.cli.main"]
+    done = subprocess.run(
+        [*command, "--show-completion", shell], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "complete" in done.stdout
+
+
+def test_completion_completes_commands_and_their_subcommands() -> None:
+    """The same protocol that the script speaks: names of commands, then of a group's own commands."""
+
+    def completed(words: str) -> set[str]:
+        environment = {
+            **os.environ, "_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")),
+        }  # fmt: skip
+        code = "from holdfast.cli.main import app; app(prog_name='holdfast')"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+        return set(done.stdout.split())
+
+    assert completed("holdfast incid") == {"incident", "incidents"}
+    assert {"drain", "return", "reboot", "replace", "confirm-healthy", "show"} <= completed("holdfast node ")
