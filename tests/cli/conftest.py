@@ -11,10 +11,10 @@ from msgspec import Struct
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from journal_with_history import NOW, make  # noqa: E402
+from journal_with_history import NOW, make
 
-from holdfast.cli import config, screen  # noqa: E402
-from holdfast.cli.main import main  # noqa: E402
+from holdfast.cli import config, screen
+from holdfast.cli.main import main
 
 
 class Ran(Struct):
