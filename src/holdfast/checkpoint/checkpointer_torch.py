@@ -12,7 +12,8 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
@@ -36,7 +37,7 @@ from holdfast.checkpoint.state_torch import (
     take_shared,
     unpack,
 )
-from holdfast.checkpoint.store import CheckpointInfo, CheckpointStore, PendingCheckpoint, verify
+from holdfast.checkpoint.store import CheckpointInfo, CheckpointStore, PendingCheckpoint, pinned_step, verify
 from holdfast.checkpoint.world_torch import World
 
 if TYPE_CHECKING:
@@ -236,10 +237,7 @@ class Checkpointer:
             self._writer.join()
 
     def _list_candidates(self) -> list[CheckpointInfo]:
-        pin = self._environ.get("HOLDFAST_RESTORE_STEP", "").strip()
-        if pin and not pin.isdecimal():
-            raise CheckpointError(f"HOLDFAST_RESTORE_STEP={pin!r} must be a whole number, 0 or more")
-        found = self._store.candidates(not_after=int(pin) if pin else None)
+        found = self._store.candidates(not_after=pinned_step(self._environ))
         for info, reason in self._store.ruled_out():
             voice.say(f"{info.path} {reason}; it is ignored")
         return found
@@ -345,7 +343,7 @@ class Checkpointer:
     def _write_replicated(self, step: int, staged: dict[str, Any], packed: list[bytes]) -> None:
         pending = self._begin(step)
         try:
-            with pending.create(SHARED_FILE) as file:
+            with pending.create(SHARED_FILE) as file, _without_crc():
                 torch.save(staged, cast("IO[bytes]", file))  # only write() and flush() are asked of it
             pending.add(file)
             published = self._publish(pending, packed, "replicated")
@@ -422,6 +420,21 @@ class Checkpointer:
                 voice.say(f"{outcome}; training goes on, step {self._durable_step} stays the newest good one")
         elif outcome is not None:
             raise outcome
+
+
+@contextmanager
+def _without_crc() -> Iterator[None]:
+    """Have torch leave out its CRC-32: it holds the training's interpreter lock for milliseconds per tensor.
+
+    The manifest's hash is the stronger one, and `torch.load` does not look at the CRC. The setting is the
+    process's, so a `torch.save` of the program in these seconds goes without one too.
+    """
+    former = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(compute_crc32=False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(former)
 
 
 def _sharded() -> Any:

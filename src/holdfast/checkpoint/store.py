@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from holdfast.checkpoint.manifest import (
     parse_name,
 )
 
-__all__ = ["CheckpointInfo", "CheckpointStore", "PendingCheckpoint", "scan", "verify"]
+__all__ = ["CheckpointInfo", "CheckpointStore", "PendingCheckpoint", "pinned_step", "scan", "verify"]
 
 MANIFEST_BYTES_MAX = 64 << 20
 TMP, BAD, OLD = ".tmp-", "bad-", ".old-"
@@ -118,6 +118,18 @@ def verify(checkpoint: Path | str, *, full: bool = True, share: tuple[int, int] 
         if found is not None:
             problems.append(found)
     return Verdict(path.name, level, manifest, tuple(problems), bytes_read)
+
+
+def pinned_step(environ: Mapping[str, str]) -> int | None:
+    """The newest step that may be restored (`HOLDFAST_RESTORE_STEP`), None for any.
+
+    Raises:
+        CheckpointError: it is not a whole number.
+    """
+    pin = environ.get("HOLDFAST_RESTORE_STEP", "").strip()
+    if pin and not pin.isdecimal():
+        raise CheckpointError(f"HOLDFAST_RESTORE_STEP={pin!r} must be a whole number, 0 or more")
+    return int(pin) if pin else None
 
 
 class PendingCheckpoint:

@@ -19,7 +19,7 @@ from pathlib import Path
 from holdfast import telemetry
 from holdfast.checkpoint.errors import CheckpointError, SaveError
 from holdfast.checkpoint.manifest import digest
-from holdfast.checkpoint.store import CheckpointStore, verify
+from holdfast.checkpoint.store import CheckpointStore, pinned_step, verify
 from holdfast.workload.arguments import EX_RESTART, Options, Progress, RankPlace, parse
 
 __all__ = ["Peers", "main", "next_value"]
@@ -168,10 +168,9 @@ def _train(options: Options, place: RankPlace, progress: Progress) -> int:
 
 def _restore(store: CheckpointStore, seed: int) -> tuple[int, int]:
     """(step, value) of the newest good checkpoint; (0, seed) without one."""
-    pin = os.environ.get("HOLDFAST_RESTORE_STEP", "").strip()
     for info, reason in store.ruled_out():
         sys.stderr.write(f"holdfast.checkpoint: {info.path} {reason}; it is ignored\n")
-    for info in store.candidates(not_after=int(pin) if pin else None):
+    for info in store.candidates(not_after=pinned_step(os.environ)):
         verdict = verify(info.path)
         if verdict.ok:
             state = json.loads((info.path / STATE_FILE).read_bytes())
