@@ -46,7 +46,8 @@ soak: install ## long randomised runs (an hour or so)
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
 
 bench: install ## every figure of the docs, beside what a user would pick instead
-	@$(PIP) install -c constraints.txt -e '.[bench]' 2> >(grep -v WARNING >&2)
+	@$(PIP) install -c constraints.txt google-re2 defusedxml 2> >(grep -v WARNING >&2)
+	@$(PIP) install -c constraints.txt --no-deps nvidia-resiliency-ext 2> >(grep -v WARNING >&2)  # its pynvml would make torch warn
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 drills: install ## every drill on a fresh embedded cluster

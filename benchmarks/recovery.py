@@ -1,0 +1,50 @@
+"""From a rank's death to the first new step: Holdfast beside what a user would pick instead, in one run.
+
+Peers: `torchrun --max-restarts` of PyTorch and `ft_launcher` of nvidia-resiliency-ext. Same script (the small GPT, two
+ranks, gloo), same checkpoints, same signal. Runs are interleaved, so that a noisy minute hits every launcher alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from peers import death_to_first_step, launchers
+
+from holdfast.workload import gpt_torch
+
+RANKS = 2
+PORT = 29633
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    script = [gpt_torch.__file__, "--steps", "1000000", "--checkpoint-every", "10"]
+    script += ["--checkpoint-dir", "{folder}/checkpoints", "--step-time", "0.05"]
+    times: dict[str, list[float]] = {}
+    for run in range(options.runs):
+        for launcher in launchers(RANKS, PORT + run):
+            took = death_to_first_step(launcher, script, at_step=25, rank=1, sig=signal.SIGSEGV)
+            times.setdefault(launcher.name, []).append(took)
+            print(f"  run {run + 1}/{options.runs} {launcher.name:30s} {took:6.2f} s", file=sys.stderr, flush=True)
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    if options.json:
+        print(json.dumps({"runs": times, "medians": medians}))
+        return
+    best = min(medians["torchrun"], medians["ft_launcher"])
+    print(f"From a rank's death (SIGSEGV) to the first new step, {RANKS} ranks, median of {options.runs} runs:")
+    for name, value in medians.items():
+        spread = f"{min(times[name]):.2f}-{max(times[name]):.2f}"
+        print(f"  {name:30s} {value:6.2f} s  ({spread})   {value / best:5.2f} x the faster peer")
+
+
+if __name__ == "__main__":
+    main()
