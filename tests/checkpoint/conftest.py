@@ -75,7 +75,7 @@ def ranks(tmp_path):
     ranks_torch = importlib.import_module("ranks_torch")
     started = []
 
-    def run(world, function, folder=None, environ=None, limit_s=60.0, during=None, **options):  # noqa: PLR0917
+    def run(world, function, folder=None, environ=None, limit_s=60.0, during=None, **options):
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         folder = str(folder or tmp_path / "ckpt")

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.checkpoint import Checkpointer
 
 
-def enter(rank, world, port, environ, function, folder, options):  # noqa: PLR0917
+def enter(rank, world, port, environ, function, folder, options):
     """Body of one rank's process: result and stderr go to files beside the folder."""
     os.environ.update(environ, RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -75,7 +75,7 @@ def one_step(state):
     return loss.item()
 
 
-def train(rank, world, folder, kind="ddp", steps=6, every=2, die_after=None, kill=None, mirrors=(), **options):  # noqa: PLR0917
+def train(rank, world, folder, kind="ddp", steps=6, every=2, die_after=None, kill=None, mirrors=(), **options):
     """Train to `steps`, saving at multiples of `every`; the losses by step, and where it began."""
     state = build(kind, rank, world)
     with Checkpointer(folder, every_steps=every, mirrors=mirrors, **options) as checkpointer:
@@ -93,7 +93,7 @@ def train(rank, world, folder, kind="ddp", steps=6, every=2, die_after=None, kil
     return {"first": first, "losses": losses, "mine": state["mine"], "epoch": state["epoch"]}
 
 
-def train_on(rank, world, folder, log, kind="ddp", steps=100_000, every=1):  # noqa: PLR0917
+def train_on(rank, world, folder, log, kind="ddp", steps=100_000, every=1):
     """Train until killed, saving at every step; each rank appends its losses to a log of its own."""
     state = build(kind, rank, world)
     with (

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.checkpointer_torch import EX_RESTART, Checkpointer
     from holdfast.checkpoint.errors import CheckpointError, FencedError, RestoreError, SaveError
     from holdfast.checkpoint.fence import Fence
+    from holdfast.checkpoint.folder_repair import Repair, repair
     from holdfast.checkpoint.manifest import Manifest, Problem, Verdict
     from holdfast.checkpoint.state_torch import not_finite
     from holdfast.checkpoint.store import CheckpointInfo, CheckpointStore, scan, verify
@@ -33,10 +34,12 @@ __all__ = [
     "FencedError",
     "Manifest",
     "Problem",
+    "Repair",
     "RestoreError",
     "SaveError",
     "Verdict",
     "not_finite",
+    "repair",
     "scan",
     "verify",
 ]
@@ -53,6 +56,8 @@ _HOME = {
     "Manifest": "manifest",
     "Problem": "manifest",
     "Verdict": "manifest",
+    "Repair": "folder_repair",
+    "repair": "folder_repair",
     "CheckpointInfo": "store",
     "CheckpointStore": "store",
     "scan": "store",
