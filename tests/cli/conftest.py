@@ -49,6 +49,7 @@ def holdfast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     for name in ("HOLDFAST_CONFIG", "HOLDFAST_CONTROLLER", "HOLDFAST_TOKEN_FILE", "HOLDFAST_DEBUG", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "no-data"))
     monkeypatch.setattr(config, "SITE_FOLDER", tmp_path / "no-site")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(screen, "now", lambda: NOW)

@@ -75,6 +75,15 @@ def test_no_controller_is_one_sentence(holdfast: Holdfast) -> None:
         )
 
 
+def test_the_default_embedded_cluster_is_hinted_at(
+    holdfast: Holdfast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not used unasked, but named, so that it can be copied."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    folder = a_cluster(tmp_path / "holdfast" / "clusters" / "local")
+    assert holdfast("jobs").sentence.endswith(f"; an embedded cluster is at --dir {folder}")
+
+
 def test_a_wrong_key_names_file_line_and_the_nearest(holdfast: Holdfast) -> None:
     """Exit code 78."""
     Path("holdfast.toml").write_text('# settings\ncontroler = "http://127.0.0.1:1"\n')

@@ -143,8 +143,16 @@ def find_controller(*, cluster_dir: Path | None = None, url: str | None = None, 
         return _of_folder(folder, str(settings.file))
     raise LinkError(
         "no controller is named: give --dir CLUSTER_DIR or --url URL, set HOLDFAST_CONTROLLER, or write "
-        f'`controller = "http://..."` into {FILE_NAME}'
+        f'`controller = "http://..."` into {FILE_NAME}{_hint()}'
     )
+
+
+def _hint() -> str:
+    """The embedded cluster of `holdfast cluster up`, when it has a controller: most likely that one is meant."""
+    from holdfast.cli.cluster import default_folder  # noqa: PLC0415 - only for this sentence
+
+    folder = default_folder()
+    return f"; an embedded cluster is at --dir {folder}" if (folder / "controller" / "controller.json").exists() else ""
 
 
 def _of_folder(folder: Path, said_by: str) -> Link:
