@@ -168,7 +168,9 @@ async def one_incident(state: State, incident: FromPath[str]) -> IncidentAnswer:
 
 
 @get("/orders", guards=_viewer, tags=["read"])
-async def orders(state: State, incident: FromQuery[str] = "", pending_only: FromQuery[bool] = False, limit: Limit = 100) -> list[OrderRecord]:
+async def orders(
+    state: State, incident: FromQuery[str] = "", pending_only: FromQuery[bool] = False, limit: Limit = 100
+) -> list[OrderRecord]:
     """Orders, newest first."""
     journal = state.controller.journal
     found: list[OrderRecord] = await journal.orders(incident=incident, pending_only=pending_only, limit=limit)
@@ -184,7 +186,10 @@ async def brakes(state: State) -> list[BrakeRecord]:
 
 @get("/samples", guards=_viewer, tags=["read"])
 async def samples(
-    state: State, series: FromQuery[str], subject: FromQuery[str] = "", after: Annotated[float, QueryParameter(ge=0.0)] = 0.0
+    state: State,
+    series: FromQuery[str],
+    subject: FromQuery[str] = "",
+    after: Annotated[float, QueryParameter(ge=0.0)] = 0.0,
 ) -> SamplesAnswer:
     """Points of a series; `subject` may end in `*`."""
     found = await state.controller.journal.samples(series, subject, after=after)

@@ -219,7 +219,7 @@ class Executors:
         except TimeoutError as error:
             raise TemporaryOrderError(f"no outcome from {address} within {limit_s:g} s") from error
         finally:
-            self._mailboxes.take_back(address, order.id)
+            self._mailboxes.settle(order.id)
 
     async def _notify(self, order: o.Notify) -> None:
         told: set[int] = set()

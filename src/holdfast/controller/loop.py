@@ -57,7 +57,7 @@ class Controller:
         settings: numbers of the shell.
     """
 
-    def __init__(  # noqa: PLR0917 - the ports, in the order in which DESIGN's picture shows them
+    def __init__(
         self,
         journal: Journal,
         engine_factory: EngineFactory,
@@ -194,6 +194,14 @@ class Controller:
     def stop(self) -> None:
         """Ask `run` for an orderly end."""
         self._stop.set()
+
+    async def stopped_within(self, seconds: float) -> bool:
+        """Wait so long for `stop`; True when it was asked for. A standby waits like this for the lease."""
+        try:
+            await within(self.clock, seconds, self._stop.wait())
+        except TimeoutError:
+            return False
+        return True
 
     # --- life ---
 

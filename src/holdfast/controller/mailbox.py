@@ -39,15 +39,17 @@ class Mailboxes:
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[str, o.AnyOrder]] = {}
-        self._settled: dict[str, asyncio.Event] = {}
+        self._settled: dict[str, tuple[str, asyncio.Event]] = {}
         self._news = asyncio.Event()
 
     def put(self, address: str, order: o.AnyOrder) -> asyncio.Event:
         """Let the order wait there; the returned event is set once its outcome is known."""
+        settled = asyncio.Event()
         self._waiting.setdefault(address, {})[order.id] = order
+        self._settled[order.id] = (address, settled)
         self._news.set()
         self._news = asyncio.Event()
-        return self._settled.setdefault(order.id, asyncio.Event())
+        return settled
 
     def look(self, address: str) -> list[o.AnyOrder]:
         """What waits there now. Looking takes nothing away."""
@@ -58,16 +60,12 @@ class Mailboxes:
         return self._news
 
     def settle(self, order_id: str) -> None:
-        """The order's outcome is stored: nobody needs to hear of it again."""
-        event = self._settled.get(order_id)
-        if event is not None:
-            event.set()
-
-    def take_back(self, address: str, order_id: str) -> None:
-        """The executor no longer waits: its time is over, or it was withdrawn or settled."""
-        self._settled.pop(order_id, None)
-        box = self._waiting.get(address)
-        if box is not None:
-            box.pop(order_id, None)
-            if not box:
-                del self._waiting[address]
+        """The order's outcome is stored, or it is no longer wanted, or its time is over: hand it out no more."""
+        address, settled = self._settled.pop(order_id, ("", None))
+        if settled is None:
+            return
+        settled.set()
+        box = self._waiting[address]
+        del box[order_id]
+        if not box:
+            del self._waiting[address]
