@@ -75,7 +75,8 @@ class TestCluster:
 
     def start_controller(self, *, policy: Path | str | None = None, argv: Sequence[str] = ()) -> None:
         """Start `holdfast controller` on this cluster's folder; it finds the socket there."""
-        command = [*argv] or [sys.executable, "-m", "holdfast.cli.main", "controller", "--cluster", str(self.folder)]
+        command = [*argv] or [sys.executable, "-m", "holdfast.cli.main", "controller", "--dir", str(self.folder)]
+        command += ["--listen", "127.0.0.1:0"]
         if policy is not None:
             command += ["--policy", str(policy)]
         with (self.folder / "controller" / "stdout.log").open("ab") as log:

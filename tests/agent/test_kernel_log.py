@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
+from holdfast.adapters.kernel_device import Record
 from holdfast.agent.kernel_log import KernelLog
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.detect.matcher import Matcher
@@ -145,3 +146,14 @@ def test_a_line_cannot_speak_for_another_node(tmp_path: Path, matcher: Matcher) 
         assert watch.found[0].place.node == "node07"
 
     asyncio.run(body())
+
+
+def test_records_of_the_device_are_named_by_their_sequence_number(tmp_path: Path, matcher: Matcher) -> None:
+    """A device's finding has the record's own time and an id that a second reading would give again."""
+    watch = Watch(tmp_path, matcher)
+    text = b"NVRM: Xid (PCI:0000:b9:00): 79, GPU has fallen off the bus."
+    watch.log.on_record(Record(41, 1.0, b"nothing"), 100.0)
+    watch.log.on_record(Record(42, 1.5, text), 100.5)
+    (finding,) = watch.found
+    assert (finding.rule, finding.at, finding.place.gpu) == ("nvidia.xid.79", 100.5, 6)
+    assert finding.id == "node07:boot-1:kernel:42:nvidia.xid.79"

@@ -195,10 +195,8 @@ class ControllerLink:
 
 
 def _token(path: Path | None) -> str:
-    """A missing file means that the controller asks for none."""
-    if path is None:
-        return ""
+    """A missing file means that the controller asks for none, or that it has refused us and will say so."""
     try:
-        return path.read_text(encoding="ascii").strip()
+        return path.read_text(encoding="ascii").strip() if path is not None else ""
     except (OSError, UnicodeDecodeError):
         return ""

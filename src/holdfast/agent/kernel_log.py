@@ -1,8 +1,9 @@
-"""From lines of the kernel log to findings: tailed, matched, placed on a GPU, folded when they repeat.
+"""From lines of the kernel log to findings: read as they come, matched, placed on a GPU, folded when they repeat.
 
-The agent starts one `KernelLog` per node. A line reaches `on_finding` a few milliseconds after it was written. Where it
-stopped reading is kept on disk per boot, and ids are made of boot id and place in the log: an agent that starts again
-reports nothing twice and misses nothing. Findings carry this machine's time of seeing them.
+The agent starts one `KernelLog` per node, over a file that grows (embedded nodes, syslog) or over `/dev/kmsg`. A line
+reaches `on_finding` a few milliseconds after it was written. Where it stopped reading is kept on disk per boot, and ids
+are made of boot id and place in the log: an agent that starts again reports nothing twice and misses nothing. Findings
+carry this machine's time: of seeing the line in a file, of the record in the device.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from holdfast.adapters.kernel_device import KernelDevice, Record
 from holdfast.adapters.tail import Position, Tailer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.detect.catalogue import StreamKind
@@ -25,22 +27,26 @@ from holdfast.ports import Clock
 IGNORED = frozenset({Role.BENIGN, Role.PROGRESS, Role.CHECKPOINT})
 RESET_MARK = b"holdfast: emulated reset of GPU"
 """Line that the embedded cluster writes when it resets GPUs: what was seen of them before is settled."""
+FIRST_LOOK_S = 600.0
+"""An agent that was never here before ignores records of the device that are older: they are history, not news."""
 
 
-class _Bookmark(Struct):
+class _Bookmark(Struct, omit_defaults=True):
     """How far the log of a boot was read."""
 
     boot_id: str
-    position: Position
-    consumed: int
-    """Bytes of the stream up to there; offsets in finding ids count from the boot's first byte."""
+    position: Position | None = None
+    consumed: int = 0
+    """Bytes of the file's stream up to there; offsets in finding ids count from the boot's first byte."""
+    sequence: int = -1
+    """Newest record of the device."""
 
 
 class KernelLog:
     """Follows one kernel log. Not for use from two threads.
 
     Args:
-        path: the log, a file that grows.
+        path: a file that grows, or the device.
         identity: the node.
         gpus: which GPU sits at which PCI address.
         matcher: the compiled catalogue.
@@ -68,9 +74,10 @@ class KernelLog:
         self._on_finding = on_finding
         self._bookmark = bookmark
         self._rates = RuleRates()
-        self._base = 0
+        self._mark = _Bookmark(identity.boot_id)
         self._stream = self._new_stream()
-        self._tailer = Tailer(self._on_data, self._on_reset)
+        self._source: Tailer | KernelDevice | None = None
+        self._not_before = 0.0
         self.findings = 0
         self.reset_at = 0.0
         """When a GPU reset was last seen in the log."""
@@ -80,37 +87,67 @@ class KernelLog:
         return self._matcher.stream(source)
 
     def start(self) -> None:
-        """Go on where the last agent of this boot stopped, else at the log's first line."""
-        mark = self._read_bookmark()
-        self._base = mark.consumed if mark is not None else 0
-        self._tailer.add(self.path, position=mark.position if mark is not None else None)
-        self._tailer.start()
+        """Go on where the last agent of this boot stopped, else at the log's first line.
+
+        Raises:
+            LinkError: the device cannot be opened.
+        """
+        found = self._read_bookmark()
+        self._mark = found or self._mark
+        if self.path.is_char_device():
+            self._not_before = 0.0 if found is not None else self._clock.now() - FIRST_LOOK_S
+            device = KernelDevice(self.on_record, self._clock, self.path, after=self._mark.sequence)
+            self._source = device
+            device.start()
+        else:
+            tailer = Tailer(self._on_data, self._on_reset)
+            self._source = tailer
+            tailer.add(self.path, position=self._mark.position)
+            tailer.start()
 
     def close(self) -> None:
         """Stop following and remember the place."""
-        self.remember()
-        self._tailer.close()
+        self._remember()
+        if self._source is not None:
+            self._source.close()
+
+    # --- what is read ---
+
+    def on_record(self, record: Record, at: float) -> None:
+        """One record of the device, written at this Unix time."""
+        if at >= self._not_before:
+            self._feed(record.text + b"\n", at, place=record.sequence)
+        self._mark.sequence = record.sequence
+        self._remember()
 
     def _on_data(self, path: str, data: bytes) -> None:  # noqa: ARG002 - the tailer's form
-        now = self._clock.now()
+        self._feed(data, self._clock.now())
+        self._remember()
+
+    def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
+        """The file begins anew: offsets go on counting, so that ids stay unique."""
+        self._mark.consumed += self._stream.offset
+        self._stream = self._new_stream()
+
+    def _feed(self, data: bytes, at: float, *, place: int | None = None) -> None:
         if RESET_MARK in data:
-            self.reset_at = now
-        for match in self._stream.feed(data, now):
+            self.reset_at = at
+        for match in self._stream.feed(data, at):
             if match.rule.role in IGNORED:
                 continue
-            count = self._rates.admit(match.rule, match.rank, now)
+            count = self._rates.admit(match.rule, match.rank, at)
             if count:
                 self.findings += 1
-                self._on_finding(counted(self._finding(match, now), count))
-        self.remember()
+                where = place if place is not None else match.offset + self._mark.consumed
+                self._on_finding(counted(self._finding(match, where, at), count))
 
-    def _finding(self, match: Match, now: float) -> Finding:
+    def _finding(self, match: Match, where: int, at: float) -> Finding:
         finding = to_finding(
-            msgspec.structs.replace(match, offset=match.offset + self._base),
+            msgspec.structs.replace(match, offset=where),
             source_place=Place(node=self._identity.name),
             job=None,
             attempt=None,
-            at=now,
+            at=at,
             id_prefix=f"{self._identity.name}:{self._identity.boot_id}:kernel",
             file=self.path.name,
         )
@@ -118,20 +155,17 @@ class KernelLog:
         place = self._gpus.located(msgspec.structs.replace(finding.place, node=self._identity.name))
         return msgspec.structs.replace(finding, place=place)
 
-    def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
-        """The log begins anew: offsets go on counting, so that ids stay unique."""
-        self._base += self._stream.offset
-        self._stream = self._new_stream()
+    # --- the place ---
 
-    def remember(self) -> None:
+    def _remember(self) -> None:
         """Write down how far the log was read, up to the last whole line."""
         if self._bookmark is None:
             return
-        position = self._tailer.position(self.path, self._stream.pending)
-        if position is None:
-            return
-        consumed = self._base + self._stream.offset - self._stream.pending
-        mark = _Bookmark(self._identity.boot_id, position, consumed)
+        mark = self._mark
+        if isinstance(self._source, Tailer):
+            position = self._source.position(self.path, self._stream.pending)
+            consumed = self._mark.consumed + self._stream.offset - self._stream.pending
+            mark = _Bookmark(self._identity.boot_id, position, consumed)
         # A bookmark that cannot be written costs a second delivery, which ids make harmless.
         with contextlib.suppress(OSError):
             fresh = self._bookmark.with_suffix(".new")

@@ -57,7 +57,7 @@ def build_agent(options: AgentOptions) -> NodeAgent:
     )
     token_file = options.token_file
     if token_file is None and options.controller_file is not None:
-        token_file = options.controller_file.with_name("token")
+        token_file = options.controller_file.with_name("agent-token")
 
     if options.node_dir is not None:
         identity, gpus = read_embedded(options.node_dir)

@@ -65,6 +65,8 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
 
     folder: Path
     name: str
+    controller_file: Path
+    """Where a controller's address appears; it may come, go and change."""
     nodes: int = 4
     spares: int = 0
     node: NodeSettings = NodeSettings()
@@ -145,10 +147,10 @@ class Cluster:
     # --- life ---
 
     def _controller_environment(self) -> dict[str, str]:
-        folder = self.settings.folder / "controller"
+        file = self.settings.controller_file
         return {
-            "HOLDFAST_CONTROLLER_FILE": str(folder / "controller.json"),
-            "HOLDFAST_TOKEN_FILE": str(folder / "token"),
+            "HOLDFAST_CONTROLLER_FILE": str(file),
+            "HOLDFAST_TOKEN_FILE": str(file.with_name("agent-token")),
         }
 
     async def run(self) -> None:
@@ -356,7 +358,7 @@ def parse(argv: Sequence[str]) -> ClusterSettings:
     parser.add_argument("--parent-pid", type=int, default=0, help="end when this process ends")
     parser.add_argument("--ready-fd", type=int, default=-1, help="write a line here when the socket answers")
     args = parser.parse_args(argv)
-    folder = args.dir.absolute()
+    folder = args.dir.resolve()
     file = args.controller_file or folder / "controller" / "controller.json"
     agent = [sys.executable, "-m", "holdfast.agent", "--controller-file", str(file), "--beat-s", str(args.agent_beat_s)]
     node = NodeSettings(
@@ -371,6 +373,7 @@ def parse(argv: Sequence[str]) -> ClusterSettings:
     return ClusterSettings(
         folder=folder,
         name=args.name or folder.name,
+        controller_file=file,
         nodes=args.nodes,
         spares=args.spares,
         node=node,

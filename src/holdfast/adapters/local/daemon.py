@@ -10,11 +10,15 @@ import asyncio
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 from holdfast.adapters.local import processes
 from holdfast.adapters.local.client import LocalOrchestrator
@@ -90,7 +94,7 @@ def start_cluster(
     Raises:
         LinkError: the daemon did not start; the message holds the end of what it said.
     """
-    folder = folder.absolute()
+    folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     told, tell = os.pipe()
     argv = [sys.executable, "-m", "holdfast.adapters.local.cluster", "--dir", str(folder)]
@@ -119,8 +123,46 @@ def start_cluster(
     return RunningCluster(folder, process)
 
 
-def start_and_wait(folder: Path, *, nodes: int, spares: int, drill_ok: bool, follow: bool) -> RunningCluster:
-    """`start_cluster`, then wait until every node is up, for callers without a loop of their own."""
-    cluster = start_cluster(folder, nodes=nodes, spares=spares, drill_ok=drill_ok, follow=follow)
-    asyncio.run(cluster.until_up())
-    return cluster
+class _Facts(Struct):
+    """What is read of `cluster.json`."""
+
+    pid: int = 0
+
+
+def daemon_pid(folder: Path) -> int:
+    """Pid of the daemon that runs in this folder, 0 when none does."""
+    try:
+        pid = msgspec.json.decode((folder / "cluster.json").read_bytes(), type=_Facts).pid
+    except (OSError, msgspec.MsgspecError):
+        return 0
+    # The file outlives a daemon that was killed, and its pid may be another program's by now.
+    command = processes.command_of(pid)
+    return pid if "holdfast.adapters.local.cluster" in command and str(folder) in command else 0
+
+
+async def end_cluster(folder: Path, *, limit_s: float = 10.0) -> bool:
+    """End the cluster that runs in this folder, whoever started it, and whatever an earlier one left running.
+
+    Args:
+        folder: the cluster's folder, resolved.
+        limit_s: then the daemon is killed.
+
+    Returns:
+        False when nothing ran.
+
+    Raises:
+        LinkError: something of it would not end.
+    """
+    pid = daemon_pid(folder)
+    if pid:
+        processes.send_signal([pid], signal.SIGTERM)
+        try:
+            await asyncio.wait_for(processes.watch_process(pid), limit_s)
+        except TimeoutError:
+            processes.send_signal([pid], signal.SIGKILL)
+            await processes.watch_process(pid)
+    ran = bool(pid) or bool(processes.marked(folder))
+    left = processes.end_all(lambda: processes.marked(folder))
+    if left:
+        raise LinkError(f"these processes of the cluster in {folder} would not end: {left}")
+    return ran

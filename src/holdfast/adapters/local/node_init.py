@@ -79,7 +79,7 @@ def spawn(
     return pid
 
 
-def _exec(  # noqa: PLR0917 - one call, above
+def _exec(
     argv: Sequence[str],
     env: Mapping[str, str],
     cwd: str,

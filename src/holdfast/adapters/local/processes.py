@@ -24,6 +24,7 @@ from holdfast.adapters.local.node_init import (
 
 __all__ = [
     "become_subreaper",
+    "command_of",
     "descendants",
     "die_with_parent",
     "end_all",
@@ -48,6 +49,15 @@ def environment_of(pid: int) -> dict[str, str]:
         return {}
     pairs = (entry.decode(errors="replace").partition("=") for entry in raw.split(b"\0") if entry)
     return {name: value for name, _, value in pairs}
+
+
+def command_of(pid: int) -> list[str]:
+    """The argument list of a process; empty when it is gone."""
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return [part.decode(errors="replace") for part in raw.split(b"\0")]
 
 
 def marked(folder: Path) -> list[int]:

@@ -1,0 +1,59 @@
+"""`holdfast agent`: the agent of a node, usually started by systemd on every node of a real cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.agent.process import DEFAULT_KERNEL_LOG, DEFAULT_STATE, AgentOptions, run_agent
+
+
+def agent(
+    *,
+    controller: Annotated[
+        str, typer.Option("--controller", metavar="URL", envvar="HOLDFAST_CONTROLLER", help="The controller's address.")
+    ] = "",
+    controller_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="controller.json to follow, in place of --controller.")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="HOLDFAST_TOKEN_FILE", help="File that holds this agent's token."),
+    ] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate authority of the controller's certificate.")
+    ] = None,
+    node: Annotated[str, typer.Option(metavar="NAME", help="Name of this node; default: its short host name.")] = "",
+    kernel_log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"Kernel log to read. Default: {DEFAULT_KERNEL_LOG}.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help=f"Spool and bookmark. Default: {DEFAULT_STATE}.")
+    ] = None,
+    rules: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Further rules for logs; may be given several times.")
+    ] = None,
+    beat_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two beats.")] = 10.0,
+    drill_ok: Annotated[bool, typer.Option("--drill-ok", help="This node may be broken on purpose.")] = False,
+    node_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="An embedded node's folder; its facts are in node.json.")
+    ] = None,
+) -> None:
+    """Run the agent of this node: read its kernel log, beat, carry out checks that the controller asks for."""
+    run_agent(
+        AgentOptions(
+            node_dir=node_dir,
+            controller_file=controller_file,
+            controller="" if controller_file is not None else controller,
+            token_file=token_file,
+            ca_file=ca_file,
+            node=node,
+            kernel_log=kernel_log,
+            state_dir=state_dir,
+            rules=tuple(rules or ()),
+            beat_s=beat_s,
+            drill_ok=drill_ok,
+        )
+    )

@@ -1,0 +1,196 @@
+"""`holdfast cluster ...`: an embedded cluster of real processes on this machine, to try things on.
+
+`up` starts the little scheduler and its nodes in the background, `submit` queues a job, `status` looks, `down` ends
+everything. The scheduler stands for Slurm: it knows nothing of recovery; `holdfast controller` brings that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.text import Text
+
+from holdfast.adapters.local.client import LocalOrchestrator
+from holdfast.adapters.local.daemon import daemon_pid, end_cluster, start_cluster
+from holdfast.cli import screen
+from holdfast.cli.config import DirOption, JsonOption
+from holdfast.errors import EXIT_FAILED, LinkError, NotFoundError
+from holdfast.model.cluster import ENDED, JobView, NodeView, RecoverySpec, SchedulerState, WorldView
+
+T = TypeVar("T")
+VERSION = 1
+
+app = typer.Typer(
+    help="Run an embedded cluster of real processes on this machine.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+def default_folder() -> Path:
+    """`$XDG_DATA_HOME/holdfast/clusters/local`, else below `~/.local/share`."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(base) if base else Path("~/.local/share").expanduser()) / "holdfast" / "clusters" / "local"
+
+
+@app.command()
+def up(
+    *,
+    cluster_dir: DirOption = None,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Ordinary nodes.")] = 4,
+    spares: Annotated[int, typer.Option(min=0, max=64, help="Nodes used only when the ordinary ones run out.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(min=0, max=16, help="Emulated GPUs of each node.")] = 8,
+    drill_ok: Annotated[
+        bool, typer.Option("--drill-ok", help="Open to drills: nodes may be broken on purpose.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Start a cluster in the background and wait until its nodes are up."""
+    folder = (cluster_dir or default_folder()).expanduser().resolve()
+    options = ["--gpus-per-node", str(gpus_per_node)]
+    running = start_cluster(folder, nodes=nodes, spares=spares, drill_ok=drill_ok, follow=False, options=options)
+    try:
+        asyncio.run(running.until_up())
+    except BaseException:
+        running.end()  # also after Ctrl-C: a cluster that did not come up is not left behind
+        raise
+    if json:
+        form = {"version": VERSION, "dir": str(folder), "pid": running.process.pid, "nodes": nodes, "spares": spares}
+        screen.say_json(form)
+        return
+    spare = f" and {spares} spare" if spares else ""
+    screen.say(f"cluster up: {nodes} nodes{spare} in {folder} (pid {running.process.pid})")
+    where = f" --dir {folder}" if cluster_dir is not None else ""
+    screen.say(f"  holdfast cluster submit{where} --nodes {min(2, nodes)} -- hostname")
+    screen.say(f"  holdfast cluster down{where}")
+
+
+@app.command()
+def down(*, cluster_dir: DirOption = None, json: JsonOption = False) -> None:
+    """End a cluster and every process in it. Its folder stays."""
+    folder = _folder(cluster_dir)
+    ran = asyncio.run(end_cluster(folder))
+    if json:
+        screen.say_json({"version": VERSION, "dir": str(folder), "ran": ran})
+    else:
+        screen.say(f"cluster in {folder} is down" if ran else f"no cluster ran in {folder}")
+
+
+@app.command()
+def status(*, cluster_dir: DirOption = None, json: JsonOption = False) -> None:
+    """Show nodes and jobs as the scheduler sees them."""
+    folder = _folder(cluster_dir)
+    world = _ask(folder, LocalOrchestrator(folder / "cluster.sock").observe())
+    if json:
+        form: dict[str, Any] = {"version": VERSION, "dir": str(folder), "pid": daemon_pid(folder)}
+        screen.say_json(form | {"cluster": world.cluster, "at": world.at, "nodes": world.nodes, "jobs": world.jobs})
+        return
+    _show(world)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def submit(
+    command: Annotated[
+        list[str], typer.Argument(metavar="CMD", help="Run once on every node of the job, as srun does.")
+    ],
+    *,
+    cluster_dir: DirOption = None,
+    nodes: Annotated[int, typer.Option("--nodes", "-N", min=1, help="Nodes of the job.")] = 1,
+    name: Annotated[str, typer.Option("--job-name", "-J", help="Name of the job.")] = "",
+    exclude: Annotated[
+        str, typer.Option("--exclude", "-x", metavar="NODES", help="Nodes to keep off: node01,node02.")
+    ] = "",
+    hold: Annotated[bool, typer.Option("--hold", "-H", help="Queue it held.")] = False,
+    recover: Annotated[bool, typer.Option("--recover", help="Ask for recovery of this job.")] = False,
+    drill_ok: Annotated[bool, typer.Option("--drill-ok", help="This job may be broken on purpose.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-W", help="Wait for its end and exit as it did.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Queue a job. Its output goes to output.log in the job's folder."""
+    folder = _folder(cluster_dir)
+    orchestrator = LocalOrchestrator(folder / "cluster.sock")
+    wishes: dict[str, Any] = {
+        "nodes": nodes,
+        "name": name or Path(command[0]).name,
+        "exclude": tuple(filter(None, exclude.split(","))),
+        "hold": hold,
+        "recovery": RecoverySpec() if recover else None,
+        "drill_ok": drill_ok,
+        "cwd": str(Path.cwd()),
+        "env": {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "SLURM_"))},
+    }
+    job = _ask(folder, orchestrator.submit(command, **wishes))
+    if wait:
+        job = _ask(folder, _until_ended(orchestrator, job.key.id))
+    if json:
+        screen.say_json({"version": VERSION, "job": job})
+    elif wait:
+        screen.say(f"job {job.key.id} {job.state.value}{f': {job.reason}' if job.reason else ''}")
+    else:
+        screen.say(f"job {job.key.id} is queued; its output: {job.job_dir}/output.log")
+    if wait and job.state is not SchedulerState.COMPLETED:
+        raise typer.Exit(job.exit_code or EXIT_FAILED)
+
+
+@app.command()
+def cancel(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")],
+    *,
+    cluster_dir: DirOption = None,
+) -> None:
+    """End a job for good."""
+    folder = _folder(cluster_dir)
+    said = _ask(folder, LocalOrchestrator(folder / "cluster.sock").cancel(job))
+    screen.say(f"job {job}: {said}")
+
+
+async def _until_ended(orchestrator: LocalOrchestrator, job_id: str) -> JobView:
+    while True:
+        job = await orchestrator.job(job_id)
+        if job is None:
+            raise NotFoundError(f"job {job_id} is no longer known to the cluster")
+        if job.state in ENDED:
+            return job
+        await orchestrator.wait_change(30.0)
+
+
+def _folder(cluster_dir: Path | None) -> Path:
+    folder = (cluster_dir or default_folder()).expanduser().resolve()
+    if not folder.is_dir():
+        raise NotFoundError(f"there is no cluster in {folder}; `holdfast cluster up` starts one")
+    return folder
+
+
+def _ask(folder: Path, question: Coroutine[Any, Any, T]) -> T:
+    if not daemon_pid(folder):
+        question.close()
+        raise LinkError(f"no cluster runs in {folder}; `holdfast cluster up` starts one")
+    return asyncio.run(question)
+
+
+def _show(world: WorldView) -> None:
+    nodes = screen.table("node", "state", "jobs", "boot", "machine", keep=("node",))
+    for node in world.nodes:
+        name = f"{node.name} (spare)" if node.spare else node.name
+        words = node.state_text + (f": {screen.clean(node.drain_reason)}" if node.drain_reason else "")
+        nodes.add_row(name, Text(words, style=_style(node)), ",".join(node.jobs), node.boot_id[:8], node.instance_id)
+    jobs = screen.table("job", "name", "state", "restarts", "nodes", "reason", right=("restarts",), keep=("job",))
+    for job in world.jobs:
+        row = (job.key.id, screen.clean(job.name), job.state.value, str(job.restart_count), screen.fold(job.nodes))
+        jobs.add_row(*row, screen.clean(job.reason))
+    out = screen.console()
+    out.print(nodes)
+    if world.jobs:
+        out.print(jobs)
+
+
+def _style(node: NodeView) -> str:
+    if node.alive is False:
+        return "red"
+    return "yellow" if node.alive is None or node.drained else "green"
