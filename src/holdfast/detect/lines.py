@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import calendar
 import re
-import time
+from datetime import UTC, datetime
 
 from msgspec import Struct
 
@@ -127,4 +127,4 @@ def _stamp(found: re.Match[str], year: int) -> float | None:
 
 def year_of(at: float) -> int:
     """The UTC year of a Unix time."""
-    return time.gmtime(at).tm_year
+    return datetime.fromtimestamp(at, UTC).year
