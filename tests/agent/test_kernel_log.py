@@ -150,10 +150,15 @@ def test_a_line_cannot_speak_for_another_node(tmp_path: Path, matcher: Matcher) 
 
 def test_records_of_the_device_are_named_by_their_sequence_number(tmp_path: Path, matcher: Matcher) -> None:
     """A device's finding has the record's own time and an id that a second reading would give again."""
+
+    async def body() -> None:
+        text = b"NVRM: Xid (PCI:0000:b9:00): 79, GPU has fallen off the bus."
+        watch.log.on_record(Record(41, 1.0, b"nothing"), 100.0)
+        watch.log.on_record(Record(42, 1.5, text), 100.5)
+        watch.log.close()
+
     watch = Watch(tmp_path, matcher)
-    text = b"NVRM: Xid (PCI:0000:b9:00): 79, GPU has fallen off the bus."
-    watch.log.on_record(Record(41, 1.0, b"nothing"), 100.0)
-    watch.log.on_record(Record(42, 1.5, text), 100.5)
+    asyncio.run(body())
     (finding,) = watch.found
     assert (finding.rule, finding.at, finding.place.gpu) == ("nvidia.xid.79", 100.5, 6)
     assert finding.id == "node07:boot-1:kernel:42:nvidia.xid.79"

@@ -30,6 +30,9 @@ RESET_MARK = b"holdfast: emulated reset of GPU"
 FIRST_LOOK_S = 600.0
 """An agent that was never here before ignores records of the device that are older: they are history, not news."""
 
+REMEMBER_S = 0.2
+"""At most so often the place is written down; what is read again after a crash has the ids that it had before."""
+
 
 class _Bookmark(Struct, omit_defaults=True):
     """How far the log of a boot was read."""
@@ -78,6 +81,8 @@ class KernelLog:
         self._stream = self._new_stream()
         self._source: Tailer | KernelDevice | None = None
         self._not_before = 0.0
+        self._later: Callable[[], None] | None = None
+        self._written_at = 0.0
         self.findings = 0
         self.reset_at = 0.0
         """When a GPU reset was last seen in the log."""
@@ -107,7 +112,7 @@ class KernelLog:
 
     def close(self) -> None:
         """Stop following and remember the place."""
-        self._remember()
+        self._write_bookmark()
         if self._source is not None:
             self._source.close()
 
@@ -158,9 +163,22 @@ class KernelLog:
     # --- the place ---
 
     def _remember(self) -> None:
+        """Write the place down now, or soon when that was done just before: a busy log must not wear the disk."""
+        if self._later is None and self._bookmark is not None:
+            wait_s = max(0.0, self._written_at + REMEMBER_S - self._clock.monotonic())
+            if wait_s:
+                self._later = self._clock.call_later(wait_s, self._write_bookmark)
+            else:
+                self._write_bookmark()
+
+    def _write_bookmark(self) -> None:
         """Write down how far the log was read, up to the last whole line."""
+        if self._later is not None:
+            self._later()
+            self._later = None
         if self._bookmark is None:
             return
+        self._written_at = self._clock.monotonic()
         mark = self._mark
         if isinstance(self._source, Tailer):
             position = self._source.position(self.path, self._stream.pending)
