@@ -7,10 +7,14 @@ again per group (partition or node group) and per job; the most particular wins.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from holdfast.model.evidence import Remedy
+
+Seconds = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0)]
 
 
 class Mode(StrEnum):
@@ -66,36 +70,36 @@ def _job_ladders() -> dict[Trouble, tuple[Remedy, ...]]:
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Budgets of one job. Counts are reset by progress."""
 
-    max_in_place: int = 3
-    max_requeues: int = 3
-    max_same_fingerprint: int = 2
+    max_in_place: Count = 3
+    max_requeues: Count = 3
+    max_same_fingerprint: Count = 2
     """The same root cause this often with no progress in between is a crash loop: stop and say why."""
-    max_restarts_per_node: int = 3
+    max_restarts_per_node: Count = 3
     """Restarts charged to one node before it is excluded even with thin evidence."""
 
 
 class Waits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Durations in seconds that the engine waits for something."""
 
-    settle_s: float = 0.15
+    settle_s: Seconds = 0.15
     """After the first sign of a fault, how long further findings are gathered before the diagnosis is first written."""
-    stop_grace_s: float = 0.0
+    stop_grace_s: Seconds = 0.0
     """Between SIGTERM and SIGKILL for ranks of a broken attempt."""
-    evacuate_s: float = 120.0
-    stacks_s: float = 5.0
-    order_s: float = 60.0
+    evacuate_s: Seconds = 120.0
+    stacks_s: Seconds = 5.0
+    order_s: Seconds = 60.0
     """An order without an outcome for this long is looked at again."""
-    start_s: float = 900.0
+    start_s: Seconds = 900.0
     """From release to the attempt's processes started (image load included)."""
-    prove_s: float = 3600.0
-    nodes_s: float = 1800.0
+    prove_s: Seconds = 3600.0
+    nodes_s: Seconds = 1800.0
     """Waiting for nodes before people are told again."""
-    drain_s: float = 86400.0
-    repair_s: float = 3600.0
-    validate_s: float = 1800.0
-    propose_s: float = 900.0
+    drain_s: Seconds = 86400.0
+    repair_s: Seconds = 3600.0
+    validate_s: Seconds = 1800.0
+    propose_s: Seconds = 900.0
     """A proposed order lapses after this long (advise)."""
-    unknown_s: float = 60.0
+    unknown_s: Seconds = 60.0
     """A silent node stays unknown this long before its jobs are restarted elsewhere on the lease's end."""
 
 
@@ -107,19 +111,19 @@ class NodeRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Begin at the rung that the finding's catalogue entry names (74 -> replace, 73 -> reboot)."""
     repair_when_drained: bool = True
     validate: bool = True
-    lemon_offences: int = 3
-    lemon_window_s: float = 28 * 86400.0
-    flap_hold_s: float = 300.0
+    lemon_offences: Count = 3
+    lemon_window_s: Seconds = 28 * 86400.0
+    flap_hold_s: Seconds = 300.0
     """A node that comes back and fails again is held back this long, doubled each time."""
 
 
 class Brake(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At most this much of a group is quarantined inside the window. The smaller of the two limits holds."""
 
-    max_nodes: int = 4
-    max_percent: float = 25.0
-    window_s: float = 3600.0
-    calm_s: float = 600.0
+    max_nodes: Count = 4
+    max_percent: Annotated[float, Meta(ge=0, le=100)] = 25.0
+    window_s: Seconds = 3600.0
+    calm_s: Seconds = 600.0
     """Without a new wish to quarantine for this long the brake closes again by itself."""
 
 
@@ -127,26 +131,26 @@ class HangRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of the hang detector. Learned limits are `multiple` x the observed time, never below the floor."""
 
     enabled: bool = True
-    multiple: float = 3.0
-    floor_s: float = 1.0
-    learn_steps: int = 5
-    startup_s: float = 900.0
-    load_s: float = 1800.0
-    first_step_s: float = 900.0
-    step_max_s: float = 540.0
+    multiple: Annotated[float, Meta(ge=1)] = 3.0
+    floor_s: Seconds = 1.0
+    learn_steps: Count = 5
+    startup_s: Seconds = 900.0
+    load_s: Seconds = 1800.0
+    first_step_s: Seconds = 900.0
+    step_max_s: Seconds = 540.0
     """Ceiling of the learned step limit: below NCCL's own time-out of 600 s."""
-    eval_s: float = 1800.0
-    checkpoint_s: float = 900.0
-    shutdown_s: float = 300.0
-    pause_s: float = 300.0
+    eval_s: Seconds = 1800.0
+    checkpoint_s: Seconds = 900.0
+    shutdown_s: Seconds = 300.0
+    pause_s: Seconds = 300.0
     """Between two steps a job that announces no evaluations may stand this long, until its own pauses are learned."""
 
 
 class StragglerRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rank is a straggler when it is slower than its peers by this factor over this many steps."""
 
-    factor: float = 1.5
-    steps: int = 3
+    factor: Annotated[float, Meta(ge=1)] = 1.5
+    steps: Count = 3
     exclude: bool = False
 
 

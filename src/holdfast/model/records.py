@@ -130,6 +130,8 @@ class JobRecord(Struct, omit_defaults=True):
     restore_step_max: int | None = None
     held_by: str = ""
     """A person who holds it, if any."""
+    in_queue: bool = False
+    """Back in the queue by our order, and not released yet."""
     story: list[str] = field(default_factory=list)
 
     @property
@@ -174,6 +176,8 @@ class IncidentRecord(Struct, omit_defaults=True):
 
     id: str
     opened_at: float
+    source: str = ""
+    """Who saw it first: the source of the event that opened it."""
     jobs: list[JobKey] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)

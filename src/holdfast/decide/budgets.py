@@ -1,0 +1,97 @@
+"""Retries: counted per job, per fingerprint and per node since the last progress, and the crash-loop rule.
+
+The engine charges a restart when it is ordered and resets all counts when the job has made real progress. Fan-out (the
+same trouble reported by many ranks of one attempt) is never charged, because charging goes by restarts, not by
+findings. No time passes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from holdfast.model.cluster import RecoverySpec
+from holdfast.model.evidence import Diagnosis, Remedy
+from holdfast.model.policy import Limits, Policy, Trouble
+from holdfast.model.records import JobRecord
+
+_NODE = "node:"
+EXEMPT = frozenset({Trouble.HARDWARE, Trouble.NODE_LOST, Trouble.NETWORK, Trouble.PLATFORM, Trouble.BAD_NUMBERS})
+"""Troubles whose recurrence says nothing about the job: another node may fail in the same way. Bad numbers have their
+own way of going on (one checkpoint further back). All of them still use up the job's budgets."""
+
+
+class Verdict(Struct, frozen=True):
+    """What the fingerprint's history says."""
+
+    stop: bool = False
+    """Crash loop: no further restart."""
+    climb: bool = False
+    """Not the same rung again: take the next one."""
+    why: str = ""
+
+
+def limits_of(policy: Policy, spec: RecoverySpec | None) -> Limits:
+    """The policy's limits with the numbers that the job's owner set."""
+    limits = policy.limits
+    if spec is None or (spec.max_requeues is None and spec.max_in_place is None):
+        return limits
+    return Limits(
+        max_in_place=limits.max_in_place if spec.max_in_place is None else spec.max_in_place,
+        max_requeues=limits.max_requeues if spec.max_requeues is None else spec.max_requeues,
+        max_same_fingerprint=limits.max_same_fingerprint,
+        max_restarts_per_node=limits.max_restarts_per_node,
+    )
+
+
+def fingerprint_of(diagnosis: Diagnosis) -> str:
+    """What recurrence is measured by."""
+    return diagnosis.fingerprint or diagnosis.cause
+
+
+def judge(job: JobRecord, limits: Limits, trouble: Trouble, diagnosis: Diagnosis) -> Verdict:
+    """Has the same root cause come back without progress?
+
+    The owner's own code (application) stops at `max_same_fingerprint`. For a hang or an unknown cause the next rung is
+    tried once before that, since other nodes may cure it.
+    """
+    if trouble in EXEMPT:
+        return Verdict()
+    times = job.spent.get(fingerprint_of(diagnosis), 0) + 1
+    if times < limits.max_same_fingerprint:
+        return Verdict()
+    what = diagnosis.summary or diagnosis.cause
+    why = f"crash loop: {what} came {times} times with no progress in between"
+    if trouble in {Trouble.APPLICATION, Trouble.STORAGE} or times > limits.max_same_fingerprint:
+        return Verdict(stop=True, why=why)
+    return Verdict(climb=True, why=f"{what} came {times} times with no progress in between")
+
+
+def charge(job: JobRecord, remedy: Remedy, diagnosis: Diagnosis | None, nodes: Iterable[str] = ()) -> None:
+    """Count one restart."""
+    if remedy is Remedy.RESTART_IN_PLACE:
+        job.in_place += 1
+    else:
+        job.requeues += 1
+    if diagnosis is not None:
+        name = fingerprint_of(diagnosis)
+        job.spent[name] = job.spent.get(name, 0) + 1
+    for node in nodes:
+        job.spent[_NODE + node] = job.spent.get(_NODE + node, 0) + 1
+
+
+def node_overdrawn(job: JobRecord, limits: Limits, nodes: Iterable[str]) -> list[str]:
+    """Of these nodes, those that have cost the job too many restarts: excluded even on thin evidence."""
+    return [node for node in nodes if job.spent.get(_NODE + node, 0) + 1 >= limits.max_restarts_per_node]
+
+
+def reset(job: JobRecord) -> bool:
+    """Progress was made: forget all counts. True when there was something to forget."""
+    had = bool(job.in_place or job.requeues or job.spent)
+    job.in_place = 0
+    job.requeues = 0
+    job.rung = 0
+    if job.spent:
+        job.spent = {}
+    return had

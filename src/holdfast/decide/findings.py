@@ -1,0 +1,347 @@
+"""Where evidence goes: into an open incident, a new one, or into memory until something happens that it explains.
+
+`engine.py` hands `FindingSeen` and `NodeGone` in; `jobs.py` brings what it concludes from ends of attempts. A finding
+acts at most once: late ones join the incident of their own attempt, repeated ones are dropped, old ones about a node
+that has since been returned are stale. Only its own time and the event's count here.
+"""
+
+from __future__ import annotations
+
+from holdfast.decide import incidents, nodes, recovery, remedies, story
+from holdfast.decide.proof import about
+from holdfast.decide.restart import alive
+from holdfast.decide.transitions import JOB_ENDED
+from holdfast.decide.turn import Turn, in_recovery, phase
+from holdfast.model import events as e
+from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
+from holdfast.model.policy import Trouble
+from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState
+
+CORRELATION_S = 120.0
+"""Faults of one failure domain that come within this time are one trouble."""
+_SHARED = frozenset({Trouble.NODE_LOST, Trouble.NETWORK, Trouble.PLATFORM})
+"""Troubles that a rack or switch gives to all of its nodes; for others the rule must be the same, too."""
+_IGNORED = frozenset({Role.BENIGN, Role.PROGRESS, Role.CHECKPOINT})
+_ACTS_FROM_LOGS = ("hang.", "straggler.", "loss.", "node.", "exit.")
+"""Rules that are judgements of a detector, whatever their evidence is made of."""
+LATE_SLACK_S = 1.0
+
+
+def seen(turn: Turn, event: e.FindingSeen) -> None:
+    """A detector, agent or launcher reports something."""
+    finding = event.finding
+    if finding.role in _IGNORED or not incidents.is_new(turn, finding):
+        return
+    job = _job_of(turn, finding)
+    if _is_straggler(finding) and job is not None:
+        _job_fault(turn, job, finding)
+    elif finding.role is Role.ROOT and remedies.wants_node(finding) and not _from_rank_log(finding):
+        node_fault(turn, finding)
+    elif job is None:
+        if finding.place.node:
+            incidents.remember(turn, f"node:{finding.place.node}", finding)
+    elif (finding.role in {Role.ROOT, Role.CASCADE} and _acts(finding)) or _concerns_recovery(turn, job, finding):
+        _job_fault(turn, job, finding)
+    else:
+        incidents.remember(turn, about(job), finding)
+
+
+def _is_straggler(finding: Finding) -> bool:
+    return finding.rule.startswith("straggler.")
+
+
+def _job_of(turn: Turn, finding: Finding) -> JobRecord | None:
+    """The job it speaks of; of a node's evidence the only job there."""
+    if finding.job is not None:
+        return turn.job(finding.job)
+    names = turn.index.jobs_on.get(finding.place.node) if finding.place.node else None
+    if names and len(names) == 1:
+        return turn.state.jobs[next(iter(names))]
+    return None
+
+
+def _from_rank_log(finding: Finding) -> bool:
+    """A line of the job's own output: a rank may print anything, so the line alone moves nothing."""
+    if finding.job is None and finding.place.rank is None:
+        return False
+    return bool(finding.evidence) and all(piece.kind is EvidenceKind.LOG for piece in finding.evidence)
+
+
+def _acts(finding: Finding) -> bool:
+    """May it start a recovery by itself? Lines of logs wait until something happens that they explain."""
+    if finding.rule.startswith(_ACTS_FROM_LOGS) or not finding.evidence or finding.predicts:
+        return True
+    return any(piece.kind is not EvidenceKind.LOG for piece in finding.evidence)
+
+
+def _concerns_recovery(turn: Turn, job: JobRecord, finding: Finding) -> bool:
+    """Is it evidence about an attempt that an open incident has ended or is ending?"""
+    number = finding.attempt
+    attempt = next((a for a in reversed(job.attempts) if a.number == number), None) if number is not None else None
+    if attempt is None:
+        attempt = job.attempt
+    return attempt is not None and attempt.incident in turn.state.incidents
+
+
+# --- about a job ------------------------------------------------------------------------------------------------------
+
+
+def _job_fault(turn: Turn, job: JobRecord, finding: Finding) -> None:
+    """Evidence about one of the job's attempts: the current one is acted on, an older one is only explained."""
+    current = job.attempt
+    number = finding.attempt
+    if number is None and current is not None and _older_by_time(job, finding) and len(job.attempts) > 1:
+        number = job.attempts[-2].number
+    attempt = current if number is None else next((a for a in reversed(job.attempts) if a.number == number), None)
+    if attempt is None and number is not None and current is not None:
+        if number < current.number:
+            return
+        incidents.remember(turn, about(job), finding)  # it overtook the start of its own attempt
+        return
+    known = turn.state.incidents.get(attempt.incident) if attempt is not None else None
+    if attempt is not None and attempt is not current:
+        if known is not None:
+            _refine(turn, known, job, finding)
+        return
+    if attempt is not None and attempt.incident and known is None:
+        return  # the incident that ended this attempt is closed: nothing is left to be done about it
+    if known is not None and _already_handled(turn, known, job, finding):
+        return
+    acts = _is_straggler(finding) or (finding.role in {Role.ROOT, Role.CASCADE} and _acts(finding))
+    if not acts:
+        if known is not None:
+            _refine(turn, known, job, finding)
+        return
+    job_fault(turn, job, finding, known)
+
+
+def _older_by_time(job: JobRecord, finding: Finding) -> bool:
+    attempt = job.attempt
+    return attempt is not None and attempt.started_at > 0 and finding.at < attempt.started_at - LATE_SLACK_S
+
+
+def _already_handled(turn: Turn, known: IncidentRecord, job: JobRecord, finding: Finding) -> bool:
+    """The attempt's incident is being dealt with: evidence joins it. A node to be left is a reason to act again."""
+    if job.state is JobState.WATCHING and known.id == job.incident and not _is_straggler(finding):
+        told_only = all(remedy is Remedy.NOTIFY for remedy in known.remedies)
+        if told_only and known.findings and _is_straggler(known.findings[0]):
+            return False  # only a straggler was told of so far; this is something else
+    if in_recovery(job) and job.incident == known.id and job.state is JobState.DIAGNOSING and alive(job):
+        return False
+    if job.state is JobState.EVACUATING and not finding.predicts:
+        return False
+    _refine(turn, known, job, finding)
+    return True
+
+
+def _refine(turn: Turn, incident: IncidentRecord, job: JobRecord, finding: Finding) -> None:
+    """Further evidence: it may change the diagnosis, never the deed that is done."""
+    incidents.add(turn, incident, finding)
+    if incident.diagnosis is not None and finding.role in {Role.ROOT, Role.CASCADE}:
+        incidents.judge(turn, incident, job)
+
+
+def job_fault(turn: Turn, job: JobRecord, finding: Finding, known: IncidentRecord | None = None) -> None:
+    """Evidence that asks for action on the job's current attempt: same trouble as before, or one of its own."""
+    if job.state in JOB_ENDED:
+        return
+    incident = known or _same_trouble(turn, job, finding) or _shared_trouble(turn, job, finding)
+    if known is not None and job.state is JobState.WATCHING:
+        incident = None  # what was told of before is another matter
+        if job.attempt is not None:
+            job.attempt.incident = ""
+        incidents.job_settled(turn, known, job, incidents.OBSERVED, "something else came.")
+    if incident is None:
+        incident = incidents.open_new(turn, finding)
+    else:
+        incidents.add(turn, incident, finding)
+    recovery.fault(turn, job, incident, finding)
+
+
+def _same_trouble(turn: Turn, job: JobRecord, finding: Finding) -> IncidentRecord | None:
+    """A recurrence before proof is the same incident; something unrelated opens its own."""
+    print_of = finding.fingerprint or finding.rule
+    for incident in reversed(incidents.open_of_job(turn, job)):
+        if any((known.fingerprint or known.rule) == print_of for known in incident.findings):
+            return incident
+    return None
+
+
+def _shared_trouble(turn: Turn, job: JobRecord, finding: Finding) -> IncidentRecord | None:
+    """A file system that fails under many jobs is one trouble."""
+    if finding.domain is not Domain.STORAGE:
+        return None
+    del job
+    return _by_domain(turn, [f"storage|{finding.rule}|{finding.place.path}"], finding)
+
+
+def _by_domain(turn: Turn, keys: list[str], finding: Finding) -> IncidentRecord | None:
+    """The open incident of the same failure domain, if its newest fault is recent; it is remembered under all keys."""
+    domains = turn.state.domains
+    found: IncidentRecord | None = None
+    for key in keys:
+        known = domains.get(key)
+        if known is not None and abs(turn.now - known[1]) <= CORRELATION_S and known[0] in turn.state.incidents:
+            found = turn.state.incidents[known[0]]
+            break
+    del finding
+    return found
+
+
+def _remember_domain(turn: Turn, keys: list[str], incident: IncidentRecord) -> None:
+    domains = turn.state.domains
+    for key in keys:
+        domains.pop(key, None)
+        domains[key] = (incident.id, turn.now)
+    while domains and (len(domains) > 1024 or next(iter(domains.values()))[1] < turn.now - CORRELATION_S):
+        del domains[next(iter(domains))]
+
+
+# --- about a node -----------------------------------------------------------------------------------------------------
+
+
+def node_gone(turn: Turn, name: str, evidence: str) -> None:
+    """Positive evidence that a node does not run. Said twice it is still one loss."""
+    node = turn.state.nodes.get(name)
+    if turn.in_allocation:
+        _lost_in_allocation(turn, name, evidence)
+        return
+    if node is None:
+        node = nodes.record_of(turn, name)
+    if node.gone or phase(node) in {NodeState.REPAIRING, NodeState.VALIDATING, NodeState.RETIRED}:
+        return
+    node.gone = True
+    node_fault(turn, _lost(turn, name, evidence))
+
+
+def _lost(turn: Turn, name: str, evidence: str) -> Finding:
+    return Finding(
+        id=f"node.lost:{name}:{turn.seq}",
+        rule="node.lost",
+        at=turn.event.at,
+        domain=Domain.HARDWARE,
+        role=Role.ROOT,
+        severity=Severity.FATAL,
+        remedy=Remedy.REBOOT,
+        place=Place(node=name),
+        summary=f"{name} no longer runs: {evidence}",
+        fingerprint="node.lost",
+        evidence=(Evidence(EvidenceKind.HEARTBEAT, evidence[:200]),),
+    )
+
+
+def _lost_in_allocation(turn: Turn, name: str, evidence: str) -> None:
+    for slug in sorted(turn.index.jobs_on.get(name, ())):
+        job = turn.state.jobs[slug]
+        if name not in job.excluded:
+            _fault_in_allocation(turn, job, _lost(turn, name, evidence))
+
+
+def node_fault(turn: Turn, finding: Finding) -> None:
+    """Evidence against a node: one incident for the node, its jobs, and what fails together with it."""
+    name = finding.place.node
+    if turn.in_allocation:
+        for slug in sorted(turn.index.jobs_on.get(name, ())):
+            _fault_in_allocation(turn, turn.state.jobs[slug], finding)
+        return
+    node = nodes.record_of(turn, name)
+    if finding.at and finding.at <= node.clean_at and not finding.rule.startswith("node.lost"):
+        turn.tell(node, f"{story.of_finding(finding)}: older than its return to service, so it is stale.")
+        return
+    jobs = _jobs_on(turn, finding)
+    keys = domain_keys(node, finding)
+    incident = _incident_for(turn, node, jobs, finding, keys)
+    if incident is None:
+        incident = incidents.open_new(turn, finding)
+    else:
+        incidents.add(turn, incident, finding)
+    _remember_domain(turn, keys, incident)
+    nodes.suspect(turn, node, incident, finding)
+    if incident.diagnosis is None:
+        # An incident without a job is diagnosed from what the node says.
+        if not jobs:
+            incidents.judge(turn, incident, None)
+    elif finding.role is Role.ROOT:
+        incidents.judge(turn, incident, jobs[0] if jobs else None)
+    if remedies.disturbs_jobs(finding):
+        for job in jobs:
+            recovery.fault(turn, job, incident, finding, leave=name)
+
+
+def domain_keys(node: NodeRecord, finding: Finding) -> list[str]:
+    """The failure domains by which this fault is merged with others: the node's switch, for losses its parent too."""
+    path = node.view.topology
+    if not path:
+        return []
+    trouble = remedies.trouble_of(finding)
+    if trouble not in _SHARED:
+        return [f"{path}|{finding.rule}"]
+    parent = path.rpartition("/")[0]
+    return [f"{path}|{trouble}", *([f"{parent}|{trouble}"] if parent else [])]
+
+
+def _jobs_on(turn: Turn, finding: Finding) -> list[JobRecord]:
+    names = set(turn.index.jobs_on.get(finding.place.node, ()))
+    found = [turn.state.jobs[name] for name in sorted(names)]
+    job = turn.job(finding.job) if finding.job is not None else None
+    if job is not None and job not in found and finding.attempt in {None, job.attempt.number if job.attempt else None}:
+        attempt = job.attempt
+        if attempt is not None and finding.place.node in attempt.nodes and not attempt.ended_at:
+            found.append(job)
+    return [job for job in found if job.state not in JOB_ENDED]
+
+
+def _incident_for(
+    turn: Turn, node: NodeRecord, jobs: list[JobRecord], finding: Finding, keys: list[str]
+) -> IncidentRecord | None:
+    """The node's own incident, the one its job is in because of it, or that of its failure domain."""
+    own = turn.state.incidents.get(node.incident)
+    if own is not None:
+        return own
+    for job in jobs:
+        attempt = job.attempt
+        known = turn.state.incidents.get(attempt.incident) if attempt is not None else None
+        # A job in recovery for a reason that nobody has pinned on another node yet: this is the reason.
+        if known is not None and in_recovery(job) and not known.nodes and not _is_person(known):
+            return known
+    return _by_domain(turn, keys, finding)
+
+
+def _is_person(incident: IncidentRecord) -> bool:
+    diagnosis = incident.diagnosis
+    return diagnosis is not None and diagnosis.cause.startswith(remedies.OPERATOR)
+
+
+def _fault_in_allocation(turn: Turn, job: JobRecord, finding: Finding) -> None:
+    """The launcher's engine: no node is ordered about, but the job must leave it."""
+    if job.state in JOB_ENDED or job.authority is not Authority.LAUNCHER:
+        return
+    attempt = job.attempt
+    known = turn.state.incidents.get(attempt.incident) if attempt is not None else None
+    incident = known or _same_trouble(turn, job, finding)
+    if incident is None:
+        incident = incidents.open_new(turn, finding)
+    else:
+        incidents.add(turn, incident, finding)
+    leave = finding.place.node if remedies.disturbs_jobs(finding) and not finding.predicts else ""
+    if not leave and not finding.predicts:
+        incidents.job_settled(turn, incident, job, incidents.OBSERVED, "its node is suspect, but runs on.")
+    recovery.fault(turn, job, incident, finding, leave=leave)
+
+
+def silence_over(turn: Turn, name: str) -> None:
+    """A node stayed silent for `unknown_s`: gone only when a launcher's lease there has ended, too."""
+    node = turn.state.nodes.get(name)
+    if node is None or not node.silent:
+        return
+    if turn.state.blind:
+        turn.start_timer(f"silent:{name}", turn.policy_for(node).waits.unknown_s)
+        return
+    jobs = [turn.state.jobs[slug] for slug in sorted(turn.index.jobs_on.get(name, ()))]
+    lapsed = [job for job in jobs if job.authority is Authority.CONTROLLER and any(a.epoch for a in job.attempts)]
+    if lapsed:
+        node_gone(turn, name, f"silent, and the lease of {lapsed[0].name} has ended")
+    elif jobs:
+        names = story.listed([job.name for job in jobs])
+        text = f"Neither its agent nor its launcher was heard, but nothing proves that it does not run. On it: {names}."
+        turn.notify(f"node:{name}", Severity.WARNING, f"{name} is silent", text, node=name)

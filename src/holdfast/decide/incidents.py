@@ -1,0 +1,339 @@
+"""Incidents: one underlying trouble each, from first evidence to proven recovery, with diagnosis and timeline.
+
+`findings.py` opens and merges them; the flows of jobs and nodes attach themselves, and settle their side when they are
+through; the incident closes when no side is open. Times are those of the events, as the engine sees them.
+"""
+
+from __future__ import annotations
+
+from holdfast.decide import story
+from holdfast.decide.diagnosis import DiagnosisContext, diagnose
+from holdfast.decide.remedies import OPERATOR
+from holdfast.decide.state import Drill, slug
+from holdfast.decide.turn import Turn
+from holdfast.model.evidence import Diagnosis, Finding, Remedy, Role, Severity
+from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark, NodeRecord
+
+FINDINGS_MAX = 48
+"""Findings kept per incident: with 10,000 ranks the rest says nothing new."""
+CONTEXT_MAX = 24
+"""Context findings kept per job and per node."""
+CONTEXT_S = 1800.0
+"""How far back context is taken into a new incident: diagnosis looks no further for hardware evidence."""
+DRILL_S = 900.0
+"""A drill's fault is what an incident is about when it came at most this long before: a hang takes up to 540 s."""
+DRILLS_MAX = 32
+FAULT_BEFORE_S = 60.0
+"""Evidence older than this before the known start of the fault does not move its start: it may be of something else."""
+SEEN_MAX = 4096
+UNDIAGNOSED = Diagnosis(cause="unknown", summary="cause not known yet", fingerprint="unknown")
+
+RECOVERED = "recovered"
+GIVEN_UP = "given_up"
+CANCELLED = "cancelled"
+OBSERVED = "observed"
+_WORTH = {OBSERVED: 0, CANCELLED: 1, RECOVERED: 2, GIVEN_UP: 3}
+
+
+# --- evidence ---------------------------------------------------------------------------------------------------------
+
+
+def is_new(turn: Turn, finding: Finding) -> bool:
+    """False when this very finding has been handled before, by whichever way it came."""
+    seen = turn.state.seen
+    if finding.id in seen:
+        return False
+    seen[finding.id] = None
+    if len(seen) > SEEN_MAX:
+        del seen[next(iter(seen))]
+    return True
+
+
+def remember(turn: Turn, about: str, finding: Finding) -> None:
+    """Keep evidence that is no reason to act by itself: what comes later may make it the root."""
+    kept = turn.state.context.setdefault(about, [])
+    kept.append(finding)
+    if len(kept) > CONTEXT_MAX:
+        del kept[0]
+
+
+def recall(turn: Turn, about: str) -> list[Finding]:
+    """Remembered evidence that is recent enough."""
+    kept = turn.state.context.get(about)
+    return [finding for finding in kept if turn.now - finding.at <= CONTEXT_S] if kept else []
+
+
+def add(turn: Turn, incident: IncidentRecord, finding: Finding) -> None:
+    """Add evidence, bounded: roots push out what is less telling."""
+    if any(known.id == finding.id for known in incident.findings):
+        return
+    if len(incident.findings) >= FINDINGS_MAX:
+        incident.findings_dropped += 1
+        turn.touch(incident)
+        if finding.role is not Role.ROOT:
+            return
+        weakest = next((i for i, f in enumerate(incident.findings) if f.role is Role.CONTEXT), None)
+        if weakest is None:
+            weakest = next((i for i, f in enumerate(incident.findings) if f.role is not Role.ROOT), None)
+        if weakest is None:
+            return
+        del incident.findings[weakest]
+    incident.findings.append(finding)
+    fault = incident.marks.get(Mark.FAULT, turn.now)
+    if not incident.drill and _tells(finding) and fault - FAULT_BEFORE_S <= finding.at < fault:
+        incident.marks[Mark.FAULT] = finding.at
+    turn.touch(incident)
+    if len(incident.findings) <= 12 and finding.role in {Role.ROOT, Role.CASCADE}:
+        turn.tell(incident, f"Seen: {story.of_finding(finding)}.")
+
+
+def _tells(finding: Finding) -> bool:
+    return finding.role in {Role.ROOT, Role.CASCADE}
+
+
+# --- life -------------------------------------------------------------------------------------------------------------
+
+
+def open_new(turn: Turn, finding: Finding) -> IncidentRecord:
+    """A new trouble, with its first evidence."""
+    incident = IncidentRecord(id=f"i{turn.new_id()}", opened_at=turn.now, source=turn.event.source)
+    turn.state.incidents[incident.id] = incident
+    incident.marks[Mark.DETECTED] = turn.now
+    add(turn, incident, finding)
+    incident.marks.setdefault(Mark.FAULT, min(finding.at or turn.now, turn.now))
+    turn.touch(incident)
+    return incident
+
+
+def attach_job(turn: Turn, incident: IncidentRecord, job: JobRecord) -> None:
+    """The trouble concerns this job: its evidence joins, and the incident waits for it."""
+    if job.key in incident.jobs_open:
+        return
+    if job.key not in incident.jobs:
+        incident.jobs.append(job.key)
+    incident.jobs_open.append(job.key)
+    incident.jobs_done = False
+    turn.index.incidents_of.setdefault(slug(job.key), set()).add(incident.id)
+    attempt = job.attempt
+    if attempt is not None and incident.attempt_before is None:
+        incident.attempt_before = attempt.number
+        incident.step_before = attempt.last_step
+    for finding in recall(turn, slug(job.key)):
+        add(turn, incident, finding)
+    _match_drill(turn, incident, slug(job.key), job.view.nodes)
+    turn.touch(incident)
+
+
+def attach_node(turn: Turn, incident: IncidentRecord, node: NodeRecord) -> None:
+    """The trouble concerns this node: the incident waits until it is well or out of service."""
+    if node.name in incident.nodes_open:
+        return
+    if node.name not in incident.nodes:
+        incident.nodes.append(node.name)
+    incident.nodes_open.append(node.name)
+    incident.nodes_done = False
+    node.incident = incident.id
+    turn.index.incidents_of.setdefault(f"node:{node.name}", set()).add(incident.id)
+    for finding in recall(turn, f"node:{node.name}"):
+        add(turn, incident, finding)
+    _match_drill(turn, incident, "", (node.name,))
+    turn.touch(incident)
+    turn.touch(node)
+
+
+def open_of_job(turn: Turn, job: JobRecord) -> list[IncidentRecord]:
+    """Open incidents that wait for this job, oldest first."""
+    ids = turn.index.incidents_of.get(slug(job.key))
+    if not ids:
+        return []
+    found = [turn.state.incidents[i] for i in ids]
+    return sorted((i for i in found if job.key in i.jobs_open), key=lambda i: (i.opened_at, i.id))
+
+
+def job_settled(turn: Turn, incident: IncidentRecord, job: JobRecord, outcome: str, why: str) -> None:
+    """This job's side of the incident is through."""
+    if job.key not in incident.jobs_open:
+        return
+    incident.jobs_open.remove(job.key)
+    _unindex(turn, slug(job.key), incident.id)
+    incident.outcome = _worse(incident.outcome, outcome)
+    turn.tell(incident, f"Job {job.name}: {why}")
+    if job.incident == incident.id:
+        job.incident = ""
+        turn.touch(job)
+    _close_if_done(turn, incident)
+
+
+def node_settled(turn: Turn, incident: IncidentRecord, node: NodeRecord, why: str) -> None:
+    """This node's side of the incident is through."""
+    if node.incident == incident.id:
+        node.incident = ""
+        turn.touch(node)
+    if node.name not in incident.nodes_open:
+        return
+    incident.nodes_open.remove(node.name)
+    _unindex(turn, f"node:{node.name}", incident.id)
+    turn.tell(incident, f"{node.name}: {why}")
+    _close_if_done(turn, incident)
+
+
+def _unindex(turn: Turn, about: str, incident: str) -> None:
+    ids = turn.index.incidents_of.get(about)
+    if ids is not None:
+        ids.discard(incident)
+        if not ids:
+            del turn.index.incidents_of[about]
+
+
+def _worse(known: str, new: str) -> str:
+    """Of the outcomes of several jobs the one that people must know of."""
+    return new if not known or _WORTH[new] > _WORTH[known] else known
+
+
+def _close_if_done(turn: Turn, incident: IncidentRecord) -> None:
+    incident.jobs_done = not incident.jobs_open
+    incident.nodes_done = not incident.nodes_open
+    turn.touch(incident)
+    if not (incident.jobs_done and incident.nodes_done) or incident.id not in turn.state.incidents:
+        return
+    if not incident.outcome:
+        incident.outcome = _outcome_of_nodes(turn, incident)
+    incident.closed_at = turn.now
+    turn.stamp(incident, Mark.CLOSED)
+    turn.cancel_timer(f"settle:{incident.id}")
+    turn.state.approved.pop(incident.id, None)
+    del turn.state.incidents[incident.id]
+    lost = incident.lost_steps
+    steps = f" {lost} steps had to be done again." if lost else ""
+    took = story.seconds(turn.now - incident.marks.get(Mark.FAULT, incident.opened_at))
+    turn.tell(incident, f"Closed after {took}: {incident.outcome.replace('_', ' ')}.{steps}")
+
+
+def _outcome_of_nodes(turn: Turn, incident: IncidentRecord) -> str:
+    if Remedy.RETIRE in incident.remedies:
+        return GIVEN_UP
+    del turn
+    return RECOVERED if Mark.NODE_RETURNED in incident.marks else OBSERVED
+
+
+def tried(turn: Turn, incident: IncidentRecord, rung: Remedy) -> None:
+    """A rung was taken."""
+    incident.remedies.append(rung)
+    turn.touch(incident)
+
+
+# --- judgement --------------------------------------------------------------------------------------------------------
+
+
+def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagnosis:
+    """Choose the cause from the evidence so far, write it down, and tell people when it is new to them."""
+    before = incident.diagnosis
+    attempt = _attempt_of(incident, job)
+    made = _diagnose(incident, job, attempt)
+    if before is not None and (before.cause.startswith(OPERATOR) or _weaker(made, before)):
+        return before
+    incident.diagnosis = made
+    turn.stamp(incident, Mark.DIAGNOSED)
+    if before is None or (before.cause, before.nodes, before.ranks) != (made.cause, made.nodes, made.ranks):
+        word = "Diagnosis" if before is None else "On further evidence"
+        turn.tell(incident, f"{word}: {story.of_diagnosis(made)}")
+        name = job.name if job is not None else ", ".join(incident.nodes[:3])
+        turn.notify(
+            incident.id,
+            Severity.WARNING,
+            f"{name}: {made.summary or made.cause}",
+            made.story or story.of_diagnosis(made),
+            job=job.key if job is not None else None,
+            node=made.nodes[0] if made.nodes else "",
+        )
+    turn.touch(incident)
+    return made
+
+
+def _weaker(made: Diagnosis, before: Diagnosis) -> bool:
+    return made.cause == "unknown" and before.cause != "unknown"
+
+
+def _diagnose(incident: IncidentRecord, job: JobRecord | None, attempt: AttemptRecord | None) -> Diagnosis:
+    progress_at = max(attempt.durable_at, attempt.first_step_at) if attempt is not None else 0.0
+    context = DiagnosisContext(
+        job=job.key if job is not None else None,
+        attempt=attempt.number if attempt is not None else None,
+        nodes=attempt.nodes if attempt is not None else (),
+        ranks=ranks_by_node(attempt) if attempt is not None else {},
+        progress_at=progress_at if progress_at < incident.marks.get(Mark.FAULT, 0.0) else 0.0,
+    )
+    made = diagnose(incident.findings, context)
+    if made.cause != "unknown":
+        return made
+    # Trends, warnings and people's words are no candidates of a root cause, yet they are why this incident is open.
+    first = incident.findings[0]
+    if not (first.predicts or first.role is Role.ROOT or first.rule.startswith("straggler.")):
+        return made
+    return Diagnosis(
+        cause=first.rule,
+        domain=first.domain,
+        summary=first.summary or first.rule,
+        confidence=first.confidence,
+        nodes=(first.place.node,) if first.place.node else (),
+        ranks=(first.place.rank,) if first.place.rank is not None else (),
+        remedy=first.remedy,
+        fingerprint=first.fingerprint or first.rule,
+        story=first.summary,
+    )
+
+
+def ranks_by_node(attempt: AttemptRecord) -> dict[str, tuple[int, ...]]:
+    """Which ranks run where: equal blocks in the order of the nodes, as torchrun and the launcher place them."""
+    if not attempt.nodes or attempt.ranks % len(attempt.nodes):
+        return {}
+    each = attempt.ranks // len(attempt.nodes)
+    return {node: tuple(range(i * each, (i + 1) * each)) for i, node in enumerate(attempt.nodes)}
+
+
+def node_of_rank(attempt: AttemptRecord | None, rank: int) -> str:
+    """The node of a rank; empty when it cannot be told."""
+    if attempt is None or not attempt.nodes or not attempt.ranks or attempt.ranks % len(attempt.nodes):
+        return ""
+    place = rank // (attempt.ranks // len(attempt.nodes))
+    return attempt.nodes[place] if 0 <= place < len(attempt.nodes) else ""
+
+
+def _attempt_of(incident: IncidentRecord, job: JobRecord | None) -> AttemptRecord | None:
+    """The newest attempt that this incident ended, else the newest."""
+    if job is None:
+        return None
+    return next((a for a in reversed(job.attempts) if a.incident == incident.id), job.attempt)
+
+
+# --- drills: for the timeline only ------------------------------------------------------------------------------------
+
+
+def drill_fired(turn: Turn, drill: Drill) -> None:
+    """Keep the true time of a fault; an incident that is open already and fits takes it at once."""
+    drills = turn.state.drills
+    drills.append(drill)
+    if len(drills) > DRILLS_MAX:
+        del drills[0]
+    about = drill.job or f"node:{drill.node}"
+    for incident_id in sorted(turn.index.incidents_of.get(about, ())):
+        incident = turn.state.incidents[incident_id]
+        if not incident.drill and -1.0 <= incident.opened_at - drill.at <= DRILL_S:
+            _take(turn, incident, drill)
+
+
+def _match_drill(turn: Turn, incident: IncidentRecord, job: str, nodes: tuple[str, ...]) -> None:
+    if incident.drill:
+        return
+    for drill in reversed(turn.state.drills):
+        fits = (job and drill.job == job) or (drill.node and drill.node in nodes)
+        if fits and -1.0 <= incident.opened_at - drill.at <= DRILL_S:
+            _take(turn, incident, drill)
+            return
+
+
+def _take(turn: Turn, incident: IncidentRecord, drill: Drill) -> None:
+    incident.drill = drill.id
+    incident.marks[Mark.FAULT] = drill.at
+    turn.state.drills.remove(drill)
+    turn.tell(incident, f"This is drill {drill.id}.")

@@ -1,0 +1,201 @@
+"""What must always hold of the engine's state. Checked after every event in tests and simulation.
+
+The judge does not reuse the code it judges: it reads records only, and computes the indexes anew. No time passes here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from holdfast.decide.state import Index, State, slug
+from holdfast.decide.story import STORY_LINES_MAX
+from holdfast.errors import InvariantViolated
+from holdfast.model import orders as o
+from holdfast.model.orders import OrderStatus
+from holdfast.model.records import JobRecord, JobState, NodeRecord, NodeState
+
+_OVER = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})
+_ONE_AT_A_TIME = (
+    o.CaptureStacks,
+    o.StopAttempt,
+    o.RestartInPlace,
+    o.SaveAndStop,
+    o.RequeueHeld,
+    o.SetExcluded,
+    o.ReleaseJob,
+    o.GiveUp,
+    o.QuarantineNode,
+    o.ReturnNode,
+    o.ResetGpu,
+    o.RebootNode,
+    o.ReplaceNode,
+    o.ValidateNode,
+)
+_CONTROLLERS = (o.NodeOrder, o.RequeueHeld, o.SetExcluded, o.ReleaseJob, o.GiveUp)
+
+
+def check(state: State, index: Index | None = None) -> None:
+    """Raise InvariantViolated, with the story, at the first thing that does not hold."""
+    for name, job in state.jobs.items():
+        for complaint in _job(state, name, job):
+            raise InvariantViolated(f"job {name} ({job.state}): {complaint}", story=tuple(job.story[-10:]))
+    for node in state.nodes.values():
+        for complaint in _node(state, node):
+            raise InvariantViolated(f"node {node.name} ({node.state}): {complaint}", story=tuple(node.story[-10:]))
+    for complaint in (*_incidents(state), *_orders(state), *_timers(state), *_brakes(state), *_index(state, index)):
+        raise InvariantViolated(complaint)
+
+
+def _job(state: State, name: str, job: JobRecord) -> Iterator[str]:
+    if name != slug(job.key):
+        yield "it is kept under another name"
+    numbers = [attempt.number for attempt in job.attempts]
+    if numbers != sorted(set(numbers)):
+        yield f"attempt numbers do not grow: {numbers}"
+    if any(attempt.epoch > job.epoch for attempt in job.attempts):
+        yield f"an attempt has a later epoch than the job's {job.epoch}"
+    if job.state in _OVER:
+        if job.incident:
+            yield f"it is over, yet governed by {job.incident}"
+        if any(job.key in incident.jobs_open for incident in state.incidents.values()):
+            yield "it is over, yet an incident waits for it"
+        if f"job:{name}" in state.timers:
+            yield "it is over, yet its timer waits"
+    elif job.state is not JobState.WATCHING:
+        if job.incident not in state.incidents:
+            yield f"it is in recovery, yet its incident {job.incident!r} is not open"
+        elif job.key not in state.incidents[job.incident].jobs_open:
+            yield f"{job.incident} governs it, yet does not wait for it"
+    if job.incident and job.incident not in state.incidents:
+        yield f"its incident {job.incident} is not open"
+    if min(job.in_place, job.requeues, *job.spent.values(), 0) < 0:
+        yield "a budget is below zero"
+    if len(job.story) > STORY_LINES_MAX:
+        yield "its story is not bounded"
+    if not _something_comes(state, name, job):
+        yield "nothing will ever move it on: no order, no timer, no person is waited for"
+
+
+def _something_comes(state: State, name: str, job: JobRecord) -> bool:
+    """A job in recovery waits for an order's outcome, a timer or a person; otherwise it would wait for ever."""
+    if job.state in _OVER or (job.state is JobState.WATCHING and not job.incident):
+        return True
+    if f"job:{name}" in state.timers or f"settle:{job.incident}" in state.timers or job.held_by:
+        return True
+    if state.scope == "allocation" and job.state is JobState.HELD:
+        return True  # it has left its allocation; the scheduler or the controller decides
+    return any(isinstance(record.order, o.JobOrder) and record.order.job == job.key for record in state.orders.values())
+
+
+def _node(state: State, node: NodeRecord) -> Iterator[str]:
+    shown = node.before_unknown if node.state is NodeState.UNKNOWN else node.state
+    if node.state is NodeState.UNKNOWN and not node.silent:
+        yield "it is unknown without being silent"
+    if node.state is NodeState.UNKNOWN and node.before_unknown is NodeState.UNKNOWN:
+        yield "unknown lies over unknown"
+    if shown is NodeState.HEALTHY and (node.drained_by_us or node.incident):
+        yield f"it is healthy, yet drained by us ({node.drained_by_us}) or in incident {node.incident!r}"
+    if node.incident:
+        incident = state.incidents.get(node.incident)
+        if incident is None:
+            yield f"its incident {node.incident} is not open"
+        elif node.name not in incident.nodes_open:
+            yield f"{node.incident} governs it, yet does not wait for it"
+    if len(node.story) > STORY_LINES_MAX:
+        yield "its story is not bounded"
+    if shown in {NodeState.REPAIRING, NodeState.VALIDATING} and not (
+        f"node:{node.name}" in state.timers or any(r.node == node.name for r in _node_orders(state))
+    ):
+        yield "nothing will ever move it on: neither order nor timer"
+
+
+def _node_orders(state: State) -> Iterator[o.NodeOrder]:
+    for record in state.orders.values():
+        if isinstance(record.order, o.NodeOrder):
+            yield record.order
+
+
+def _incidents(state: State) -> Iterator[str]:
+    for name, incident in state.incidents.items():
+        if incident.id != name or incident.closed_at:
+            yield f"incident {name} is kept although it is closed, or under another name"
+        if not incident.jobs_open and not incident.nodes_open:
+            yield f"incident {name} is open, yet waits for nothing"
+        if set(map(slug, incident.jobs_open)) - set(map(slug, incident.jobs)):
+            yield f"incident {name} waits for a job that it does not concern"
+        if set(incident.nodes_open) - set(incident.nodes):
+            yield f"incident {name} waits for a node that it does not concern"
+        lost = [slug(key) for key in incident.jobs_open if slug(key) not in state.jobs]
+        lost += [node for node in incident.nodes_open if node not in state.nodes]
+        if lost:
+            yield f"incident {name} waits for {lost}, which nobody knows"
+        if len(incident.story) > STORY_LINES_MAX:
+            yield f"incident {name}: its story is not bounded"
+
+
+def _orders(state: State) -> Iterator[str]:
+    counts: Counter[tuple[type, str]] = Counter()
+    for name, record in state.orders.items():
+        order = record.order
+        if order.id != name or record.status not in {OrderStatus.PENDING, OrderStatus.PROPOSED}:
+            yield f"order {name} is kept although it is {record.status}"
+        if isinstance(order, o.StartTimer | o.CancelTimer):
+            yield f"order {name} is a timer and must not be kept as an order"
+        foreign = _CONTROLLERS if state.scope == "allocation" else (o.StopAttempt, o.RestartInPlace, o.Escalate)
+        if isinstance(order, foreign):
+            yield f"order {name} ({type(order).__name__}) is not for an engine of scope {state.scope}"
+        if record.status is OrderStatus.PROPOSED and f"propose:{name}" not in state.timers:
+            yield f"proposal {name} never lapses"
+        job = getattr(order, "job", None)
+        about = slug(job) if job is not None else getattr(order, "node", "")
+        if isinstance(order, _ONE_AT_A_TIME):
+            counts[type(order), about] += 1
+        if isinstance(order, o.JobOrder) and not isinstance(order, o.GiveUp | o.Escalate):
+            known = state.jobs.get(about)
+            if known is None or known.state in _OVER:
+                yield f"order {name} ({type(order).__name__}) is about a job that is over"
+    for (kind, about), number in counts.items():
+        if number > 1:
+            yield f"{number} orders {kind.__name__} are open for {about}"
+
+
+def _timers(state: State) -> Iterator[str]:
+    for name in state.timers:
+        kind, _, about = name.partition(":")
+        known = {
+            "job": state.jobs,
+            "lapse": state.jobs,
+            "node": state.nodes,
+            "silent": state.nodes,
+            "settle": state.incidents,
+            "propose": state.orders,
+            "order": state.orders,
+            "brake": state.brakes,
+        }.get(kind)
+        if known is None or about not in known:
+            yield f"timer {name} waits for something that nobody knows"
+
+
+def _brakes(state: State) -> Iterator[str]:
+    sizes = Counter(node.view.group for node in state.nodes.values())
+    for group, brake in state.brakes.items():
+        if brake.nodes != sizes.get(group, 0):
+            yield f"brake {group!r} counts {brake.nodes} nodes, there are {sizes.get(group, 0)}"
+        if len(set(brake.waiting)) != len(brake.waiting):
+            yield f"brake {group!r} holds a node back twice: {brake.waiting}"
+        for name in brake.waiting:
+            node = state.nodes.get(name)
+            if node is None or NodeState.SUSPECT not in {node.state, node.before_unknown}:
+                yield f"brake {group!r} holds back {name}, which is not suspect"
+        if brake.waiting and f"brake:{group}" not in state.timers:
+            yield f"brake {group!r} holds nodes back for ever"
+
+
+def _index(state: State, index: Index | None) -> Iterator[str]:
+    if index is None:
+        return
+    fresh = Index(state)
+    for part in ("jobs_on", "incidents_of", "by_id", "orders_of"):
+        if getattr(fresh, part) != getattr(index, part):
+            yield f"index {part} is not what the records say: {getattr(index, part)} != {getattr(fresh, part)}"

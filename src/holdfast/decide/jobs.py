@@ -1,0 +1,368 @@
+"""Jobs: what the scheduler and the launchers say of them, turned into ends, starts and progress of attempts.
+
+`engine.py` hands events in. Words of older attempts, repeated words and words that arrive late change nothing but the
+record. How time passes: `lapse:SLUG` bounds how long a launcher that went silent may come back.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from holdfast.decide import attempts, findings, incidents, proof, recovery, remedies, restart
+from holdfast.decide.proof import about, incident_of, timer_of
+from holdfast.decide.state import slug
+from holdfast.decide.transitions import JOB, JOB_ENDED, JobTrigger, can
+from holdfast.decide.turn import Turn, in_recovery
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import ENDED, JobView, SchedulerState
+from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
+from holdfast.model.records import Authority, JobRecord, JobState
+
+ATTEMPTS_MAX = 64
+_QUEUED = frozenset({SchedulerState.PENDING, SchedulerState.HELD})
+_ENDS = {
+    SchedulerState.COMPLETED: JobTrigger.COMPLETED,
+    SchedulerState.TIMEOUT: JobTrigger.COMPLETED,
+    SchedulerState.CANCELLED: JobTrigger.CANCEL,
+    SchedulerState.FAILED: JobTrigger.GIVE_UP,
+    SchedulerState.NODE_FAIL: JobTrigger.GIVE_UP,
+}
+
+
+# --- the scheduler's words --------------------------------------------------------------------------------------------
+
+
+def observed(turn: Turn, event: e.JobObserved) -> None:
+    """The job is now like this."""
+    view = event.job
+    job = turn.job(view.key)
+    if job is None:
+        job = attempts.create(turn, view)
+        if view.state in ENDED:
+            turn.move_job(job, _ENDS[view.state])
+        elif view.state is SchedulerState.RUNNING:
+            attempts.implied(turn, job)
+        return
+    old = job.view
+    if view.restart_count < old.restart_count:
+        return
+    if turn.in_allocation and not view.nodes:
+        view = replace(view, nodes=old.nodes)
+    attempts.set_view(turn, job, view)
+    if view.state is SchedulerState.RUNNING:
+        attempts.implied(turn, job)
+    if old.state is view.state and old.restart_count == view.restart_count:
+        return
+    if job.state in JOB_ENDED:
+        if view.state not in ENDED and (view.restart_count > old.restart_count or old.state in ENDED):
+            proof.revive(turn, job)
+    elif view.state in ENDED:
+        _ended(turn, job)
+    elif view.state in _QUEUED:
+        _queued(turn, job, old)
+    elif view.state is SchedulerState.RUNNING:
+        _running(turn, job, old)
+
+
+def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
+    """It stands in the queue, held or not."""
+    view = job.view
+    state = job.state
+    grown = view.restart_count > old.restart_count
+    if state is JobState.STOPPING and turn.open_orders(about(job), o.RequeueHeld):
+        return
+    if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
+        if view.state is SchedulerState.HELD and old.state is SchedulerState.PENDING and not job.in_queue:
+            _held_by_person(turn, job)
+        elif view.state is SchedulerState.PENDING and state is JobState.RELEASED and _lacks_nodes(view.reason):
+            turn.move_job(job, JobTrigger.WAIT)
+            turn.tell_all(incident_of(turn, job), job, f"waits for nodes ({view.reason}).")
+        return
+    if state is JobState.HELD:
+        if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD:
+            job.held_by = ""
+            restart.adopt(turn, job, "somebody else released it")
+        return
+    if not grown:
+        return
+    attempt = job.attempt
+    if attempt is not None and not attempt.ended_at:
+        attempt.ended_at = turn.now
+        attempt.stopped = True
+    job.authority = Authority.CONTROLLER
+    if state is JobState.WATCHING:
+        turn.tell(job, "It was requeued by the scheduler or a person.")
+        attempts.settle_observed(turn, job, "it was requeued by somebody else.")
+    elif job.in_queue:
+        return
+    else:
+        restart.adopt(turn, job, "it was requeued already, by the scheduler or a person")
+
+
+def _lacks_nodes(reason: str) -> bool:
+    text = reason.casefold()
+    return any(word in text for word in ("resource", "node", "unavailable", "insufficient"))
+
+
+def _held_by_person(turn: Turn, job: JobRecord) -> None:
+    job.held_by = "a person"
+    turn.withdraw(about(job), "a person holds it", o.ReleaseJob, o.SetExcluded)
+    turn.move_job(job, JobTrigger.HOLD)
+    turn.cancel_timer(timer_of(job))
+    turn.tell_all(incident_of(turn, job), job, "a person holds it in the queue; it waits for them.")
+
+
+def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
+    """The scheduler runs it."""
+    grown = job.view.restart_count > old.restart_count
+    attempt = job.attempt
+    again = grown or old.state in _QUEUED or old.state in ENDED
+    if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD} and again:
+        job.held_by = ""
+        restart.runs(turn, job)
+    elif grown and can(JOB, job.state, JobTrigger.ADOPT) and not turn.open_orders(about(job), o.RequeueHeld):
+        restart.adopt(turn, job, "the scheduler runs it again by itself")
+        restart.runs(turn, job)
+    if job.state is JobState.RESTARTING and not attempts.has_launcher(job) and attempt is not None:
+        attempts.started(turn, job, turn.now)
+
+
+def _ended(turn: Turn, job: JobRecord) -> None:
+    """The scheduler says that it has ended."""
+    view = job.view
+    attempt = job.attempt
+    code = view.exit_code
+    if attempt is not None:
+        if attempt.exit_code in {EXIT_RESTART_ME, EXIT_DO_NOT_REQUEUE}:
+            code = attempt.exit_code
+        if not attempt.ended_at:
+            attempt.ended_at = turn.now
+            attempt.exit_code = code
+            attempt.signal = view.signal
+    if not turn.in_allocation:
+        job.authority = Authority.CONTROLLER
+    if view.state is SchedulerState.CANCELLED:
+        proof.finish(turn, job, JobTrigger.CANCEL, incidents.CANCELLED, "it was cancelled, which is no failure")
+    elif view.state is SchedulerState.TIMEOUT:
+        why = "it reached its time limit, which is no failure"
+        proof.finish(turn, job, JobTrigger.COMPLETED, incidents.CANCELLED, why)
+    elif view.state is SchedulerState.COMPLETED and code != EXIT_RESTART_ME:
+        outcome = incidents.RECOVERED if in_recovery(job) else incidents.OBSERVED
+        proof.finish(turn, job, JobTrigger.COMPLETED, outcome, "it completed")
+    elif turn.open_orders(about(job), o.RequeueHeld):
+        return
+    elif code == EXIT_DO_NOT_REQUEUE:
+        proof.finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, "it asked not to be requeued (exit code 86)")
+    elif not recovery.recoverable(turn, job) and not attempts.has_launcher(job):
+        why = f"it failed (exit code {code}); nobody asked for its recovery"
+        proof.finish(turn, job, JobTrigger.GIVE_UP, incidents.OBSERVED, why)
+    else:
+        _failed(turn, job, code)
+
+
+def _failed(turn: Turn, job: JobRecord, code: int | None) -> None:
+    incident = incident_of(turn, job)
+    attempt = job.attempt
+    if (
+        incident is not None
+        and job.state is not JobState.WATCHING
+        and (attempt is None or attempt.incident == incident.id)
+    ):
+        if can(JOB, job.state, JobTrigger.ATTEMPT_OVER) or job.state is JobState.DIAGNOSING:
+            restart.attempt_is_over(turn, job, incident)
+        return
+    if incident is not None and job.state is JobState.WATCHING:
+        proof.finish(
+            turn, job, JobTrigger.GIVE_UP, incidents.OBSERVED, f"it ended (exit code {code}) and was left alone"
+        )
+        return
+    if job.view.state is SchedulerState.NODE_FAIL:
+        finding = attempts.said_by_scheduler(turn, job, "scheduler.node_fail", "the scheduler lost a node of the job")
+    elif code == EXIT_RESTART_ME:
+        finding = attempts.restart_me(turn, job)
+    else:
+        finding = attempts.end_of_attempt(turn, job, code, job.view.signal)
+    findings.job_fault(turn, job, finding)
+
+
+def vanished(turn: Turn, event: e.JobVanished) -> None:
+    """The scheduler has forgotten it; so do we."""
+    job = turn.job(event.job)
+    if job is None:
+        return
+    busy = in_recovery(job)
+    trigger = JobTrigger.CANCEL if busy else JobTrigger.COMPLETED
+    proof.finish(turn, job, trigger, incidents.CANCELLED, "the scheduler no longer knows it")
+    name = slug(job.key)
+    turn.cancel_timer(f"lapse:{name}")
+    attempts.set_view(turn, job, replace(job.view, nodes=()))
+    turn.index.by_id[job.key.id].discard(name)
+    if not turn.index.by_id[job.key.id]:
+        del turn.index.by_id[job.key.id]
+    turn.state.context.pop(name, None)
+    turn.withdraw(name, "the job is gone", o.GiveUp)
+    del turn.state.jobs[name]
+
+
+# --- the launcher's words ---------------------------------------------------------------------------------------------
+
+
+def attached(turn: Turn, event: e.LauncherAttached) -> None:
+    """A launcher takes authority inside its allocation."""
+    job = turn.job(event.job)
+    if job is None:
+        view = JobView(
+            key=event.job, state=SchedulerState.RUNNING, nodes=event.nodes, restart_count=event.restart_count
+        )
+        job = attempts.create(turn, view)
+    if event.restart_count < job.view.restart_count:
+        return
+    if event.restart_count > job.view.restart_count or (turn.in_allocation and event.nodes):
+        view = job.view
+        changed = replace(
+            view,
+            restart_count=event.restart_count,
+            state=SchedulerState.RUNNING,
+            nodes=event.nodes or view.nodes,
+        )
+        attempts.set_view(turn, job, changed)
+    if job.state in JOB_ENDED:
+        attempt = job.attempt
+        if attempt is not None and event.restart_count <= attempt.restart_count:
+            return
+        proof.revive(turn, job)
+    pending = turn.open_orders(about(job), o.RequeueHeld)
+    if pending or job.in_queue:
+        return
+    job.authority = Authority.LAUNCHER
+    turn.cancel_timer(f"lapse:{slug(job.key)}")
+    turn.tell(job, f"A launcher holds its allocation ({len(event.nodes)} nodes, {event.ranks} ranks).")
+    if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD}:
+        attempt = job.attempt
+        if attempt is None or event.restart_count > attempt.restart_count:
+            restart.runs(turn, job)
+
+
+def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
+    """The launcher left, or was not heard within its lease."""
+    job = turn.job(event.job)
+    if job is None or turn.in_allocation or job.authority is not Authority.LAUNCHER:
+        return
+    job.authority = Authority.CONTROLLER
+    turn.touch(job)
+    attempt = job.attempt
+    if event.left:
+        turn.tell(job, f"Its launcher left with exit code {event.exit_code}.")
+        if attempt is not None and event.exit_code is not None:
+            attempt.exit_code = event.exit_code
+            attempt.ended_at = attempt.ended_at or turn.now
+        if event.exit_code == EXIT_DO_NOT_REQUEUE:
+            incident = incident_of(turn, job)
+            why = "its launcher gave it up (exit code 86)"
+            if job.state not in JOB_ENDED:
+                proof.give_up(turn, job, incident, why, cancel=False)
+            return
+    else:
+        turn.tell(job, "Its launcher's lease ended without a word.")
+    if in_recovery(job) and job.state in {
+        JobState.STOPPING,
+        JobState.DIAGNOSING,
+        JobState.IN_PLACE,
+        JobState.EVACUATING,
+    }:
+        _take_over(turn, job, left=event.left)
+    elif not event.left and job.state not in JOB_ENDED:
+        turn.start_timer(f"lapse:{slug(job.key)}", turn.policy_of(job).waits.unknown_s, job.incident)
+
+
+def _take_over(turn: Turn, job: JobRecord, *, left: bool) -> None:
+    incident = incident_of(turn, job)
+    attempt = job.attempt
+    if incident is None:
+        return
+    if attempt is not None and not attempt.ended_at:
+        # The launcher's ranks end with its lease, so the attempt is over either way.
+        attempt.ended_at = turn.now
+        attempt.stopped = True
+    if turn.open_orders(about(job), o.RequeueHeld):
+        return
+    if job.state is JobState.EVACUATING or left:
+        restart.attempt_is_over(turn, job, incident)
+    else:
+        recovery.take_over(turn, job, "its launcher's lease ended")
+
+
+def lapse_timer(turn: Turn, job: JobRecord) -> None:
+    """The launcher has not come back: its ranks are over, by the lease's end. Blind, one cannot say that."""
+    if job.authority is not Authority.CONTROLLER or job.state in JOB_ENDED or (in_recovery(job) and job.in_queue):
+        return
+    if turn.state.blind:
+        turn.start_timer(f"lapse:{slug(job.key)}", turn.policy_of(job).waits.unknown_s, job.incident)
+        return
+    if job.view.state not in {SchedulerState.RUNNING, SchedulerState.COMPLETING, SchedulerState.UNKNOWN}:
+        return
+    if job.state not in {JobState.WATCHING, JobState.PROVING, JobState.RESTARTING}:
+        return
+    summary = "its launcher was not heard again after its lease had ended"
+    finding = attempts.said_by_scheduler(turn, job, remedies.LAUNCHER_LOST, summary)
+    findings.job_fault(turn, job, finding)
+
+
+def escalated(turn: Turn, event: e.Escalated) -> None:
+    """The launcher has no rung left inside the allocation: the controller goes on with the ladder."""
+    job = turn.job(event.job)
+    if job is None or turn.in_allocation or job.state in JOB_ENDED:
+        return
+    attempt = job.attempt
+    if attempt is not None and event.attempt < attempt.number:
+        return
+    restart.exclude(turn, job, event.exclude_nodes)
+    if (
+        turn.open_orders(about(job), o.RequeueHeld)
+        or job.in_queue
+        or job.state
+        in {
+            JobState.RELEASED,
+            JobState.WAITING_FOR_NODES,
+        }
+    ):
+        return
+    job.authority = Authority.CONTROLLER
+    turn.tell(job, f"Its launcher hands over: {event.why or 'no rung is left in its allocation'}.")
+    if attempt is not None and not attempt.ended_at:
+        attempt.ended_at = turn.now
+        attempt.stopped = True
+    incident = incident_of(turn, job)
+    if incident is None or (attempt is not None and attempt.incident not in {"", incident.id}):
+        findings.job_fault(turn, job, _from_launcher(turn, job, event))
+        return
+    if event.diagnosis is not None and (incident.diagnosis is None or incident.diagnosis.cause == "unknown"):
+        incident.diagnosis = event.diagnosis
+        turn.touch(incident)
+    if job.state is JobState.DIAGNOSING:
+        turn.cancel_timer(f"settle:{incident.id}")
+        restart.decide(turn, job, incident)
+    elif can(JOB, job.state, JobTrigger.ATTEMPT_OVER):
+        restart.attempt_is_over(turn, job, incident)
+
+
+def _from_launcher(turn: Turn, job: JobRecord, event: e.Escalated) -> Finding:
+    made = event.diagnosis
+    cause = made.cause if made is not None else "launcher.escalated"
+    return Finding(
+        id=f"escalated:{slug(job.key)}:{turn.seq}",
+        rule=cause,
+        at=event.at,
+        domain=made.domain if made is not None else Domain.UNKNOWN,
+        role=Role.ROOT,
+        severity=Severity.ERROR,
+        remedy=made.remedy if made is not None else Remedy.NONE,
+        place=Place(node=made.nodes[0] if made is not None and made.nodes else ""),
+        job=job.key,
+        attempt=event.attempt,
+        summary=(made.summary if made is not None else "") or event.why or "the launcher handed over",
+        fingerprint=made.fingerprint if made is not None else "",
+        evidence=(Evidence(EvidenceKind.EXIT, event.why[:200]),),
+    )

@@ -1,0 +1,32 @@
+"""How far Holdfast may go with each rung, in each group: observe, advise or act.
+
+The engine asks before every order that changes the world. A person's SET_MODE at run time goes before the policy, the
+more particular word before the more general one. No time passes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.model.evidence import Remedy
+from holdfast.model.policy import Mode, Policy
+
+
+def mode_of(policy: Policy, overrides: Mapping[str, Mapping[str, Mode]], group: str, rung: Remedy) -> Mode:
+    """The mode that holds for a rung: override (group and rung, group, rung, all), then the policy's."""
+    if overrides:
+        for name in (group, "") if group else ("",):
+            spoken = overrides.get(name)
+            if spoken:
+                for key in (str(rung), ""):
+                    if key in spoken:
+                        return spoken[key]
+    return policy.modes.get(rung, policy.mode)
+
+
+def set_mode(overrides: dict[str, dict[str, Mode]], group: str, rung: str, mode: Mode) -> None:
+    """Keep a person's word. Without a rung it replaces what was said about single rungs of that group."""
+    if not rung:
+        overrides[group] = {"": mode}
+    else:
+        overrides.setdefault(group, {})[rung] = mode

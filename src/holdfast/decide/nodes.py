@@ -1,0 +1,425 @@
+"""Nodes: what the scheduler, agents and silence say of them, suspicion, quarantine under brake, ownership.
+
+`engine.py` hands events in; `findings.py` calls `suspect`. What comes after the fence is `repair.py`. How time passes:
+`silent:NAME` bounds silence, `brake:GROUP` reopens a tripped brake; both come back as `TimerFired`.
+"""
+
+from __future__ import annotations
+
+from holdfast.decide import brakes, incidents, repair, story
+from holdfast.decide.repair import about
+from holdfast.decide.transitions import NODE, NodeTrigger, can, move
+from holdfast.decide.turn import Turn, phase
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import NodeView
+from holdfast.model.evidence import Finding, Remedy, Severity
+from holdfast.model.orders import OrderStatus
+from holdfast.model.policy import Mode
+from holdfast.model.records import BrakeRecord, IncidentRecord, Mark, NodeRecord, NodeState
+
+OWN_REASON = "[holdfast]"
+"""Prefix of the drain reasons that we set, and the only ones that we lift."""
+
+
+def record_of(turn: Turn, name: str) -> NodeRecord:
+    """The node's record; an agent may speak of a node before the scheduler does."""
+    node = turn.state.nodes.get(name)
+    if node is None:
+        node = NodeRecord(name=name, view=NodeView(name=name), since=turn.now)
+        turn.state.nodes[name] = node
+        _count(turn, "", 1)
+        turn.touch(node)
+    return node
+
+
+def _brake(turn: Turn, group: str) -> BrakeRecord:
+    record = turn.state.brakes.get(group)
+    if record is None:
+        record = turn.state.brakes[group] = BrakeRecord(group=group)
+    return record
+
+
+def _count(turn: Turn, group: str, step: int) -> None:
+    record = _brake(turn, group)
+    record.nodes += step
+    turn.brakes[group] = record
+
+
+# --- what the scheduler sees ------------------------------------------------------------------------------------------
+
+
+def observed(turn: Turn, event: e.NodeObserved) -> str:
+    """The node is now like this. Returns the evidence when it shows that the node is gone, else an empty text."""
+    view = event.node
+    node = turn.state.nodes.get(view.name)
+    if node is None:
+        _first_seen(turn, view)
+        return ""
+    old, node.view = node.view, view
+    turn.touch(node)
+    if old.group != view.group:
+        _count(turn, old.group, -1)
+        _count(turn, view.group, 1)
+    same_machine = not identity(turn, node, view.boot_id, view.instance_id)
+    if old.drained and same_machine and node.drained_by_us:
+        if not view.drained:
+            _resumed_by_person(turn, node)
+        elif view.drain_reason and not view.drain_reason.startswith(OWN_REASON):
+            _taken_over(turn, node)
+    if view.alive is True and node.gone:
+        node.gone = False
+        turn.tell(node, "The scheduler says that it runs again.")
+    if phase(node) is NodeState.DRAINING:
+        repair.check_drained(turn, node)
+    if view.alive is False and old.alive is not False and not node.gone and phase(node) is not NodeState.REPAIRING:
+        return f"the scheduler says so ({view.state_text or 'not responding'})"
+    return ""
+
+
+def _first_seen(turn: Turn, view: NodeView) -> None:
+    node = NodeRecord(
+        name=view.name,
+        view=view,
+        since=turn.now,
+        boot_id=view.boot_id,
+        instance_id=view.instance_id,
+        gone=view.alive is False,
+    )
+    turn.state.nodes[view.name] = node
+    _count(turn, view.group, 1)
+    turn.touch(node)
+    if view.drained and view.drain_reason.startswith(OWN_REASON):
+        # A drain of ours that this engine does not remember: nobody else will lift it, so it is checked and lifted.
+        turn.move_node(node, NodeTrigger.QUARANTINE)
+        turn.move_node(node, NodeTrigger.FENCED)
+        node.drained_by_us = True
+        turn.tell(node, f"It was found drained by us ({view.drain_reason}).")
+        repair.validate(turn, node, "our old drain was found")
+
+
+def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str) -> bool:
+    """Take note of boot and machine. True when either is another one than before."""
+    machine = bool(instance_id and node.instance_id and instance_id != node.instance_id)
+    boot = bool(boot_id and node.boot_id and boot_id != node.boot_id)
+    if boot_id:
+        node.boot_id = boot_id
+    if instance_id:
+        node.instance_id = instance_id
+    if not (machine or boot):
+        return False
+    turn.touch(node)
+    node.gone = False
+    if machine:
+        node.offences = []
+        turn.tell(node, f"It is another machine now ({instance_id}).")
+    else:
+        turn.tell(node, "It has booted anew.")
+    if node.state is NodeState.UNKNOWN:
+        heard(turn, node.name)
+    if phase(node) is NodeState.REPAIRING:
+        repair.new_identity(turn, node)
+    elif machine:
+        _swapped(turn, node)
+    return True
+
+
+def _swapped(turn: Turn, node: NodeRecord) -> None:
+    """Another machine answers to the name: what was held against the old one is stale."""
+    state = phase(node)
+    if state is NodeState.HEALTHY:
+        node.clean_at = turn.now
+        return
+    turn.withdraw(about(node), "the machine was swapped for another")
+    if state is NodeState.VALIDATING:
+        repair.check_again(turn, node)
+        return
+    node.findings = []
+    _unbrake(turn, node)
+    if state is NodeState.SUSPECT or not node.drained_by_us:
+        _clear(turn, node, "the machine that was suspected is gone")
+    elif can(NODE, state, NodeTrigger.CHECK):
+        repair.validate(turn, node, "the machine was swapped, so the old reason is stale")
+
+
+def _resumed_by_person(turn: Turn, node: NodeRecord) -> None:
+    turn.withdraw(about(node), "a person took the node back into service")
+    _clear(turn, node, "a person took it back into service; their word ends ours")
+
+
+def _taken_over(turn: Turn, node: NodeRecord) -> None:
+    turn.withdraw(about(node), "a person holds the node now")
+    _clear(turn, node, f"a person drained it for a reason of their own ({node.view.drain_reason}); it is theirs now")
+
+
+def _clear(turn: Turn, node: NodeRecord, why: str) -> None:
+    """Back to healthy, without more ado."""
+    if phase(node) is not NodeState.HEALTHY:
+        turn.move_node(node, NodeTrigger.CLEARED)
+    repair.clean(turn, node)
+    turn.tell(node, f"{why[0].upper()}{why[1:]}.")
+    incident = repair.incident_of(turn, node)
+    if incident is not None:
+        incidents.node_settled(turn, incident, node, f"{why}.")
+    node.incident = ""
+
+
+def vanished(turn: Turn, event: e.NodeVanished) -> None:
+    """The scheduler no longer knows the node: replaced under another name, or taken out."""
+    node = turn.state.nodes.get(event.node)
+    if node is None:
+        return
+    turn.withdraw(about(node), "the node left the cluster")
+    for name in (f"node:{node.name}", f"silent:{node.name}"):
+        turn.cancel_timer(name)
+    _unbrake(turn, node)
+    _count(turn, node.view.group, -1)
+    incident = repair.incident_of(turn, node)
+    turn.tell(node, "It left the cluster.")
+    if incident is not None:
+        if phase(node) is NodeState.REPAIRING:
+            turn.stamp(incident, Mark.NODE_REPAIRED)
+        incidents.node_settled(turn, incident, node, "it left the cluster.")
+    turn.state.context.pop(about(node), None)
+    del turn.state.nodes[node.name]
+
+
+# --- silence ----------------------------------------------------------------------------------------------------------
+
+
+def silent(turn: Turn, event: e.NodeSilent) -> None:
+    """Nobody has heard of it for a while: unknown, which is not gone."""
+    node = turn.state.nodes.get(event.node)
+    if node is None or node.silent:
+        return
+    node.silent = True
+    if node.state is not NodeState.UNKNOWN:
+        node.before_unknown = node.state
+        node.state = move(NODE, node.state, NodeTrigger.SILENT, story=tuple(node.story[-8:]))
+        node.since = turn.now
+    turn.tell(node, f"Nothing was heard of it for {story.seconds(event.for_s)}; it is unknown, not gone.")
+    if phase(node) in {NodeState.HEALTHY, NodeState.SUSPECT} and not node.gone:
+        turn.start_timer(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
+
+
+def heard(turn: Turn, name: str) -> None:
+    """It is heard again, and shows the state that silence covered."""
+    node = turn.state.nodes.get(name)
+    if node is None or not node.silent:
+        return
+    node.silent = False
+    turn.cancel_timer(f"silent:{name}")
+    if node.state is NodeState.UNKNOWN:
+        trigger = NodeTrigger(f"heard_{node.before_unknown}")
+        node.state = move(NODE, node.state, trigger, story=tuple(node.story[-8:]))
+        node.since = turn.now
+    turn.tell(node, "It is heard again.")
+
+
+def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
+    """An agent reports, perhaps after a boot or on another machine."""
+    node = record_of(turn, event.node)
+    node.drill_ok = event.drill_ok
+    turn.touch(node)
+    heard(turn, event.node)
+    identity(turn, node, event.boot_id, event.instance_id)
+
+
+# --- suspicion and quarantine -----------------------------------------------------------------------------------------
+
+
+def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Finding) -> None:
+    """Evidence against the node: fence it, if mode and brake allow."""
+    state = phase(node)
+    if finding.rule not in node.findings:
+        node.findings.append(finding.rule)
+    if state is NodeState.RETIRED:
+        turn.tell(node, f"{story.of_finding(finding)}; it is out of service already.")
+        return
+    incidents.attach_node(turn, incident, node)
+    turn.tell(node, f"{story.of_finding(finding)}.")
+    if state is NodeState.HEALTHY:
+        turn.move_node(node, NodeTrigger.SUSPECT)
+    elif state is NodeState.VALIDATING:
+        turn.withdraw(about(node), "it failed again before it was returned")
+        repair.next_rung(turn, node, "it failed again before it was returned")
+        return
+    elif state is not NodeState.SUSPECT:
+        return
+    quarantine(turn, node, incident, story.of_finding(finding))
+
+
+def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -> None:
+    """Keep new work off it. Somebody else's drain is respected, and serves as well."""
+    if turn.open_orders(about(node), o.QuarantineNode):
+        return
+    if node.view.drained and not node.drained_by_us and not node.view.drain_reason.startswith(OWN_REASON):
+        turn.stamp(incident, Mark.ISOLATED)
+        reason = node.view.drain_reason or "no reason given"
+        incidents.node_settled(
+            turn, incident, node, f"drained already by somebody else ({reason}); it is left to them."
+        )
+        return
+    policy = turn.policy_for(node)
+    group = node.view.group
+    acts = turn.mode(policy, group, Remedy.QUARANTINE, incident.id) is Mode.ACT
+    if acts and not brakes.allows(policy.brake, _brake(turn, group), turn.now):
+        _held_back(turn, node, incident, group)
+        return
+    order = turn.make(
+        o.QuarantineNode,
+        incident=incident.id,
+        remedy=Remedy.QUARANTINE,
+        node=node.name,
+        instance_id=node.instance_id,
+        why=why,
+    )
+    status = turn.ask(order, policy, group)
+    if status is OrderStatus.PENDING:
+        entered(turn, node, incident)
+    elif status is OrderStatus.OBSERVED:
+        incidents.node_settled(turn, incident, node, "would be quarantined (observe).")
+    else:
+        turn.tell_all(incident, node, "waiting for a person to approve its quarantine.")
+
+
+def entered(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
+    """Its quarantine is ordered."""
+    record = _brake(turn, node.view.group)
+    brakes.took(record, turn.now)
+    turn.brakes[node.view.group] = record
+    turn.move_node(node, NodeTrigger.QUARANTINE)
+    start = turn.now - turn.policy_for(node).node.lemon_window_s
+    node.offences = [*[at for at in node.offences if at > start], turn.now]
+    incidents.tried(turn, incident, Remedy.QUARANTINE)
+    turn.tell_all(incident, node, "quarantined.")
+
+
+def _held_back(turn: Turn, node: NodeRecord, incident: IncidentRecord, group: str) -> None:
+    policy = turn.policy_for(node)
+    record = _brake(turn, group)
+    first = brakes.hold_back(record, node.name, turn.now)
+    turn.brakes[group] = record
+    turn.start_timer(f"brake:{group}", brakes.next_look(policy.brake, record, turn.now))
+    turn.tell_all(incident, node, "not quarantined: the brake of its group holds it back.")
+    if first:
+        turn.notify(
+            f"brake:{group}",
+            Severity.ERROR,
+            f"Quarantine brake tripped for {group or 'the cluster'}",
+            f"{len(record.recent)} of {record.nodes} nodes were quarantined within "
+            f"{story.seconds(policy.brake.window_s)}. Repairs, returns and restarts of jobs go on. It closes by itself "
+            f"after {story.seconds(policy.brake.calm_s)} of calm, or by hand.",
+            node=node.name,
+        )
+
+
+def brake_timer(turn: Turn, group: str) -> None:
+    """A calm spell is over: quarantine what still waits, as far as the window allows."""
+    record = turn.state.brakes.get(group)
+    if record is None or not record.tripped_at:
+        return
+    rules = turn.policies.for_group(group).brake
+    record.tripped_at = 0.0
+    _retry(turn, group, record, brakes.reopen(rules, record, turn.now))
+    if record.waiting:
+        record.tripped_at = record.tripped_at or turn.now
+        turn.start_timer(f"brake:{group}", brakes.next_look(rules, record, turn.now))
+
+
+def reset_brake(turn: Turn, group: str, who: str) -> bool:
+    """By hand. False when the group is not known."""
+    record = turn.state.brakes.get(group)
+    if record is None:
+        return False
+    turn.cancel_timer(f"brake:{group}")
+    turn.brakes[group] = record
+    freed = brakes.reset(record)
+    turn.notify(f"brake:{group}", Severity.INFO, f"Quarantine brake of {group or 'the cluster'} reset", f"By {who}.")
+    _retry(turn, group, record, freed)
+    return True
+
+
+def _retry(turn: Turn, group: str, record: BrakeRecord, names: list[str]) -> None:
+    turn.brakes[group] = record
+    for name in names:
+        node = turn.state.nodes.get(name)
+        incident = repair.incident_of(turn, node) if node is not None else None
+        if node is not None and incident is not None and phase(node) is NodeState.SUSPECT:
+            quarantine(turn, node, incident, ", ".join(node.findings[:3]))
+
+
+def _unbrake(turn: Turn, node: NodeRecord) -> None:
+    record = turn.state.brakes.get(node.view.group)
+    if record is not None and node.name in record.waiting:
+        record.waiting.remove(node.name)
+        if not record.waiting:
+            record.tripped_at = 0.0
+            turn.cancel_timer(f"brake:{node.view.group}")
+        turn.brakes[node.view.group] = record
+
+
+def cleared(turn: Turn, event: e.FindingCleared) -> None:
+    """A condition no longer holds. Only what that rule alone caused is undone."""
+    node = turn.state.nodes.get(event.node)
+    if node is None or event.rule not in node.findings:
+        return
+    node.findings.remove(event.rule)
+    turn.tell(node, f"{event.rule} no longer holds.")
+    if node.findings:
+        return
+    if phase(node) is NodeState.SUSPECT:
+        turn.withdraw(about(node), "the fault is gone")
+        _unbrake(turn, node)
+        _clear(turn, node, "the fault is gone")
+    elif phase(node) is NodeState.DRAINING:
+        turn.withdraw(about(node), "the fault is gone", *repair.REPAIR_ORDERS)
+        repair.check_drained(turn, node)
+
+
+def quarantine_failed(turn: Turn, node: NodeRecord, why: str) -> None:
+    """It could not be fenced; a person must know."""
+    incident = repair.incident_of(turn, node)
+    if phase(node) is NodeState.QUARANTINED:
+        turn.move_node(node, NodeTrigger.SUSPECT)
+    turn.tell_all(incident, node, f"it could not be quarantined: {why}.")
+    topic = incident.id if incident is not None else about(node)
+    text = f"{why}. It may take new work although it is suspect."
+    turn.notify(topic, Severity.ERROR, f"{node.name} could not be quarantined", text, node=node.name)
+    if incident is not None:
+        incidents.node_settled(turn, incident, node, "it could not be quarantined; a person was told.")
+
+
+def not_approved(turn: Turn, node: NodeRecord, why: str) -> None:
+    """A proposal about the node was rejected, lapsed or overtaken: it is left to people."""
+    incident = repair.incident_of(turn, node)
+    if incident is not None and not turn.open_orders(about(node)):
+        incidents.node_settled(turn, incident, node, f"nothing is done about it: {why}.")
+
+
+def vouched(turn: Turn, node: NodeRecord, why: str) -> None:
+    """A person says that it is well: our own plans for it end."""
+    turn.withdraw(about(node), why)
+    _unbrake(turn, node)
+    _clear(turn, node, why)
+
+
+def order_done(turn: Turn, node: NodeRecord, order: o.NodeOrder) -> None:
+    """What an order's success leads to."""
+    other = bool(order.instance_id and node.instance_id and order.instance_id != node.instance_id)
+    if other and not isinstance(order, o.ReplaceNode):
+        return  # the machine it was about is gone
+    if isinstance(order, o.QuarantineNode):
+        repair.fenced(turn, node)
+    elif isinstance(order, repair.REPAIR_ORDERS):
+        repair.repair_done(turn, node, order)
+    elif isinstance(order, o.ReturnNode):
+        repair.returned(turn, node)
+
+
+def order_failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
+    """It could not be carried out."""
+    if isinstance(order, o.QuarantineNode):
+        quarantine_failed(turn, node, why)
+    else:
+        repair.failed(turn, node, order, why)

@@ -1,0 +1,397 @@
+"""What people say: commands, approvals and rejections, modes and brakes.
+
+A person's word always wins over the engine's own plans; what it refuses, it refuses with a reason, as a notice on the
+command's own topic. Called by `engine.py`; the only time is the event's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.decide import brakes, incidents, modes, nodes, proof, recovery, repair, restart
+from holdfast.decide.proof import incident_of
+from holdfast.decide.remedies import OPERATOR
+from holdfast.decide.repair import about
+from holdfast.decide.transitions import JOB_ENDED, NodeTrigger
+from holdfast.decide.turn import Turn, describe, phase
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import SchedulerState
+from holdfast.model.events import Command
+from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
+from holdfast.model.orders import OrderStatus
+from holdfast.model.policy import Mode
+from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState, OrderRecord
+
+_REPAIRS = {Command.REBOOT: Remedy.REBOOT, Command.REPLACE: Remedy.REPLACE}
+
+
+def command(turn: Turn, event: e.OperatorCommand) -> None:
+    """Do what a person asks, or say why not."""
+    if event.command in {Command.APPROVE, Command.REJECT}:
+        _decide(turn, event)
+    elif event.command is Command.SET_MODE:
+        _set_mode(turn, event)
+    elif event.command is Command.RESET_BRAKE:
+        if not nodes.reset_brake(turn, event.group, event.who):
+            refuse(turn, event, f"there is no group {event.group!r}")
+    elif event.node:
+        node = turn.state.nodes.get(event.node)
+        handler = _ON_NODES.get(event.command)
+        if node is None or handler is None:
+            refuse(turn, event, f"no node {event.node}" if node is None else f"{event.command} is not for nodes")
+        else:
+            turn.tell(node, f"{event.who} says: {event.command.replace('_', ' ')}. {event.why}".strip())
+            handler(turn, event, node)
+    elif event.job is not None:
+        job = turn.job(event.job)
+        on_job = _ON_JOBS.get(event.command)
+        if job is None or on_job is None:
+            refuse(turn, event, f"no job {event.job}" if job is None else f"{event.command} is not for jobs")
+        else:
+            turn.tell(job, f"{event.who} says: {event.command.replace('_', ' ')}. {event.why}".strip())
+            on_job(turn, event, job)
+    else:
+        refuse(turn, event, "it names neither node, job, order nor group")
+
+
+def refuse(turn: Turn, event: e.OperatorCommand, why: str) -> None:
+    """Tell whoever asked why it is not done."""
+    target = event.node or str(event.job or "") or event.order or event.group
+    turn.notify(
+        f"command:{event.id}",
+        Severity.WARNING,
+        f"Refused: {event.command.replace('_', ' ')} {target}",
+        f"{why}.",
+        job=event.job,
+        node=event.node,
+    )
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def _word(turn: Turn, event: e.OperatorCommand, what: str) -> Finding:
+    return Finding(
+        id=f"{OPERATOR}{what}:{turn.seq}",
+        rule=f"{OPERATOR}{what}",
+        at=event.at,
+        domain=Domain.OPERATOR,
+        role=Role.ROOT,
+        severity=Severity.INFO,
+        place=Place(node=event.node),
+        job=event.job,
+        summary=f"{event.who} asked for it{': ' + event.why if event.why else ''}",
+        fingerprint=f"{OPERATOR}{what}",
+        evidence=(Evidence(EvidenceKind.PERSON, f"{event.who}: {event.why}"[:200]),),
+    )
+
+
+def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
+    """Keep new work off it until somebody returns it. Brake and mode are for the engine, not for people."""
+    state = phase(node)
+    if state not in {NodeState.HEALTHY, NodeState.SUSPECT}:
+        turn.tell(node, f"It is {state} already.")
+        return
+    if node.view.drained and not node.view.drain_reason.startswith(nodes.OWN_REASON):
+        refuse(turn, event, f"it is drained already by somebody else ({node.view.drain_reason or 'no reason given'})")
+        return
+    turn.withdraw(about(node), "a person drained it")
+    turn.move_node(node, NodeTrigger.QUARANTINE)
+    why = f"{event.who}: {event.why or 'drained by hand'}"
+    turn.issue(
+        turn.make(
+            o.QuarantineNode,
+            incident=node.incident,
+            remedy=Remedy.QUARANTINE,
+            node=node.name,
+            instance_id=node.instance_id,
+            why=why,
+        )
+    )
+
+
+def _return(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
+    """Take it back into service: the person vouches for it."""
+    if node.view.drained and not node.drained_by_us and not node.view.drain_reason.startswith(nodes.OWN_REASON):
+        reason = node.view.drain_reason or "no reason given"
+        refuse(turn, event, f"it was drained by somebody else ({reason}); whoever did that returns it")
+        return
+    ours = node.drained_by_us or node.view.drained or phase(node) not in {NodeState.HEALTHY, NodeState.SUSPECT}
+    nodes.vouched(turn, node, f"{event.who} vouches for it")
+    if ours:
+        turn.issue(turn.make(o.ReturnNode, node=node.name, instance_id=node.instance_id, why=f"by {event.who}"))
+
+
+def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
+    """Reboot or replace it, once nothing runs there any more."""
+    rung = _REPAIRS[event.command]
+    state = phase(node)
+    if state in {NodeState.REPAIRING, NodeState.VALIDATING}:
+        refuse(turn, event, f"it is {state} already")
+        return
+    if node.view.drained and not node.drained_by_us and not node.view.drain_reason.startswith(nodes.OWN_REASON):
+        refuse(turn, event, f"it is drained by somebody else ({node.view.drain_reason or 'no reason given'})")
+        return
+    finding = _word(turn, event, rung)
+    incident = repair.incident_of(turn, node) or incidents.open_new(turn, finding)
+    incidents.add(turn, incident, finding)
+    incidents.attach_node(turn, incident, node)
+    incidents.judge(turn, incident, None)
+    node.findings = [finding.rule]
+    turn.state.approved.setdefault(incident.id, []).append(rung)
+    if state is NodeState.DRAINING:
+        turn.withdraw(about(node), "a person chose the repair")
+        repair.check_drained(turn, node)
+    elif state in {NodeState.HEALTHY, NodeState.SUSPECT}:
+        _drain(turn, event, node)
+    elif state is NodeState.RETIRED:
+        turn.move_node(node, NodeTrigger.CHECK)
+        repair.next_rung(turn, node, f"{event.who} asks for its repair")
+
+
+def _confirm_healthy(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
+    _return(turn, event, node)
+
+
+def _evacuate_node(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
+    """Have all its jobs save, stop and go elsewhere."""
+    names = sorted(turn.index.jobs_on.get(node.name, ()))
+    if not names:
+        refuse(turn, event, "no job runs there")
+        return
+    _drain(turn, event, node)
+    for name in names:
+        job = turn.state.jobs[name]
+        if job.state not in JOB_ENDED:
+            restart.exclude(turn, job, [node.name])
+            _evacuate(turn, event, job)
+
+
+_ON_NODES: dict[Command, Callable[[Turn, e.OperatorCommand, NodeRecord], None]] = {
+    Command.DRAIN: _drain,
+    Command.RETURN: _return,
+    Command.REBOOT: _repair,
+    Command.REPLACE: _repair,
+    Command.CONFIRM_HEALTHY: _confirm_healthy,
+    Command.EVACUATE: _evacuate_node,
+}
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def _open_for(turn: Turn, event: e.OperatorCommand, job: JobRecord, what: str, rungs: list[Remedy]) -> IncidentRecord:
+    """An incident whose cause is the person's word."""
+    incident = incidents.open_new(turn, _word(turn, event, what))
+    incidents.attach_job(turn, incident, job)
+    incidents.judge(turn, incident, job)
+    job.incident = incident.id
+    if job.attempt is not None:
+        job.attempt.incident = incident.id
+    turn.state.approved[incident.id] = rungs
+    return incident
+
+
+def _requeue(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
+    """Stop it, queue it, let it start again."""
+    if turn.in_allocation:
+        refuse(turn, event, "a launcher cannot requeue; ask the controller or the scheduler")
+    elif job.state in JOB_ENDED:
+        refuse(turn, event, f"it is {job.state}")
+    elif job.state in {JobState.WATCHING, JobState.PROVING}:
+        incident = _open_for(turn, event, job, "requeue", [Remedy.REQUEUE])
+        restart.requeue(turn, job, incident, f"{event.who} asked for it")
+    elif (incident_now := incident_of(turn, job)) is not None and not job.in_queue:
+        turn.state.approved.setdefault(incident_now.id, []).append(Remedy.REQUEUE)
+        turn.withdraw(proof.about(job), "a person asked for a requeue")
+        if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.DIAGNOSING, JobState.EVACUATING}:
+            restart.requeue(turn, job, incident_now, f"{event.who} asked for it")
+    else:
+        refuse(turn, event, "it is in the queue already")
+
+
+def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
+    """Do not release it before somebody says so. What runs is not stopped by this."""
+    if job.state in JOB_ENDED:
+        refuse(turn, event, f"it is {job.state}")
+        return
+    job.held_by = event.who
+    turn.touch(job)
+    incident = incident_of(turn, job)
+    if job.state is JobState.HELD:
+        turn.withdraw(proof.about(job), f"{event.who} holds it")
+        restart.go_on_from_hold(turn, job)
+    elif (
+        incident is not None
+        and job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}
+        and job.view.state in {SchedulerState.PENDING, SchedulerState.HELD}
+    ):
+        # It is queued already: the same requeue order, with the count it had before, means "ensure that it is held".
+        turn.withdraw(proof.about(job), f"{event.who} holds it")
+        turn.state.approved.setdefault(incident.id, []).append(Remedy.REQUEUE)
+        turn.issue(
+            turn.make(
+                o.RequeueHeld,
+                incident=incident.id,
+                remedy=Remedy.REQUEUE,
+                job=job.key,
+                restart_count=max(0, job.view.restart_count - 1),
+                why=f"{event.who} holds it",
+            )
+        )
+        restart.entered_requeue(turn, job, incident, f"{event.who} holds it")
+
+
+def _release(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
+    """End a person's hold."""
+    if not job.held_by:
+        refuse(turn, event, "nobody holds it")
+        return
+    job.held_by = ""
+    turn.touch(job)
+    restart.go_on_from_hold(turn, job)
+
+
+def _give_up(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
+    if job.state in JOB_ENDED:
+        refuse(turn, event, f"it is {job.state}")
+        return
+    why = f"{event.who} asked for it{': ' + event.why if event.why else ''}"
+    incident = incident_of(turn, job) or _open_for(turn, event, job, "give_up", [Remedy.STOP])
+    proof.give_up(turn, job, incident, why)
+
+
+def _evacuate(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
+    """Save, stop, and start again."""
+    if job.state not in {JobState.WATCHING, JobState.PROVING} or not restart.alive(job):
+        refuse(turn, event, f"it is {job.state}, so there is nothing to save")
+        return
+    incident = _open_for(turn, event, job, "evacuate", [Remedy.EVACUATE, Remedy.REQUEUE])
+    if job.authority is Authority.LAUNCHER:
+        recovery.evacuate(turn, job, incident, f"{event.who} asked for it")
+    else:
+        turn.tell(job, "No launcher can have it saved, so it is requeued as it is.")
+        restart.requeue(turn, job, incident, f"{event.who} asked for it")
+
+
+_ON_JOBS: dict[Command, Callable[[Turn, e.OperatorCommand, JobRecord], None]] = {
+    Command.REQUEUE: _requeue,
+    Command.HOLD: _hold,
+    Command.RELEASE: _release,
+    Command.GIVE_UP: _give_up,
+    Command.EVACUATE: _evacuate,
+}
+
+
+# --- proposals --------------------------------------------------------------------------------------------------------
+
+
+def _decide(turn: Turn, event: e.OperatorCommand) -> None:
+    record = turn.state.orders.get(event.order)
+    if record is None or record.status is not OrderStatus.PROPOSED:
+        refuse(turn, event, f"{event.order or 'it'} is not waiting for a decision")
+        return
+    if event.command is Command.REJECT:
+        why = f"rejected by {event.who}{': ' + event.why if event.why else ''}"
+        turn.settle(record.order.id, OrderStatus.REJECTED, why)
+        _dropped(turn, record, why)
+        return
+    obstacle = _no_longer_applies(turn, record)
+    if obstacle:
+        turn.settle(record.order.id, OrderStatus.WITHDRAWN, obstacle)
+        refuse(turn, event, obstacle)
+        _dropped(turn, record, obstacle)
+        return
+    _approve(turn, record, event.who)
+
+
+def _approve(turn: Turn, record: OrderRecord, who: str) -> None:
+    order = record.order
+    turn.cancel_timer(f"propose:{order.id}")
+    record.status = OrderStatus.PENDING
+    record.issued_at = turn.now
+    record.expires_at = 0.0
+    record.detail = f"approved by {who}"
+    turn.records[order.id] = record
+    turn.orders.append(order)
+    if order.incident:
+        turn.state.approved.setdefault(order.incident, []).append(order.remedy)
+    if isinstance(order, o.JobOrder):
+        job = turn.job(order.job)
+        if job is not None:
+            turn.tell(job, f"{who} approved: {describe(order)}.")
+            recovery.approved(turn, job, order)
+    elif isinstance(order, o.NodeOrder):
+        node = turn.state.nodes[order.node]
+        turn.tell(node, f"{who} approved: {describe(order)}.")
+        incident = repair.incident_of(turn, node)
+        if isinstance(order, o.QuarantineNode) and incident is not None:
+            nodes.entered(turn, node, incident)
+        elif isinstance(order, repair.REPAIR_ORDERS):
+            repair.approved(turn, node, order)
+
+
+def _no_longer_applies(turn: Turn, record: OrderRecord) -> str:
+    """Why a proposal has been overtaken by what happened since; empty: it stands."""
+    order = record.order
+    if order.incident and order.incident not in turn.state.incidents:
+        return "its incident is closed"
+    if isinstance(order, o.JobOrder):
+        job = turn.job(order.job)
+        if job is None or job.state is not JobState.DIAGNOSING or job.incident != order.incident:
+            return "the job's state has changed since"
+        number = getattr(order, "attempt", None)
+        current = job.attempt.number if job.attempt is not None else 0
+        expected = current + 1 if isinstance(order, o.RestartInPlace) else current
+        if number is not None and number != expected:
+            return "another attempt runs by now"
+        if isinstance(order, o.RequeueHeld) and job.view.restart_count > order.restart_count:
+            return "it has been requeued already"
+    elif isinstance(order, o.NodeOrder):
+        node = turn.state.nodes.get(order.node)
+        if node is None or (order.instance_id and node.instance_id and order.instance_id != node.instance_id):
+            return "another machine has taken the node's place"
+        if isinstance(order, o.QuarantineNode):
+            if phase(node) is not NodeState.SUSPECT:
+                return f"the node is {phase(node)} by now"
+            record_of_group = turn.state.brakes.get(node.view.group)
+            rules = turn.policy_for(node).brake
+            if record_of_group is not None and not brakes.allows(rules, record_of_group, turn.now):
+                return "the brake of its group holds it back"
+    return ""
+
+
+def lapsed(turn: Turn, order_id: str) -> None:
+    """`propose:ID` fired: nobody decided in time."""
+    record = turn.state.orders.get(order_id)
+    if record is None or record.status is not OrderStatus.PROPOSED:
+        return
+    turn.settle(order_id, OrderStatus.EXPIRED, "nobody decided in time")
+    _dropped(turn, record, "nobody decided in time")
+
+
+def _dropped(turn: Turn, record: OrderRecord, why: str) -> None:
+    order = record.order
+    if isinstance(order, o.JobOrder):
+        job = turn.job(order.job)
+        if job is not None:
+            recovery.not_approved(turn, job, why)
+    elif isinstance(order, o.NodeOrder):
+        node = turn.state.nodes.get(order.node)
+        if node is not None:
+            nodes.not_approved(turn, node, why)
+
+
+def _set_mode(turn: Turn, event: e.OperatorCommand) -> None:
+    known_modes = {str(mode) for mode in Mode}
+    if event.value not in known_modes:
+        refuse(turn, event, f"{event.value!r} is no mode; it is one of {', '.join(sorted(known_modes))}")
+    elif event.remedy and event.remedy not in {str(remedy) for remedy in Remedy}:
+        refuse(turn, event, f"{event.remedy!r} is no rung")
+    else:
+        modes.set_mode(turn.state.modes, event.group, event.remedy, Mode(event.value))
+        what = event.remedy.replace("_", " ") or "everything"
+        where = event.group or "the cluster"
+        text = f"{event.who}: {event.why}".rstrip(": ")
+        turn.notify(f"mode:{event.group}", Severity.INFO, f"Mode of {what} in {where}: {event.value}", text)

@@ -1,0 +1,230 @@
+"""How a job's recovery ends: proven by progress, or over because the job ended, was cancelled or was given up.
+
+`jobs.py` reports steps and checkpoints here, `restart.py` and `operators.py` ask for the other ends. Progress is an
+increasing completed step or a durable checkpoint, nothing else. How time passes: `wait` sets the one timer of a job,
+`job:SLUG`, to what its state waits for.
+"""
+
+from __future__ import annotations
+
+from holdfast.decide import budgets, incidents, story
+from holdfast.decide.state import slug
+from holdfast.decide.transitions import JOB_ENDED, JobTrigger
+from holdfast.decide.turn import Turn
+from holdfast.errors import EXIT_DO_NOT_REQUEUE
+from holdfast.model import orders as o
+from holdfast.model.evidence import Remedy, Severity
+from holdfast.model.policy import Policy, Proof
+from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, Mark
+
+STEPS_KEPT = 24
+"""Durable checkpoints remembered per job: a poisoned one is stepped over to an older one."""
+
+
+def about(job: JobRecord) -> str:
+    """The job as a subject of orders."""
+    return slug(job.key)
+
+
+def timer_of(job: JobRecord) -> str:
+    """The job's one timer."""
+    return f"job:{slug(job.key)}"
+
+
+def incident_of(turn: Turn, job: JobRecord) -> IncidentRecord | None:
+    """The open incident that governs its recovery."""
+    return turn.state.incidents.get(job.incident)
+
+
+def wait(turn: Turn, job: JobRecord, after_s: float) -> None:
+    """Look at it again then, unless something happens before."""
+    turn.start_timer(timer_of(job), after_s, job.incident)
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+
+def step_done(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
+    """A step was completed; of an older attempt it only tells how far that one had come."""
+    record = next((a for a in reversed(job.attempts) if a.number == attempt), None)
+    if record is None:
+        return
+    turn.touch(job)
+    record.last_step = max(step, record.last_step or 0)
+    if record.incident and (incident := turn.state.incidents.get(record.incident)) is not None:
+        _step_before(turn, incident, record.number, step)
+    if record is not job.attempt:
+        job.best_step = max(job.best_step, step)
+        return
+    policy = turn.policy_of(job)
+    passed = step > job.best_step
+    job.best_step = max(job.best_step, step)
+    if job.state is JobState.PROVING and passed and policy.proof is Proof.PASSED_FAULT:
+        _progress(turn, job, f"it passed step {step}, further than before the fault")
+        proven(turn, job, f"step {step} is past the fault")
+
+
+def _step_before(turn: Turn, incident: IncidentRecord, attempt: int, step: int) -> None:
+    if incident.attempt_before == attempt and step > (incident.step_before or -1):
+        incident.step_before = step
+        turn.touch(incident)
+
+
+def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
+    """A durable checkpoint exists. Beyond every earlier one it is real progress; it may be the proof."""
+    turn.touch(job)
+    new_ground = step > job.durable_step
+    job.durable_step = max(job.durable_step, step)
+    if step not in job.durable_steps:
+        job.durable_steps = sorted([*job.durable_steps, step])[-STEPS_KEPT:]
+    record = job.attempt
+    if record is None or record.number != attempt:
+        return
+    record.durable_step = max(step, record.durable_step or 0)
+    record.durable_at = turn.now
+    policy = turn.policy_of(job)
+    if job.state is JobState.PROVING:
+        beyond = step > (record.resumed_from or 0) or (record.resumed_from is None and new_ground)
+        if beyond and policy.proof is Proof.FIRST_CHECKPOINT:
+            proven(turn, job, f"its first durable checkpoint after the restart is step {step}")
+    if new_ground and job.state in {JobState.WATCHING, JobState.PROVING}:
+        _progress(turn, job, f"checkpoint of step {step} is durable")
+
+
+def _progress(turn: Turn, job: JobRecord, why: str) -> None:
+    if budgets.reset(job):
+        turn.tell(job, f"Budgets start anew: {why}.")
+
+
+def first_step(turn: Turn, job: JobRecord, step: int, resumed_from: int, at: float) -> None:
+    """The current attempt completed its first step."""
+    record = job.attempt
+    if record is None or record.first_step is not None:
+        return
+    turn.touch(job)
+    record.first_step = step
+    record.first_step_at = at
+    record.resumed_from = resumed_from
+    for incident in incidents.open_of_job(turn, job):
+        if record.incident == incident.id or job.state is not JobState.PROVING:
+            continue
+        turn.stamp(incident, Mark.FIRST_STEP, at)
+        incident.step_resumed = resumed_from
+        incident.attempt_after = record.number
+    if job.state is JobState.PROVING and turn.policy_of(job).proof is Proof.FIRST_STEP:
+        proven(turn, job, f"it completed step {step}")
+
+
+def proven(turn: Turn, job: JobRecord, why: str) -> None:
+    """The restart has succeeded, as policy asks for it."""
+    turn.move_job(job, JobTrigger.PROVEN)
+    turn.cancel_timer(timer_of(job))
+    job.restore_step_max = None
+    job.rung = 0
+    turn.tell(job, f"Recovered: {why}.")
+    _recovered(turn, job, why)
+    job.incident = ""
+
+
+def _recovered(turn: Turn, job: JobRecord, why: str) -> None:
+    attempt = job.attempt
+    for incident in incidents.open_of_job(turn, job):
+        turn.stamp(incident, Mark.PROVEN)
+        if attempt is not None and incident.attempt_after is None:
+            incident.attempt_after = attempt.number
+        took = turn.now - incident.marks.get(Mark.FAULT, incident.opened_at)
+        lost = incident.lost_steps
+        steps = f" {lost} steps were lost." if lost is not None else ""
+        turn.notify(
+            incident.id,
+            Severity.INFO,
+            f"{job.name} has recovered",
+            f"{why[0].upper()}{why[1:]}, {story.seconds(took)} after the fault.{steps}",
+            job=job.key,
+        )
+        incidents.job_settled(turn, incident, job, incidents.RECOVERED, f"recovered: {why}.")
+
+
+def prove_timer(turn: Turn, job: JobRecord) -> None:
+    """It runs, but the proof has not come within `prove_s`."""
+    attempt = job.attempt
+    policy = turn.policy_of(job)
+    silent = attempt is not None and attempt.first_step is None and attempt.last_step is None
+    if silent and not job.durable_step:
+        # Nothing ever told of this job's steps, so living on is all the proof there will be.
+        proven(
+            turn, job, f"it has run for {story.seconds(policy.waits.prove_s)} with no new fault; it reports no progress"
+        )
+        return
+    incident = incident_of(turn, job)
+    if incident is not None:
+        turn.notify(
+            incident.id,
+            Severity.WARNING,
+            f"{job.name} runs, but is not proven",
+            f"No proof ({policy.proof}) within {story.seconds(policy.waits.prove_s)} of its restart.",
+            job=job.key,
+        )
+    wait(turn, job, policy.waits.prove_s)
+
+
+# --- other ends -------------------------------------------------------------------------------------------------------
+
+
+def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: str) -> None:
+    """The job is over: nothing is waited for any more."""
+    if job.state in JOB_ENDED:
+        return
+    turn.withdraw(about(job), why)
+    turn.cancel_timer(timer_of(job))
+    turn.move_job(job, trigger)
+    turn.tell(job, f"{why[0].upper()}{why[1:]}.")
+    if outcome == incidents.RECOVERED:
+        _recovered(turn, job, why)
+    for incident in incidents.open_of_job(turn, job):
+        incidents.job_settled(turn, incident, job, outcome, f"{why}.")
+    job.incident = ""
+    job.in_queue = False
+    job.held_by = ""
+
+
+def give_up(turn: Turn, job: JobRecord, incident: IncidentRecord | None, why: str, *, cancel: bool = True) -> None:
+    """Stop it for good and say why. The launcher leaves with the code that forbids a requeue."""
+    order: o.GiveUp | o.Escalate
+    number = job.attempt.number if job.attempt is not None else 0
+    common = {
+        "incident": incident.id if incident is not None else "",
+        "remedy": Remedy.STOP,
+        "job": job.key,
+        "why": why,
+    }
+    if turn.in_allocation:
+        order = turn.make(o.Escalate, attempt=number, exit_code=EXIT_DO_NOT_REQUEUE, **common)
+        job.authority = Authority.CONTROLLER
+    else:
+        order = turn.make(o.GiveUp, cancel=cancel, **common)
+    if incident is not None:
+        incidents.tried(turn, incident, Remedy.STOP)
+        summary = incident.diagnosis.story if incident.diagnosis is not None else ""
+        turn.notify(incident.id, Severity.FATAL, f"{job.name} was given up", f"{why}. {summary}".strip(), job=job.key)
+    finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, f"given up: {why}")
+    turn.issue(order)
+
+
+def revive(turn: Turn, job: JobRecord) -> None:
+    """Somebody queued a finished job once more: watch it again, with fresh budgets."""
+    turn.move_job(job, JobTrigger.REVIVED)
+    budgets.reset(job)
+    job.excluded = ()
+    job.restore_step_max = None
+    turn.tell(job, "It was queued again by somebody else; watched from here on.")
+
+
+def policy_wait(policy: Policy, state: JobState) -> float:
+    """How long a state may last before one looks again."""
+    waits = policy.waits
+    if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
+        return waits.nodes_s
+    if state in {JobState.RESTARTING, JobState.IN_PLACE}:
+        return waits.start_s
+    return waits.prove_s if state is JobState.PROVING else waits.order_s

@@ -1,0 +1,456 @@
+"""How a job's recovery begins: from a fault to the provable end of the broken attempt.
+
+`findings.py` calls `fault` for evidence that asks for action; `jobs.py` reports ends of attempts. What comes after the
+end is `restart.py`. Who orders: the engine that leads the job; a hardware fault that an agent saw is always the
+controller's. How time passes: the job's timer bounds stacks, evacuation and stopping; its firing means "look again".
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from holdfast.decide import incidents, remedies, restart, story
+from holdfast.decide.proof import about, finish, give_up, incident_of, prove_timer, timer_of, wait
+from holdfast.decide.restart import alive, facts
+from holdfast.decide.transitions import JOB_ENDED, JobTrigger
+from holdfast.decide.turn import Turn
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.evidence import Diagnosis, Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
+from holdfast.model.policy import Mode, Policy, Trouble
+from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, Mark
+
+_BEGINS = frozenset({JobState.WATCHING, JobState.PROVING, JobState.RESTARTING})
+_UNDECIDED = Diagnosis(cause="unknown", fingerprint="unknown")
+
+
+def recoverable(turn: Turn, job: JobRecord) -> bool:
+    """Did anybody ask for its recovery? A launcher around it is such a wish."""
+    spec = job.view.recovery
+    if spec is not None:
+        return spec.enabled
+    return turn.in_allocation or job.authority is Authority.LAUNCHER or turn.policy_of(job).enabled_by_default
+
+
+def by_launcher(turn: Turn) -> bool:
+    """Was the event in hand seen by a launcher?"""
+    return turn.in_allocation or turn.event.source.startswith("launcher")
+
+
+def fault(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding, *, leave: str = "") -> None:
+    """Evidence against the job's running attempt, or against a node that it must `leave`."""
+    if job.state in JOB_ENDED:
+        return
+    incidents.attach_job(turn, incident, job)
+    if not recoverable(turn, job):
+        why = "nobody asked for its recovery, so it is only watched."
+        turn.tell(job, f"{story.of_finding(finding)}; {why}")
+        incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
+        return
+    attempt = job.attempt
+    if attempt is not None and not attempt.incident:
+        attempt.incident = incident.id
+    if leave:
+        restart.exclude(turn, job, [leave])
+    if job.state in _BEGINS and job.incident != incident.id:
+        _begin(turn, job, incident, finding)
+    elif job.state in _BEGINS:
+        _again(turn, job, incident, finding)
+    elif job.state is JobState.EVACUATING and not finding.predicts:
+        end_attempt(turn, job, incident, Remedy.REQUEUE if leave else Remedy.RESTART_IN_PLACE)
+    elif leave and not turn.in_allocation and not by_launcher(turn):
+        _take_from_launcher(turn, job, incident)
+    elif job.state is JobState.DIAGNOSING and alive(job) and _adds_to_look(turn, job, finding):
+        end_attempt(turn, job, incident, Remedy.RESTART_IN_PLACE)
+
+
+def _again(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding) -> None:
+    """The governing incident is this one already: a recurrence while proving, or more of what was left alone."""
+    if job.state is JobState.WATCHING:
+        return
+    _begin(turn, job, incident, finding)
+
+
+def _take_from_launcher(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+    """A restart inside the allocation is under way, but a node of it must be left: the controller requeues instead."""
+    if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.DIAGNOSING} and not job.in_queue:
+        job.incident = incident.id
+        restart.requeue(turn, job, incident, "a node of its allocation must be left")
+
+
+def _adds_to_look(turn: Turn, job: JobRecord, finding: Finding) -> bool:
+    """While stacks of a hang are awaited, does this say that waiting is pointless?"""
+    return not finding.rule.startswith("hang.") and not _waits_for_person(turn, job)
+
+
+def _waits_for_person(turn: Turn, job: JobRecord) -> bool:
+    return any(record.status == "proposed" for record in turn.open_orders(about(job)))
+
+
+def _begin(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding) -> None:
+    """The first evidence against this attempt: choose how to end it."""
+    job.incident = incident.id
+    attempt = job.attempt
+    if attempt is not None:
+        attempt.incident = incident.id
+        turn.tell_all(incident, job, f"fault of {job.name}: {story.of_finding(finding)}.")
+    turn.touch(job)
+    policy = turn.policy_of(job)
+    guess = first_guess(finding)
+    kind = remedies.trouble_of(guess)
+    if finding.predicts:
+        _on_trend(turn, job, incident, policy, finding)
+        return
+    if kind is Trouble.STRAGGLER and policy.straggler.exclude:
+        restart.exclude(turn, job, guess.nodes)
+    choice = remedies.choose(job, policy, guess, facts(turn, job, incident))
+    if kind is Trouble.STRAGGLER and policy.straggler.exclude and choice.remedy is Remedy.NOTIFY:
+        choice = remedies.Choice(Remedy.REQUEUE, "policy excludes stragglers at once")
+    if choice.remedy in {Remedy.NOTIFY, Remedy.NONE}:
+        _only_tell(turn, job, incident, choice)
+        return
+    if not alive(job):
+        turn.start_timer(f"settle:{incident.id}", policy.waits.settle_s, incident.id)
+        restart.attempt_is_over(turn, job, incident)
+        return
+    mode = turn.mode(policy, job.view.partition, choice.remedy, incident.id)
+    if kind is Trouble.HANG and mode is not Mode.OBSERVE:
+        _look(turn, job, incident, policy)
+    else:
+        turn.start_timer(f"settle:{incident.id}", policy.waits.settle_s, incident.id)
+        end_attempt(turn, job, incident, choice.remedy, choice.why)
+
+
+def first_guess(finding: Finding) -> Diagnosis:
+    """What a single finding says, before there is a diagnosis."""
+    return Diagnosis(
+        cause=finding.rule,
+        domain=finding.domain,
+        summary=finding.summary or finding.rule,
+        confidence=0.5,
+        nodes=(finding.place.node,) if finding.place.node else (),
+        remedy=finding.remedy,
+        fingerprint=finding.fingerprint or finding.rule,
+    )
+
+
+def _only_tell(turn: Turn, job: JobRecord, incident: IncidentRecord, choice: remedies.Choice) -> None:
+    diagnosis = incidents.judge(turn, incident, job)
+    for node in diagnosis.nodes:
+        turn.tell(job, f"{node} is named; policy says: {choice.remedy}.")
+    if choice.remedy is Remedy.NOTIFY:
+        incidents.tried(turn, incident, Remedy.NOTIFY)
+    restart.leave_alone(turn, job, incident, choice.why or "policy only tells people")
+
+
+def _look(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: Policy) -> None:
+    """Nothing moves: take stacks before anything is ended."""
+    turn.move_job(job, JobTrigger.LOOK)
+    attempt = job.attempt
+    if turn.leads(job) and attempt is not None:
+        turn.issue(
+            turn.make(
+                o.CaptureStacks,
+                incident=incident.id,
+                why="nothing moves",
+                job=job.key,
+                attempt=attempt.number,
+                limit_s=policy.waits.stacks_s,
+            )
+        )
+    turn.tell_all(incident, job, "nothing moves; stacks of all ranks are taken.")
+    slack = 0.0 if turn.leads(job) else policy.waits.order_s
+    wait(turn, job, policy.waits.stacks_s + slack)
+
+
+def stacks(turn: Turn, job: JobRecord, event: e.StacksCaptured) -> None:
+    """Stacks of all ranks: the odd one is evidence."""
+    incident = incident_of(turn, job)
+    attempt = job.attempt
+    if incident is None or attempt is None or attempt.number != event.attempt:
+        return
+    for rank in event.odd_ranks[:4]:
+        group = next((g for g in event.groups if rank in g.ranks), None)
+        frames = group.frames[:6] if group is not None else ()
+        incidents.add(
+            turn,
+            incident,
+            Finding(
+                id=f"{event.id}:rank:{rank}",
+                rule="hang.rank",
+                # Dated just before the wait it caused, so that it, not the wait, is the first thing seen.
+                at=min(incident.marks.get(Mark.FAULT, event.at), event.at) - 0.001,
+                role=Role.ROOT,
+                severity=Severity.FATAL,
+                remedy=Remedy.RESTART_IN_PLACE,
+                place=Place(node=incidents.node_of_rank(attempt, rank), rank=rank),
+                job=job.key,
+                attempt=event.attempt,
+                summary=f"rank {rank} stands elsewhere while the others wait for it",
+                fingerprint="hang.rank",
+                evidence=tuple(Evidence(EvidenceKind.STACK, frame[:200]) for frame in frames),
+            ),
+        )
+    if event.silent_ranks:
+        turn.tell(incident, f"No stack came from {_ranks(event.silent_ranks)}.")
+    _after_look(turn, job, incident)
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {story.listed([str(rank) for rank in ranks])}"
+
+
+def _after_look(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+    if job.state is not JobState.DIAGNOSING or not alive(job) or _waits_for_person(turn, job):
+        return
+    turn.withdraw(about(job), "the look is over", o.CaptureStacks)
+    diagnosis = incidents.judge(turn, incident, job)
+    choice = remedies.choose(job, turn.policy_of(job), diagnosis, facts(turn, job, incident))
+    if choice.remedy in {Remedy.NOTIFY, Remedy.NONE}:
+        restart.leave_alone(turn, job, incident, choice.why or "policy only tells people")
+    else:
+        end_attempt(turn, job, incident, choice.remedy, choice.why)
+
+
+def moves_again(turn: Turn, job: JobRecord, step: int) -> None:
+    """Progress while one was still looking: it was slow, not hung."""
+    incident = incident_of(turn, job)
+    if job.state is not JobState.DIAGNOSING or incident is None or not alive(job) or job.in_queue:
+        return
+    if incident.diagnosis is not None or _waits_for_person(turn, job):
+        return
+    turn.withdraw(about(job), "it moves again", o.CaptureStacks)
+    turn.cancel_timer(timer_of(job))
+    others = [i for i in incidents.open_of_job(turn, job) if i.id != incident.id]
+    turn.move_job(job, JobTrigger.PROVE_AGAIN if others else JobTrigger.FALSE_ALARM)
+    if job.attempt is not None:
+        job.attempt.incident = ""
+    incidents.job_settled(turn, incident, job, incidents.OBSERVED, f"it moves again (step {step}).")
+    job.incident = others[-1].id if others else ""
+    if others:
+        wait(turn, job, turn.policy_of(job).waits.prove_s)
+
+
+# --- ending the attempt -----------------------------------------------------------------------------------------------
+
+
+def end_attempt(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Remedy, why: str = "") -> None:
+    """Bring the broken attempt to its end, in the way that the rung asks for, by whoever decides."""
+    policy = turn.policy_of(job)
+    reason = why or (incident.diagnosis.summary if incident.diagnosis is not None else incident.findings[0].summary)
+    if remedy is Remedy.EVACUATE:
+        evacuate(turn, job, incident, reason)
+        return
+    if remedy is Remedy.STOP and not turn.in_allocation and turn.leads(job):
+        if turn.mode(policy, job.view.partition, Remedy.STOP, incident.id) is Mode.ACT:
+            incidents.judge(turn, incident, job)
+            give_up(turn, job, incident, reason or "its ladder ends here")
+        else:
+            order = turn.make(o.GiveUp, incident=incident.id, remedy=Remedy.STOP, job=job.key, why=reason)
+            restart.ask_first(turn, job, incident, order)
+        return
+    if remedy is Remedy.REQUEUE and not turn.in_allocation:
+        restart.requeue(turn, job, incident, reason)
+        return
+    _stop_ranks(turn, job, incident, remedy, reason)
+
+
+def _stop_ranks(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Remedy, reason: str) -> None:
+    attempt = job.attempt
+    policy = turn.policy_of(job)
+    if turn.leads(job) and turn.in_allocation and attempt is not None:
+        order = turn.make(
+            o.StopAttempt,
+            incident=incident.id,
+            remedy=Remedy.RESTART_IN_PLACE if remedy is not Remedy.STOP else Remedy.STOP,
+            why=reason,
+            job=job.key,
+            attempt=attempt.number,
+            grace_s=policy.waits.stop_grace_s,
+        )
+        if remedy in {Remedy.STOP, Remedy.REQUEUE}:
+            turn.issue(order)
+        elif not restart.ask_first(turn, job, incident, order):
+            return
+    entered_stop(turn, job, incident)
+
+
+def entered_stop(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+    """The attempt's end is ordered (here, or by the launcher)."""
+    turn.move_job(job, JobTrigger.STOP)
+    turn.tell_all(incident, job, "its attempt is being stopped.")
+    slack = 0.0 if turn.leads(job) else turn.policy_of(job).waits.order_s
+    wait(turn, job, turn.policy_of(job).waits.order_s + slack)
+
+
+def _on_trend(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: Policy, finding: Finding) -> None:
+    """A fault is foretold: save and leave the node before it comes, when the job can and policy wants it."""
+    if not policy.evacuate_on_trend or job.authority is not Authority.LAUNCHER or not alive(job):
+        reason = "policy does not evacuate on trends" if not policy.evacuate_on_trend else "it cannot save and stop"
+        _only_tell(turn, job, incident, remedies.Choice(Remedy.NOTIFY, reason))
+        return
+    incidents.judge(turn, incident, job)
+    evacuate(turn, job, incident, story.of_finding(finding))
+
+
+def evacuate(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
+    """Have it save a checkpoint and stop, with a limit; then it is requeued without its node."""
+    attempt = job.attempt
+    if attempt is None or not alive(job):
+        restart.attempt_is_over(turn, job, incident)
+        return
+    limit_s = turn.policy_of(job).waits.evacuate_s
+    order = turn.make(
+        o.SaveAndStop,
+        incident=incident.id,
+        remedy=Remedy.EVACUATE,
+        why=why,
+        job=job.key,
+        attempt=attempt.number,
+        limit_s=limit_s,
+    )
+    if restart.ask_first(turn, job, incident, order):
+        entered_evacuation(turn, job, incident, limit_s)
+
+
+def entered_evacuation(turn: Turn, job: JobRecord, incident: IncidentRecord, limit_s: float) -> None:
+    """Saving and stopping is ordered."""
+    turn.move_job(job, JobTrigger.EVACUATE)
+    incidents.tried(turn, incident, Remedy.EVACUATE)
+    turn.tell_all(incident, job, f"asked to save a checkpoint and stop within {story.seconds(limit_s)}.")
+    turn.notify(incident.id, Severity.INFO, f"{job.name} saves and stops", "Its node must be left.", job=job.key)
+    wait(turn, job, limit_s + turn.policy_of(job).waits.stop_grace_s)
+
+
+def approved(turn: Turn, job: JobRecord, order: o.JobOrder) -> None:
+    """A person approved what was proposed for the job, and it has been ordered: go on as if it had been all along."""
+    incident = incident_of(turn, job)
+    if incident is None:
+        return
+    diagnosis = incident.diagnosis or _UNDECIDED
+    if isinstance(order, o.StopAttempt):
+        entered_stop(turn, job, incident)
+    elif isinstance(order, o.RestartInPlace):
+        job.epoch += 1
+        restart.entered_in_place(turn, job, incident, diagnosis)
+    elif isinstance(order, o.SaveAndStop):
+        entered_evacuation(turn, job, incident, order.limit_s)
+    elif isinstance(order, o.RequeueHeld):
+        restart.entered_requeue(turn, job, incident, order.why)
+    elif isinstance(order, o.GiveUp):
+        incidents.tried(turn, incident, Remedy.STOP)
+        turn.notify(incident.id, Severity.FATAL, f"{job.name} was given up", order.why, job=job.key)
+        finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, f"given up: {order.why}")
+
+
+def not_approved(turn: Turn, job: JobRecord, why: str) -> None:
+    """The proposal was rejected, lapsed, or no longer applies."""
+    incident = incident_of(turn, job)
+    if incident is not None and job.state is JobState.DIAGNOSING and not turn.open_orders(about(job)):
+        restart.leave_alone(turn, job, incident, why)
+
+
+# --- the job's timer --------------------------------------------------------------------------------------------------
+
+
+def timer(turn: Turn, job: JobRecord) -> None:
+    """`job:SLUG` fired: look again at what its state waits for."""
+    incident = incident_of(turn, job)
+    policy = turn.policy_of(job)
+    state = job.state
+    if incident is None:
+        return
+    if state is JobState.WATCHING:
+        incidents.job_settled(turn, incident, job, incidents.OBSERVED, "left alone, and quiet since.")
+    elif state is JobState.STOPPING:
+        _look_at_orders(turn, job, incident)
+    elif state is JobState.EVACUATING:
+        turn.withdraw(about(job), "it did not stop in time", o.SaveAndStop)
+        turn.tell_all(incident, job, "it did not save and stop in time.")
+        end_attempt(turn, job, incident, Remedy.REQUEUE)
+    elif state is JobState.DIAGNOSING:
+        _look_at_diagnosis(turn, job, incident)
+    elif state is JobState.IN_PLACE or (state is JobState.RESTARTING and not turn.state.blind):
+        _not_started(turn, job, incident, policy)
+    elif state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
+        _still_waiting(turn, job, incident, policy)
+    elif state is JobState.HELD:
+        restart.go_on_from_hold(turn, job)
+    elif state is JobState.PROVING and not turn.state.blind:
+        prove_timer(turn, job)
+    else:
+        wait(turn, job, policy.waits.order_s)
+
+
+def _look_at_diagnosis(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+    """No stacks, or no word of the launcher, within the time it has for them."""
+    if alive(job) and not job.in_queue:
+        _after_look(turn, job, incident)
+    else:
+        take_over(turn, job, "the launcher gave no sign of what it does")
+
+
+def settled(turn: Turn, incident: IncidentRecord) -> None:
+    """`settle:INCIDENT` fired: enough evidence is gathered; jobs whose attempt is over are decided on."""
+    for key in tuple(incident.jobs_open):
+        job = turn.job(key)
+        if job is None or job.incident != incident.id or job.state is not JobState.DIAGNOSING:
+            continue
+        if (job.in_queue or not alive(job)) and not _waits_for_person(turn, job):
+            restart.decide(turn, job, incident)
+
+
+def _look_at_orders(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+    """Stopping takes long: send what is pending once more (same id, same effect), or take over from the launcher."""
+    pending = turn.open_orders(about(job), o.StopAttempt, o.RequeueHeld)
+    if pending:
+        turn.orders.extend(record.order for record in pending)
+        wait(turn, job, turn.policy_of(job).waits.order_s)
+    else:
+        turn.tell_all(incident, job, "the launcher did not end its attempt in time.")
+        take_over(turn, job, "the launcher did not end its attempt in time")
+
+
+def take_over(turn: Turn, job: JobRecord, why: str) -> None:
+    """The controller goes on where the launcher left off."""
+    incident = incident_of(turn, job)
+    if incident is None or turn.in_allocation:
+        return
+    job.authority = Authority.CONTROLLER
+    turn.tell_all(incident, job, f"the controller takes over: {why}.")
+    if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.EVACUATING}:
+        if not turn.open_orders(about(job), o.RequeueHeld):
+            restart.requeue(turn, job, incident, why)
+    elif job.state is JobState.DIAGNOSING:
+        restart.decide(turn, job, incident)
+
+
+def _not_started(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: Policy) -> None:
+    """The new attempt's processes did not come up in time: that is a fault of its own kind."""
+    turn.tell_all(incident, job, f"nothing was started within {story.seconds(policy.waits.start_s)}.")
+    turn.withdraw(about(job), "nothing was started in time", o.RestartInPlace)
+    if turn.in_allocation:
+        turn.move_job(job, JobTrigger.ATTEMPT_OVER)
+        restart.leave_allocation(turn, job, incident, "the restart in place did not come up", 85)
+        return
+    job.authority = Authority.CONTROLLER
+    diagnosis = incident.diagnosis or _UNDECIDED
+    late = replace(diagnosis, cause=remedies.START_TIMEOUT, domain=Domain.PLATFORM, fingerprint=remedies.START_TIMEOUT)
+    choice = remedies.choose(job, policy, late, facts(turn, job, incident))
+    if choice.remedy is Remedy.REQUEUE:
+        restart.requeue(turn, job, incident, "nothing was started in time")
+    else:
+        give_up(turn, job, incident, choice.why or "nothing was started in time")
+
+
+def _still_waiting(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: Policy) -> None:
+    if job.state is JobState.RELEASED:
+        turn.move_job(job, JobTrigger.WAIT)
+    turn.notify(
+        incident.id,
+        Severity.WARNING,
+        f"{job.name} waits for nodes",
+        f"Released {story.seconds(policy.waits.nodes_s)} ago and not started yet. {job.view.reason}".strip(),
+        job=job.key,
+    )
+    wait(turn, job, policy.waits.nodes_s)

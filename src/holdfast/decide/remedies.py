@@ -1,0 +1,180 @@
+"""Ladders: which rung is taken for which trouble, for jobs and for nodes. Choice from facts; nothing is ordered here.
+
+`recovery.py` asks `choose` when an attempt is over (and for a first guess before); `repair.py` asks `repair_rungs`.
+A rung that cannot work here, or whose budget is used up, is passed over with its reason. No time passes here.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from holdfast.decide import budgets
+from holdfast.model.evidence import Diagnosis, Domain, Finding, Remedy
+from holdfast.model.policy import Limits, NodeRules, Policy, Trouble
+from holdfast.model.records import JobRecord
+
+R = Remedy
+
+NODE_RUNGS = frozenset({R.QUARANTINE, R.RESET_GPU, R.REBOOT, R.REPLACE, R.RETIRE})
+REPAIRS = frozenset({R.RESET_GPU, R.REBOOT, R.REPLACE, R.RETIRE})
+JOB_RUNGS = frozenset({R.RESTART_IN_PLACE, R.EVACUATE, R.REQUEUE, R.STOP, R.NOTIFY})
+
+RESTART_ME = "exit.restart_me"
+"""A job that saved and stopped because it was asked to, or asks for a restart by exit code 85."""
+OPERATOR = "operator."
+"""Prefix of causes that are a person's word."""
+LAUNCHER_LOST = "launcher.lost"
+START_TIMEOUT = "start.timeout"
+
+_BY_PREFIX = (
+    ("hang.", Trouble.HANG),
+    ("straggler.", Trouble.STRAGGLER),
+    ("loss.", Trouble.BAD_NUMBERS),
+    ("node.lost", Trouble.NODE_LOST),
+    (RESTART_ME, Trouble.PLATFORM),
+    (OPERATOR, Trouble.PLATFORM),
+    (LAUNCHER_LOST, Trouble.PLATFORM),
+    (START_TIMEOUT, Trouble.PLATFORM),
+)
+_BY_DOMAIN = {
+    Domain.HARDWARE: Trouble.HARDWARE,
+    Domain.NETWORK: Trouble.NETWORK,
+    Domain.STORAGE: Trouble.STORAGE,
+    Domain.PLATFORM: Trouble.PLATFORM,
+    Domain.OPERATOR: Trouble.PLATFORM,
+    Domain.APPLICATION: Trouble.APPLICATION,
+    Domain.UNKNOWN: Trouble.UNKNOWN,
+}
+
+
+def trouble(cause: str, domain: Domain) -> Trouble:
+    """The ladder that a cause belongs to: by its rule's family, else by its domain."""
+    for prefix, kind in _BY_PREFIX:
+        if cause.startswith(prefix):
+            return kind
+    return _BY_DOMAIN[domain]
+
+
+def trouble_of(what: Finding | Diagnosis) -> Trouble:
+    """As `trouble`, of a finding or a diagnosis."""
+    return trouble(what.rule if isinstance(what, Finding) else what.cause, what.domain)
+
+
+class Facts(Struct, frozen=True):
+    """What is true of the job when a rung is chosen."""
+
+    launcher: bool = False
+    """A launcher holds the allocation and can restart inside it."""
+    enough_nodes: bool = True
+    """The allocation still has as many good nodes as an attempt needs."""
+    swap: bool = False
+    """The bad node can be left inside the allocation: a spare of its own stands by, and the launcher decides."""
+    leave_node: bool = False
+    """A node of the allocation must be left (hardware, node lost, evacuation)."""
+    alive: bool = True
+    """The attempt still runs."""
+    in_queue: bool = False
+    """It is back in the queue already, so a requeue costs nothing more."""
+    evacuated: bool = False
+    """It has saved and stopped for this incident."""
+    moved: bool = True
+    """The attempt completed at least one step."""
+
+
+class Choice(Struct, frozen=True):
+    """A rung and why; `passed` are the rungs that were passed over, with reasons."""
+
+    remedy: Remedy
+    why: str = ""
+    passed: tuple[str, ...] = ()
+
+
+def choose(job: JobRecord, policy: Policy, diagnosis: Diagnosis, facts: Facts) -> Choice:
+    """The rung of the job's ladder to take now."""
+    kind = trouble_of(diagnosis)
+    limits = budgets.limits_of(policy, job.view.recovery)
+    ladder = [rung for rung in policy.ladders.get(kind, ()) if rung in JOB_RUNGS]
+    if not ladder:
+        return Choice(R.NONE, f"the ladder for {kind} troubles does nothing to jobs")
+    if diagnosis.cause == RESTART_ME and facts.launcher and not facts.evacuated and job.in_place < limits.max_in_place:
+        return Choice(R.RESTART_IN_PLACE, "it asked for a restart")
+    verdict = budgets.judge(job, limits, kind, diagnosis)
+    if verdict.stop and R.STOP in ladder:
+        return Choice(R.STOP, verdict.why)
+    if diagnosis.restart_helps is False and diagnosis.confidence >= 0.9 and not facts.moved and R.STOP in ladder:
+        return Choice(R.STOP, f"{diagnosis.summary or diagnosis.cause}: a restart does not mend that")
+    passed: list[str] = []
+    for rung in ladder:
+        if rung is R.REQUEUE and facts.swap and job.in_place < limits.max_in_place:
+            return Choice(R.RESTART_IN_PLACE, "a spare node of its allocation takes the bad one's place", tuple(passed))
+        refusal = _refusal(rung, job, limits, facts, verdict)
+        if not refusal:
+            return Choice(rung, passed[-1] if passed else "", tuple(passed))
+        passed.append(refusal)
+    return Choice(R.NONE, passed[-1], tuple(passed))
+
+
+def _refusal(rung: Remedy, job: JobRecord, limits: Limits, facts: Facts, verdict: budgets.Verdict) -> str:
+    """Why a rung is passed over; empty: it can be taken."""
+    if rung is R.RESTART_IN_PLACE:
+        if facts.in_queue or facts.evacuated:
+            return "it has left its allocation"
+        if not facts.launcher:
+            return "no launcher holds its allocation, so it cannot be restarted in place"
+        if facts.leave_node and not facts.enough_nodes:
+            return "too few good nodes are left in its allocation"
+        if job.in_place >= limits.max_in_place:
+            return f"{_times(job.in_place, 'restart')} in place with no progress in between"
+        if verdict.climb:
+            return verdict.why
+    elif rung is R.EVACUATE:
+        if facts.evacuated or facts.in_queue:
+            return "it has saved and stopped already"
+        if not (facts.alive and facts.launcher):
+            return "nothing runs that could save a checkpoint"
+    elif rung is R.REQUEUE and not facts.in_queue and job.requeues >= limits.max_requeues:
+        return f"{_times(job.requeues, 'requeue')} with no progress in between, which is the limit"
+    return ""
+
+
+def _times(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def repair_rungs(
+    rules: NodeRules, *, always_replace: bool, lemon: bool, hint: Remedy, gpu: str, lost: bool
+) -> list[Remedy]:
+    """The repairs to try on a node, in order.
+
+    Args:
+        rules: the policy of its group.
+        always_replace: never reset or reboot.
+        lemon: it has failed too often: a person must look at it.
+        hint: what the catalogue says about the fault.
+        gpu: the GPU at fault, if one is known; without it a reset makes no sense.
+        lost: the node does not run, so nothing can be reset on it.
+    """
+    ladder = list(rules.ladder)
+    if R.RETIRE not in ladder:
+        ladder.append(R.RETIRE)
+    if lemon:
+        return [R.RETIRE]
+    if always_replace:
+        return [rung for rung in ladder if rung not in {R.RESET_GPU, R.REBOOT}]
+    if lost or not gpu:
+        ladder = [rung for rung in ladder if rung is not R.RESET_GPU]
+    if rules.follow_hint and hint in ladder:
+        ladder = ladder[ladder.index(hint) :]
+    return ladder
+
+
+def wants_node(finding: Finding) -> bool:
+    """Is this a fault of the node it names, so that the node must be fenced?"""
+    if not finding.place.node:
+        return False
+    return finding.domain is Domain.HARDWARE or finding.remedy in NODE_RUNGS or finding.rule.startswith("node.lost")
+
+
+def disturbs_jobs(finding: Finding) -> bool:
+    """Must jobs leave the node at once? A hint of plain QUARANTINE drains: running work goes on."""
+    return finding.remedy is not R.QUARANTINE or finding.rule.startswith("node.lost")

@@ -1,0 +1,371 @@
+"""A fenced node's way back: drained, repaired rung by rung, validated, held back if it flaps, returned or retired.
+
+`nodes.py` hands over a node whose quarantine is done; orders' outcomes and `NodeValidated` drive it on. A node without
+a recorded fault (its fault went away, its machine was swapped, our old drain was found) is only validated.
+How time passes: one timer per node, `node:NAME`, replaced at each step; its firing means "look again".
+"""
+
+from __future__ import annotations
+
+from holdfast.decide import incidents, remedies, story
+from holdfast.decide.state import slug
+from holdfast.decide.transitions import NODE, NodeTrigger, can
+from holdfast.decide.turn import Turn, phase
+from holdfast.model import orders as o
+from holdfast.model.evidence import Finding, Remedy, Severity
+from holdfast.model.orders import OrderStatus
+from holdfast.model.policy import Mode
+from holdfast.model.records import IncidentRecord, Mark, NodeRecord, NodeState
+
+FLAP_HOLD_MAX_S = 86400.0
+REPAIR_ORDERS = (o.ResetGpu, o.RebootNode, o.ReplaceNode)
+
+
+def about(node: NodeRecord) -> str:
+    """The node as a subject of orders."""
+    return f"node:{node.name}"
+
+
+def incident_of(turn: Turn, node: NodeRecord) -> IncidentRecord | None:
+    """The open incident that governs the node."""
+    return turn.state.incidents.get(node.incident)
+
+
+def occupied(turn: Turn, node: NodeRecord) -> list[str]:
+    """Jobs that still run there, as far as anybody knows; nobody runs on a node that is gone."""
+    if node.gone:
+        return []
+    running = set(turn.index.jobs_on.get(node.name, ()))
+    for job_id in node.view.jobs:
+        slugs = turn.index.by_id.get(job_id)
+        if not slugs:
+            running.add(job_id)
+            continue
+        newest = turn.state.jobs[max(slugs, key=lambda name: turn.state.jobs[name].key.generation)]
+        if node.name in newest.view.nodes:
+            running.add(slug(newest.key))
+    return sorted(running)
+
+
+def fenced(turn: Turn, node: NodeRecord) -> None:
+    """Quarantine is done: new work is kept off it."""
+    node.drained_by_us = True
+    if phase(node) is not NodeState.QUARANTINED:
+        turn.touch(node)
+        return
+    incident = incident_of(turn, node)
+    if incident is not None:
+        turn.stamp(incident, Mark.ISOLATED)
+    turn.move_node(node, NodeTrigger.FENCED)
+    turn.tell_all(incident, node, "it takes no new work.")
+    if incident is not None:
+        turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.drain_s, incident.id)
+    check_drained(turn, node)
+
+
+def check_drained(turn: Turn, node: NodeRecord) -> None:
+    """Go on as soon as nothing runs there any more. A node that a person drained by hand stays as it is."""
+    incident = incident_of(turn, node)
+    if phase(node) is not NodeState.DRAINING or incident is None:
+        return
+    policy = turn.policy_for(node)
+    if policy.node.repair_when_drained and occupied(turn, node):
+        return
+    node.rung = 0
+    if node.findings:
+        _take_rung(turn, node, incident)
+    else:
+        validate(turn, node, "its fault is gone")
+
+
+# --- repair -----------------------------------------------------------------------------------------------------------
+
+
+def _findings_of(incident: IncidentRecord, node: NodeRecord) -> list[Finding]:
+    return [finding for finding in incident.findings if finding.place.node == node.name]
+
+
+def _rungs(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> tuple[list[Remedy], str]:
+    """The repairs to try, and the GPU at fault."""
+    policy = turn.policy_for(node)
+    found = _findings_of(incident, node)
+    hints = [finding.remedy for finding in found if finding.remedy in remedies.REPAIRS]
+    gravest = max(hints, key=list(Remedy).index) if hints else Remedy.NONE
+    diagnosis = incident.diagnosis
+    if diagnosis is not None and diagnosis.remedy in remedies.REPAIRS and node.name in diagnosis.nodes:
+        gravest = diagnosis.remedy
+    gpus = [finding.place.gpu_id or str(finding.place.gpu or "") for finding in found]
+    gpu = next((name for name in gpus if name), "")
+    asked = node.findings[0] if node.findings and node.findings[0].startswith(remedies.OPERATOR) else ""
+    if asked:
+        rung = Remedy(asked.removeprefix(remedies.OPERATOR))
+        return [rung, Remedy.RETIRE], gpu
+    rungs = remedies.repair_rungs(
+        policy.node,
+        always_replace=policy.always_replace,
+        lemon=is_lemon(turn, node),
+        hint=gravest,
+        gpu=gpu,
+        lost=node.gone,
+    )
+    return rungs, gpu
+
+
+def is_lemon(turn: Turn, node: NodeRecord) -> bool:
+    """Has this machine been quarantined too often inside the window?"""
+    rules = turn.policy_for(node).node
+    return offences(turn, node) >= rules.lemon_offences > 0
+
+
+def offences(turn: Turn, node: NodeRecord) -> int:
+    """How often this machine was quarantined inside the window."""
+    start = turn.now - turn.policy_for(node).node.lemon_window_s
+    return sum(1 for at in node.offences if at > start)
+
+
+def _take_rung(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
+    """Order the repair at the node's rung; beyond the last one a person takes over."""
+    rungs, gpu = _rungs(turn, node, incident)
+    rung = rungs[node.rung] if node.rung < len(rungs) else Remedy.RETIRE
+    policy = turn.policy_for(node)
+    if rung is Remedy.RETIRE:
+        often = f" It was quarantined {offences(turn, node)} times." if is_lemon(turn, node) else ""
+        retire(turn, node, incident, f"no repair is left to try.{often}")
+        return
+    common = {"incident": incident.id, "remedy": rung, "node": node.name, "instance_id": node.instance_id}
+    why = f"{', '.join(node.findings[:3])}"
+    order: o.ResetGpu | o.RebootNode | o.ReplaceNode
+    if rung is Remedy.RESET_GPU:
+        order = turn.make(o.ResetGpu, gpu=gpu, why=why, **common)
+    elif rung is Remedy.REBOOT:
+        order = turn.make(o.RebootNode, boot_id=node.boot_id, why=why, **common)
+    else:
+        order = turn.make(o.ReplaceNode, why=why, **common)
+    status = turn.ask(order, policy, node.view.group)
+    name = rung.replace("_", " ")
+    if status is OrderStatus.PENDING:
+        _enter_repair(turn, node, incident, rung)
+    elif status is OrderStatus.PROPOSED:
+        turn.tell_all(incident, node, f"waiting for a person to approve: {name}.")
+    else:
+        incidents.node_settled(turn, incident, node, f"would be repaired by {name}; it stays out of service (observe).")
+
+
+def _enter_repair(turn: Turn, node: NodeRecord, incident: IncidentRecord, rung: Remedy) -> None:
+    state = phase(node)
+    if state is NodeState.DRAINING:
+        turn.move_node(node, NodeTrigger.REPAIR)
+    elif state is NodeState.VALIDATING:
+        turn.move_node(node, NodeTrigger.FAILED_CHECK)
+    incidents.tried(turn, incident, rung)
+    turn.tell_all(incident, node, f"repair by {rung.replace('_', ' ')} begins.")
+    turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.repair_s, incident.id)
+
+
+def approved(turn: Turn, node: NodeRecord, order: o.ResetGpu | o.RebootNode | o.ReplaceNode) -> None:
+    """A person approved the proposed repair, and it has been ordered."""
+    incident = incident_of(turn, node)
+    if incident is not None:
+        _enter_repair(turn, node, incident, order.remedy)
+
+
+def next_rung(turn: Turn, node: NodeRecord, why: str) -> None:
+    """This repair did not help: try the next one."""
+    incident = incident_of(turn, node)
+    if incident is None:
+        turn.tell(node, f"{why}; nobody asked for its repair, so it stays out of service.")
+        return
+    turn.tell_all(incident, node, f"{why}.")
+    node.rung += 1
+    _take_rung(turn, node, incident)
+
+
+def repair_done(turn: Turn, node: NodeRecord, order: o.NodeOrder) -> None:
+    """The repair's order is done. It is believed when the node shows another boot or machine, or cannot show any."""
+    if phase(node) is not NodeState.REPAIRING:
+        return
+    stale = (isinstance(order, o.ReplaceNode) and order.instance_id and node.instance_id == order.instance_id) or (
+        isinstance(order, o.RebootNode) and order.boot_id and node.boot_id == order.boot_id
+    )
+    if stale:
+        turn.tell(node, "repaired, by the word of who did it; waiting until it shows another identity.")
+        turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.order_s, node.incident)
+        return
+    repaired(turn, node)
+
+
+def repaired(turn: Turn, node: NodeRecord) -> None:
+    """It is back from repair: prove it."""
+    incident = incident_of(turn, node)
+    if incident is not None:
+        turn.stamp(incident, Mark.NODE_REPAIRED)
+    node.gone = False
+    validate(turn, node, "repaired")
+
+
+def new_identity(turn: Turn, node: NodeRecord) -> None:
+    """It shows another boot or machine while it is in repair."""
+    if phase(node) is NodeState.REPAIRING and not turn.open_orders(about(node), *REPAIR_ORDERS):
+        repaired(turn, node)
+
+
+# --- proof and return -------------------------------------------------------------------------------------------------
+
+
+def validate(turn: Turn, node: NodeRecord, why: str) -> None:
+    """It must pass the checks before it takes work."""
+    turn.move_node(node, NodeTrigger.CHECK)
+    incident = incident_of(turn, node)
+    rules = turn.policy_for(node)
+    if not rules.node.validate:
+        turn.tell_all(incident, node, f"{why}; policy asks for no check.")
+        give_back(turn, node)
+        return
+    turn.tell_all(incident, node, f"{why}; its checks begin.")
+    check_again(turn, node, why)
+
+
+def check_again(turn: Turn, node: NodeRecord, why: str = "the machine was swapped") -> None:
+    """Order the checks of the machine that is there now."""
+    turn.issue(turn.make(o.ValidateNode, incident=node.incident, node=node.name, instance_id=node.instance_id, why=why))
+    turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.validate_s, node.incident)
+
+
+def validated(turn: Turn, node: NodeRecord, *, passed: bool, instance_id: str, detail: str) -> None:
+    """The checks' outcome. One for another machine, or that nobody waits for, changes nothing."""
+    open_checks = turn.open_orders(about(node), o.ValidateNode)
+    if phase(node) is not NodeState.VALIDATING or not open_checks:
+        return
+    if instance_id and node.instance_id and instance_id != node.instance_id:
+        return
+    for record in open_checks:
+        turn.settle(record.order.id, OrderStatus.DONE, detail)
+    incident = incident_of(turn, node)
+    if not passed:
+        next_rung(turn, node, f"it failed its checks{': ' + detail if detail else ''}")
+        return
+    turn.tell_all(incident, node, "it passed its checks.")
+    hold_s = _flap_hold(turn, node)
+    if hold_s > 0:
+        turn.tell_all(incident, node, f"it has failed before, so it is held back for {story.seconds(hold_s)}.")
+        turn.start_timer(f"node:{node.name}", hold_s, node.incident)
+    else:
+        give_back(turn, node)
+
+
+def _flap_hold(turn: Turn, node: NodeRecord) -> float:
+    """How long a node that came back and failed again is kept from work: doubled each time."""
+    times = offences(turn, node)
+    rules = turn.policy_for(node).node
+    return min(FLAP_HOLD_MAX_S, rules.flap_hold_s * 2.0 ** (times - 2)) if times >= 2 else 0.0
+
+
+def give_back(turn: Turn, node: NodeRecord) -> None:
+    """Have it take work again; only a drain of ours is lifted."""
+    turn.cancel_timer(f"node:{node.name}")
+    if not node.drained_by_us and node.view.drained:
+        returned(turn, node)
+        return
+    if not turn.open_orders(about(node), o.ReturnNode):
+        turn.issue(turn.make(o.ReturnNode, incident=node.incident, node=node.name, instance_id=node.instance_id))
+
+
+def returned(turn: Turn, node: NodeRecord) -> None:
+    """It takes work again."""
+    incident = incident_of(turn, node)
+    if not can(NODE, phase(node), NodeTrigger.RETURN):
+        return
+    turn.move_node(node, NodeTrigger.RETURN)
+    clean(turn, node)
+    turn.tell(node, "It takes work again.")
+    if incident is not None:
+        turn.stamp(incident, Mark.NODE_RETURNED)
+        turn.notify(incident.id, Severity.INFO, f"{node.name} is back", "It takes work again.", node=node.name)
+        incidents.node_settled(turn, incident, node, "it takes work again.")
+
+
+def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -> None:
+    """Hand it to a person. It stays out of service whatever the mode is, since it is drained already."""
+    policy = turn.policy_for(node)
+    order = turn.make(
+        o.RetireNode,
+        incident=incident.id,
+        remedy=Remedy.RETIRE,
+        node=node.name,
+        instance_id=node.instance_id,
+        why=why,
+    )
+    if turn.mode(policy, node.view.group, Remedy.RETIRE, incident.id) is Mode.ACT:
+        turn.issue(order)
+    if can(NODE, phase(node), NodeTrigger.RETIRE):
+        turn.move_node(node, NodeTrigger.RETIRE)
+    turn.cancel_timer(f"node:{node.name}")
+    incidents.tried(turn, incident, Remedy.RETIRE)
+    turn.notify(incident.id, Severity.ERROR, f"{node.name} needs a person", f"{node.name}: {why}", node=node.name)
+    incidents.node_settled(turn, incident, node, f"handed to a person: {why}")
+
+
+def clean(turn: Turn, node: NodeRecord) -> None:
+    """From here on older evidence about it is stale."""
+    turn.cancel_timer(f"node:{node.name}")
+    node.findings = []
+    node.clean_at = turn.now
+    node.rung = 0
+    node.drained_by_us = False
+    node.gone = False
+    turn.touch(node)
+
+
+def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
+    """An order about a node in repair could not be carried out."""
+    incident = incident_of(turn, node)
+    state = phase(node)
+    if isinstance(order, REPAIR_ORDERS) and state is NodeState.REPAIRING:
+        next_rung(turn, node, f"repair by {order.remedy.replace('_', ' ')} failed: {why}")
+    elif isinstance(order, o.ValidateNode) and state is NodeState.VALIDATING:
+        # That a check cannot be run says nothing against the node, and nothing for it either.
+        if incident is not None:
+            retire(turn, node, incident, f"its checks could not be run: {why}")
+        else:
+            turn.tell(node, f"Its checks could not be run: {why}. It stays out of service.")
+    elif isinstance(order, o.ReturnNode):
+        turn.tell_all(incident, node, f"it could not be returned: {why}. Whoever drained it decides.")
+        if can(NODE, state, NodeTrigger.RETURN):
+            turn.move_node(node, NodeTrigger.RETURN)
+        clean(turn, node)
+        if incident is not None:
+            incidents.node_settled(turn, incident, node, "left to whoever drained it.")
+
+
+def timer(turn: Turn, node: NodeRecord) -> None:
+    """`node:NAME` fired: look again at what is waited for."""
+    state = phase(node)
+    waits = turn.policy_for(node).waits
+    incident = incident_of(turn, node)
+    pending = turn.open_orders(about(node), *REPAIR_ORDERS, o.ValidateNode)
+    if state is NodeState.DRAINING and incident is not None:
+        who = story.listed(occupied(turn, node))
+        turn.notify(
+            incident.id,
+            Severity.WARNING,
+            f"{node.name} still does not drain",
+            f"{who} still runs there; its repair waits.",
+            node=node.name,
+        )
+        turn.start_timer(f"node:{node.name}", waits.drain_s, incident.id)
+        check_drained(turn, node)
+    elif state is NodeState.REPAIRING:
+        if not pending:
+            repaired(turn, node)
+            return
+        for record in pending:
+            turn.settle(record.order.id, OrderStatus.FAILED, "no outcome in time")
+        next_rung(turn, node, f"its repair gave no outcome in {story.seconds(waits.repair_s)}")
+    elif state is NodeState.VALIDATING:
+        if not pending:
+            give_back(turn, node)
+            return
+        for record in pending:
+            turn.settle(record.order.id, OrderStatus.FAILED, "no outcome in time")
+        if incident is not None:
+            retire(turn, node, incident, f"its checks gave no outcome in {story.seconds(waits.validate_s)}")

@@ -1,0 +1,501 @@
+"""The ways back for a job whose attempt is over: decide the rung, then in place, or through the queue.
+
+`recovery.py` brings an attempt to its end and hands over; outcomes of orders come back through `order_done` and
+`order_failed`. The engine that does not lead the job makes the same moves and orders nothing. How time passes: settling
+(`settle:INCIDENT`) before the first diagnosis, and the job's own timer behind every order.
+"""
+
+from __future__ import annotations
+
+from holdfast.decide import budgets, incidents, nodes, remedies, story
+from holdfast.decide.proof import about, finish, give_up, incident_of, policy_wait, timer_of, wait
+from holdfast.decide.transitions import JOB, JobTrigger, can
+from holdfast.decide.turn import Turn, phase
+from holdfast.errors import EXIT_FAILED, EXIT_RESTART_ME
+from holdfast.model import orders as o
+from holdfast.model.cluster import ENDED, SchedulerState
+from holdfast.model.evidence import Diagnosis, Remedy, Severity
+from holdfast.model.orders import OrderStatus
+from holdfast.model.policy import Mode, Trouble
+from holdfast.model.records import AttemptRecord, Authority, IncidentRecord, JobRecord, JobState, Mark, NodeState
+
+RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})
+_NODE_TROUBLES = frozenset({Trouble.HARDWARE, Trouble.NODE_LOST})
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+
+
+def alive(job: JobRecord) -> bool:
+    """Does its newest attempt still run, as far as anybody knows?"""
+    attempt = job.attempt
+    if attempt is not None and attempt.ended_at:
+        return False
+    return job.view.state in RUNS or job.view.state is SchedulerState.UNKNOWN
+
+
+def facts(turn: Turn, job: JobRecord, incident: IncidentRecord) -> remedies.Facts:
+    """What is true of the job now."""
+    attempt = job.attempt
+    used = attempt.nodes if attempt is not None and attempt.nodes else job.view.nodes
+    allocation = job.view.nodes or used
+    good = [node for node in allocation if node not in job.excluded]
+    leave = any(node in job.excluded for node in used)
+    launcher = job.authority is Authority.LAUNCHER
+    evacuated = Remedy.EVACUATE in incident.remedies
+    enough = len(good) >= len(used)
+    return remedies.Facts(
+        launcher=launcher,
+        enough_nodes=enough,
+        leave_node=leave,
+        swap=launcher
+        and leave
+        and enough
+        and not evacuated
+        and (turn.in_allocation or incident.source.startswith("launcher")),
+        alive=alive(job),
+        in_queue=job.in_queue,
+        evacuated=evacuated,
+        moved=attempt is None or attempt.first_step is not None or attempt.last_step is not None,
+    )
+
+
+def exclude(turn: Turn, job: JobRecord, names: list[str] | tuple[str, ...]) -> None:
+    """Keep the job off these nodes."""
+    new = [name for name in names if name not in job.excluded]
+    if new:
+        job.excluded = (*job.excluded, *new)
+        turn.tell(job, f"It is kept off {story.listed(new)}.")
+
+
+def _exclude_suspects(turn: Turn, job: JobRecord, diagnosis: Diagnosis) -> None:
+    """Suspects of hardware troubles, and others when the node's own evidence or its history agrees."""
+    attempt = job.attempt
+    used = attempt.nodes if attempt is not None and attempt.nodes else job.view.nodes
+    trouble = remedies.trouble_of(diagnosis)
+    if trouble in _NODE_TROUBLES or (trouble is Trouble.STRAGGLER and turn.policy_of(job).straggler.exclude):
+        exclude(turn, job, diagnosis.nodes)
+    limits = budgets.limits_of(turn.policy_of(job), job.view.recovery)
+    exclude(turn, job, budgets.node_overdrawn(job, limits, diagnosis.nodes))
+    known = turn.state.nodes
+    bad = [name for name in used if name in known and (phase(known[name]) is not NodeState.HEALTHY or known[name].gone)]
+    exclude(turn, job, bad)
+
+
+def _fence_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
+    """When the diagnosis, not a single finding, shows a bad node (an ECC error in a rank's log), fence it too."""
+    if turn.in_allocation or remedies.trouble_of(diagnosis) not in _NODE_TROUBLES:
+        return
+    roots = {judged.finding for judged in diagnosis.judged if judged.role == "root"}
+    for finding in [f for f in incident.findings if f.id in roots]:
+        name = finding.place.node
+        if name and name in diagnosis.nodes and remedies.wants_node(finding):
+            node = nodes.record_of(turn, name)
+            if finding.rule not in node.findings and finding.at > node.clean_at:
+                nodes.suspect(turn, node, incident, finding)
+    del job
+
+
+# --- the decision -----------------------------------------------------------------------------------------------------
+
+
+def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: float | None = None) -> None:
+    """Its processes are gone: stamp it, and decide as soon as the evidence has settled."""
+    turn.stamp(incident, Mark.STOPPED, at)
+    turn.complete(about(job), "the attempt is over", o.StopAttempt, o.SaveAndStop)
+    turn.withdraw(about(job), "the attempt is over", o.CaptureStacks)
+    if turn.open_orders(about(job), o.RequeueHeld):
+        return
+    if job.state is not JobState.DIAGNOSING:
+        turn.move_job(job, JobTrigger.ATTEMPT_OVER)
+    turn.cancel_timer(timer_of(job))
+    hurried = job.in_queue and not turn.policy_of(job).requeue_held
+    if f"settle:{incident.id}" not in turn.state.timers or hurried:
+        decide(turn, job, incident)
+
+
+def decide(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+    """Diagnose from what is known so far, and take the rung."""
+    diagnosis = incidents.judge(turn, incident, job)
+    _exclude_suspects(turn, job, diagnosis)
+    _fence_suspects(turn, job, incident, diagnosis)
+    policy = turn.policy_of(job)
+    choice = remedies.choose(job, policy, diagnosis, facts(turn, job, incident))
+    if job.state is not JobState.DIAGNOSING:
+        return
+    if choice.passed:
+        turn.tell(job, f"{choice.passed[-1][0].upper()}{choice.passed[-1][1:]}.")
+    if choice.remedy is Remedy.RESTART_IN_PLACE:
+        _in_place(turn, job, incident, diagnosis)
+    elif choice.remedy in {Remedy.REQUEUE, Remedy.EVACUATE}:
+        _through_queue(turn, job, incident, diagnosis)
+    elif choice.remedy is Remedy.STOP:
+        _stop(turn, job, incident, choice.why)
+    else:
+        if choice.remedy is Remedy.NOTIFY:
+            _tell_people(turn, job, incident, diagnosis)
+        leave_alone(turn, job, incident, choice.why or "policy only tells people")
+
+
+def _tell_people(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
+    incidents.tried(turn, incident, Remedy.NOTIFY)
+    text = diagnosis.story or story.of_diagnosis(diagnosis)
+    turn.notify(incident.id, Severity.WARNING, f"{job.name}: {diagnosis.summary}", text, job=job.key)
+
+
+def _awaits_launcher(turn: Turn, job: JobRecord) -> bool:
+    """The launcher decides, and this engine is the controller's: it waits for the launcher's word, for a while."""
+    if turn.leads(job) or turn.in_allocation:
+        return False
+    wait(turn, job, turn.policy_of(job).waits.order_s)
+    return True
+
+
+def _in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
+    _step_back(turn, job, diagnosis)
+    if turn.leads(job):
+        number = job.attempt.number + 1 if job.attempt is not None else 0
+        order = turn.make(
+            o.RestartInPlace,
+            incident=incident.id,
+            remedy=Remedy.RESTART_IN_PLACE,
+            why=diagnosis.summary,
+            job=job.key,
+            attempt=number,
+            epoch=job.epoch + 1,
+            exclude_nodes=tuple(node for node in job.excluded if node in job.view.nodes or not job.view.nodes),
+            restore_step_max=job.restore_step_max,
+        )
+        if not ask_first(turn, job, incident, order):
+            return
+    job.epoch += 1
+    entered_in_place(turn, job, incident, diagnosis)
+
+
+def entered_in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
+    """The restart in place is ordered (here, or by the launcher)."""
+    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, diagnosis.nodes)
+    incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
+    turn.move_job(job, JobTrigger.RESTART_IN_PLACE)
+    turn.stamp(incident, Mark.REQUEUED)
+    turn.tell_all(incident, job, f"restarting in place ({job.in_place} since the last progress).")
+    turn.notify(incident.id, Severity.INFO, f"{job.name} restarts in place", diagnosis.summary, job=job.key)
+    wait(turn, job, turn.policy_of(job).waits.start_s)
+
+
+def _step_back(turn: Turn, job: JobRecord, diagnosis: Diagnosis) -> None:
+    """Bad numbers that come back were in the checkpoint: load one before it, each time one further back."""
+    if remedies.trouble_of(diagnosis) is not Trouble.BAD_NUMBERS:
+        return
+    if not job.spent.get(budgets.fingerprint_of(diagnosis)):
+        return
+    attempt = job.attempt
+    loaded = attempt.resumed_from if attempt is not None and attempt.resumed_from is not None else job.durable_step
+    bad = min(loaded, job.restore_step_max) if job.restore_step_max is not None else loaded
+    older = [step for step in job.durable_steps if step < bad]
+    job.restore_step_max = older[-1] if older else max(0, bad - 1)
+    turn.tell(
+        job, f"The checkpoint of step {bad} is mistrusted; nothing newer than step {job.restore_step_max} is loaded."
+    )
+
+
+def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.AnyOrder) -> bool:
+    """Ask the mode. True: ordered. Otherwise the job waits for a person, or is left alone."""
+    policy = turn.policy_of(job)
+    status = turn.ask(order, policy, job.view.partition)
+    if status is OrderStatus.PENDING:
+        return True
+    if status is OrderStatus.PROPOSED:
+        turn.tell_all(incident, job, "waiting for a person to approve.")
+        if job.state is not JobState.DIAGNOSING:
+            turn.move_job(job, JobTrigger.LOOK)
+        turn.cancel_timer(timer_of(job))
+    else:
+        leave_alone(turn, job, incident, f"would {order.remedy.replace('_', ' ')} it (observe)")
+    return False
+
+
+def _through_queue(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
+    if job.in_queue:
+        hold(turn, job, incident, diagnosis)
+    elif turn.in_allocation:
+        leave_allocation(turn, job, incident, diagnosis.summary or diagnosis.cause, EXIT_RESTART_ME)
+    elif not _awaits_launcher(turn, job):
+        requeue(turn, job, incident, diagnosis.summary or diagnosis.cause)
+
+
+def _stop(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
+    if not turn.in_allocation and _awaits_launcher(turn, job):
+        return
+    policy = turn.policy_of(job)
+    mode = turn.mode(policy, job.view.partition, Remedy.STOP, incident.id)
+    if mode is Mode.ACT or turn.in_allocation:
+        give_up(turn, job, incident, why)
+        return
+    order = turn.make(o.GiveUp, incident=incident.id, remedy=Remedy.STOP, job=job.key, why=why)
+    ask_first(turn, job, incident, order)
+
+
+def leave_allocation(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str, code: int) -> None:
+    """The launcher hands over, or without a controller exits with this code. What follows comes from outside."""
+    number = job.attempt.number if job.attempt is not None else 0
+    turn.issue(
+        turn.make(
+            o.Escalate,
+            incident=incident.id,
+            remedy=Remedy.REQUEUE,
+            why=why,
+            job=job.key,
+            attempt=number,
+            exit_code=code,
+            exclude_nodes=job.excluded,
+        )
+    )
+    job.authority = Authority.CONTROLLER
+    turn.move_job(job, JobTrigger.HOLD)
+    turn.cancel_timer(timer_of(job))
+    turn.tell_all(incident, job, f"leaves its allocation with exit code {code}: {why}.")
+    turn.notify(incident.id, Severity.WARNING, f"{job.name} leaves its allocation", why, job=job.key)
+
+
+def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
+    """Nothing may be done. The incident stays open while the attempt lasts, so that its other findings join it."""
+    incident.outcome = incident.outcome or incidents.OBSERVED
+    turn.tell_all(incident, job, f"left alone: {why}.")
+    others = [i for i in incidents.open_of_job(turn, job) if i.id != incident.id and i.remedies]
+    over = not alive(job)
+    if over and turn.in_allocation:
+        attempt = job.attempt
+        code = _own_code(attempt)
+        leave_allocation(turn, job, incident, why, code)
+        return
+    if job.view.state in ENDED:
+        finish(
+            turn,
+            job,
+            JobTrigger.GIVE_UP,
+            incidents.OBSERVED,
+            f"it has ended ({job.view.state}) and is left alone: {why}",
+        )
+        return
+    if job.state not in {JobState.WATCHING, JobState.PROVING}:
+        again = JobTrigger.PROVE_AGAIN if others and can(JOB, job.state, JobTrigger.PROVE_AGAIN) else None
+        turn.move_job(job, again or JobTrigger.FALSE_ALARM)
+    if job.state is JobState.PROVING:
+        job.incident = others[-1].id if others else job.incident
+        incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
+        wait(turn, job, turn.policy_of(job).waits.prove_s)
+    else:
+        wait(turn, job, turn.policy_of(job).waits.propose_s)
+
+
+def _own_code(attempt: AttemptRecord | None) -> int:
+    """What a shell would report of the attempt."""
+    if attempt is None:
+        return EXIT_FAILED
+    if attempt.signal:
+        return 128 + attempt.signal
+    return attempt.exit_code or EXIT_FAILED
+
+
+# --- through the queue ------------------------------------------------------------------------------------------------
+
+
+def requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> bool:
+    """Have it stopped, queued and held. Only the controller's engine calls this."""
+    if turn.open_orders(about(job), o.RequeueHeld):
+        return True
+    order = turn.make(
+        o.RequeueHeld,
+        incident=incident.id,
+        remedy=Remedy.REQUEUE,
+        why=why,
+        job=job.key,
+        restart_count=job.view.restart_count,
+    )
+    if not ask_first(turn, job, incident, order):
+        return False
+    entered_requeue(turn, job, incident, why)
+    return True
+
+
+def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
+    """The requeue is ordered."""
+    turn.withdraw(about(job), "it is requeued", o.StopAttempt, o.CaptureStacks, o.SaveAndStop, o.RestartInPlace)
+    if job.state is not JobState.STOPPING:
+        turn.move_job(job, JobTrigger.STOP)
+    incidents.tried(turn, incident, Remedy.REQUEUE)
+    turn.tell_all(incident, job, f"stopped and requeued, held: {why}.")
+    turn.notify(incident.id, Severity.WARNING, f"{job.name} is requeued, held", why, job=job.key)
+    wait(turn, job, turn.policy_of(job).waits.order_s)
+
+
+def requeued(turn: Turn, job: JobRecord) -> None:
+    """It is back in the queue and held; the old attempt is provably over."""
+    incident = incident_of(turn, job)
+    if job.state is not JobState.STOPPING or incident is None:
+        return
+    job.in_queue = True
+    job.authority = Authority.CONTROLLER
+    attempt = job.attempt
+    if attempt is not None and not attempt.ended_at:
+        attempt.ended_at = turn.now
+        attempt.stopped = True
+    turn.stamp(incident, Mark.STOPPED)
+    turn.stamp(incident, Mark.REQUEUED)
+    attempt_is_over(turn, job, incident)
+
+
+def hold(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
+    """It stays held while bad nodes are taken out of its reach."""
+    asked = diagnosis.cause.startswith(remedies.OPERATOR) or Remedy.EVACUATE in incident.remedies
+    if not asked:
+        _step_back(turn, job, diagnosis)
+        budgets.charge(job, Remedy.REQUEUE, diagnosis, diagnosis.nodes)
+    turn.move_job(job, JobTrigger.HOLD)
+    known = turn.state.nodes
+    job.excluded = tuple(
+        name
+        for name in job.excluded
+        if name in diagnosis.nodes
+        or name in incident.nodes
+        or name not in known
+        or not (known[name].clean_at and phase(known[name]) is NodeState.HEALTHY)
+    )
+    go_on_from_hold(turn, job)
+
+
+def go_on_from_hold(turn: Turn, job: JobRecord) -> None:
+    """Exclude, then release; a person's hold is waited out."""
+    incident = incident_of(turn, job)
+    if job.state is not JobState.HELD or incident is None or turn.in_allocation:
+        return
+    if job.held_by:
+        turn.tell_all(incident, job, f"held by {job.held_by}; it is not released before they say so.")
+        turn.cancel_timer(timer_of(job))
+        return
+    if turn.open_orders(about(job), o.SetExcluded, o.ReleaseJob):
+        return
+    wait(turn, job, turn.policy_of(job).waits.order_s)
+    if set(job.excluded) - set(job.view.excluded):
+        turn.issue(
+            turn.make(
+                o.SetExcluded,
+                incident=incident.id,
+                remedy=Remedy.REQUEUE,
+                job=job.key,
+                nodes=tuple(sorted(job.excluded)),
+                why=incident.diagnosis.summary if incident.diagnosis is not None else "",
+            )
+        )
+    else:
+        release(turn, job)
+
+
+def release(turn: Turn, job: JobRecord) -> None:
+    """Let it start."""
+    incident = incident_of(turn, job)
+    if job.state is not JobState.HELD or incident is None:
+        return
+    if job.held_by:
+        go_on_from_hold(turn, job)
+        return
+    job.epoch += 1
+    turn.issue(
+        turn.make(
+            o.ReleaseJob,
+            incident=incident.id,
+            remedy=Remedy.REQUEUE,
+            job=job.key,
+            epoch=job.epoch,
+            restore_step_max=job.restore_step_max,
+        )
+    )
+    turn.move_job(job, JobTrigger.RELEASE)
+    wait(turn, job, policy_wait(turn.policy_of(job), job.state))
+
+
+def released(turn: Turn, job: JobRecord) -> None:
+    """The scheduler may start it."""
+    incident = incident_of(turn, job)
+    job.in_queue = False
+    turn.touch(job)
+    if incident is not None:
+        turn.stamp(incident, Mark.RELEASED)
+        off = f" without {story.listed(job.excluded)}" if job.excluded else ""
+        turn.tell_all(incident, job, f"released{off}.")
+        turn.notify(incident.id, Severity.INFO, f"{job.name} is released{off}", "", job=job.key)
+    attempt = job.attempt
+    if job.view.state in RUNS and (attempt is None or job.view.restart_count > attempt.restart_count):
+        runs(turn, job)
+
+
+def runs(turn: Turn, job: JobRecord) -> None:
+    """The scheduler runs it again."""
+    job.in_queue = False
+    if not can(JOB, job.state, JobTrigger.RUNS):
+        return
+    turn.withdraw(about(job), "it runs already", o.SetExcluded, o.ReleaseJob)
+    turn.move_job(job, JobTrigger.RUNS)
+    turn.tell(job, f"The scheduler runs it again on {story.listed(job.view.nodes)}.")
+    wait(turn, job, turn.policy_of(job).waits.start_s)
+
+
+def adopt(turn: Turn, job: JobRecord, why: str) -> None:
+    """Somebody else queued it: go on from there."""
+    incident = incident_of(turn, job)
+    turn.withdraw(about(job), why)
+    turn.move_job(job, JobTrigger.ADOPT)
+    job.authority = Authority.CONTROLLER
+    job.in_queue = False
+    turn.tell_all(incident, job, f"{why}.")
+    if incident is not None:
+        turn.stamp(incident, Mark.STOPPED)
+        turn.stamp(incident, Mark.REQUEUED)
+    wait(turn, job, policy_wait(turn.policy_of(job), job.state))
+
+
+# --- outcomes of orders -----------------------------------------------------------------------------------------------
+
+
+def order_done(turn: Turn, job: JobRecord, order: o.JobOrder) -> None:
+    """What an order's success leads to. Those that end in an event of their own wait for it."""
+    if isinstance(order, o.RequeueHeld):
+        requeued(turn, job)
+    elif isinstance(order, o.SetExcluded):
+        release(turn, job)
+    elif isinstance(order, o.ReleaseJob):
+        released(turn, job)
+
+
+def order_failed(turn: Turn, job: JobRecord, order: o.JobOrder, why: str) -> None:
+    """The rung did not work: the next one, or people."""
+    incident = incident_of(turn, job)
+    if incident is None:
+        return
+    turn.tell_all(incident, job, f"{order.__struct_config__.tag} could not be carried out: {why}.")
+    if isinstance(order, o.RequeueHeld) and job.state is JobState.STOPPING:
+        _not_requeued(turn, job, incident, why)
+    elif isinstance(order, o.SetExcluded):
+        release(turn, job)
+    elif isinstance(order, o.ReleaseJob) and job.state is JobState.RELEASED:
+        turn.move_job(job, JobTrigger.HOLD)
+        turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be released", why, job=job.key)
+        wait(turn, job, turn.policy_of(job).waits.order_s)
+    elif isinstance(order, o.StopAttempt | o.RestartInPlace) and turn.in_allocation:
+        if job.state is not JobState.DIAGNOSING:
+            turn.move_job(job, JobTrigger.ATTEMPT_OVER)
+        leave_allocation(turn, job, incident, why, EXIT_RESTART_ME)
+    elif isinstance(order, o.GiveUp):
+        turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be stopped", why, job=job.key)
+
+
+def _not_requeued(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
+    """The scheduler will not requeue it. What still runs is left running; what has ended is given up."""
+    reason = f"it could not be requeued: {why}"
+    if alive(job) and job.view.state not in ENDED:
+        turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be requeued", why, job=job.key)
+        incident.outcome = incidents.GIVEN_UP
+        leave_alone(turn, job, incident, reason)
+    else:
+        give_up(turn, job, incident, reason, cancel=False)

@@ -1,0 +1,137 @@
+"""All that the engine remembers, as one value: written to a snapshot and read back without loss.
+
+Only `decide/` changes it. Keys of jobs are texts (`slug`), so that the whole state is plain msgpack. Indexes that can
+be computed from it (`Index`) are not stored; they keep the cost of an event independent of how many jobs and nodes
+there are. How time passes: `now` is the latest time any event has brought.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct, field
+
+from holdfast.errors import VersionError, WireError
+from holdfast.model.cluster import JobKey
+from holdfast.model.evidence import Finding, Remedy
+from holdfast.model.orders import StartTimer
+from holdfast.model.policy import Mode
+from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+
+SNAPSHOT_VERSION = 1
+"""Grows when an older reader could not make sense of a snapshot."""
+
+
+class Waiting(Struct):
+    """A timer that has not fired."""
+
+    order: StartTimer
+    due_at: float
+
+
+class Drill(Struct, frozen=True):
+    """A fault that a drill injected: only the timeline of the incident it causes may know of it."""
+
+    id: str
+    at: float
+    job: str = ""
+    node: str = ""
+
+
+class State(Struct, omit_defaults=True):
+    """The engine's whole memory. Closed incidents, settled orders and vanished jobs have left it."""
+
+    version: int = 0
+    """Written always; 0 only before it is set."""
+    scope: str = "cluster"
+    seq: int = 0
+    now: float = 0.0
+    epoch: int = 0
+    """Fencing epoch of the controller that runs the engine."""
+    blind: bool = False
+    policy_toml: str = ""
+    policy_file: str = ""
+    jobs: dict[str, JobRecord] = field(default_factory=dict)
+    nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    incidents: dict[str, IncidentRecord] = field(default_factory=dict)
+    orders: dict[str, OrderRecord] = field(default_factory=dict)
+    """Pending and proposed ones."""
+    timers: dict[str, Waiting] = field(default_factory=dict)
+    brakes: dict[str, BrakeRecord] = field(default_factory=dict)
+    modes: dict[str, dict[str, Mode]] = field(default_factory=dict)
+    """Overrides at run time: group -> rung, or empty for all rungs -> mode."""
+    approved: dict[str, list[Remedy]] = field(default_factory=dict)
+    """Rungs that a person approved for an incident: the rung's further orders need no second word."""
+    seen: dict[str, None] = field(default_factory=dict)
+    """Ids of the newest findings; the same one reported twice is one."""
+    context: dict[str, list[Finding]] = field(default_factory=dict)
+    """The newest context findings per job and node: the line ten minutes before the crash may be the root."""
+    domains: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Failure domain -> incident and time of its newest fault, for merging what fails together."""
+    drills: list[Drill] = field(default_factory=list)
+
+
+class Index:
+    """What can be looked up without walking over all jobs and nodes. Computed, never stored."""
+
+    def __init__(self, state: State) -> None:
+        self.jobs_on: dict[str, set[str]] = {}
+        self.incidents_of: dict[str, set[str]] = {}
+        """Slug of a job, or `node:NAME` -> open incidents whose side of it is open."""
+        self.by_id: dict[str, set[str]] = {}
+        """Scheduler's id -> slugs (generations)."""
+        self.orders_of: dict[str, set[str]] = {}
+        """Slug of a job, or `node:NAME` -> ids of pending and proposed orders."""
+        for name, job in state.jobs.items():
+            self.by_id.setdefault(job.key.id, set()).add(name)
+            for node in job.view.nodes:
+                self.jobs_on.setdefault(node, set()).add(name)
+        for incident in state.incidents.values():
+            for key in incident.jobs_open:
+                self.incidents_of.setdefault(slug(key), set()).add(incident.id)
+            for node in incident.nodes_open:
+                self.incidents_of.setdefault(f"node:{node}", set()).add(incident.id)
+        for record in state.orders.values():
+            self.orders_of.setdefault(subject(record), set()).add(record.order.id)
+
+
+def slug(key: JobKey) -> str:
+    """A job's key as one text: `cluster/1778#1`."""
+    return f"{key.cluster}/{key.id}#{key.generation}"
+
+
+def subject(record: OrderRecord) -> str:
+    """What an order is about: a job's slug, `node:NAME`, or empty."""
+    job = getattr(record.order, "job", None)
+    if job is not None:
+        return slug(job)
+    node = getattr(record.order, "node", "")
+    return f"node:{node}" if node else ""
+
+
+_decoder = msgspec.msgpack.Decoder(State)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class _Head(Struct):
+    version: int = 0
+
+
+def to_bytes(state: State) -> bytes:
+    """The snapshot: equal states give equal bytes."""
+    return _encoder.encode(state)
+
+
+def from_bytes(data: bytes) -> State:
+    """Read a snapshot.
+
+    Raises:
+        VersionError: written by a newer version.
+        WireError: not a snapshot; the message names the field.
+    """
+    try:
+        head = msgspec.msgpack.decode(data, type=_Head)
+        if head.version > SNAPSHOT_VERSION:
+            raise VersionError(f"snapshot version {head.version} is newer than {SNAPSHOT_VERSION}: update holdfast")
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"not an engine snapshot: {error}") from error
