@@ -142,6 +142,7 @@ class Stage:
         folder = self.folder / "controller"
         folder.mkdir(parents=True, exist_ok=True)
         argv = [sys.executable, "-m", "holdfast.cli.main", "controller", "--dir", str(self.folder)]
+        argv += ["--listen", "127.0.0.1:0"]
         if self.settings.policy is not None:
             argv += ["--policy", str(self.settings.policy.absolute())]
         self._controller = self._spawn(argv, folder / "controller.log")
