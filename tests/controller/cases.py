@@ -91,8 +91,8 @@ class ToyEngine:
     def snapshot(self) -> bytes:
         return msgspec.msgpack.encode(self.state)
 
-    def pending_orders(self) -> list[o.AnyOrder]:
-        return list(self.state.pending.values())
+    def pending_orders(self) -> list[r.OrderRecord]:
+        return [r.OrderRecord(order, o.OrderStatus.PENDING, 0.0) for order in self.state.pending.values()]
 
 
 def finding(rule: str, event_id: str = "", *, node: str = "n1") -> e.FindingSeen:

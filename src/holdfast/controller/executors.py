@@ -107,8 +107,13 @@ class Executors:
             task.add_done_callback(self._tasks.discard)
 
     def settle(self, order_id: str) -> None:
-        """An outcome for this order is stored: whoever waits for it need not go on."""
+        """The order's end is stored, from wherever it came: do not begin it, nor hand it out, any more.
+
+        One that runs is left to finish: its effect is wanted, and half of it would be worse than twice.
+        """
         self._mailboxes.settle(order_id)
+        if order_id not in self._running:
+            self._known.discard(order_id)
 
     def withdraw(self, order_id: str) -> None:
         """The engine no longer wants it: drop it if it waits, interrupt it if it runs."""

@@ -38,7 +38,8 @@ _log = structlog.get_logger("holdfast.controller")
 
 RETRY_FIRST_S = 0.05
 SAY_AGAIN_S = 30.0
-LIVE = frozenset({o.OrderStatus.PENDING, o.OrderStatus.PROPOSED, o.OrderStatus.OBSERVED})
+UNWANTED = frozenset({o.OrderStatus.WITHDRAWN, o.OrderStatus.REJECTED, o.OrderStatus.EXPIRED})
+SETTLED = frozenset({o.OrderStatus.DONE, o.OrderStatus.FAILED})
 
 
 class Controller:
@@ -272,7 +273,7 @@ class Controller:
 
     async def _carry_on(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Say that we are here, then carry out again what has no outcome, and wait for what was waited for."""
-        pending = [*self._the_engine().pending_orders()]
+        pending = [record.order for record in self._the_engine().pending_orders()]
         waiting = dict(self._shell.timers)
         started = e.ControllerStarted(
             id=f"started:{self.epoch}",
@@ -287,7 +288,7 @@ class Controller:
         for task in tasks:
             if task.done():
                 task.result()
-        still = {order.id for order in self._the_engine().pending_orders()}
+        still = {record.order.id for record in self._the_engine().pending_orders()}
         for order in pending:
             if order.id in still and not isinstance(order, o.StartTimer | o.CancelTimer):
                 self._executors.dispatch(order)
@@ -415,8 +416,10 @@ class Controller:
         elif isinstance(event, e.LauncherAttached):
             self.presence.attached(event)
         for record in entry.touched.orders:
-            if record.status not in LIVE:
+            if record.status in UNWANTED:
                 self._executors.withdraw(record.order.id)
+            elif record.status in SETTLED:
+                self._executors.settle(record.order.id)
         for order in entry.orders:
             if isinstance(order, o.StartTimer):
                 waiting = self._shell.timers.get(order.timer)

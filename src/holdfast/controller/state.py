@@ -16,7 +16,7 @@ from holdfast.errors import WireError
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView
-from holdfast.ports import Touched
+from holdfast.model.records import OrderRecord, Touched
 
 
 class EngineLike(Protocol):
@@ -31,8 +31,8 @@ class EngineLike(Protocol):
     def snapshot(self) -> bytes:
         """The whole state."""
 
-    def pending_orders(self) -> Sequence[o.AnyOrder]:
-        """Orders that were given and have no outcome yet."""
+    def pending_orders(self) -> Sequence[OrderRecord]:
+        """Orders that were given and have no outcome yet; timers may be among them."""
 
 
 class EngineFactory(Protocol):
