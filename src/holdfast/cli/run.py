@@ -16,12 +16,12 @@ import typer
 from typer.core import TyperCommand
 
 from holdfast.adapters.clock import SystemClock
+from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.controller import Controller, Settings
 from holdfast.decide.engine import Engine
 from holdfast.errors import HoldfastError
 from holdfast.launch.options import DEFAULT_PRELOAD, RunOptions
 from holdfast.launch.program import launch
-from holdfast.model.policy import Policy, PolicySet
 from holdfast.ports import Journal, Notifier, Orchestrator
 
 run = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -43,7 +43,7 @@ class _RunCommand(TyperCommand):
     cls=_RunCommand,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
-def run_command(  # noqa: PLR0917 - one parameter per option
+def run_command(
     ctx: typer.Context,
     command: Annotated[list[str], typer.Argument(help="SCRIPT ARGS, or `-- COMMAND ARGS` for any command.")],
     nnodes: Annotated[int, typer.Option(help="Nodes an attempt takes; 0: all of the allocation.", min=0)] = 0,
@@ -84,14 +84,20 @@ def run_command(  # noqa: PLR0917 - one parameter per option
 def start(options: RunOptions) -> int:
     """Run with the controller and engine of this package; returns the exit code."""
     _quiet_logs()
-    policies = read_policies(options.policy)
+    presets = packaged_presets()
+    policies, _ = read_policy(Path(options.policy) if options.policy else None, presets)
+
+    def engine(state: bytes | None) -> Engine:
+        if state is None:
+            return Engine(policies, scope="allocation", presets=presets)
+        return Engine.restore(state, policies, presets=presets)
 
     def make_controller(
         journal: Journal, orchestrator: Orchestrator, notifiers: list[Notifier], holder: str
     ) -> Controller:
         return Controller(
             journal,
-            lambda state: Engine(policies, scope="allocation", state=state),
+            engine,
             orchestrator,
             [],
             notifiers,
@@ -101,7 +107,7 @@ def start(options: RunOptions) -> int:
             settings=Settings(watch=False),
         )
 
-    return launch(options, os.environ, policy=policies.site, make_controller=make_controller)
+    return launch(options, os.environ, policies=policies, make_controller=make_controller)
 
 
 def _quiet_logs() -> None:
@@ -110,11 +116,6 @@ def _quiet_logs() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
     )
-
-
-def read_policies(file: str) -> PolicySet:
-    """The policy file, else the defaults. Raises ConfigError as reading it does."""
-    return PolicySet(site=Policy()) if not file else PolicySet(site=Policy())
 
 
 def main() -> None:

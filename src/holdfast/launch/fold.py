@@ -48,7 +48,7 @@ class AttemptFold:
         self._told_at = 0.0
         self._staged = 0
         self._durable = 0
-        self._sampled: dict[int, tuple[int | None, float | None]] = {}
+        self._sampled: dict[int, tuple[int, str]] = {}
 
     def take_slots(self, slots: tuple[SlotBrief, ...], at: float) -> list[AnyEvent]:
         """Newer slots of some ranks, seen at `at` (Unix seconds)."""
@@ -164,9 +164,12 @@ class AttemptFold:
             told[_JOB] = (self._lines.step, self._lines.loss, self._lines.step_s)
         points: list[Sample] = []
         for rank, (step, loss, step_s) in told.items():
-            if step is None or self._sampled.get(rank) == (step, loss):
+            if step is None:
                 continue
-            self._sampled[rank] = (step, loss)
+            mark = (step, str(loss))  # as text, because a NaN is not even equal to itself
+            if self._sampled.get(rank) == mark:
+                continue
+            self._sampled[rank] = mark
             subject = f"job:{name}" if rank == _JOB else f"job:{name}/rank:{rank}"
             for series, value in (("step", float(step)), ("loss", loss), ("step_s", step_s)):
                 if value is not None and math.isfinite(value):

@@ -41,7 +41,7 @@ from holdfast.launch.uplink import Uplink, controller_line
 from holdfast.model import events as e
 from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
 from holdfast.model.orders import AnyOrder, Notify
-from holdfast.model.policy import Policy
+from holdfast.model.policy import PolicySet
 from holdfast.ports import Journal, Notifier, Orchestrator
 
 MakeController = Callable[[Journal, Orchestrator, "list[Notifier]", str], AllocationController]
@@ -59,7 +59,7 @@ class Ground(Struct):
 
     place: JobPlace
     options: RunOptions
-    policy: Policy
+    policies: PolicySet
     environ: Mapping[str, str]
     voice: Voice
     matcher: LateMatcher
@@ -93,7 +93,9 @@ class Ground(Struct):
         )
 
 
-def launch(options: RunOptions, environ: Mapping[str, str], *, policy: Policy, make_controller: MakeController) -> int:
+def launch(
+    options: RunOptions, environ: Mapping[str, str], *, policies: PolicySet, make_controller: MakeController
+) -> int:
     """Run to the end; returns the exit code.
 
     Raises:
@@ -110,7 +112,7 @@ def launch(options: RunOptions, environ: Mapping[str, str], *, policy: Policy, m
     ground = Ground(
         place=place,
         options=options,
-        policy=policy,
+        policies=policies,
         environ=environ,
         voice=Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S")),
         matcher=LateMatcher(_load_matcher),
@@ -209,11 +211,11 @@ async def _until_over(over: asyncio.Future[int], tasks: list[asyncio.Task[Any]])
 
 async def _lead(ground: Ground, make_controller: MakeController) -> tuple[int, str]:
     place, options = ground.place, ground.options
-    view = job_view(place, options, ground.policy)
+    view = job_view(place, options)
     leader = Leader(
         place,
         options,
-        policy=ground.policy,
+        policy=ground.policies.for_job(view.partition, view.recovery.policy if view.recovery else ""),
         view=view,
         want_nodes=options.nnodes or len(place.nodes),
         catalogue=lambda: ground.matcher.get().catalogue,
@@ -367,7 +369,7 @@ class VoiceNotifier:
         self._voice.say(*text.strip().splitlines())
 
 
-def job_view(place: JobPlace, options: RunOptions, policy: Policy) -> JobView:
+def job_view(place: JobPlace, options: RunOptions) -> JobView:
     """This job as the engine is told of it: what the scheduler wrote down, else what is known here."""
     written = _written_view(place.job_dir)
     asked = written.recovery if written is not None and written.recovery is not None else RecoverySpec()
@@ -383,7 +385,7 @@ def job_view(place: JobPlace, options: RunOptions, policy: Policy) -> JobView:
         restart_count=place.restart_count,
         nodes=place.nodes,
         want_nodes=options.nnodes or len(place.nodes),
-        recovery=structs.replace(asked, policy="" if policy.name == "default" else asked.policy),
+        recovery=asked,
         drill_ok=place.drill_ok,
         job_dir=str(place.job_dir),
         started_at=view.started_at or time.time(),

@@ -72,18 +72,17 @@ class Standby:
         Raises:
             TemporaryOrderError: it has died meanwhile; start a cold process instead.
         """
-        payload = activation.pack()
         _set_nice(self.child.pid, os.getpriority(os.PRIO_PROCESS, 0))
+        memory = os.memfd_create("activation", os.MFD_CLOEXEC)
         try:
-            self._link.setblocking(True)
-            self._link.settimeout(5.0)
-            head = len(payload).to_bytes(8, "little")
-            files = array("i", [stdout, stderr])
-            self._link.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
-            self._link.sendall(payload)
+            with os.fdopen(os.dup(memory), "wb") as file:
+                file.write(activation.pack())
+            files = array("i", [stdout, stderr, memory])
+            self._link.sendmsg([b"A"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
         except OSError as error:
             raise TemporaryOrderError(f"standby {self.child.pid} did not take its activation: {error}") from error
         finally:
+            os.close(memory)
             self._link.close()
         return self.child
 

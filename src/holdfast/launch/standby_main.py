@@ -34,15 +34,19 @@ def _warm(modules: list[str]) -> None:
 def _receive(descriptor: int) -> "tuple[dict[str, Any], list[int]] | None":
     """The activation and the two log descriptors, or None at the socket's end.
 
-    `_socket` is what the `socket` module stands on; using it alone keeps that module's import out of here.
+    `_socket` is what the `socket` module stands on; using it alone keeps that module's import out of here. The
+    activation itself is a file in memory that comes as a third descriptor, so that its size is of no matter.
     """
     import _socket  # noqa: PLC0415 - see the docstring
 
     sock = _socket.socket(fileno=descriptor)
-    sock.sendall(b"W")
-    size = 2 * 4
-    head, ancillary, _, _ = sock.recvmsg(8, _socket.CMSG_SPACE(size))
-    if len(head) < 8:
+    try:  # noqa: SIM105 - contextlib is not loaded in a bare interpreter
+        sock.sendall(b"W")
+    except BrokenPipeError:
+        pass  # activated before it was ready: what was sent can still be read
+    head, ancillary, _, _ = sock.recvmsg(1, _socket.CMSG_SPACE(3 * 4))
+    sock.close()
+    if not head:
         return None
     files = [
         int.from_bytes(data[n : n + 4], sys.byteorder)
@@ -50,16 +54,10 @@ def _receive(descriptor: int) -> "tuple[dict[str, Any], list[int]] | None":
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
         for n in range(0, len(data), 4)
     ]
-    left = int.from_bytes(head, "little")
-    parts = []
-    while left:
-        part = sock.recv(min(left, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        left -= len(part)
-    sock.close()
-    return marshal.loads(b"".join(parts)), files  # noqa: S302 - from our own launcher, over our own socketpair
+    with open(files.pop(), "rb") as file:  # noqa: PTH123
+        file.seek(0)
+        order = marshal.load(file)  # noqa: S302 - from our own launcher, over our own socketpair
+    return order, files
 
 
 def _become(order: "dict[str, Any]", files: list[int]) -> None:

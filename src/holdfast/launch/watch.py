@@ -95,11 +95,12 @@ class AttemptWatch:
         return [*self.fold.reached(report.at), self._found(self._exit_finding(report, rule, node))]
 
     def _exit_finding(self, report: RankEnded, rule: str, node: str) -> Finding:
-        who = "the command" if report.rank is None else f"rank {report.rank}"
         what = f"signal {report.exit.signal}" if report.exit.signal else f"exit code {report.exit.code}"
-        summary = f"{who} on {node} ended with {what}"
-        if report.error:
-            summary = f"{summary}: {report.error.splitlines()[0][:160]}"
+        summary = ""
+        if report.rank is None:
+            summary = f"The command ended with {what}"
+        elif report.error:
+            summary = f"{self._catalogue().get(rule).title}: {report.error.splitlines()[0][:160]}"
         lines = "\n".join(report.tail[-_EVIDENCE_LINES:])
         return synthetic_finding(
             self._catalogue(),
@@ -128,7 +129,7 @@ class AttemptWatch:
             place=Place(node=self.spec.node_of(rank) if rank is not None else node, rank=rank),
             job=self.job,
             attempt=self.spec.attempt,
-            summary=f"the loss became {loss} at step {self.fold.step}",
+            summary=f"The loss became {loss} at step {self.fold.step}",
             kind=EvidenceKind.TELEMETRY,
         )
         return [*self.fold.reached(at), self._found(finding)]

@@ -1,0 +1,93 @@
+"""From slots and lines to events."""
+
+from __future__ import annotations
+
+import itertools
+
+from holdfast.launch.fold import AttemptFold
+from holdfast.launch.frames import LineSeen, SlotBrief
+from holdfast.model.cluster import JobKey
+
+JOB = JobKey("c", "7")
+
+
+def fold(restored: int | None = None) -> AttemptFold:
+    numbers = itertools.count()
+    return AttemptFold(JOB, 2, event_id=lambda: f"e{next(numbers)}", source="launcher:7", restored=lambda: restored)
+
+
+def slot(rank: int, ended: int | None = None, *, first: int | None = None, **fields: object) -> SlotBrief:
+    return SlotBrief(rank=rank, phase="train", ended=ended, first=first, **fields)  # type: ignore[arg-type]
+
+
+def told(events: list) -> list[tuple]:
+    names = {"first_step_done": ("step", "resumed_from"), "checkpoint_saved": ("step", "durable"), "step_reached": ("step",)}
+    return [
+        (tag, *(getattr(event, name) for name in names[tag])) for event in events for tag in [event.__struct_config__.tag]
+    ]
+
+
+def test_the_first_step_is_told_once_when_all_ranks_have_done_it():
+    """And with the step that the checkpoint library noted as restored."""
+    one = fold(restored=40)
+    assert told(one.take_slots((slot(0, 41, first=41), slot(1)), 100.0)) == [("step_reached", 41)]
+    assert told(one.take_slots((slot(1, 41, first=41),), 101.0)) == [("first_step_done", 41, 40)]
+    assert told(one.take_slots((slot(0, 42, first=41), slot(1, 42, first=41)), 102.0)) == []
+
+
+def test_without_a_note_it_resumed_right_before_its_first_step():
+    """Scripts that keep their own checkpoints."""
+    assert told(fold().take_slots((slot(0, 13, first=12),), 100.0))[0] == ("first_step_done", 12, 11)
+
+
+def test_only_growing_checkpoints_are_told():
+    """Staged, then durable, each once; a staged word that comes with its durable one is not worth an event."""
+    one = fold()
+    one.take_slots((slot(0, 1, first=1),), 0.0)
+    assert told(one.take_slots((slot(0, 11, first=1, staged=10),), 1.0)) == [("checkpoint_saved", 10, False)]
+    assert told(one.take_slots((slot(0, 12, first=1, staged=10, durable=10),), 2.0)) == [("checkpoint_saved", 10, True)]
+    assert told(one.take_slots((slot(0, 22, first=1, staged=20, durable=20),), 3.0)) == [("checkpoint_saved", 20, True)]
+    assert told(one.take_slots((slot(0, 22, first=1, staged=20, durable=20),), 4.0)) == []
+
+
+def test_a_sharded_checkpoint_is_durable_when_the_slowest_rank_says_so():
+    """Among the ranks that speak of checkpoints at all."""
+    one = fold()
+    one.take_slots((slot(0, 9, durable=5), slot(1, 9, durable=5), slot(2, 9)), 0.0)
+    assert told(one.take_slots((slot(0, 11, durable=10),), 1.0)) == []
+    assert told(one.take_slots((slot(1, 11, durable=10),), 2.0)) == [("checkpoint_saved", 10, True)]
+
+
+def test_the_step_before_a_fault_is_told_on_demand():
+    """The newest one that all ranks completed, once."""
+    one = fold()
+    one.take_slots((slot(0, 8, first=1), slot(1, 7, first=1)), 1.0)
+    one.take_slots((slot(0, 9, first=1), slot(1, 8, first=1)), 2.0)
+    assert told(one.reached(3.0)) == [("step_reached", 8)]
+    assert one.reached(4.0) == []
+
+
+def test_lines_speak_for_scripts_without_telemetry():
+    """First step, loss, checkpoint; slots with steps know better and silence them."""
+    one = fold()
+    assert told(one.take_line(LineSeen(attempt=2, at=1.0, step=3, loss=2.5))) == [("first_step_done", 3, 2)]
+    assert told(one.take_line(LineSeen(attempt=2, at=2.0, checkpoint=3, durable=True))) == [("checkpoint_saved", 3, True)]
+    assert [(p.series, p.subject, p.value) for p in one.samples(3.0)] == [
+        ("step", "job:7(2)", 3.0),
+        ("loss", "job:7(2)", 2.5),
+    ]
+    one.take_slots((slot(0, 5, first=5),), 20.0)
+    assert one.take_line(LineSeen(attempt=2, at=30.0, checkpoint=9, durable=True)) == []
+
+
+def test_samples_are_given_once_per_step_and_only_finite():
+    """NaN has no place on a plot; it is noted as a bad loss instead."""
+    one = fold()
+    one.take_slots((slot(0, 5, loss=1.5, step_s=0.1), slot(1, 5, loss=float("nan"), step_s=0.2)), 1.0)
+    assert {(p.series, p.subject[-6:], p.value) for p in one.samples(2.0)} == {
+        ("step", "rank:0", 5.0), ("loss", "rank:0", 1.5), ("step_s", "rank:0", 0.1),
+        ("step", "rank:1", 5.0), ("step_s", "rank:1", 0.2),
+    }  # fmt: skip
+    assert one.samples(3.0) == []
+    assert one.bad_loss is not None
+    assert one.bad_loss[0] == 1
