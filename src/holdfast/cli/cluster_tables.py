@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli import screen
-from holdfast.cli.json_forms import target
+from holdfast.cli.json_forms import step_known, target
 from holdfast.model.evidence import Finding, Role
 from holdfast.model.orders import CancelTimer, OrderStatus, StartTimer
 from holdfast.model.records import (
@@ -60,7 +60,7 @@ def jobs_table(jobs: Sequence[JobRecord], at: float) -> Table:
             Text(_short(screen.clean(job.view.name), NAME_MAX)),
             state,
             screen.age(job.since, at),
-            _number(attempt.last_step if attempt is not None else None),
+            _number(step_known(attempt)),
             _number(job.durable_step or None),
             Text(_short(nodes)),
         )
@@ -112,7 +112,7 @@ def attempts_table(job: JobRecord, at: float) -> Table:
     )  # fmt: skip
     for attempt in job.attempts:
         end = attempt.ended_at or at
-        steps = "-" if attempt.first_step is None else f"{attempt.first_step}-{_number(attempt.last_step)}"
+        steps = "-" if attempt.first_step is None else f"{attempt.first_step}-{_number(step_known(attempt))}"
         made.add_row(
             Text(f"{screen.clean(str(job.key))}({attempt.number})"),
             Text(utc(attempt.started_at)[5:19]),
