@@ -119,7 +119,9 @@ def attach_job(turn: Turn, incident: IncidentRecord, job: JobRecord) -> None:
         incident.attempt_before = attempt.number
         incident.step_before = attempt.last_step
     for finding in recall(turn, slug(job.key)):
-        add(turn, incident, finding)
+        # What an earlier attempt left behind was explained then; this one has its own trouble.
+        if finding.attempt is None or attempt is None or finding.attempt >= attempt.number:
+            add(turn, incident, finding)
     _match_drill(turn, incident, slug(job.key), job.view.nodes)
     turn.touch(incident)
 
