@@ -9,6 +9,7 @@ from holdfast.adapters.clock import run_virtual
 from holdfast.drill.runner import Patience, run_drill
 from holdfast.drill.scenario import find, read_scenario
 from holdfast.errors import LinkError, UsageError
+from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Remedy
 from holdfast.model.orders import OrderStatus, RestartInPlace
 from holdfast.model.records import JobState, NodeState, OrderRecord
@@ -73,9 +74,11 @@ def test_it_waits_for_the_steady_state(site, world):
     world.record.state = JobState.PROVING
     world.record.attempts[-1].durable_step = None
     world.node_records[2].state = NodeState.VALIDATING
+    site.job, asked = JobKey("c", "8"), site.job
 
     async def work():
         loop = asyncio.get_running_loop()
+        loop.call_later(2.0, setattr, site, "job", asked)
         loop.call_later(5.0, setattr, world.record, "state", JobState.WATCHING)
         loop.call_later(10.0, setattr, world.record.attempts[-1], "durable_step", 50)
         loop.call_later(15.0, setattr, world.node_records[2], "state", NodeState.HEALTHY)

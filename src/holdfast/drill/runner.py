@@ -21,7 +21,7 @@ from holdfast.drill.ports import Eyes, FaultPort
 from holdfast.drill.results import DrillResult
 from holdfast.drill.scenario import Scenario
 from holdfast.drill.verdict import Check, Fired, Seen, drill_incident, judge
-from holdfast.errors import HoldfastError, LinkError, UsageError
+from holdfast.errors import HoldfastError, LinkError, NotFoundError, UsageError
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import DrillFired
 from holdfast.model.evidence import Remedy
@@ -152,12 +152,17 @@ class _Drill:
         deadline = clock.monotonic() + self.patience.steady_s
         why = "it was not looked at"
         while clock.monotonic() < deadline:
-            job = await site.eyes.job(site.job)
-            if job.state in OVER:
-                raise UsageError(f"job {site.job} is {job.state.value}: there is nothing to drill")
-            why = _unsteady(job) or await self._unsteady_nodes(job)
-            if not why:
-                return job
+            try:
+                job = await site.eyes.job(site.job)
+            except NotFoundError as error:
+                # A job that was submitted a moment ago has not been looked at yet.
+                why = str(error)
+            else:
+                if job.state in OVER:
+                    raise UsageError(f"job {site.job} is {job.state.value}: there is nothing to drill")
+                why = _unsteady(job) or await self._unsteady_nodes(job)
+                if not why:
+                    return job
             self.seq = await site.eyes.wait(self.seq, _LOOK_S)
         raise CannotInjectError(f"job {site.job} did not become steady within {self.patience.steady_s:.0f} s: {why}")
 
