@@ -4,7 +4,7 @@
         job = await cluster.orchestrator.submit(["sleep", "60"], nodes=2)
         await cluster.until_job(job.key.id, SchedulerState.RUNNING)
 
-Import it with `sys.path` holding `tests/` (see `tests/conftest.py`). The name in `controller=` is the policy file or None.
+`tests/` is on the path (pyproject.toml): `from cluster_fixture import embedded_cluster`.
 """
 
 from __future__ import annotations

@@ -407,6 +407,20 @@ def test_a_full_disk_is_the_nodes_own(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_without_a_tmpfs_a_full_disk_is_a_marker(tmp_path: Path) -> None:
+    """Where none may be mounted, fill_disk says that it is emulated and by which file, and free_disk removes it."""
+
+    async def scenario(cluster: TestCluster) -> None:
+        how = await cluster.orchestrator.fill_disk("node01")
+        marker = cluster.node_dir("node01") / "disk_full"
+        assert str(marker) in how
+        assert marker.exists()
+        await cluster.orchestrator.free_disk("node01")
+        assert not marker.exists()
+
+    run(tmp_path, scenario, nodes=1, options=("--tmp-mib", "0"))
+
+
 # --- refusals ---
 
 

@@ -52,7 +52,7 @@ from holdfast.adapters.local.protocol import (
     encode_result,
 )
 from holdfast.adapters.local.sockets import socket_address
-from holdfast.errors import HoldfastError, RefusedError
+from holdfast.errors import HoldfastError, RefusedError, TemporaryOrderError
 from holdfast.model.cluster import WorldView
 
 TICK_S = 0.2
@@ -274,6 +274,8 @@ class Cluster:
             return encode_result(await self._once(decode_request(line)))
         except HoldfastError as error:
             return encode_error(error)
+        except OSError as error:
+            return encode_error(TemporaryOrderError(f"the cluster could not do it: {error}"))
 
     async def _once(self, request: AnyRequest) -> Any:
         """One order id, one effect: a repeated order gets the answer that it had, or waits for the one under way."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -504,5 +505,9 @@ class JobBook:
     def _store(self, job: Job) -> None:
         fresh = job.folder / ".job.json.new"
         facts = {"view": self.view(job), "argv": job.spec.argv, "lease_s": job.spec.lease_s}
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
-        fresh.replace(job.folder / "job.json")
+        try:
+            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+            fresh.replace(job.folder / "job.json")
+        except OSError as error:
+            # The file is for people; a full disk or a folder that somebody removed must not stop the scheduler.
+            sys.stderr.write(f"holdfast cluster: job.json of job {job.id} is out of date: {error}\n")

@@ -33,6 +33,10 @@ CLONE_NEWNS = 0x00020000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x4000, 0x40000
 """Constants of <linux/prctl.h>, <linux/sched.h> and <linux/mount.h>."""
 
+SHORT_LIFE_S = 5.0
+PAUSE_MAX_S = 30.0
+"""A service that ends within SHORT_LIFE_S is started again after a pause that doubles up to PAUSE_MAX_S."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -178,6 +182,22 @@ class _Service:
         self.order = order
         self.pid = 0
         self.start_at = 0.0
+        self.started_at = 0.0
+        self.pause_s: float = order["again_s"]
+
+    def note_start(self, pid: int) -> None:
+        """It runs."""
+        self.pid = pid
+        self.started_at = time.monotonic()
+
+    def note_end(self) -> None:
+        """It has ended: start it again soon, and less soon each time when it keeps ending at once."""
+        now = time.monotonic()
+        if now - self.started_at >= SHORT_LIFE_S:
+            self.pause_s = self.order["again_s"]
+        self.pid = 0
+        self.start_at = now + self.pause_s
+        self.pause_s = min(self.pause_s * 2, PAUSE_MAX_S)
 
 
 class NodeInit:
@@ -320,8 +340,7 @@ class NodeInit:
                 continue
             for service in self.services.values():
                 if service.pid == pid:
-                    service.pid = 0
-                    service.start_at = time.monotonic() + service.order["again_s"]
+                    service.note_end()
 
     def strangers(self) -> list[int]:
         """Every process of this node that does not belong to a service."""
@@ -350,12 +369,13 @@ class NodeInit:
             if service.pid == 0 and service.start_at <= now:
                 order = service.order
                 try:
-                    service.pid = spawn(order["argv"], env=order["env"], cwd=order["cwd"], out=order["out"])
+                    pid = spawn(order["argv"], env=order["env"], cwd=order["cwd"], out=order["out"])
                 except OSError as error:
-                    service.start_at = now + 5.0
+                    service.note_end()
                     self.say("failed", id=order["id"], error=str(error))
                 else:
-                    self.say("started", id=order["id"], pid=service.pid)
+                    service.note_start(pid)
+                    self.say("started", id=order["id"], pid=pid)
 
     def wait(self, wake: int) -> None:
         """Sleep until an order, a child's end, a beat or a deadline."""
