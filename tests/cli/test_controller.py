@@ -1,0 +1,194 @@
+"""`holdfast controller` as a process: ready, killed, succeeded, ended in order; bad input in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from holdfast.cli.controller import make_orchestrator, parse_listen
+from holdfast.client import Client
+from holdfast.errors import UsageError
+from holdfast.model import events as e
+from holdfast.model.evidence import Finding, Place
+
+HOLDFAST = str(Path(sys.executable).parent / "holdfast")
+LIMIT_S = 30.0
+
+
+def finding(event_id: str) -> e.FindingSeen:
+    seen = Finding(id=event_id, rule="test.context", at=time.time(), place=Place(node="n1"))
+    return e.FindingSeen(id=event_id, at=time.time(), finding=seen)
+
+
+@contextmanager
+def started(folder: Path, *args: str) -> Iterator[subprocess.Popen]:
+    """A controller process; killed at the end whatever happens."""
+    argv = [HOLDFAST, "controller", "--dir", str(folder), "--listen", "127.0.0.1:0", *args]
+    with (folder.parent / "log").open("ab") as log:
+        process = subprocess.Popen(argv, stderr=log, stdout=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def facts_of(folder: Path, process: subprocess.Popen) -> dict[str, object]:
+    """Wait until `controller.json` is this process's."""
+    deadline = time.monotonic() + LIMIT_S
+    file = folder / "controller" / "controller.json"
+    while time.monotonic() < deadline:
+        assert process.poll() is None, (folder.parent / "log").read_text()
+        if file.exists() and json.loads(file.read_bytes())["pid"] == process.pid:
+            return json.loads(file.read_bytes())
+        time.sleep(0.02)
+    raise AssertionError("the controller was not ready in time")
+
+
+def connect(folder: Path, process: subprocess.Popen) -> Client:
+    facts = facts_of(folder, process)
+    return Client(facts["url"], (folder / "controller" / "token").read_text().strip())
+
+
+def test_a_killed_controller_is_succeeded_at_once_and_nothing_stored_is_lost(tmp_path: Path):
+    """kill -9 right after the answer: the next controller starts without waiting for a lease and knows every event."""
+    folder = tmp_path / "c"
+    for round_ in range(3):
+        with started(folder) as process, connect(folder, process) as client:
+            client.ingest("agent:n1", [finding(f"r{round_}.{n}") for n in range(50)])
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    with started(folder) as process, connect(folder, process) as client:
+        stored = [one.id for one in client.events(kind="finding_seen").events]
+        assert stored == [f"r{round_}.{n}" for round_ in range(3) for n in range(50)]
+        seqs = [one.seq for one in client.events().events]
+        assert seqs == list(range(1, len(seqs) + 1))
+        assert client.state().health["epoch"] == 4
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 0
+
+
+def test_an_orderly_end_is_quick_and_leaves_a_snapshot(tmp_path: Path):
+    """SIGTERM and SIGINT end with 0, and the next start has a further epoch and the same history."""
+    folder = tmp_path / "c"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with started(folder) as process, connect(folder, process) as client:
+            client.ingest("agent:n1", [finding(f"{number}")])
+            began = time.monotonic()
+            process.send_signal(number)
+            assert process.wait(LIMIT_S) == 0
+            assert time.monotonic() - began < 5
+    log = (tmp_path / "log").read_text()
+    assert "Traceback" not in log
+    assert log.count("controller has ended") == 2
+
+
+def test_a_second_controller_of_the_same_folder_is_refused(tmp_path: Path):
+    """Two in one folder would fence each other in turn; the second says who is there and ends."""
+    folder = tmp_path / "c"
+    with started(folder) as process:
+        facts_of(folder, process)
+        second = subprocess.run(
+            [HOLDFAST, "controller", "--dir", str(folder)], capture_output=True, text=True, timeout=LIMIT_S
+        )
+        assert second.returncode == 69
+        assert f"pid {process.pid}" in second.stderr
+        assert "Traceback" not in second.stderr
+
+
+def test_the_policy_is_in_the_journal_and_read_again_on_sighup(tmp_path: Path):
+    """A policy is stored when it is new, reloaded on SIGHUP; a wrong one is refused and the former holds."""
+    folder, policy = tmp_path / "c", tmp_path / "policy.toml"
+    policy.write_text('mode = "observe"\n')
+
+    def loaded(client: Client, count: int) -> list[str]:
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            found = [one.toml for one in client.events(kind="policy_loaded").events]
+            if len(found) >= count:
+                return found
+            time.sleep(0.02)
+        raise AssertionError("the policy was not loaded in time")
+
+    with started(folder, "--policy", str(policy)) as process, connect(folder, process) as client:
+        assert loaded(client, 1) == ['mode = "observe"\n']
+        policy.write_text('mod = "act"\n')
+        os.kill(process.pid, signal.SIGHUP)
+        deadline = time.monotonic() + LIMIT_S
+        while "policy.toml:1" not in (tmp_path / "log").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        policy.write_text('mode = "act"\n')
+        os.kill(process.pid, signal.SIGHUP)
+        assert loaded(client, 2) == ['mode = "observe"\n', 'mode = "act"\n']
+    with started(folder, "--policy", str(policy)) as process, connect(folder, process) as client:
+        assert len(loaded(client, 2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["--listen", "8470"], 2, "write HOST:PORT"),
+        (["--listen", "127.0.0.1:99999"], 2, "write HOST:PORT"),
+        (["--cluster", "slurms:x"], 2, "'slurms:x' is not known"),
+        (["--journal", "mysql://x"], 2, "kind 'mysql'"),
+        (["--policy", "POLICY"], 78, "policy.toml:2"),
+        (["--policy", "/nowhere"], 78, "/nowhere"),
+        (["--token-file", "/nowhere"], 78, "token book cannot be read"),
+        (["--listen", "203.0.113.1:0"], 2, "cannot listen on 203.0.113.1"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path: Path, args: list[str], code: int, said: str):
+    """Each mistake names its place; there is no traceback and the exit code is the documented one."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('mode = "act"\nlimit = 3\n')
+    argv = [str(policy) if one == "POLICY" else one for one in args]
+    done = subprocess.run(
+        [HOLDFAST, "controller", "--dir", str(tmp_path / "c"), *argv], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_journal_is_refused(tmp_path: Path):
+    """Nothing is done on the word of a file that cannot be trusted."""
+    folder = tmp_path / "c" / "controller"
+    folder.mkdir(parents=True)
+    (folder / "journal.db").write_bytes(b"x" * 9000)
+    done = subprocess.run(
+        [HOLDFAST, "controller", "--dir", str(folder.parent)], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 70
+    assert "is not a journal" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_health_is_served_without_a_token_and_state_is_not(tmp_path: Path):
+    """The default is closed: tokens are made on first start, readable by the owner only."""
+    folder = tmp_path / "c"
+    with started(folder) as process:
+        url = str(facts_of(folder, process)["url"])
+        assert httpx.get(url + "/healthz", trust_env=False).status_code == 200
+        assert httpx.get(url + "/v1/state", trust_env=False).status_code == 401
+        assert (folder / "controller").stat().st_mode & 0o777 == 0o700
+
+
+def test_addresses_and_clusters_are_understood():
+    """Names, IPv4 and IPv6 with ports; the embedded cluster by its socket."""
+    assert parse_listen("[::1]:0") == ("::1", 0)
+    assert parse_listen("localhost:8470") == ("localhost", 8470)
+    assert str(make_orchestrator("local:/x/cluster.sock").path) == "/x/cluster.sock"
+    for bad in ("", ":1", "host:", "host:-1", "host:x"):
+        with pytest.raises(UsageError):
+            parse_listen(bad)
