@@ -91,6 +91,8 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     quick_after: str = ""
     """A progress rule's number can be read without its pattern: the core ends one byte after the number, and this is
     the byte before it. Only used on many such lines at once."""
+    remark: bool = False
+    """Told beside the line's owner, before it, rather than in its place."""
     synthetic: bool = False
     """Made by detectors from exits, silences and samples; no line matches it."""
     file: str = ""
@@ -159,6 +161,7 @@ _DEFAULT_KEYS: dict[str, str] = {
     "reference": _STR,
     "advice": _STR,
     "rate_per_min": _INT,
+    "precedence": _INT,
 }
 _RULE_KEYS: dict[str, str] = _DEFAULT_KEYS | {
     "id": _STR,
@@ -171,10 +174,10 @@ _RULE_KEYS: dict[str, str] = _DEFAULT_KEYS | {
     "record": _STR,
     "decode": _STR,
     "quick_after": _STR,
-    "precedence": _INT,
     "matches": _STRS,
     "rejects": _STRS,
     "synthetic": _BOOL,
+    "remark": _BOOL,
     "override": _BOOL,
 }
 _CODE_KEYS: dict[str, str] = {
@@ -374,7 +377,7 @@ def _plain(entries: dict[str, Any]) -> dict[str, Any]:
         "rate_per_min",
         "reference",
     )
-    plain: dict[str, Any] = {name: entries[name] for name in (*names, "synthetic") if name in entries}
+    plain: dict[str, Any] = {name: entries[name] for name in (*names, "synthetic", "remark") if name in entries}
     return plain | {name: enum(entries[name]) for name, enum in _ENUMS.items() if name in entries}
 
 

@@ -131,7 +131,7 @@ class Matcher:
         """
         best: tuple[tuple[int, int, int], Rule, dict[str, str]] | None = None
         for rule in candidates:
-            if not rule.reads(kind):
+            if rule.remark or not rule.reads(kind):
                 continue
             captures = self.captures(rule, line)
             if captures is None:
@@ -421,6 +421,9 @@ class BlockReader:
         text = self.block[low:high].decode("utf-8", "replace")
         line = take_apart(text, self.year)
         judged = self.matcher.judge(line, candidates, self.stream.source.kind) if candidates else None
+        for remark in candidates:
+            if remark.remark and (said := self.matcher.captures(remark, line)) is not None:
+                self.emit(remark, said, line, text, start)
         if records and self.stream.records:
             ended = self.offer(line)
             if ended is not None:

@@ -1,0 +1,116 @@
+"""Log files as people have them: plain, .gz, .zst, standard input, whole folders; as bytes, a megabyte at a time.
+
+`holdfast explain` reads through this. What a file is, is told by its first bytes, not by its name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from holdfast.errors import NotFoundError, UserError
+
+CHUNK = 1 << 20
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_BINARY_SUFFIXES = frozenset(
+    {".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".ckpt", ".png", ".jpg", ".pdf", ".so", ".pyc", ".tar",
+     ".zip", ".whl", ".parquet", ".arrow", ".idx", ".distcp", ".nsys-rep", ".sqlite", ".db"}
+)  # fmt: skip
+STDIN = "-"
+
+
+def find_logs(paths: Sequence[str | Path]) -> list[str]:
+    """The files to read: each path itself, or every file below a folder that may be a log, by name.
+
+    Raises:
+        NotFoundError: a path does not exist, or a folder holds no log.
+    """
+    found: list[str] = []
+    for path in paths:
+        if str(path) == STDIN:
+            found.append(STDIN)
+            continue
+        place = Path(path)
+        if place.is_dir():
+            inside = sorted(str(file) for file in place.rglob("*") if _may_be_log(file))
+            if not inside:
+                raise NotFoundError(f"{place}: the folder holds no log file")
+            found += inside
+        elif place.exists():
+            found.append(str(place))
+        else:
+            raise NotFoundError(f"{place}: no such file or folder")
+    return list(dict.fromkeys(found))
+
+
+def _may_be_log(file: Path) -> bool:
+    if not file.is_file() or file.suffix.lower() in _BINARY_SUFFIXES or file.name.startswith("."):
+        return False
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(4096)
+    except OSError:
+        return False
+    return bool(head) and (head.startswith((_GZIP, _ZSTD)) or b"\x00\x00\x00" not in head)
+
+
+def read_chunks(path: str) -> Iterator[bytes]:
+    """The decompressed bytes of a log, in pieces of about a megabyte; memory does not grow with the file.
+
+    Raises:
+        UserError: the file cannot be read, or its compression is damaged (what came before the damage is given).
+    """
+    try:
+        if path == STDIN:
+            yield from _pieces(sys.stdin.buffer)
+            return
+        with Path(path).open("rb") as raw:
+            head = raw.read(4)
+            raw.seek(0)
+            if head.startswith(_GZIP):
+                with gzip.open(raw) as unzipped:
+                    yield from _pieces(unzipped)  # type: ignore[arg-type]
+            elif head.startswith(_ZSTD):
+                with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as unpacked:
+                    yield from _pieces(unpacked)
+            else:
+                os.posix_fadvise(raw.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+                yield from _pieces(raw)
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        # A job's log that is cut in the middle of a compressed block still tells what came before.
+        raise UserError(f"{path}: cannot be read to its end: {error}") from error
+
+
+def _pieces(stream: BinaryIO) -> Iterator[bytes]:
+    while data := stream.read(CHUNK):
+        yield data
+
+
+def line_numbers(path: str, offsets: Sequence[int]) -> dict[int, int]:
+    """Byte offset of a line's start -> its number, counted from 1. Reads the file once, up to the last offset."""
+    wanted = sorted(set(offsets))
+    numbers: dict[int, int] = {}
+    position = 0
+    line = 1
+    index = 0
+    for data in read_chunks(path):
+        start = 0
+        while index < len(wanted) and wanted[index] < position + len(data):
+            stop = max(start, wanted[index] - position)
+            line += data.count(b"\n", start, stop)
+            start = stop
+            numbers[wanted[index]] = line
+            index += 1
+        if index >= len(wanted):
+            break
+        line += data.count(b"\n", start)
+        position += len(data)
+    return numbers

@@ -1,0 +1,187 @@
+"""`holdfast explain FILE...`: why a job failed, from any log, with nothing else set up.
+
+Reads each file once (decompressing on the way), matches it against the catalogue, attributes, and prints. The JSON form
+is stable and documented in docs/explain.md. Called by the command line; `explain_logs` is the same for other programs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from msgspec.structs import replace
+from rich.console import Console
+from rich.text import Text
+
+from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
+from holdfast.adapters.log_files import STDIN, find_logs, line_numbers, read_chunks
+from holdfast.cli.explain_page import page
+from holdfast.decide.diagnosis import DiagnosisContext, diagnose
+from holdfast.detect.catalogue import Catalogue
+from holdfast.detect.explain import Explanation, LogReading, source_of
+from holdfast.detect.matcher import Matcher, ProgressReading
+from holdfast.errors import EXIT_FAILED, EXIT_OK, UserError
+from holdfast.model.evidence import Diagnosis, Finding
+
+SAMPLED_ABOVE = 64 << 20
+"""Larger files are read for faults throughout and for progress by samples."""
+
+
+def explain_logs(
+    paths: Sequence[str | Path],
+    *,
+    matcher: Matcher,
+    warn: Callable[[str], None] = lambda _text: None,
+    now: float | None = None,
+) -> Explanation:
+    """Explain these logs of one job.
+
+    Args:
+        paths: files, folders, or `-` for standard input.
+        matcher: the compiled catalogue.
+        warn: called with one sentence about each file that could be read only in part.
+        now: gives the year to time stamps without one; the present by default.
+
+    Raises:
+        NotFoundError: a path does not exist.
+        UserError: no file could be read at all.
+    """
+    names = find_logs(paths)
+    reading = LogReading(matcher.catalogue)
+    at = time.time() if now is None else now
+    failed: list[str] = []
+    for name in names:
+        try:
+            _read(reading, matcher, name, at)
+        except UserError as error:
+            failed.append(str(error))
+            warn(str(error))
+    if names and len(failed) == len(names) and not reading.order:
+        raise UserError(failed[0])
+    reading.finish()
+    context = DiagnosisContext(ranks=reading.ranks, progress_at=reading.progress_at)
+    diagnosis = diagnose(reading.findings, context)
+    explained = reading.explanation(_numbered(reading, diagnosis))
+    return explained
+
+
+def _read(reading: LogReading, matcher: Matcher, name: str, at: float) -> None:
+    size = Path(name).stat().st_size if name != STDIN else SAMPLED_ABOVE + 1
+    progress = ProgressReading.SAMPLED if size > SAMPLED_ABOVE else ProgressReading.EVERY
+    # Standard input cannot be read again, so its lines are counted on the way; files only where lines are shown.
+    stream = matcher.stream(source_of(name), progress, numbered=name == STDIN)
+    number = reading.file("standard input" if name == STDIN else name)
+    try:
+        for data in read_chunks(name):
+            if matches := stream.feed(data, at):
+                reading.take(number, matches)
+    finally:
+        reading.take(number, stream.flush(at))
+
+
+def _numbered(reading: LogReading, diagnosis: Diagnosis) -> Diagnosis:
+    """Give line numbers to the findings that will be shown."""
+    wanted: dict[int, dict[int, list[int]]] = {}
+    findings = list(reading.findings)
+    shown = {judged.finding for judged in diagnosis.judged}
+    for index, finding in enumerate(findings):
+        place = reading.place_of(finding.id)
+        if place is not None and finding.id in shown and finding.evidence and not finding.evidence[0].line:
+            wanted.setdefault(place[0], {}).setdefault(place[1], []).append(index)
+    for number, by_offset in wanted.items():
+        numbers = line_numbers(reading.files[number].name, list(by_offset))
+        for offset, indexes in by_offset.items():
+            for index in indexes:
+                findings[index] = _with_line(findings[index], numbers.get(offset, 0))
+    reading.findings = tuple(findings)
+    return diagnosis
+
+
+def _with_line(finding: Finding, line: int) -> Finding:
+    return replace(finding, evidence=(replace(finding.evidence[0], line=line), *finding.evidence[1:]))
+
+
+def explain(
+    files: Annotated[
+        list[str] | None, typer.Argument(help="Logs: files (.gz, .zst too), folders, or - for standard input.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the documented JSON form.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Also write a self-contained page.")] = None,
+    rules: Annotated[list[Path] | None, typer.Option("--rules", help="A folder of the site's own rules.")] = None,
+) -> None:
+    """Say why a job failed, from any log file: cause, suspects, evidence, and whether a restart would help.
+
+    Exit code 0: the logs are healthy. 1: a fault was found, or something failed whose cause is unknown.
+    """
+    paths = files or ([STDIN] if not sys.stdin.isatty() else [])
+    if not paths:
+        raise UserError("name a log file, a folder, or - for standard input: holdfast explain slurm-4711.out")
+    catalogue = read_catalogue(rules or ())
+    matcher = read_matcher(catalogue)
+    complaints = Console(stderr=True, highlight=False)
+    explained = explain_logs(
+        paths, matcher=matcher, warn=lambda text: complaints.print(f"warning: {text}", markup=False)
+    )
+    if html is not None:
+        html.write_text(page(explained, catalogue), encoding="utf-8")
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(explained), indent=2).decode() + "\n")
+    else:
+        show(explained, catalogue, Console(highlight=False))
+    raise typer.Exit(EXIT_OK if explained.verdict == "healthy" else EXIT_FAILED)
+
+
+_STYLES = {"healthy": "bold green", "fault": "bold red", "unknown": "bold yellow"}
+_HELPS = {
+    True: "yes",
+    False: "no: it would meet the same error again",
+    None: "cannot be told from these logs",
+}
+
+
+def show(explained: Explanation, catalogue: Catalogue, console: Console) -> None:
+    """Print for people. Log text is hostile: it is printed as plain text, control characters taken out."""
+    head = Text(explained.verdict.upper(), style=_STYLES[explained.verdict])
+    head.append("  " + _plain(explained.summary), style="bold")
+    console.print(head)
+    if explained.verdict == "healthy":
+        console.print(_plain(explained.story), markup=False)
+        return
+    facts = [
+        ("cause", explained.cause),
+        ("domain", explained.domain),
+        ("suspects", _suspects(explained)),
+        ("confidence", f"{explained.confidence:.0%}"),
+        ("restart helps", _HELPS[explained.restart_helps]),
+        ("what to do", catalogue.get(explained.cause).advice),
+    ]
+    for name, value in facts:
+        if value:
+            console.print(Text(f"  {name:<14}", style="dim").append(_plain(value), style="default"))
+    console.print()
+    console.print(_plain(explained.story), markup=False)
+    if explained.evidence:
+        console.print()
+        for line in explained.evidence:
+            place = f"{line.file}:{line.line}" if line.line else line.file
+            text = Text(f"  {line.role:<8} ", style="red" if line.role == "root" else "dim")
+            console.print(text.append(f"{place}: ", style="cyan").append(_plain(line.text), style="default"))
+
+
+def _suspects(explained: Explanation) -> str:
+    who = explained.suspects
+    parts = [", ".join(who.nodes)] if who.nodes else []
+    if who.ranks:
+        parts.append("rank " + ", ".join(str(rank) for rank in who.ranks))
+    if who.gpus:
+        parts.append("GPU " + ", ".join(who.gpus))
+    return "; ".join(parts)
+
+
+def _plain(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)

@@ -1,0 +1,336 @@
+"""From the matches of whole logs to what attribution needs, and from its diagnosis to an explanation.
+
+`holdfast explain` feeds every file through a `LineStream` and hands the matches to one `LogReading`. It keeps a bounded
+number of findings, works out times where lines carry none, and sets aside what the job survived: an error after which
+steps went on rising, and the noise of a process that ends after its work is done. Pure; memory does not grow with the
+logs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.detect.catalogue import Catalogue, StreamKind
+from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
+from holdfast.detect.matcher import Match, StreamSource
+from holdfast.model.evidence import Diagnosis, Domain, EvidenceKind, Finding, Place, Role, Severity
+
+KEPT_PER_TROUBLE = 12
+"""Findings kept of one trouble (rule and fingerprint) and file; the others are counted."""
+KEPT_IN_ALL = 20_000
+SURVIVED_STEPS = 2
+"""So many rising steps after an error prove that the job lived through it; one may have been under way."""
+SILENCE_S = 1800.0
+SILENCE_STEPS = 20.0
+EVIDENCE_SHOWN = 24
+
+
+class EvidenceLine(Struct, frozen=True):
+    """One line of the explanation's evidence."""
+
+    file: str
+    line: int
+    text: str
+    role: str
+    rule: str
+
+
+class Suspects(Struct, frozen=True):
+    """Who is suspected, most likely first."""
+
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
+
+
+class Explanation(Struct, frozen=True):
+    """What `holdfast explain --json` prints: a stable form, described in the docs."""
+
+    verdict: str
+    """`healthy`, `fault` or `unknown`."""
+    domain: str
+    cause: str
+    summary: str
+    confidence: float
+    restart_helps: bool | None
+    suspects: Suspects
+    evidence: tuple[EvidenceLine, ...]
+    story: str
+
+
+class Kept(Struct):
+    """A finding with its place in the logs."""
+
+    finding: Finding
+    match: Match
+    file: int
+    order: int
+    steps_then: dict[str, int]
+    count: int = 1
+
+
+class _File:
+    """What is known of one log."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.last_at: float | None = None
+        self.progress_at: float | None = None
+        self.numbers: dict[str, float] = {}
+        self.rises: dict[str, int] = {}
+        self.restarts: list[int] = []
+        self.progress_lines = 0
+        self.step_times: list[float] = []
+        self.completed: int | None = None
+        self.ended_at: float | None = None
+        self.saves = 0
+
+
+class LogReading:
+    """Collects the matches of all logs of one job.
+
+    Attributes:
+        findings: made by `finish`: what attribution judges, in order.
+        progress_at: when steps last rose; 0.0 when no line said.
+        ranks: node -> ranks as far as the logs tell.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+        self.files: list[_File] = []
+        self.kept: dict[tuple[str, str, int | None, int], list[Kept]] = {}
+        self.order = 0
+        self.total = 0
+        self.findings: tuple[Finding, ...] = ()
+        self.progress_at = 0.0
+        self.ranks: dict[str, tuple[int, ...]] = {}
+        self.aside: dict[str, str] = {}
+        self._places: dict[str, Kept] = {}
+        self._timeouts: set[int] = set()
+
+    def file(self, name: str) -> int:
+        """Begin a log; its number is given to `take`."""
+        self.files.append(_File(name))
+        return len(self.files) - 1
+
+    def take(self, number: int, matches: Sequence[Match]) -> None:
+        """The next matches of this log, in order."""
+        file = self.files[number]
+        for match in matches:
+            self.order += 1
+            role = match.rule.role
+            if match.at is not None:
+                file.last_at = match.at
+            if role is Role.PROGRESS or role is Role.CHECKPOINT:
+                self._progress(file, match)
+            elif match.rule.kind == "completed":
+                file.completed = self.order
+            elif match.rule.kind in {"checkpoint-loaded", "attempt-start"}:
+                file.restarts.append(self.order)
+            elif role in {Role.ROOT, Role.CASCADE}:
+                self._keep(number, file, match)
+
+    def _progress(self, file: _File, match: Match) -> None:
+        if match.rule.role is Role.CHECKPOINT:
+            file.saves += 1
+            return
+        file.progress_lines += match.count
+        if match.at is not None:
+            if file.progress_at is not None and match.count == 1 and len(file.step_times) < 512:
+                file.step_times.append(match.at - file.progress_at)
+            file.progress_at = match.at
+        name = match.rule.id
+        numbers = match.numbers or _numbers(match)
+        if not numbers:
+            file.rises[name] = file.rises.get(name, 0) + match.count
+            return
+        before = file.numbers.get(name)
+        if "step" in match.rule.captures:
+            for value in numbers:
+                if before is None or value > before:
+                    file.rises[name] = file.rises.get(name, 0) + 1
+                elif value < before:
+                    file.restarts.append(self.order)
+                before = value
+            file.numbers[name] = numbers[-1]
+        else:
+            file.rises[name] = file.rises.get(name, 0) + match.count
+
+    def _keep(self, number: int, file: _File, match: Match) -> None:
+        if match.rule.id == "nccl.timeout" and match.rank is not None:
+            self._timeouts.add(match.rank)
+        print_ = fingerprint(match.rule.id, match.captures, match.node)
+        key = (match.rule.id, print_, match.rank, number)
+        known = self.kept.setdefault(key, [])
+        if len(known) >= KEPT_PER_TROUBLE or self.total >= KEPT_IN_ALL:
+            if known:
+                known[-1].count += 1
+                known[-1].order = self.order
+                known[-1].steps_then = dict(file.rises)
+            return
+        self.total += 1
+        at = match.at if match.at is not None else file.last_at
+        finding = to_finding(
+            match,
+            source_place=Place(),
+            job=None,
+            attempt=None,
+            at=at if at is not None else 0.0,
+            id_prefix=f"{number:06d}",
+            file=file.name,
+        )
+        kept = Kept(finding, match, number, self.order, dict(file.rises))
+        known.append(kept)
+        self._places[finding.id] = kept
+
+    def finish(self) -> None:
+        """No more matches: work out times, set survived errors aside."""
+        kept = sorted((k for group in self.kept.values() for k in group), key=lambda k: k.order)
+        known = [file.last_at for file in self.files if file.last_at is not None]
+        end = max(known, default=0.0)
+        self.progress_at = max((f.progress_at for f in self.files if f.progress_at is not None), default=0.0)
+        findings: list[Finding] = []
+        for k in kept:
+            file = self.files[k.file]
+            at = k.match.at if k.match.at is not None else (k.finding.at or None)
+            # Without any time the order of lines stands in for it: a millisecond a line, at the end of the logs.
+            when = at + k.order * 1e-6 if at is not None else end + k.order * 1e-3
+            finding = _with(k.finding, when, k.count)
+            why = self._set_aside(k, file)
+            if why:
+                self.aside[finding.id] = why
+            else:
+                findings.append(finding)
+        findings += self._silences()
+        self.findings = tuple(findings)
+        if self._timeouts and len(self._timeouts) > 2:
+            self.ranks = {"": tuple(range(max(self._timeouts) + 1))}
+
+    def _set_aside(self, kept: Kept, file: _File) -> str:
+        """Why this is no trouble of the job after all; empty when it may be."""
+        if file.completed is not None and kept.order > file.completed and kept.finding.domain is not Domain.HARDWARE:
+            return "the work was done before it"
+        lasting = kept.finding.domain is Domain.HARDWARE and kept.match.rule.family in {"nvidia", "kernel"}
+        if lasting:
+            return ""
+        if any(restart > kept.order for restart in file.restarts) and kept.finding.severity is Severity.FATAL:
+            return ""
+        for name, rises in file.rises.items():
+            if rises - kept.steps_then.get(name, 0) >= SURVIVED_STEPS:
+                return "steps went on rising after it"
+        return ""
+
+    def _silences(self) -> list[Finding]:
+        """A log whose end comes long after its last step: the job hung before something ended it."""
+        found: list[Finding] = []
+        for number, file in enumerate(self.files):
+            if file.progress_at is None or file.last_at is None or file.completed is not None or not file.step_times:
+                continue
+            rhythm = sorted(file.step_times)[len(file.step_times) // 2]
+            gap = file.last_at - file.progress_at
+            if gap > max(SILENCE_S, SILENCE_STEPS * rhythm):
+                found.append(
+                    synthetic_finding(
+                        self.catalogue,
+                        "hang.silence",
+                        id=f"{number:06d}:silence",
+                        at=file.progress_at + rhythm,
+                        place=Place(),
+                        summary=f"No step for {gap / 60:.0f} minutes before the end, where one took {rhythm:.0f} s",
+                        kind=EvidenceKind.LOG,
+                        confidence=0.7,
+                    )
+                )
+        return found
+
+    # --- the outcome ---
+
+    def explanation(self, diagnosis: Diagnosis) -> Explanation:
+        """The diagnosis in the documented form, with a verdict."""
+        if diagnosis.cause == "unknown":
+            return self._without_cause(diagnosis)
+        return Explanation(
+            verdict="fault",
+            domain=str(diagnosis.domain),
+            cause=diagnosis.cause,
+            summary=diagnosis.summary,
+            confidence=diagnosis.confidence,
+            restart_helps=diagnosis.restart_helps,
+            suspects=Suspects(diagnosis.nodes, diagnosis.ranks, diagnosis.gpus),
+            evidence=self._evidence(diagnosis),
+            story=diagnosis.story,
+        )
+
+    def _without_cause(self, diagnosis: Diagnosis) -> Explanation:
+        troubled = [f for f in self.findings if f.severity in {Severity.ERROR, Severity.FATAL}]
+        if troubled:
+            return Explanation(
+                "unknown", "unknown", "unknown", "Something failed, but no line names a cause.", diagnosis.confidence,
+                None, Suspects(diagnosis.nodes, diagnosis.ranks, diagnosis.gpus), self._evidence(diagnosis),
+                diagnosis.story,
+            )  # fmt: skip
+        lines = sum(file.progress_lines for file in self.files)
+        done = any(file.completed is not None for file in self.files)
+        facts = [f"{lines} progress lines" if lines else "", "the work was completed" if done else ""]
+        facts.append(f"{len(self.aside)} errors that the job survived" if self.aside else "")
+        told = "; ".join(fact for fact in facts if fact)
+        story = f"No line speaks of a fault{f' ({told})' if told else ''}."
+        # A log that says little about itself proves little about its health.
+        confidence = 0.95 if done else 0.85 if lines else 0.6
+        return Explanation(
+            "healthy", "unknown", "none", "Nothing is wrong in these logs.", confidence, None, Suspects(), (), story
+        )
+
+    def _evidence(self, diagnosis: Diagnosis) -> tuple[EvidenceLine, ...]:
+        """Lines with the root first, then cascade, then context; in order of the logs within each."""
+        rank = {Role.ROOT: 0, Role.CASCADE: 1}
+        by_id = {finding.id: finding for finding in self.findings}
+        judged = sorted(
+            (j for j in diagnosis.judged if j.finding in by_id),
+            key=lambda j: (j.why != "the first that nothing else explains", rank.get(j.role, 2)),
+        )
+        lines: list[EvidenceLine] = []
+        seen: dict[str, int] = {}
+        for j in judged:
+            seen[j.rule] = seen.get(j.rule, 0) + 1
+            if seen[j.rule] > 4 or len(lines) >= EVIDENCE_SHOWN:
+                continue
+            evidence = by_id[j.finding].evidence[0]
+            lines.append(EvidenceLine(evidence.file, evidence.line, evidence.text, str(j.role), j.rule))
+        return tuple(lines)
+
+    def place_of(self, finding_id: str) -> tuple[int, int] | None:
+        """(file number, byte offset) of a finding's line, for counting its line number afterwards."""
+        kept = self._places.get(finding_id)
+        return (kept.file, kept.match.offset) if kept is not None else None
+
+
+def _with(finding: Finding, at: float, count: int) -> Finding:
+    return replace(finding, at=at, count=count)
+
+
+def _numbers(match: Match) -> tuple[float, ...]:
+    text = match.captures.get("step") or match.captures.get("done") or ""
+    return (float(text),) if text.isdigit() else ()
+
+
+_RANK_IN_NAME = (
+    re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?=[/_.-]|$)", re.IGNORECASE),
+    re.compile(r"/attempt_\d+/(\d{1,6})/(?:stdout|stderr)\.log$"),
+    re.compile(r"(?:^|/)(?:stdout|stderr|log)[_.](\d{1,6})(?:\.\w+)?$"),
+)
+_KERNEL_NAME = re.compile(r"dmesg|kern|kmsg|messages|syslog|journal", re.IGNORECASE)
+_NODE_IN_NAME = re.compile(r"(?:dmesg|kern|kmsg|messages|syslog|journal|slurmd)[_.-]([A-Za-z][\w-]*\d[\w-]*)|(?:^|/)([a-z][\w-]*\d)[_.-](?:dmesg|kern|kmsg|messages|syslog)", re.IGNORECASE)  # fmt: skip  # noqa: E501
+
+
+def source_of(name: str) -> StreamSource:
+    """What a file's name says about its lines: rank, node. A person who asks for an explanation vouches for the rest."""
+    rank = next((int(found[1]) for pattern in _RANK_IN_NAME if (found := pattern.search(name))), None)
+    node = ""
+    if _KERNEL_NAME.search(name) and (found := _NODE_IN_NAME.search(name)):
+        node = (found[1] or found[2] or "").removesuffix(".log")
+    return StreamSource(kind=StreamKind.ANY, name=name, node=node, rank=rank)
