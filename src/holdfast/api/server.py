@@ -72,11 +72,10 @@ class ApiServer:
             log_enabled=False,
         )
         self._task = asyncio.create_task(self._server.serve(), name="api")
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self._stop)
             await self._until_it_listens()
-        except BaseException:
-            await self._stop()
-            raise
+            undo.pop_all()
         return self
 
     async def __aexit__(
