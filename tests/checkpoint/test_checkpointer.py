@@ -116,6 +116,23 @@ def test_training_may_go_on_while_a_save_is_written(make, folder):
     assert torch.equal(restored["model"][0].weight, wanted)
 
 
+def test_nothing_restored_lies_in_the_file_any_more(make, folder):
+    """The file is mapped while it is read; what becomes of it later must not show in the state."""
+    state = new_state()
+    train(state, 3)
+    checkpointer = make()
+    checkpointer.save(3, state)
+    checkpointer.close()
+    restored = new_state(seed=2)
+    make().restore(restored)
+    file = folder / "step-000000003.e000000/shared.pt"
+    with file.open("r+b") as stream:
+        stream.write(b"\xff" * file.stat().st_size)
+    for name in ("model", "optimizer"):
+        assert str(restored[name].state_dict()) == str(state[name].state_dict())
+    assert torch.equal(restored["average"]["w"], state["average"]["w"])
+
+
 def test_tied_weights_are_saved_once(make, folder):
     """Two names for one memory are one tensor in the file and still tied afterwards."""
     tied = torch.nn.ModuleDict({"a": torch.nn.Linear(64, 64, bias=False), "b": torch.nn.Linear(64, 64, bias=False)})
