@@ -347,7 +347,7 @@ class Checkpointer:
                 torch.save(staged, cast("IO[bytes]", file))  # only write() and flush() are asked of it
             pending.add(file)
             published = self._publish(pending, packed, "replicated")
-        except BaseException:
+        except BaseException:  # whatever ended it, the draft goes, and the error goes on
             pending.abandon()
             raise
         self._after(step, published)
@@ -366,7 +366,7 @@ class Checkpointer:
             if pending is not None:
                 pending.add_entries(entries)
             world.ask_leader(lambda: self._publish(cast("PendingCheckpoint", pending), packed, "sharded"))
-        except BaseException:
+        except BaseException:  # whatever ended it, the draft goes, and the error goes on
             if pending is not None:
                 pending.abandon()
             raise
