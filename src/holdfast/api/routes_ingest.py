@@ -15,7 +15,7 @@ from litestar import Request, post
 from litestar.datastructures import State
 from litestar.params import JSONBody, QueryParameter
 from litestar.status_codes import HTTP_200_OK
-from msgspec import Struct, structs
+from msgspec import Raw, Struct, structs
 
 from holdfast.api.auth import Identity, Role, needs
 from holdfast.controller import Controller
@@ -79,7 +79,7 @@ class CommandAnswer(Struct, frozen=True):
 
 @post("/ingest", guards=[needs(Role.AGENT)], status_code=HTTP_200_OK, tags=["report"])
 async def ingest(request: Request[Any, Any, State], state: State) -> IngestAnswer:
-    """Take in a batch of events; answers after the commit."""
+    """Take in a batch of events; answers after the commit. Events that can never be taken are named in `refused`."""
     batch = decode(await request.body(), Batch)
     check_version(batch.version)
     _check_source(request.state.identity, batch.source)
@@ -89,24 +89,36 @@ async def ingest(request: Request[Any, Any, State], state: State) -> IngestAnswe
     if controller.busy:
         raise LinkError("the controller has more waiting than it can take: come back later")
     oldest = controller.clock.now() - controller.settings.retain_s
-    futures = []
+    futures: list[asyncio.Future[int]] = []
+    refused: list[str] = []
     for raw in batch.events:
-        event = decode_event(raw)
-        if not isinstance(event, FROM_SOURCES):
-            raise RefusedError(f"{batch.source} may not send {kind_of(event)}")
+        try:
+            event = _event(raw, batch.source)
+        except (WireError, RefusedError) as error:
+            # One event that will never be taken must not keep its neighbours from being stored.
+            refused.append(str(error))
+            continue
         if event.at < oldest:
             # Ids that old are no longer known: taking it in could do again what was done long ago.
             _log.warning("an event is older than the journal's memory", id=event.id, source=batch.source)
             continue
-        futures.append(controller.submit(structs.replace(event, source=batch.source, seq=0, received_at=0.0)))
+        futures.append(controller.submit(event))
     outcomes = await asyncio.gather(*futures, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, LinkError):
             raise outcome
-    refused = [str(outcome) for outcome in outcomes if isinstance(outcome, BaseException)]
+    refused += [str(outcome) for outcome in outcomes if isinstance(outcome, BaseException)]
     if refused:
         _log.warning("events were refused", source=batch.source, count=len(refused), first=refused[0])
-    return IngestAnswer(seq=controller.seq, stored=len(futures) - len(refused), refused=refused[:REFUSED_SHOWN])
+    stored = sum(not isinstance(outcome, BaseException) for outcome in outcomes)
+    return IngestAnswer(seq=controller.seq, stored=stored, refused=refused[:REFUSED_SHOWN])
+
+
+def _event(raw: Raw, source: str) -> e.AnyEvent:
+    event = decode_event(raw)
+    if not isinstance(event, FROM_SOURCES):
+        raise RefusedError(f"{source} may not send {kind_of(event)}")
+    return structs.replace(event, source=source, seq=0, received_at=0.0)
 
 
 @post("/beat", guards=[needs(Role.AGENT)], status_code=HTTP_200_OK, tags=["report"])

@@ -194,19 +194,16 @@ class SqlJournal:
     async def jobs(self, *, job: str = "") -> list[JobRecord]:
         """See `ports.Journal.jobs`."""
         query = select(schema.jobs.c.payload).order_by(schema.jobs.c.key)
-        rows = await self._rows(query.where(schema.jobs.c.id == job) if job else query)
-        return [decode(row.payload, JobRecord) for row in rows]
+        return await self._records(query.where(schema.jobs.c.id == job) if job else query, JobRecord)
 
     async def nodes(self, *, node: str = "") -> list[NodeRecord]:
         """See `ports.Journal.nodes`."""
         query = select(schema.nodes.c.payload).order_by(schema.nodes.c.name)
-        rows = await self._rows(query.where(schema.nodes.c.name == node) if node else query)
-        return [decode(row.payload, NodeRecord) for row in rows]
+        return await self._records(query.where(schema.nodes.c.name == node) if node else query, NodeRecord)
 
     async def brakes(self) -> list[BrakeRecord]:
         """See `ports.Journal.brakes`."""
-        rows = await self._rows(select(schema.brakes.c.payload).order_by(schema.brakes.c.name))
-        return [decode(row.payload, BrakeRecord) for row in rows]
+        return await self._records(select(schema.brakes.c.payload).order_by(schema.brakes.c.name), BrakeRecord)
 
     async def incidents(
         self, *, incident: str = "", open_only: bool = False, limit: int = 1000
@@ -218,7 +215,7 @@ class SqlJournal:
             query = query.where(table.c.id == incident)
         if open_only:
             query = query.where(table.c.closed_at == 0.0)
-        return [decode(row.payload, IncidentRecord) for row in await self._rows(query)]
+        return await self._records(query, IncidentRecord)
 
     async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
         """See `ports.Journal.orders`."""
@@ -228,7 +225,7 @@ class SqlJournal:
             query = query.where(table.c.incident == incident)
         if pending_only:
             query = query.where(table.c.status == OrderStatus.PENDING.value)
-        return [decode(row.payload, OrderRecord) for row in await self._rows(query)]
+        return await self._records(query, OrderRecord)
 
     # --- the series store ---
 
@@ -293,6 +290,10 @@ class SqlJournal:
 
     async def _rows(self, query: Select[Any]) -> Sequence[Any]:
         return await self._read(lambda connection: connection.execute(query).all())
+
+    async def _records(self, query: Select[Any], kind: type[R]) -> list[R]:
+        # Decoded in the reader's thread: ten thousand nodes must not hold the caller's loop.
+        return await self._read(lambda connection: [decode(payload, kind) for payload in connection.scalars(query)])
 
     def _read_now(self, work: Callable[[Connection], R]) -> R:
         try:
