@@ -1,6 +1,7 @@
 """A real controller with its API on a real port, in a thread, over a SQLite journal; ended by leaving the block.
 
-The engine is a plain one: each `job_observed` makes the records of `journal_with_history`, commands change nothing.
+The engine is a plain one: each `job_observed` makes the records of `journal_with_history`, commands change nothing;
+one that says "refuse me" is refused as the engine does it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from holdfast.api.auth import ensure_tokens
 from holdfast.controller import Controller, Settings
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey, JobView
+from holdfast.model.orders import Notify, OrderStatus
+from holdfast.model.records import OrderRecord
 from holdfast.ports import Touched
 
 
@@ -33,6 +36,10 @@ class RecordingEngine:
 
     def handle(self, event: e.AnyEvent) -> list:
         self._touched = records() if isinstance(event, e.JobObserved) else Touched()
+        if isinstance(event, e.OperatorCommand) and event.why == "refuse me":
+            topic, title = f"command:{event.id}", f"Refused: {event.command} {event.node}"
+            notice = Notify(id=f"n{event.seq}", cause=event.seq, topic=topic, title=title, text="it is retired.")
+            self._touched.orders.append(OrderRecord(notice, OrderStatus.DONE, event.received_at, event.received_at))
         return []
 
     def touched(self) -> Touched:

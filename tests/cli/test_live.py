@@ -101,6 +101,12 @@ def test_orders_are_approved_and_rejected(holdfast: Holdfast, live: Live, events
     assert len(events()) == before
 
 
+def test_what_the_engine_refuses_is_said(holdfast: Holdfast, live: Live) -> None:
+    """A command that is journalled but refused is no success: exit code 77 and the engine's reason."""
+    ran = holdfast("node", "reboot", "node02", "--why", "refuse me", "--dir", live.folder)
+    assert (ran.code, ran.out, ran.sentence) == (77, "", "Refused: reboot node02: it is retired")
+
+
 def test_a_wrong_name_changes_nothing(holdfast: Holdfast, live: Live, events) -> None:
     """The nearest node is named; no command reaches the journal."""
     before = len(events())

@@ -18,7 +18,7 @@ from rich.text import Text
 from holdfast.cli import screen
 from holdfast.cli.json_forms import step_known, target
 from holdfast.model.evidence import Finding, Role
-from holdfast.model.orders import CancelTimer, OrderStatus, StartTimer
+from holdfast.model.orders import CancelTimer, Notify, OrderStatus, StartTimer
 from holdfast.model.records import (
     AttemptRecord,
     BrakeRecord,
@@ -33,6 +33,8 @@ from holdfast.report.tables import cause, seconds, suspects, utc
 from holdfast.report.terminal import story_panel, timeline_table
 from holdfast.report.timeline import NODE_ORDER, timeline
 
+DAY_S = 20 * 3600
+"""Younger than this, a time of day is clear without a date."""
 ROWS_MAX = 40
 """More nodes than this are grouped by state unless every row is asked for."""
 NAME_MAX = 24
@@ -115,7 +117,7 @@ def attempts_table(job: JobRecord, at: float) -> Table:
         steps = "-" if attempt.first_step is None else f"{attempt.first_step}-{_number(step_known(attempt))}"
         made.add_row(
             Text(f"{screen.clean(str(job.key))}({attempt.number})"),
-            Text(utc(attempt.started_at)[5:19]),
+            Text(_started(attempt.started_at, at)),
             screen.span(max(0.0, end - attempt.started_at)) if attempt.started_at else "-",
             Text(steps),
             _number(attempt.resumed_from),
@@ -124,6 +126,11 @@ def attempts_table(job: JobRecord, at: float) -> Table:
             *([Text(_short(screen.fold(attempt.nodes)))] if moved else []),
         )
     return made
+
+
+def _started(started: float, at: float) -> str:
+    """The time of day; with the date when that is not clear."""
+    return utc(started)[11:19] if at - started < DAY_S else utc(started)[5:16]
 
 
 def ended(attempt: AttemptRecord) -> Text:
@@ -301,8 +308,9 @@ def incident_page(incident: IncidentRecord, orders: Sequence[OrderRecord], at: f
         parts.append(Text(node_side))
     if incident.findings:
         parts += [Text(), Text("Evidence", style="bold"), *_evidence(incident)]
-    if orders:
-        parts += [Text(), orders_table(list(reversed(orders)), at, title="Orders, oldest first")]
+    deeds = [record for record in orders if not _is_told(record)]
+    if deeds:
+        parts += [Text(), orders_table(list(reversed(deeds)), at, title="Orders, oldest first")]
     parts += [story_panel(1, incident)] if not incident.story and found is None else _story(incident.story)
     return Group(*parts)
 
@@ -371,6 +379,11 @@ def orders_table(orders: Sequence[OrderRecord], at: float, *, title: str = "") -
             Text(_short(" -> ".join(words), 160)),
         )
     return made
+
+
+def _is_told(record: OrderRecord) -> bool:
+    """A message that has arrived: no deed."""
+    return isinstance(record.order, Notify) and record.status is OrderStatus.DONE
 
 
 def for_people(orders: Iterable[OrderRecord]) -> list[OrderRecord]:

@@ -15,6 +15,7 @@ from holdfast.cli.config import Link
 from holdfast.client import AsyncClient
 from holdfast.errors import LinkError, RefusedError, UsageError, VersionError, WireError
 from holdfast.model.events import Command
+from holdfast.model.orders import Notify
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Sample
 
@@ -67,9 +68,15 @@ class RemoteRecords:
             return await self._client.samples(series, subject, after=max(0.0, after))
 
     async def command(self, command: Command, *, who: str, why: str, node: str = "", order: str = "") -> int:
-        """Send a command; returns the journal's sequence number."""
+        """Send a command; returns the journal's sequence number. Raises RefusedError when the engine refused it."""
         with self._said_plainly():
-            return (await self._client.command(command, who=who, why=why, node=node, order=order)).seq
+            done = await self._client.command(command, who=who, why=why, node=node, order=order)
+            recent = await self._client.orders(limit=ROWS_MAX)
+        for record in recent:
+            # The engine judges a command before it is acknowledged, and says why not under the command's own topic.
+            if isinstance(record.order, Notify) and record.order.topic == f"command:{done.id}":
+                raise RefusedError(f"{record.order.title}: {record.order.text}".rstrip("."))
+        return done.seq
 
     async def close(self) -> None:
         """Close the connections."""
@@ -80,7 +87,7 @@ class RemoteRecords:
         place = f"{self._link.url} ({self._link.said_by})"
         try:
             yield
-        except RefusedError as error:
+        except RefusedError as error:  # of the API: a token that does not suffice
             given = "" if self._link.token else "; set HOLDFAST_TOKEN_FILE, or `token_file` in holdfast.toml"
             raise RefusedError(f"the controller at {place} refuses: {error}{given}") from error
         except LinkError as error:
@@ -97,7 +104,7 @@ async def send(link: Link, command: Command, *, who: str, why: str, node: str = 
     Raises:
         NotFoundError: no such node or order, with the nearest one.
         UsageError: the order does not wait for a person.
-        RefusedError: the token does not allow it.
+        RefusedError: the token does not allow it, or the engine refused it.
         LinkError: no controller answers.
     """
     from holdfast.cli.records import missing  # noqa: PLC0415 - that module imports this one when it is needed
