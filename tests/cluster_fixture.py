@@ -84,6 +84,18 @@ class TestCluster:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
+    async def start_controller_and_wait(self, *, policy: Path | str | None = None, limit_s: float = 20.0) -> None:
+        """`start_controller`, then wait for its `controller.json`."""
+        self.start_controller(policy=policy)
+        deadline = time.monotonic() + limit_s
+        while not self.running.controller_file.exists():
+            assert self.controller is not None
+            code = self.controller.poll()
+            said = (self.folder / "controller" / "stdout.log").read_text()[-2000:]
+            assert code is None, f"the controller ended with {code}: {said}"
+            assert time.monotonic() < deadline, f"the controller did not come up: {said}"
+            await asyncio.sleep(0.02)
+
     def kill_controller(self) -> None:
         """SIGKILL the controller."""
         if self.controller is not None:
@@ -139,15 +151,7 @@ async def embedded_cluster(
     try:
         await running.until_up()
         if controller:
-            cluster.start_controller(policy=policy)
-            deadline = time.monotonic() + 20
-            while not running.controller_file.exists():
-                assert cluster.controller is not None
-                code = cluster.controller.poll()
-                said = (running.folder / "controller" / "stdout.log").read_text()[-2000:]
-                assert code is None, f"the controller ended with {code}: {said}"
-                assert time.monotonic() < deadline, f"the controller did not come up: {said}"
-                await asyncio.sleep(0.02)
+            await cluster.start_controller_and_wait(policy=policy)
         yield cluster
     finally:
         cluster.end()

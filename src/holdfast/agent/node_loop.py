@@ -38,6 +38,7 @@ from holdfast.model.wire import Beat, kind_of
 from holdfast.ports import Clock
 
 RETRY_MAX_S = 1.0
+FIRST_FLUSH_S = 1.0
 REQUESTS_REMEMBERED = 1000
 
 _log = structlog.get_logger("holdfast.agent")
@@ -146,6 +147,8 @@ class NodeAgent:
     # --- the controller ---
 
     async def _beat(self) -> None:
+        # What was seen before goes first: a beat of an agent that the controller does not know yet attaches it anew.
+        await self.reporter.flush(FIRST_FLUSH_S)
         heard = True
         while True:
             try:
