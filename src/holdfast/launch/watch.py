@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.findings import exit_rule, synthetic_finding
 from holdfast.detect.rhythm import HangVerdict, Rhythm, StepSample
@@ -18,7 +20,7 @@ from holdfast.launch.frames import LineSeen, RankEnded, RankStack, SlotsSeen
 from holdfast.launch.process import Exit
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent, AttemptEnded, FindingSeen, StacksCaptured
-from holdfast.model.evidence import EvidenceKind, Finding, Place
+from holdfast.model.evidence import Domain, EvidenceKind, Finding, Place, Role
 from holdfast.telemetry.stacks import Frame
 
 _EVIDENCE_LINES = 6
@@ -204,7 +206,15 @@ class AttemptWatch:
 
     def found(self, findings: tuple[Finding, ...]) -> list[AnyEvent]:
         """Findings that a node made of its output."""
-        return [self._found(finding) for finding in findings]
+        return [self._found(self._judged_by_time(finding)) for finding in findings]
+
+    def _judged_by_time(self, finding: Finding) -> Finding:
+        """While ranks are being ended their programs complain: that explains nothing but the end itself."""
+        if not self.stop_asked or finding.role is not Role.ROOT or finding.domain is not Domain.APPLICATION:
+            return finding
+        if self.first_bad is not None and finding.place.rank in {None, self.first_bad.rank}:
+            return finding  # the last words of the rank that was first to go may come after the order to stop
+        return msgspec.structs.replace(finding, role=Role.CASCADE)
 
     # --- its end ---
 
