@@ -37,6 +37,9 @@ drills. `--seed` decides which rank or node is hit; the same seed hits the same.
 started open to them. Ctrl-C aborts at once and undoes what was done: the network is healed, the disk freed, a
 stopped rank continued, a node powered on, a waiting rank let go. What a drill does is never told to the judgement: the true time
 of the fault enters only the incident's timeline.
+
+The cluster that is brought up for drills has a policy of its own (`holdfast/drill/policy.toml`): a row of drills breaks
+more nodes within minutes than the quarantine brake lets pass. `--policy FILE` takes another.
 """
 
 FORM = """\

@@ -39,3 +39,15 @@ def test_the_job_is_what_the_scenario_needs():
     full = job_for(find("disk_full"), SETTINGS)
     assert full.checkpoint_dir.startswith("{scratch}")
     assert full.mirror == "checkpoints"
+
+
+def test_the_stages_policy_is_a_policy():
+    """It lets the brakes go, and nothing else."""
+    from importlib import resources
+
+    from holdfast.model.policy import Policy
+    from holdfast.model.policy_toml import parse_policy
+
+    site = parse_policy((resources.files("holdfast.drill") / "policy.toml").read_text()).site
+    assert site.brake.max_percent == 100.0
+    assert (site.ladders, site.limits, site.hang) == (Policy().ladders, Policy().limits, Policy().hang)

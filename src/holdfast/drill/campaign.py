@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +40,7 @@ class CampaignSettings(Struct, frozen=True, kw_only=True):
     """A cluster of its own for every drill."""
     repeat: int = 1
     policy: Path | None = None
+    """The controller's policy; None: `drill/policy.toml`, with the brakes let go."""
     patience: Patience = Patience()
     has_torch: bool = True
 
@@ -188,7 +190,7 @@ class _Campaign:
             await self.close()
             self.stages += 1
             folder = self.settings.folder / f"cluster-{self.stages}"
-            wanted = StageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self.settings.policy)
+            wanted = StageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self._policy())
             self.note(f"bringing up {nodes} nodes and a spare in {folder}")
             stage = Stage(wanted)
             self.stage = stage
@@ -205,6 +207,13 @@ class _Campaign:
             step_s=job.step_s,
         )
         return self.site
+
+    def _policy(self) -> Path:
+        if self.settings.policy is not None:
+            return self.settings.policy
+        path = self.settings.folder / "policy.toml"
+        path.write_bytes((resources.files("holdfast.drill") / "policy.toml").read_bytes())
+        return path
 
     async def _leave_job(self) -> None:
         """Cancel the job so that the next one has its nodes."""
