@@ -83,10 +83,12 @@ class Launched:
         finally:
             engine.dispose()
         decoder = msgspec.json.Decoder(AnyEvent)
-        found = [decoder.decode(row["body"]) for row in rows]
+        found = [decoder.decode(row["payload"]) for row in rows]
         return [event for event in found if not kind or event.__struct_config__.tag == kind]
 
-    def wait_event(self, kind: str, fits: Callable[[AnyEvent], bool] = lambda _: True, limit_s: float = 20.0) -> AnyEvent:
+    def wait_event(
+        self, kind: str, fits: Callable[[AnyEvent], bool] = lambda _: True, limit_s: float = 20.0
+    ) -> AnyEvent:
         def look() -> AnyEvent | None:
             if self.popen.poll() is not None and not any(fits(event) for event in self.events(kind)):
                 raise AssertionError(f"the launcher ended with {self.popen.returncode}:\n{self.text()[-3000:]}")

@@ -21,9 +21,15 @@ def slot(rank: int, ended: int | None = None, *, first: int | None = None, **fie
 
 
 def told(events: list) -> list[tuple]:
-    names = {"first_step_done": ("step", "resumed_from"), "checkpoint_saved": ("step", "durable"), "step_reached": ("step",)}
+    names = {
+        "first_step_done": ("step", "resumed_from"),
+        "checkpoint_saved": ("step", "durable"),
+        "step_reached": ("step",),
+    }
     return [
-        (tag, *(getattr(event, name) for name in names[tag])) for event in events for tag in [event.__struct_config__.tag]
+        (tag, *(getattr(event, name) for name in names[tag]))
+        for event in events
+        for tag in [event.__struct_config__.tag]
     ]
 
 
@@ -70,8 +76,11 @@ def test_the_step_before_a_fault_is_told_on_demand():
 def test_lines_speak_for_scripts_without_telemetry():
     """First step, loss, checkpoint; slots with steps know better and silence them."""
     one = fold()
-    assert told(one.take_line(LineSeen(attempt=2, at=1.0, step=3, loss=2.5))) == [("first_step_done", 3, 2)]
-    assert told(one.take_line(LineSeen(attempt=2, at=2.0, checkpoint=3, durable=True))) == [("checkpoint_saved", 3, True)]
+    assert told(one.take_line(LineSeen(attempt=2, at=0.2, step=2, loss=3.5))) == []
+    assert told(one.take_line(LineSeen(attempt=2, at=1.0, step=3, loss=2.5))) == [("first_step_done", 2, 1)]
+    assert told(one.take_line(LineSeen(attempt=2, at=2.0, checkpoint=3, durable=True))) == [
+        ("checkpoint_saved", 3, True)
+    ]
     assert [(p.series, p.subject, p.value) for p in one.samples(3.0)] == [
         ("step", "job:7(2)", 3.0),
         ("loss", "job:7(2)", 2.5),

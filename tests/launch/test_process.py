@@ -59,8 +59,9 @@ def test_ending_a_tree_takes_what_has_left_its_session(tmp_path: Path):
     spawn = f"import subprocess, sys\np = subprocess.Popen([sys.executable, {str(sleeper)!r}], stdout=-3, start_new_session=True)\n"
     middle.write_text(spawn + "print(p.pid, flush=True)\n")
     rank.write_text(
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + spawn +
-        f"out = subprocess.run([sys.executable, {str(middle)!r}], stdout=subprocess.PIPE, text=True).stdout\n"
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        + spawn
+        + f"out = subprocess.run([sys.executable, {str(middle)!r}], stdout=subprocess.PIPE, text=True).stdout\n"
         f"open({str(tmp_path / 'pids')!r}, 'w').write(out.strip() + ' ' + str(p.pid))\n"
         "time.sleep(60)\n"
     )
@@ -120,7 +121,7 @@ def test_the_guard_ends_what_a_killed_launcher_leaves(tmp_path: Path):
         "    process.become_subreaper()\n"
         f"    process.start_guard('t-1', remove=[{str(tmp_path / 'slots')!r}])\n"
         "    env = {**os.environ, process.TAG: 't-1'}\n"
-        "    child = 'import subprocess,sys,time;subprocess.Popen([sys.executable,\"-c\",\"import time;time.sleep(60)\"],start_new_session=True);print(1,flush=True);time.sleep(60)'\n"
+        '    child = \'import subprocess,sys,time;subprocess.Popen([sys.executable,"-c","import time;time.sleep(60)"],start_new_session=True);print(1,flush=True);time.sleep(60)\'\n'
         "    process.spawn('rank', [sys.executable, '-c', child], env=env, stdout=1)\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"

@@ -14,7 +14,7 @@ from holdfast.launch import standby as standby_module
 from holdfast.launch.process import Exit
 from holdfast.launch.standby import Activation, StandbyPool
 
-PROBE = '''
+PROBE = """
 import os, sys, threading
 def main():
     main_module = sys.modules["__main__"]
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     if "--fail" in sys.argv:
         raise ValueError("on purpose")
     sys.exit(3)
-'''
+"""
 
 
 async def ready(pool: StandbyPool, count: int = 1) -> None:
@@ -42,7 +42,9 @@ async def ready(pool: StandbyPool, count: int = 1) -> None:
             await asyncio.sleep(0.01)
 
 
-def make(tmp_path: Path, *, modules: list[str], size: int = 1, env: dict[str, str] | None = None, said=None) -> StandbyPool:
+def make(
+    tmp_path: Path, *, modules: list[str], size: int = 1, env: dict[str, str] | None = None, said=None
+) -> StandbyPool:
     return StandbyPool(
         size=size,
         modules=modules,
@@ -54,7 +56,9 @@ def make(tmp_path: Path, *, modules: list[str], size: int = 1, env: dict[str, st
     )
 
 
-async def warm_run(tmp_path: Path, activation: Activation, *, modules: list[str], base: dict[str, str]) -> tuple[Exit, str]:
+async def warm_run(
+    tmp_path: Path, activation: Activation, *, modules: list[str], base: dict[str, str]
+) -> tuple[Exit, str]:
     pool = make(tmp_path, modules=modules, env=base)
     await ready(pool)
     chosen = pool.take()
@@ -168,7 +172,9 @@ def test_one_that_still_imports_becomes_the_rank_when_it_is_done(tmp_path: Path)
         assert chosen is not None
         descriptor = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
         child = chosen.activate(
-            Activation(env=dict(os.environ), argv=["probe.py"], cwd=str(tmp_path), script="probe.py"), descriptor, descriptor
+            Activation(env=dict(os.environ), argv=["probe.py"], cwd=str(tmp_path), script="probe.py"),
+            descriptor,
+            descriptor,
         )
         os.close(descriptor)
         await asyncio.wait_for(child.exited.wait(), 20)

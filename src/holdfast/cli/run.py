@@ -112,7 +112,9 @@ def start(options: RunOptions) -> int:
 
 def _quiet_logs() -> None:
     """The launcher speaks for itself on stderr; the controller inside it is heard from warnings on."""
+    renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper("%H:%M:%S"), renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
     )

@@ -134,6 +134,7 @@ class Crew:
     def hear(self, node: str, report: AnyReport) -> None:
         """A node reports."""
         attempt = self.spec.attempt if self.spec is not None else None
+        self._on_report(node, report)
         match report:
             case RanksStarted() if report.attempt == attempt:
                 self._started.add(node)
@@ -147,7 +148,6 @@ class Crew:
                 self._stacks[node] = report.stacks
             case _:
                 pass
-        self._on_report(node, report)
         self._pulse()
 
     def _note_empty(self, node: str, attempt: int) -> None:

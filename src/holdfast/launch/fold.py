@@ -16,6 +16,8 @@ from holdfast.model.events import AnyEvent, CheckpointSaved, FirstStepDone, Step
 from holdfast.ports import Sample
 
 MARK_EVERY_S = 10.0
+LINES_AFTER_S = 0.5
+"""A line may be read before the slot of the same step: lines speak for the job once slots have had this long."""
 _JOB = -1
 
 
@@ -44,6 +46,7 @@ class AttemptFold:
         self._source = source
         self._restored = restored
         self._lines: LineSeen | None = None
+        self._first_line: LineSeen | None = None
         self._told = -1
         self._told_at = 0.0
         self._staged = 0
@@ -66,8 +69,12 @@ class AttemptFold:
         return events
 
     def take_line(self, line: LineSeen) -> list[AnyEvent]:
-        """A progress or checkpoint line; slots, where there are any, know better."""
-        if self.briefs and any(brief.ended is not None for brief in self.briefs.values()):
+        """A progress or checkpoint line; slots that tell of steps know better."""
+        if any(brief.begun is not None or brief.ended is not None for brief in self.briefs.values()):
+            return []
+        if self._first_line is None:
+            self._first_line = line
+        if line.at - self._first_line.at < LINES_AFTER_S:
             return []
         events: list[AnyEvent] = []
         if line.step is not None:
@@ -75,7 +82,8 @@ class AttemptFold:
             if line.loss is not None and not math.isfinite(line.loss) and self.bad_loss is None:
                 self.bad_loss = (line.rank, line.loss)
             if not self.has_first_step:
-                events.append(self._first(line.step, line.at))
+                first = self._first_line.step
+                events.append(self._first(line.step if first is None else first, line.at))
         if line.checkpoint is not None:
             events += self._checkpoints(
                 staged=None if line.durable else line.checkpoint,

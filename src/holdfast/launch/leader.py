@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from holdfast.adapters.local.link import NodeLink
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.rhythm import Rhythm
-from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, TemporaryOrderError, UserError
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, TemporaryOrderError, UserError
 from holdfast.launch.allocation import lay_out
 from holdfast.launch.crew import Crew, free_port
 from holdfast.launch.epoch import raise_epoch, read_epoch, restored_step
@@ -43,6 +43,8 @@ from holdfast.ports import Journal, Sample
 _LOOK_S = 0.1
 _SAMPLES_EVERY = 5
 _LEASE_CHECK_S = 0.2
+_ASLEEP_S = 0.5
+"""The loop was away for longer than it asked by this much: stopped, starved, or the machine was paused."""
 _START_LIMIT_S = 120.0
 _LATE_S = 2.0
 HANDED_OVER_S = 300.0
@@ -230,7 +232,9 @@ class Leader:
             max_restarts=self.policy.limits.max_in_place,
         )
         self.attempt, self.epoch = attempt, epoch
+        since = time.monotonic()
         await asyncio.to_thread(raise_epoch, self.place.job_dir, epoch)
+        self.lease.renew(since)
         self.watch = self._watch_of(spec)
         self._told_over[attempt] = asyncio.Event()
         self._rhythm.begin_attempt(attempt, time.monotonic(), ranks=spec.world_size)
@@ -317,8 +321,8 @@ class Leader:
         self.run_soon(self._after_end(watch, stored))
 
     async def _after_end(self, watch: AttemptWatch, stored: asyncio.Future[int] | None) -> None:
-        if stored is not None:
-            await stored
+        if stored is not None and not await self._is_stored(stored):
+            self.finish(watch.outcome().shell_code, self._cause(watch))
         self._told_over[watch.spec.attempt].set()
         how = watch.outcome()
         if self._ending:
@@ -331,6 +335,15 @@ class Leader:
             self.finish(how.shell_code, self._cause(watch))
         elif not watch.stop_asked:
             await self._until_decided(watch)
+
+    async def _is_stored(self, stored: asyncio.Future[int]) -> bool:
+        """Whether the engine took the event. A defect of judgement must not keep the command's own exit code back."""
+        try:
+            await stored
+        except HoldfastError as error:
+            self.voice.say(f"the engine refused to judge the end of the attempt: {str(error).splitlines()[0]}")
+            return False
+        return True
 
     async def _until_decided(self, watch: AttemptWatch) -> None:
         """The attempt ended by itself. When nothing is to be done about it (observe, advise lapsed), leave."""
@@ -486,17 +499,23 @@ class Leader:
 
     async def keep_lease(self) -> None:
         """Renew our own lease by reading our epoch; kill everything when it runs out or a newer epoch is there."""
-        pending: asyncio.Future[int] | None = None
-        since = 0.0
+        pause_s = min(_LEASE_CHECK_S, self.lease.lease_s / 4)
+        reading: asyncio.Future[int] | None = None
+        since = woke = time.monotonic()
         while True:
-            await asyncio.sleep(min(_LEASE_CHECK_S, self.lease.lease_s / 4))
-            if pending is None and not self._link.is_cut:
+            await asyncio.sleep(pause_s)
+            was_asleep = time.monotonic() - woke > 2 * pause_s + _ASLEEP_S
+            woke = time.monotonic()
+            if reading is None and not self._link.is_cut:
                 # In a thread: a read from a network file system that is away may not return for minutes.
-                since = time.monotonic()
-                pending = asyncio.ensure_future(asyncio.to_thread(read_epoch, self.place.job_dir))
-            if pending is not None and pending.done():
-                self._epoch_read(pending, since)
-                pending = None
+                since = woke
+                reading = asyncio.ensure_future(asyncio.to_thread(read_epoch, self.place.job_dir))
+            if reading is not None and was_asleep:
+                # This process stood still, so that nothing could be renewed: the newest word of the folder decides.
+                await asyncio.wait([reading], timeout=1.0)
+            if reading is not None and reading.done():
+                self._epoch_read(reading, since)
+                reading = None
             if self.lease.is_over(time.monotonic()) and self.watch is not None and not self.crew.is_empty:
                 await self._lost_lease("this launcher can reach neither the controller nor the job's folder")
 

@@ -186,6 +186,9 @@ class NodeRunner:
         self._report_started(attempt)
 
     def _report_started(self, attempt: Attempt) -> None:
+        ranks = attempt.spec.ranks_of(self.place.node)
+        what = "the command" if self.options.is_command else f"ranks {ranks.start} to {ranks.stop - 1}"
+        self._voice.note(f"attempt {attempt.spec.attempt} (epoch {attempt.spec.epoch}): started {what}")
         self.report(
             RanksStarted(
                 attempt=attempt.spec.attempt, pids=attempt.ranks.pids(), standbys_used=attempt.ranks.standbys_used
