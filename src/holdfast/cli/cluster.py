@@ -57,8 +57,8 @@ def up(
     running = start_cluster(folder, nodes=nodes, spares=spares, drill_ok=drill_ok, follow=False, options=options)
     try:
         asyncio.run(running.until_up())
-    except BaseException:
-        running.end()  # also after Ctrl-C: a cluster that did not come up is not left behind
+    except BaseException:  # also Ctrl-C: a cluster that did not come up is not left behind
+        running.end()
         raise
     if json:
         form = {"version": VERSION, "dir": str(folder), "pid": running.process.pid, "nodes": nodes, "spares": spares}
