@@ -66,8 +66,8 @@ def explain_logs(
     reading.finish()
     context = DiagnosisContext(ranks=reading.ranks, progress_at=reading.progress_at)
     diagnosis = diagnose(reading.findings, context)
-    explained = reading.explanation(_numbered(reading, diagnosis))
-    return explained
+    _number(reading, diagnosis)
+    return reading.explanation(diagnosis)
 
 
 def _read(reading: LogReading, matcher: Matcher, name: str, at: float) -> None:
@@ -84,7 +84,7 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float) -> None:
         reading.take(number, stream.flush(at))
 
 
-def _numbered(reading: LogReading, diagnosis: Diagnosis) -> Diagnosis:
+def _number(reading: LogReading, diagnosis: Diagnosis) -> None:
     """Give line numbers to the findings that will be shown."""
     wanted: dict[int, dict[int, list[int]]] = {}
     findings = list(reading.findings)
@@ -99,7 +99,6 @@ def _numbered(reading: LogReading, diagnosis: Diagnosis) -> Diagnosis:
             for index in indexes:
                 findings[index] = _with_line(findings[index], numbers.get(offset, 0))
     reading.findings = tuple(findings)
-    return diagnosis
 
 
 def _with_line(finding: Finding, line: int) -> Finding:

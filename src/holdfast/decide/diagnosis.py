@@ -378,9 +378,11 @@ def _suspects(
         odd = laggards(findings, context)
         if odd:
             ranks = list(odd)
-            nodes = list(dict.fromkeys(n for r in odd for n, held in context.ranks.items() if r in held))
+            nodes = list(dict.fromkeys(n for r in odd for n, held in context.ranks.items() if n and r in held))
         elif not root.finding.rule.startswith("hang."):
             ranks, nodes = [], []
+    if not ranks and root.weight in {Weight.EXIT, Weight.SIGNAL, Weight.SPECIFIC}:
+        ranks, nodes = _named_by_launcher(findings, nodes)
     # Exit lines on many nodes blame nobody; hardware and lost nodes speak for themselves.
     if len(nodes) > BLAMED_NODES_MAX and root.weight < Weight.LOST:
         nodes = []
@@ -390,6 +392,14 @@ def _suspects(
         if c.finding.place.gpu is not None or c.finding.place.gpu_id
     ]
     return tuple(ranks[:RANKS_SHOWN_MAX]), tuple(nodes), tuple(dict.fromkeys(gpus))
+
+
+def _named_by_launcher(findings: Sequence[Finding], nodes: list[str]) -> tuple[list[int], list[str]]:
+    """The rank that torchrun's table calls the first to fail, when the root's own line does not say."""
+    for finding in findings:
+        if finding.captures.get("table") == "torchrun" and finding.place.rank is not None:
+            return [finding.place.rank], nodes or ([finding.place.node] if finding.place.node else [])
+    return [], nodes
 
 
 def laggards(findings: Sequence[Finding], context: DiagnosisContext) -> tuple[int, ...]:

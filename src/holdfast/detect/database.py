@@ -88,5 +88,6 @@ def hits(database: hyperscan.Database, block: bytes | memoryview) -> dict[int, l
     def on_match(expression: int, _start: int, end: int, _flags: int, _context: object) -> None:
         found[expression].append(end)
 
-    database.scan(block, match_event_handler=on_match)
+    # The binding takes any buffer; its annotation says less.
+    database.scan(block, match_event_handler=on_match)  # type: ignore[type-var]
     return found

@@ -205,7 +205,8 @@ class LogReading:
                 self.aside[finding.id] = why
             else:
                 findings.append(finding)
-        findings += self._silences()
+        if all(f.domain is Domain.OPERATOR for f in findings if f.role is Role.ROOT):
+            findings += self._silences()
         self.findings = tuple(findings)
         if self._timeouts and len(self._timeouts) > 2:
             self.ranks = {"": tuple(range(max(self._timeouts) + 1))}
@@ -324,11 +325,15 @@ _RANK_IN_NAME = (
     re.compile(r"(?:^|/)(?:stdout|stderr|log)[_.](\d{1,6})(?:\.\w+)?$"),
 )
 _KERNEL_NAME = re.compile(r"dmesg|kern|kmsg|messages|syslog|journal", re.IGNORECASE)
-_NODE_IN_NAME = re.compile(r"(?:dmesg|kern|kmsg|messages|syslog|journal|slurmd)[_.-]([A-Za-z][\w-]*\d[\w-]*)|(?:^|/)([a-z][\w-]*\d)[_.-](?:dmesg|kern|kmsg|messages|syslog)", re.IGNORECASE)  # fmt: skip  # noqa: E501
+_NODE_IN_NAME = re.compile(
+    r"(?:dmesg|kern|kmsg|messages|syslog|journal|slurmd)[_.-]([A-Za-z][\w-]*\d[\w-]*)"
+    r"|(?:^|/)([a-z][\w-]*\d)[_.-](?:dmesg|kern|kmsg|messages|syslog)",
+    re.IGNORECASE,
+)
 
 
 def source_of(name: str) -> StreamSource:
-    """What a file's name says about its lines: rank, node. A person who asks for an explanation vouches for the rest."""
+    """What a file's name says about its lines: rank, node. Lines of every kind are believed: a person gave the file."""
     rank = next((int(found[1]) for pattern in _RANK_IN_NAME if (found := pattern.search(name))), None)
     node = ""
     if _KERNEL_NAME.search(name) and (found := _NODE_IN_NAME.search(name)):

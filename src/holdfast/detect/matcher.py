@@ -452,6 +452,7 @@ class BlockReader:
         return (record, rule) if ended else None
 
     def open(self, rule: Rule, line: Line, captures: Mapping[str, str]) -> None:
+        """Begin the record whose first line this is."""
         records = self.stream.records
         if len(records) >= OPEN_RECORDS_MAX:
             return
@@ -489,5 +490,8 @@ def _joined(
     if judged is not None:
         rule, captures = judged
         return rule, record.captures | captures
+    if record.captures.get("table") == "torchrun" and (code := record.captures.get("code")):
+        ended = f"exit.signal.{code[1:]}" if code.startswith("-") else f"exit.code.{code}"
+        return catalogue.get(ended), record.captures
     whole = catalogue.find(f"{opener.id}.whole")
     return (whole, record.captures) if whole is not None else None

@@ -102,16 +102,20 @@ def _ambiguous_rounds(body: Any) -> str:
     if _seq_nullable(items):
         return "a repeated group can match nothing" if items else ""
     for index, (op, arg) in enumerate(items):
-        if op in _REPEATS and (arg[1] is _c.MAXREPEAT or arg[1] > 64):
-            eaten = _chars(arg[2])
-            rest = items[index + 1 :] + items[:index]
-            fences = [_item_chars(o, a) for o, a in rest if not _item_nullable(o, a)]
-            if not any(fence and not (fence & eaten) for fence in fences):
-                return "a repeat inside a repeat can be cut in many ways"
+        rest = items[index + 1 :] + items[:index]
+        if _may_vary(op, arg) and _item_chars(op, arg) & _first([*rest, (op, arg)]):
+            return "a repeat inside a repeat can be cut in many ways"
         inner = _inner(op, arg)
         if inner is not None and (why := _ambiguous_rounds(inner)) and "nothing" not in why:
             return why
     return ""
+
+
+def _may_vary(op: Any, arg: Any) -> bool:
+    """Whether the item can match texts of several lengths."""
+    if op in _REPEATS:
+        return bool(arg[0] != arg[1])
+    return op is _c.BRANCH and any(_nullable(branch) for branch in arg[1])
 
 
 def _overlapping_branches(branches: Any) -> str:

@@ -16,7 +16,6 @@ _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w]*(?:\.[A-Za-z_]\w*)*)(?::\s?(?P<message>.*))?$")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|<frozen |<string>|^/opt/conda/lib|importlib|runpy\.py")
 _ELASTIC_FIELD = re.compile(r"^\s+(?P<name>time|host|rank|exitcode|error_file|traceback|msg)\s*:\s?(?P<value>.*)$")
-_ELASTIC_RULER = re.compile(r"^[=-]{10,}")
 _SKIPPED_MAX = 40
 _FRAMES_MAX = 400
 
@@ -103,13 +102,13 @@ class ElasticFailure(Record):
     """torchrun's table of the first failure: host, rank, exit code, in indented `name : value` lines."""
 
     def offer(self, line: Line) -> bool:
-        """Fields are kept, the table's rule ends it."""
+        """Fields are kept; `traceback`, which stands last, ends it."""
         if found := _ELASTIC_FIELD.match(line.body):
             self._field(found["name"], found["value"].strip())
-            return False
-        if _ELASTIC_RULER.match(line.body) and self.captures:
-            self.complete = True
-            return True
+            if found["name"] == "traceback":
+                self.complete = True
+                self.captures["table"] = "torchrun"
+            return self.complete
         if not line.body.startswith("["):
             self.skip()
         return False

@@ -1,0 +1,201 @@
+"""Whole logs in the public formats of the tools: verdict, root cause, domain and suspects are those a person would name.
+
+The logs are written from the formats, with made-up names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from holdfast.adapters.catalogue_files import read_catalogue
+from holdfast.cli.explain import explain_logs
+from holdfast.detect.matcher import Matcher
+
+MATCHER = Matcher(read_catalogue())
+
+
+@dataclass
+class Whole:
+    name: str
+    text: str
+    verdict: str
+    cause: tuple[str, ...] = ()
+    """Any of these prefixes."""
+    domain: str = ""
+    ranks: tuple[int, ...] | None = None
+    nodes: tuple[str, ...] | None = None
+    helps: bool | str | None = "any"
+    others: dict[str, str] = field(default_factory=dict)
+
+
+def megatron(n=30, start=1, prefix="", minute=0):
+    return "".join(
+        f"{prefix}[2025-03-01 10:{minute + i // 6:02d}:{(i % 6) * 10:02d}] iteration {start + i:8d}/  500000 | consumed samples: {1024 * (start + i):12d} | elapsed time per iteration (ms): 10012.3 | learning rate: 1.0E-04 | global batch size:  1024 | lm loss: 2.{700 - i:03d}000E+00 | loss scale: 1.0 | grad norm: 0.412 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+        for i in range(n)
+    )
+
+
+def titan(n=20, start=1, minute=0):
+    return "".join(
+        f"[rank0]:[titan] 2025-03-01 10:{minute + i // 6:02d}:{(i % 6) * 10:02d},051 - root - INFO - step: {start + i:2d}  loss:  {8 - i / 10:.4f}  grad_norm:  0.5926  memory:  9.46GiB(64.99%)  tps: 7,094  tflops: 0.51  mfu: 0.16%\n"
+        for i in range(n)
+    )
+
+
+def hf(n=30, total=1000):
+    out = ""
+    for i in range(1, n + 1):
+        out += f"\r{100 * i // total:3d}%|{'#' * (i // 4)}         | {i}/{total} [00:{i % 60:02d}<12:00,  1.01s/it]"
+        if i % 10 == 0:
+            out += f"\n{{'loss': {3 - i / 100:.4f}, 'grad_norm': 1.41, 'learning_rate': 2e-05, 'epoch': {i / total:.2f}}}\n"
+    return out + "\n"
+
+
+def traceback(rank, error, *, file="/home/mei/train.py", line=88, function="main", fmt="[rank{r}]: "):
+    p = fmt.format(r=rank)
+    return (
+        f"{p}Traceback (most recent call last):\n"
+        f'{p}  File "{file}", line {line}, in {function}\n{p}    out = step(batch)\n'
+        f"{p}          ^^^^^^^^^^^\n"
+        f'{p}  File "/opt/env/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1511, in _wrapped_call_impl\n'
+        f"{p}    return self._call_impl(*args, **kwargs)\n{p}{error}\n"
+    )
+
+
+def elastic(
+    rank, code, host="node07", trace="To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+):
+    return (
+        "Traceback (most recent call last):\n"
+        '  File "/opt/env/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
+        '  File "/opt/env/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 264, in launch_agent\n'
+        "    raise ChildFailedError(\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        "============================================================\n/home/mei/train.py FAILED\n"
+        "------------------------------------------------------------\nFailures:\n  <NO_OTHER_FAILURES>\n"
+        "------------------------------------------------------------\nRoot Cause (first observed failure):\n[0]:\n"
+        f"  time      : 2025-03-01_10:30:00\n  host      : {host}\n  rank      : {rank} (local_rank: {rank % 8})\n"
+        f"  exitcode  : {code} (pid: 4711)\n  error_file: <N/A>\n  traceback : {trace}\n"
+        "============================================================\n"
+    )
+
+
+def watchdog(rank, seq=77, op="ALLREDUCE", timeout=600000, stamp="E301 10:40:00.123456789"):
+    return (
+        f"[rank{rank}]:[{stamp} ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=1, NumelOut=1, Timeout(ms)={timeout}) ran for {timeout + 60} milliseconds before timing out.\n"
+        f"[rank{rank}]:[{stamp} ProcessGroupNCCL.cpp:1664] [PG 0 Rank {rank}] Exception (either an error or timeout) detected by watchdog at work: {seq}, last enqueued NCCL work: {seq + 2}, last completed NCCL work: {seq - 1}.\n"
+        f"[rank{rank}]:[{stamp} ProcessGroupNCCL.cpp:621] [Rank {rank}] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.\n"
+        f"[rank{rank}]:[{stamp} ProcessGroupNCCL.cpp:627] [Rank {rank}] To avoid data inconsistency, we are taking the entire process down.\n"
+    )
+
+
+def ended_by_abort(rank):
+    return (
+        f"[rank{rank}]: terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        f"[rank{rank}]:   what():  [PG 0 Rank {rank}] Process group watchdog thread terminated with exception: [Rank {rank}] NCCL timeout\n"
+        f"Fatal Python error: Aborted\n\n"
+    )
+
+
+def closing(pids=(1, 2, 3)):
+    return "".join(
+        f"W0301 10:30:00.000000 100 torch/distributed/elastic/multiprocessing/api.py:897] Sending process {p} closing signal SIGTERM\n"
+        for p in pids
+    )
+
+
+NOISE = (
+    "[W socket.cpp:464] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address family not supported by protocol).\n"
+    "/opt/env/lib/python3.11/site-packages/torch/utils/checkpoint.py:429: UserWarning: torch.utils.checkpoint: the use_reentrant parameter should be passed explicitly.\n"
+    "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded\n"
+    "node07:4711:4712 [0] NCCL INFO NCCL_IB_TIMEOUT set by environment to 22.\n"
+    "wandb: Network error (ConnectionError), entering retry loop.\n"
+)
+GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:38032"
+DONE_TITAN = "[rank0]:[titan] 2025-03-01 10:50:00,051 - root - INFO - Training completed\n"
+
+WHOLE = [
+    # --- healthy ---
+    Whole("megatron-running", NOISE + megatron(), "healthy"),
+    Whole("titan-done", NOISE + titan() + DONE_TITAN, "healthy"),
+    Whole("hf-bars", hf(100), "healthy"),
+    Whole("hf-done", hf(40) + "{'train_runtime': 123.4, 'train_samples_per_second': 10.1, 'train_loss': 2.1, 'epoch': 1.0}\n", "healthy"),
+    Whole("abort-after-the-end", titan() + DONE_TITAN + "[rank0]:terminate called without an active exception\n[rank0]:Fatal Python error: Aborted\n" + elastic(0, -6), "healthy"),
+    Whole("survived-exception", megatron(20) + "ERROR:root:upload failed\n" + traceback(0, "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='x', port=443): Read timed out.", fmt="") + megatron(20, 21, minute=20), "healthy"),
+    Whole("deepspeed-overflow", "[2024-09-11 17:52:18,030] [INFO] [loss_scaler.py:183:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 4294967296, reducing to 2147483648\n" * 3 + "[2024-09-11 17:53:18,030] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=3, lr=[1e-05], mom=[(0.9, 0.999)]\n", "healthy"),
+    Whole("dmesg-boot", "[    0.000000] Linux version 5.15.0\n[Wed Mar  1 17:38:38 2023] pci 0000:64:00.0: BAR 6: failed to assign [mem size 0x00200000 pref]\n[  12.3] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.104.05\n[  13.0] EDAC MC0: Giving out device to module skx_edac\n[74785.660380] pcieport 0000:00:02.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, id=0010(Transmitter ID)\n[  15.0] mlx5_core 0000:3b:00.0 ens3f0np0: Link up\n", "healthy"),
+    Whole("row-remap", "May 19 07:08:57 node-100 kernel: [680111.646286] NVRM: Xid (PCI:0000:10:1c): 63, pid=1850, Row Remapper: New row marked for remapping, reset gpu to activate\n" + megatron(), "healthy"),
+    Whole("nccl-info", "node1:77:99 [0] NCCL INFO comm 0x55d rank 0 nranks 8 cudaDev 0 busId 1000 - Init COMPLETE\nnode1:77:99 [0] NCCL INFO comm 0x55d rank 0 - Abort COMPLETE\n" + megatron(10), "healthy"),
+    Whole("spike", megatron(10) + "[2025-03-01 10:20:00] iteration       11/  500000 | consumed samples: 1 | elapsed time per iteration (ms): 10012.3 | lm loss: 5.098124E+00 | grad norm: 960.351 | number of nan iterations:   0 |\n" + megatron(10, 12, minute=21), "healthy"),
+    Whole("lightning-done", "Epoch 0: 100%|##########| 100/100 [00:10<00:00,  9.9it/s, v_num=0, train_loss=2.3]\n`Trainer.fit` stopped: `max_epochs=1` reached.\n", "healthy"),
+    Whole("jax-noise", "2026-04-17 13:11:11.004014: E external/local_xla/xla/stream_executor/cuda/cuda_platform.cc:51] failed call to cuInit: INTERNAL: CUDA error: Failed call to cuInit: UNKNOWN ERROR (303)\n" + "".join(f"completed step: {i}, seconds: 3.121, TFLOP/s/device: 180.1, Tokens/s/device: 2624.0, total_weights: 65536, loss: 9.871\n" for i in range(20)), "healthy"),
+    Whole("prose", "INFO we handle segmentation fault recovery and CUDA out of memory errors gracefully: see docs/error.md\nINFO retrying failed downloads: 0 errors\n" + titan(5), "healthy"),
+    Whole("empty", "", "healthy"),
+    # --- application ---
+    Whole("key-error", NOISE + titan() + traceback(3, "KeyError: 'ids'") + traceback(1, GLOO) + traceback(0, GLOO) + closing() + elastic(3, 1), "fault", ("python.", "data."), "application", (3,)),
+    Whole("fan-out", megatron(3) + "".join(traceback(r, "ValueError: expected sequence of length 12 at dim 1 (got 7)") for r in range(8)) + elastic(0, 1), "fault", ("python.", "data."), "application"),
+    Whole("import", "Traceback (most recent call last):\n  File \"/home/mei/train.py\", line 3, in <module>\n    import apex\nModuleNotFoundError: No module named 'apex'\n", "fault", ("python.import",), "application", helps=False),
+    Whole("usage", "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --micro-batch 4\nsrun: error: node07: task 0: Exited with exit code 2\n", "fault", ("python.usage",), "application", helps=False),
+    Whole("segfault-torchrun", titan() + "W0301 10:30:00.000000 100 torch/distributed/elastic/multiprocessing/api.py:897] Sending process 2 closing signal SIGTERM\nE0301 10:30:00.100000 100 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -11) local_rank: 5 (pid: 2630) of binary: /opt/env/bin/python\n" + elastic(5, -11, trace="Signal 11 (SIGSEGV) received by PID 2630"), "fault", ("torch.elastic.failed.segfault", "process.segfault", "torch.elastic.root"), "application", (5,)),
+    Whole("artificial-segfault", megatron(10) + "Rank0: (1) segmentation fault: artificial segfault\nsrun: error: node07: task 0: Exited with exit code 1\n", "fault", ("process.segfault",), "application"),
+    Whole("cuda-oom", titan(3) + traceback(2, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 2 has a total capacity of 79.11 GiB of which 1.06 GiB is free.") + elastic(2, 1), "fault", ("torch.cuda.oom",), "application", (2,), helps=False),
+    Whole("host-oom", "".join(f"{r}: " + line + "\n" for r, line in [(0, megatron(2).splitlines()[0])]) + "48: Killed\nsrun: error: node12: task 48: Killed\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nslurmstepd: error: *** STEP 77.0 ON node01 CANCELLED AT 2025-03-01T10:40:00 ***\nslurmstepd: error: Detected 1 oom-kill event(s) in StepId=77.0. Some of your processes may have been killed by the cgroup out-of-memory handler.\n", "fault", ("oom.slurm",), "application"),
+    Whole("shm", traceback(0, "RuntimeError: DataLoader worker (pid 30882) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.", fmt="") , "fault", ("torch.dataloader.bus",)),
+    Whole("device-assert", titan(3) + "../aten/src/ATen/native/cuda/Indexing.cu:1292: indexSelectLargeIndex: block: [5,0,0], thread: [32,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n" * 20 + traceback(1, "RuntimeError: CUDA error: device-side assert triggered") + elastic(1, 1), "fault", ("cuda.assert",), "application"),
+    Whole("nan", titan(10) + "[rank0]:[titan] 2025-03-01 10:30:00,051 - root - INFO - step: 11  loss: nan  grad_norm: nan  memory:  9.46GiB(64.99%)  tps: 7,094  tflops: 0.51  mfu: 0.16%\n" * 5, "fault", ("loss.",), "application"),
+    Whole("nan-megatron", megatron(10) + traceback(3, "AssertionError: rank 3: found NaN in local forward loss calculation. Device: 3, node: node07", fmt="3: ") + "srun: error: node07: task 3: Exited with exit code 1\nsrun: Job step aborted: Waiting up to 62 seconds for job step to finish.\n", "fault", ("megatron.nan", "loss."), "application", (3,)),
+    Whole("disk-full", megatron(10) + "saving checkpoint at iteration   10 to /ckpt\n" + traceback(0, "OSError: [Errno 28] No space left on device: '/ckpt/iter_10/x.pt'", fmt="0: ") + "srun: error: node01: task 0: Exited with exit code 1\n", "fault", ("disk.full",), "storage"),
+    Whole("corrupt-checkpoint", "loading checkpoint from /ckpt at iteration 100\n" + "".join(traceback(r, "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory") for r in range(4)), "fault", ("data.checkpoint.damaged",), "storage"),
+    Whole("config", "".join(traceback(r, "AssertionError: num_attention_heads (30) must be divisible by tensor parallel size (4)", fmt="{r}: ") for r in range(4)), "fault", ("data.config", "python.", "data."), "application"),
+    Whole("port", traceback(0, "OSError: [Errno 98] Address already in use", fmt=""), "fault", ("socket.in_use",)),
+    Whole("shapes", titan(2) + traceback(0, "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x4)", fmt=""), "fault", ("data.shape",), "application"),
+    # --- hardware ---
+    Whole("ecc", titan(5) + traceback(6, "RuntimeError: CUDA error: uncorrectable ECC error encountered") + "".join(traceback(r, "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1333, remote process exited or there was a network error, NCCL version 2.19.3") for r in (0, 1, 2)) + elastic(0, 1), "fault", ("cuda.ecc",), "hardware", (6,)),
+    Whole("xid79-syslog", megatron(10) + "Mar  1 10:15:00 node07 kernel: [680111.646286] NVRM: Xid (PCI:0000:b9:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\nMar  1 10:15:00 node07 kernel: [680111.7] NVRM: Xid (PCI:0000:b9:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)\n" + watchdog(0, stamp="E301 10:25:30.123456789") + ended_by_abort(0), "fault", ("nvidia.xid.79",), "hardware", nodes=("node07",)),
+    Whole("xid74-dmesg", "[680111.646286] NVRM: Xid (PCI:0000:b9:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 6(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)\n[680112.1] NVRM: Xid (PCI:0000:b9:00): 45, pid=99, name=python, Ch 00000001\n", "fault", ("nvidia.xid.74",), "hardware", helps=True),
+    Whole("three-lines", "[  100.1] NVRM: The NVIDIA GPU 0000:18:00.0\n[  100.1] NVRM: (PCI ID: 10de:2901) installed in this system has\n[  100.1] NVRM: fallen off the bus and is not responding to commands.\n", "fault", ("nvidia.gpu.gone",), "hardware"),
+    Whole("nvlink-peer", "171: [rank171]: [E] Process group watchdog thread terminated with exception: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error\n171: terminate called after throwing an instance of 'c10::DistBackendError'\n171: Fatal Python error: Aborted\n4717: [rank4717]: TCPStore recvValue failed: Failed to recv, got 0 bytes. Connection was likely closed.\n72: Failed to check should dump on TCPStore: Broken pipe\n", "fault", ("cuda.nvlink",), "hardware", (171,)),
+    Whole("node-failure", megatron(10, prefix="0: ") + "srun: error: Node failure on node37\nsrun: Job step aborted: Waiting up to 62 seconds for job step to finish.\nslurmstepd: error: *** STEP 1943824.0 ON node17 CANCELLED AT 2025-03-01T10:17:25 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n", "fault", ("slurm.node_failure",), "hardware", nodes=("node37",)),
+    # --- network, hangs ---
+    Whole("port-error-600s", megatron(10, prefix="0: ") + "1000: [2025-03-01 10:15:56] nvl72-T11:393849:395082 [0] transport/net_ib.cc:253 NCCL WARN NET/IB : mlx5_3:1 Got non-fatal async event: port error(10)\n" + "".join(f"{r}: " + w + "\n" for r in (5995, 12) for w in watchdog(r, stamp="E301 10:25:57.436").splitlines()), "fault", ("nccl.ib.port",), "network"),
+    Whole("timeout-alone", megatron(10) + "".join(watchdog(r) for r in range(8) if r != 5) + elastic(0, -6), "fault", ("nccl.timeout",), "unknown", (5,)),
+    Whole("timeout-lagging", megatron(10) + "".join(watchdog(r, seq=70 if r == 3 else 77) for r in range(8)) + elastic(0, -6), "fault", ("nccl.timeout",), "unknown", (3,)),
+    Whole("exception-then-timeout", titan(10) + "2025-03-01 10:30:00,000 - root - ERROR - data thread died\n" + traceback(4, "ValueError: bad shard header") + "".join(watchdog(r) for r in range(8) if r != 4) + elastic(0, -6), "fault", ("python.", "data."), "application", (4,)),
+    Whole("ib-retry", "node5:100:120 [0] transport/net_ib.cc:96 NCCL WARN NET/IB : Got completion from peer 10.1.2.3<39936> with error 12, opcode 0, len 0, vendor err 129\n[rank3]: torch.distributed.DistBackendError: NCCL error in: x.cpp:1333, remote process exited or there was a network error, NCCL version 2.19.3\n", "fault", ("nccl.ib.completion",), "network"),
+    Whole("init-connect", "[rank508]: socketPollConnect: connect to 10.2.2.1<42307> returned Connection timed out, exceeded error retry count after 35 attempts\n[rank391] NCCL error: remote process exited or there was a network error, NCCL version 2.28.9\n", "fault", ("nccl.connect",), "network", (508,)),
+    Whole("rendezvous", "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 3/4 clients joined.\n", "fault", ("torch.rendezvous.waiting",)),
+    # --- platform, operator ---
+    Whole("time-limit", megatron(30) + "slurmstepd: error: *** JOB 77 ON node01 CANCELLED AT 2025-03-01T10:05:10 DUE TO TIME LIMIT ***\n", "fault", ("slurm.time_limit",), "operator"),
+    Whole("preempted", megatron(5) + "slurmstepd: error: *** JOB 77 ON node1 CANCELLED AT 2025-03-01T10:01:10 DUE TO PREEMPTION ***\n", "fault", ("slurm.preempted",), "operator", helps=True),
+    Whole("kill9", titan() + "E0301 10:30:00.100000 100 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 2 (pid: 2630) of binary: /opt/env/bin/python\n" + elastic(2, -9, trace="Signal 9 (SIGKILL) received by PID 2630"), "fault", ("torch.elastic.failed.killed", "process.killed", "exit.signal.9"), "", (2,)),
+    Whole("k8s-oom", "State: Terminated\n  Reason:       OOMKilled\n  Exit Code:    137\nWarning  BackOff  kubelet  Back-off restarting failed container trainer in pod x\n", "fault", ("oom.kubernetes",), "application"),
+    Whole("nfs-stale", titan(5) + traceback(2, "OSError: [Errno 116] Stale file handle: '/data/text/x.bin'"), "fault", ("fs.stale",), "storage", (2,)),
+    Whole("deepspeed-9", "[2024-05-01 10:00:00,000] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 4711\n[2024-05-01 10:00:00,000] [ERROR] [launch.py:321:sigkill_handler] ['/usr/bin/python', 'train.py'] exits with return code = -9\n", "fault", ("deepspeed.exit.signal",)),
+    # --- thin ---
+    Whole("only-cascade", titan(5) + traceback(0, GLOO) + traceback(1, GLOO), "unknown"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("log", WHOLE, ids=lambda log: log.name)
+def test_whole_log(log, tmp_path):
+    """The explanation of this log is right."""
+    path = tmp_path / "job.log"
+    path.write_text(log.text)
+    said = explain_logs([path], matcher=MATCHER, now=1740830000.0)
+    shown = (said.verdict, said.cause, said.domain, said.suspects, said.story, [e.text[:80] for e in said.evidence])
+    assert said.verdict == log.verdict, shown
+    if log.cause:
+        assert said.cause.startswith(log.cause), shown
+    if log.domain:
+        assert said.domain == log.domain, shown
+    if log.ranks is not None:
+        assert said.suspects.ranks == log.ranks, shown
+    if log.nodes is not None:
+        assert said.suspects.nodes == log.nodes, shown
+    if log.helps != "any":
+        assert said.restart_helps is log.helps, shown
+    if said.verdict == "fault":
+        assert said.evidence[0].role == "root"
+        assert said.evidence[0].text in path.read_text().splitlines()[said.evidence[0].line - 1] or "\r" in log.text
