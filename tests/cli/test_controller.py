@@ -108,6 +108,24 @@ def test_a_second_controller_of_the_same_folder_is_refused(tmp_path: Path):
         assert "Traceback" not in second.stderr
 
 
+def test_a_standby_takes_over_when_the_leases_holder_is_gone(tmp_path: Path):
+    """It waits while another controller of the same journal lives, and is ready soon after that one's lease has ended."""
+    journal = f"sqlite:///{tmp_path}/shared.db"
+    common = ("--journal", journal, "--lease-s", "2")
+    with started(tmp_path / "a", *common) as first, connect(tmp_path / "a", first) as client:
+        client.ingest("agent:n1", [finding("x")])
+        with started(tmp_path / "b", *common, "--standby") as second:
+            deadline = time.monotonic() + LIMIT_S
+            while "standing by" not in (tmp_path / "log").read_text():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            first.kill()
+            first.wait()
+            with connect(tmp_path / "b", second) as heir:
+                assert [one.id for one in heir.events(kind="finding_seen").events] == ["x"]
+                assert heir.state().health["epoch"] == 2
+
+
 def test_the_policy_is_in_the_journal_and_read_again_on_sighup(tmp_path: Path):
     """A policy is stored when it is new, reloaded on SIGHUP; a wrong one is refused and the former holds."""
     folder, policy = tmp_path / "c", tmp_path / "policy.toml"

@@ -17,6 +17,7 @@ from holdfast.errors import HoldfastError
 T = TypeVar("T")
 
 VIRTUAL_START = 1_700_000_000.0
+RESOLUTION_S = 1e-6
 STUCK_S = 20.0
 """Real seconds that a virtual loop waits for a thread or a file before it says that nothing can happen any more."""
 
@@ -82,6 +83,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
+        # A timer counts as due when it is not later than now plus this. The machine clock's own nanosecond is lost in
+        # a float after some weeks, and the loop would spin at the very moment that it waits for.
+        self._clock_resolution = RESOLUTION_S
 
     def time(self) -> float:
         """Virtual seconds since the loop's beginning."""
