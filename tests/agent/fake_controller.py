@@ -29,6 +29,8 @@ class FakeController:
         self.requests: list[AnyOrder] = []
         self.refuse: Callable[[bytes], bool] = lambda _raw: False
         self.status = 200
+        self.refused = 0
+        """Deliveries answered with `status`."""
         self.news = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -87,6 +89,8 @@ class FakeController:
 
     def _answer(self, path: str, body: bytes) -> tuple[int, bytes]:
         if self.status != 200:
+            self.refused += path == "/v1/ingest"
+            self.news.set()
             return self.status, b"{}"
         try:
             if path == "/v1/beat":

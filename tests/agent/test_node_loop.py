@@ -53,6 +53,11 @@ def run(tmp_path: Path, matcher: Matcher, scenario) -> None:
     asyncio.run(body())
 
 
+async def emptied(agent: NodeAgent) -> None:
+    """Everything is delivered."""
+    assert await agent.reporter.flush(10.0)
+
+
 def test_an_event_that_is_refused_does_not_hold_up_the_others(tmp_path: Path, matcher: Matcher) -> None:
     """The controller cannot read one of many events: that one is dropped, all others arrive."""
 
@@ -62,8 +67,7 @@ def test_an_event_that_is_refused_does_not_hold_up_the_others(tmp_path: Path, ma
         (tmp_path / "kmsg").write_text("".join(XID_79.replace(": 79", f": {code}") for code in codes))
         await controller.until(lambda: len(controller.of(FindingSeen)) == len(codes) - 1)
         assert len(controller.of(AgentAttached)) == 1
-        while len(agent.reporter.spool):
-            await asyncio.sleep(0.005)
+        await emptied(agent)
 
     run(tmp_path, matcher, scenario)
 
@@ -72,11 +76,13 @@ def test_a_failing_controller_is_tried_again_until_it_recovers(tmp_path: Path, m
     """HTTP 503 keeps events in the spool; when the controller is well again they arrive without being asked for."""
 
     async def scenario(controller: FakeController, agent: NodeAgent) -> None:
+        await controller.until(lambda: controller.of(AgentAttached))
+        await emptied(agent)
         controller.status = 503
         (tmp_path / "kmsg").write_text(XID_79)
-        while len(agent.reporter.spool) < 2:
-            await asyncio.sleep(0.005)
-        assert controller.events == {}
+        refused = controller.refused
+        await controller.until(lambda: controller.refused > refused)
+        assert (len(agent.reporter.spool), controller.of(FindingSeen)) == (1, [])
         controller.status = 200
         await controller.until(lambda: controller.of(FindingSeen), limit_s=3)
 
