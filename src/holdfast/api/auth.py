@@ -160,7 +160,8 @@ def _write_private(path: Path, text: str) -> None:
 def needs(role: Role) -> Guard:
     """A guard that lets only those pass who may do what `role` does; leaves the identity in the request's state."""
 
-    def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+    # A plain function would be run in a thread for each request.
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:  # noqa: RUF029
         book: TokenBook = connection.app.state.tokens
         identity = book.identify(connection.headers.get("authorization", ""))
         if identity is None:
