@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.launch.conftest import Launched, alive, counter, wait_for
 
 from holdfast.checkpoint.errors import FencedError
 from holdfast.checkpoint.fence import Fence
 from holdfast.telemetry.slot import SlotError, read_slot
-from tests.launch.conftest import Launched, alive, counter, wait_for
 
 pytestmark = pytest.mark.cluster
 

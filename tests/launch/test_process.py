@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.launch.conftest import alive, marked, wait_for
 
 from holdfast.errors import PermanentOrderError
 from holdfast.launch import process
 from holdfast.launch.process import Exit
-from tests.launch.conftest import alive, marked, wait_for
 
 SLEEPER = "import time; time.sleep(60)"
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.launch.conftest import alive, counter, environ_of, marked, wait_for
 
 from holdfast.telemetry.slot import read_slot
-from tests.launch.conftest import alive, counter, environ_of, marked, wait_for
 
 pytestmark = pytest.mark.cluster
 

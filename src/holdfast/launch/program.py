@@ -241,11 +241,14 @@ async def _lead(ground: Ground, make_controller: MakeController) -> tuple[int, s
         await _leave(leader, code)
     finally:
         await leader.crew.dismiss(1, "the leader failed", 0.0)
+        await cancel_all(tasks[1:])
+        if leader.uplink is not None:
+            await leader.uplink.close()
         if tasks:
             leader.controller.stop()
             with contextlib.suppress(TimeoutError, HoldfastError):
                 await asyncio.wait_for(tasks[0], 10.0)
-        await cancel_all(tasks)
+        await cancel_all(tasks[:1])
         await journal.close()
     return code, leader.why
 

@@ -148,6 +148,7 @@ class Uplink:
         while True:
             events = await self._events_after(self.sent, 60.0)
             if not events:
+                await asyncio.sleep(0.05)  # our own controller ends, and answers at once
                 continue
             ours = [event for event in events[:_BATCH] if self._is_ours(event)]
             try:
@@ -166,6 +167,12 @@ class Uplink:
             self.sent = events[:_BATCH][-1].seq
             with contextlib.suppress(OSError):
                 self._file.write_text(f"{self.sent}\n", encoding="ascii")
+
+    async def close(self) -> None:
+        """Let go of the connection and of orders under way."""
+        for task in self._orders.values():
+            task.cancel()
+        await self._line.close()
 
     def _check_cut(self) -> None:
         if self._is_cut():
