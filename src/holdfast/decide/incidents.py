@@ -101,6 +101,7 @@ def open_new(turn: Turn, finding: Finding) -> IncidentRecord:
     incident.marks[Mark.DETECTED] = turn.now
     add(turn, incident, finding)
     incident.marks.setdefault(Mark.FAULT, min(finding.at or turn.now, turn.now))
+    turn.closing[incident.id] = incident  # should nothing attach itself, it is closed at the end of the turn
     turn.touch(incident)
     return incident
 
@@ -132,6 +133,9 @@ def attach_node(turn: Turn, incident: IncidentRecord, node: NodeRecord) -> None:
         return
     if node.name not in incident.nodes:
         incident.nodes.append(node.name)
+        turn.touch(incident)
+    if node.incident in turn.state.incidents:
+        return  # another one waits for it already
     incident.nodes_open.append(node.name)
     incident.nodes_done = False
     node.incident = incident.id
@@ -163,7 +167,7 @@ def job_settled(turn: Turn, incident: IncidentRecord, job: JobRecord, outcome: s
     if job.incident == incident.id:
         job.incident = ""
         turn.touch(job)
-    _close_if_done(turn, incident)
+    turn.closing[incident.id] = incident
 
 
 def node_settled(turn: Turn, incident: IncidentRecord, node: NodeRecord, why: str) -> None:
@@ -176,7 +180,7 @@ def node_settled(turn: Turn, incident: IncidentRecord, node: NodeRecord, why: st
     incident.nodes_open.remove(node.name)
     _unindex(turn, f"node:{node.name}", incident.id)
     turn.tell(incident, f"{node.name}: {why}")
-    _close_if_done(turn, incident)
+    turn.closing[incident.id] = incident
 
 
 def _unindex(turn: Turn, about: str, incident: str) -> None:
@@ -190,6 +194,12 @@ def _unindex(turn: Turn, about: str, incident: str) -> None:
 def _worse(known: str, new: str) -> str:
     """Of the outcomes of several jobs the one that people must know of."""
     return new if not known or _WORTH[new] > _WORTH[known] else known
+
+
+def close_done(turn: Turn) -> None:
+    """Close what has no open side any more. At the end of a turn, since a side may be settled before another is opened."""
+    for incident in turn.closing.values():
+        _close_if_done(turn, incident)
 
 
 def _close_if_done(turn: Turn, incident: IncidentRecord) -> None:
@@ -317,11 +327,13 @@ def drill_fired(turn: Turn, drill: Drill) -> None:
     drills.append(drill)
     if len(drills) > DRILLS_MAX:
         del drills[0]
-    about = drill.job or f"node:{drill.node}"
-    for incident_id in sorted(turn.index.incidents_of.get(about, ())):
+    # A node's trouble is the node's first and the job's a moment later: either may be known already.
+    known = turn.index.incidents_of
+    for incident_id in sorted({*known.get(drill.job, ()), *known.get(f"node:{drill.node}", ())}):
         incident = turn.state.incidents[incident_id]
         if not incident.drill and -1.0 <= incident.opened_at - drill.at <= DRILL_S:
             _take(turn, incident, drill)
+            return
 
 
 def _match_drill(turn: Turn, incident: IncidentRecord, job: str, nodes: tuple[str, ...]) -> None:
