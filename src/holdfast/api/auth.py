@@ -161,7 +161,7 @@ def needs(role: Role) -> Guard:
     """A guard that lets only those pass who may do what `role` does; leaves the identity in the request's state."""
 
     # A plain function would be run in a thread for each request.
-    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:  # noqa: RUF029
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
         book: TokenBook = connection.app.state.tokens
         identity = book.identify(connection.headers.get("authorization", ""))
         if identity is None:
