@@ -490,3 +490,28 @@ def test_always_fires_within_the_bound(step_s, noise, into, culprit):
     job.wait(3 * longest + 2.0)
     assert [when - fault <= 3 * longest + 2.0 for when, _ in job.verdicts] == [True]
     assert job.verdicts[0][1].behind in ((1,), ()) if culprit else True
+
+
+def test_told_once_though_other_ranks_go_on():
+    """Rank 1 stands, rank 0 does not wait for it: one verdict, not one per step of rank 0."""
+    job, at = trained()
+    job.tell(1, begun=at)
+    for number in range(at, at + 40):
+        job.tell(0, begun=number)
+        job.wait(0.5)
+        job.tell(0, ended=number, step_s=0.5)
+    ((_, verdict),) = job.verdicts
+    assert verdict.behind == (1,)
+
+
+def test_ranks_that_cannot_be_seen_are_not_judged():
+    """The node of rank 1 is silent: nothing is known of it. Seen again and still standing, it gets its whole limit."""
+    job, at = trained()
+    job.tell(begun=at)
+    for _ in range(300):
+        job.now += LOOK_S
+        assert job.rhythm.judge(job.now, unseen=[1]) is None
+    seen_again = job.now
+    job.wait(10.0)
+    ((when, _),) = job.verdicts
+    assert 2.0 <= when - seen_again <= 3.5

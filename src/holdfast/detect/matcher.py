@@ -271,7 +271,7 @@ class LineStream:
         return [match for match in reader.read(records=False) if match.rule.role is Role.PROGRESS]
 
 
-SAMPLE_EVERY = 16
+SAMPLE_EVERY = 32
 """With sampled progress, every so-manieth block is read for progress too, and the stream's end always."""
 TAIL = 1 << 16
 """Bytes at the end of a stream that are always read for progress."""

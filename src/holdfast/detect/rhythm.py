@@ -15,7 +15,7 @@ step is thus told at most 3 steps + 1 s after it (HangRules' defaults), to which
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from statistics import median
 
 from msgspec import Struct
@@ -137,7 +137,8 @@ class Rhythm:
         self._learned = 0
         self._announces = False
         self._pause_factor = 1.0
-        self._has_fired = False
+        self._fired_at: float | None = None
+        """When the ranks that were told to be behind had last moved."""
         self._has_said_blind = False
         self._told_before = ""
         self._asked_at: float | None = None
@@ -167,7 +168,7 @@ class Rhythm:
         self._warm_up_s_before = max(self._warm_up_s, self._warm_up_s_before)
         self._warm_up_s = 0.0
         self._learned = 0
-        self._has_fired = False
+        self._fired_at = None
 
     def leave(self, rank: int) -> None:
         """This rank has ended; nobody waits for it."""
@@ -193,23 +194,28 @@ class Rhythm:
         if known is None:
             self._ranks[key] = _Rank(phase, sample.begun, sample.ended, sample.writes, sample.at, sample.at)
             self._front = max(self._front, -1 if sample.ended is None else sample.ended)
-            self._has_fired = False
             return
         self._move(key, known, sample, phase)
 
-    def judge(self, now: float) -> HangVerdict | None:
-        """Does the job hang? Answers once per standstill: then None until something has moved again."""
+    def judge(self, now: float, unseen: Collection[int] = ()) -> HangVerdict | None:
+        """Does the job hang? Answers once per standstill: then None until the ranks that are behind have moved.
+
+        Args:
+            now: monotonic seconds.
+            unseen: ranks that cannot be seen now (their node is silent): nothing is known of them, so that neither
+                they nor those that may wait for them are judged.
+        """
         if self._asked_at is not None and now - self._asked_at > _BLIND_GAP_S:
             self._watching_since = now
         self._asked_at = now
-        if not self._rules.enabled or self._has_fired:
+        if unseen:
+            self._watching_since = now
+        if not self._rules.enabled or unseen:
             return None
         verdict = self._judge_ranks(now) if self._ranks else self._judge_silence(now)
-        if verdict is not None:
-            self._has_fired = True
-            if verdict.limit == "pause":
-                # Should it have been an unannounced evaluation after all, the next attempt must get past it.
-                self._pause_factor *= 2.0
+        if verdict is not None and verdict.limit == "pause":
+            # Should it have been an unannounced evaluation after all, the next attempt must get past it.
+            self._pause_factor *= 2.0
         return verdict
 
     def cannot_watch(self, now: float) -> str | None:
@@ -255,7 +261,6 @@ class Rhythm:
             known.is_clean = False
         known.phase, known.begun, known.ended, known.writes = phase, sample.begun, sample.ended, sample.writes
         known.moved_at = at
-        self._has_fired = False
 
     def _learn(self, key: int, known: _Rank, sample: StepSample, at: float) -> None:
         """One duration per step of the job: from the first rank that reports it."""
@@ -295,9 +300,11 @@ class Rhythm:
         most = max(rank.progress for rank in watched.values())
         limits = [self._limit(rank, is_waited_for=rank.progress < most) for rank in laggards.values()]
         name, limit_s = max(limits, key=lambda limit: limit[1])
-        since = max(self._watching_since, *(rank.moved_at for rank in laggards.values()))
-        if now - since <= limit_s:
+        moved_at = max(rank.moved_at for rank in laggards.values())
+        since = max(self._watching_since, moved_at)
+        if now - since <= limit_s or self._fired_at == moved_at:
             return None
+        self._fired_at = moved_at
         sample = next(iter(laggards.values()))
         return HangVerdict(
             limit=name,
@@ -318,8 +325,9 @@ class Rhythm:
         if self._told_before == "lines":
             limit_s += rules.load_s + rules.first_step_s
         since = max(self._attempt_at, self._watching_since)
-        if now - since <= limit_s:
+        if now - since <= limit_s or self._fired_at == self._attempt_at:
             return None
+        self._fired_at = self._attempt_at
         return HangVerdict(limit="startup", limit_s=limit_s, stuck_s=now - since, since=since, typical_s=self.typical_s)
 
     def _behind(self, watched: dict[int, _Rank], laggards: dict[int, _Rank]) -> tuple[int, ...]:
