@@ -109,7 +109,15 @@ async def run_demo(
         job = _job(settings, "demo", settings.step_s)
         key = await stage.submit(job)
         watcher.job_submitted(key, job)
-        await _break_it(stage, key, settings, scenarios, result, clock, watcher)
+        site = Site(
+            eyes=stage.eyes,
+            job=key,
+            clock=clock,
+            breaker=stage.orchestrator,
+            losses=lambda: largest_difference(read_losses(stage.job_dir(key)), reference),
+            step_s=settings.step_s,
+        )
+        await _break_it(site, settings, scenarios, result, watcher)
         await _finish(stage, key, settings, result, watcher)
     attempts = read_losses(stage.job_dir(key))
     result.steps_compared = len({step for losses in attempts.values() for step in losses if step in reference})
@@ -146,15 +154,8 @@ async def _undisturbed(stage: Stage, settings: DemoSettings, watcher: Watcher) -
 
 
 async def _break_it(
-    stage: Stage,
-    key: JobKey,
-    settings: DemoSettings,
-    scenarios: dict[str, Scenario],
-    result: DemoResult,
-    clock: Clock,
-    watcher: Watcher,
+    site: Site, settings: DemoSettings, scenarios: dict[str, Scenario], result: DemoResult, watcher: Watcher
 ) -> None:
-    site = Site(eyes=stage.eyes, job=key, clock=clock, breaker=stage.orchestrator, step_s=settings.step_s)
     for name in FAULTS:
         drill = await run_drill(
             scenarios[name],
