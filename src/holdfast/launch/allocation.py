@@ -14,10 +14,36 @@ from holdfast.errors import PermanentOrderError
 from holdfast.launch.crew import Crew
 from holdfast.launch.environment import AttemptSpec
 from holdfast.model.cluster import JobView, NodeView, WorldView
+from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder, CaptureStacks, Escalate, GiveUp, RestartInPlace, SaveAndStop, StopAttempt
+from holdfast.model.wire import Beat, BeatAnswer
+from holdfast.ports import Journal
 
 MISSING_NODES_S = 30.0
 """How long a restart waits for nodes that have not joined (again) before another remedy is better."""
+
+
+class AllocationController(Protocol):
+    """What the leader needs of `holdfast.controller.Controller`, run in scope `allocation`."""
+
+    journal: Journal
+    seq: int
+    ready: asyncio.Event
+
+    def submit(self, event: AnyEvent) -> asyncio.Future[int]:
+        """Take an event in; the future gives its number once it is on disk."""
+
+    async def beat(self, beat: Beat, *, wait_s: float = 0.0) -> BeatAnswer:
+        """Take in that a launcher is alive."""
+
+    async def events_after(self, after: int, *, limit: int = 1000, wait_s: float = 0.0) -> list[AnyEvent]:
+        """Events on disk."""
+
+    async def run(self) -> None:
+        """Do everything until `stop`."""
+
+    def stop(self) -> None:
+        """Ask for an orderly end."""
 
 
 class Lead(Protocol):

@@ -15,13 +15,14 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.adapters.local.link import NodeLink
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.rhythm import Rhythm
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, TemporaryOrderError, UserError
-from holdfast.launch.allocation import lay_out
+from holdfast.launch.allocation import AllocationController, lay_out
+from holdfast.launch.beats import Beats
 from holdfast.launch.crew import Crew, free_port
 from holdfast.launch.epoch import raise_epoch, read_epoch, restored_step
 from holdfast.launch.frames import AnyReport, EndAsked, LineSeen, RankEnded, RanksGone, SlotsSeen, Spotted
@@ -37,12 +38,12 @@ from holdfast.model.cluster import JobView
 from holdfast.model.orders import Escalate
 from holdfast.model.policy import Policy
 from holdfast.model.records import JobRecord, JobState
-from holdfast.model.wire import Beat, BeatAnswer, SamplePoint
-from holdfast.ports import Journal, Sample
 
 _LOOK_S = 0.1
 _SAMPLES_EVERY = 5
 _LEASE_CHECK_S = 0.2
+_UNHEARD_S = 2.5
+"""A launcher beats every second: after this long nothing that it last said of its ranks still holds."""
 _ASLEEP_S = 0.5
 """The loop was away for longer than it asked by this much: stopped, starved, or the machine was paused."""
 _START_LIMIT_S = 120.0
@@ -50,29 +51,6 @@ _LATE_S = 2.0
 HANDED_OVER_S = 300.0
 """After an escalation the controller requeues or cancels the job, which ends this launcher; it does not wait longer."""
 _ENDED = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED, JobState.WATCHING})
-
-
-class AllocationController(Protocol):
-    """What the leader needs of `holdfast.controller.Controller`, run in scope `allocation`."""
-
-    journal: Journal
-    seq: int
-    ready: asyncio.Event
-
-    def submit(self, event: e.AnyEvent) -> asyncio.Future[int]:
-        """Take an event in; the future gives its number once it is on disk."""
-
-    async def beat(self, beat: Beat, *, wait_s: float = 0.0) -> BeatAnswer:
-        """Take in that a launcher is alive."""
-
-    async def events_after(self, after: int, *, limit: int = 1000, wait_s: float = 0.0) -> list[e.AnyEvent]:
-        """Events on disk."""
-
-    async def run(self) -> None:
-        """Do everything until `stop`."""
-
-    def stop(self) -> None:
-        """Ask for an orderly end."""
 
 
 class Leader:
@@ -100,6 +78,7 @@ class Leader:
         self.want_nodes = want_nodes
         self.voice = voice
         self.lease = Lease(lease_s, time.monotonic())
+        self.beats = Beats(place)
         self.watch: AttemptWatch | None = None
         self.attempt = -1
         self.epoch = 0
@@ -115,11 +94,9 @@ class Leader:
         self._ending = 0
         self._evacuating = False
         self._silent: set[str] = set()
-        self._samples: list[Sample] = []
         self._link = NodeLink(place.node_dir)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._attach_seq = 0
-        self._held_back: list[SamplePoint] = []
 
     # --- small things ---
 
@@ -467,10 +444,17 @@ class Leader:
             at, mono = time.time(), time.monotonic()
             watch = self.watch
             if watch is not None and not watch.is_over:
-                self.submit(*watch.judge_hang(at, mono))
+                self.submit(*watch.judge_hang(at, mono, self._unheard(mono)))
                 if count % _SAMPLES_EVERY == 0:
-                    self._samples += watch.fold.samples(at)
+                    self.beats.add(watch.fold.samples(at))
             self._look_at_followers(at, mono)
+
+    def _unheard(self, mono: float) -> list[str]:
+        """Nodes of the attempt whose launcher has been silent for longer than a late beat explains."""
+        port = self.crew.port
+        if port is None:
+            return []
+        return [n for n in self._follower_nodes() if mono - port.heard_at.get(n, mono) > _UNHEARD_S]
 
     def _look_at_followers(self, at: float, mono: float) -> None:
         port = self.crew.port
@@ -549,39 +533,10 @@ class Leader:
         await self.crew.runner.end(self.attempt, 0.0)
         self.finish(EXIT_RESTART_ME, "another launcher has taken this job over")
 
-    # --- beats ---
-
-    def take_samples(self) -> list[SamplePoint]:
-        """What is new since the last call, for a beat."""
-        points = [SamplePoint(point.series, point.subject, point.at, point.value) for point in self._samples]
-        self._samples.clear()
-        return points
-
-    def beat_of(self, samples: list[SamplePoint]) -> Beat:
-        """A beat of this launcher."""
-        key = self.place.job
-        return Beat(
-            source=self.place.source,
-            node=self.place.node,
-            cluster=key.cluster,
-            job=key.id,
-            generation=key.generation,
-            at=time.time(),
-            samples=samples,
-        )
-
-    def next_beat(self) -> Beat:
-        """For the cluster's controller: samples that our own has taken in the meantime."""
-        held, self._held_back = self._held_back, []
-        return self.beat_of(held)
-
     async def keep_own_beat(self) -> None:
         """Our own controller hears from us like any other, and stores our samples."""
         while True:
-            samples = self.take_samples()
-            if self.uplink is not None:
-                self._held_back = (self._held_back + samples)[-5000:]
-            await self.controller.beat(self.beat_of(samples))
+            await self.controller.beat(self.beats.for_own_controller(time.time()))
             await asyncio.sleep(1.0)
 
     def attach_again(self) -> None:

@@ -335,7 +335,7 @@ class FollowerLink:
                 wire = Wire(reader, writer, codec, ends)
                 await wire.send(self._hello())
                 welcome: Welcome = await wire.receive(Welcome)
-            except BaseException:
+            except BaseException:  # whatever ends it, cancellation too: the socket is closed
                 writer.close()
                 raise
         self.lease.lease_s = welcome.lease_s

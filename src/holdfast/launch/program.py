@@ -27,10 +27,10 @@ from holdfast.detect.matcher import Matcher
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, HoldfastError, OrderError, UsageError
 from holdfast.failpoint import site_path
 from holdfast.launch import process
-from holdfast.launch.allocation import AllocationOrchestrator
+from holdfast.launch.allocation import AllocationController, AllocationOrchestrator
 from holdfast.launch.crew import Crew
 from holdfast.launch.follower import Follower
-from holdfast.launch.leader import AllocationController, Leader, cancel_all, story_file
+from holdfast.launch.leader import Leader, cancel_all, story_file
 from holdfast.launch.link import LeaderPort
 from holdfast.launch.node import NodeRunner
 from holdfast.launch.options import RunOptions
@@ -288,7 +288,7 @@ def _leader_tasks(
             source=ground.place.source,
             events_after=lambda after, wait_s: leader.controller.events_after(after, wait_s=wait_s),
             is_ours=lambda event: event.source == ground.place.source,
-            beat=leader.next_beat,
+            beat=lambda: leader.beats.for_cluster(time.time()),
             on_order=lambda order: _foreign_order(leader, orchestrator, order),
             on_answer=leader.renew_by_controller,
             on_unknown=leader.attach_again,

@@ -6,7 +6,7 @@ how the attempt as a whole has ended. Used by the leader alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -136,11 +136,12 @@ class AttemptWatch:
         )
         return [*self.fold.reached(at), self._found(finding)]
 
-    def judge_hang(self, at: float, now_mono: float) -> list[AnyEvent]:
-        """Asked every tenth of a second or so: does the job stand still?"""
+    def judge_hang(self, at: float, now_mono: float, silent_nodes: Collection[str] = ()) -> list[AnyEvent]:
+        """Asked every tenth of a second or so: does the job stand still? Nothing is known of ranks on silent nodes."""
         if self.stop_asked or self.is_over or self.first_bad is not None:
             return []
-        verdict = self._rhythm.judge(now_mono)
+        unseen = [rank for node in silent_nodes for rank in self.spec.ranks_of(node)]
+        verdict = self._rhythm.judge(now_mono, unseen)
         return [] if verdict is None else [*self.fold.reached(at), self._found(self._hang_finding(verdict, at))]
 
     def _hang_finding(self, verdict: HangVerdict, at: float) -> Finding:
