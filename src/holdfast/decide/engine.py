@@ -77,6 +77,8 @@ class Engine:
         if handler is None:
             raise EngineError(f"no handler for {type(event).__name__}")
         handler(self, turn, event)
+        if turn.closing:
+            incidents.close_done(turn)
         return turn.orders
 
     def touched(self) -> Touched:
@@ -220,10 +222,12 @@ def _stacks(engine: Engine, turn: Turn, event: e.StacksCaptured) -> None:
 
 def _order_done(engine: Engine, turn: Turn, event: e.OrderDone) -> None:
     del engine
+    known = turn.state.orders.get(event.order)
+    if known is None or known.status is not OrderStatus.PENDING or isinstance(known.order, o.ValidateNode):
+        return  # that checks were run is no outcome: NodeValidated is
     record = turn.settle(event.order, OrderStatus.DONE, event.detail)
     if record is None:
         return
-    turn.cancel_timer(f"order:{event.order}")
     order = record.order
     if isinstance(order, o.JobOrder):
         job = turn.job(order.job)
@@ -248,7 +252,6 @@ def _order_failed(engine: Engine, turn: Turn, event: e.OrderFailed) -> None:
         turn.start_timer(f"order:{order.id}", turn.policies.site.waits.order_s, order.incident)
         return
     turn.settle(order.id, OrderStatus.FAILED, event.why)
-    turn.cancel_timer(f"order:{order.id}")
     if isinstance(order, o.JobOrder):
         job = turn.job(order.job)
         if job is not None:

@@ -143,8 +143,8 @@ def _refine(turn: Turn, incident: IncidentRecord, job: JobRecord, finding: Findi
 
 def job_fault(turn: Turn, job: JobRecord, finding: Finding, known: IncidentRecord | None = None) -> None:
     """Evidence that asks for action on the job's current attempt: same trouble as before, or one of its own."""
-    if job.state in JOB_ENDED:
-        return
+    if job.state in JOB_ENDED or (turn.in_allocation and job.authority is not Authority.LAUNCHER):
+        return  # over, or handed over
     incident = known or _same_trouble(turn, job, finding) or _shared_trouble(turn, job, finding)
     if known is not None and job.state is JobState.WATCHING:
         incident = None  # what was told of before is another matter
@@ -323,10 +323,8 @@ def _fault_in_allocation(turn: Turn, job: JobRecord, finding: Finding) -> None:
         incident = incidents.open_new(turn, finding)
     else:
         incidents.add(turn, incident, finding)
-    leave = finding.place.node if remedies.disturbs_jobs(finding) and not finding.predicts else ""
-    if not leave and not finding.predicts:
-        incidents.job_settled(turn, incident, job, incidents.OBSERVED, "its node is suspect, but runs on.")
-    recovery.fault(turn, job, incident, finding, leave=leave)
+    if remedies.disturbs_jobs(finding):
+        recovery.fault(turn, job, incident, finding, leave="" if finding.predicts else finding.place.node)
 
 
 def silence_over(turn: Turn, name: str) -> None:

@@ -197,7 +197,7 @@ def _worse(known: str, new: str) -> str:
 
 
 def close_done(turn: Turn) -> None:
-    """Close what has no open side any more. At the end of a turn, since a side may be settled before another is opened."""
+    """Close what has no open side; at a turn's end, since one side may be settled before another is opened."""
     for incident in turn.closing.values():
         _close_if_done(turn, incident)
 

@@ -6,7 +6,7 @@ The judge does not reuse the code it judges: it reads records only, and computes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from holdfast.decide.state import Index, State, slug
 from holdfast.decide.story import STORY_LINES_MAX
@@ -32,6 +32,7 @@ _ONE_AT_A_TIME = (
     o.ReplaceNode,
     o.ValidateNode,
 )
+_LAUNCHERS = (o.StopAttempt, o.RestartInPlace, o.Escalate)
 _CONTROLLERS = (o.NodeOrder, o.RequeueHeld, o.SetExcluded, o.ReleaseJob, o.GiveUp)
 
 
@@ -48,6 +49,13 @@ def check(state: State, index: Index | None = None) -> None:
 
 
 def _job(state: State, name: str, job: JobRecord) -> Iterator[str]:
+    yield from _job_numbers(name, job)
+    yield from _job_incident(state, name, job)
+    if not _something_comes(state, name, job):
+        yield "nothing will ever move it on: no order, no timer, no person is waited for"
+
+
+def _job_numbers(name: str, job: JobRecord) -> Iterator[str]:
     if name != slug(job.key):
         yield "it is kept under another name"
     numbers = [attempt.number for attempt in job.attempts]
@@ -55,6 +63,13 @@ def _job(state: State, name: str, job: JobRecord) -> Iterator[str]:
         yield f"attempt numbers do not grow: {numbers}"
     if any(attempt.epoch > job.epoch for attempt in job.attempts):
         yield f"an attempt has a later epoch than the job's {job.epoch}"
+    if min(job.in_place, job.requeues, *job.spent.values(), 0) < 0:
+        yield "a budget is below zero"
+    if len(job.story) > STORY_LINES_MAX:
+        yield "its story is not bounded"
+
+
+def _job_incident(state: State, name: str, job: JobRecord) -> Iterator[str]:
     if job.state in _OVER:
         if job.incident:
             yield f"it is over, yet governed by {job.incident}"
@@ -69,12 +84,6 @@ def _job(state: State, name: str, job: JobRecord) -> Iterator[str]:
             yield f"{job.incident} governs it, yet does not wait for it"
     if job.incident and job.incident not in state.incidents:
         yield f"its incident {job.incident} is not open"
-    if min(job.in_place, job.requeues, *job.spent.values(), 0) < 0:
-        yield "a budget is below zero"
-    if len(job.story) > STORY_LINES_MAX:
-        yield "its story is not bounded"
-    if not _something_comes(state, name, job):
-        yield "nothing will ever move it on: no order, no timer, no person is waited for"
 
 
 def _something_comes(state: State, name: str, job: JobRecord) -> bool:
@@ -142,8 +151,7 @@ def _orders(state: State) -> Iterator[str]:
             yield f"order {name} is kept although it is {record.status}"
         if isinstance(order, o.StartTimer | o.CancelTimer):
             yield f"order {name} is a timer and must not be kept as an order"
-        foreign = _CONTROLLERS if state.scope == "allocation" else (o.StopAttempt, o.RestartInPlace, o.Escalate)
-        if isinstance(order, foreign):
+        if isinstance(order, _CONTROLLERS if state.scope == "allocation" else _LAUNCHERS):
             yield f"order {name} ({type(order).__name__}) is not for an engine of scope {state.scope}"
         if record.status is OrderStatus.PROPOSED and f"propose:{name}" not in state.timers:
             yield f"proposal {name} never lapses"
@@ -161,18 +169,19 @@ def _orders(state: State) -> Iterator[str]:
 
 
 def _timers(state: State) -> Iterator[str]:
+    tables: dict[str, Mapping[str, object]] = {
+        "job": state.jobs,
+        "lapse": state.jobs,
+        "node": state.nodes,
+        "silent": state.nodes,
+        "settle": state.incidents,
+        "propose": state.orders,
+        "order": state.orders,
+        "brake": state.brakes,
+    }
     for name in state.timers:
         kind, _, about = name.partition(":")
-        known = {
-            "job": state.jobs,
-            "lapse": state.jobs,
-            "node": state.nodes,
-            "silent": state.nodes,
-            "settle": state.incidents,
-            "propose": state.orders,
-            "order": state.orders,
-            "brake": state.brakes,
-        }.get(kind)
+        known = tables.get(kind)
         if known is None or about not in known:
             yield f"timer {name} waits for something that nobody knows"
 

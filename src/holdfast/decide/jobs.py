@@ -342,7 +342,6 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
         incident.diagnosis = event.diagnosis
         turn.touch(incident)
     if job.state is JobState.DIAGNOSING:
-        turn.cancel_timer(f"settle:{incident.id}")
         restart.decide(turn, job, incident)
     elif can(JOB, job.state, JobTrigger.ATTEMPT_OVER):
         restart.attempt_is_over(turn, job, incident)

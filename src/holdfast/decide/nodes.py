@@ -52,6 +52,8 @@ def _count(turn: Turn, group: str, step: int) -> None:
 def observed(turn: Turn, event: e.NodeObserved) -> str:
     """The node is now like this. Returns the evidence when it shows that the node is gone, else an empty text."""
     view = event.node
+    if turn.in_allocation:
+        return "it no longer answers" if view.alive is False else ""
     node = turn.state.nodes.get(view.name)
     if node is None:
         _first_seen(turn, view)
@@ -59,6 +61,7 @@ def observed(turn: Turn, event: e.NodeObserved) -> str:
     old, node.view = node.view, view
     turn.touch(node)
     if old.group != view.group:
+        unbrake(turn, node, old.group)
         _count(turn, old.group, -1)
         _count(turn, view.group, 1)
     same_machine = not identity(turn, node, view.boot_id, view.instance_id)
@@ -135,7 +138,7 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
         repair.check_again(turn, node)
         return
     node.findings = []
-    _unbrake(turn, node)
+    unbrake(turn, node)
     if state is NodeState.SUSPECT or not node.drained_by_us:
         _clear(turn, node, "the machine that was suspected is gone")
     elif can(NODE, state, NodeTrigger.CHECK):
@@ -172,7 +175,7 @@ def vanished(turn: Turn, event: e.NodeVanished) -> None:
     turn.withdraw(about(node), "the node left the cluster")
     for name in (f"node:{node.name}", f"silent:{node.name}"):
         turn.cancel_timer(name)
-    _unbrake(turn, node)
+    unbrake(turn, node)
     _count(turn, node.view.group, -1)
     incident = repair.incident_of(turn, node)
     turn.tell(node, "It left the cluster.")
@@ -218,6 +221,8 @@ def heard(turn: Turn, name: str) -> None:
 
 def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
     """An agent reports, perhaps after a boot or on another machine."""
+    if turn.in_allocation:
+        return
     node = record_of(turn, event.node)
     node.drill_ok = event.drill_ok
     turn.touch(node)
@@ -237,6 +242,7 @@ def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Fin
         turn.tell(node, f"{story.of_finding(finding)}; it is out of service already.")
         return
     incidents.attach_node(turn, incident, node)
+    incident = repair.incident_of(turn, node) or incident
     turn.tell(node, f"{story.of_finding(finding)}.")
     if state is NodeState.HEALTHY:
         turn.move_node(node, NodeTrigger.SUSPECT)
@@ -284,7 +290,9 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
 
 
 def entered(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
-    """Its quarantine is ordered."""
+    """Its quarantine is ordered. A return that is still under way must not undo it."""
+    turn.withdraw(about(node), "it is quarantined anew", o.ReturnNode)
+    unbrake(turn, node)
     record = _brake(turn, node.view.group)
     brakes.took(record, turn.now)
     turn.brakes[node.view.group] = record
@@ -349,14 +357,16 @@ def _retry(turn: Turn, group: str, record: BrakeRecord, names: list[str]) -> Non
             quarantine(turn, node, incident, ", ".join(node.findings[:3]))
 
 
-def _unbrake(turn: Turn, node: NodeRecord) -> None:
-    record = turn.state.brakes.get(node.view.group)
+def unbrake(turn: Turn, node: NodeRecord, group: str | None = None) -> None:
+    """It waits for the brake no longer."""
+    name = node.view.group if group is None else group
+    record = turn.state.brakes.get(name)
     if record is not None and node.name in record.waiting:
         record.waiting.remove(node.name)
         if not record.waiting:
             record.tripped_at = 0.0
-            turn.cancel_timer(f"brake:{node.view.group}")
-        turn.brakes[node.view.group] = record
+            turn.cancel_timer(f"brake:{name}")
+        turn.brakes[name] = record
 
 
 def cleared(turn: Turn, event: e.FindingCleared) -> None:
@@ -370,7 +380,7 @@ def cleared(turn: Turn, event: e.FindingCleared) -> None:
         return
     if phase(node) is NodeState.SUSPECT:
         turn.withdraw(about(node), "the fault is gone")
-        _unbrake(turn, node)
+        unbrake(turn, node)
         _clear(turn, node, "the fault is gone")
     elif phase(node) is NodeState.DRAINING:
         turn.withdraw(about(node), "the fault is gone", *repair.REPAIR_ORDERS)
@@ -394,13 +404,13 @@ def not_approved(turn: Turn, node: NodeRecord, why: str) -> None:
     """A proposal about the node was rejected, lapsed or overtaken: it is left to people."""
     incident = repair.incident_of(turn, node)
     if incident is not None and not turn.open_orders(about(node)):
-        incidents.node_settled(turn, incident, node, f"nothing is done about it: {why}.")
+        repair.not_done(turn, node, incident, f"nothing is done about it: {why}")
 
 
 def vouched(turn: Turn, node: NodeRecord, why: str) -> None:
     """A person says that it is well: our own plans for it end."""
     turn.withdraw(about(node), why)
-    _unbrake(turn, node)
+    unbrake(turn, node)
     _clear(turn, node, why)
 
 

@@ -97,6 +97,7 @@ def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
         refuse(turn, event, f"it is drained already by somebody else ({node.view.drain_reason or 'no reason given'})")
         return
     turn.withdraw(about(node), "a person drained it")
+    nodes.unbrake(turn, node)
     turn.move_node(node, NodeTrigger.QUARANTINE)
     why = f"{event.who}: {event.why or 'drained by hand'}"
     turn.issue(
@@ -224,6 +225,7 @@ def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         restart.go_on_from_hold(turn, job)
     elif (
         incident is not None
+        and not turn.in_allocation
         and job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}
         and job.view.state in {SchedulerState.PENDING, SchedulerState.HELD}
     ):
@@ -266,6 +268,9 @@ def _evacuate(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     """Save, stop, and start again."""
     if job.state not in {JobState.WATCHING, JobState.PROVING} or not restart.alive(job):
         refuse(turn, event, f"it is {job.state}, so there is nothing to save")
+        return
+    if turn.in_allocation and job.authority is not Authority.LAUNCHER:
+        refuse(turn, event, "its launcher has handed it over")
         return
     incident = _open_for(turn, event, job, "evacuate", [Remedy.EVACUATE, Remedy.REQUEUE])
     if job.authority is Authority.LAUNCHER:

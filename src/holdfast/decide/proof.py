@@ -213,6 +213,7 @@ def give_up(turn: Turn, job: JobRecord, incident: IncidentRecord | None, why: st
 
 def revive(turn: Turn, job: JobRecord) -> None:
     """Somebody queued a finished job once more: watch it again, with fresh budgets."""
+    turn.withdraw(about(job), "it was queued again by somebody else")
     turn.move_job(job, JobTrigger.REVIVED)
     budgets.reset(job)
     job.excluded = ()

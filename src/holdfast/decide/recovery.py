@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from holdfast.decide import incidents, remedies, restart, story
 from holdfast.decide.proof import about, finish, give_up, incident_of, prove_timer, timer_of, wait
 from holdfast.decide.restart import alive, facts
-from holdfast.decide.transitions import JOB_ENDED, JobTrigger
+from holdfast.decide.transitions import JOB, JOB_ENDED, JobTrigger, can
 from holdfast.decide.turn import Turn
+from holdfast.errors import EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.evidence import Diagnosis, Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
@@ -42,14 +43,19 @@ def fault(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding
     if job.state in JOB_ENDED:
         return
     incidents.attach_job(turn, incident, job)
-    if not recoverable(turn, job):
-        why = "nobody asked for its recovery, so it is only watched."
-        turn.tell(job, f"{story.of_finding(finding)}; {why}")
-        incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
-        return
     attempt = job.attempt
     if attempt is not None and not attempt.incident:
         attempt.incident = incident.id
+    if not recoverable(turn, job):
+        if job.incident == incident.id:
+            return
+        if job.state is not JobState.WATCHING:
+            incidents.job_settled(turn, incident, job, incidents.OBSERVED, "nobody asks for its recovery any more.")
+        else:
+            job.incident = incident.id
+            turn.tell(job, f"{story.of_finding(finding)}.")
+            restart.leave_alone(turn, job, incident, "nobody asked for its recovery, so it is only watched")
+        return
     if leave:
         restart.exclude(turn, job, [leave])
     if job.state in _BEGINS and job.incident != incident.id:
@@ -299,6 +305,9 @@ def evacuate(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> 
     if attempt is None or not alive(job):
         restart.attempt_is_over(turn, job, incident)
         return
+    if not can(JOB, job.state, JobTrigger.EVACUATE):
+        end_attempt(turn, job, incident, Remedy.REQUEUE, why)  # it has hardly begun: there is nothing to save
+        return
     limit_s = turn.policy_of(job).waits.evacuate_s
     order = turn.make(
         o.SaveAndStop,
@@ -386,6 +395,8 @@ def _look_at_diagnosis(turn: Turn, job: JobRecord, incident: IncidentRecord) -> 
     """No stacks, or no word of the launcher, within the time it has for them."""
     if alive(job) and not job.in_queue:
         _after_look(turn, job, incident)
+    elif turn.in_allocation:
+        restart.attempt_is_over(turn, job, incident)
     else:
         take_over(turn, job, "the launcher gave no sign of what it does")
 
@@ -396,7 +407,7 @@ def settled(turn: Turn, incident: IncidentRecord) -> None:
         job = turn.job(key)
         if job is None or job.incident != incident.id or job.state is not JobState.DIAGNOSING:
             continue
-        if (job.in_queue or not alive(job)) and not _waits_for_person(turn, job):
+        if timer_of(job) not in turn.state.timers and not _waits_for_person(turn, job):
             restart.decide(turn, job, incident)
 
 
@@ -406,6 +417,9 @@ def _look_at_orders(turn: Turn, job: JobRecord, incident: IncidentRecord) -> Non
     if pending:
         turn.orders.extend(record.order for record in pending)
         wait(turn, job, turn.policy_of(job).waits.order_s)
+    elif turn.in_allocation:
+        why = "its attempt could not be seen to end"
+        restart.leave_allocation(turn, job, incident, why, EXIT_RESTART_ME)
     else:
         turn.tell_all(incident, job, "the launcher did not end its attempt in time.")
         take_over(turn, job, "the launcher did not end its attempt in time")
@@ -430,8 +444,7 @@ def _not_started(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: P
     turn.tell_all(incident, job, f"nothing was started within {story.seconds(policy.waits.start_s)}.")
     turn.withdraw(about(job), "nothing was started in time", o.RestartInPlace)
     if turn.in_allocation:
-        turn.move_job(job, JobTrigger.ATTEMPT_OVER)
-        restart.leave_allocation(turn, job, incident, "the restart in place did not come up", 85)
+        restart.leave_allocation(turn, job, incident, "the restart in place did not come up", EXIT_RESTART_ME)
         return
     job.authority = Authority.CONTROLLER
     diagnosis = incident.diagnosis or _UNDECIDED

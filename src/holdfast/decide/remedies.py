@@ -96,8 +96,6 @@ def choose(job: JobRecord, policy: Policy, diagnosis: Diagnosis, facts: Facts) -
     ladder = [rung for rung in policy.ladders.get(kind, ()) if rung in JOB_RUNGS]
     if not ladder:
         return Choice(R.NONE, f"the ladder for {kind} troubles does nothing to jobs")
-    if diagnosis.cause == RESTART_ME and facts.launcher and not facts.evacuated and job.in_place < limits.max_in_place:
-        return Choice(R.RESTART_IN_PLACE, "it asked for a restart")
     verdict = budgets.judge(job, limits, kind, diagnosis)
     if verdict.stop and R.STOP in ladder:
         return Choice(R.STOP, verdict.why)

@@ -69,7 +69,7 @@ def check_drained(turn: Turn, node: NodeRecord) -> None:
     if phase(node) is not NodeState.DRAINING or incident is None:
         return
     policy = turn.policy_for(node)
-    if policy.node.repair_when_drained and occupied(turn, node):
+    if turn.open_orders(about(node), *REPAIR_ORDERS) or (policy.node.repair_when_drained and occupied(turn, node)):
         return
     node.rung = 0
     if node.findings:
@@ -148,7 +148,15 @@ def _take_rung(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
     elif status is OrderStatus.PROPOSED:
         turn.tell_all(incident, node, f"waiting for a person to approve: {name}.")
     else:
-        incidents.node_settled(turn, incident, node, f"would be repaired by {name}; it stays out of service (observe).")
+        not_done(turn, node, incident, f"would be repaired by {name} (observe)")
+
+
+def not_done(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -> None:
+    """Its repair may not be done: a drained node waits for a person; one in the middle of repair is handed to one."""
+    if phase(node) in {NodeState.REPAIRING, NodeState.VALIDATING}:
+        retire(turn, node, incident, why)
+    else:
+        incidents.node_settled(turn, incident, node, f"{why}; it stays as it is.")
 
 
 def _enter_repair(turn: Turn, node: NodeRecord, incident: IncidentRecord, rung: Remedy) -> None:
@@ -173,7 +181,7 @@ def next_rung(turn: Turn, node: NodeRecord, why: str) -> None:
     """This repair did not help: try the next one."""
     incident = incident_of(turn, node)
     if incident is None:
-        turn.tell(node, f"{why}; nobody asked for its repair, so it stays out of service.")
+        retire(turn, node, None, f"{why}, and nobody asked for its repair")
         return
     turn.tell_all(incident, node, f"{why}.")
     node.rung += 1
@@ -284,25 +292,28 @@ def returned(turn: Turn, node: NodeRecord) -> None:
         incidents.node_settled(turn, incident, node, "it takes work again.")
 
 
-def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -> None:
+def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: str) -> None:
     """Hand it to a person. It stays out of service whatever the mode is, since it is drained already."""
     policy = turn.policy_for(node)
     order = turn.make(
         o.RetireNode,
-        incident=incident.id,
+        incident=node.incident,
         remedy=Remedy.RETIRE,
         node=node.name,
         instance_id=node.instance_id,
         why=why,
     )
-    if turn.mode(policy, node.view.group, Remedy.RETIRE, incident.id) is Mode.ACT:
+    if turn.mode(policy, node.view.group, Remedy.RETIRE, node.incident) is Mode.ACT:
         turn.issue(order)
     if can(NODE, phase(node), NodeTrigger.RETIRE):
         turn.move_node(node, NodeTrigger.RETIRE)
     turn.cancel_timer(f"node:{node.name}")
-    incidents.tried(turn, incident, Remedy.RETIRE)
-    turn.notify(incident.id, Severity.ERROR, f"{node.name} needs a person", f"{node.name}: {why}", node=node.name)
-    incidents.node_settled(turn, incident, node, f"handed to a person: {why}")
+    topic = node.incident or about(node)
+    turn.notify(topic, Severity.ERROR, f"{node.name} needs a person", f"{node.name}: {why}", node=node.name)
+    turn.tell(node, f"Handed to a person: {why}.")
+    if incident is not None:
+        incidents.tried(turn, incident, Remedy.RETIRE)
+        incidents.node_settled(turn, incident, node, f"handed to a person: {why}.")
 
 
 def clean(turn: Turn, node: NodeRecord) -> None:
@@ -324,10 +335,7 @@ def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
         next_rung(turn, node, f"repair by {order.remedy.replace('_', ' ')} failed: {why}")
     elif isinstance(order, o.ValidateNode) and state is NodeState.VALIDATING:
         # That a check cannot be run says nothing against the node, and nothing for it either.
-        if incident is not None:
-            retire(turn, node, incident, f"its checks could not be run: {why}")
-        else:
-            turn.tell(node, f"Its checks could not be run: {why}. It stays out of service.")
+        retire(turn, node, incident, f"its checks could not be run: {why}")
     elif isinstance(order, o.ReturnNode):
         turn.tell_all(incident, node, f"it could not be returned: {why}. Whoever drained it decides.")
         if can(NODE, state, NodeTrigger.RETURN):
@@ -367,5 +375,4 @@ def timer(turn: Turn, node: NodeRecord) -> None:
             return
         for record in pending:
             turn.settle(record.order.id, OrderStatus.FAILED, "no outcome in time")
-        if incident is not None:
-            retire(turn, node, incident, f"its checks gave no outcome in {story.seconds(waits.validate_s)}")
+        retire(turn, node, incident, f"its checks gave no outcome in {story.seconds(waits.validate_s)}")

@@ -20,6 +20,8 @@ from holdfast.model.policy import Mode, Trouble
 from holdfast.model.records import AttemptRecord, Authority, IncidentRecord, JobRecord, JobState, Mark, NodeState
 
 RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})
+_WAYS = (o.RequeueHeld, o.GiveUp, o.RestartInPlace)
+"""While one of these is under way, or a person is asked for it, nothing else is decided."""
 _NODE_TROUBLES = frozenset({Trouble.HARDWARE, Trouble.NODE_LOST})
 
 
@@ -103,8 +105,10 @@ def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: fl
     """Its processes are gone: stamp it, and decide as soon as the evidence has settled."""
     turn.stamp(incident, Mark.STOPPED, at)
     turn.complete(about(job), "the attempt is over", o.StopAttempt, o.SaveAndStop)
-    turn.withdraw(about(job), "the attempt is over", o.CaptureStacks)
-    if turn.open_orders(about(job), o.RequeueHeld):
+    turn.withdraw(about(job), "the attempt is over", o.CaptureStacks, o.SetExcluded, o.ReleaseJob)
+    if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.RESTARTING}:
+        job.in_queue = False  # it was started, and has ended before anybody saw it run
+    if turn.open_orders(about(job), *_WAYS):
         return
     if job.state is not JobState.DIAGNOSING:
         turn.move_job(job, JobTrigger.ATTEMPT_OVER)
@@ -117,6 +121,8 @@ def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: fl
 def decide(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """Diagnose from what is known so far, and take the rung."""
     diagnosis = incidents.judge(turn, incident, job)
+    if turn.open_orders(about(job), *_WAYS):
+        return
     _exclude_suspects(turn, job, diagnosis)
     _fence_suspects(turn, job, incident, diagnosis)
     policy = turn.policy_of(job)
@@ -252,6 +258,8 @@ def leave_allocation(turn: Turn, job: JobRecord, incident: IncidentRecord, why: 
         )
     )
     job.authority = Authority.CONTROLLER
+    if job.state is not JobState.DIAGNOSING:
+        turn.move_job(job, JobTrigger.ATTEMPT_OVER)
     turn.move_job(job, JobTrigger.HOLD)
     turn.cancel_timer(timer_of(job))
     turn.tell_all(incident, job, f"leaves its allocation with exit code {code}: {why}.")
@@ -278,15 +286,17 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
             f"it has ended ({job.view.state}) and is left alone: {why}",
         )
         return
-    if job.state not in {JobState.WATCHING, JobState.PROVING}:
-        again = JobTrigger.PROVE_AGAIN if others and can(JOB, job.state, JobTrigger.PROVE_AGAIN) else None
-        turn.move_job(job, again or JobTrigger.FALSE_ALARM)
-    if job.state is JobState.PROVING:
-        job.incident = others[-1].id if others else job.incident
-        incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
-        wait(turn, job, turn.policy_of(job).waits.prove_s)
-    else:
+    if can(JOB, job.state, JobTrigger.FALSE_ALARM):
+        turn.move_job(job, JobTrigger.PROVE_AGAIN if others else JobTrigger.FALSE_ALARM)
+        turn.cancel_timer(timer_of(job))
+    if job.state is JobState.WATCHING:
         wait(turn, job, turn.policy_of(job).waits.propose_s)
+    elif others:
+        # An earlier recovery goes on; this trouble is only written down.
+        job.incident = others[-1].id
+        incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
+    if job.state is not JobState.WATCHING and timer_of(job) not in turn.state.timers and not job.held_by:
+        wait(turn, job, policy_wait(turn.policy_of(job), job.state))
 
 
 def _own_code(attempt: AttemptRecord | None) -> int:
@@ -483,8 +493,6 @@ def order_failed(turn: Turn, job: JobRecord, order: o.JobOrder, why: str) -> Non
         turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be released", why, job=job.key)
         wait(turn, job, turn.policy_of(job).waits.order_s)
     elif isinstance(order, o.StopAttempt | o.RestartInPlace) and turn.in_allocation:
-        if job.state is not JobState.DIAGNOSING:
-            turn.move_job(job, JobTrigger.ATTEMPT_OVER)
         leave_allocation(turn, job, incident, why, EXIT_RESTART_ME)
     elif isinstance(order, o.GiveUp):
         turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be stopped", why, job=job.key)

@@ -121,7 +121,9 @@ JOB: Mapping[JobState, Mapping[JobTrigger, JobState]] = {
     },
     J.STOPPING: {
         T.ATTEMPT_OVER: J.DIAGNOSING,
+        T.LOOK: J.DIAGNOSING,
         T.FALSE_ALARM: J.WATCHING,
+        T.PROVE_AGAIN: J.PROVING,
         T.ADOPT: J.RELEASED,
         T.STARTED: J.PROVING,
         **_EXITS,
@@ -149,6 +151,7 @@ JOB: Mapping[JobState, Mapping[JobTrigger, JobState]] = {
     },
     J.IN_PLACE: {
         T.STOP: J.STOPPING,
+        T.LOOK: J.DIAGNOSING,
         T.ATTEMPT_OVER: J.DIAGNOSING,
         T.ADOPT: J.RELEASED,
         T.STARTED: J.PROVING,

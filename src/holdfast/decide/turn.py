@@ -58,6 +58,7 @@ class Turn:
         "_count",
         "_prefix",
         "brakes",
+        "closing",
         "event",
         "incidents",
         "index",
@@ -84,6 +85,8 @@ class Turn:
         self.incidents: dict[str, IncidentRecord] = {}
         self.records: dict[str, OrderRecord] = {}
         self.brakes: dict[str, BrakeRecord] = {}
+        self.closing: dict[str, IncidentRecord] = {}
+        """Incidents of which a side was settled in this turn."""
         self._count = 0
         self._prefix = "a" if state.scope == ALLOCATION else "c"
 
@@ -231,6 +234,7 @@ class Turn:
                 del self.index.orders_of[about]
         if record.status is OrderStatus.PROPOSED:
             self.cancel_timer(f"propose:{order_id}")
+        self.cancel_timer(f"order:{order_id}")
         record.status = status
         record.ended_at = self.now
         record.detail = detail[:500]
@@ -238,20 +242,21 @@ class Turn:
         return record
 
     def open_orders(self, about: str, *kinds: type[o.Order]) -> list[OrderRecord]:
-        """Pending and proposed orders about a job (slug) or node (`node:NAME`), oldest first."""
+        """Pending and proposed orders about a job (slug) or node (`node:NAME`), oldest first; notices are no deeds."""
         ids = self.index.orders_of.get(about)
         if not ids:
             return []
         found = [self.state.orders[i] for i in ids]
         if kinds:
             found = [record for record in found if isinstance(record.order, kinds)]
+        else:
+            found = [record for record in found if not isinstance(record.order, o.Notify)]
         return sorted(found, key=lambda record: (record.order.cause, record.order.id))
 
     def withdraw(self, about: str, why: str, *kinds: type[o.Order]) -> None:
         """Take back open orders (all but notices, or only those kinds)."""
         for record in self.open_orders(about, *kinds):
-            if kinds or not isinstance(record.order, o.Notify):
-                self.settle(record.order.id, OrderStatus.WITHDRAWN, why)
+            self.settle(record.order.id, OrderStatus.WITHDRAWN, why)
 
     def complete(self, about: str, detail: str, *kinds: type[o.Order]) -> None:
         """What these pending orders asked for is there; proposed ones have become pointless."""
