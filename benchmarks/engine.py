@@ -69,9 +69,7 @@ class Stream:
         }
         return NodeView(name=f"n{i}", **{**base, **fields})
 
-    def finding(
-        self, i: int, rule: str, role: Role, domain: Domain, kind: EvidenceKind, **fields: object
-    ) -> e.FindingSeen:
+    def finding(self, rule: str, role: Role, domain: Domain, kind: EvidenceKind, **fields: object) -> e.FindingSeen:
         made = Finding(
             id=f"f{self.seq + 1}",
             rule=rule,
