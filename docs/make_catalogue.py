@@ -55,6 +55,7 @@ hands to `holdfast explain`).
 
 
 def table(rules: list[Rule]) -> list[str]:
+    """One family as a table."""
     rows = [
         "| rule | domain | role | severity | remedy | what it means | captures |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -69,6 +70,7 @@ def table(rules: list[Rule]) -> list[str]:
 
 
 def page() -> str:
+    """The page's text."""
     catalogue = read_catalogue()
     families: dict[str, list[Rule]] = {}
     for rule in catalogue:
@@ -84,13 +86,6 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def main() -> int:
-    text = page()
-    if "--check" in sys.argv:
-        return 0 if PAGE.read_text(encoding="utf-8") == text else 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"{PAGE}\n")

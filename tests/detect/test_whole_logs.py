@@ -133,6 +133,7 @@ WHOLE = [
     Whole("jax-noise", "2026-04-17 13:11:11.004014: E external/local_xla/xla/stream_executor/cuda/cuda_platform.cc:51] failed call to cuInit: INTERNAL: CUDA error: Failed call to cuInit: UNKNOWN ERROR (303)\n" + "".join(f"completed step: {i}, seconds: 3.121, TFLOP/s/device: 180.1, Tokens/s/device: 2624.0, total_weights: 65536, loss: 9.871\n" for i in range(20)), "healthy"),
     Whole("prose", "INFO we handle segmentation fault recovery and CUDA out of memory errors gracefully: see docs/error.md\nINFO retrying failed downloads: 0 errors\n" + titan(5), "healthy"),
     Whole("empty", "", "healthy"),
+    Whole("handled-exception", "starting\n" + traceback(0, "KeyError: 'x'", fmt="") + "".join(f"processed shard {i} of the set: 1000 documents, 3.2 MB\n" for i in range(120)), "healthy"),
     # --- application ---
     Whole("key-error", NOISE + titan() + traceback(3, "KeyError: 'ids'") + traceback(1, GLOO) + traceback(0, GLOO) + closing() + elastic(3, 1), "fault", ("python.", "data."), "application", (3,)),
     Whole("fan-out", megatron(3) + "".join(traceback(r, "ValueError: expected sequence of length 12 at dim 1 (got 7)") for r in range(8)) + elastic(0, 1), "fault", ("python.", "data."), "application"),
@@ -151,6 +152,11 @@ WHOLE = [
     Whole("config", "".join(traceback(r, "AssertionError: num_attention_heads (30) must be divisible by tensor parallel size (4)", fmt="{r}: ") for r in range(4)), "fault", ("data.config", "python.", "data."), "application"),
     Whole("port", traceback(0, "OSError: [Errno 98] Address already in use", fmt=""), "fault", ("socket.in_use",)),
     Whole("shapes", titan(2) + traceback(0, "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x4)", fmt=""), "fault", ("data.shape",), "application"),
+    Whole("accelerate", titan(3) + traceback(0, "ValueError: bad mask", fmt="") + "Traceback (most recent call last):\n  File \"/opt/env/bin/accelerate\", line 8, in <module>\n    sys.exit(main())\nsubprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.\n", "fault", ("python.exception",), "application"),
+    Whole("rich-traceback", titan(3) + "╭──── Traceback (most recent call last) ────╮\n│ /home/mei/train.py:10 in main             │\n│ ❱ 10     step()                           │\n╰───────────────────────────────────────────╯\nRuntimeError: The size of tensor a (4) must match the size of tensor b (5) at non-singleton dimension 1\n", "fault", ("data.shape",), "application"),
+    Whole("spawned", titan(2) + "torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with signal SIGSEGV\n", "fault", ("python.spawned.signal",), "application", (3,)),
+    Whole("ctrl-c", titan(4) + traceback(0, "KeyboardInterrupt", fmt=""), "fault", ("python.interrupt",), "operator"),
+    Whole("cancelled", megatron(6) + "slurmstepd: error: *** JOB 77 ON node1 CANCELLED AT 2025-03-01T10:01:30 DUE to SIGNAL Terminated ***\n", "fault", ("slurm.cancelled",), "operator"),
     # --- hardware ---
     Whole("ecc", titan(5) + traceback(6, "RuntimeError: CUDA error: uncorrectable ECC error encountered") + "".join(traceback(r, "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1333, remote process exited or there was a network error, NCCL version 2.19.3") for r in (0, 1, 2)) + elastic(0, 1), "fault", ("cuda.ecc",), "hardware", (6,)),
     Whole("xid79-syslog", megatron(10) + "Mar  1 10:15:00 node07 kernel: [680111.646286] NVRM: Xid (PCI:0000:b9:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\nMar  1 10:15:00 node07 kernel: [680111.7] NVRM: Xid (PCI:0000:b9:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)\n" + watchdog(0, stamp="E301 10:25:30.123456789") + ended_by_abort(0), "fault", ("nvidia.xid.79",), "hardware", nodes=("node07",)),

@@ -82,6 +82,7 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float) -> None:
                 reading.take(number, matches)
     finally:
         reading.take(number, stream.flush(at))
+        reading.end(number, stream.offset)
 
 
 def _number(reading: LogReading, diagnosis: Diagnosis) -> None:

@@ -86,7 +86,15 @@ class Candidate(Struct):
 
 _SYMPTOMS = ("nccl.timeout", "nccl.watchdog", "gloo.timeout", "hang.", "rccl.timeout", "hyperpod.hang", "jax.timeout")
 _OWN_DEATHS = frozenset({"exit.signal.11", "exit.signal.7", "exit.signal.4", "exit.signal.8"})
-_VAGUE = ("exit.", "process.killed", "process.terminated_by_signal", "process.exited", "torch.elastic.", "slurm.task.")
+_VAGUE = (
+    "exit.",
+    "process.killed",
+    "process.terminated_by_signal",
+    "process.exited",
+    "torch.elastic.",
+    "slurm.task.",
+    "python.interrupt",
+)
 _SPECIFIC_ELASTIC = ("torch.elastic.failed.segfault",)
 _PEER_WORDS = (
     "connection", "peer", "nccl", "gloo", "tcpstore", "socket", "broken pipe", "timed out", "timeout", "rendezvous",
@@ -186,7 +194,13 @@ def _weight(finding: Finding) -> Weight:
         return Weight.SYMPTOM
     if finding.severity in {Severity.INFO, Severity.WARNING}:
         return Weight.WARNING
-    if rule in _OWN_DEATHS or rule in {"process.segfault", "python.fatal.segfault", "process.busfault"}:
+    if rule in _OWN_DEATHS or rule in {
+        "slurm.task.segfault",
+        "python.spawned.signal",
+        "process.segfault",
+        "python.fatal.segfault",
+        "process.busfault",
+    }:
         return Weight.SIGNAL
     if rule.startswith(_SPECIFIC_ELASTIC):
         return Weight.SIGNAL

@@ -24,6 +24,10 @@ KEPT_PER_TROUBLE = 12
 KEPT_IN_ALL = 20_000
 SURVIVED_STEPS = 2
 """So many rising steps after an error prove that the job lived through it; one may have been under way."""
+WENT_ON_BYTES = 32_000
+WENT_ON_SHARE = 0.4
+"""So much of a log after its last error, free of trouble, shows that the error was handled. A tenth of the bytes is
+enough when that is this share of the log."""
 SILENCE_S = 1800.0
 SILENCE_STEPS = 20.0
 EVIDENCE_SHOWN = 24
@@ -86,8 +90,9 @@ class _File:
         self.progress_lines = 0
         self.step_times: list[float] = []
         self.completed: int | None = None
-        self.ended_at: float | None = None
         self.saves = 0
+        self.size = 0
+        self.last_trouble = 0
 
 
 class LogReading:
@@ -134,6 +139,10 @@ class LogReading:
             elif role in {Role.ROOT, Role.CASCADE}:
                 self._keep(number, file, match)
 
+    def end(self, number: int, size: int) -> None:
+        """The log is read to its end; it had so many bytes."""
+        self.files[number].size = size
+
     def _progress(self, file: _File, match: Match) -> None:
         if match.rule.role is Role.CHECKPOINT:
             file.saves += 1
@@ -161,6 +170,7 @@ class LogReading:
             file.rises[name] = file.rises.get(name, 0) + match.count
 
     def _keep(self, number: int, file: _File, match: Match) -> None:
+        file.last_trouble = match.offset
         if match.rule.id == "nccl.timeout" and match.rank is not None:
             self._timeouts.add(match.rank)
         print_ = fingerprint(match.rule.id, match.captures, match.node)
@@ -223,6 +233,14 @@ class LogReading:
         for name, rises in file.rises.items():
             if rises - kept.steps_then.get(name, 0) >= SURVIVED_STEPS:
                 return "steps went on rising after it"
+        quiet = file.size - file.last_trouble
+        handled = kept.finding.severity is not Severity.FATAL and kept.match.rule.family in {
+            "python",
+            "data",
+            "distributed",
+        }
+        if handled and (quiet > WENT_ON_BYTES or (quiet > WENT_ON_BYTES // 10 and quiet > WENT_ON_SHARE * file.size)):
+            return "the log went on for long without any trouble"
         return ""
 
     def _silences(self) -> list[Finding]:
