@@ -157,6 +157,22 @@ def test_a_follower_waits_for_a_leader_that_comes_back(launched, tmp_path: Path)
     assert [(event.attempt, event.epoch) for event in again.events("attempt_started")] == [(0, 1), (1, 2)]
 
 
+def test_a_spare_of_the_allocation_takes_a_lost_nodes_place(launched, tmp_path: Path):
+    """Two nodes of three train; the second is lost; the third takes over inside the allocation."""
+    (tmp_path / "job").mkdir()
+    env = {"HOLDFAST_JOB_ID": "12", "HOLDFAST_NODELIST": "node01,node02,node03", "HOLDFAST_CLUSTER": "here"}
+    args = ("--nnodes", "2", *counter(tmp_path, steps=250))
+    others = [launched(*args, node=f"node0{n}", env={**env, "HOLDFAST_NODE_RANK": str(n - 1)}) for n in (3, 2)]
+    leader = launched(*args, node="node01", env={**env, "HOLDFAST_NODE_RANK": "0"})
+    first = leader.wait_event("attempt_started")
+    leader.wait_event("checkpoint_saved", lambda event: event.durable)
+    lost = others[0] if first.nodes[1] == "node03" else others[1]
+    lost.popen.kill()
+    again = leader.wait_event("attempt_started", lambda event: event.attempt == 1)
+    assert {*again.nodes} == {"node01", "node02", "node03"} - {first.nodes[1]}
+    assert leader.wait(40) == 0
+
+
 def test_strangers_cannot_join(launched, tmp_path: Path):
     """A connection without the secret learns nothing and changes nothing."""
     import socket

@@ -16,6 +16,13 @@ from holdfast.telemetry.slot import read_slot
 pytestmark = pytest.mark.cluster
 
 
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
 def script(tmp_path: Path, text: str, name: str = "train.py") -> str:
     (tmp_path / name).write_text(text)
     return name
@@ -32,9 +39,7 @@ def test_a_killed_rank_brings_the_job_back_in_place(launched, tmp_path: Path):
     run.wait_event("checkpoint_saved", lambda event: event.durable and event.step >= 20)
     wait_for(
         "standbys",
-        lambda: (
-            sum("standby_main.py" in Path(f"/proc/{p}/cmdline").read_text() for p in marked(run.mark) if alive(p)) == 2
-        ),
+        lambda: sum("standby_main.py" in command_of(pid) for pid in marked(run.mark)) == 2,
     )
     os.kill(run.rank_pid(1, attempt=0), signal.SIGSEGV)
     started = run.wait_event("attempt_started", lambda event: event.attempt == 1)
@@ -257,6 +262,27 @@ def test_a_drill_kills_a_rank_at_its_step(launched, tmp_path: Path):
     assert 0 <= found.finding.at - mark["at"] < 0.5
     assert run.wait() == 0
     assert len([event for event in run.events("finding_seen") if event.finding.rule == "exit.signal.11"]) == 1
+
+
+def test_a_drill_reaches_a_rank_that_was_a_standby(launched, tmp_path: Path):
+    """The hook is loaded with the standby and obeys once it is a rank."""
+    from holdfast.failpoint.command import FaultCommand, command_name, encode
+
+    run = launched("--nproc-per-node", "1", *counter(tmp_path, steps=400), env={"HOLDFAST_DRILL_OK": "1"})
+    run.wait_event("first_step_done")
+    wait_for("standby", lambda: any("standby_main.py" in command_of(pid) for pid in marked(run.mark)))
+    folder = run.job_dir / "drill"
+    for command in (
+        FaultCommand(id="k", kind="kill9", ranks=(0,), attempt=0),
+        FaultCommand(id="x", kind="exception", ranks=(0,), attempt=1, at_step=5, params={"message": "drilled"}),
+    ):
+        (folder / f".{command.id}").write_text(encode(command))
+        (folder / f".{command.id}").rename(folder / command_name(command.id))
+    started = run.wait_event("attempt_started", lambda event: event.attempt == 1)
+    assert started.standby
+    found = run.wait_event("finding_seen", lambda event: event.finding.rule.startswith("python."))
+    assert "drilled" in found.finding.summary
+    assert found.finding.attempt == 1
 
 
 def test_ranks_below_a_command_are_found_and_their_deaths_seen(launched, tmp_path: Path):

@@ -22,7 +22,7 @@ from holdfast.errors import TemporaryOrderError
 from holdfast.launch.process import Child, spawn
 
 _SCRIPT = Path(__file__).with_name("standby_main.py")
-_NICE = 10
+_NICE = 5
 _FAILURES_IN_A_ROW_MAX = 3
 
 

@@ -13,12 +13,15 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from holdfast.client import AsyncClient
 from holdfast.errors import HoldfastError, LinkError, WireError
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder
 from holdfast.model.wire import Beat
+
+if TYPE_CHECKING:
+    from holdfast.client import AsyncClient
 
 FORWARDED_FILE = "forwarded"
 _BATCH = 200
@@ -44,6 +47,8 @@ class ControllerLine:
     async def client(self) -> AsyncClient:
         """The client. Raises LinkError when no controller is known yet."""
         url = self._url or self._read_url()
+        from holdfast.client import AsyncClient  # noqa: PLC0415 - HTTP is not loaded where there is no controller
+
         if self._client is None or self._client.url != url.rstrip("/"):
             await self.close()
             self._client = AsyncClient(url, self._token())
