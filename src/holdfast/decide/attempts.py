@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from holdfast.decide import budgets, findings, incidents, proof, recovery, remedies, repair, restart, story
 from holdfast.decide.proof import about, incident_of, timer_of, wait
-from holdfast.decide.state import slug
+from holdfast.decide.state import occupying, slug
 from holdfast.decide.transitions import JOB, JOB_ENDED, JobTrigger, can
 from holdfast.decide.turn import Turn, in_recovery
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
@@ -27,7 +27,7 @@ def create(turn: Turn, view: JobView) -> JobRecord:
     name = slug(view.key)
     turn.state.jobs[name] = job
     turn.index.by_id.setdefault(view.key.id, set()).add(name)
-    for node in view.nodes:
+    for node in occupying(view):
         turn.index.jobs_on.setdefault(node, set()).add(name)
     if turn.in_allocation:
         job.authority = Authority.LAUNCHER
@@ -39,11 +39,12 @@ def set_view(turn: Turn, job: JobRecord, view: JobView) -> None:
     """Keep what is said of it, and which nodes it is on."""
     old, job.view = job.view, view
     turn.touch(job)
-    if old.nodes == view.nodes:
+    before, after = occupying(old), occupying(view)
+    if before == after:
         return
     name = slug(job.key)
-    left = set(old.nodes) - set(view.nodes)
-    for node in view.nodes:
+    left = set(before) - set(after)
+    for node in after:
         turn.index.jobs_on.setdefault(node, set()).add(name)
     for node in sorted(left):
         on = turn.index.jobs_on.get(node)

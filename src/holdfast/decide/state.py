@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, field
 
 from holdfast.errors import VersionError, WireError
-from holdfast.model.cluster import JobKey
+from holdfast.model.cluster import ENDED, JobKey, JobView, SchedulerState
 from holdfast.model.evidence import Finding, Remedy
 from holdfast.model.orders import StartTimer
 from holdfast.model.policy import Mode
@@ -19,6 +19,10 @@ from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeR
 
 SNAPSHOT_VERSION = 1
 """Grows when an older reader could not make sense of a snapshot."""
+
+
+IDLE = ENDED | {SchedulerState.PENDING, SchedulerState.HELD}
+"""Scheduler states in which a job uses no node."""
 
 
 class Waiting(Struct):
@@ -83,7 +87,7 @@ class Index:
         """Slug of a job, or `node:NAME` -> ids of pending and proposed orders."""
         for name, job in state.jobs.items():
             self.by_id.setdefault(job.key.id, set()).add(name)
-            for node in job.view.nodes:
+            for node in occupying(job.view):
                 self.jobs_on.setdefault(node, set()).add(name)
         for incident in state.incidents.values():
             for key in incident.jobs_open:
@@ -92,6 +96,11 @@ class Index:
                 self.incidents_of.setdefault(f"node:{node}", set()).add(incident.id)
         for record in state.orders.values():
             self.orders_of.setdefault(subject(record), set()).add(record.order.id)
+
+
+def occupying(view: JobView) -> tuple[str, ...]:
+    """Nodes that the job uses now: schedulers go on naming the nodes of a job that has ended."""
+    return () if view.state in IDLE else view.nodes
 
 
 def slug(key: JobKey) -> str:
