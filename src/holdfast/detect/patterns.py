@@ -49,19 +49,28 @@ def parse(pattern: str) -> Any:
 # --- safety -----------------------------------------------------------------------------------------------------------
 
 
-def catastrophe(pattern: str) -> str:
+def catastrophe(pattern: str, *, exponential_only: bool = False) -> str:
     """Why this pattern could take exponential or high polynomial time on a hostile line; empty when it cannot.
 
     Refused: a repeat inside a repeat whose rounds can be cut in more than one way, a repeated choice whose branches
     begin alike, two neighbouring unbounded repeats that can eat the same characters, and more than three wildcards.
+    With `exponential_only` the last two, which cost polynomial time, pass: for patterns that users bring along and
+    that are run on short lines only.
     """
     tree = parse(pattern)
-    return _unsafe(tree) or _too_many_wildcards(tree)
+    why = _unsafe(tree)
+    if exponential_only:
+        return "" if why == _NEIGHBOURS else why
+    return why or _too_many_wildcards(tree)
+
+
+_NEIGHBOURS = "two neighbouring unbounded repeats can match the same characters"
 
 
 def _unsafe(seq: Any) -> str:
     items = list(seq)
     open_ended: frozenset[int] | None = None
+    neighbours = ""
     for op, arg in items:
         if op in _REPEATS:
             low, high, body = arg
@@ -71,24 +80,21 @@ def _unsafe(seq: Any) -> str:
                 if why := _ambiguous_rounds(body):
                     return why
                 if open_ended is not None and open_ended & _first(body) and op is not _c.POSSESSIVE_REPEAT:
-                    return "two neighbouring unbounded repeats can match the same characters"
+                    neighbours = _NEIGHBOURS
                 open_ended = chars if low == 0 or open_ended is None else open_ended | chars
             elif low > 0:
                 open_ended = None if not _nullable(body) else open_ended
-            if why := _unsafe(body):
+        for part in _parts(op, arg):
+            why = _unsafe(part)
+            if why and why != _NEIGHBOURS:
                 return why
+            neighbours = neighbours or why
+        if op in _REPEATS:
             continue
-        if op is _c.BRANCH:
-            for branch in arg[1]:
-                if why := _unsafe(branch):
-                    return why
-        inner = _inner(op, arg)
-        if inner is not None and (why := _unsafe(inner)):
-            return why
         # Something mandatory between two repeats separates them only when the first repeat cannot eat it.
         if open_ended is not None and not _item_nullable(op, arg) and op is not _c.AT:
             open_ended = None
-    return ""
+    return neighbours
 
 
 def _ambiguous_rounds(body: Any) -> str:
@@ -155,6 +161,16 @@ def _inner(op: Any, arg: Any) -> Any | None:
     if op is _c.ATOMIC_GROUP:
         return arg
     return None
+
+
+def _parts(op: Any, arg: Any) -> list[Any]:
+    """The sequences inside an item."""
+    if op in _REPEATS:
+        return [arg[2]]
+    if op is _c.BRANCH:
+        return list(arg[1])
+    inner = _inner(op, arg)
+    return [] if inner is None else [inner]
 
 
 def _nullable(seq: Any) -> bool:

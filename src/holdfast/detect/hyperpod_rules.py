@@ -1,0 +1,234 @@
+"""HyperPod's `logMonitoringConfiguration` entries, accepted as they are and behaving as theirs.
+
+A job that moves over from HyperPod keeps its rules: each watches the job's lines for a pattern and is WAITING, HEALTHY,
+SLOW, HANGING or FAULTED. The launcher feeds lines and asks once a second what has changed; each change for the worse
+becomes a finding `hyperpod.hang`, `hyperpod.slow` or `hyperpod.fault`. Times are handed in. Source of the meaning:
+Amazon SageMaker AI developer guide, "Using the training operator to run jobs".
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.detect.patterns import catastrophe
+from holdfast.detect.toml_places import nearest
+from holdfast.errors import ConfigError
+
+
+class RuleState(StrEnum):
+    """What a rule says of the job."""
+
+    WAITING = "WAITING"
+    """No line has matched yet, and there is time left."""
+    HEALTHY = "HEALTHY"
+    SLOW = "SLOW"
+    """The metric was on the wrong side of its threshold for so many matches in a row."""
+    HANGING = "HANGING"
+    """The first match, or the next, did not come in time."""
+    FAULTED = "FAULTED"
+    """A pattern that stands for a fault matched."""
+
+
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "gt": operator.gt,
+    "lt": operator.lt,
+    "eq": operator.eq,
+    "gteq": operator.ge,
+    "lteq": operator.le,
+}
+_LINE_MAX = 4096
+_KEYS: dict[str, Any] = {
+    "name": str,
+    "logPattern": str,
+    "expectedStartCutOffInSeconds": (int, float),
+    "expectedRecurringFrequencyInSeconds": (int, float),
+    "metricThreshold": (int, float),
+    "operator": str,
+    "metricEvaluationDataPoints": int,
+    "stopPattern": str,
+    "faultOnMatch": bool,
+}
+
+
+class LogRule(Struct, frozen=True):
+    """One entry of `logMonitoringConfiguration`. `slow_when` holds when the metric is bad."""
+
+    name: str
+    pattern: str
+    start_limit_s: float | None = None
+    recur_limit_s: float | None = None
+    threshold: float | None = None
+    compare: str = ""
+    data_points: int = 1
+    stop: str = ""
+    fault_on_match: bool = False
+
+
+def log_rules(entries: Sequence[Mapping[str, Any]], *, file: str = "") -> tuple[LogRule, ...]:
+    """Check the entries and give them names.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest right one), a wrong type, a pattern that does not compile or
+            could take catastrophic time, or a threshold without an operator or a group that captures the metric.
+    """
+    return tuple(_rule(index, entry, file) for index, entry in enumerate(entries))
+
+
+def _rule(index: int, entry: Mapping[str, Any], file: str) -> LogRule:
+    where = f'logMonitoringConfiguration[{index}] "{entry.get("name", "")}"'
+    for key, value in entry.items():
+        if key not in _KEYS:
+            raise ConfigError(f'{where}: unknown key "{key}"{nearest(key, _KEYS)}', file=file)
+        if not isinstance(value, _KEYS[key]) or (isinstance(value, bool) and _KEYS[key] is not bool):
+            raise ConfigError(f"{where}: {key} has the wrong type: {value!r}", file=file)
+    for key in ("name", "logPattern"):
+        if not entry.get(key):
+            raise ConfigError(f"{where}: {key} is missing", file=file)
+    pattern = _pattern(where, "logPattern", entry["logPattern"], file)
+    stop = _pattern(where, "stopPattern", entry["stopPattern"], file) if entry.get("stopPattern") else ""
+    threshold = entry.get("metricThreshold")
+    compare = entry.get("operator", "")
+    if threshold is not None:
+        if compare not in _OPERATORS:
+            raise ConfigError(f'{where}: operator "{compare}" is not one of {", ".join(_OPERATORS)}', file=file)
+        if re.compile(pattern).groups < 1:
+            raise ConfigError(
+                f"{where}: metricThreshold needs a group in logPattern that captures the metric", file=file
+            )
+    return LogRule(
+        name=entry["name"],
+        pattern=pattern,
+        start_limit_s=entry.get("expectedStartCutOffInSeconds"),
+        recur_limit_s=entry.get("expectedRecurringFrequencyInSeconds"),
+        threshold=threshold,
+        compare=compare,
+        data_points=entry.get("metricEvaluationDataPoints", 1),
+        stop=stop,
+        fault_on_match=entry.get("faultOnMatch", False),
+    )
+
+
+def _pattern(where: str, key: str, pattern: str, file: str) -> str:
+    # These patterns are written to match whole lines; searching for their middle is the same and much quicker.
+    bare = pattern.removeprefix("^").removeprefix(".*")
+    bare = bare.removesuffix("$") if bare.endswith(".*$") else bare
+    bare = bare.removesuffix(".*") or pattern
+    try:
+        re.compile(bare)
+    except re.error as error:
+        raise ConfigError(f"{where}: {key} is not a regular expression: {error}", file=file) from error
+    if why := catastrophe(bare, exponential_only=True):
+        raise ConfigError(f"{where}: {key} could take catastrophic time: {why}", file=file)
+    return bare
+
+
+class RuleChange(Struct, frozen=True):
+    """A rule's state is another now."""
+
+    rule: str
+    before: RuleState
+    after: RuleState
+    at: float
+    why: str
+
+
+class _Watch:
+    """One rule at work."""
+
+    def __init__(self, rule: LogRule, at: float) -> None:
+        self.rule = rule
+        self.pattern = re.compile(rule.pattern)
+        self.stop = re.compile(rule.stop) if rule.stop else None
+        self.state = RuleState.WAITING
+        self.began = at
+        self.matched_at: float | None = None
+        self.bad = 0
+        self.active = True
+
+    def line(self, text: str, at: float) -> tuple[RuleState, str]:
+        if not self.active or self.state is RuleState.FAULTED:
+            return self.state, ""
+        if self.stop is not None and self.stop.search(text):
+            self.active = False
+            return RuleState.HEALTHY, "its stop pattern matched"
+        if (found := self.pattern.search(text)) is None:
+            return self.state, ""
+        self.matched_at = at
+        if self.rule.fault_on_match:
+            return RuleState.FAULTED, f"matched: {text[:200]}"
+        return self._judge(found)
+
+    def _judge(self, found: re.Match[str]) -> tuple[RuleState, str]:
+        rule = self.rule
+        if rule.threshold is None:
+            return RuleState.HEALTHY, "matched"
+        try:
+            metric = float(found[1])
+        except (TypeError, ValueError):
+            return self.state, ""
+        self.bad = self.bad + 1 if _OPERATORS[rule.compare](metric, rule.threshold) else 0
+        if self.bad >= rule.data_points:
+            return RuleState.SLOW, f"{metric:g} is {rule.compare} {rule.threshold:g}, {self.bad} times in a row"
+        if self.state is RuleState.SLOW and self.bad:
+            return self.state, ""
+        return RuleState.HEALTHY, "matched"
+
+    def tick(self, at: float) -> tuple[RuleState, str]:
+        rule = self.rule
+        if not self.active or self.state is RuleState.FAULTED:
+            return self.state, ""
+        if self.matched_at is None:
+            if rule.start_limit_s is not None and at - self.began > rule.start_limit_s:
+                return RuleState.HANGING, f"no line matched within {rule.start_limit_s:g} s of the start"
+        elif rule.recur_limit_s is not None and at - self.matched_at > rule.recur_limit_s:
+            return RuleState.HANGING, f"no line matched for {rule.recur_limit_s:g} s"
+        return self.state, ""
+
+
+class LogRuleMonitor:
+    """All rules of one attempt. Start a new one for each attempt.
+
+    Args:
+        rules: from `log_rules`.
+        at: when the attempt started, Unix seconds.
+    """
+
+    def __init__(self, rules: Sequence[LogRule], at: float) -> None:
+        self._watches = [_Watch(rule, at) for rule in rules]
+
+    @property
+    def states(self) -> dict[str, RuleState]:
+        """Rule name -> state."""
+        return {watch.rule.name: watch.state for watch in self._watches}
+
+    def line(self, text: str, at: float) -> list[RuleChange]:
+        """Take one line of any rank's output."""
+        text = text[:_LINE_MAX]
+        return [change for watch in self._watches if (change := _changed(watch, *watch.line(text, at), at))]
+
+    def tick(self, at: float) -> list[RuleChange]:
+        """Time has passed."""
+        return [change for watch in self._watches if (change := _changed(watch, *watch.tick(at), at))]
+
+
+def _changed(watch: _Watch, state: RuleState, why: str, at: float) -> RuleChange | None:
+    before = watch.state
+    if state is before:
+        return None
+    watch.state = state
+    return RuleChange(watch.rule.name, before, state, at, why)
+
+
+def finding_rule(state: RuleState) -> str:
+    """The catalogue's rule for a state that calls for action; empty for the others."""
+    return {
+        RuleState.HANGING: "hyperpod.hang",
+        RuleState.SLOW: "hyperpod.slow",
+        RuleState.FAULTED: "hyperpod.fault",
+    }.get(state, "")

@@ -1,0 +1,237 @@
+"""Who is slow: a rank, a node or a pipeline stage, from each rank's times per step.
+
+Launchers and the controller's detectors feed one `StragglerDetector` per attempt with one sample per rank and step;
+what it returns becomes `straggler.*` findings. Time passes only as steps.
+
+In synchronous training every rank's step takes equally long, since the quick wait for the slow. What tells them apart
+is the time a rank works: its step less its waiting in collectives (`wait_s`). When no waits are known, whole step times
+are compared, which serves for pipelines and for data loading outside the step.
+
+A rank is slow in a step when its work stands out from its peers (ranks of its stage): by `excess_min` of their median
+and by four robust deviations (median absolute deviation), and also from its own past, unless it was slow from the
+beginning. Three slow steps in a row report it; slow steps that come now and then count towards it and fade. Steps in
+which everyone is slow (evaluation, checkpoint, a pause of the whole job) say nothing about anyone, nor do the first
+steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+from msgspec import Struct
+
+SLOW_STEPS = 3
+"""Slow steps after which someone is reported (the requirement: within three)."""
+FADE = 0.5
+"""What one ordinary step takes away from the count of slow ones."""
+DEVIATIONS = 4.0
+EXCESS_MIN = 0.10
+NOISE_FLOOR = 0.015
+"""Robust deviations are never taken to be smaller than this share of the median."""
+WARM_UP_STEPS = 5
+PAUSE_FACTOR = 1.8
+"""A step whose median is this much longer than usual is an evaluation, a checkpoint or a pause: not judged."""
+PAST_STEPS = 64
+CLEARED_STEPS = 3
+NODE_SHARE = 0.7
+"""So many of a node's ranks slow at once: the node is."""
+STAGE_EXCESS = 0.15
+STAGE_STEPS = 10
+"""A pipeline stage is compared over more steps: uneven stages are a property of the job, not an event."""
+MAD_TO_SIGMA = 1.4826
+
+
+class StepTime(Struct, frozen=True):
+    """One rank's times in one step, in seconds. `wait_s`: time in collectives, None when it is not known."""
+
+    rank: int
+    step_s: float
+    wait_s: float | None = None
+
+
+class Layout(Struct, frozen=True):
+    """Where ranks are: node and pipeline stage of each. What is left out is one node or one stage."""
+
+    nodes: Mapping[int, str] = {}
+    stages: Mapping[int, int] = {}
+
+
+class Straggler(Struct, frozen=True):
+    """Someone is slow (`cleared=False`), or is not any more.
+
+    `kind` is `rank`, `node` or `stage`; it names the rule `straggler.<kind>`. `slowdown` is the ratio to the peers.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    slowdown: float
+    step: int
+    node: str = ""
+    stage: int | None = None
+    cleared: bool = False
+
+
+class _Rank:
+    """What is remembered of one rank."""
+
+    def __init__(self) -> None:
+        self.count = 0.0
+        self.ordinary = 0
+        self.reported = False
+        self.ratios: deque[float] = deque(maxlen=8)
+        self.past: deque[float] = deque(maxlen=PAST_STEPS)
+
+
+class StragglerDetector:
+    """Learns one attempt's rhythm and says who falls behind.
+
+    Args:
+        layout: node and stage of the ranks.
+        excess_min: how much slower than its peers a rank must be to matter (0.1: a tenth).
+    """
+
+    def __init__(self, layout: Layout | None = None, *, excess_min: float = EXCESS_MIN) -> None:
+        self.layout = layout or Layout()
+        self.excess_min = excess_min
+        self._ranks: dict[int, _Rank] = {}
+        self._medians: deque[float] = deque(maxlen=PAST_STEPS)
+        self._seen = 0
+        self._stage_excess: dict[int, deque[float]] = {}
+        self._stages_reported: set[int] = set()
+        self._nodes_reported: set[str] = set()
+
+    def observe(self, step: int, samples: Sequence[StepTime], *, ordinary: bool = True) -> list[Straggler]:
+        """Take all ranks' times of one step.
+
+        Args:
+            step: its number, for the report.
+            samples: one per rank; ranks may be missing.
+            ordinary: False for steps known to hold an evaluation or a checkpoint, which are passed over.
+
+        Returns:
+            What is new: someone became slow, or is no longer. Empty nearly always.
+        """
+        if len(samples) < 3:
+            return []
+        self._seen += 1
+        work = {s.rank: max(1e-9, s.step_s - (s.wait_s or 0.0)) for s in samples}
+        middle = median(work.values())
+        if not ordinary or self._seen <= WARM_UP_STEPS:
+            return []
+        usual = median(self._medians) if self._medians else middle
+        if len(self._medians) >= 3 and middle > PAUSE_FACTOR * usual:
+            return []
+        self._medians.append(middle)
+        slow = self._slow_ranks(work)
+        new = self._count(work, slow)
+        return [*self._reports(step, new), *self._stages(step, work), *self._cleared(step)]
+
+    def _slow_ranks(self, work: Mapping[int, float]) -> dict[int, float]:
+        """Rank -> ratio to its peers, for those that stand out in this step."""
+        slow: dict[int, float] = {}
+        for peers in self._peers(work):
+            middle = median(work[rank] for rank in peers)
+            spread = MAD_TO_SIGMA * median(abs(work[rank] - middle) for rank in peers)
+            limit = middle + max(self.excess_min * middle, DEVIATIONS * max(spread, NOISE_FLOOR * middle))
+            for rank in peers:
+                ratio = work[rank] / middle
+                state = self._ranks.setdefault(rank, _Rank())
+                state.ratios.append(ratio)
+                before = median(state.past) if len(state.past) >= 8 else 1.0
+                # A rank that has always had a little more to do is not slow for it; a new excess counts.
+                if work[rank] > limit and ratio > before * (1 + self.excess_min / 2):
+                    slow[rank] = ratio
+                elif ratio < 1 + 2 * self.excess_min:
+                    state.past.append(ratio)
+        return slow
+
+    def _peers(self, work: Mapping[int, float]) -> Iterable[list[int]]:
+        """Ranks whose work is alike: those of one stage; small stages are compared with everyone."""
+        groups: dict[int, list[int]] = {}
+        for rank in work:
+            groups.setdefault(self.layout.stages.get(rank, 0), []).append(rank)
+        if any(len(group) < 3 for group in groups.values()):
+            return [list(work)]
+        return groups.values()
+
+    def _count(self, work: Mapping[int, float], slow: Mapping[int, float]) -> list[int]:
+        new: list[int] = []
+        for rank in work:
+            state = self._ranks[rank]
+            if rank in slow:
+                state.count = min(2.0 * SLOW_STEPS, state.count + 1)
+                state.ordinary = 0
+                if state.count >= SLOW_STEPS and not state.reported:
+                    state.reported = True
+                    new.append(rank)
+            else:
+                state.count = max(0.0, state.count - FADE)
+                state.ordinary += 1
+        return new
+
+    def _reports(self, step: int, new: list[int]) -> list[Straggler]:
+        """Ranks that became slow; together as a node when most of its ranks are."""
+        found: list[Straggler] = []
+        told: set[int] = set()
+        by_node: dict[str, list[int]] = {}
+        for rank, node in self.layout.nodes.items():
+            by_node.setdefault(node, []).append(rank)
+        for node in dict.fromkeys(self.layout.nodes.get(rank, "") for rank in new):
+            members = by_node.get(node, [])
+            behind = [rank for rank in members if rank in self._ranks and self._ranks[rank].count >= SLOW_STEPS - 1]
+            if len(members) > 1 and len(behind) >= NODE_SHARE * len(members) and node not in self._nodes_reported:
+                self._nodes_reported.add(node)
+                found.append(Straggler("node", tuple(sorted(behind)), self._slowdown(behind), step, node))
+                told |= set(members)
+                for rank in behind:
+                    self._ranks[rank].reported = True
+        for rank in new:
+            node = self.layout.nodes.get(rank, "")
+            if rank not in told and node not in self._nodes_reported:
+                found.append(Straggler("rank", (rank,), self._slowdown([rank]), step, node))
+        return found
+
+    def _slowdown(self, ranks: Sequence[int]) -> float:
+        """Median ratio of these ranks over their last slow steps."""
+        ratios = [ratio for rank in ranks for ratio in list(self._ranks[rank].ratios)[-SLOW_STEPS:]]
+        return round(median(ratios), 3)
+
+    def _stages(self, step: int, work: Mapping[int, float]) -> list[Straggler]:
+        """Pipeline stages that have more to do than the others, step after step."""
+        groups: dict[int, list[int]] = {}
+        for rank in work:
+            if rank in self.layout.stages:
+                groups.setdefault(self.layout.stages[rank], []).append(rank)
+        if len(groups) < 2:
+            return []
+        middles = {stage: median(work[rank] for rank in ranks) for stage, ranks in groups.items()}
+        whole = median(middles.values())
+        found: list[Straggler] = []
+        for stage, middle in middles.items():
+            excess = self._stage_excess.setdefault(stage, deque(maxlen=STAGE_STEPS))
+            excess.append(middle / whole)
+            full = len(excess) == STAGE_STEPS
+            if full and min(excess) > 1 + STAGE_EXCESS and stage not in self._stages_reported:
+                self._stages_reported.add(stage)
+                ranks = tuple(sorted(groups[stage]))
+                found.append(Straggler("stage", ranks, round(median(excess), 3), step, stage=stage))
+        return found
+
+    def _cleared(self, step: int) -> list[Straggler]:
+        found: list[Straggler] = []
+        for rank, state in self._ranks.items():
+            if state.reported and state.ordinary >= CLEARED_STEPS and state.count < SLOW_STEPS:
+                state.reported = False
+                state.count = 0.0
+                node = self.layout.nodes.get(rank, "")
+                if node in self._nodes_reported:
+                    members = [r for r, n in self.layout.nodes.items() if n == node and r in self._ranks]
+                    if any(self._ranks[member].reported for member in members):
+                        continue
+                    self._nodes_reported.discard(node)
+                    found.append(Straggler("node", tuple(sorted(members)), 1.0, step, node, cleared=True))
+                else:
+                    found.append(Straggler("rank", (rank,), 1.0, step, node, cleared=True))
+        return found
