@@ -13,7 +13,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role
-from holdfast.model.policy import Policy, PolicySet
+from holdfast.model.policy import Brake, Policy, PolicySet
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState
 
 KEY = JobKey("c", "7")
@@ -39,6 +39,8 @@ class Play:
         self, policy: Policy | PolicySet | None = None, *, scope: str = "cluster", **policy_fields: Any
     ) -> None:
         if not isinstance(policy, PolicySet):
+            # Four nodes are a small group: with the default brake a second quarantine within the hour is held back.
+            policy_fields.setdefault("brake", Brake(max_nodes=100, max_percent=100.0))
             policy = PolicySet(site=policy or Policy(**policy_fields))
         self.policies = policy
         self.engine = Engine(policy, scope=scope)

@@ -1,0 +1,349 @@
+"""What the scheduler says of a job, and what is made of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import RecoverySpec, SchedulerState
+from holdfast.model.policy import Limits, Policy
+from holdfast.model.records import Authority, JobState, Mark
+from tests.decide.play import KEY, NODES, Play, kinds
+
+S = SchedulerState
+
+
+def plain(**policy) -> Play:
+    """A job without a launcher, that asked for recovery, running."""
+    return Play(**policy).plain()
+
+
+def test_a_failed_job_is_requeued_held_and_released():
+    """No launcher: the scheduler's word that it failed is the evidence."""
+    play = plain()
+    orders = play.job(state=S.FAILED, exit_code=1)
+    assert kinds(orders) == []
+    assert play.state is JobState.DIAGNOSING
+    assert kinds(play.settle()) == ["RequeueHeld"]
+    assert play.incident.diagnosis.cause == "exit.code.1"
+    play.done(o.RequeueHeld)
+    assert play.state in {JobState.HELD, JobState.RELEASED}
+    assert play.open(o.ReleaseJob).epoch == 1
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.done(o.ReleaseJob)
+    play.job(state=S.PENDING)
+    play.job(state=S.RUNNING, nodes=NODES)
+    assert play.state is JobState.PROVING
+    assert [attempt.number for attempt in play.j.attempts] == [0, 1]
+    play.checkpoint(1, 10)
+    assert play.closed[0].outcome == "recovered"
+
+
+def test_a_job_that_reports_no_progress_is_proven_by_living_on():
+    """Without any word of its steps, `prove_s` without a new fault is the proof there is."""
+    play = plain()
+    play.job(state=S.FAILED, exit_code=1)
+    play.settle()
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.done(o.ReleaseJob)
+    play.job(state=S.RUNNING, nodes=NODES)
+    assert play.state is JobState.PROVING
+    play.fire("job:")
+    assert play.state is JobState.WATCHING
+    assert play.closed[0].outcome == "recovered"
+
+
+def test_the_same_end_told_twice_is_one():
+    """Views repeat; only a change of state or restart count is news."""
+    play = plain()
+    play.job(state=S.FAILED, exit_code=1)
+    play.job(state=S.FAILED, exit_code=1, reason="NonZeroExitCode")
+    play.settle()
+    assert len([x for x in play.all if isinstance(x, o.RequeueHeld)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({"state": S.COMPLETED, "exit_code": 0}, JobState.COMPLETED),
+        ({"state": S.TIMEOUT}, JobState.COMPLETED),
+        ({"state": S.CANCELLED}, JobState.CANCELLED),
+        ({"state": S.FAILED, "exit_code": 86}, JobState.GIVEN_UP),
+    ],
+)
+def test_ends_that_are_no_failures(fields, state):
+    """Completion, a time limit, a cancel, and the code that forbids a requeue: nothing is ordered."""
+    play = plain()
+    orders = play.job(**fields)
+    assert kinds(orders) == []
+    assert play.state is state
+    assert play.engine.open_incidents() == []
+
+
+def test_exit_code_85_restarts_the_job():
+    """A job that saved and stopped because it was asked to is started again; nothing is wrong with it."""
+    play = plain()
+    play.job(state=S.FAILED, exit_code=85)
+    assert kinds(play.settle()) == ["RequeueHeld"]
+    assert play.incident.diagnosis.cause == "exit.restart_me"
+
+
+def test_exit_code_85_is_honoured_when_the_script_hides_it(play):
+    """The launcher left with 85, the batch script ended with 0."""
+    play.do(e.LauncherLapsed, job=KEY, left=True, exit_code=85)
+    play.job(state=S.COMPLETED, exit_code=0)
+    assert kinds(play.settle()) == ["RequeueHeld"]
+
+
+def test_a_launcher_that_leaves_with_86_ends_it(play):
+    """Never requeued: the scheduler is told so, too."""
+    orders = play.do(e.LauncherLapsed, job=KEY, left=True, exit_code=86)
+    assert kinds(orders) == ["GiveUp"]
+    assert not play.open(o.GiveUp).cancel
+    assert play.state is JobState.GIVEN_UP
+
+
+def test_a_job_nobody_asked_to_recover_is_only_watched():
+    """`recovery` is None: the failure is told, nothing is ordered."""
+    play = Play().nodes()
+    play.job(recovery=None)
+    assert kinds(play.job(state=S.FAILED, exit_code=1)) == []
+    assert play.state is JobState.GIVEN_UP
+
+
+def test_policy_may_recover_everybody():
+    """`enabled_by_default`."""
+    play = Play(enabled_by_default=True).nodes()
+    play.job(recovery=None)
+    play.job(state=S.FAILED, exit_code=1)
+    assert kinds(play.settle()) == ["RequeueHeld"]
+
+
+def test_an_owner_may_refuse_recovery():
+    """`enabled = false` in the job's own words goes before the policy."""
+    play = Play(enabled_by_default=True).nodes()
+    play.job(recovery=RecoverySpec(enabled=False))
+    assert kinds(play.job(state=S.FAILED, exit_code=1)) == []
+
+
+def test_a_node_failure_seen_by_the_scheduler_requeues():
+    """NODE_FAIL is a platform trouble: another node may serve."""
+    play = plain()
+    play.job(state=S.NODE_FAIL)
+    assert kinds(play.settle()) == ["RequeueHeld"]
+    assert play.incident.diagnosis.cause == "scheduler.node_fail"
+
+
+def test_a_requeue_by_the_scheduler_before_ours_needs_no_second_one(play):
+    """Ours is under way when the count grows: its own count tells the executor that only the hold is missing."""
+    play.xid("n2")
+    orders = play.job(state=S.PENDING, restart_count=1, nodes=())
+    assert kinds(orders) == []
+    assert play.state is JobState.STOPPING
+    assert play.open(o.RequeueHeld).restart_count == 0
+    play.done(o.RequeueHeld)
+    assert play.j.in_queue
+    assert len([x for x in play.all if isinstance(x, o.RequeueHeld)]) == 1
+
+
+def test_a_requeue_while_a_restart_in_place_was_under_way_is_adopted(play):
+    """Launcher and scheduler disagree: the scheduler has it queued, so that is where it is."""
+    play.crash()
+    orders = play.job(state=S.PENDING, restart_count=1, nodes=())
+    assert kinds(orders) == []
+    assert play.state is JobState.RELEASED
+    assert play.j.authority is Authority.CONTROLLER
+    play.job(state=S.RUNNING, nodes=NODES)
+    assert play.state is JobState.RESTARTING
+    play.attach(restart_count=1)
+    play.start(1, restart_count=1)
+    play.checkpoint(1, 200)
+    assert play.closed[0].outcome == "recovered"
+    assert not [x for x in play.all if isinstance(x, o.RequeueHeld)]
+
+
+def test_a_requeue_by_a_person_without_trouble_is_no_incident(play):
+    """Somebody else's business; the job is watched on."""
+    play.job(state=S.PENDING, restart_count=1, nodes=())
+    assert play.state is JobState.WATCHING
+    assert play.engine.open_incidents() == []
+
+
+def test_a_cancel_ends_its_recovery_at_once(play):
+    """The user's word wins: pending orders are withdrawn, the incident closes as cancelled."""
+    play.xid("n2")
+    play.done(o.QuarantineNode)
+    play.job(state=S.CANCELLED, nodes=())
+    assert play.state is JobState.CANCELLED
+    assert play.opened(o.RequeueHeld) == []
+    assert play.n("n2").incident
+    play.done(o.ReplaceNode)
+    play.node("n2", instance_id="x", boot_id="x")
+    play.do(e.NodeValidated, node="n2", passed=True)
+    play.done(o.ReturnNode)
+    assert play.closed[0].outcome == "cancelled"
+
+
+def test_completion_during_recovery_is_recovery(inside):
+    """It ran to its end before the checkpoint that would have proven it."""
+    inside.crash()
+    inside.restart_in_place()
+    inside.ended(1, exit_code=0, signal=None, stopped=False)
+    assert inside.state is JobState.COMPLETED
+    assert inside.closed[0].outcome == "recovered"
+
+
+def test_a_person_who_releases_the_held_job_is_followed(play):
+    """scontrol release by hand: our own exclusion comes too late, and that is all right."""
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    assert play.state is JobState.HELD
+    play.job(state=S.PENDING)
+    assert play.state is JobState.RELEASED
+    assert play.opened(o.SetExcluded) == []
+
+
+def test_a_person_who_holds_the_released_job_is_respected(play):
+    """Their hold is waited out, however long."""
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    play.job(state=S.PENDING)
+    play.job(state=S.HELD)
+    assert play.state is JobState.HELD
+    assert play.j.held_by == "a person"
+    assert play.opened(o.ReleaseJob) == []
+    play.job(state=S.PENDING)
+    assert play.state is JobState.RELEASED
+
+
+def test_a_late_held_view_after_release_is_not_a_persons_hold(play):
+    """The view was taken before the release took effect."""
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.settle()
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert play.state is JobState.RELEASED
+    assert play.j.held_by == ""
+
+
+def test_a_job_seen_running_before_the_release_was_confirmed(play):
+    """Words arrive in any order: the scheduler runs it, then the order's outcome comes."""
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    order = play.open(o.ReleaseJob).id
+    play.job(state=S.RUNNING, nodes=("n1", "n3"))
+    assert play.state is JobState.RESTARTING
+    play.do(e.OrderDone, order=order)
+    assert play.state is JobState.RESTARTING
+
+
+def test_the_launchers_word_may_come_before_the_schedulers(play):
+    """LauncherAttached and AttemptStarted of the new run before JobObserved(running)."""
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    play.attach(restart_count=1, nodes=("n1", "n3", "n4"))
+    assert play.state is JobState.RESTARTING
+    play.start(1, restart_count=1, nodes=("n1", "n3", "n4"))
+    assert play.state is JobState.PROVING
+
+
+def test_a_vanished_job_is_forgotten(play):
+    """Nothing of it stays in memory."""
+    play.do(e.JobVanished, job=KEY)
+    assert play.engine.state.jobs == {}
+    assert play.engine.index.jobs_on == {}
+
+
+def test_a_job_that_vanishes_during_recovery_closes_its_incident(inside):
+    """The scheduler has forgotten it: nothing is left to wait for."""
+    inside.crash()
+    inside.do(e.JobVanished, job=KEY)
+    assert inside.closed[0].outcome == "cancelled"
+    assert inside.engine.state.timers == {}
+
+
+def test_somebody_requeues_a_job_that_was_given_up():
+    """A fresh start: watched again, with full budgets."""
+    play = Play(limits=Limits(max_requeues=0)).plain()
+    play.job(state=S.FAILED, exit_code=1)
+    play.settle()
+    assert play.state is JobState.GIVEN_UP
+    play.job(state=S.PENDING, restart_count=1)
+    assert play.state is JobState.WATCHING
+    assert play.j.requeues == 0
+
+
+def test_first_seen_after_its_end_is_history():
+    """A job that had failed before we looked is not ours to recover."""
+    play = Play().nodes()
+    assert kinds(play.job(state=S.FAILED, exit_code=1)) == []
+    assert play.state is JobState.GIVEN_UP
+
+
+def test_start_that_never_comes_is_a_fault(play):
+    """Released and run by the scheduler, but no process within `start_s`: requeued again, then given up."""
+    play.xid("n2")
+    play.through_queue()
+    play.crash(attempt=1)
+    play.ended(1)
+    play.settle()
+    play.fire("job:")
+    assert play.state is JobState.STOPPING
+    assert play.j.authority is Authority.CONTROLLER
+    assert len(play.opened(o.RequeueHeld)) == 1
+
+
+def test_waiting_for_nodes_is_told_again_and_again(play):
+    """`nodes_s` after the release people hear of it; the job waits on."""
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    play.fire("job:")
+    assert play.state is JobState.WAITING_FOR_NODES
+    play.fire("job:")
+    assert sum("waits for nodes" in title for title in play.notices()) == 2
+
+
+def test_marks_of_a_requeue(play):
+    """All phases are stamped, in order."""
+    incident_at = play.now
+    play.xid("n2")
+    play.done(o.QuarantineNode)
+    play.through_queue()
+    play.first_step(1, 101, resumed_from=100)
+    play.checkpoint(1, 200)
+    marks = play.incident.marks
+    wanted = [Mark.FAULT, Mark.DETECTED, Mark.ISOLATED, Mark.STOPPED, Mark.REQUEUED, Mark.RELEASED, Mark.STARTED, Mark.FIRST_STEP, Mark.PROVEN]  # fmt: skip
+    assert [mark for mark in wanted if mark not in marks] == []
+    times = [marks[mark] for mark in wanted]
+    assert times == sorted(times)
+    assert times[0] >= incident_at
+
+
+def test_budgets_of_the_job_go_before_the_policys():
+    """`max_requeues` in the job's own words."""
+    play = Play(Policy(limits=Limits(max_requeues=5))).nodes()
+    play.job(recovery=RecoverySpec(max_requeues=0))
+    play.job(state=S.FAILED, exit_code=1)
+    play.settle()
+    assert play.state is JobState.GIVEN_UP

@@ -1,0 +1,315 @@
+"""Events that are late, repeated, out of order, or about something that is over: nothing acts twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.decide.engine import Engine
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import SchedulerState
+from holdfast.model.evidence import Domain, EvidenceKind, Role
+from holdfast.model.records import Authority, JobState, NodeState
+from tests.decide.play import KEY, NODES, Play, kinds
+
+S = SchedulerState
+
+
+def test_the_same_finding_reported_twice_is_one(inside):
+    """A finding's id decides: launcher and agent may both report it."""
+    inside.crash(id="same")
+    inside.crash(id="same")
+    assert len(inside.incident.findings) == 1
+    assert len(inside.opened(o.StopAttempt)) == 1
+
+
+def test_the_same_finding_after_its_incident_closed_is_dropped(inside):
+    """A report that was held up somewhere for minutes starts nothing."""
+    inside.crash(id="same")
+    inside.restart_in_place()
+    inside.checkpoint(1, 200)
+    assert inside.engine.open_incidents() == []
+    assert kinds(inside.crash(attempt=1, id="same")) == []
+    assert inside.engine.open_incidents() == []
+
+
+def test_64_ranks_reporting_the_same_are_one_incident_and_one_stop(inside):
+    """Fan-out inside an attempt: one incident, one order, one restart charged."""
+    for rank in range(64):
+        inside.crash(rank=rank, node=f"n{rank // 16 + 1}")
+    assert len(inside.opened(o.StopAttempt)) == 1
+    inside.restart_in_place()
+    assert inside.j.in_place == 1
+    assert sum(inside.j.spent[name] for name in inside.j.spent if not name.startswith("node:")) == 1
+
+
+def test_a_finding_of_the_old_attempt_refines_the_old_incident(inside):
+    """Late evidence of attempt 0 joins the incident that ended it; attempt 1 runs on undisturbed."""
+    inside.crash(fingerprint="segv:1")
+    inside.restart_in_place()
+    incident = inside.incident
+    orders = inside.finding(
+        "python.exception", job=KEY, attempt=0, rank=5, node="n3", domain=Domain.APPLICATION, source="launcher:7"
+    )
+    assert kinds(orders) == []
+    assert inside.state is JobState.PROVING
+    assert inside.incident is incident
+    assert [finding.rule for finding in incident.findings] == ["exit.signal.11", "python.exception"]
+
+
+def test_a_finding_of_the_old_attempt_after_proof_changes_nothing(inside):
+    """The incident is closed, so a straggling line of attempt 0 is dropped."""
+    inside.crash()
+    inside.restart_in_place()
+    inside.checkpoint(1, 200)
+    assert kinds(inside.crash(attempt=0, rank=6)) == []
+    assert inside.state is JobState.WATCHING
+    assert inside.engine.open_incidents() == []
+
+
+def test_a_finding_without_attempt_is_placed_by_its_time(inside):
+    """A line older than the new attempt's start belongs to the attempt before."""
+    inside.crash()
+    before = inside.now
+    inside.restart_in_place()
+    orders = inside.finding("exit.code.1", job=KEY, rank=3, seen_at=before - 5.0, source="launcher:7")
+    assert kinds(orders) == []
+    assert inside.state is JobState.PROVING
+
+
+def test_a_finding_that_overtakes_the_start_of_its_attempt_waits_for_it(inside):
+    """Evidence about an attempt nobody has heard of yet starts nothing, and is not lost."""
+    orders = inside.crash(attempt=1)
+    assert kinds(orders) == []
+    assert inside.state is JobState.WATCHING
+
+
+def test_attempt_ended_twice_acts_once(inside):
+    """The launcher's word repeated after a reconnect changes nothing."""
+    inside.crash()
+    inside.ended(0)
+    inside.settle()
+    assert kinds(inside.ended(0)) == []
+    assert len([x for x in inside.all if isinstance(x, o.RestartInPlace)]) == 1
+
+
+def test_the_end_of_an_older_attempt_does_not_stop_the_newer(inside):
+    """AttemptEnded(0) after AttemptStarted(1) only completes the record."""
+    inside.crash()
+    inside.restart_in_place()
+    assert kinds(inside.ended(0, exit_code=1, stopped=False)) == []
+    assert inside.state is JobState.PROVING
+
+
+def test_attempt_started_twice_is_one_attempt(inside):
+    """Numbers decide."""
+    inside.crash()
+    inside.restart_in_place()
+    inside.start(1, in_place=1)
+    assert [attempt.number for attempt in inside.j.attempts] == [0, 1]
+
+
+def test_an_order_done_that_nobody_gave_is_ignored(play):
+    """Ids of another engine, of a settled order, of nothing at all."""
+    before = play.engine.snapshot()
+    for name in ("a1.1", "c999.1", ""):
+        assert kinds(play.do(e.OrderDone, order=name)) == []
+        assert kinds(play.do(e.OrderFailed, order=name, why="x")) == []
+    assert len(before) == len(play.engine.snapshot()) or play.state is JobState.WATCHING
+
+
+def test_order_done_twice_acts_once(play):
+    """The executor may say it again after a restart."""
+    play.xid()
+    order = play.open(o.RequeueHeld).id
+    play.do(e.OrderDone, order=order)
+    count = len(play.all)
+    assert kinds(play.do(e.OrderDone, order=order)) == []
+    assert [type(x) for x in play.all[count:]] == []
+
+
+def test_a_checkpoint_of_the_old_attempt_proves_nothing(inside):
+    """A write that was in flight when attempt 0 ended is no proof of attempt 1."""
+    inside.crash()
+    inside.restart_in_place()
+    inside.first_step(1, 101, resumed_from=100)
+    inside.checkpoint(0, 150)
+    assert inside.state is JobState.PROVING
+    inside.checkpoint(1, 160)
+    assert inside.state is JobState.WATCHING
+
+
+def test_a_staged_checkpoint_proves_nothing(inside):
+    """'Finished staging' is not a durable checkpoint."""
+    inside.crash()
+    inside.restart_in_place()
+    inside.checkpoint(1, 160, durable=False)
+    assert inside.state is JobState.PROVING
+
+
+def test_a_checkpoint_not_beyond_the_one_resumed_from_proves_nothing(inside):
+    """Saving the very step it loaded is no progress."""
+    inside.crash()
+    inside.restart_in_place()
+    inside.first_step(1, 101, resumed_from=100)
+    inside.checkpoint(1, 100)
+    assert inside.state is JobState.PROVING
+
+
+def test_events_before_the_snapshot_are_not_handled_again(play):
+    """A replay of what the snapshot already contains leads to nothing."""
+    play.xid()
+    again = Engine.restore(play.engine.snapshot(), play.policies)
+    assert [again.handle(event) for event in play.events] == [[] for _ in play.events]
+    assert again.snapshot() == play.engine.snapshot()
+    assert again.touched().jobs == []
+
+
+def test_an_old_view_of_the_job_is_ignored(play):
+    """A snapshot with a smaller restart count was taken before."""
+    play.xid()
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.job(state=S.RUNNING, restart_count=0, nodes=NODES)
+    assert play.j.view.state is S.HELD
+
+
+def test_a_launcher_of_an_older_run_gets_no_authority(play):
+    """Its attach message was on its way when the job was requeued."""
+    play.xid()
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.attach(restart_count=0)
+    assert play.j.authority is Authority.CONTROLLER
+
+
+def test_a_launcher_that_reattaches_during_our_requeue_gets_no_authority(play):
+    """The controller has taken over; the launcher will be ended."""
+    play.xid()
+    play.do(e.LauncherLapsed, job=KEY)
+    play.attach()
+    assert play.j.authority is Authority.CONTROLLER
+    assert play.state is JobState.STOPPING
+
+
+def test_old_evidence_about_a_returned_node_is_stale(play):
+    """A kernel line from before the replacement, delivered after it, must not fence the new machine."""
+    when = play.now
+    play.xid("n2")
+    play.done(o.QuarantineNode)
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.done(o.ReplaceNode)
+    play.node("n2", instance_id="new", boot_id="new")
+    play.do(e.NodeValidated, node="n2", passed=True)
+    play.done(o.ReturnNode)
+    assert play.ns("n2") is NodeState.HEALTHY
+    assert kinds(play.xid("n2", seen_at=when)) == []
+    assert play.ns("n2") is NodeState.HEALTHY
+    assert kinds(play.xid("n2")) == ["QuarantineNode"]
+
+
+def test_validation_of_a_former_machine_is_ignored(play):
+    """The word is about a machine that is gone."""
+    play.xid("n2")
+    play.done(o.QuarantineNode)
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.done(o.ReplaceNode)
+    play.node("n2", instance_id="new", boot_id="new")
+    play.do(e.NodeValidated, node="n2", passed=True, instance_id="machine-n2")
+    assert play.ns("n2") is NodeState.VALIDATING
+
+
+def test_a_timer_that_was_replaced_does_not_fire_early(play):
+    """The firing of the old timer was on its way: the rest is waited for, and nothing else happens."""
+    play.xid()
+    name = next(timer for timer in play.engine.state.timers if timer.startswith("job:"))
+    orders = play.do(e.TimerFired, timer=name)
+    assert [type(order) for order in orders] == [o.StartTimer]
+    assert orders[0].after_s == pytest.approx(60.0, abs=1.0)
+    assert kinds(play.fire("job:")) == ["RequeueHeld"]
+
+
+def test_a_timer_nobody_knows_is_ignored(play):
+    """Cancelled in the meantime."""
+    assert play.do(e.TimerFired, timer="job:c/7#1") == []
+    assert play.do(e.TimerFired, timer="nonsense") == []
+
+
+def test_escalation_of_an_older_attempt_is_ignored(play):
+    """The launcher's hand-over was on its way when a new attempt started."""
+    play.crash()
+    play.restart_in_place()
+    assert kinds(play.do(e.Escalated, job=KEY, attempt=0, why="old")) == []
+    assert play.state is JobState.PROVING
+
+
+def test_escalation_during_a_requeue_only_adds_what_it_knows(play):
+    """No second requeue; the nodes it names are excluded as well."""
+    play.xid("n2")
+    assert kinds(play.do(e.Escalated, job=KEY, attempt=0, exclude_nodes=("n4",), why="no rung")) == []
+    assert play.j.excluded == ("n2", "n4")
+
+
+@pytest.mark.parametrize("role", [Role.BENIGN, Role.PROGRESS, Role.CHECKPOINT])
+def test_lines_that_mean_no_harm_change_nothing(play, role):
+    """Look-alikes."""
+    before = len(play.all)
+    play.finding("spurious", job=KEY, attempt=0, role=role)
+    assert play.all[before:] == []
+    assert play.engine.open_incidents() == []
+
+
+def test_a_log_line_alone_moves_nothing(play):
+    """A rank may print anything. The line is kept, and joins when something happens that it explains."""
+    orders = play.finding(
+        "python.exception",
+        job=KEY,
+        attempt=0,
+        rank=5,
+        node="n3",
+        domain=Domain.APPLICATION,
+        kind=EvidenceKind.LOG,
+        source="launcher:7",
+    )
+    assert kinds(orders) == []
+    assert play.engine.open_incidents() == []
+    play.crash()
+    assert [finding.rule for finding in play.incident.findings] == ["exit.signal.11", "python.exception"]
+
+
+def test_a_hardware_line_in_a_ranks_output_alone_moves_nothing(play):
+    """Only the kernel log speaks for the node by itself."""
+    orders = play.finding(
+        "cuda.ecc", job=KEY, attempt=0, rank=5, node="n3", domain=Domain.HARDWARE, kind=EvidenceKind.LOG
+    )
+    assert kinds(orders) == []
+    assert play.ns("n3") is NodeState.HEALTHY
+
+
+def test_context_is_forgotten_after_a_while(play):
+    """A warning of yesterday explains nothing today."""
+    play.finding("nccl.ib.port", job=KEY, attempt=0, role=Role.CONTEXT, kind=EvidenceKind.LOG)
+    play.now += 7200.0
+    play.crash()
+    assert [finding.rule for finding in play.incident.findings] == ["exit.signal.11"]
+
+
+def test_events_about_unknown_jobs_and_nodes_are_ignored():
+    """Nothing to do, and no error."""
+    bare = Play()
+    bare.ended(0)
+    bare.first_step(0, 1)
+    bare.checkpoint(0, 1)
+    bare.step(0, 1)
+    bare.do(e.StacksCaptured, job=KEY, attempt=0)
+    bare.do(e.Escalated, job=KEY, attempt=0)
+    bare.do(e.LauncherLapsed, job=KEY)
+    bare.do(e.JobVanished, job=KEY)
+    bare.do(e.NodeVanished, node="n1")
+    bare.do(e.NodeSilent, node="n1", for_s=1.0)
+    bare.do(e.NodeHeard, node="n1")
+    bare.do(e.NodeValidated, node="n1", passed=True)
+    bare.do(e.FindingCleared, node="n1", rule="x")
+    assert [order for order in bare.all if not isinstance(order, o.Notify)] == []

@@ -1,0 +1,358 @@
+"""Nodes: suspicion, ownership, silence, loss, machines that are swapped."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import SchedulerState
+from holdfast.model.evidence import Domain, EvidenceKind, Remedy
+from holdfast.model.policy import Waits
+from holdfast.model.records import JobState, Mark, NodeState
+from tests.decide.play import KEY, NODES, Play, kinds
+
+S = SchedulerState
+
+
+@pytest.fixture
+def idle():
+    """Four nodes, no job."""
+    return Play().nodes()
+
+
+def drained(play: Play, name: str = "n2", **fields) -> Play:
+    """Quarantined and drained by us."""
+    play.xid(name, **fields)
+    play.done(o.QuarantineNode)
+    return play
+
+
+# --- ownership --------------------------------------------------------------------------------------------------------
+
+
+def test_an_admins_drain_is_never_touched(idle):
+    """The node takes no work already; it is suspect, and left to whoever drained it."""
+    idle.node("n2", drained=True, drain_reason="mei: memory test")
+    assert kinds(idle.xid("n2")) == []
+    assert idle.ns() is NodeState.SUSPECT
+    assert idle.closed[0].outcome == "observed"
+    assert Mark.ISOLATED in idle.closed[0].marks
+
+
+def test_an_admin_who_resumes_our_drain_ends_our_order(idle):
+    """Their word wins: open orders are withdrawn, the node is healthy, the incident is settled."""
+    drained(idle)
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    assert idle.opened(o.ReplaceNode)
+    idle.node("n2", drained=False, drain_reason="")
+    assert idle.ns() is NodeState.HEALTHY
+    assert idle.opened(o.ReplaceNode) == []
+    assert idle.engine.open_incidents() == []
+
+
+def test_a_view_from_before_the_drain_is_not_an_admins_word(idle):
+    """Only a change from drained to not drained is."""
+    drained(idle)
+    idle.node("n2", gpus=8)
+    assert idle.ns() is NodeState.REPAIRING
+
+
+def test_an_admin_who_takes_over_our_drain_keeps_the_node(idle):
+    """Another reason in place of ours: it is theirs from now on, and never returned by us."""
+    drained(idle)
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    idle.node("n2", drained=True, drain_reason="mei: I look at it")
+    assert idle.ns() is NodeState.HEALTHY
+    assert not idle.n().drained_by_us
+    assert idle.opened(o.ReplaceNode) == []
+    assert idle.opened(o.ReturnNode) == []
+
+
+def test_our_old_drain_found_at_start_is_checked_and_lifted():
+    """A drain of ours that nobody remembers would stay for ever."""
+    play = Play()
+    orders = play.node("n1", drained=True, drain_reason="[holdfast] Xid 74")
+    assert kinds(orders) == ["ValidateNode"]
+    assert kinds(play.do(e.NodeValidated, node="n1", passed=True)) == ["ReturnNode"]
+    play.done(o.ReturnNode)
+    assert play.ns("n1") is NodeState.HEALTHY
+
+
+def test_an_admins_drain_found_at_start_is_left_alone():
+    """Not ours."""
+    play = Play()
+    assert kinds(play.node("n1", drained=True, drain_reason="broken fan")) == []
+    assert play.ns("n1") is NodeState.HEALTHY
+
+
+def test_return_refused_because_it_is_not_our_drain(idle):
+    """The adapter finds that somebody else drained it meanwhile: left to them."""
+    drained(idle)
+    idle.done(o.ReplaceNode)
+    idle.node("n2", instance_id="x", boot_id="x")
+    idle.do(e.NodeValidated, node="n2", passed=True)
+    idle.fail(o.ReturnNode, "drained by someone else")
+    assert idle.ns() is NodeState.HEALTHY
+    assert idle.engine.open_incidents() == []
+
+
+# --- machines that are swapped ----------------------------------------------------------------------------------------
+
+
+def test_a_swapped_machine_clears_a_stale_reason(idle):
+    """The drained machine was replaced by somebody else: the new one is checked and returned."""
+    idle.plain()
+    drained(idle)
+    assert idle.ns() is NodeState.DRAINING
+    orders = idle.node("n2", instance_id="other", boot_id="other")
+    assert kinds(orders) == ["ValidateNode"]
+    assert idle.n().offences == []
+    idle.do(e.NodeValidated, node="n2", passed=True)
+    idle.done(o.ReturnNode)
+    assert idle.ns() is NodeState.HEALTHY
+
+
+def test_a_swapped_machine_is_not_suspect(idle):
+    """Suspicion was against the old one."""
+    idle.policies.site  # noqa: B018
+    idle.say(e.Command.SET_MODE, value="advise", group="gpu")
+    idle.xid("n2")
+    assert idle.ns() is NodeState.SUSPECT
+    idle.node("n2", instance_id="other", boot_id="other")
+    assert idle.ns() is NodeState.HEALTHY
+    assert idle.engine.proposed_orders() == []
+
+
+def test_a_machine_swapped_during_its_checks_is_checked_anew(idle):
+    """The order names the machine it is for."""
+    drained(idle)
+    idle.done(o.ReplaceNode)
+    idle.node("n2", instance_id="x", boot_id="x")
+    assert idle.open(o.ValidateNode).instance_id == "x"
+    idle.node("n2", instance_id="y", boot_id="y")
+    assert idle.open(o.ValidateNode).instance_id == "y"
+
+
+def test_a_swapped_retired_node_comes_back_by_the_checks(idle):
+    """A person put another machine in its place."""
+    drained(idle)
+    idle.fail(o.ReplaceNode, "no capacity")
+    assert idle.ns() is NodeState.RETIRED
+    assert kinds(idle.node("n2", instance_id="x", boot_id="x")) == ["ValidateNode"]
+
+
+def test_outcomes_of_orders_about_a_former_machine_change_nothing(idle):
+    """The fence was for the old machine."""
+    idle.xid("n2")
+    order = idle.open(o.QuarantineNode).id
+    idle.node("n2", instance_id="x", boot_id="x")
+    idle.do(e.OrderDone, order=order)
+    assert idle.ns() is NodeState.HEALTHY
+
+
+# --- silence and loss -------------------------------------------------------------------------------------------------
+
+
+def test_silence_is_unknown_never_gone(play):
+    """Nothing is ordered; the state is back as it was when the node is heard."""
+    assert kinds(play.do(e.NodeSilent, node="n2", for_s=30.0)) == []
+    assert play.ns() is NodeState.UNKNOWN
+    play.do(e.NodeHeard, node="n2")
+    assert play.ns() is NodeState.HEALTHY
+
+
+def test_long_silence_with_a_living_launcher_only_tells(play):
+    """The agent may have died; the job's launcher is attached, so the node runs."""
+    play.do(e.NodeSilent, node="n2", for_s=30.0)
+    assert kinds(play.fire("silent:")) == []
+    assert "n2 is silent" in play.notices()
+    assert play.state is JobState.WATCHING
+
+
+def test_long_silence_and_an_ended_lease_are_a_loss(play):
+    """Neither agent nor launcher, and the lease has run out: restarted elsewhere."""
+    play.do(e.NodeSilent, node="n2", for_s=30.0)
+    play.do(e.LauncherLapsed, job=KEY)
+    assert kinds(play.fire("silent:")) == ["QuarantineNode", "RequeueHeld"]
+    assert play.n().gone
+    assert play.incident.findings[0].rule == "node.lost"
+
+
+def test_a_blind_watcher_declares_nobody_dead(play):
+    """While the scheduler cannot be read, silence is not judged; afterwards it is."""
+    play.do(e.NodeSilent, node="n2", for_s=30.0)
+    play.do(e.LauncherLapsed, job=KEY)
+    play.do(e.WatchBlind, blind=True, why="slurmctld does not answer")
+    assert "The scheduler cannot be read" in play.notices()
+    assert kinds(play.fire("silent:")) == []
+    assert kinds(play.fire("lapse:")) == []
+    play.do(e.WatchBlind, blind=False)
+    assert kinds(play.fire("silent:")) == ["QuarantineNode", "RequeueHeld"]
+
+
+def test_node_gone_is_evidence(play):
+    """Connection reset, the scheduler's or the provider's word: quarantine and requeue elsewhere."""
+    orders = play.do(e.NodeGone, node="n2", evidence="connection reset", source="agent:n1")
+    assert kinds(orders) == ["QuarantineNode", "RequeueHeld"]
+    assert play.j.excluded == ("n2",)
+
+
+def test_a_node_lost_twice_is_one_loss(play):
+    """The launcher's follower, the scheduler and the provider all say so."""
+    play.do(e.NodeGone, node="n2", evidence="connection reset")
+    assert kinds(play.do(e.NodeGone, node="n2", evidence="provider")) == []
+    assert kinds(play.node("n2", alive=False)) == []
+    assert len(play.engine.open_incidents()) == 1
+
+
+def test_the_schedulers_word_of_a_dead_node_is_evidence(play):
+    """alive=False in a view."""
+    assert kinds(play.node("n2", alive=False, state_text="DOWN*")) == ["QuarantineNode", "RequeueHeld"]
+
+
+def test_a_node_dead_when_first_seen_is_history():
+    """It was down before we looked."""
+    play = Play()
+    assert kinds(play.node("n1", alive=False)) == []
+    assert play.n("n1").gone
+
+
+def test_a_lost_node_is_repaired_without_waiting_for_its_jobs(play):
+    """Nobody runs on a node that does not run: reboot at once, no GPU reset."""
+    play.do(e.NodeGone, node="n2", evidence="connection reset")
+    assert kinds(play.done(o.QuarantineNode)) == ["RebootNode"]
+    assert play.ns() is NodeState.REPAIRING
+
+
+def test_silence_during_repair_does_not_lose_its_place(play):
+    """A rebooting node is silent; its repair goes on under the unknown."""
+    play.do(e.NodeGone, node="n2", evidence="connection reset")
+    play.done(o.QuarantineNode)
+    play.do(e.NodeSilent, node="n2", for_s=30.0)
+    assert play.ns() is NodeState.UNKNOWN
+    assert play.n().before_unknown is NodeState.REPAIRING
+    play.do(e.AgentAttached, node="n2", boot_id="b2")
+    assert play.ns() is NodeState.REPAIRING
+    assert kinds(play.done(o.RebootNode)) == ["ValidateNode"]
+
+
+def test_a_reboot_during_its_quarantine_is_no_admins_word(play):
+    """Another boot id: whatever the drain shows now is the boot's doing."""
+    play.plain()
+    drained(play)
+    play.node("n2", drained=True, drain_reason="[holdfast] x")
+    play.node("n2", drained=False, drain_reason="", boot_id="b9")
+    assert play.ns() is NodeState.DRAINING
+
+
+# --- clearing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cleared_condition_clears_suspicion(idle):
+    """Waiting for approval when the fault goes away: healthy, and the proposal is withdrawn."""
+    idle.say(e.Command.SET_MODE, value="advise")
+    idle.xid("n2")
+    idle.do(e.FindingCleared, node="n2", rule="nvidia.xid.74")
+    assert idle.ns() is NodeState.HEALTHY
+    assert idle.engine.proposed_orders() == []
+    assert idle.engine.open_incidents() == []
+
+
+def test_clearing_one_rule_leaves_the_others(idle):
+    """A node-wide cancel would kill a fresh quarantine."""
+    idle.plain()
+    drained(idle)
+    idle.finding("check.disk", node="n2", domain=Domain.HARDWARE, remedy=Remedy.QUARANTINE, kind=EvidenceKind.CHECK)
+    idle.do(e.FindingCleared, node="n2", rule="check.disk")
+    assert idle.ns() is NodeState.DRAINING
+    assert idle.n().findings == ["nvidia.xid.74"]
+
+
+def test_a_node_does_not_stay_cordoned_after_its_fault_is_gone(idle):
+    """Cleared while draining: no repair, only the checks, then back."""
+    idle.plain(recovery=None)
+    idle.finding("check.disk", node="n2", domain=Domain.HARDWARE, remedy=Remedy.QUARANTINE, kind=EvidenceKind.CHECK)
+    idle.done(o.QuarantineNode)
+    idle.do(e.FindingCleared, node="n2", rule="check.disk")
+    assert idle.ns() is NodeState.DRAINING
+    orders = idle.job(state=S.COMPLETED, nodes=())
+    assert kinds(orders) == ["ValidateNode"]
+
+
+def test_a_hint_of_plain_quarantine_drains_and_lets_the_job_run(play):
+    """A failed check that asks for no more: running work goes on."""
+    orders = play.finding(
+        "check.disk", node="n2", domain=Domain.HARDWARE, remedy=Remedy.QUARANTINE, kind=EvidenceKind.CHECK
+    )
+    assert kinds(orders) == ["QuarantineNode"]
+    assert play.state is JobState.WATCHING
+
+
+def test_quarantine_that_fails_is_told(idle):
+    """The node may take new work although it is suspect: people must know."""
+    idle.xid("n2")
+    idle.fail(o.QuarantineNode, "no permission")
+    assert idle.ns() is NodeState.SUSPECT
+    assert "n2 could not be quarantined" in idle.notices()
+
+
+def test_quarantine_that_fails_for_now_is_tried_again(idle):
+    """The same order, the same id, after a while."""
+    idle.xid("n2")
+    order = idle.open(o.QuarantineNode)
+    idle.fail(o.QuarantineNode, "time-out", permanent=False)
+    assert idle.ns() is NodeState.QUARANTINED
+    assert idle.fire("order:") == [order]
+
+
+# --- other ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_leaves_the_cluster_settles_its_incident(idle):
+    """On Kubernetes a replaced node has another name: the old one vanishes."""
+    drained(idle)
+    idle.do(e.NodeVanished, node="n2")
+    assert "n2" not in idle.engine.state.nodes
+    assert idle.closed[0].marks[Mark.NODE_REPAIRED]
+
+
+def test_an_agent_may_speak_of_a_node_before_the_scheduler():
+    """Its finding is acted on all the same."""
+    play = Play()
+    play.do(e.AgentAttached, node="n9", boot_id="b", instance_id="m", drill_ok=True)
+    assert play.n("n9").drill_ok
+    assert kinds(play.xid("n9")) == ["QuarantineNode"]
+
+
+def test_a_nodes_incident_without_a_job_is_diagnosed(idle):
+    """What the node says is all there is."""
+    idle.xid("n2")
+    assert idle.incident.diagnosis.cause == "nvidia.xid.74"
+    assert idle.incident.diagnosis.nodes == ("n2",)
+
+
+def test_two_jobs_on_the_node_are_both_brought_away():
+    """One incident, two requeues."""
+    play = Play().plain()
+    other = KEY.__class__("c", "8")
+    play.job(other, nodes=("n2",))
+    orders = play.xid("n2")
+    assert kinds(orders) == ["QuarantineNode", "RequeueHeld", "RequeueHeld"]
+    assert len(play.incident.jobs) == 2
+
+
+def test_hardware_fault_of_a_node_the_job_is_not_on_leaves_the_job_alone():
+    """Only jobs on the node are concerned."""
+    play = Play().nodes(*NODES, "n9")
+    play.job()
+    assert kinds(play.xid("n9")) == ["QuarantineNode"]
+    assert play.state is JobState.WATCHING
+
+
+def test_a_quarantined_drain_that_takes_long_is_told():
+    """`drain_s`."""
+    play = Play(waits=Waits(drain_s=100.0)).plain(recovery=None)
+    drained(play)
+    play.fire("node:")
+    assert "n2 still does not drain" in play.notices()
