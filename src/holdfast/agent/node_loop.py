@@ -17,6 +17,7 @@ import structlog
 from msgspec import Struct
 
 from holdfast.agent.controller_link import ControllerLink
+from holdfast.agent.disk_space import LOOK_S, DiskSpace
 from holdfast.agent.kernel_log import KernelLog
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.validation import (
@@ -35,7 +36,7 @@ from holdfast.model.events import AgentAttached, FindingSeen, NodeValidated, Ord
 from holdfast.model.evidence import Finding, Role
 from holdfast.model.orders import AnyOrder, ValidateNode
 from holdfast.model.wire import Beat, kind_of
-from holdfast.ports import Clock
+from holdfast.ports import Clock, Probe
 
 RETRY_MAX_S = 1.0
 FIRST_FLUSH_S = 1.0
@@ -66,6 +67,7 @@ class NodeAgent:
         clock: the time.
         controller: the way to the controller, as far as it is known.
         checks: further checks of a validation, after the built-in ones.
+        probes: further probes, beside the one for disk space.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class NodeAgent:
         clock: Clock,
         controller: ControllerLink,
         checks: Sequence[Check] = (),
+        probes: Sequence[Probe] = (),
     ) -> None:
         self.settings = settings
         self.identity = identity
@@ -100,6 +103,10 @@ class NodeAgent:
             bookmark=settings.state_dir / "bookmark.json",
         )
         scratch = (settings.node_dir or settings.state_dir) / "tmp"
+        self._probes: list[Probe] = [
+            DiskSpace(scratch, node=identity.name, source=self.source, catalogue=matcher.catalogue, clock=clock),
+            *probes,
+        ]
         self._checks: list[Check] = [
             same_machine(identity, settings.node_dir),
             scratch_writable(scratch),
@@ -127,6 +134,8 @@ class NodeAgent:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.reporter.run())
                 tasks.create_task(self._beat())
+                for probe in self._probes:
+                    tasks.create_task(self._look(probe))
         finally:
             self.log.close()
             await self._controller.close()
@@ -137,6 +146,12 @@ class NodeAgent:
         if finding.role is Role.ROOT:
             self._roots.append(finding)
         self.reporter.report(FindingSeen(id=f"seen:{finding.id}", at=finding.at, source=self.source, finding=finding))
+
+    async def _look(self, probe: Probe) -> None:
+        while True:
+            for event in await probe.look():
+                self.reporter.report(event)
+            await self._clock.sleep(LOOK_S)
 
     def fresh_root(self) -> str:
         """Rule of the newest root finding that no reset has followed and that is not old; empty: none."""

@@ -112,6 +112,8 @@ def _begin(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Findin
     choice = remedies.choose(job, policy, guess, facts(turn, job, incident))
     if kind is Trouble.STRAGGLER and policy.straggler.exclude and choice.remedy is Remedy.NOTIFY:
         choice = remedies.Choice(Remedy.REQUEUE, "policy excludes stragglers at once")
+    if finding.remedy is Remedy.NOTIFY and kind is not Trouble.STRAGGLER and alive(job):
+        choice = remedies.Choice(Remedy.NOTIFY, "its rule says that people are told and the job goes on")
     if choice.remedy in {Remedy.NOTIFY, Remedy.NONE}:
         _only_tell(turn, job, incident, choice)
         return
