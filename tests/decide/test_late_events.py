@@ -202,6 +202,7 @@ def test_old_evidence_about_a_returned_node_is_stale(play):
     play.done(o.ReplaceNode)
     play.node("n2", instance_id="new", boot_id="new")
     play.do(e.NodeValidated, node="n2", passed=True)
+    play.now += 60.0
     play.done(o.ReturnNode)
     assert play.ns("n2") is NodeState.HEALTHY
     assert kinds(play.xid("n2", seen_at=when)) == []

@@ -10,6 +10,10 @@ from holdfast.model.policy import Brake
 from holdfast.model.records import BrakeRecord
 
 
+ROUNDING_S = 0.01
+"""Looked at this much after the window has moved on, so that rounding does not make it look a moment too early."""
+
+
 def limit(brake: Brake, record: BrakeRecord) -> int:
     """How many nodes of the group may be quarantined inside the window: the smaller of both limits, at least one."""
     share = int(record.nodes * brake.max_percent / 100.0)
@@ -58,7 +62,7 @@ def next_look(brake: Brake, record: BrakeRecord, now: float) -> float:
     """Seconds until it is worth trying again."""
     if not record.waiting or len(record.recent) < limit(brake, record) or not record.recent:
         return brake.calm_s
-    return max(brake.calm_s, record.recent[0] + brake.window_s - now)
+    return max(brake.calm_s, record.recent[0] + brake.window_s - now + ROUNDING_S)
 
 
 def reset(record: BrakeRecord) -> list[str]:

@@ -25,6 +25,7 @@ _IGNORED = frozenset({Role.BENIGN, Role.PROGRESS, Role.CHECKPOINT})
 _ACTS_FROM_LOGS = ("hang.", "straggler.", "loss.", "node.", "exit.")
 """Rules that are judgements of a detector, whatever their evidence is made of."""
 LATE_SLACK_S = 1.0
+"""Clocks differ: evidence counts as older than something only when it is older by more than this."""
 
 
 def seen(turn: Turn, event: e.FindingSeen) -> None:
@@ -245,7 +246,7 @@ def node_fault(turn: Turn, finding: Finding) -> None:
             _fault_in_allocation(turn, turn.state.jobs[slug], finding)
         return
     node = nodes.record_of(turn, name)
-    if finding.at and finding.at <= node.clean_at and not finding.rule.startswith("node.lost"):
+    if finding.at and finding.at < node.clean_at - LATE_SLACK_S and not finding.rule.startswith("node.lost"):
         turn.tell(node, f"{story.of_finding(finding)}: older than its return to service, so it is stale.")
         return
     jobs = _jobs_on(turn, finding)

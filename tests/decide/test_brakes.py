@@ -1,0 +1,186 @@
+"""The quarantine brake: its arithmetic, and that it stops new quarantines only."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.decide import brakes
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import SchedulerState
+from holdfast.model.policy import Brake
+from holdfast.model.records import BrakeRecord, JobState, NodeState
+from tests.decide.play import KEY, Play, kinds
+
+S = SchedulerState
+RULES = Brake(max_nodes=2, max_percent=100.0, window_s=3600.0, calm_s=600.0)
+
+
+def many(count: int = 10, rules: Brake = RULES, **fields) -> Play:
+    play = Play(brake=rules)
+    play.nodes(*[f"n{i}" for i in range(1, count + 1)], **fields)
+    return play
+
+
+@pytest.mark.parametrize(
+    ("nodes", "max_nodes", "percent", "limit"),
+    [(100, 4, 25.0, 4), (8, 4, 25.0, 2), (2, 4, 25.0, 1), (1, 4, 25.0, 1), (1000, 50, 1.0, 10), (10, 0, 50.0, 0), (10, 5, 0.0, 0)],
+)
+def test_the_smaller_limit_holds_and_one_is_always_allowed(nodes, max_nodes, percent, limit):
+    """Except where policy says zero."""
+    assert brakes.limit(Brake(max_nodes=max_nodes, max_percent=percent), BrakeRecord("g", nodes=nodes)) == limit
+
+
+def test_quarantines_leave_the_window():
+    """Two at t=0: nothing more before t=3600."""
+    record = BrakeRecord("g", nodes=10)
+    for _ in range(2):
+        assert brakes.allows(RULES, record, 0.0)
+        brakes.took(record, 0.0)
+    assert not brakes.allows(RULES, record, 3599.0)
+    assert brakes.allows(RULES, record, 3600.0)
+
+
+def test_the_third_node_is_held_back():
+    """Two are quarantined, the third stays suspect, people are told once."""
+    play = many()
+    assert kinds(play.xid("n1")) == ["QuarantineNode"]
+    assert kinds(play.xid("n2")) == ["QuarantineNode"]
+    assert kinds(play.xid("n3")) == []
+    assert kinds(play.xid("n4")) == []
+    assert play.ns("n3") is NodeState.SUSPECT
+    assert play.engine.state.brakes["gpu"].waiting == ["n3", "n4"]
+    assert play.notices().count("Quarantine brake tripped for gpu") == 1
+
+
+def test_a_tripped_brake_does_not_stop_repairs_returns_and_restarts():
+    """A breaker that also blocks recovery leaves healthy nodes cordoned."""
+    play = many(5)
+    play.job(nodes=("n3",))
+    play.xid("n1")
+    play.xid("n2")
+    orders = play.xid("n3")
+    assert kinds(orders) == ["RequeueHeld"]
+    assert play.j.excluded == ("n3",)
+    play.done(o.QuarantineNode, node="n1")
+    assert play.opened(o.ReplaceNode)
+    play.done(o.ReplaceNode)
+    play.node("n1", instance_id="x", boot_id="x")
+    play.do(e.NodeValidated, node="n1", passed=True)
+    play.done(o.ReturnNode)
+    assert play.ns("n1") is NodeState.HEALTHY
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    assert play.open(o.SetExcluded).nodes == ("n3",)
+    play.done(o.SetExcluded)
+    assert play.state is JobState.RELEASED
+
+
+def test_it_closes_by_itself_after_a_calm_spell():
+    """And those who waited are quarantined as far as the window allows."""
+    play = many()
+    for name in ("n1", "n2", "n3", "n4"):
+        play.xid(name)
+    play.now += 3600.0
+    assert kinds(play.fire("brake:")) == ["QuarantineNode", "QuarantineNode"]
+    assert (play.ns("n3"), play.ns("n4")) == (NodeState.QUARANTINED, NodeState.QUARANTINED)
+    assert play.engine.state.brakes["gpu"].tripped_at == 0.0
+
+
+def test_the_calm_spell_begins_anew_with_each_wish():
+    """The timer is replaced."""
+    play = many()
+    for name in ("n1", "n2", "n3"):
+        play.xid(name)
+    due = play.engine.state.timers["brake:gpu"].due_at
+    play.now += 100.0
+    play.xid("n4")
+    assert play.engine.state.timers["brake:gpu"].due_at >= due
+
+
+def test_it_stays_tripped_while_the_window_is_full():
+    """Calm, but the limit is used up: it is looked at again when the window allows."""
+    play = many(rules=Brake(max_nodes=1, max_percent=100.0, window_s=3600.0, calm_s=10.0))
+    play.xid("n1")
+    play.xid("n2")
+    waiting = play.engine.state.timers["brake:gpu"]
+    assert waiting.due_at == pytest.approx(play.now + 3600.0, abs=1.0)
+    assert kinds(play.fire("brake:")) == ["QuarantineNode"]
+
+
+def test_by_hand():
+    """RESET_BRAKE: the window starts anew, those who waited are tried again."""
+    play = many()
+    for name in ("n1", "n2", "n3", "n4", "n5"):
+        play.xid(name)
+    assert kinds(play.say(e.Command.RESET_BRAKE, group="gpu")) == ["QuarantineNode", "QuarantineNode"]
+    assert play.engine.state.brakes["gpu"].waiting == ["n5"]
+
+
+def test_a_brake_nobody_knows_is_refused():
+    """A typo is told."""
+    play = many(2)
+    play.say(e.Command.RESET_BRAKE, group="gpus")
+    assert "Refused: reset brake gpus" in play.notices()
+
+
+def test_a_node_whose_fault_is_gone_waits_no_longer():
+    """Cleared while held back: healthy; the last one to leave closes the brake."""
+    play = many()
+    for name in ("n1", "n2", "n3"):
+        play.xid(name)
+    play.do(e.FindingCleared, node="n3", rule="nvidia.xid.74")
+    assert play.ns("n3") is NodeState.HEALTHY
+    assert play.engine.state.brakes["gpu"].waiting == []
+    assert play.engine.state.brakes["gpu"].tripped_at == 0.0
+
+
+def test_groups_have_their_own_brakes():
+    """The other partition is not concerned."""
+    play = many(3)
+    play.nodes("c1", "c2", group="cpu")
+    for name in ("n1", "n2", "n3"):
+        play.xid(name)
+    assert kinds(play.xid("c1")) == ["QuarantineNode"]
+
+
+def test_one_switch_under_many_nodes_is_one_incident_not_many_drains():
+    """40 nodes lost behind one switch: one incident, as many quarantines as the brake allows, one alarm."""
+    play = Play(brake=Brake(max_nodes=4, max_percent=50.0))
+    play.nodes(*[f"n{i}" for i in range(40)], topology="row1/rack3/switch7")
+    for i in range(40):
+        play.do(e.NodeGone, node=f"n{i}", evidence="connection reset")
+    assert len(play.engine.open_incidents()) == 1
+    assert len(play.opened(o.QuarantineNode)) == 4
+    assert len(play.incident.nodes) == 40
+    assert play.notices().count("Quarantine brake tripped for gpu") == 1
+
+
+def test_observe_uses_up_no_brake():
+    """What is only recorded does not count."""
+    play = many()
+    play.say(e.Command.SET_MODE, value="observe")
+    for i in range(1, 6):
+        play.xid(f"n{i}")
+    assert play.engine.state.brakes["gpu"].recent == []
+
+
+def test_approval_asks_the_brake():
+    """A person approves the third quarantine of the hour: refused, with the reason."""
+    play = many()
+    play.xid("n1")
+    play.xid("n2")
+    play.say(e.Command.SET_MODE, value="advise")
+    play.xid("n3")
+    (record,) = play.engine.proposed_orders()
+    assert kinds(play.say(e.Command.APPROVE, order=record.order.id)) == []
+    assert any("brake" in x.text for x in play.all if isinstance(x, o.Notify))
+
+
+def test_a_persons_drain_asks_no_brake():
+    """Brakes are for the engine."""
+    play = many()
+    for i in range(1, 6):
+        assert kinds(play.say(e.Command.DRAIN, node=f"n{i}")) == ["QuarantineNode"]
+    assert KEY.id == "7"
