@@ -82,6 +82,7 @@ def test_lines_speak_for_scripts_without_telemetry():
         ("checkpoint_saved", 3, True)
     ]
     assert [(p.series, p.subject, p.value) for p in one.samples(3.0)] == [
+        ("checkpoint", "job:7(2)", 3.0),
         ("step", "job:7(2)", 3.0),
         ("loss", "job:7(2)", 2.5),
     ]

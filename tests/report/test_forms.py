@@ -11,7 +11,8 @@ from rich.console import Console
 from holdfast.model.cluster import JobKey, JobView
 from holdfast.model.evidence import Diagnosis, Domain
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
-from holdfast.report.gather import JobSeries, Point, ReportData
+from holdfast.ports import Sample
+from holdfast.report.gather import JobSeries, Point, ReportData, one_rank
 from holdfast.report.html import render_html
 from holdfast.report.json_form import render_json
 from holdfast.report.markdown import render_markdown
@@ -143,3 +144,11 @@ def test_offsets_show_a_dash_for_what_is_not_known() -> None:
         "2 min 05 s",
         "2 h 03 min",
     ]
+
+
+def test_a_plot_follows_one_rank() -> None:
+    """All ranks go through the same steps: the job's own series comes first, then the lowest rank's."""
+    of_ranks = [Sample("step", f"job:7(0)/rank:{rank}", NOW + rank, 3.0) for rank in (10, 2, 1)]
+    assert [s.subject for s in one_rank(of_ranks)] == ["job:7(0)/rank:1"]
+    assert one_rank([*of_ranks, Sample("step", "job:7(0)", NOW, 3.0)])[0].subject == "job:7(0)"
+    assert one_rank([]) == []

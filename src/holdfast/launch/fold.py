@@ -51,6 +51,7 @@ class AttemptFold:
         self._told_at = 0.0
         self._staged = 0
         self._durable = 0
+        self._durable_sampled = 0
         self._sampled: dict[int, tuple[int, str]] = {}
 
     def take_slots(self, slots: tuple[SlotBrief, ...], at: float) -> list[AnyEvent]:
@@ -165,12 +166,15 @@ class AttemptFold:
         ]
 
     def samples(self, at: float) -> list[Sample]:
-        """Points since the last call: step, loss and step time of each rank."""
+        """Points since the last call: step, loss and step time of each rank, and the newest durable checkpoint."""
         name = attempt_name(str(self._job), self._attempt)
         told = {rank: (brief.ended, brief.loss, brief.step_s) for rank, brief in self.briefs.items()}
         if not told and self._lines is not None:
             told[_JOB] = (self._lines.step, self._lines.loss, self._lines.step_s)
         points: list[Sample] = []
+        if self._durable > self._durable_sampled:
+            self._durable_sampled = self._durable
+            points.append(Sample(series="checkpoint", subject=f"job:{name}", at=at, value=float(self._durable)))
         for rank, (step, loss, step_s) in told.items():
             if step is None:
                 continue

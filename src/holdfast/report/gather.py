@@ -121,18 +121,31 @@ async def _series(journal: Records, key: JobKey, record: JobRecord, since: float
     series = JobSeries()
     for attempt in record.attempts:
         subject = f"job:{key}({attempt.number})"
-        steps = [Point(s.at, s.value) for s in await journal.samples("step", subject, after=since)]
+        steps = [Point(s.at, s.value) for s in one_rank(await journal.samples("step", f"{subject}*", after=since))]
+        loss_at = [Point(s.at, s.value) for s in one_rank(await journal.samples("loss", f"{subject}*", after=since))]
+        series.losses[attempt.number] = _loss_over_step(steps, loss_at)
         if attempt.first_step is not None and attempt.first_step_at:
             steps.append(Point(attempt.first_step_at, attempt.first_step))
+        if attempt.last_step is not None and attempt.ended_at and steps and steps[-1].y < attempt.last_step:
+            steps.append(Point(attempt.ended_at, attempt.last_step))
         series.steps[attempt.number] = sorted(set(steps), key=lambda point: point.x)
-        loss_at = [Point(s.at, s.value) for s in await journal.samples("loss", subject, after=since)]
-        series.losses[attempt.number] = _loss_over_step(series.steps[attempt.number], loss_at)
-        if attempt.durable_step is not None and attempt.durable_at:
-            series.checkpoints.append(Point(attempt.durable_at, attempt.durable_step))
-    for sample in await journal.samples("checkpoint", f"job:{key}(*", after=since):
-        series.checkpoints.append(Point(sample.at, sample.value))
+        saved = [Point(s.at, s.value) for s in await journal.samples("checkpoint", subject, after=since)]
+        if not saved and attempt.durable_step is not None and attempt.durable_at:
+            saved = [Point(attempt.durable_at, attempt.durable_step)]
+        series.checkpoints.extend(saved)
     series.checkpoints = sorted(set(series.checkpoints), key=lambda point: point.x)
     return series
+
+
+def one_rank(samples: list[Sample]) -> list[Sample]:
+    """Of samples of several ranks those of the first one, in order of time: all ranks go through the same steps.
+
+    A subject without a rank (a job whose progress is read from its log) comes before any rank.
+    """
+    if not samples:
+        return []
+    chosen = min({sample.subject for sample in samples}, key=lambda name: (len(name), name))
+    return [sample for sample in samples if sample.subject == chosen]
 
 
 def _loss_over_step(steps: list[Point], losses: list[Point]) -> list[Point]:
