@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import sys
 import zlib
@@ -76,8 +75,7 @@ def read_chunks(path: str) -> Iterator[bytes]:
             head = raw.read(4)
             raw.seek(0)
             if head.startswith(_GZIP):
-                with gzip.open(raw) as unzipped:
-                    yield from _pieces(unzipped)  # type: ignore[arg-type]
+                yield from _unzipped(raw)
             elif head.startswith(_ZSTD):
                 with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as unpacked:
                     yield from _pieces(unpacked)
@@ -87,6 +85,20 @@ def read_chunks(path: str) -> Iterator[bytes]:
     except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
         # A job's log that is cut in the middle of a compressed block still tells what came before.
         raise UserError(f"{path}: cannot be read to its end: {error}") from error
+
+
+def _unzipped(raw: BinaryIO) -> Iterator[bytes]:
+    """As gzip does, but what came before a damage or a sudden end is given too."""
+    member = zlib.decompressobj(wbits=31)
+    while packed := raw.read(CHUNK >> 2):
+        while packed:
+            if member.eof:
+                member = zlib.decompressobj(wbits=31)
+            if data := member.decompress(packed, CHUNK):
+                yield data
+            packed = member.unused_data.lstrip(b"\x00") if member.eof else member.unconsumed_tail
+    if not member.eof:
+        raise EOFError("the compressed file ends in the middle")
 
 
 def _pieces(stream: BinaryIO) -> Iterator[bytes]:

@@ -94,6 +94,9 @@ _VAGUE = (
     "torch.elastic.",
     "slurm.task.",
     "python.interrupt",
+    "deepspeed.exit",
+    "mpi.abort",
+    "torch.dataloader.crashed",
 )
 _SPECIFIC_ELASTIC = ("torch.elastic.failed.segfault",)
 _PEER_WORDS = (

@@ -33,6 +33,18 @@ SILENCE_STEPS = 20.0
 EVIDENCE_SHOWN = 24
 
 
+_BACK = {
+    "kernel.nfs.back": "kernel.nfs.silent",
+    "kernel.lustre.restored": "kernel.lustre.lost",
+    "kernel.link_up": "kernel.link_down",
+}
+"""Rules that say that what another rule reported is over."""
+
+
+_MACHINE = frozenset({"nvidia", "kernel"})
+"""Families of rules that read kernel logs."""
+
+
 class EvidenceLine(Struct, frozen=True):
     """One line of the explanation's evidence."""
 
@@ -91,6 +103,7 @@ class _File:
         self.step_times: list[float] = []
         self.completed: int | None = None
         self.saves = 0
+        self.back: dict[str, int] = {}
         self.size = 0
         self.last_trouble = 0
 
@@ -136,6 +149,8 @@ class LogReading:
                 file.completed = self.order
             elif match.rule.kind in {"checkpoint-loaded", "attempt-start"}:
                 file.restarts.append(self.order)
+            elif match.rule.id in _BACK:
+                file.back[_BACK[match.rule.id]] = self.order
             elif role in {Role.ROOT, Role.CASCADE}:
                 self._keep(number, file, match)
 
@@ -203,13 +218,15 @@ class LogReading:
         known = [file.last_at for file in self.files if file.last_at is not None]
         end = max(known, default=0.0)
         self.progress_at = max((f.progress_at for f in self.files if f.progress_at is not None), default=0.0)
+        first = self._first_failure(kept)
+        shifts = self._shifts(kept, first)
         findings: list[Finding] = []
         for k in kept:
             file = self.files[k.file]
-            at = k.match.at if k.match.at is not None else (k.finding.at or None)
-            # Without any time the order of lines stands in for it: a millisecond a line, at the end of the logs.
-            when = at + k.order * 1e-6 if at is not None else end + k.order * 1e-3
-            finding = _with(k.finding, when, k.count)
+            finding = _with(k.finding, self._when(k, first, end, shifts), k.count)
+            if file.back.get(finding.rule, 0) > k.order:
+                # It came back by itself: a cause only where a time-out points at it.
+                finding = replace(finding, severity=Severity.WARNING)
             why = self._set_aside(k, file)
             if why:
                 self.aside[finding.id] = why
@@ -221,11 +238,49 @@ class LogReading:
         if self._timeouts and len(self._timeouts) > 2:
             self.ranks = {"": tuple(range(max(self._timeouts) + 1))}
 
+    def _first_failure(self, kept: Sequence[Kept]) -> float | None:
+        """When the job's own trouble began, as far as its lines tell; a time-out began one time-out earlier."""
+        times = [
+            k.finding.at - float(k.match.captures.get("timeout_ms") or 0) / 1000.0
+            for k in kept
+            if k.finding.at and k.match.rule.family not in _MACHINE and not self._set_aside(k, self.files[k.file])
+        ]
+        return min(times, default=None)
+
+    def _shifts(self, kept: Sequence[Kept], first: float | None) -> dict[int, float]:
+        """File -> seconds by which its clock shows another time zone than the job's.
+
+        A kernel log in local time beside a job's log in UTC is off by whole half-hours; only when taking that off
+        brings its trouble beside the job's is it believed.
+        """
+        shifts: dict[int, float] = {}
+        if first is None:
+            return shifts
+        for k in kept:
+            if k.match.rule.family not in _MACHINE or not k.finding.at or k.file in shifts:
+                continue
+            gap = k.finding.at - first
+            zone = round(gap / 1800.0) * 1800.0
+            alone = all(other.match.rule.family in _MACHINE for other in kept if other.file == k.file)
+            if alone and 1800.0 <= abs(zone) <= 14 * 3600.0 and abs(gap - zone) <= 120.0:
+                shifts[k.file] = zone
+        return shifts
+
+    def _when(self, kept: Kept, first: float | None, end: float, shifts: dict[int, float]) -> float:
+        """The time of a finding as attribution needs it; ties are broken by the order of lines."""
+        if kept.finding.at:
+            return kept.finding.at - shifts.get(kept.file, 0.0) + kept.order * 1e-6
+        if first is not None and kept.match.rule.family in _MACHINE:
+            # A kernel log that counts seconds since boot: a person put it beside the job's log for a reason.
+            return first - 1.0 + kept.order * 1e-6
+        # Without any time the order of lines stands in for it: a millisecond a line, at the end of the logs.
+        return end + kept.order * 1e-3
+
     def _set_aside(self, kept: Kept, file: _File) -> str:
         """Why this is no trouble of the job after all; empty when it may be."""
         if file.completed is not None and kept.order > file.completed and kept.finding.domain is not Domain.HARDWARE:
             return "the work was done before it"
-        lasting = kept.finding.domain is Domain.HARDWARE and kept.match.rule.family in {"nvidia", "kernel"}
+        lasting = kept.finding.domain is Domain.HARDWARE and kept.match.rule.family in _MACHINE
         if lasting:
             return ""
         if any(restart > kept.order for restart in file.restarts) and kept.finding.severity is Severity.FATAL:

@@ -29,6 +29,8 @@ WINDOW = 4096
 TEXT_MAX = 1000
 """Characters of a line that a match keeps."""
 OPEN_RECORDS_MAX = 4096
+NEARBY_LINES = 60
+"""How far back a time is looked for when a fault's own line has none."""
 _ROLE_ORDER = {
     Role.BENIGN: 5,
     Role.ROOT: 4,
@@ -59,9 +61,10 @@ class Match(Struct, frozen=True):
     """A line that a rule owns.
 
     `line_no` counts from 1 (0 in a stream that is not numbered) and `offset` from 0 in bytes, both over the whole
-    stream. `at` is the line's own time read as UTC, when it carries one. `rank` and `node` come from captures, else
-    prefixes, else the source. In a large block, many progress lines of one rule are folded into its last one: `count`
-    tells how many, `numbers` their steps (or losses, where the line has no step), in order.
+    stream. `at` is the line's own time read as UTC, when it carries one; for faults else that of a line shortly before.
+    `rank` and `node` come from captures, else prefixes, else the source. In a large block, many progress lines of one
+    rule are folded into its last one: `count` tells how many, `numbers` their steps (or losses, where the line has no
+    step), in order.
     """
 
     rule: Rule
@@ -313,6 +316,8 @@ class BlockReader:
         self.counted = self.start
         self.line_no = self.stream_line = stream.line_no + 1
         self.matches: list[Match] = []
+        self.nearby_place = -1
+        self.nearby_at: float | None = None
 
     def read(self, *, records: bool = True, after: int = 0) -> list[Match]:
         """All matches, in order of place.
@@ -440,7 +445,11 @@ class BlockReader:
 
     def offer(self, line: Line) -> tuple[Record, Rule] | None:
         """Give the line to the newest record of its writer; the record when this line ends it."""
-        opened = self.stream.records.get(line.key)
+        key = line.key
+        opened = self.stream.records.get(key)
+        if not opened and line.body.lstrip().startswith("NVRM:"):
+            # journalctl prints the later lines of a kernel message without host and time.
+            key, opened = next(reversed(self.stream.records.items()), ("", None))
         if not opened:
             return None
         record, rule = opened[-1]
@@ -448,7 +457,7 @@ class BlockReader:
         if record.complete:
             opened.pop()
             if not opened:
-                del self.stream.records[line.key]
+                del self.stream.records[key]
         return (record, rule) if ended else None
 
     def open(self, rule: Rule, line: Line, captures: Mapping[str, str]) -> None:
@@ -472,7 +481,26 @@ class BlockReader:
         node = captures.get("node") or line.node or source.node
         line_no = self.line_no if self.stream.numbered else 0
         offset = self.base + (start if self.original is None else self.original_place())
-        self.matches.append(Match(rule, line_no, offset, text[:TEXT_MAX], captures, rank, node, line.at, self.at))
+        at = line.at
+        if at is None and rule.role in {Role.ROOT, Role.CASCADE}:
+            at = self.time_before(start)
+        self.matches.append(Match(rule, line_no, offset, text[:TEXT_MAX], captures, rank, node, at, self.at))
+
+    def time_before(self, place: int) -> float | None:
+        """The time on one of the lines shortly before this place; tracebacks and their like carry none."""
+        stop = place
+        for _ in range(NEARBY_LINES):
+            if stop <= self.start:
+                return None
+            if stop <= self.nearby_place:
+                return self.nearby_at
+            start = max(self.block.rfind(b"\n", self.start, stop - 1) + 1, self.start)
+            at = take_apart(self.block[start : min(stop, start + 160)].decode("utf-8", "replace"), self.year).at
+            if at is not None:
+                self.nearby_place, self.nearby_at = place, at
+                return at
+            stop = start
+        return None
 
     def original_place(self) -> int:
         """Where the current line began before its colours were taken out."""

@@ -1,0 +1,150 @@
+"""`holdfast explain` over several files, compressed ones, folders, standard input; kernel logs of other clocks beside."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+import zstandard
+
+from holdfast.adapters.catalogue_files import read_catalogue
+from holdfast.adapters.log_files import find_logs, line_numbers, read_chunks
+from holdfast.cli.explain import explain_logs
+from holdfast.detect.explain import source_of
+from holdfast.detect.matcher import Matcher
+from holdfast.errors import NotFoundError, UserError
+
+MATCHER = Matcher(read_catalogue())
+JOB = (
+    "[rank0]:[titan] 2025-03-01 10:00:00,051 - root - INFO - step: 22  loss:  2.91027  grad_norm:  0.5926  memory:  9.46GiB(64.99%)  tps: 7,094\n"
+    "[rank0]:[E301 10:10:05.1 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600061 milliseconds before timing out.\n"
+)
+XID = "NVRM: Xid (PCI:0000:b9:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+
+
+def explain(*paths):
+    return explain_logs(paths, matcher=MATCHER, now=1740830000.0)
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        "[  680111.646286] ",
+        "[Sat Mar  1 10:00:04 2025] ",
+        "[Sat Mar  1 19:00:04 2025] ",
+        "Mar  1 10:00:04 node07 kernel: [680111.6] ",
+    ],
+    ids=["uptime", "same clock", "other zone", "syslog"],
+)
+def test_kernel_log_beside_the_jobs(tmp_path, stamp):
+    """A kernel log explains the job's time-out, whatever its clock shows; the file's name gives the node."""
+    (tmp_path / "job.out").write_text(JOB)
+    (tmp_path / "dmesg-node07.log").write_text(stamp + XID)
+    said = explain(tmp_path)
+    assert (said.verdict, said.cause, said.domain, said.suspects.nodes) == (
+        "fault",
+        "nvidia.xid.79",
+        "hardware",
+        ("node07",),
+    )
+    assert said.restart_helps
+    assert "node07/0000:b9:00" in said.suspects.gpus
+
+
+def test_old_xid_is_not_the_cause(tmp_path):
+    """An Xid of days before does not explain today's exception."""
+    (tmp_path / "job.out").write_text(
+        "[rank3]: Traceback (most recent call last):\n2025-03-01 10:00:00,000 - root - ERROR - x\n[rank3]: KeyError: 'a'\n"
+    )
+    (tmp_path / "dmesg-node07.log").write_text("[Thu Feb 20 10:00:04 2025] " + XID)
+    assert explain(tmp_path).cause.startswith(("python.", "data."))
+
+
+def test_per_rank_files(tmp_path):
+    """Ranks' own files: the rank comes from the name, the first to fail is the root."""
+    for rank in range(4):
+        body = (
+            "KeyError: 'a'"
+            if rank == 2
+            else "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:1"
+        )
+        (tmp_path / f"rank_{rank}.log").write_text(
+            f'Traceback (most recent call last):\n  File "/x/train.py", line 9, in main\n    y\n{body}\n'
+        )
+    said = explain(tmp_path)
+    assert (said.suspects.ranks, said.verdict) == ((2,), "fault")
+    assert (said.evidence[0].file.rpartition("/")[2], said.evidence[0].line) == ("rank_2.log", 4)
+
+
+def test_compressed_and_stdin(tmp_path):
+    """.gz and .zst are read by their first bytes, and a log that is cut short still tells what came before."""
+    text = (JOB + "OSError: [Errno 28] No space left on device: '/x'\n").encode()
+    (tmp_path / "a.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "b").write_bytes(zstandard.compress(text))
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(text * 2000)[:-20])
+    for name in ("a.gz", "b"):
+        assert b"".join(read_chunks(str(tmp_path / name))) == text
+        assert explain(tmp_path / name).cause == "disk.full"
+    told = []
+    assert explain_logs([tmp_path / "cut.gz"], matcher=MATCHER, warn=told.append, now=1740830000.0).cause == "disk.full"
+    assert "cannot be read to its end" in told[0]
+
+
+def test_folder_leaves_out_what_is_no_log(tmp_path):
+    """Weights and pictures below a folder are not read; an empty folder and a missing file are named."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.out").write_text("x\n")
+    (tmp_path / "a" / "model.pt").write_bytes(b"PK")
+    (tmp_path / "a" / "blob").write_bytes(b"\x00" * 100)
+    assert [p.rpartition("/")[2] for p in find_logs([tmp_path])] == ["x.out"]
+    with pytest.raises(NotFoundError, match="no such file"):
+        find_logs([tmp_path / "nothing"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no log"):
+        find_logs([tmp_path / "empty"])
+
+
+def test_line_numbers(tmp_path):
+    """Byte offsets become line numbers, over more than one chunk."""
+    path = tmp_path / "x"
+    path.write_bytes(b"".join(b"%07d %s\n" % (i, b"x" * 50) for i in range(60000)))
+    assert line_numbers(str(path), [0, 59 * 10, 59 * 40000]) == {0: 1, 590: 11, 59 * 40000: 40001}
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "node"),
+    [
+        ("logs/rank_3.log", 3, ""),
+        ("/x/none_abc/attempt_0/12/stderr.log", 12, ""),
+        ("dmesg-node07.txt", None, "node07"),
+        ("node07_dmesg.log", None, "node07"),
+        ("slurm-4711.out", None, ""),
+    ],
+)
+def test_source_of(name, rank, node):
+    """Rank and node from usual file names."""
+    source = source_of(name)
+    assert (source.rank, source.node) == (rank, node)
+
+
+def test_command(tmp_path):
+    """The command prints the documented JSON and exits with 1 for a fault, 0 for a healthy log, and writes a page."""
+    path = tmp_path / "job.out"
+    path.write_text("<script>alert(1)</script>\nOSError: [Errno 28] No space left on device: '/x<script>'\n")
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-m", "holdfast.cli.main", "explain", "--json"]
+    done = subprocess.run([*command, "--html", str(page), str(path)], capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["verdict"], said["cause"], said["evidence"][0]["line"]) == (
+        1,
+        "fault",
+        "disk.full",
+        2,
+    )
+    assert sorted(said) == sorted(
+        ["verdict", "domain", "cause", "summary", "confidence", "restart_helps", "suspects", "evidence", "story"]
+    )
+    assert "<script>" not in page.read_text()
+    done = subprocess.run([*command, "-"], input="all is well\n", capture_output=True, text=True, check=False)
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (0, "healthy")
