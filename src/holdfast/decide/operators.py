@@ -148,6 +148,7 @@ def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
         _drain(turn, event, node)
     elif state is NodeState.RETIRED:
         turn.move_node(node, NodeTrigger.CHECK)
+        node.rung = -1  # the rung asked for is the first again
         repair.next_rung(turn, node, f"{event.who} asks for its repair")
 
 

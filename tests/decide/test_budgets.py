@@ -1,0 +1,214 @@
+"""Retries and crash loops: what is counted, what resets it, and where it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.decide import budgets
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
+from holdfast.model import orders as o
+from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
+from holdfast.model.evidence import Diagnosis, Domain, Remedy
+from holdfast.model.policy import Limits, Policy, Proof, Trouble
+from holdfast.model.records import JobRecord, JobState
+from tests.decide.play import KEY, NODES, Play, kinds
+
+S = SchedulerState
+
+
+def record(**fields) -> JobRecord:
+    return JobRecord(key=KEY, view=JobView(key=KEY), **fields)
+
+
+def again(play: Play, attempt: int, **crash) -> list[o.AnyOrder]:
+    """The attempt dies, and everything up to the decision."""
+    play.crash(attempt=attempt, **crash)
+    orders = play.ended(attempt)
+    if any(timer.startswith("settle:") for timer in play.engine.state.timers):
+        orders += play.settle()
+    return orders
+
+
+def test_the_same_crash_twice_without_progress_is_a_crash_loop(inside):
+    """Stop and say why, instead of burning the cluster."""
+    assert kinds(again(inside, 0)) == ["RestartInPlace"]
+    inside.start(1, in_place=1)
+    orders = again(inside, 1)
+    assert kinds(orders) == ["Escalate"]
+    order = inside.open(o.Escalate)
+    assert order.exit_code == EXIT_DO_NOT_REQUEUE
+    assert "crash loop" in order.why
+    assert inside.state is JobState.GIVEN_UP
+    assert inside.closed[-1].outcome == "given_up"
+    assert any("was given up" in title for title in inside.notices())
+
+
+def test_a_recurrence_before_proof_is_the_same_incident(inside):
+    """One underlying trouble, one incident, from the first fault."""
+    again(inside, 0)
+    first = inside.incident
+    fault = first.marks["fault"]
+    inside.start(1, in_place=1)
+    again(inside, 1)
+    assert inside.closed == [first]
+    assert first.marks["fault"] == fault
+    assert first.attempt_before == 0
+
+
+def test_progress_resets_the_budgets(inside):
+    """The same crash after a new checkpoint is the first one again."""
+    for attempt in range(4):
+        assert kinds(again(inside, attempt)) == ["RestartInPlace"]
+        inside.start(attempt + 1, in_place=attempt + 1)
+        inside.checkpoint(attempt + 1, 200 + attempt)
+    assert inside.j.in_place == 0
+    assert len(inside.closed) == 4
+
+
+def test_a_checkpoint_of_old_ground_proves_but_resets_nothing(inside):
+    """It loaded an old checkpoint and saved what there was before: recovered, yet no progress."""
+    again(inside, 0)
+    inside.start(1, in_place=1)
+    inside.first_step(1, 51, resumed_from=50)
+    inside.checkpoint(1, 90)
+    assert inside.state is JobState.WATCHING
+    assert inside.j.in_place == 1
+    assert kinds(again(inside, 1)) == ["Escalate"]
+
+
+def test_different_crashes_use_up_the_restarts_in_place():
+    """Three in place, then the controller's turn."""
+    play = Play(scope="allocation", limits=Limits(max_in_place=2)).running()
+    for attempt in range(2):
+        assert kinds(again(play, attempt, fingerprint=f"segv:{attempt}")) == ["RestartInPlace"]
+        play.start(attempt + 1, in_place=attempt + 1)
+    assert kinds(again(play, 2, fingerprint="segv:2")) == ["Escalate"]
+    assert play.open(o.Escalate).exit_code == EXIT_RESTART_ME
+    assert play.state is JobState.HELD
+
+
+def test_requeues_are_counted_and_end():
+    """`max_requeues`, then given up with the reason."""
+    play = Play(limits=Limits(max_requeues=1)).plain()
+    play.job(state=S.FAILED, exit_code=1)
+    play.settle()
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert play.j.requeues == 1
+    play.done(o.ReleaseJob)
+    play.job(state=S.RUNNING, nodes=NODES)
+    play.job(state=S.FAILED, exit_code=2)
+    orders = play.settle() if any(t.startswith("settle") for t in play.engine.state.timers) else []
+    assert play.state is JobState.GIVEN_UP
+    assert "GiveUp" in kinds(play.all)
+    assert "1 requeue with no progress" in play.all[-1].why
+    assert orders is not None
+
+
+def test_a_hang_gets_other_nodes_before_it_is_given_up(inside):
+    """In place, then through the queue, then stop."""
+    inside.hang()
+    inside.fire("job:")
+    inside.ended(0)
+    inside.start(1, in_place=1)
+    inside.hang(1)
+    inside.fire("job:")
+    assert kinds(inside.ended(1)) == ["Escalate"]
+    assert inside.open(o.Escalate).exit_code == EXIT_RESTART_ME
+
+
+def test_hardware_faults_of_different_nodes_are_no_crash_loop():
+    """Xid 74 here, Xid 74 there: the job is not to blame."""
+    play = Play().running()
+    play.nodes("n5", "n6")
+    play.xid("n2")
+    play.through_queue(1)
+    orders = play.xid("n3")
+    assert kinds(orders) == ["QuarantineNode", "RequeueHeld"]
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=2, nodes=())
+    play.settle()
+    assert play.state is JobState.HELD
+
+
+@pytest.mark.parametrize(
+    ("trouble", "times", "stop", "climb"),
+    [
+        (Trouble.APPLICATION, 0, False, False),
+        (Trouble.APPLICATION, 1, True, False),
+        (Trouble.STORAGE, 1, True, False),
+        (Trouble.HANG, 1, False, True),
+        (Trouble.HANG, 2, True, False),
+        (Trouble.UNKNOWN, 1, False, True),
+        (Trouble.HARDWARE, 9, False, False),
+        (Trouble.NODE_LOST, 9, False, False),
+        (Trouble.NETWORK, 9, False, False),
+        (Trouble.BAD_NUMBERS, 9, False, False),
+    ],
+)
+def test_verdicts(trouble, times, stop, climb):
+    """What a fingerprint that came `times` before means, trouble by trouble."""
+    diagnosis = Diagnosis(cause="x", fingerprint="f")
+    verdict = budgets.judge(record(spent={"f": times}), Limits(), trouble, diagnosis)
+    assert (verdict.stop, verdict.climb) == (stop, climb)
+    assert bool(verdict.why) == (stop or climb)
+
+
+def test_owners_numbers_go_before_the_sites():
+    """Only those that the owner named."""
+    policy = Policy(limits=Limits(max_in_place=3, max_requeues=3))
+    assert budgets.limits_of(policy, None) is policy.limits
+    assert budgets.limits_of(policy, RecoverySpec()) is policy.limits
+    made = budgets.limits_of(policy, RecoverySpec(max_requeues=9))
+    assert (made.max_requeues, made.max_in_place) == (9, 3)
+    assert budgets.limits_of(policy, RecoverySpec(max_in_place=0)).max_in_place == 0
+
+
+def test_charges_and_reset():
+    """Per rung, per fingerprint, per node."""
+    job = record()
+    diagnosis = Diagnosis(cause="c", fingerprint="f", nodes=("n1",))
+    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, diagnosis.nodes)
+    budgets.charge(job, Remedy.REQUEUE, diagnosis, ())
+    assert (job.in_place, job.requeues, job.spent) == (1, 1, {"f": 2, "node:n1": 1})
+    assert budgets.reset(job)
+    assert (job.in_place, job.requeues, job.spent) == (0, 0, {})
+    assert not budgets.reset(job)
+
+
+def test_a_node_that_costs_too_many_restarts_is_left_even_on_thin_evidence():
+    """Different crashes, always on n3: the third time the node is excluded."""
+    play = Play(scope="allocation", limits=Limits(max_in_place=9, max_restarts_per_node=3)).running(
+        nodes=("n1", "n2", "n3"), allocation=("n1", "n2", "n3", "n4")
+    )
+    for attempt in range(3):
+        again(play, attempt, fingerprint=f"x:{attempt}", node="n3", rank=5)
+        order = play.open(o.RestartInPlace)
+        assert order.exclude_nodes == (("n3",) if attempt == 2 else ())
+        play.start(attempt + 1, in_place=attempt + 1, nodes=("n1", "n2", "n3"))
+
+
+def test_a_crash_that_a_restart_does_not_mend_stops_before_the_first_step(inside):
+    """An import error in an attempt that never made a step: no second try."""
+    inside.crash()
+    inside.restart_in_place()
+    inside.finding(
+        "python.import", job=KEY, attempt=1, rank=0, node="n1", domain=Domain.APPLICATION, source="launcher:7",
+        summary="ModuleNotFoundError",
+    )  # fmt: skip
+    diagnosis = inside.engine.open_incidents()[-1]
+    assert diagnosis is not None
+    assert inside.state in {JobState.STOPPING, JobState.DIAGNOSING}
+
+
+def test_fault_passed_is_progress_where_policy_says_so():
+    """proof = passed_fault: a completed step beyond the fault resets the budgets as well."""
+    play = Play(scope="allocation", proof=Proof.PASSED_FAULT).running()
+    play.step(0, 130)
+    again(play, 0)
+    play.start(1, in_place=1)
+    play.step(1, 120)
+    assert play.state is JobState.PROVING
+    play.step(1, 131)
+    assert play.state is JobState.WATCHING
+    assert play.j.in_place == 0

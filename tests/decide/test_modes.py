@@ -1,0 +1,252 @@
+"""Observe, advise, act: per rung, per group, and at run time."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.decide.modes import mode_of, set_mode
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import SchedulerState
+from holdfast.model.evidence import Remedy
+from holdfast.model.orders import OrderStatus
+from holdfast.model.policy import Mode, Policy
+from holdfast.model.records import JobState, NodeState
+from tests.decide.play import KEY, Play, kinds
+
+S = SchedulerState
+R = Remedy
+
+
+@pytest.mark.parametrize(
+    ("overrides", "group", "rung", "mode"),
+    [
+        ({}, "gpu", R.REBOOT, Mode.ADVISE),
+        ({}, "gpu", R.REQUEUE, Mode.ACT),
+        ({"": {"": Mode.OBSERVE}}, "gpu", R.REBOOT, Mode.OBSERVE),
+        ({"": {"reboot": Mode.ACT}}, "gpu", R.REBOOT, Mode.ACT),
+        ({"": {"reboot": Mode.ACT}, "gpu": {"": Mode.OBSERVE}}, "gpu", R.REBOOT, Mode.OBSERVE),
+        ({"gpu": {"": Mode.OBSERVE, "reboot": Mode.ACT}}, "gpu", R.REBOOT, Mode.ACT),
+        ({"gpu": {"": Mode.OBSERVE}}, "cpu", R.REQUEUE, Mode.ACT),
+        ({"gpu": {"": Mode.OBSERVE}}, "", R.REQUEUE, Mode.ACT),
+    ],
+)
+def test_the_most_particular_word_holds(overrides, group, rung, mode):
+    """Group and rung, group, rung, all; then the policy's rung, then its general mode."""
+    policy = Policy(mode=Mode.ACT, modes={R.REBOOT: Mode.ADVISE})
+    assert mode_of(policy, overrides, group, rung) is mode
+
+
+def test_a_general_word_replaces_those_about_rungs():
+    """`everything in gpu: observe` after `reboot in gpu: act`."""
+    overrides: dict = {}
+    set_mode(overrides, "gpu", "reboot", Mode.ACT)
+    set_mode(overrides, "gpu", "", Mode.OBSERVE)
+    assert overrides == {"gpu": {"": Mode.OBSERVE}}
+    set_mode(overrides, "gpu", "reboot", Mode.ADVISE)
+    assert overrides == {"gpu": {"": Mode.OBSERVE, "reboot": Mode.ADVISE}}
+
+
+# --- observe ----------------------------------------------------------------------------------------------------------
+
+
+def test_observe_records_and_waits_for_nothing():
+    """The orders stand as observed; the job goes on as before; nothing is carried out."""
+    play = Play(mode=Mode.OBSERVE).running()
+    assert kinds(play.xid("n2")) == []
+    observed = [record for record in play.engine.touched().orders if record.status is OrderStatus.OBSERVED]
+    assert [type(record.order) for record in observed] == [o.QuarantineNode, o.RequeueHeld]
+    assert (play.ns(), play.state) == (NodeState.SUSPECT, JobState.WATCHING)
+    assert play.engine.pending_orders() == [r for r in play.engine.pending_orders() if isinstance(r.order, o.Notify | o.StartTimer)]
+
+
+def test_observed_incidents_take_in_the_fan_out():
+    """64 ranks complain: one incident, and no second one as long as the attempt lasts."""
+    play = Play(scope="allocation", mode=Mode.OBSERVE).running()
+    for rank in range(8):
+        play.crash(rank=rank, fingerprint=f"x:{rank}")
+    assert len(play.engine.open_incidents()) == 1
+    assert len(play.incident.findings) == 8
+
+
+def test_an_observed_incident_closes_when_the_job_was_restarted_without_us():
+    """outcome `observed`."""
+    play = Play(scope="allocation", mode=Mode.OBSERVE).running()
+    play.crash()
+    play.start(1, in_place=1)
+    assert play.closed[0].outcome == "observed"
+    assert play.state is JobState.WATCHING
+
+
+def test_an_observed_incident_closes_when_it_stays_quiet():
+    """Nothing more came."""
+    play = Play(scope="allocation", mode=Mode.OBSERVE).running()
+    play.crash()
+    play.fire("job:")
+    assert play.closed[0].outcome == "observed"
+
+
+def test_observe_inside_an_allocation_leaves_with_the_commands_own_code():
+    """The launcher restarts nothing: it hands on what the attempt ended with."""
+    play = Play(scope="allocation", mode=Mode.OBSERVE).running()
+    assert kinds(play.crash()) == []
+    assert kinds(play.ended(0, signal=11, stopped=False)) == ["Escalate"]
+    assert play.open(o.Escalate).exit_code == 128 + 11
+
+
+def test_observe_for_one_rung_only():
+    """Quarantine is only recorded, the requeue is done, and excludes the node all the same."""
+    play = Play(modes={R.QUARANTINE: Mode.OBSERVE}).running()
+    assert kinds(play.xid("n2")) == ["RequeueHeld"]
+    assert play.ns() is NodeState.SUSPECT
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    assert play.open(o.SetExcluded).nodes == ("n2",)
+
+
+# --- advise -----------------------------------------------------------------------------------------------------------
+
+
+def advised(**fields) -> Play:
+    return Play(mode=Mode.ADVISE, **fields).running()
+
+
+def proposal(play: Play, kind: type):
+    (record,) = [record for record in play.engine.proposed_orders() if isinstance(record.order, kind)]
+    return record
+
+
+def test_advise_asks_and_waits():
+    """Nothing is carried out before a person's word; people are told what is asked."""
+    play = advised()
+    assert kinds(play.xid("n2")) == []
+    assert play.state is JobState.DIAGNOSING
+    assert proposal(play, o.RequeueHeld).expires_at > play.now
+    assert sum(title.startswith("Approve ") for title in play.notices()) == 2
+
+
+def test_approval_carries_it_out_and_covers_the_rest_of_the_rung():
+    """Approving the requeue covers exclusion and release; the quarantine is asked for on its own."""
+    play = advised()
+    play.xid("n2")
+    orders = play.say(e.Command.APPROVE, order=proposal(play, o.RequeueHeld).order.id)
+    assert kinds(orders) == ["RequeueHeld"]
+    assert play.state is JobState.STOPPING
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert kinds(play.settle()) == ["SetExcluded"]
+    assert kinds(play.done(o.SetExcluded)) == ["ReleaseJob"]
+    assert play.ns() is NodeState.SUSPECT
+    assert kinds(play.say(e.Command.APPROVE, order=proposal(play, o.QuarantineNode).order.id)) == ["QuarantineNode"]
+    assert play.ns() is NodeState.QUARANTINED
+
+
+def test_approved_quarantine_then_asks_for_the_repair():
+    """Each rung is asked for."""
+    play = Play(mode=Mode.ADVISE).nodes()
+    play.xid("n2")
+    play.say(e.Command.APPROVE, order=proposal(play, o.QuarantineNode).order.id)
+    assert kinds(play.done(o.QuarantineNode)) == []
+    assert play.ns() is NodeState.DRAINING
+    assert kinds(play.say(e.Command.APPROVE, order=proposal(play, o.ReplaceNode).order.id)) == ["ReplaceNode"]
+    assert play.ns() is NodeState.REPAIRING
+
+
+def test_an_approval_that_came_too_late_is_refused():
+    """The proposal is checked against what is: the job has been requeued by somebody else."""
+    play = advised()
+    play.xid("n2")
+    order = proposal(play, o.RequeueHeld).order.id
+    play.job(state=S.PENDING, restart_count=1, nodes=())
+    assert kinds(play.say(e.Command.APPROVE, order=order)) == []
+    assert any(title.startswith("Refused: approve") for title in play.notices())
+
+
+def test_an_approval_for_a_swapped_machine_is_withdrawn():
+    """It was about the machine that is gone."""
+    play = advised()
+    play.xid("n2")
+    order = proposal(play, o.QuarantineNode).order.id
+    play.node("n2", instance_id="x", boot_id="x")
+    assert kinds(play.say(e.Command.APPROVE, order=order)) == []
+
+
+def test_rejection_leaves_everything_as_it_is():
+    """The job is watched on, and the incident is settled as observed."""
+    play = advised()
+    play.xid("n2")
+    for record in play.engine.proposed_orders():
+        play.say(e.Command.REJECT, order=record.order.id, why="I look at it")
+    assert play.state is JobState.WATCHING
+    assert play.engine.proposed_orders() == []
+
+
+def test_a_proposal_lapses():
+    """Nobody decided: the order is expired, the job goes on as it is."""
+    play = advised()
+    play.xid("n2")
+    while play.engine.proposed_orders():
+        play.fire("propose:")
+    assert play.state is JobState.WATCHING
+    assert [record.status for record in play.engine.touched().orders if not isinstance(record.order, o.Notify)] == [
+        OrderStatus.EXPIRED
+    ]
+
+
+def test_nothing_is_proposed_twice():
+    """More evidence for the same deed asks nobody again."""
+    play = advised()
+    play.xid("n2")
+    play.xid("n2", 79)
+    play.crash()
+    assert len(play.engine.proposed_orders()) == 2
+
+
+def test_advise_in_an_allocation_stops_nothing_by_itself():
+    """A broken attempt is only ended, and restarted, with a person's word."""
+    play = Play(scope="allocation", mode=Mode.ADVISE).running()
+    assert kinds(play.crash()) == []
+    order = proposal(play, o.StopAttempt).order.id
+    assert kinds(play.say(e.Command.APPROVE, order=order)) == ["StopAttempt"]
+    play.ended(0)
+    assert kinds(play.settle()) == ["RestartInPlace"]
+
+
+def test_an_attempt_that_ends_while_a_person_thinks():
+    """The stop has become pointless; the restart is asked for instead."""
+    play = Play(scope="allocation", mode=Mode.ADVISE).running()
+    play.crash()
+    play.ended(0)
+    if any(timer.startswith("settle:") for timer in play.engine.state.timers):
+        play.settle()
+    assert proposal(play, o.RestartInPlace).order.attempt == 1
+
+
+# --- at run time ------------------------------------------------------------------------------------------------------
+
+
+def test_set_mode_at_run_time():
+    """One rung of one group; the next fault follows it."""
+    play = Play().running()
+    play.say(e.Command.SET_MODE, group="gpu", remedy="quarantine", value="observe")
+    assert kinds(play.xid("n2")) == ["RequeueHeld"]
+    assert "Mode of quarantine in gpu: observe" in play.notices()
+
+
+@pytest.mark.parametrize(("value", "remedy"), [("acting", ""), ("act", "rebot"), ("", "")])
+def test_a_mode_or_rung_that_does_not_exist_is_refused(value, remedy):
+    """And changes nothing."""
+    play = Play().running()
+    play.say(e.Command.SET_MODE, value=value, remedy=remedy)
+    assert play.engine.state.modes == {}
+    assert any(title.startswith("Refused: set mode") for title in play.notices())
+
+
+def test_modes_survive_a_restart_of_the_engine():
+    """They are part of the state."""
+    play = Play().running()
+    play.say(e.Command.SET_MODE, value="observe")
+    play.engine = play.engine.restore(play.engine.snapshot(), play.policies)
+    assert kinds(play.xid("n2")) == []
+    assert KEY.id == "7"
