@@ -154,14 +154,6 @@ class Rhythm:
         """The limit that a step has now, from what was learned so far."""
         return self._step_limit(self._steps)
 
-    def slowdown(self, steps: int) -> float:
-        """How much slower each of the last `steps` steps was, at least, than the job's median before; 0: not known."""
-        known = list(self._steps)
-        before = known[:-steps]
-        if len(before) < 2 * self._rules.learn_steps:
-            return 0.0
-        return min(known[-steps:]) / max(median(before), 1e-9)
-
     def begin_attempt(self, attempt: int, at: float, *, ranks: int | None = None) -> None:
         """Forget the ranks of the attempt before; what was learned about the job stays."""
         if ranks is not None:
