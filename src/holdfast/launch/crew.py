@@ -66,6 +66,7 @@ class Crew:
         self._empty: set[str] = set()
         self._stacks: dict[str, tuple[RankStack, ...]] = {}
         self._changed = asyncio.Event()
+        self._dumping = asyncio.Lock()
         self.standbys_used = 0
 
     # --- who is there ---
@@ -220,14 +221,15 @@ class Crew:
 
     async def dump(self, attempt: int, limit_s: float) -> list[RankStack]:
         """Stacks of all ranks that gave one within the limit."""
-        if self.spec is None or self.spec.attempt != attempt:
-            return []
-        asked = set(self.spec.nodes) - self._empty
-        self._stacks = {}
-        for node in asked:
-            self.tell(node, DumpStacks(attempt=attempt, limit_s=limit_s))
-        await self._until(lambda: set(self._stacks) >= asked, limit_s + 0.5)
-        return [stack for stacks in self._stacks.values() for stack in stacks]
+        async with self._dumping:
+            if self.spec is None or self.spec.attempt != attempt:
+                return []
+            asked = set(self.spec.nodes) - self._empty
+            self._stacks = {}
+            for node in asked:
+                self.tell(node, DumpStacks(attempt=attempt, limit_s=limit_s))
+            await self._until(lambda: set(self._stacks) >= asked, limit_s + 0.5)
+            return [stack for stacks in self._stacks.values() for stack in stacks]
 
     def evacuate(self, attempt: int) -> None:
         """Ask all ranks to save and stop."""

@@ -31,6 +31,7 @@ from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Exit
+from holdfast.launch.slowdown import LOOKS, Slowdown
 from holdfast.launch.uplink import Uplink
 from holdfast.launch.watch import AttemptWatch
 from holdfast.model import events as e
@@ -46,6 +47,7 @@ _UNHEARD_S = 2.5
 """A launcher beats every second: after this long nothing that it last said of its ranks still holds."""
 _ASLEEP_S = 0.5
 """The loop was away for longer than it asked by this much: stopped, starved, or the machine was paused."""
+_LOOK_LIMIT_S = 0.5
 _START_LIMIT_S = 120.0
 _LATE_S = 2.0
 HANDED_OVER_S = 300.0
@@ -93,6 +95,7 @@ class Leader:
         self._told_over: dict[int, asyncio.Event] = {}
         self._ending = 0
         self._evacuating = False
+        self._is_looking = False
         self._silent: set[str] = set()
         self._link = NodeLink(place.node_dir)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -248,6 +251,7 @@ class Leader:
             event_id=self.event_id,
             catalogue=self._catalogue,
             rhythm=self._rhythm,
+            slowdown=Slowdown(self.policy.straggler.factor, self.policy.straggler.steps),
             restored=lambda: restored_step(job_dir, epoch),
         )
 
@@ -445,9 +449,25 @@ class Leader:
             watch = self.watch
             if watch is not None and not watch.is_over:
                 self.submit(*watch.judge_hang(at, mono, self._unheard(mono)))
+                if watch.wants_look and not self._is_looking:
+                    self._is_looking = True
+                    self.run_soon(self._look_for_stragglers(watch))
                 if count % _SAMPLES_EVERY == 0:
                     self.beats.add(watch.fold.samples(at))
             self._look_at_followers(at, mono)
+
+    async def _look_for_stragglers(self, watch: AttemptWatch) -> None:
+        """Several looks at all stacks within slow steps."""
+        looks = []
+        try:
+            for _ in range(LOOKS):
+                stacks = await self.crew.dump(watch.spec.attempt, _LOOK_LIMIT_S)
+                if stacks:
+                    looks.append(stacks)
+                await asyncio.sleep(watch.look_pause_s)
+            self.submit(*watch.stragglers(looks, time.time()))
+        finally:
+            self._is_looking = False
 
     def _unheard(self, mono: float) -> list[str]:
         """Nodes of the attempt whose launcher has been silent for longer than a late beat explains."""

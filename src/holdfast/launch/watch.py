@@ -13,13 +13,14 @@ import msgspec
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.findings import exit_rule, synthetic_finding
 from holdfast.detect.rhythm import HangVerdict, Rhythm, StepSample
-from holdfast.detect.stack_groups import group_stacks
+from holdfast.detect.stack_groups import group_stacks, waits_in_collective
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.fold import AttemptFold
 from holdfast.launch.frames import LineSeen, RankEnded, RankStack, SlotsSeen
 from holdfast.launch.process import Exit
+from holdfast.launch.slowdown import Slowdown
 from holdfast.model.cluster import JobKey
-from holdfast.model.events import AnyEvent, AttemptEnded, FindingSeen, StacksCaptured
+from holdfast.model.events import AnyEvent, AttemptEnded, FindingCleared, FindingSeen, StacksCaptured
 from holdfast.model.evidence import Domain, EvidenceKind, Finding, Place, Role
 from holdfast.telemetry.stacks import Frame
 
@@ -37,6 +38,7 @@ class AttemptWatch:
         event_id: makes ids.
         catalogue: gives exits and hangs their domain and role.
         rhythm: the job's hang detector.
+        slowdown: the attempt's straggler detector.
         restored: tells the step that the attempt resumed from.
     """
 
@@ -49,6 +51,7 @@ class AttemptWatch:
         event_id: Callable[[], str],
         catalogue: Callable[[], Catalogue],
         rhythm: Rhythm,
+        slowdown: Slowdown,
         restored: Callable[[], int | None],
     ) -> None:
         self.job = job
@@ -62,6 +65,9 @@ class AttemptWatch:
         self._event_id = event_id
         self._catalogue = catalogue
         self._rhythm = rhythm
+        self._slowdown = slowdown
+        self.wants_look = False
+        """Steps have grown slow: stacks of all ranks would show who keeps the others waiting."""
         self._bad_loss_told = False
         self._ends: dict[int | None, Exit] = {}
 
@@ -72,7 +78,10 @@ class AttemptWatch:
         for slot in report.slots:
             if slot.rank not in self._ends:
                 self._rhythm.feed(slot.rank, self.fold.rhythm_sample(slot, now_mono))
-        events = self.fold.take_slots(report.slots, report.at)
+                if slot.ended is not None and slot.step_s is not None and self.spec.world_size > 1:
+                    is_ordinary = slot.phase == "train" and slot.ended != slot.first
+                    self.wants_look |= self._slowdown.observe(slot.ended, slot.step_s, is_ordinary=is_ordinary)
+        events = self.fold.take_slots(report.slots, report.at) + self._no_longer_slow(at)
         return events + self._bad_loss(node, at)
 
     def line_seen(self, report: LineSeen, node: str, at: float, now_mono: float) -> list[AnyEvent]:
@@ -159,6 +168,44 @@ class AttemptWatch:
             captures={"step": str(verdict.step)} if verdict.step is not None else {},
         )
 
+    @property
+    def look_pause_s(self) -> float:
+        """Between two looks for a straggler, so that all of them spread over a step or two."""
+        return min(1.0, max(0.02, self._slowdown.step_s / 5))
+
+    def stragglers(self, looks: list[list[RankStack]], at: float) -> list[AnyEvent]:
+        """Stacks taken at several moments of slow steps: findings about who keeps the others waiting."""
+        self.wants_look = False
+        if self.stop_asked or self.is_over or self.first_bad is not None:
+            return []
+        waits = [{stack.rank: waits_in_collective(_frames(stack)) for stack in look} for look in looks]
+        last = {stack.rank: stack for stack in looks[-1]} if looks else {}
+        events: list[AnyEvent] = []
+        for slow in self._slowdown.judge(waits):
+            stack = last.get(slow.rank)
+            where = [f"{function} ({file}:{line})" for function, file, line in stack.frames[:6]] if stack else []
+            finding = synthetic_finding(
+                self._catalogue(),
+                "straggler.rank",
+                id=f"{self._event_id()}:straggler.rank:{slow.rank}",
+                at=at,
+                place=Place(node=self.spec.node_of(slow.rank), rank=slow.rank),
+                job=self.job,
+                attempt=self.spec.attempt,
+                summary=str(slow),
+                kind=EvidenceKind.STACK,
+                text="\n".join(where),
+            )
+            events.append(self._found(finding))
+        return events
+
+    def _no_longer_slow(self, at: float) -> list[AnyEvent]:
+        nodes = {self.spec.node_of(rank) for rank in self._slowdown.cleared()}
+        return [
+            FindingCleared(id=self._event_id(), at=at, source=self._source, rule="straggler.rank", node=node)
+            for node in sorted(nodes)
+        ]
+
     def lease_over(self, node: str, at: float, why: str) -> list[AnyEvent]:
         """A node's ranks were killed because its lease could not be renewed."""
         if self.stop_asked or self.is_over:
@@ -178,11 +225,7 @@ class AttemptWatch:
 
     def stacks(self, stacks: list[RankStack], at: float) -> StacksCaptured:
         """Stacks grouped, with who stands apart and who gave none."""
-        given = {
-            stack.rank: [Frame(file=file, line=line, function=function) for function, file, line in stack.frames]
-            for stack in stacks
-            if stack.frames
-        }
+        given = {stack.rank: _frames(stack) for stack in stacks if stack.frames}
         # A rank whose node did not answer is silent too.
         expected = set(range(self.spec.world_size)) if not self._is_command else {stack.rank for stack in stacks}
         silent = expected - set(given) - {rank for rank in self._ends if rank is not None}
@@ -251,3 +294,7 @@ class AttemptWatch:
             stopped=stopped,
             last_step=self.fold.step,
         )
+
+
+def _frames(stack: RankStack) -> list[Frame]:
+    return [Frame(file=file, line=line, function=function) for function, file, line in stack.frames]
