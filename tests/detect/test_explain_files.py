@@ -148,3 +148,32 @@ def test_command(tmp_path):
     assert "<script>" not in page.read_text()
     done = subprocess.run([*command, "-"], input="all is well\n", capture_output=True, text=True, check=False)
     assert (done.returncode, json.loads(done.stdout)["verdict"]) == (0, "healthy")
+
+
+def test_elastic_error_file(tmp_path):
+    """torchrun's error file is read: its traceback, its time, and the rank from its place."""
+    place = tmp_path / "none_x" / "attempt_0" / "3"
+    place.mkdir(parents=True)
+    stack = 'Traceback (most recent call last):\n  File "/home/mei/train.py", line 7, in main\n    boom()\nValueError: bad shard\n'
+    told = {
+        "message": {"message": "ValueError: bad shard", "extraInfo": {"py_callstack": stack, "timestamp": "1740830000"}}
+    }
+    (place / "error.json").write_text(json.dumps(told))
+    said = explain(tmp_path)
+    assert (said.verdict, said.suspects.ranks) == ("fault", (3,))
+    assert "train.py:7" in said.summary
+
+
+def test_novel_lines_when_nothing_explains(tmp_path):
+    """Without a cause, lines that were never printed before are shown, with their numbers."""
+    usual = "".join(f"collected batch {i} of the set in 0.{i % 9} s\n" for i in range(300))
+    text = (
+        usual
+        + "flux capacitor 7 reports brownout\n"
+        + "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:1\n"
+    )
+    (tmp_path / "job.out").write_text(text)
+    said = explain(tmp_path / "job.out")
+    assert said.verdict == "unknown"
+    assert [(e.line, e.rule) for e in said.evidence if "flux" in e.text] == [(301, "novelty.line")]
+    assert "flux capacitor" in said.story

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import zlib
@@ -17,6 +18,7 @@ import zstandard
 from holdfast.errors import NotFoundError, UserError
 
 CHUNK = 1 << 20
+ERROR_FILE_MAX = 4 << 20
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _BINARY_SUFFIXES = frozenset(
@@ -126,3 +128,44 @@ def line_numbers(path: str, offsets: Sequence[int]) -> dict[int, int]:
         line += data.count(b"\n", start)
         position += len(data)
     return numbers
+
+
+def last_lines(path: str, size: int) -> list[bytes]:
+    """The last lines of a log, at most `size` bytes of them (compressed logs are read through)."""
+    kept = b""
+    for data in read_chunks(path):
+        kept = (kept + data)[-size:]
+    return kept.splitlines()
+
+
+def count_lines(path: str) -> int:
+    """How many lines a log has."""
+    return sum(data.count(b"\n") for data in read_chunks(path))
+
+
+def elastic_error(path: str) -> tuple[bytes, float | None] | None:
+    """What a torchrun error file (`TORCHELASTIC_ERROR_FILE`) holds: its traceback as a log would show it, and its time.
+
+    None when the file is something else.
+    """
+    if path == STDIN or not path.endswith(".json"):
+        return None
+    try:
+        raw = Path(path).read_bytes()
+        told = json.loads(raw) if len(raw) < ERROR_FILE_MAX else None
+    except (OSError, ValueError):
+        return None
+    message = told.get("message") if isinstance(told, dict) else None
+    if isinstance(message, str):
+        return (message.encode() + b"\n", None)
+    if not isinstance(message, dict) or not isinstance(message.get("message"), str):
+        return None
+    extra = message.get("extraInfo")
+    details = extra if isinstance(extra, dict) else {}
+    stack = details.get("py_callstack")
+    text = stack if isinstance(stack, str) and "Traceback" in stack else message["message"]
+    try:
+        at = float(details.get("timestamp", ""))
+    except (TypeError, ValueError):
+        at = None
+    return (text.rstrip("\n").encode() + b"\n", at)

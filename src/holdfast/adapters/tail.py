@@ -51,6 +51,7 @@ class _Tail:
 
     def __init__(self, path: str, *, poll: bool) -> None:
         self.path = path
+        self.place = Path(path)
         self.poll = poll
         self.fd = -1
         self.offset = 0
@@ -279,7 +280,7 @@ class Tailer:
         tail.more = False
         self._advance(tail, to_end=to_end)
         try:
-            stat = Path(tail.path).stat()
+            stat = tail.place.stat()
         except OSError:
             return
         if (stat.st_dev, stat.st_ino) == tail.identity and tail.fd >= 0:
@@ -342,7 +343,7 @@ class Tailer:
     def _poll_one(self, tail: _Tail) -> None:
         """One `stat` for a file that rests; network file systems refresh attributes on it."""
         try:
-            stat = Path(tail.path).stat()
+            stat = tail.place.stat()
         except OSError:
             self._advance(tail)
             return

@@ -19,15 +19,28 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
-from holdfast.adapters.log_files import STDIN, find_logs, line_numbers, read_chunks
+from holdfast.adapters.log_files import (
+    STDIN,
+    count_lines,
+    elastic_error,
+    find_logs,
+    last_lines,
+    line_numbers,
+    read_chunks,
+)
 from holdfast.cli.explain_page import page
 from holdfast.decide.diagnosis import DiagnosisContext, diagnose
 from holdfast.detect.catalogue import Catalogue
-from holdfast.detect.explain import Explanation, LogReading, source_of
+from holdfast.detect.explain import EvidenceLine, Explanation, LogReading, source_of
 from holdfast.detect.matcher import Matcher, ProgressReading
+from holdfast.detect.novelty import Novelty
 from holdfast.errors import EXIT_FAILED, EXIT_OK, UserError
 from holdfast.model.evidence import Diagnosis, Finding
 
+NOVELTY_FILES = 8
+NOVELTY_BYTES = 2 << 20
+NOVELTY_TAIL = 60
+"""Lines at the end of a log among which new ones are looked for."""
 SAMPLED_ABOVE = 64 << 20
 """Larger files are read for faults throughout and for progress by samples."""
 
@@ -67,7 +80,10 @@ def explain_logs(
     context = DiagnosisContext(ranks=reading.ranks, progress_at=reading.progress_at)
     diagnosis = diagnose(reading.findings, context)
     _number(reading, diagnosis)
-    return reading.explanation(diagnosis)
+    explained = reading.explanation(diagnosis)
+    if explained.verdict == "unknown":
+        explained = reading.with_novelty(explained, _novel(names))
+    return explained
 
 
 def _read(reading: LogReading, matcher: Matcher, name: str, at: float) -> None:
@@ -76,6 +92,10 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float) -> None:
     # Standard input cannot be read again, so its lines are counted on the way; files only where lines are shown.
     stream = matcher.stream(source_of(name), progress, numbered=name == STDIN)
     number = reading.file("standard input" if name == STDIN else name)
+    if (told := elastic_error(name)) is not None:
+        text, failed_at = told
+        reading.take(number, stream.feed(text, failed_at or at))
+        return
     try:
         for data in read_chunks(name):
             if matches := stream.feed(data, at):
@@ -83,6 +103,24 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float) -> None:
     finally:
         reading.take(number, stream.flush(at))
         reading.end(number, stream.offset)
+
+
+def _novel(names: Sequence[str]) -> list[EvidenceLine]:
+    """Lines at the ends of these logs that their earlier parts never held."""
+    found: list[EvidenceLine] = []
+    for name in names[:NOVELTY_FILES]:
+        if name == STDIN:
+            continue
+        lines = [line.decode("utf-8", "replace") for line in last_lines(name, NOVELTY_BYTES)]
+        begin = max(len(lines) - NOVELTY_TAIL, len(lines) // 2)
+        known = Novelty()
+        known.learn(lines[:begin])
+        numbered = count_lines(name) - len(lines) + 1
+        found += [
+            EvidenceLine(name, numbered + begin + index, lines[begin + index][:400], "context", "novelty.line")
+            for index in known.strangest(lines[begin:], 3)
+        ]
+    return found
 
 
 def _number(reading: LogReading, diagnosis: Diagnosis) -> None:

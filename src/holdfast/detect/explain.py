@@ -377,6 +377,14 @@ class LogReading:
             lines.append(EvidenceLine(evidence.file, evidence.line, evidence.text, str(j.role), j.rule))
         return tuple(lines)
 
+    def with_novelty(self, explained: Explanation, lines: Sequence[EvidenceLine]) -> Explanation:
+        """An explanation without a cause, with lines that the job never printed before."""
+        if not lines or explained.verdict != "unknown":
+            return explained
+        quoted = "; ".join(f'"{line.text.strip()[:120]}"' for line in lines[:3])
+        story = f"{explained.story} Printed near the end and never before: {quoted}."
+        return replace(explained, story=story, evidence=(*explained.evidence, *lines))
+
     def place_of(self, finding_id: str) -> tuple[int, int] | None:
         """(file number, byte offset) of a finding's line, for counting its line number afterwards."""
         kept = self._places.get(finding_id)
@@ -394,7 +402,7 @@ def _numbers(match: Match) -> tuple[float, ...]:
 
 _RANK_IN_NAME = (
     re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?=[/_.-]|$)", re.IGNORECASE),
-    re.compile(r"/attempt_\d+/(\d{1,6})/(?:stdout|stderr)\.log$"),
+    re.compile(r"/attempt_\d+/(\d{1,6})/(?:(?:stdout|stderr)\.log|error\.json)$"),
     re.compile(r"(?:^|/)(?:stdout|stderr|log)[_.](\d{1,6})(?:\.\w+)?$"),
 )
 _KERNEL_NAME = re.compile(r"dmesg|kern|kmsg|messages|syslog|journal", re.IGNORECASE)

@@ -28,7 +28,8 @@ _VARIABLE = re.compile(
 )
 _SPLIT = re.compile(r"[\s=|,;()\[\]{}]+")
 _TROUBLED = re.compile(
-    r"(?i)error|fail|fatal|abort|exception|denied|refused|unable|cannot|could not|invalid|corrupt|timed? ?out|lost|killed|panic"
+    r"(?i)error|fail|fatal|abort|exception|denied|refused|unable|cannot|could not|invalid"
+    r"|corrupt|timed? ?out|lost|kill|panic"
 )
 
 
