@@ -65,7 +65,7 @@ class Play:
                 self.closed.append(record)
         return orders
 
-    def do(self, kind: type, *, at: float | None = None, source: str = "", **fields: Any) -> list[o.AnyOrder]:
+    def do(self, kind: type, /, *, at: float | None = None, source: str = "", **fields: Any) -> list[o.AnyOrder]:
         """An event of this kind, now."""
         self.now = max(self.now + self.step_s, at or 0.0)
         self.count += 1

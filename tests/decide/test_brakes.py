@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.decide.play import KEY, Play, kinds
 
 from holdfast.decide import brakes
 from holdfast.model import events as e
@@ -10,7 +11,6 @@ from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.policy import Brake
 from holdfast.model.records import BrakeRecord, JobState, NodeState
-from tests.decide.play import KEY, Play, kinds
 
 S = SchedulerState
 RULES = Brake(max_nodes=2, max_percent=100.0, window_s=3600.0, calm_s=600.0)
@@ -24,7 +24,15 @@ def many(count: int = 10, rules: Brake = RULES, **fields) -> Play:
 
 @pytest.mark.parametrize(
     ("nodes", "max_nodes", "percent", "limit"),
-    [(100, 4, 25.0, 4), (8, 4, 25.0, 2), (2, 4, 25.0, 1), (1, 4, 25.0, 1), (1000, 50, 1.0, 10), (10, 0, 50.0, 0), (10, 5, 0.0, 0)],
+    [
+        (100, 4, 25.0, 4),
+        (8, 4, 25.0, 2),
+        (2, 4, 25.0, 1),
+        (1, 4, 25.0, 1),
+        (1000, 50, 1.0, 10),
+        (10, 0, 50.0, 0),
+        (10, 5, 0.0, 0),
+    ],
 )
 def test_the_smaller_limit_holds_and_one_is_always_allowed(nodes, max_nodes, percent, limit):
     """Except where policy says zero."""

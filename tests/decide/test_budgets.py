@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.decide import budgets
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
@@ -11,7 +12,6 @@ from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Diagnosis, Domain, Remedy
 from holdfast.model.policy import Limits, Policy, Proof, Trouble
 from holdfast.model.records import JobRecord, JobState
-from tests.decide.play import KEY, NODES, Play, kinds
 
 S = SchedulerState
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import RecoverySpec, SchedulerState
 from holdfast.model.policy import Limits, Policy
 from holdfast.model.records import Authority, JobState, Mark
-from tests.decide.play import KEY, NODES, Play, kinds
 
 S = SchedulerState
 

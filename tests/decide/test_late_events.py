@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.decide.engine import Engine
 from holdfast.model import events as e
@@ -10,7 +11,6 @@ from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.evidence import Domain, EvidenceKind, Role
 from holdfast.model.records import Authority, JobState, NodeState
-from tests.decide.play import KEY, NODES, Play, kinds
 
 S = SchedulerState
 

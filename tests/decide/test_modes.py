@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.decide.play import KEY, Play, kinds
 
 from holdfast.decide.modes import mode_of, set_mode
 from holdfast.model import events as e
@@ -12,7 +13,6 @@ from holdfast.model.evidence import Remedy
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode, Policy
 from holdfast.model.records import JobState, NodeState
-from tests.decide.play import KEY, Play, kinds
 
 S = SchedulerState
 R = Remedy
@@ -57,7 +57,9 @@ def test_observe_records_and_waits_for_nothing():
     observed = [record for record in play.engine.touched().orders if record.status is OrderStatus.OBSERVED]
     assert [type(record.order) for record in observed] == [o.QuarantineNode, o.RequeueHeld]
     assert (play.ns(), play.state) == (NodeState.SUSPECT, JobState.WATCHING)
-    assert play.engine.pending_orders() == [r for r in play.engine.pending_orders() if isinstance(r.order, o.Notify | o.StartTimer)]
+    assert play.engine.pending_orders() == [
+        r for r in play.engine.pending_orders() if isinstance(r.order, o.Notify | o.StartTimer)
+    ]
 
 
 def test_observed_incidents_take_in_the_fan_out():

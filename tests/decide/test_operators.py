@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.decide.play import KEY, Play, kinds
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, SchedulerState
 from holdfast.model.evidence import Remedy
 from holdfast.model.records import JobState, NodeState
-from tests.decide.play import KEY, Play, kinds
 
 S = SchedulerState
 C = e.Command

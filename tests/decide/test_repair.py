@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.decide.play import Play, kinds, match
 
 from holdfast.decide.remedies import repair_rungs
 from holdfast.model import events as e
@@ -11,7 +12,6 @@ from holdfast.model.cluster import SchedulerState
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import NodeRules, Waits
 from holdfast.model.records import JobState, Mark, NodeState
-from tests.decide.play import Play, kinds, match
 
 S = SchedulerState
 R = Remedy
@@ -45,9 +45,7 @@ def idle():
     return Play().nodes()
 
 
-@pytest.mark.parametrize(
-    ("number", "kind"), [(73, o.RebootNode), (74, o.ReplaceNode)]
-)
+@pytest.mark.parametrize(("number", "kind"), [(73, o.RebootNode), (74, o.ReplaceNode)])
 def test_the_hint_names_the_first_rung(idle, number, kind):
     """73 reboots, 74 replaces."""
     (order,) = [x for x in fenced(idle, number=number) if isinstance(x, o.NodeOrder)]

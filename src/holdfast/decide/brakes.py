@@ -9,7 +9,6 @@ from __future__ import annotations
 from holdfast.model.policy import Brake
 from holdfast.model.records import BrakeRecord
 
-
 ROUNDING_S = 0.01
 """Looked at this much after the window has moved on, so that rounding does not make it look a moment too early."""
 

@@ -81,6 +81,20 @@ def charge(job: JobRecord, remedy: Remedy, diagnosis: Diagnosis | None, nodes: I
         job.spent[_NODE + node] = job.spent.get(_NODE + node, 0) + 1
 
 
+def refund(job: JobRecord, diagnosis: Diagnosis | None, nodes: Iterable[str] = ()) -> None:
+    """A restart in place that was charged never came about."""
+    job.in_place = max(0, job.in_place - 1)
+    names = [_NODE + node for node in nodes]
+    if diagnosis is not None:
+        names.append(fingerprint_of(diagnosis))
+    for name in names:
+        left = job.spent.get(name, 0) - 1
+        if left > 0:
+            job.spent[name] = left
+        else:
+            job.spent.pop(name, None)
+
+
 def node_overdrawn(job: JobRecord, limits: Limits, nodes: Iterable[str]) -> list[str]:
     """Of these nodes, those that have cost the job too many restarts: excluded even on thin evidence."""
     return [node for node in nodes if job.spent.get(_NODE + node, 0) + 1 >= limits.max_restarts_per_node]

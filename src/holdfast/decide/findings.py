@@ -146,7 +146,8 @@ def job_fault(turn: Turn, job: JobRecord, finding: Finding, known: IncidentRecor
     """Evidence that asks for action on the job's current attempt: same trouble as before, or one of its own."""
     if job.state in JOB_ENDED or (turn.in_allocation and job.authority is not Authority.LAUNCHER):
         return  # over, or handed over
-    incident = known or _same_trouble(turn, job, finding) or _shared_trouble(turn, job, finding)
+    keys = _storage_keys(finding)
+    incident = known or _same_trouble(turn, job, finding) or _by_domain(turn, keys)
     if known is not None and job.state is JobState.WATCHING:
         incident = None  # what was told of before is another matter
         if job.attempt is not None:
@@ -156,6 +157,7 @@ def job_fault(turn: Turn, job: JobRecord, finding: Finding, known: IncidentRecor
         incident = incidents.open_new(turn, finding)
     else:
         incidents.add(turn, incident, finding)
+    _remember_domain(turn, keys, incident)
     recovery.fault(turn, job, incident, finding)
 
 
@@ -168,25 +170,18 @@ def _same_trouble(turn: Turn, job: JobRecord, finding: Finding) -> IncidentRecor
     return None
 
 
-def _shared_trouble(turn: Turn, job: JobRecord, finding: Finding) -> IncidentRecord | None:
+def _storage_keys(finding: Finding) -> list[str]:
     """A file system that fails under many jobs is one trouble."""
-    if finding.domain is not Domain.STORAGE:
-        return None
-    del job
-    return _by_domain(turn, [f"storage|{finding.rule}|{finding.place.path}"], finding)
+    return [f"storage|{finding.rule}|{finding.place.path}"] if finding.domain is Domain.STORAGE else []
 
 
-def _by_domain(turn: Turn, keys: list[str], finding: Finding) -> IncidentRecord | None:
-    """The open incident of the same failure domain, if its newest fault is recent; it is remembered under all keys."""
-    domains = turn.state.domains
-    found: IncidentRecord | None = None
+def _by_domain(turn: Turn, keys: list[str]) -> IncidentRecord | None:
+    """The open incident of the same failure domain, if its newest fault is recent."""
     for key in keys:
-        known = domains.get(key)
+        known = turn.state.domains.get(key)
         if known is not None and abs(turn.now - known[1]) <= CORRELATION_S and known[0] in turn.state.incidents:
-            found = turn.state.incidents[known[0]]
-            break
-    del finding
-    return found
+            return turn.state.incidents[known[0]]
+    return None
 
 
 def _remember_domain(turn: Turn, keys: list[str], incident: IncidentRecord) -> None:
@@ -251,7 +246,7 @@ def node_fault(turn: Turn, finding: Finding) -> None:
         return
     jobs = _jobs_on(turn, finding)
     keys = domain_keys(node, finding)
-    incident = _incident_for(turn, node, jobs, finding, keys)
+    incident = _incident_for(turn, node, jobs, keys)
     if incident is None:
         incident = incidents.open_new(turn, finding)
     else:
@@ -292,9 +287,7 @@ def _jobs_on(turn: Turn, finding: Finding) -> list[JobRecord]:
     return [job for job in found if job.state not in JOB_ENDED]
 
 
-def _incident_for(
-    turn: Turn, node: NodeRecord, jobs: list[JobRecord], finding: Finding, keys: list[str]
-) -> IncidentRecord | None:
+def _incident_for(turn: Turn, node: NodeRecord, jobs: list[JobRecord], keys: list[str]) -> IncidentRecord | None:
     """The node's own incident, the one its job is in because of it, or that of its failure domain."""
     own = turn.state.incidents.get(node.incident)
     if own is not None:
@@ -305,7 +298,7 @@ def _incident_for(
         # A job in recovery for a reason that nobody has pinned on another node yet: this is the reason.
         if known is not None and in_recovery(job) and not known.nodes and not _is_person(known):
             return known
-    return _by_domain(turn, keys, finding)
+    return _by_domain(turn, keys)
 
 
 def _is_person(incident: IncidentRecord) -> bool:

@@ -78,10 +78,15 @@ def _exclude_suspects(turn: Turn, job: JobRecord, diagnosis: Diagnosis) -> None:
     if trouble in _NODE_TROUBLES or (trouble is Trouble.STRAGGLER and turn.policy_of(job).straggler.exclude):
         exclude(turn, job, diagnosis.nodes)
     limits = budgets.limits_of(turn.policy_of(job), job.view.recovery)
-    exclude(turn, job, budgets.node_overdrawn(job, limits, diagnosis.nodes))
+    exclude(turn, job, budgets.node_overdrawn(job, limits, _charged_nodes(diagnosis)))
     known = turn.state.nodes
     bad = [name for name in used if name in known and (phase(known[name]) is not NodeState.HEALTHY or known[name].gone)]
     exclude(turn, job, bad)
+
+
+def _charged_nodes(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Nodes to which a restart is charged. Bad numbers come from a checkpoint; who reports them is by chance."""
+    return () if remedies.trouble_of(diagnosis) is Trouble.BAD_NUMBERS else diagnosis.nodes
 
 
 def _fence_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
@@ -103,6 +108,7 @@ def _fence_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diagno
 
 def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: float | None = None) -> None:
     """Its processes are gone: stamp it, and decide as soon as the evidence has settled."""
+    _not_restarted(job, incident)
     turn.stamp(incident, Mark.STOPPED, at)
     turn.complete(about(job), "the attempt is over", o.StopAttempt, o.SaveAndStop)
     turn.withdraw(about(job), "the attempt is over", o.CaptureStacks, o.SetExcluded, o.ReleaseJob)
@@ -116,6 +122,13 @@ def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: fl
     hurried = job.in_queue and not turn.policy_of(job).requeue_held
     if f"settle:{incident.id}" not in turn.state.timers or hurried:
         decide(turn, job, incident)
+
+
+def _not_restarted(job: JobRecord, incident: IncidentRecord) -> None:
+    """It leaves `in_place` without a new attempt: that restart does not count, or the fault would be counted twice."""
+    if job.state is JobState.IN_PLACE:
+        diagnosis = incident.diagnosis
+        budgets.refund(job, diagnosis, _charged_nodes(diagnosis) if diagnosis is not None else ())
 
 
 def decide(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
@@ -180,7 +193,7 @@ def _in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: D
 
 def entered_in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
     """The restart in place is ordered (here, or by the launcher)."""
-    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, diagnosis.nodes)
+    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, _charged_nodes(diagnosis))
     incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
     turn.move_job(job, JobTrigger.RESTART_IN_PLACE)
     turn.stamp(incident, Mark.REQUEUED)
@@ -258,6 +271,7 @@ def leave_allocation(turn: Turn, job: JobRecord, incident: IncidentRecord, why: 
         )
     )
     job.authority = Authority.CONTROLLER
+    _not_restarted(job, incident)
     if job.state is not JobState.DIAGNOSING:
         turn.move_job(job, JobTrigger.ATTEMPT_OVER)
     turn.move_job(job, JobTrigger.HOLD)
@@ -331,6 +345,7 @@ def requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> b
 
 def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
     """The requeue is ordered."""
+    _not_restarted(job, incident)
     turn.withdraw(about(job), "it is requeued", o.StopAttempt, o.CaptureStacks, o.SaveAndStop, o.RestartInPlace)
     if job.state is not JobState.STOPPING:
         turn.move_job(job, JobTrigger.STOP)
@@ -361,7 +376,7 @@ def hold(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagno
     asked = diagnosis.cause.startswith(remedies.OPERATOR) or Remedy.EVACUATE in incident.remedies
     if not asked:
         _step_back(turn, job, diagnosis)
-        budgets.charge(job, Remedy.REQUEUE, diagnosis, diagnosis.nodes)
+        budgets.charge(job, Remedy.REQUEUE, diagnosis, _charged_nodes(diagnosis))
     turn.move_job(job, JobTrigger.HOLD)
     known = turn.state.nodes
     job.excluded = tuple(
