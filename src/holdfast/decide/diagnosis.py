@@ -98,6 +98,7 @@ _VAGUE = (
     "mpi.abort",
     "torch.dataloader.crashed",
 )
+_QUIET_EXITS = ("exit.code.", "exit.signal.6", "exit.signal.15", "slurm.task.exited")
 _SPECIFIC_ELASTIC = ("torch.elastic.failed.segfault",)
 _PEER_WORDS = (
     "connection", "peer", "nccl", "gloo", "tcpstore", "socket", "broken pipe", "timed out", "timeout", "rendezvous",
@@ -240,7 +241,7 @@ def _waited(finding: Finding, context: DiagnosisContext) -> float:
 
 
 def _root(candidates: list[Candidate], findings: Sequence[Finding], context: DiagnosisContext) -> Candidate | None:
-    firm = [c for c in candidates if c.weight is not Weight.WARNING]
+    firm = [c for c in candidates if c.weight is not Weight.WARNING and not _explained_exit(c, findings, context)]
     if not firm:
         return None
     failures = [c.at for c in firm if c.weight < Weight.LOST]
@@ -264,6 +265,19 @@ def _root(candidates: list[Candidate], findings: Sequence[Finding], context: Dia
         if deaths and not _is_memory(chosen):
             return min(deaths, key=lambda c: c.at)
     return chosen
+
+
+def _explained_exit(candidate: Candidate, findings: Sequence[Finding], context: DiagnosisContext) -> bool:
+    """Whether this is only how a rank ended that had lost a peer or waited in vain before."""
+    if candidate.rank is None or not candidate.finding.rule.startswith(_QUIET_EXITS):
+        return False
+    return any(
+        f.place.rank == candidate.rank
+        and (f.role is Role.CASCADE or f.rule.startswith(_SYMPTOMS))
+        and not f.rule.startswith(("torch.elastic.", "exit.", "slurm."))
+        and f.at - context.offsets.get(f.place.node, 0.0) <= candidate.seen_at + TIE_S
+        for f in findings
+    )
 
 
 def _order(candidate: Candidate, near: list[Candidate]) -> tuple[float, int, float]:

@@ -129,6 +129,7 @@ class LogReading:
         self.aside: dict[str, str] = {}
         self._places: dict[str, Kept] = {}
         self._timeouts: set[int] = set()
+        self._ranks: set[int] = set()
 
     def file(self, name: str) -> int:
         """Begin a log; its number is given to `take`."""
@@ -186,8 +187,10 @@ class LogReading:
 
     def _keep(self, number: int, file: _File, match: Match) -> None:
         file.last_trouble = match.offset
-        if match.rule.id == "nccl.timeout" and match.rank is not None:
-            self._timeouts.add(match.rank)
+        if match.rank is not None:
+            self._ranks.add(match.rank)
+            if match.rule.id in {"nccl.timeout", "gloo.timeout"}:
+                self._timeouts.add(match.rank)
         print_ = fingerprint(match.rule.id, match.captures, match.node)
         key = (match.rule.id, print_, match.rank, number)
         known = self.kept.setdefault(key, [])
@@ -235,8 +238,8 @@ class LogReading:
         if all(f.domain is Domain.OPERATOR for f in findings if f.role is Role.ROOT):
             findings += self._silences()
         self.findings = tuple(findings)
-        if self._timeouts and len(self._timeouts) > 2:
-            self.ranks = {"": tuple(range(max(self._timeouts) + 1))}
+        if len(self._timeouts) > 1:
+            self.ranks = {"": tuple(range(max(self._ranks) + 1))}
 
     def _first_failure(self, kept: Sequence[Kept]) -> float | None:
         """When the job's own trouble began, as far as its lines tell; a time-out began one time-out earlier."""

@@ -108,7 +108,7 @@ def to_finding(
 def summary_of(rule: Rule, captures: Mapping[str, str]) -> str:
     """One clause about what was seen, without its place."""
     title = rule.title or rule.id
-    if (kind := captures.get("type")) and rule.id.startswith(("python.", "torch.elastic")):
+    if kind := captures.get("type"):
         text = f"{kind}: {captures.get('message', '')}".rstrip(": ")
         where = f" at {captures['file']}:{captures.get('line', '?')}" if captures.get("file") else ""
         return f"{title}: {text[:160]}{where}"

@@ -515,10 +515,11 @@ def _joined(
     judged: tuple[Rule, dict[str, str]] | None, record: Record, opener: Rule, catalogue: Catalogue
 ) -> tuple[Rule, dict[str, str]] | None:
     """A record's captures joined to what its last line is by itself."""
-    if judged is not None:
+    if judged is not None and (judged[0].role is Role.ROOT or "table" not in record.captures):
         rule, captures = judged
         return rule, record.captures | captures
-    if record.captures.get("table") == "torchrun" and (code := record.captures.get("code")):
+    if code := record.captures.get("code", ""):
+        # torchrun calls this rank the first to fail: how it ended is the root until something explains it.
         ended = f"exit.signal.{code[1:]}" if code.startswith("-") else f"exit.code.{code}"
         return catalogue.get(ended), record.captures
     whole = catalogue.find(f"{opener.id}.whole")
