@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import statistics
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from peers import death_to_first_step, launchers
+from peers import NotBackError, death_to_first_step, launchers
 
 from holdfast.workload import gpt_torch
 
@@ -30,20 +31,27 @@ def main() -> None:
     script = [gpt_torch.__file__, "--steps", "1000000", "--checkpoint-every", "10"]
     script += ["--checkpoint-dir", "{folder}/checkpoints", "--step-time", "0.05"]
     times: dict[str, list[float]] = {}
+    lost: dict[str, int] = {}
     for run in range(options.runs):
         for launcher in launchers(RANKS, PORT + run):
-            took = death_to_first_step(launcher, script, at_step=25, rank=1, sig=signal.SIGSEGV)
-            times.setdefault(launcher.name, []).append(took)
-            print(f"  run {run + 1}/{options.runs} {launcher.name:30s} {took:6.2f} s", file=sys.stderr, flush=True)
-    medians = {name: statistics.median(found) for name, found in times.items()}
+            found = times.setdefault(launcher.name, [])
+            try:
+                found.append(death_to_first_step(launcher, script, at_step=25, rank=1, sig=signal.SIGSEGV))
+            except NotBackError as error:
+                lost[launcher.name] = lost.get(launcher.name, 0) + 1
+                print(f"  run {run + 1}/{options.runs} {launcher.name:30s} {error}", file=sys.stderr, flush=True)
+                continue
+            print(f"  run {run + 1}/{options.runs} {launcher.name:30s} {found[-1]:6.2f} s", file=sys.stderr, flush=True)
+    medians = {name: statistics.median(found) if found else math.inf for name, found in times.items()}
     if options.json:
-        print(json.dumps({"runs": times, "medians": medians}))
+        print(json.dumps({"runs": times, "medians": medians, "not_back": lost}))
         return
     best = min(medians["torchrun"], medians["ft_launcher"])
     print(f"From a rank's death (SIGSEGV) to the first new step, {RANKS} ranks, median of {options.runs} runs:")
     for name, value in medians.items():
-        spread = f"{min(times[name]):.2f}-{max(times[name]):.2f}"
-        print(f"  {name:30s} {value:6.2f} s  ({spread})   {value / best:5.2f} x the faster peer")
+        spread = f"{min(times[name], default=math.inf):.2f}-{max(times[name], default=math.inf):.2f}"
+        back = f"; did not come back in {lost[name]} of {options.runs}" if name in lost else ""
+        print(f"  {name:30s} {value:6.2f} s  ({spread})   {value / best:5.2f} x the faster peer{back}")
 
 
 if __name__ == "__main__":
