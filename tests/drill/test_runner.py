@@ -12,8 +12,9 @@ from holdfast.errors import LinkError, UsageError
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Remedy
 from holdfast.model.orders import OrderStatus, RestartInPlace
-from holdfast.model.records import JobState, NodeState, OrderRecord
+from holdfast.model.records import IncidentRecord, JobState, NodeState, OrderRecord
 
+JOB = JobKey("c", "7")
 KILL = 'name = "k"\nkind = "kill9"\n[expect]\ncauses = ["exit.signal.9"]\nsuspect = "rank"\nrecover_s_max = 5.0\nlost_steps_max = 20\n'
 
 
@@ -89,6 +90,17 @@ def test_it_waits_for_the_steady_state(site, world):
         assert result.passed
 
     run_virtual(work())
+
+
+def test_an_incident_that_people_were_only_told_of_is_in_nobodys_way(site, world):
+    """Any other open incident of the job is waited for."""
+    told = IncidentRecord(id="i0", opened_at=1.0, jobs=[JOB], outcome="observed")
+    world.found.append(told)
+    world.record.incident = "i0"
+    assert drill(KILL, site, world).passed
+    told.outcome = ""
+    result = drill(KILL.replace('"k"', '"k2"'), site, world, patience=Patience(steady_s=5.0))
+    assert "incident i0 is open" in result.checks[0].actual
 
 
 def test_a_job_that_never_becomes_steady_fails_with_the_reason(site, world):

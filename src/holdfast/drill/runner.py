@@ -160,11 +160,19 @@ class _Drill:
             else:
                 if job.state in OVER:
                     raise UsageError(f"job {site.job} is {job.state.value}: there is nothing to drill")
-                why = _unsteady(job) or await self._unsteady_nodes(job)
+                why = _unsteady(job) or await self._unsteady_incident(job) or await self._unsteady_nodes(job)
                 if not why:
                     return job
             self.seq = await site.eyes.wait(self.seq, _LOOK_S)
         raise CannotInjectError(f"job {site.job} did not become steady within {self.patience.steady_s:.0f} s: {why}")
+
+    async def _unsteady_incident(self, job: JobRecord) -> str:
+        """An incident that people were only told of stays open while its attempt lasts, and is in nobody's way."""
+        if not job.incident:
+            return ""
+        found = next((i for i in await self.site.eyes.incidents() if i.id == job.incident), None)
+        is_told_only = found is not None and found.outcome == "observed"
+        return "" if is_told_only else f"incident {job.incident} is open"
 
     async def _unsteady_nodes(self, job: JobRecord) -> str:
         sick = [node for node in await self.site.eyes.nodes() if node.state is not NodeState.HEALTHY]
@@ -285,8 +293,6 @@ def _unsteady(job: JobRecord) -> str:
     attempt = job.attempt
     if job.state is not JobState.WATCHING:
         return f"it is {job.state.value}"
-    if job.incident:
-        return f"incident {job.incident} is open"
     if attempt is None or not attempt.started_at or attempt.ended_at:
         return "no attempt runs"
     if attempt.durable_step is None:
