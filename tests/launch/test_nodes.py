@@ -131,6 +131,26 @@ def test_a_cut_leader_ends_the_whole_job_by_itself(launched, tmp_path: Path):
     assert [event.attempt for event in leader.events("attempt_started")] == [0]
 
 
+def test_what_a_killed_launcher_left_pending_is_not_done_by_its_successor(launched, tmp_path: Path):
+    """A restart in place was ordered while the leader was cut off; the job was started anew: one attempt, not two."""
+    args = ("--nproc-per-node", "1", *counter(tmp_path, steps=150))
+    leader, follower = pair(launched, tmp_path, *args)
+    leader.wait_event("checkpoint_saved", lambda event: event.durable)
+    cut = tmp_path / "nodes" / "node01" / "cut"
+    cut.touch()
+    leader.wait_event("attempt_ended")
+    wait_for("restart ordered", lambda: "restarts in place" in leader.text())
+    assert [event.finding.rule for event in leader.events("finding_seen")].count("launch.lease") <= 2
+    for launcher in (leader, follower):
+        launcher.popen.kill()
+        launcher.popen.wait()
+    cut.unlink()
+    again, _ = pair(launched, tmp_path, *args, HOLDFAST_RESTART_COUNT="1")
+    assert again.wait(40) == 0
+    assert [(event.attempt, event.restart_count) for event in again.events("attempt_started")] == [(0, 0), (1, 1)]
+    assert "Traceback" not in again.text()
+
+
 def test_a_leader_that_was_superseded_leaves(launched, tmp_path: Path):
     """A newer epoch in the job's folder: another launcher has the job; nothing of this one goes on."""
     leader, follower = pair(launched, tmp_path, "--nproc-per-node", "1", *counter(tmp_path, steps=5000))

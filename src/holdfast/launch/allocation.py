@@ -73,8 +73,14 @@ class Lead(Protocol):
     async def give_up(self, why: str) -> None:
         """Stop for good and leave."""
 
-    def may_start(self) -> None:
-        """Raises TemporaryOrderError while the leader's own lease is in doubt."""
+    async def until_may_start(self) -> None:
+        """Wait until the leader's own lease is beyond doubt; raises TemporaryOrderError when that takes too long."""
+
+    async def until_begun(self) -> None:
+        """Wait until this launcher has started its first attempt.
+
+        Orders that a launcher before it left pending are for attempts that are over by then.
+        """
 
     def job_view(self) -> JobView:
         """The job as it is now."""
@@ -111,6 +117,8 @@ class AllocationOrchestrator:
 
     async def execute(self, order: AnyOrder) -> str:
         """Carry out. Raises TemporaryOrderError, PermanentOrderError."""
+        if isinstance(order, CaptureStacks | StopAttempt | RestartInPlace | Escalate):
+            await self._lead.until_begun()
         match order:
             case CaptureStacks():
                 await self._lead.capture_stacks(order.attempt, order.limit_s)
@@ -124,6 +132,8 @@ class AllocationOrchestrator:
             case RestartInPlace():
                 return await self._restart(order)
             case Escalate():
+                if order.attempt < self._lead.attempt:
+                    return "a newer attempt runs"
                 await self._lead.escalate(order)
                 return "handed over"
             case GiveUp():
@@ -135,7 +145,7 @@ class AllocationOrchestrator:
     async def _restart(self, order: RestartInPlace) -> str:
         if self._lead.attempt >= order.attempt:
             return "already started"
-        self._lead.may_start()
+        await self._lead.until_may_start()
         nodes = await self._crew.until_joined(self._want_nodes, MISSING_NODES_S, excluded=order.exclude_nodes)
         if len(nodes) < self._want_nodes:
             missing = sorted(set(self._crew.place.nodes) - set(nodes))

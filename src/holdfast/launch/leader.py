@@ -48,6 +48,7 @@ _UNHEARD_S = 2.5
 _ASLEEP_S = 0.5
 """The loop was away for longer than it asked by this much: stopped, starved, or the machine was paused."""
 _LOOK_LIMIT_S = 0.5
+_LEASE_BACK_S = 60.0
 _START_LIMIT_S = 120.0
 _LATE_S = 2.0
 HANDED_OVER_S = 300.0
@@ -96,6 +97,8 @@ class Leader:
         self._ending = 0
         self._evacuating = False
         self._is_looking = False
+        self._begun = asyncio.Event()
+        self._lease_told = -1
         self._silent: set[str] = set()
         self._link = NodeLink(place.node_dir)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -188,11 +191,19 @@ class Leader:
             restore_step=self.place.restore_step,
             in_place=False,
         )
+        self._begun.set()
 
-    def may_start(self) -> None:
-        """Raises TemporaryOrderError while our own lease is in doubt."""
-        if self.lease.is_over(time.monotonic()) or self._link.is_cut:
-            raise TemporaryOrderError("this launcher cannot prove that it still holds the job", retry_after_s=0.5)
+    async def until_begun(self) -> None:
+        """Wait until this launcher has started its first attempt."""
+        await self._begun.wait()
+
+    async def until_may_start(self) -> None:
+        """Wait until our own lease is beyond doubt; raises TemporaryOrderError when that takes too long."""
+        deadline = time.monotonic() + _LEASE_BACK_S
+        while self.lease.is_over(time.monotonic()) or self._link.is_cut:
+            if time.monotonic() > deadline:
+                raise TemporaryOrderError("this launcher cannot prove that it still holds the job")
+            await asyncio.sleep(_LOOK_S)
 
     async def start_attempt(
         self, *, attempt: int, epoch: int, nodes: tuple[str, ...], restore_step: int | None, in_place: bool
@@ -541,8 +552,9 @@ class Leader:
 
     async def _lost_lease(self, why: str) -> None:
         watch = self.watch
-        if watch is None or watch.is_over:
+        if watch is None or watch.is_over or self._lease_told == watch.spec.attempt:
             return
+        self._lease_told = watch.spec.attempt
         self.voice.say(f"{why}: its attempt lease has run out, killing the ranks")
         await self.crew.runner.end(watch.spec.attempt, 0.0, why=why)
 

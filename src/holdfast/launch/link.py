@@ -143,6 +143,7 @@ class LeaderPort:
         self._secret = secrets.token_bytes(32)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
 
     async def open(self) -> None:
         """Listen, and write `leader.json` (0600) for the followers.
@@ -177,10 +178,14 @@ class LeaderPort:
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 follower = await self._greet(reader, writer)
+            await self._serve(follower)
         except (TimeoutError, WireError, OSError, EOFError):
             writer.close()
-            return
-        await self._serve(follower)
+        except asyncio.CancelledError:
+            writer.close()
+            if not self._is_closing:
+                raise
+            # The stream's own callback would print this as an error of the connection.
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Follower:
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -262,6 +267,7 @@ class LeaderPort:
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
+        self._is_closing = True
         if self._server is not None:
             self._server.close()
         for task in list(self._tasks):
