@@ -1,0 +1,221 @@
+"""The field's flows, each as its preset plays it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.decide.play import KEY, NODES, Play, kinds
+
+from holdfast.adapters.policy_files import packaged_presets
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import RecoverySpec, SchedulerState
+from holdfast.model.evidence import Domain, EvidenceKind, Remedy
+from holdfast.model.policy import PolicySet
+from holdfast.model.policy_toml import parse_policy
+from holdfast.model.records import JobState, NodeState
+
+S = SchedulerState
+NEW = ("n1", "n3", "n4", "n5")
+
+
+def policies(name: str, more: str = "") -> PolicySet:
+    """The preset, with a brake that suits four nodes."""
+    brake = "\n[brake]\nmax_nodes = 100\nmax_percent = 100\n"
+    return parse_policy(f'preset = "{name}"\n{more}{brake}', "test.toml", packaged_presets())
+
+
+def play_of(name: str, more: str = "") -> Play:
+    return Play(policies(name, more)).nodes()
+
+
+def test_hyperpod_slurm_always_replaces_never_reboots():
+    """Detect, drain, wait, replace, validate, resume: Xid 73, which elsewhere is a reboot, replaces as well."""
+    play = play_of("hyperpod-slurm")
+    play.job()
+    assert kinds(play.xid("n2", 73)) == ["QuarantineNode", "RequeueHeld"]
+    play.done(o.QuarantineNode)
+    assert play.ns() is NodeState.DRAINING
+    play.done(o.RequeueHeld)
+    assert play.state is JobState.HELD
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert kinds(play.all)[-1] == "ReplaceNode"
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    play.job(state=S.RUNNING, nodes=NEW)
+    play.first_step(1, 1)
+    assert play.state is JobState.WATCHING
+    play.done(o.ReplaceNode)
+    play.node("n2", instance_id="new", boot_id="new")
+    play.do(e.NodeValidated, node="n2", passed=True, instance_id="new")
+    play.done(o.ReturnNode)
+    assert play.closed[0].outcome == "recovered"
+    assert not [x for x in play.all if isinstance(x, o.RebootNode | o.ResetGpu)]
+
+
+def test_hyperpod_slurm_retries_hardware_and_stops_for_anything_else():
+    """Diagnosis decides: a crash of the code is the owner's to look at."""
+    play = play_of("hyperpod-slurm")
+    play.job()
+    play.finding("exit.signal.11", job=KEY, attempt=0, rank=1, node="n1", domain=Domain.APPLICATION)
+    if play.state is not JobState.GIVEN_UP:
+        play.job(state=S.FAILED, exit_code=1)
+        if play.state is not JobState.GIVEN_UP:
+            play.settle()
+    assert play.state is JobState.GIVEN_UP
+    assert "RequeueHeld" not in kinds(play.all)
+
+
+def test_hyperpod_slurm_requeues_without_waiting_for_attribution():
+    """Excluded and released as soon as it is held."""
+    play = play_of("hyperpod-slurm")
+    play.job()
+    play.xid("n2")
+    assert kinds(play.done(o.RequeueHeld)) == ["SetExcluded"]
+
+
+@pytest.mark.parametrize(("number", "kind"), [(73, "RebootNode"), (74, "ReplaceNode")])
+def test_hyperpod_eks_reboots_or_replaces_by_fault(number, kind):
+    """74 replace, 73 reboot; then deep checks, then back."""
+    play = play_of("hyperpod-eks")
+    play.job()
+    play.xid("n2", number)
+    play.done(o.QuarantineNode)
+    play.done(o.RequeueHeld)
+    orders = play.job(state=S.HELD, restart_count=1, nodes=())
+    assert kind in kinds(orders)
+    assert {"RebootNode", "ReplaceNode"} - {kind} - set(kinds(play.all))
+
+
+def test_hyperpod_eks_a_reboot_that_does_not_help_is_followed_by_a_replacement():
+    """The deep check fails after the reboot."""
+    play = play_of("hyperpod-eks")
+    play.xid("n2", 73)
+    play.done(o.QuarantineNode)
+    play.done(o.RebootNode)
+    play.node("n2", boot_id="b2")
+    assert kinds(play.do(e.NodeValidated, node="n2", passed=False)) == ["ReplaceNode"]
+
+
+def test_hyperpod_eks_a_replaced_node_comes_under_another_name():
+    """The old name vanishes while it is in repair: its side is settled."""
+    play = play_of("hyperpod-eks")
+    play.xid("n2", 74)
+    play.done(o.QuarantineNode)
+    play.do(e.NodeVanished, node="n2")
+    play.node("n2-new")
+    assert play.engine.open_incidents() == []
+
+
+def test_hyperpod_eks_job_max_retry_count_goes_before_the_preset():
+    """`sagemaker.amazonaws.com/job-max-retry-count: "0"`."""
+    play = play_of("hyperpod-eks")
+    play.job(recovery=RecoverySpec(max_requeues=0))
+    play.job(state=S.FAILED, exit_code=1)
+    play.settle()
+    assert play.state is JobState.GIVEN_UP
+
+
+def test_mission_control_requeues_held_attributes_excludes_releases():
+    """The diagnosis is made while the job is held, from the whole picture; success is the first checkpoint."""
+    play = play_of("mission-control")
+    play.job()
+    play.finding("nccl.remote", job=KEY, attempt=0, rank=0, node="n1", domain=Domain.NETWORK, kind=EvidenceKind.EXIT)
+    assert kinds(play.all) == ["RequeueHeld"]
+    play.finding(
+        "cuda.ecc", job=KEY, attempt=0, rank=2, node="n2", domain=Domain.HARDWARE, remedy=Remedy.REPLACE,
+        kind=EvidenceKind.LOG, summary="uncorrectable ECC error",
+    )  # fmt: skip
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert play.state is JobState.DIAGNOSING
+    assert kinds(play.settle()) == ["QuarantineNode", "SetExcluded"]
+    assert play.incident.diagnosis.cause == "cuda.ecc"
+    assert play.open(o.SetExcluded).nodes == ("n2",)
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    play.job(state=S.RUNNING, nodes=NEW)
+    play.first_step(1, 11, resumed_from=10)
+    assert play.state is JobState.PROVING
+    play.checkpoint(1, 20)
+    assert play.state is JobState.WATCHING
+
+
+def test_mission_control_max_requeue_times():
+    """One requeue, then given up; the job's own number goes before."""
+    for own, given_up in ((None, True), (2, False)):
+        play = play_of("mission-control")
+        play.job(recovery=RecoverySpec(max_requeues=own))
+        play.job(state=S.FAILED, exit_code=1)
+        play.settle()
+        play.done(o.RequeueHeld)
+        play.job(state=S.HELD, restart_count=1, nodes=())
+        if play.opened(o.ReleaseJob):
+            play.done(o.ReleaseJob)
+        play.job(state=S.RUNNING, nodes=NODES)
+        play.job(state=S.FAILED, exit_code=2)
+        if any(timer.startswith("settle:") for timer in play.engine.state.timers):
+            play.settle()
+        assert (play.state is JobState.GIVEN_UP) == given_up
+
+
+def test_mission_control_a_crash_that_prints_and_exits_later_is_requeued_once():
+    """`segmentation fault` is printed, 60 s later the job exits with 1: one requeue, attributed to the line."""
+    play = play_of("mission-control")
+    play.job()
+    play.finding(
+        "process.segfault", job=KEY, attempt=0, rank=0, domain=Domain.APPLICATION, kind=EvidenceKind.LOG,
+        summary="segmentation fault",
+    )  # fmt: skip
+    assert kinds(play.all) == []
+    play.now += 60.0
+    play.job(state=S.FAILED, exit_code=1)
+    assert kinds(play.settle()) == ["RequeueHeld"]
+    assert play.incident.diagnosis.cause == "process.segfault"
+
+
+def test_parallelcluster_a_failed_check_is_down_replaced_requeued():
+    """The prolog's check finds a bad GPU: node down, replaced at once, job requeued elsewhere."""
+    play = play_of("parallelcluster")
+    play.job()
+    orders = play.finding(
+        "check.gpu", node="n2", domain=Domain.HARDWARE, remedy=Remedy.REPLACE, kind=EvidenceKind.CHECK,
+        source="agent:n2", summary="GPU 3 failed its check",
+    )  # fmt: skip
+    assert kinds(orders) == ["QuarantineNode", "RequeueHeld"]
+    assert kinds(play.done(o.QuarantineNode)) == ["ReplaceNode"]
+    assert kinds(play.done(o.RequeueHeld)) == ["SetExcluded"]
+    play.done(o.SetExcluded)
+    assert play.state is JobState.RELEASED
+    play.done(o.ReplaceNode)
+    assert kinds(play.node("n2", instance_id="new", boot_id="new")) == ["ReturnNode"]
+
+
+def test_parallelcluster_a_crash_stops():
+    """Only checks lead to a requeue."""
+    play = play_of("parallelcluster")
+    play.job()
+    play.job(state=S.FAILED, exit_code=1)
+    play.settle()
+    assert play.state is JobState.GIVEN_UP
+
+
+def test_a_job_may_ask_for_a_preset_by_name():
+    """`policy = "hyperpod-slurm"` in the job's own words, on a site with another policy."""
+    site = parse_policy("[brake]\nmax_percent = 100\nmax_nodes = 9\n", "site.toml", packaged_presets())
+    play = Play(site).nodes()
+    play.job(recovery=RecoverySpec(policy="hyperpod-slurm"))
+    play.job(state=S.FAILED, exit_code=1)
+    play.settle()
+    assert play.state is JobState.GIVEN_UP
+
+
+def test_a_policy_loaded_at_run_time_holds_from_then_on():
+    """Stored whole with the event; a wrong one is refused and the former one holds; it survives a restart."""
+    play = Play().running()
+    play.do(e.PolicyLoaded, toml='mode = "observe"\n', file="site.toml")
+    assert kinds(play.xid("n2")) == []
+    play.do(e.PolicyLoaded, toml="moed = 1\n", file="site.toml")
+    assert "A policy was refused; the former one holds" in play.notices()
+    play.engine = play.engine.restore(play.engine.snapshot(), play.policies)
+    assert kinds(play.xid("n3")) == []
+    assert play.engine.policies.site.mode == "observe"
