@@ -87,7 +87,11 @@ def explain_logs(
 
 
 def _read(reading: LogReading, matcher: Matcher, name: str, at: float) -> None:
-    size = Path(name).stat().st_size if name != STDIN else SAMPLED_ABOVE + 1
+    size = SAMPLED_ABOVE + 1
+    if name != STDIN:
+        # The year of stamps that carry none is that in which the file was last written.
+        size, written = Path(name).stat().st_size, Path(name).stat().st_mtime
+        at = min(at, written)
     progress = ProgressReading.SAMPLED if size > SAMPLED_ABOVE else ProgressReading.EVERY
     # Standard input cannot be read again, so its lines are counted on the way; files only where lines are shown.
     stream = matcher.stream(source_of(name), progress, numbered=name == STDIN)

@@ -54,6 +54,8 @@ class Line(Struct, frozen=True, omit_defaults=True):
     local_rank: int | None = None
     node: str = ""
     at: float | None = None
+    year: int | None = None
+    """The year on the line's stamp, when it carries one."""
     key: str = ""
     """Which of the interleaved writers this line comes from."""
 
@@ -71,6 +73,7 @@ def take_apart(text: str, year: int = 1970) -> Line:
     task: int | None = None
     node = ""
     at: float | None = None
+    dated: int | None = None
     for _ in range(7):
         if found := _PREFIX.match(body):
             groups = found.groupdict()
@@ -83,6 +86,7 @@ def take_apart(text: str, year: int = 1970) -> Line:
             node = groups["pod"] or groups["ip"] or node
         elif at is None and (found := _STAMP.match(body)):
             at = _stamp(found, year)
+            dated = int(found["y"] or found["by"] or 0) or None
             if found["bm"] and (host := _SYSLOG_HOST.match(body, found.end())):
                 node = host["host"]
                 body = body[host.end() :]
@@ -94,7 +98,7 @@ def take_apart(text: str, year: int = 1970) -> Line:
         rank = task if task is not None else local
     head = text[: len(text) - len(body)]
     key = "" if rank is None and not node else re.sub(r"[^\[\]A-Za-z0-9_/-]|\d+:\d+\S*|\d{4}-\S*", "", head)
-    return Line(body, rank, local, node, at, key if rank is None else f"{rank}/{node}")
+    return Line(body, rank, local, node, at, dated, key if rank is None else f"{rank}/{node}")
 
 
 def without_host(body: str) -> tuple[str, str]:

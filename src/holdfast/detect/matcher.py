@@ -180,6 +180,7 @@ class LineStream:
         offset: bytes consumed so far, the unfinished line included.
         pending: bytes of the unfinished line.
         records: open multi-line records by writer; the block reader's, not the caller's.
+        year: the last one that a stamp carried, for stamps without; 0 before the first.
     """
 
     def __init__(self, matcher: Matcher, source: StreamSource, progress: ProgressReading, *, numbered: bool) -> None:
@@ -189,6 +190,7 @@ class LineStream:
         self.line_no = 0
         self.offset = 0
         self.records: dict[str, list[tuple[Record, Rule]]] = {}
+        self.year = 0
         self._carry = b""
         self._overlap = 0
         self._sampled = progress is ProgressReading.SAMPLED
@@ -311,7 +313,7 @@ class BlockReader:
             self.start, self.stop, self.base = 0, len(self.block), base + start
             self.original_line = self.original_at = 0
         self.at = at
-        self.year = year_of(at)
+        self.year = stream.year or year_of(at)
         self.has_cr = self.block.find(b"\r", self.start, self.stop) >= 0
         self.counted = self.start
         self.line_no = self.stream_line = stream.line_no + 1
@@ -352,6 +354,8 @@ class BlockReader:
                 continue
             start, stop = self.bounds(ends[-1] + first)
             line = take_apart(block[start:stop][: 2 * WINDOW].decode("utf-8", "replace"), self.year)
+            if line.year is not None:
+                self.year = self.stream.year = line.year
             captures = self.matcher.captures(rule, line)
             if captures is None:
                 continue
@@ -425,6 +429,8 @@ class BlockReader:
         low, high = (start, end) if end - start <= 2 * WINDOW else (max(start, hit - WINDOW), min(end, hit + WINDOW))
         text = self.block[low:high].decode("utf-8", "replace")
         line = take_apart(text, self.year)
+        if line.year is not None:
+            self.year = self.stream.year = line.year
         judged = self.matcher.judge(line, candidates, self.stream.source.kind) if candidates else None
         for remark in candidates:
             if remark.remark and (said := self.matcher.captures(remark, line)) is not None:

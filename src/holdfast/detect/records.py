@@ -14,6 +14,7 @@ from holdfast.detect.lines import Line
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w]*(?:\.[A-Za-z_]\w*)*)(?::\s?(?P<message>.*))?$")
+_EXCEPTION_ENDS = ("error", "exception", "exit", "interrupt", "iteration", "timeout", "failure", "fault", "warning")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|<frozen |<string>|^/opt/conda/lib|importlib|runpy\.py")
 _ELASTIC_FIELD = re.compile(r"^\s+(?P<name>time|host|rank|exitcode|error_file|traceback|msg)\s*:\s?(?P<value>.*)$")
 _SKIPPED_MAX = 40
@@ -80,7 +81,7 @@ class Traceback(Record):
         if not body.strip() or body[0] in " \t|+":
             return False
         found = _EXCEPTION.match(body)
-        if found is None or (not self.frames and found["message"] is None):
+        if found is None or not _is_exception(found["type"], found["message"]):
             self.skip()
             return False
         self.complete = True
@@ -96,6 +97,14 @@ class Traceback(Record):
             if not frame.of_library:
                 return frame
         return self.frames[-1] if self.frames else None
+
+
+def _is_exception(name: str, message: str | None) -> bool:
+    """Whether a line's first word is an exception's name: an interleaved line of prose must not end a traceback."""
+    last = name.rpartition(".")[2]
+    if last.lower().endswith(_EXCEPTION_ENDS):
+        return True
+    return message is not None and last[0].isupper() and last != last.upper()
 
 
 class ElasticFailure(Record):
