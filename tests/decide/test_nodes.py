@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -10,7 +11,6 @@ from holdfast.model.cluster import SchedulerState
 from holdfast.model.evidence import Domain, EvidenceKind, Remedy
 from holdfast.model.policy import Waits
 from holdfast.model.records import JobState, Mark, NodeState
-from tests.decide.play import KEY, NODES, Play, kinds
 
 S = SchedulerState
 
@@ -49,6 +49,21 @@ def test_an_admin_who_resumes_our_drain_ends_our_order(idle):
     assert idle.ns() is NodeState.HEALTHY
     assert idle.opened(o.ReplaceNode) == []
     assert idle.engine.open_incidents() == []
+
+
+def test_our_own_return_seen_before_its_outcome_is_not_an_admins_word(idle):
+    """A controller that was killed between the effect and its outcome sees the node resumed first: our order did it."""
+    drained(idle)
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    idle.node("n2", instance_id="machine-new", boot_id="boot-new")
+    idle.done(o.ReplaceNode)
+    idle.do(e.NodeValidated, node="n2", passed=True, instance_id="machine-new")
+    idle.node("n2", drained=False, drain_reason="")
+    assert len(idle.opened(o.ReturnNode)) == 1
+    idle.done(o.ReturnNode)
+    assert idle.ns() is NodeState.HEALTHY
+    assert idle.closed[0].outcome == "recovered"
+    assert not any("person" in line for line in idle.n().story)
 
 
 def test_a_view_from_before_the_drain_is_not_an_admins_word(idle):

@@ -67,7 +67,8 @@ def observed(turn: Turn, event: e.NodeObserved) -> str:
     same_machine = not identity(turn, node, view.boot_id, view.instance_id)
     if old.drained and same_machine and node.drained_by_us:
         if not view.drained:
-            _resumed_by_person(turn, node)
+            if not _being_returned(turn, node):
+                _resumed_by_person(turn, node)
         elif view.drain_reason and not view.drain_reason.startswith(OWN_REASON):
             _taken_over(turn, node)
     if view.alive is True and node.gone:
@@ -143,6 +144,12 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
         _clear(turn, node, "the machine that was suspected is gone")
     elif can(NODE, state, NodeTrigger.CHECK):
         repair.validate(turn, node, "the machine was swapped, so the old reason is stale")
+
+
+def _being_returned(turn: Turn, node: NodeRecord) -> bool:
+    """Our own order lifts the drain: seen before its outcome, for instance by a controller that was killed meanwhile."""
+    orders = turn.open_orders(about(node), o.ReturnNode)
+    return any(record.status is o.OrderStatus.PENDING for record in orders)
 
 
 def _resumed_by_person(turn: Turn, node: NodeRecord) -> None:
