@@ -147,7 +147,7 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
 
 
 def _being_returned(turn: Turn, node: NodeRecord) -> bool:
-    """Our own order lifts the drain: seen before its outcome, for instance by a controller that was killed meanwhile."""
+    """Our own order lifts the drain; a controller that was killed meanwhile sees that before it hears the outcome."""
     orders = turn.open_orders(about(node), o.ReturnNode)
     return any(record.status is o.OrderStatus.PENDING for record in orders)
 
