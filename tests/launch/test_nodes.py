@@ -162,6 +162,21 @@ def test_a_leader_that_was_superseded_leaves(launched, tmp_path: Path):
     assert follower.wait(10) == 85
 
 
+def test_a_cut_leader_that_was_replaced_does_not_come_back(launched, tmp_path: Path):
+    """Its ranks are dead, its own restart is pending, and another launcher took the job: after the heal it leaves."""
+    leader, follower = pair(launched, tmp_path, "--nproc-per-node", "1", *counter(tmp_path, steps=5000))
+    leader.wait_event("first_step_done")
+    cut = tmp_path / "nodes" / "node01" / "cut"
+    cut.touch()
+    leader.wait_event("attempt_ended")
+    (tmp_path / "job" / "epoch.new").write_text("9\n")
+    (tmp_path / "job" / "epoch.new").rename(tmp_path / "job" / "epoch")
+    cut.unlink()
+    assert leader.wait(10) == 85
+    assert [event.attempt for event in leader.events("attempt_started")] == [0]
+    assert (tmp_path / "job" / "epoch").read_text() == "9\n"
+
+
 def test_a_follower_waits_for_a_leader_that_comes_back(launched, tmp_path: Path):
     """The leader's launcher is killed and started again: the follower stays, and takes part in the next attempt."""
     args = ("--nproc-per-node", "1", *counter(tmp_path, steps=150))

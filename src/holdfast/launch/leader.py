@@ -17,18 +17,17 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from holdfast.adapters.local.link import NodeLink
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.rhythm import Rhythm
-from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, TemporaryOrderError, UserError
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError
 from holdfast.launch.allocation import AllocationController, lay_out
 from holdfast.launch.beats import Beats
 from holdfast.launch.crew import Crew, free_port
 from holdfast.launch.epoch import raise_epoch, read_epoch, restored_step
 from holdfast.launch.frames import AnyReport, EndAsked, LineSeen, RankEnded, RanksGone, SlotsSeen, Spotted
-from holdfast.launch.lease import Lease
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
+from holdfast.launch.own_lease import OwnLease
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Exit
 from holdfast.launch.slowdown import LOOKS, Slowdown
@@ -42,11 +41,8 @@ from holdfast.model.records import JobRecord, JobState
 
 _LOOK_S = 0.1
 _SAMPLES_EVERY = 5
-_LEASE_CHECK_S = 0.2
 _UNHEARD_S = 2.5
 """A launcher beats every second: after this long nothing that it last said of its ranks still holds."""
-_ASLEEP_S = 0.5
-"""The loop was away for longer than it asked by this much: stopped, starved, or the machine was paused."""
 _LOOK_LIMIT_S = 0.5
 _LEASE_BACK_S = 60.0
 _START_LIMIT_S = 120.0
@@ -80,7 +76,15 @@ class Leader:
         self.policy = policy
         self.want_nodes = want_nodes
         self.voice = voice
-        self.lease = Lease(lease_s, time.monotonic())
+        self.own_lease = OwnLease(
+            place,
+            lease_s,
+            epoch=lambda: self.epoch,
+            has_begun=lambda: self.watch is not None,
+            is_held=lambda: self.watch is not None and not self.crew.is_empty,
+            on_lost=self.lost_lease,
+            on_superseded=self.superseded,
+        )
         self.beats = Beats(place)
         self.watch: AttemptWatch | None = None
         self.attempt = -1
@@ -98,9 +102,9 @@ class Leader:
         self._evacuating = False
         self._is_looking = False
         self._begun = asyncio.Event()
+        self._starting = asyncio.Lock()
         self._lease_told = -1
         self._silent: set[str] = set()
-        self._link = NodeLink(place.node_dir)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._attach_seq = 0
 
@@ -199,16 +203,20 @@ class Leader:
 
     async def until_may_start(self) -> None:
         """Wait until our own lease is beyond doubt; raises TemporaryOrderError when that takes too long."""
-        deadline = time.monotonic() + _LEASE_BACK_S
-        while self.lease.is_over(time.monotonic()) or self._link.is_cut:
-            if time.monotonic() > deadline:
-                raise TemporaryOrderError("this launcher cannot prove that it still holds the job")
-            await asyncio.sleep(_LOOK_S)
+        await self.own_lease.until_sure(_LEASE_BACK_S)
 
     async def start_attempt(
         self, *, attempt: int, epoch: int, nodes: tuple[str, ...], restore_step: int | None, in_place: bool
     ) -> None:
         """Fence the attempts before it, start it on these nodes, and say so."""
+        async with self._starting:
+            await self._start_attempt(attempt, epoch, nodes, restore_step, in_place=in_place)
+
+    async def _start_attempt(
+        self, attempt: int, epoch: int, nodes: tuple[str, ...], restore_step: int | None, *, in_place: bool
+    ) -> None:
+        if attempt <= self.attempt:
+            return
         self.in_place = self.in_place + 1 if in_place else 0
         epoch = max(epoch, self.epoch + 1)
         spec = lay_out(
@@ -225,7 +233,7 @@ class Leader:
         self.attempt, self.epoch = attempt, epoch
         since = time.monotonic()
         await asyncio.to_thread(raise_epoch, self.place.job_dir, epoch)
-        self.lease.renew(since)
+        self.own_lease.lease.renew(since)
         self.watch = self._watch_of(spec)
         self._told_over[attempt] = asyncio.Event()
         self._rhythm.begin_attempt(attempt, time.monotonic(), ranks=spec.world_size)
@@ -493,14 +501,14 @@ class Leader:
             return
         for node, heard in port.heard_at.items():
             quiet_s = mono - heard
-            if quiet_s > self.lease.lease_s and node not in self._silent and node in self._follower_nodes():
+            if quiet_s > self.own_lease.lease.lease_s and node not in self._silent and node in self._follower_nodes():
                 self._silent.add(node)
                 self.submit(
                     e.NodeSilent(
                         id=self.event_id(), at=at, source=self.place.source, node=node, for_s=round(quiet_s, 1)
                     )
                 )
-            elif quiet_s < self.lease.lease_s and node in self._silent:
+            elif quiet_s < self.own_lease.lease.lease_s and node in self._silent:
                 self._silent.discard(node)
                 self.submit(e.NodeHeard(id=self.event_id(), at=at, source=self.place.source, node=node))
         for node in self.crew.look_at_leases(mono):
@@ -512,45 +520,9 @@ class Leader:
     def _follower_nodes(self) -> tuple[str, ...]:
         return self.crew.spec.nodes if self.crew.spec is not None else ()
 
-    async def keep_lease(self) -> None:
-        """Renew our own lease by reading our epoch; kill everything when it runs out or a newer epoch is there."""
-        pause_s = min(_LEASE_CHECK_S, self.lease.lease_s / 4)
-        reading: asyncio.Future[int] | None = None
-        since = woke = time.monotonic()
-        while True:
-            await asyncio.sleep(pause_s)
-            was_asleep = time.monotonic() - woke > 2 * pause_s + _ASLEEP_S
-            woke = time.monotonic()
-            if reading is None and not self._link.is_cut:
-                # In a thread: a read from a network file system that is away may not return for minutes.
-                since = woke
-                reading = asyncio.ensure_future(asyncio.to_thread(read_epoch, self.place.job_dir))
-            if reading is not None and was_asleep:
-                # This process stood still, so that nothing could be renewed: the newest word of the folder decides.
-                await asyncio.wait([reading], timeout=1.0)
-            if reading is not None and reading.done():
-                self._epoch_read(reading, since)
-                reading = None
-            if self.lease.is_over(time.monotonic()) and self.watch is not None and not self.crew.is_empty:
-                await self._lost_lease("this launcher can reach neither the controller nor the job's folder")
-
-    def _epoch_read(self, done: asyncio.Future[int], since: float) -> None:
-        try:
-            epoch = done.result()
-        except (OSError, UserError):
-            return
-        if self._link.is_cut:
-            return
-        if epoch > self.epoch and self.watch is not None:
-            self.run_soon(self._superseded(epoch))
-        else:
-            self.lease.renew(since)
-
-    def renew_by_controller(self, sent_at: float) -> None:
-        """The controller has answered a beat that was sent then."""
-        self.lease.renew(sent_at)
-
-    async def _lost_lease(self, why: str) -> None:
+    async def lost_lease(self) -> None:
+        """Our own lease has run out: kill this node's ranks; the followers' die because nothing is granted."""
+        why = "this launcher can reach neither the controller nor the job's folder"
         watch = self.watch
         if watch is None or watch.is_over or self._lease_told == watch.spec.attempt:
             return
@@ -558,7 +530,8 @@ class Leader:
         self.voice.say(f"{why}: its attempt lease has run out, killing the ranks")
         await self.crew.runner.end(watch.spec.attempt, 0.0, why=why)
 
-    async def _superseded(self, epoch: int) -> None:
+    async def superseded(self, epoch: int) -> None:
+        """Another launcher has started an attempt of this job with a newer epoch."""
         self.voice.say(f"epoch {epoch} has been started elsewhere, ours is {self.epoch}: leaving")
         if self.watch is not None:
             self.watch.stop_asked = True

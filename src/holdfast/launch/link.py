@@ -144,6 +144,7 @@ class LeaderPort:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
+        self._facts = ""
 
     async def open(self) -> None:
         """Listen, and write `leader.json` (0600) for the followers.
@@ -168,7 +169,8 @@ class LeaderPort:
             "pid": os.getpid(),
             "secret": self._secret.hex(),
         }
-        write_private(self._place.job_dir / LEADER_FILE, json.dumps(facts) + "\n")
+        self._facts = json.dumps(facts) + "\n"
+        write_private(self._place.job_dir / LEADER_FILE, self._facts)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -275,7 +277,11 @@ class LeaderPort:
         for task in list(self._tasks):
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        (self._place.job_dir / LEADER_FILE).unlink(missing_ok=True)
+        path = self._place.job_dir / LEADER_FILE
+        with contextlib.suppress(OSError):
+            # A leader that was cut off may end after its successor has begun: the file is the successor's then.
+            if path.read_text(encoding="ascii") == self._facts:
+                path.unlink()
 
 
 class FollowerLink:

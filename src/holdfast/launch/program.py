@@ -267,7 +267,7 @@ async def _open_port(leader: Leader, ground: Ground) -> None:
     port = LeaderPort(
         ground.place,
         lease_s=ground.lease_s,
-        may_grant=lambda: not leader.lease.is_over(time.monotonic()),
+        may_grant=lambda: not leader.own_lease.is_over,
         on_join=leader.crew.joined_again,
         on_report=leader.crew.hear,
         on_lost=leader.on_lost,
@@ -279,7 +279,7 @@ async def _open_port(leader: Leader, ground: Ground) -> None:
 def _leader_tasks(
     leader: Leader, runner: NodeRunner, orchestrator: Orchestrator, ground: Ground
 ) -> list[asyncio.Task[Any]]:
-    work = [runner.watch(), leader.look(), leader.keep_lease(), leader.keep_own_beat()]
+    work = [runner.watch(), leader.look(), leader.own_lease.keep(), leader.keep_own_beat()]
     line = controller_line(ground.environ)
     if line is not None:
         link = NodeLink(ground.place.node_dir)
@@ -290,7 +290,7 @@ def _leader_tasks(
             is_ours=lambda event: event.source == ground.place.source,
             beat=lambda: leader.beats.for_cluster(time.time()),
             on_order=lambda order: _foreign_order(leader, orchestrator, order),
-            on_answer=leader.renew_by_controller,
+            on_answer=leader.own_lease.lease.renew,
             on_unknown=leader.attach_again,
             job_dir=ground.place.job_dir,
             is_cut=lambda: link.is_cut,
