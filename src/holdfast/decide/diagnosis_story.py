@@ -13,7 +13,7 @@ _DOMAINS = {
     Domain.PLATFORM: "a fault of the platform",
     Domain.APPLICATION: "an error of the program",
     Domain.OPERATOR: "a person's doing",
-    Domain.UNKNOWN: "a trouble whose side is not known",
+    Domain.UNKNOWN: "hardware or program, this alone does not tell",
 }
 
 

@@ -58,6 +58,7 @@ def of_finding(finding: Finding) -> str:
 def of_diagnosis(diagnosis: Diagnosis) -> str:
     """One sentence: the cause, how sure, and whom it points at."""
     suspects = [*diagnosis.gpus[:3]] or [*diagnosis.nodes[:3]] or [f"rank {rank}" for rank in diagnosis.ranks[:3]]
-    where = f" on {listed(suspects)}" if suspects else ""
-    what = diagnosis.summary or diagnosis.cause
-    return f"Cause: {what}{where} ({diagnosis.domain}, {diagnosis.confidence:.0%} sure)."
+    what = (diagnosis.summary or diagnosis.cause).rstrip(". ")
+    told = any(name in what for name in suspects)
+    where = f", on {listed(suspects)}" if suspects and not told else ""
+    return f"{what}{where} (domain {diagnosis.domain}, {diagnosis.confidence:.0%} sure)."
