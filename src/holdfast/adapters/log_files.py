@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,8 @@ _BINARY_SUFFIXES = frozenset(
     {".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".ckpt", ".png", ".jpg", ".pdf", ".so", ".pyc", ".tar",
      ".zip", ".whl", ".parquet", ".arrow", ".idx", ".distcp", ".nsys-rep", ".sqlite", ".db"}
 )  # fmt: skip
+_FLIGHT = re.compile(r"nccl_trace|flight_?rec|nccl_dump|fr_trace", re.IGNORECASE)
+"""NCCL flight-recorder dumps are binary and lie beside logs."""
 STDIN = "-"
 
 
@@ -60,6 +63,8 @@ def _may_be_log(file: Path) -> bool:
             head = stream.read(4096)
     except OSError:
         return False
+    if _FLIGHT.search(file.name):
+        return bool(head)
     return bool(head) and (head.startswith((_GZIP, _ZSTD)) or b"\x00\x00\x00" not in head)
 
 

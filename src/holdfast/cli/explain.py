@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
+from holdfast.adapters.flight_files import read_dump
 from holdfast.adapters.log_files import (
     STDIN,
     count_lines,
@@ -68,7 +69,9 @@ def explain_logs(
     reading = LogReading(matcher.catalogue)
     at = time.time() if now is None else now
     failed: list[str] = []
-    for name in names:
+    dumps = {name: dump for name in names if name != STDIN and (dump := read_dump(name)) is not None}
+    reading.flight(list(dumps.values()))
+    for name in (name for name in names if name not in dumps):
         try:
             _read(reading, matcher, name, at)
         except UserError as error:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.detect.catalogue import Catalogue, StreamKind
 from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
+from holdfast.detect.flight import Dump, Missing, missing_ranks
 from holdfast.detect.matcher import Match, StreamSource
 from holdfast.model.evidence import Diagnosis, Domain, EvidenceKind, Finding, Place, Role, Severity
 
@@ -130,6 +131,7 @@ class LogReading:
         self._places: dict[str, Kept] = {}
         self._timeouts: set[int] = set()
         self._ranks: set[int] = set()
+        self._flight: Missing | None = None
 
     def file(self, name: str) -> int:
         """Begin a log; its number is given to `take`."""
@@ -154,6 +156,23 @@ class LogReading:
                 file.back[_BACK[match.rule.id]] = self.order
             elif role in {Role.ROOT, Role.CASCADE}:
                 self._keep(number, file, match)
+
+    def flight(self, dumps: Sequence[Dump]) -> None:
+        """Flight-recorder dumps of the job's ranks lie beside its logs."""
+        self._flight = missing_ranks(dumps)
+
+    def _desync(self, missing: Missing, at: float) -> Finding:
+        what = f"{listed_ranks(missing.ranks)} {missing.why}{f' ({missing.op})' if missing.op else ''}"
+        return synthetic_finding(
+            self.catalogue,
+            "torch.desync",
+            id="flight:desync",
+            at=at,
+            place=Place(rank=missing.ranks[0]),
+            summary=f"By the flight recorder, {what}{f', last at {missing.frame}' if missing.frame else ''}",
+            kind=EvidenceKind.STACK,
+            captures={"seq": str(missing.collective)},
+        )
 
     def end(self, number: int, size: int) -> None:
         """The log is read to its end; it had so many bytes."""
@@ -237,6 +256,8 @@ class LogReading:
                 findings.append(finding)
         if all(f.domain is Domain.OPERATOR for f in findings if f.role is Role.ROOT):
             findings += self._silences()
+        if self._flight is not None:
+            findings.append(self._desync(self._flight, first if first is not None else end))
         self.findings = tuple(findings)
         if len(self._timeouts) > 1:
             self.ranks = {"": tuple(range(max(self._ranks) + 1))}
@@ -401,6 +422,11 @@ def _with(finding: Finding, at: float, count: int) -> Finding:
 def _numbers(match: Match) -> tuple[float, ...]:
     text = match.captures.get("step") or match.captures.get("done") or ""
     return (float(text),) if text.isdigit() else ()
+
+
+def listed_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 3, 5`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
 
 
 _RANK_IN_NAME = (

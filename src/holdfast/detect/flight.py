@@ -1,0 +1,96 @@
+"""What NCCL's flight recorder says of a collective that never ended: which rank did not join, and where it was.
+
+Each rank of PyTorch writes its own dump (`TORCH_NCCL_DEBUG_INFO_TEMP_FILE`); `adapters/flight_files` reads them, and
+`holdfast explain` hands all of them over at once. Pure; no time passes. Source of the form: PyTorch, FlightRecorder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+
+class Dump(Struct, frozen=True):
+    """One rank's dump, as far as the judgement needs it.
+
+    `enqueued` and `completed` are the numbers of the last collective of each process group; `ranks` its members.
+    """
+
+    rank: int
+    enqueued: Mapping[str, int]
+    completed: Mapping[str, int]
+    ranks: Mapping[str, tuple[int, ...]]
+    last_op: str = ""
+    last_frame: str = ""
+
+
+class Missing(Struct, frozen=True):
+    """Ranks that did not join a collective that the others wait in."""
+
+    ranks: tuple[int, ...]
+    group: str
+    collective: int
+    op: str
+    why: str
+    frame: str = ""
+
+
+def dump_of(rank: int, raw: Mapping[str, Any]) -> Dump:
+    """A dump's own form reduced to `Dump`. What is missing or of another type is left out."""
+    enqueued: dict[str, int] = {}
+    completed: dict[str, int] = {}
+    for name, told in _mapping(raw.get("pg_status")).items():
+        status = _mapping(told)
+        enqueued[str(name)] = _number(status.get("last_enqueued_collective"))
+        completed[str(name)] = _number(status.get("last_completed_collective"))
+    members = {
+        str(name): _ranks(_mapping(config).get("ranks")) for name, config in _mapping(raw.get("pg_config")).items()
+    }
+    entries = [entry for entry in _sequence(raw.get("entries")) if isinstance(entry, Mapping)]
+    last = entries[-1] if entries else {}
+    frames = [frame for frame in _sequence(last.get("frames")) if isinstance(frame, Mapping)]
+    user = next((f for f in frames if "site-packages" not in str(f.get("filename", ""))), frames[0] if frames else {})
+    frame = f"{user.get('filename')}:{user.get('line')}" if user else ""
+    return Dump(rank, enqueued, completed, members, str(last.get("profiling_name", "")), frame)
+
+
+def missing_ranks(dumps: Sequence[Dump]) -> Missing | None:
+    """The ranks to suspect, from all dumps of one job; None when the dumps agree."""
+    if len(dumps) < 2:
+        return None
+    for group in sorted({name for dump in dumps for name in dump.enqueued}):
+        at = {dump.rank: dump.enqueued[group] for dump in dumps if group in dump.enqueued}
+        furthest = max(at.values(), default=0)
+        behind = tuple(sorted(rank for rank, number in at.items() if number < furthest))
+        ahead = next((dump for dump in dumps if at.get(dump.rank) == furthest), None)
+        op = ahead.last_op if ahead is not None else ""
+        if behind and len(behind) <= len(at) // 2:
+            frame = next((dump.last_frame for dump in dumps if dump.rank == behind[0]), "")
+            return Missing(behind, group, furthest, op, f"never began collective #{furthest}", frame)
+    members = {rank for dump in dumps for ranks in dump.ranks.values() for rank in ranks}
+    silent = tuple(sorted(members - {dump.rank for dump in dumps}))
+    if silent and len(silent) <= max(1, len(members) // 8):
+        number = max((n for dump in dumps for n in dump.enqueued.values()), default=0)
+        return Missing(silent, "", number, dumps[0].last_op, "left no dump while the others wait")
+    return None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _sequence(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str):
+        words = value.strip("[]() ").split(",")
+        return tuple(int(word) for word in words if word.strip().isdigit())
+    return tuple(item for item in _sequence(value) if isinstance(item, int))
