@@ -232,6 +232,11 @@ class LeaderPort:
             if evidence and not follower.has_left:
                 self._on_lost(node, evidence)
 
+    def heard_within(self, margin_s: float) -> set[str]:
+        """Followers that were heard within a lease and this margin."""
+        since = asyncio.get_running_loop().time() - self._lease_s - margin_s
+        return {node for node in self.followers if self.heard_at.get(node, 0.0) >= since}
+
     def _heard(self, follower: Follower, report: AnyReport) -> None:
         now = asyncio.get_running_loop().time()
         self.heard_at[follower.hello.node] = now
