@@ -227,3 +227,13 @@ def test_implicit_and_verdict():
         "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)\n"
     )
     assert stream().feed(verdict.encode(), 0.0)[0].rule.remedy == "reboot"
+
+
+def test_floods_are_calmed():
+    """A rule's flood in one block is thinned; a fault among a flood of warnings is found; distinct faults stay."""
+    warnings = b"/x.py:1: UserWarning: Error: something is deprecated\n" * 20000
+    assert ids(stream().feed(warnings + XID + warnings, 0.0)) == ["nvidia.xid.74"]
+    flood = b"OSError: [Errno 28] No space left on device\n" * 9000
+    got = ids(stream().feed(flood + XID, 0.0))
+    assert 4096 <= got.count("disk.full") <= 4200
+    assert got[-1] == "nvidia.xid.74"

@@ -132,6 +132,7 @@ class LogReading:
         self._timeouts: set[int] = set()
         self._ranks: set[int] = set()
         self._flight: Missing | None = None
+        self._counts_steps: dict[str, bool] = {}
 
     def file(self, name: str) -> int:
         """Begin a log; its number is given to `take`."""
@@ -193,7 +194,9 @@ class LogReading:
             file.rises[name] = file.rises.get(name, 0) + match.count
             return
         before = file.numbers.get(name)
-        if "step" in match.rule.captures:
+        if name not in self._counts_steps:
+            self._counts_steps[name] = "step" in match.rule.captures
+        if self._counts_steps[name]:
             for value in numbers:
                 if before is None or value > before:
                     file.rises[name] = file.rises.get(name, 0) + 1

@@ -280,6 +280,8 @@ SAMPLE_EVERY = 32
 """With sampled progress, every so-manieth block is read for progress too, and the stream's end always."""
 TAIL = 1 << 16
 """Bytes at the end of a stream that are always read for progress."""
+FLOOD_MAX = 4096
+"""More hits of one expression than this in one block are thinned to the first and last of them."""
 FOLD_MIN = 64
 """So many progress lines of one rule in one block are folded into one match."""
 
@@ -334,6 +336,7 @@ class BlockReader:
         if not found and not (records and self.stream.records):
             return []
         folded = self.fold(found) if not after else []
+        self.calm(found)
         places = sorted((end + first, number) for number, ends in found.items() for end in ends if end > after)
         self.lines(places, records=records)
         return sorted(self.matches + folded, key=lambda match: match.offset) if folded else self.matches
@@ -379,6 +382,15 @@ class BlockReader:
                 )
             )
         return folded
+
+    def calm(self, found: dict[int, list[int]]) -> None:
+        """Take floods out of `found`: benign lines by the dozen say nothing, thousands of one rule no more than many."""
+        for number in [number for number, ends in found.items() if len(ends) >= FOLD_MIN]:
+            ends = found[number]
+            if all(rule.role is Role.BENIGN and rule.kind != "completed" for rule in self.matcher.owners[number]):
+                del found[number]
+            elif len(ends) > FLOOD_MAX:
+                found[number] = ends[: FLOOD_MAX // 2] + ends[-FLOOD_MAX // 2 :]
 
     def lines(self, places: list[tuple[int, int]], *, records: bool) -> None:
         """Judge each line that was pointed at once, with all rules that point at it."""
