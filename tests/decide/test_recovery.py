@@ -451,7 +451,7 @@ def test_the_story_tells_what_happened_and_why(play):
         "Seen: Xid 74",
         "n2: quarantined",
         "stopped and requeued",
-        "Cause:",
+        "Diagnosis:",
         "released without n2",
         "recovered",
     ):

@@ -12,7 +12,7 @@ from holdfast.decide.remedies import OPERATOR
 from holdfast.decide.state import Drill, slug
 from holdfast.decide.turn import Turn
 from holdfast.model.evidence import Diagnosis, Finding, Remedy, Role, Severity
-from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark, NodeRecord
+from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, JobState, Mark, NodeRecord
 
 FINDINGS_MAX = 48
 """Findings kept per incident: with 10,000 ranks the rest says nothing new."""
@@ -167,7 +167,17 @@ def job_settled(turn: Turn, incident: IncidentRecord, job: JobRecord, outcome: s
     if job.incident == incident.id:
         job.incident = ""
         turn.touch(job)
+    if job.state is JobState.WATCHING and not job.incident:
+        _watch_the_rest(turn, job)
     turn.closing[incident.id] = incident
+
+
+def _watch_the_rest(turn: Turn, job: JobRecord) -> None:
+    """Another trouble of a job that is left alone is still open: it is that one now that waits for quiet."""
+    others = open_of_job(turn, job)
+    if others:
+        job.incident = others[-1].id
+        turn.start_timer(f"job:{slug(job.key)}", turn.policy_of(job).waits.propose_s, job.incident)
 
 
 def node_settled(turn: Turn, incident: IncidentRecord, node: NodeRecord, why: str) -> None:

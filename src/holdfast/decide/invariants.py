@@ -82,6 +82,10 @@ def _job_incident(state: State, name: str, job: JobRecord) -> Iterator[str]:
             yield f"it is in recovery, yet its incident {job.incident!r} is not open"
         elif job.key not in state.incidents[job.incident].jobs_open:
             yield f"{job.incident} governs it, yet does not wait for it"
+    if job.state is JobState.WATCHING and not job.incident:
+        waiting = [incident.id for incident in state.incidents.values() if job.key in incident.jobs_open]
+        if waiting:
+            yield f"{waiting} wait for it, yet it is only watched"
     if job.incident and job.incident not in state.incidents:
         yield f"its incident {job.incident} is not open"
 
@@ -113,10 +117,17 @@ def _node(state: State, node: NodeRecord) -> Iterator[str]:
             yield f"{node.incident} governs it, yet does not wait for it"
     if len(node.story) > STORY_LINES_MAX:
         yield "its story is not bounded"
+    if shown is NodeState.SUSPECT and node.incident and not _fence_comes(state, node):
+        yield "nothing will ever move it on: neither an order nor a brake is waited for"
     if shown in {NodeState.REPAIRING, NodeState.VALIDATING} and not (
         f"node:{node.name}" in state.timers or any(r.node == node.name for r in _node_orders(state))
     ):
         yield "nothing will ever move it on: neither order nor timer"
+
+
+def _fence_comes(state: State, node: NodeRecord) -> bool:
+    waits = any(node.name in brake.waiting for brake in state.brakes.values())
+    return waits or any(order.node == node.name for order in _node_orders(state))
 
 
 def _node_orders(state: State) -> Iterator[o.NodeOrder]:

@@ -54,6 +54,7 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
     if view.state is SchedulerState.RUNNING:
         attempts.implied(turn, job)
     if old.state is view.state and old.restart_count == view.restart_count:
+        restart.runs_already(turn, job)
         return
     if job.state in JOB_ENDED:
         if view.state not in ENDED and (view.restart_count > old.restart_count or old.state in ENDED):

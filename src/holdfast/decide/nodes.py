@@ -61,9 +61,12 @@ def observed(turn: Turn, event: e.NodeObserved) -> str:
     old, node.view = node.view, view
     turn.touch(node)
     if old.group != view.group:
-        unbrake(turn, node, old.group)
+        waited = unbrake(turn, node, old.group)
         _count(turn, old.group, -1)
         _count(turn, view.group, 1)
+        incident = repair.incident_of(turn, node)
+        if waited and incident is not None:
+            quarantine(turn, node, incident, ", ".join(node.findings[:3]))  # the new group's brake decides now
     same_machine = not identity(turn, node, view.boot_id, view.instance_id)
     if old.drained and same_machine and node.drained_by_us:
         if not view.drained:
@@ -364,16 +367,18 @@ def _retry(turn: Turn, group: str, record: BrakeRecord, names: list[str]) -> Non
             quarantine(turn, node, incident, ", ".join(node.findings[:3]))
 
 
-def unbrake(turn: Turn, node: NodeRecord, group: str | None = None) -> None:
-    """It waits for the brake no longer."""
+def unbrake(turn: Turn, node: NodeRecord, group: str | None = None) -> bool:
+    """It waits for the brake no longer. False when it did not wait."""
     name = node.view.group if group is None else group
     record = turn.state.brakes.get(name)
-    if record is not None and node.name in record.waiting:
-        record.waiting.remove(node.name)
-        if not record.waiting:
-            record.tripped_at = 0.0
-            turn.cancel_timer(f"brake:{name}")
-        turn.brakes[name] = record
+    if record is None or node.name not in record.waiting:
+        return False
+    record.waiting.remove(node.name)
+    if not record.waiting:
+        record.tripped_at = 0.0
+        turn.cancel_timer(f"brake:{name}")
+    turn.brakes[name] = record
+    return True
 
 
 def cleared(turn: Turn, event: e.FindingCleared) -> None:

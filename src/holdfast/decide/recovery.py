@@ -459,6 +459,8 @@ def _not_started(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: P
 
 
 def _still_waiting(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: Policy) -> None:
+    if restart.runs_already(turn, job):
+        return
     if job.state is JobState.RELEASED:
         turn.move_job(job, JobTrigger.WAIT)
     turn.notify(

@@ -300,6 +300,8 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
             f"it has ended ({job.view.state}) and is left alone: {why}",
         )
         return
+    if not others and job.state in {JobState.IN_PLACE, JobState.RESTARTING}:
+        turn.move_job(job, JobTrigger.LOOK)  # what was expected has not come, and nothing may be done about it
     if can(JOB, job.state, JobTrigger.FALSE_ALARM):
         turn.move_job(job, JobTrigger.PROVE_AGAIN if others else JobTrigger.FALSE_ALARM)
         turn.cancel_timer(timer_of(job))
@@ -450,9 +452,18 @@ def released(turn: Turn, job: JobRecord) -> None:
         off = f" without {story.listed(job.excluded)}" if job.excluded else ""
         turn.tell_all(incident, job, f"released{off}.")
         turn.notify(incident.id, Severity.INFO, f"{job.name} is released{off}", "", job=job.key)
+    runs_already(turn, job)
+
+
+def runs_already(turn: Turn, job: JobRecord) -> bool:
+    """Released, and the last view showed it running anew: what is counts, not only what changes."""
+    if job.state not in {JobState.RELEASED, JobState.WAITING_FOR_NODES} or job.view.state not in RUNS:
+        return False
     attempt = job.attempt
-    if job.view.state in RUNS and (attempt is None or job.view.restart_count > attempt.restart_count):
-        runs(turn, job)
+    if attempt is not None and job.view.restart_count <= attempt.restart_count:
+        return False
+    runs(turn, job)
+    return True
 
 
 def runs(turn: Turn, job: JobRecord) -> None:
