@@ -164,7 +164,7 @@ def test_a_leader_that_was_superseded_leaves(launched, tmp_path: Path):
 
 def test_a_cut_leader_that_was_replaced_does_not_come_back(launched, tmp_path: Path):
     """Its ranks are dead, its own restart is pending, and another launcher took the job: after the heal it leaves."""
-    leader, follower = pair(launched, tmp_path, "--nproc-per-node", "1", *counter(tmp_path, steps=5000))
+    leader, _follower = pair(launched, tmp_path, "--nproc-per-node", "1", *counter(tmp_path, steps=5000))
     leader.wait_event("first_step_done")
     cut = tmp_path / "nodes" / "node01" / "cut"
     cut.touch()
