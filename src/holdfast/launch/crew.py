@@ -73,9 +73,12 @@ class Crew:
 
     @property
     def joined(self) -> tuple[str, ...]:
-        """Nodes whose launcher can be told something, in the allocation's order."""
-        followers = self.port.followers if self.port is not None else {}
-        return tuple(node for node in self.place.nodes if node == self.place.node or node in followers)
+        """Nodes whose launcher can be told something, in the allocation's order.
+
+        One that was cut off keeps its connection for a while: unheard beyond its lease it is not here, until it speaks.
+        """
+        here = self.port.heard_within(LEASE_MARGIN_S) if self.port is not None else set()
+        return tuple(node for node in self.place.nodes if node == self.place.node or node in here)
 
     def local_ranks(self, node: str) -> int:
         """Ranks that this node starts."""
