@@ -96,6 +96,7 @@ _VAGUE = (
     "python.interrupt",
     "deepspeed.exit",
     "mpi.abort",
+    "mpi.exited",
     "torch.dataloader.crashed",
 )
 _QUIET_EXITS = ("exit.code.", "exit.signal.6", "exit.signal.15", "slurm.task.exited")
@@ -426,9 +427,10 @@ def _suspects(
 
 
 def _named_by_launcher(findings: Sequence[Finding], nodes: list[str]) -> tuple[list[int], list[str]]:
-    """The rank that torchrun's table calls the first to fail, when the root's own line does not say."""
+    """The rank that torchrun or mpirun calls the first to fail, when the root's own line does not say."""
     for finding in findings:
-        if finding.captures.get("table") == "torchrun" and finding.place.rank is not None:
+        named = finding.captures.get("table") == "torchrun" or finding.rule == "mpi.exited_on_signal"
+        if named and finding.place.rank is not None:
             return [finding.place.rank], nodes or ([finding.place.node] if finding.place.node else [])
     return [], nodes
 

@@ -109,7 +109,7 @@ def summary_of(rule: Rule, captures: Mapping[str, str]) -> str:
     """One clause about what was seen, without its place."""
     title = rule.title or rule.id
     if kind := captures.get("type"):
-        text = f"{kind}: {captures.get('message', '')}".rstrip(": ")
+        text = f"{kind}: {captures.get('message', '').lstrip(': ')}".rstrip(": ")
         where = f" at {captures['file']}:{captures.get('line', '?')}" if captures.get("file") else ""
         return f"{title}: {text[:160]}{where}"
     if link := captures.get("link"):

@@ -384,7 +384,7 @@ class BlockReader:
         return folded
 
     def calm(self, found: dict[int, list[int]]) -> None:
-        """Take floods out of `found`: benign lines by the dozen say nothing, thousands of one rule no more than many."""
+        """Take floods out of `found`: dozens of benign lines say nothing, thousands of one rule no more than many."""
         for number in [number for number, ends in found.items() if len(ends) >= FOLD_MIN]:
             ends = found[number]
             if all(rule.role is Role.BENIGN and rule.kind != "completed" for rule in self.matcher.owners[number]):
