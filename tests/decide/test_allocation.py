@@ -140,6 +140,24 @@ def test_the_next_allocation_goes_on_with_the_same_journal():
     assert incident.outcome == "recovered"
 
 
+def test_a_new_launcher_does_not_carry_on_what_the_former_one_was_ordered():
+    """Killed by a requeue in the middle of a restart: the next run starts its own attempt, once."""
+    play = no_spare()
+    play.crash()
+    play.ended(0)
+    play.settle()
+    assert play.opened(o.RestartInPlace)
+    play.do(e.ControllerStarted, epoch=2, scope="allocation")
+    assert [x.order for x in play.engine.pending_orders() if isinstance(x.order, o.JobOrder)] == []
+    play.do(e.JobObserved, job=JobView(key=KEY, state=S.RUNNING, nodes=NODES, restart_count=1))
+    play.attach(restart_count=1)
+    assert play.j.authority is Authority.LAUNCHER
+    play.start(1, restart_count=1, epoch=3)
+    assert play.state is JobState.PROVING
+    play.checkpoint(1, 200)
+    assert play.closed[0].outcome == "recovered"
+
+
 def test_after_giving_up_a_new_allocation_begins_anew():
     """Somebody submitted it again on purpose: watched, with full budgets."""
     play = no_spare(limits=Limits(max_same_fingerprint=1))

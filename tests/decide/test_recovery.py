@@ -390,6 +390,28 @@ def test_symptoms_first_then_the_cause_are_one_incident(play):
     assert play.incident.diagnosis.cause == "nvidia.xid.74"
 
 
+def test_a_node_that_shows_its_loss_after_its_job_has_ended_is_the_reason():
+    """NODE_FAIL first, the node's own state a moment later: one incident, and the node is excluded."""
+    play = Play().plain()
+    play.job(state=S.NODE_FAIL)
+    play.node("n2", alive=False)
+    assert len(play.engine.open_incidents()) == 1
+    play.settle()
+    assert play.incident.diagnosis.cause == "node.lost"
+    play.done(o.RequeueHeld)
+    assert play.open(o.SetExcluded).nodes == ("n2",)
+
+
+def test_a_fault_of_a_node_that_a_person_drained_is_repaired_there(play):
+    """It is fenced already: isolated at once, repaired when it is empty."""
+    play.say(e.Command.DRAIN, node="n2")
+    play.done(o.QuarantineNode)
+    assert kinds(play.xid("n2")) == ["RequeueHeld"]
+    assert Mark.ISOLATED in play.incident.marks
+    play.done(o.RequeueHeld)
+    assert kinds(play.job(state=S.HELD, restart_count=1, nodes=())) == ["ReplaceNode"]
+
+
 def test_findings_are_bounded_and_roots_are_kept(inside):
     """10,000 ranks complain; the one that tells is kept."""
     inside.finding("nccl.remote", job=KEY, attempt=0, rank=0, role=Role.CASCADE, source="launcher:7")

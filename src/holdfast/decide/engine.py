@@ -326,6 +326,11 @@ _TIMERS: dict[str, Callable[[Turn, str], None]] = {
 def _controller_started(engine: Engine, turn: Turn, event: e.ControllerStarted) -> None:
     del engine
     turn.state.epoch = max(turn.state.epoch, event.epoch)
+    if turn.in_allocation:
+        # A new launcher: the ranks of the former one are gone, and with them what it was ordered to do to them.
+        for record in list(turn.state.orders.values()):
+            if record.status is OrderStatus.PENDING and isinstance(record.order, o.JobOrder):
+                turn.settle(record.order.id, OrderStatus.WITHDRAWN, "a new launcher begins")
 
 
 def _drill_fired(engine: Engine, turn: Turn, event: e.DrillFired) -> None:

@@ -7,7 +7,7 @@ that has since been returned are stale. Only its own time and the event's count 
 
 from __future__ import annotations
 
-from holdfast.decide import incidents, nodes, recovery, remedies, story
+from holdfast.decide import incidents, nodes, recovery, remedies, restart, story
 from holdfast.decide.proof import about
 from holdfast.decide.restart import alive
 from holdfast.decide.transitions import JOB_ENDED
@@ -24,6 +24,7 @@ _SHARED = frozenset({Trouble.NODE_LOST, Trouble.NETWORK, Trouble.PLATFORM})
 _IGNORED = frozenset({Role.BENIGN, Role.PROGRESS, Role.CHECKPOINT})
 _ACTS_FROM_LOGS = ("hang.", "straggler.", "loss.", "node.", "exit.")
 """Rules that are judgements of a detector, whatever their evidence is made of."""
+_NOT_BACK = frozenset({JobState.STOPPING, JobState.DIAGNOSING, JobState.HELD})
 LATE_SLACK_S = 1.0
 """Clocks differ: evidence counts as older than something only when it is older by more than this."""
 
@@ -245,8 +246,9 @@ def node_fault(turn: Turn, finding: Finding) -> None:
         turn.tell(node, f"{story.of_finding(finding)}: older than its return to service, so it is stale.")
         return
     jobs = _jobs_on(turn, finding)
+    gone = _jobs_that_left(turn, name)
     keys = domain_keys(node, finding)
-    incident = _incident_for(turn, node, jobs, keys)
+    incident = _incident_for(turn, node, [*jobs, *gone], keys)
     if incident is None:
         incident = incidents.open_new(turn, finding)
     else:
@@ -262,6 +264,24 @@ def node_fault(turn: Turn, finding: Finding) -> None:
     if remedies.disturbs_jobs(finding):
         for job in jobs:
             recovery.fault(turn, job, incident, finding, leave=name)
+        for job in gone:
+            restart.exclude(turn, job, [name])
+
+
+def _jobs_that_left(turn: Turn, name: str) -> list[JobRecord]:
+    """Jobs whose broken attempt was on this node, and that are not back yet: this may be why it broke."""
+    found: dict[str, JobRecord] = {}
+    for incident in turn.state.incidents.values():
+        for key in incident.jobs_open:
+            job = turn.job(key)
+            attempt = job.attempt if job is not None else None
+            if job is None or attempt is None or job.state not in _NOT_BACK or job.incident != incident.id:
+                continue
+            if name in attempt.nodes and turn.now - attempt.ended_at <= CORRELATION_S:
+                found[about(job)] = job
+    for on in turn.index.jobs_on.get(name, ()):
+        found.pop(on, None)
+    return [found[slug] for slug in sorted(found)]
 
 
 def domain_keys(node: NodeRecord, finding: Finding) -> list[str]:

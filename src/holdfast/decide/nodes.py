@@ -260,6 +260,10 @@ def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Fin
         turn.withdraw(about(node), "it failed again before it was returned")
         repair.next_rung(turn, node, "it failed again before it was returned")
         return
+    elif state is NodeState.DRAINING:
+        turn.stamp(incident, Mark.ISOLATED)
+        repair.check_drained(turn, node)
+        return
     elif state is not NodeState.SUSPECT:
         return
     quarantine(turn, node, incident, story.of_finding(finding))
