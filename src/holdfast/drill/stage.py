@@ -70,6 +70,7 @@ class Stage:
         try:
             await self.open()
         except BaseException:
+            # Also on Ctrl-C half-way up: what was started is ended.
             await self.close()
             raise
         return self

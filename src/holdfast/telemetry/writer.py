@@ -207,6 +207,7 @@ def open_slot(folder: str, rank: int) -> SlotWriter:
         writer = SlotWriter(mapped, path)
         os.rename(temporary, path)
     except BaseException:
+        # Whatever ends the opening, no half-made slot is left beside the good ones.
         _remove(temporary)
         raise
     finally:
