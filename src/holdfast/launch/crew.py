@@ -34,6 +34,8 @@ from holdfast.launch.place import JobPlace
 
 LEASE_MARGIN_S = 0.5
 """Between the end of a follower's lease and the moment its ranks are taken for dead: one tick and a SIGKILL."""
+_HEARD_S = 2.0
+"""Two beats of a launcher: who starts an attempt now must have spoken since then."""
 
 
 class Crew:
@@ -73,12 +75,15 @@ class Crew:
 
     @property
     def joined(self) -> tuple[str, ...]:
-        """Nodes whose launcher can be told something, in the allocation's order.
+        """Nodes whose launcher can be told something, in the allocation's order."""
+        followers = self.port.followers if self.port is not None else {}
+        return tuple(node for node in self.place.nodes if node == self.place.node or node in followers)
 
-        One that was cut off keeps its connection for a while: unheard beyond its lease it is not here, until it speaks.
-        """
-        here = self.port.heard_within(LEASE_MARGIN_S) if self.port is not None else set()
-        return tuple(node for node in self.place.nodes if node == self.place.node or node in here)
+    @property
+    def here(self) -> tuple[str, ...]:
+        """Of these, the ones that were heard lately: one that was cut off keeps its connection for a while."""
+        heard = self.port.heard_within(_HEARD_S) if self.port is not None else set()
+        return tuple(node for node in self.joined if node == self.place.node or node in heard)
 
     def local_ranks(self, node: str) -> int:
         """Ranks that this node starts."""
@@ -182,9 +187,9 @@ class Crew:
         return True
 
     async def until_joined(self, count: int, limit_s: float, *, excluded: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """The first `count` nodes that have joined and are not excluded; fewer when the limit passes."""
-        await self._until(lambda: len(set(self.joined) - set(excluded)) >= count, limit_s)
-        return tuple(node for node in self.joined if node not in excluded)[:count]
+        """The first `count` nodes that are here and not excluded; fewer when the limit passes."""
+        await self._until(lambda: len(set(self.here) - set(excluded)) >= count, limit_s)
+        return tuple(node for node in self.here if node not in excluded)[:count]
 
     # --- an attempt's life ---
 

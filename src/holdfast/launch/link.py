@@ -49,9 +49,14 @@ class LinkEnds(Struct, frozen=True):
     ours: NodeLink
     theirs: NodeLink
 
+    @property
+    def is_cut(self) -> bool:
+        """One of the nodes is cut off."""
+        return self.ours.is_cut or self.theirs.is_cut
+
     async def until_whole(self) -> None:
         """Wait while one of the nodes is cut off."""
-        while self.ours.is_cut or self.theirs.is_cut:  # noqa: ASYNC110 - a file is all there is to wait on
+        while self.is_cut:  # noqa: ASYNC110 - a file is all there is to wait on
             await asyncio.sleep(_CUT_POLL_S)
 
 
@@ -232,9 +237,9 @@ class LeaderPort:
             if evidence and not follower.has_left:
                 self._on_lost(node, evidence)
 
-    def heard_within(self, margin_s: float) -> set[str]:
-        """Followers that were heard within a lease and this margin."""
-        since = asyncio.get_running_loop().time() - self._lease_s - margin_s
+    def heard_within(self, seconds: float) -> set[str]:
+        """Followers that were heard so lately."""
+        since = asyncio.get_running_loop().time() - seconds
         return {node for node in self.followers if self.heard_at.get(node, 0.0) >= since}
 
     def _heard(self, follower: Follower, report: AnyReport) -> None:
@@ -341,7 +346,9 @@ class FollowerLink:
     async def _connect(self) -> Wire:
         facts = read_leader(self._place.job_dir)
         ends = link_ends(self._place, facts.node)
-        await ends.until_whole()
+        if ends.is_cut:
+            # Not waited for: by the next try the file may name another leader, on a node that can be reached.
+            raise LinkError(f"no way from {self._place.node} to {facts.node}: one of them is cut off")
         async with asyncio.timeout(_HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(facts.address, facts.port)
             try:
