@@ -190,6 +190,8 @@ WHOLE = [
     Whole("slurmctld", "[2024-05-01T10:00:00.000] error: Nodes node07 not responding\n[2024-05-01T10:05:00.000] error: Nodes node07 not responding, setting DOWN\n[2024-05-01T10:05:00.100] Killing JobId=77 on failed node node07\n", "fault", ("slurm.node_down",), "hardware", None, ("node07",)),
     Whole("xid31", "[100.1] NVRM: Xid (PCI:0000:b9:00): 31, pid=2079991, name=pt_main_thread, Ch 00000007, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_6 faulted @ 0x7f5a_e7504000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ\n[100.2] NVRM: Xid (PCI:0000:b9:00): 43, pid=2079991, name=pt_main_thread, Ch 00000007\n", "fault", ("nvidia.xid.31",), "application"),
     Whole("efa", "NCCL WARN NET/OFI Request 0x7f completed with error. RC: 5. Error: 12 (Unresponsive remote) EFA\n" + traceback(0, "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.19.3"), "fault", ("ofi.completion",), "network"),
+    Whole("hung-before-the-limit", megatron(30) + "slurmstepd: error: *** JOB 77 ON node01 CANCELLED AT 2025-03-01T13:00:00 DUE TO TIME LIMIT ***\n", "fault", ("hang.silence",), "unknown"),
+    Whole("hung-then-cancelled", titan(30) + "slurmstepd: error: *** JOB 77 ON node01 CANCELLED AT 2025-03-01T12:00:00 ***\n", "fault", ("hang.silence",), "unknown"),
     # --- thin ---
     Whole("only-cascade", titan(5) + traceback(0, GLOO) + traceback(1, GLOO), "unknown"),
 ]  # fmt: skip

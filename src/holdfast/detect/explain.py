@@ -18,7 +18,7 @@ from holdfast.detect.catalogue import Catalogue, StreamKind
 from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
 from holdfast.detect.flight import Dump, Missing, missing_ranks
 from holdfast.detect.matcher import Match, StreamSource
-from holdfast.model.evidence import Diagnosis, Domain, EvidenceKind, Finding, Place, Role, Severity
+from holdfast.model.evidence import Diagnosis, Domain, Evidence, EvidenceKind, Finding, Place, Role, Severity
 
 KEPT_PER_TROUBLE = 12
 """Findings kept of one trouble (rule and fingerprint) and file; the others are counted."""
@@ -101,6 +101,7 @@ class _File:
         self.rises: dict[str, int] = {}
         self.restarts: list[int] = []
         self.progress_lines = 0
+        self.last_progress: Match | None = None
         self.step_times: list[float] = []
         self.completed: int | None = None
         self.saves = 0
@@ -184,6 +185,7 @@ class LogReading:
             file.saves += 1
             return
         file.progress_lines += match.count
+        file.last_progress = match
         if match.at is not None:
             if file.progress_at is not None and match.count == 1 and len(file.step_times) < 512:
                 file.step_times.append(match.at - file.progress_at)
@@ -334,18 +336,21 @@ class LogReading:
             rhythm = sorted(file.step_times)[len(file.step_times) // 2]
             gap = file.last_at - file.progress_at
             if gap > max(SILENCE_S, SILENCE_STEPS * rhythm):
-                found.append(
-                    synthetic_finding(
-                        self.catalogue,
-                        "hang.silence",
-                        id=f"{number:06d}:silence",
-                        at=file.progress_at + rhythm,
-                        place=Place(),
-                        summary=f"No step for {gap / 60:.0f} minutes before the end, where one took {rhythm:.0f} s",
-                        kind=EvidenceKind.LOG,
-                        confidence=0.7,
-                    )
+                silence = synthetic_finding(
+                    self.catalogue,
+                    "hang.silence",
+                    id=f"{number:06d}:silence",
+                    at=file.progress_at + rhythm,
+                    place=Place(),
+                    summary=f"No step for {gap / 60:.0f} minutes before the end, where one took {rhythm:.0f} s",
+                    kind=EvidenceKind.LOG,
+                    confidence=0.7,
                 )
+                if (last := file.last_progress) is not None:
+                    shown = Evidence(EvidenceKind.LOG, last.text[:400], file=file.name, line=last.line_no)
+                    silence = replace(silence, evidence=(shown,))
+                    self._places[silence.id] = Kept(silence, last, number, self.order, {})
+                found.append(silence)
         return found
 
     # --- the outcome ---

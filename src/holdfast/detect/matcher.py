@@ -29,6 +29,8 @@ WINDOW = 4096
 TEXT_MAX = 1000
 """Characters of a line that a match keeps."""
 OPEN_RECORDS_MAX = 4096
+SLURM_STAMP = "CANCELLED AT "
+"""Slurm's time of the end of a job stands inside the line."""
 NEARBY_LINES = 60
 """How far back a time is looked for when a fault's own line has none."""
 _ROLE_ORDER = {
@@ -500,6 +502,8 @@ class BlockReader:
         line_no = self.line_no if self.stream.numbered else 0
         offset = self.base + (start if self.original is None else self.original_place())
         at = line.at
+        if at is None and (stamp := text.find(SLURM_STAMP)) >= 0:
+            at = take_apart(text[stamp + len(SLURM_STAMP) :], self.year).at
         if at is None and rule.role in {Role.ROOT, Role.CASCADE}:
             at = self.time_before(start)
         self.matches.append(Match(rule, line_no, offset, text[:TEXT_MAX], captures, rank, node, at, self.at))
