@@ -168,7 +168,7 @@ def attempt_started(turn: Turn, event: e.AttemptStarted) -> None:
     job.epoch = max(job.epoch, event.epoch)
     if job.state in JOB_ENDED:
         return
-    if turn.open_orders(about(job), o.RequeueHeld):
+    if turn.under_way(about(job), o.RequeueHeld):
         record.incident = job.incident  # it will be stopped by the requeue that is under way
         return
     if job.state is JobState.WATCHING:

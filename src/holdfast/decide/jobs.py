@@ -72,7 +72,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
     view = job.view
     state = job.state
     grown = view.restart_count > old.restart_count
-    if state is JobState.STOPPING and turn.open_orders(about(job), o.RequeueHeld):
+    if state is JobState.STOPPING and turn.under_way(about(job), o.RequeueHeld):
         return
     if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
         if view.state is SchedulerState.HELD and old.state is SchedulerState.PENDING and not job.in_queue:
@@ -123,7 +123,7 @@ def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD} and again:
         job.held_by = ""
         restart.runs(turn, job)
-    elif grown and can(JOB, job.state, JobTrigger.ADOPT) and not turn.open_orders(about(job), o.RequeueHeld):
+    elif grown and can(JOB, job.state, JobTrigger.ADOPT) and not turn.under_way(about(job), o.RequeueHeld):
         restart.adopt(turn, job, "the scheduler runs it again by itself")
         restart.runs(turn, job)
     if job.state is JobState.RESTARTING and not attempts.has_launcher(job) and attempt is not None:
@@ -152,7 +152,7 @@ def _ended(turn: Turn, job: JobRecord) -> None:
     elif view.state is SchedulerState.COMPLETED and code != EXIT_RESTART_ME:
         outcome = incidents.RECOVERED if in_recovery(job) else incidents.OBSERVED
         proof.finish(turn, job, JobTrigger.COMPLETED, outcome, "it completed")
-    elif turn.open_orders(about(job), o.RequeueHeld):
+    elif turn.under_way(about(job), o.RequeueHeld):
         return
     elif code == EXIT_DO_NOT_REQUEUE:
         proof.finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, "it asked not to be requeued (exit code 86)")
@@ -234,7 +234,7 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
         if attempt is not None and event.restart_count <= attempt.restart_count:
             return
         proof.revive(turn, job)
-    pending = turn.open_orders(about(job), o.RequeueHeld)
+    pending = turn.under_way(about(job), o.RequeueHeld)
     if pending or job.in_queue:
         return
     job.authority = Authority.LAUNCHER
@@ -287,7 +287,7 @@ def _take_over(turn: Turn, job: JobRecord, *, left: bool) -> None:
         # The launcher's ranks end with its lease, so the attempt is over either way.
         attempt.ended_at = turn.now
         attempt.stopped = True
-    if turn.open_orders(about(job), o.RequeueHeld):
+    if turn.under_way(about(job), o.RequeueHeld):
         return
     if job.state is JobState.EVACUATING or left:
         restart.attempt_is_over(turn, job, incident)
@@ -321,7 +321,7 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
         return
     restart.exclude(turn, job, event.exclude_nodes)
     if (
-        turn.open_orders(about(job), o.RequeueHeld)
+        turn.under_way(about(job), o.RequeueHeld)
         or job.in_queue
         or job.state
         in {

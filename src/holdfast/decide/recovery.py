@@ -257,10 +257,17 @@ def end_attempt(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Re
             order = turn.make(o.GiveUp, incident=incident.id, remedy=Remedy.STOP, job=job.key, why=reason)
             restart.ask_first(turn, job, incident, order)
         return
-    if remedy is Remedy.REQUEUE and not turn.in_allocation:
+    if remedy is Remedy.REQUEUE and _requeues(turn, job, incident):
         restart.requeue(turn, job, incident, reason)
         return
     _stop_ranks(turn, job, incident, remedy, reason)
+
+
+def _requeues(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
+    """Is the requeue this engine's to order? Of a job that a launcher leads only to get it off a node."""
+    if turn.in_allocation:
+        return False
+    return turn.leads(job) or job.state is JobState.EVACUATING or facts(turn, job, incident).leave_node
 
 
 def _stop_ranks(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Remedy, reason: str) -> None:
@@ -435,7 +442,7 @@ def take_over(turn: Turn, job: JobRecord, why: str) -> None:
     job.authority = Authority.CONTROLLER
     turn.tell_all(incident, job, f"the controller takes over: {why}.")
     if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.EVACUATING}:
-        if not turn.open_orders(about(job), o.RequeueHeld):
+        if not turn.under_way(about(job), o.RequeueHeld):
             restart.requeue(turn, job, incident, why)
     elif job.state is JobState.DIAGNOSING:
         restart.decide(turn, job, incident)

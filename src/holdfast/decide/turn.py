@@ -253,6 +253,10 @@ class Turn:
             found = [record for record in found if not isinstance(record.order, o.Notify)]
         return sorted(found, key=lambda record: (record.order.cause, record.order.id))
 
+    def under_way(self, about: str, *kinds: type[o.Order]) -> bool:
+        """Is one of these ordered, and not merely proposed?"""
+        return any(record.status is OrderStatus.PENDING for record in self.open_orders(about, *kinds))
+
     def withdraw(self, about: str, why: str, *kinds: type[o.Order]) -> None:
         """Take back open orders (all but notices, or only those kinds)."""
         for record in self.open_orders(about, *kinds):
