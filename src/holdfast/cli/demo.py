@@ -135,7 +135,7 @@ def demo(
     *,
     nodes: Annotated[int, typer.Option(help="Nodes of the embedded cluster, each a real agent process.", min=2)] = 4,
     spares: Annotated[int, typer.Option(help="Nodes kept back for a node that fails.", min=1)] = 1,
-    steps: Annotated[int, typer.Option(help="Steps of the training job.", min=150)] = 280,
+    steps: Annotated[int, typer.Option(help="Steps of the training job.", min=150)] = 240,
     launcher: Annotated[
         Launcher, typer.Option(help="torchrun under `holdfast run --`, or `holdfast run` in its place (warm standbys).")
     ] = Launcher.TORCHRUN,

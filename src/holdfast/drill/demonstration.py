@@ -8,6 +8,7 @@ run is held against, to the last bit. Time is the clock's.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ from holdfast.drill.stage import Stage, StageSettings
 from holdfast.drill.training import Losses, TrainingJob, largest_difference, read_losses
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.model.cluster import JobKey, attempt_name
-from holdfast.model.records import JobState
+from holdfast.model.records import JobRecord, JobState
 from holdfast.ports import Clock
 from holdfast.report.gather import Point, ReportData, gather
 
@@ -39,7 +40,7 @@ class DemoSettings(Struct, frozen=True, kw_only=True):
     folder: Path
     nodes: int = 4
     spares: int = 1
-    steps: int = 280
+    steps: int = 240
     step_s: float = 0.1
     checkpoint_every: int = 10
     seed: int = 1
@@ -117,7 +118,7 @@ async def run_demo(
             losses=lambda: largest_difference(read_losses(stage.job_dir(key)), reference),
             step_s=settings.step_s,
         )
-        await _break_it(site, settings, scenarios, result, watcher)
+        await _break_it(stage, site, settings, scenarios, result, watcher)
         await _finish(stage, key, settings, result, watcher)
     attempts = read_losses(stage.job_dir(key))
     result.steps_compared = len({step for losses in attempts.values() for step in losses if step in reference})
@@ -154,9 +155,16 @@ async def _undisturbed(stage: Stage, settings: DemoSettings, watcher: Watcher) -
 
 
 async def _break_it(
-    site: Site, settings: DemoSettings, scenarios: dict[str, Scenario], result: DemoResult, watcher: Watcher
+    stage: Stage,
+    site: Site,
+    settings: DemoSettings,
+    scenarios: dict[str, Scenario],
+    result: DemoResult,
+    watcher: Watcher,
 ) -> None:
-    for name in FAULTS:
+    for number, name in enumerate(FAULTS, 1):
+        mark = settings.steps * number // (len(FAULTS) + 2)
+        await stage.until(site.job, _beyond(mark), limit_s=settings.limit_s)
         drill = await run_drill(
             scenarios[name],
             site,
@@ -167,6 +175,11 @@ async def _break_it(
         )
         result.drills.append(drill)
         watcher.drill_over(drill)
+
+
+def _beyond(step: int) -> Callable[[JobRecord], bool]:
+    """Has the job saved this step, so that the faults are spread over its run?"""
+    return lambda job: job.durable_step >= step or job.state in OVER
 
 
 async def _finish(stage: Stage, key: JobKey, settings: DemoSettings, result: DemoResult, watcher: Watcher) -> None:
