@@ -177,3 +177,24 @@ def test_novel_lines_when_nothing_explains(tmp_path):
     assert said.verdict == "unknown"
     assert [(e.line, e.rule) for e in said.evidence if "flux" in e.text] == [(301, "novelty.line")]
     assert "flux capacitor" in said.story
+
+
+PYSPY = """Process {pid}: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 0x7F12 (idle): "pin_memory"
+    wait (threading.py:331)
+Thread {pid} (active): "MainThread"
+{frames}"""
+WAITS = "    all_reduce (torch/distributed/distributed_c10d.py:2050)\n    step (train.py:88)\n    main (train.py:120)\n"
+READS = "    read (dataset.py:31)\n    step (train.py:80)\n    main (train.py:120)\n"
+
+
+def test_stacks_beside_the_logs(tmp_path):
+    """py-spy dumps of four ranks: three wait in an all-reduce, the fourth reads; it is the suspect."""
+    (tmp_path / "job.out").write_text(JOB)
+    for rank in range(4):
+        (tmp_path / f"pyspy-{rank}.txt").write_text(PYSPY.format(pid=100 + rank, frames=READS if rank == 2 else WAITS))
+    said = explain(tmp_path)
+    assert (said.verdict, said.cause, said.suspects.ranks) == ("fault", "hang.rank", (2,))
+    assert "read (dataset.py:31)" in said.summary

@@ -32,12 +32,14 @@ from holdfast.adapters.log_files import (
 from holdfast.cli.explain_page import page
 from holdfast.decide.diagnosis import DiagnosisContext, diagnose
 from holdfast.detect.catalogue import Catalogue
+from holdfast.detect.dumped_stacks import HEAD, StackFrame, dumped_stack, is_dump
 from holdfast.detect.explain import EvidenceLine, Explanation, LogReading, source_of
 from holdfast.detect.matcher import Matcher, ProgressReading
 from holdfast.detect.novelty import Novelty
 from holdfast.errors import EXIT_FAILED, EXIT_OK, UserError
 from holdfast.model.evidence import Diagnosis, Finding
 
+STACK_FILE_MAX = 1 << 20
 NOVELTY_FILES = 8
 NOVELTY_BYTES = 2 << 20
 NOVELTY_TAIL = 60
@@ -71,7 +73,9 @@ def explain_logs(
     failed: list[str] = []
     dumps = {name: dump for name in names if name != STDIN and (dump := read_dump(name)) is not None}
     reading.flight(list(dumps.values()))
-    for name in (name for name in names if name not in dumps):
+    stacks = {name: frames for name in names if name not in dumps and (frames := _stack(name))}
+    reading.stacks({rank: frames for name, frames in stacks.items() if (rank := source_of(name).rank) is not None})
+    for name in (name for name in names if name not in dumps and name not in stacks):
         try:
             _read(reading, matcher, name, at)
         except UserError as error:
@@ -87,6 +91,14 @@ def explain_logs(
     if explained.verdict == "unknown":
         explained = reading.with_novelty(explained, _novel(names))
     return explained
+
+
+def _stack(name: str) -> tuple[StackFrame, ...]:
+    """What a stack dump holds; empty when the file is something else."""
+    if name == STDIN or Path(name).stat().st_size > STACK_FILE_MAX:
+        return ()
+    text = Path(name).read_text(encoding="utf-8", errors="replace")
+    return dumped_stack(text) if is_dump(text[:HEAD]) else ()
 
 
 def _read(reading: LogReading, matcher: Matcher, name: str, at: float) -> None:

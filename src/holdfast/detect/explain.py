@@ -9,15 +9,17 @@ logs.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.detect.catalogue import Catalogue, StreamKind
+from holdfast.detect.dumped_stacks import StackFrame
 from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
 from holdfast.detect.flight import Dump, Missing, missing_ranks
 from holdfast.detect.matcher import Match, StreamSource
+from holdfast.detect.stack_groups import group_stacks
 from holdfast.model.evidence import Diagnosis, Domain, Evidence, EvidenceKind, Finding, Place, Role, Severity
 
 KEPT_PER_TROUBLE = 12
@@ -133,6 +135,8 @@ class LogReading:
         self._timeouts: set[int] = set()
         self._ranks: set[int] = set()
         self._flight: Missing | None = None
+        self._odd: tuple[int, ...] = ()
+        self._stacks: Mapping[int, Sequence[StackFrame]] = {}
         self._counts_steps: dict[str, bool] = {}
 
     def file(self, name: str) -> int:
@@ -162,6 +166,26 @@ class LogReading:
     def flight(self, dumps: Sequence[Dump]) -> None:
         """Flight-recorder dumps of the job's ranks lie beside its logs."""
         self._flight = missing_ranks(dumps)
+
+    def stacks(self, stacks: Mapping[int, Sequence[StackFrame]]) -> None:
+        """Dumps of ranks' stacks lie beside the logs."""
+        if len(stacks) > 1:
+            self._odd = group_stacks(stacks)[1]
+            self._stacks = stacks
+
+    def _standing_apart(self, odd: Sequence[int], at: float) -> Finding:
+        frames = self._stacks.get(odd[0], ())
+        user = next((f for f in frames if "site-packages" not in f.file), frames[0] if frames else None)
+        where = f", in {user.function} ({user.file}:{user.line})" if user is not None else ""
+        return synthetic_finding(
+            self.catalogue,
+            "hang.rank",
+            id="stacks:odd",
+            at=at,
+            place=Place(rank=odd[0]),
+            summary=f"By the stacks, {listed_ranks(odd)} stands elsewhere while the others wait{where}",
+            kind=EvidenceKind.STACK,
+        )
 
     def _desync(self, missing: Missing, at: float) -> Finding:
         what = f"{listed_ranks(missing.ranks)} {missing.why}{f' ({missing.op})' if missing.op else ''}"
@@ -263,6 +287,8 @@ class LogReading:
             findings += self._silences()
         if self._flight is not None:
             findings.append(self._desync(self._flight, first if first is not None else end))
+        if self._odd:
+            findings.append(self._standing_apart(self._odd, (first if first is not None else end) - 0.5))
         self.findings = tuple(findings)
         if len(self._timeouts) > 1:
             self.ranks = {"": tuple(range(max(self._ranks) + 1))}
@@ -441,6 +467,7 @@ _RANK_IN_NAME = (
     re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?=[/_.-]|$)", re.IGNORECASE),
     re.compile(r"/attempt_\d+/(\d{1,6})/(?:(?:stdout|stderr)\.log|error\.json)$"),
     re.compile(r"(?:^|/)(?:stdout|stderr|log)[_.](\d{1,6})(?:\.\w+)?$"),
+    re.compile(r"(?:stack|stacks|py-?spy|faulthandler)[_.-]?(\d{1,6})(?:\.\w+)?$", re.IGNORECASE),
 )
 _KERNEL_NAME = re.compile(r"dmesg|kern|kmsg|messages|syslog|journal", re.IGNORECASE)
 _NODE_IN_NAME = re.compile(
