@@ -8,6 +8,7 @@ each; an empty list is the verdict that nothing is wrong. Times are Unix seconds
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -165,6 +166,7 @@ class JobFact:
     state: str
     restart_count: int
     nodes: tuple[str, ...]
+    started_at: float
 
 
 @dataclass
@@ -190,9 +192,10 @@ class WorldLog:
             await self._look()
 
     async def _follow(self, version: int) -> None:
-        while True:
-            await self._ask({"op": "wait_change", "after": version, "timeout_s": 30.0})
-            version = await self._look()
+        with contextlib.suppress(OSError):  # the cluster ends
+            while True:
+                await self._ask({"op": "wait_change", "after": version, "timeout_s": 30.0})
+                version = await self._look()
 
     async def _look(self) -> int:
         seen = await self._ask({"op": "observe"})
@@ -206,7 +209,9 @@ class WorldLog:
             )
             _extend(self.nodes.setdefault(node["name"], []), fact)
         for job in seen["world"].get("jobs", ()):
-            fact = JobFact(job["state"], job.get("restart_count", 0), tuple(job.get("nodes", ())))
+            fact = JobFact(
+                job["state"], job.get("restart_count", 0), tuple(job.get("nodes", ())), job.get("started_at", 0.0)
+            )
             _extend(self.jobs.setdefault(job["key"]["id"], []), fact)
         return int(seen["version"])
 
@@ -244,7 +249,7 @@ class WorldLog:
 
     def starts(self, job: str) -> int:
         """How often the job got an allocation."""
-        return _edges([bool(fact.nodes) for fact in self.jobs[job]], to=True) + bool(self.jobs[job][0].nodes)
+        return len({fact.started_at for fact in self.jobs[job] if fact.nodes})
 
 
 def _extend(facts: list[Any], fact: Any) -> None:
