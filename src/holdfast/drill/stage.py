@@ -207,7 +207,12 @@ class Stage:
             name=job.name,
             drill_ok=self.settings.drill_ok,
             recovery=recovery or RecoverySpec(),
-            env={"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+            env={
+                "PYTHONUNBUFFERED": "1",
+                "OMP_NUM_THREADS": "1",
+                # PyTorch makes this folder below /tmp otherwise: nothing of a stage lies outside its own.
+                "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "cache" / "torchinductor"),
+            },
         )
         return view.key
 
