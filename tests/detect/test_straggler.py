@@ -4,7 +4,15 @@ import random
 
 import pytest
 
-from holdfast.detect.straggler import SLOW_STEPS, WARM_UP_STEPS, Layout, StepTime, StragglerDetector
+from holdfast.detect.straggler import (
+    SLOW_STEPS,
+    WARM_UP_STEPS,
+    Layout,
+    StepTime,
+    StragglerDetector,
+    step_times,
+    stragglers_of,
+)
 
 RANKS = 32
 LAYOUT = Layout(nodes={r: f"n{r // 8}" for r in range(RANKS)})
@@ -106,3 +114,34 @@ def test_precision_and_recall():
     precision, recall = hit / (hit + false), hit / (hit + missed)
     assert precision >= 0.95, (precision, recall)
     assert recall >= 0.95, (precision, recall)
+
+
+def recorded(kind, *, stages=4, dp=8, steps=6, micro=8, seed=3):
+    """A short recording of operations of a pipelined job, in the form of public what-if-analysis traces."""
+    rng = random.Random(seed)
+    rows = []
+    for step in range(steps):
+        for stage in range(stages):
+            for d in range(dp):
+                rank = stage * dp + d
+                for _ in range(micro):
+                    long = rng.choice((0.5, 1.0, 2.5)) if kind == "sequence" else 1.0
+                    long *= 1.35 if kind == "stage" and stage == stages - 1 else 1.0
+                    long *= 1.6 if kind == "worker" and rank == 13 else 1.0
+                    rows.append(
+                        {
+                            "step": step,
+                            "rank": rank,
+                            "optype": "forward-compute",
+                            "duration": long * rng.lognormvariate(0, 0.02),
+                        }
+                    )
+                    rows.append({"step": step, "rank": rank, "optype": "forward-send", "duration": rng.random()})
+    return step_times(rows), Layout(stages={r: r // dp for r in range(stages * dp)})
+
+
+def test_recordings():
+    """In a recording of six steps: one slow worker is named, a long last stage is a stage, uneven sequences blame nobody."""
+    assert [(s.kind, s.ranks) for s in stragglers_of(*recorded("worker"))] == [("rank", (13,))]
+    assert [(s.kind, s.stage) for s in stragglers_of(*recorded("stage"))] == [("stage", 3)]
+    assert [s for seed in range(20) for s in stragglers_of(*recorded("sequence", seed=seed)) if s.kind == "rank"] == []

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from msgspec import Struct
 
@@ -90,11 +91,22 @@ class StragglerDetector:
     Args:
         layout: node and stage of the ranks.
         excess_min: how much slower than its peers a rank must be to matter (0.1: a tenth).
+        warm_up_steps: so many first steps are not judged.
+        stage_steps: over so many steps pipeline stages are compared.
     """
 
-    def __init__(self, layout: Layout | None = None, *, excess_min: float = EXCESS_MIN) -> None:
+    def __init__(
+        self,
+        layout: Layout | None = None,
+        *,
+        excess_min: float = EXCESS_MIN,
+        warm_up_steps: int = WARM_UP_STEPS,
+        stage_steps: int = STAGE_STEPS,
+    ) -> None:
         self.layout = layout or Layout()
         self.excess_min = excess_min
+        self.warm_up_steps = warm_up_steps
+        self.stage_steps = stage_steps
         self._ranks: dict[int, _Rank] = {}
         self._medians: deque[float] = deque(maxlen=PAST_STEPS)
         self._seen = 0
@@ -118,7 +130,7 @@ class StragglerDetector:
         self._seen += 1
         work = {s.rank: max(1e-9, s.step_s - (s.wait_s or 0.0)) for s in samples}
         middle = median(work.values())
-        if not ordinary or self._seen <= WARM_UP_STEPS:
+        if not ordinary or self._seen <= self.warm_up_steps:
             return []
         usual = median(self._medians) if self._medians else middle
         if len(self._medians) >= 3 and middle > PAUSE_FACTOR * usual:
@@ -210,9 +222,9 @@ class StragglerDetector:
         whole = median(middles.values())
         found: list[Straggler] = []
         for stage, middle in middles.items():
-            excess = self._stage_excess.setdefault(stage, deque(maxlen=STAGE_STEPS))
+            excess = self._stage_excess.setdefault(stage, deque(maxlen=self.stage_steps))
             excess.append(middle / whole)
-            full = len(excess) == STAGE_STEPS
+            full = len(excess) == self.stage_steps
             if full and min(excess) > 1 + STAGE_EXCESS and stage not in self._stages_reported:
                 self._stages_reported.add(stage)
                 ranks = tuple(sorted(groups[stage]))
@@ -235,3 +247,33 @@ class StragglerDetector:
                 else:
                     found.append(Straggler("rank", (rank,), 1.0, step, node, cleared=True))
         return found
+
+
+def step_times(operations: Iterable[Mapping[str, Any]]) -> dict[int, list[StepTime]]:
+    """A trace of operations summed up to what each rank worked in each step.
+
+    Args:
+        operations: rows with `step`, `rank`, `optype` and `duration` (any unit), as profilers and the public
+            what-if-analysis traces have them. Only operations whose type names computing count as work.
+
+    Returns:
+        Step -> one sample per rank, in order of steps.
+    """
+    work: dict[int, dict[int, float]] = {}
+    for row in operations:
+        if "compute" not in str(row["optype"]):
+            continue
+        ranks = work.setdefault(int(row["step"]), {})
+        rank = int(row["rank"])
+        ranks[rank] = ranks.get(rank, 0.0) + float(row["duration"])
+    return {step: [StepTime(rank, time) for rank, time in sorted(work[step].items())] for step in sorted(work)}
+
+
+def stragglers_of(trace: Mapping[int, Sequence[StepTime]], layout: Layout | None = None) -> list[Straggler]:
+    """Who is slow in a recorded stretch of steady training, however short (three steps or more).
+
+    A recording has no warm-up, and a stage counts as uneven when it was so in all of its steps.
+    """
+    few = max(SLOW_STEPS, min(STAGE_STEPS, len(trace)))
+    detector = StragglerDetector(layout, warm_up_steps=0, stage_steps=few)
+    return [straggler for step, samples in sorted(trace.items()) for straggler in detector.observe(step, samples)]
