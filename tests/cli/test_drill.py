@@ -42,6 +42,7 @@ def test_show_prints_a_file_that_can_be_copied(tmp_path):
         (["run", "--all", "kill9"], UsageError),
         (["run", "kil9"], NotFoundError),
         (["show", "nothing"], NotFoundError),
+        (["run", "kill9", "--launcher", "torchrun"], UsageError),
         (["run", "kill9", "--out", "/proc"], UsageError),
     ],
 )

@@ -109,6 +109,8 @@ def run(
 ) -> None:
     """Run drills and judge what Holdfast did about each."""
     del on  # the only place so far; the option is there so that scripts can name it
+    if launcher is Launcher.TORCHRUN and workload is Workload.COUNTER:
+        raise UsageError("--launcher torchrun keeps the port that the counter meets its peers at: add --workload gpt")
     scenarios = _chosen(names or [], all_drills=all_drills)
     folder = _folder(out)
     from holdfast.drill.campaign import CampaignSettings, run_campaign  # noqa: PLC0415 - `list` needs no controller
