@@ -11,7 +11,7 @@ the trouble began. What a job survived (progress came later) is no candidate, ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 
 from msgspec import Struct
@@ -125,7 +125,8 @@ def diagnose(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosi
     if root is None:
         return _unknown(unique, context)
     same = _fan_out(root, candidates)
-    judged = tuple(_judged(finding, root, same, survived, context) for finding in unique)
+    again = {c.finding.id for c in same}
+    judged = tuple(_judged(finding, root, again, survived, context) for finding in unique)
     ranks, nodes, gpus = _suspects(root, same, unique, context)
     rivals = _rivals(root, same, candidates)
     confidence = _confidence(root, ranks, judged, rivals)
@@ -242,7 +243,8 @@ def _waited(finding: Finding, context: DiagnosisContext) -> float:
 
 
 def _root(candidates: list[Candidate], findings: Sequence[Finding], context: DiagnosisContext) -> Candidate | None:
-    firm = [c for c in candidates if c.weight is not Weight.WARNING and not _explained_exit(c, findings, context)]
+    bereft = _bereft(findings, context)
+    firm = [c for c in candidates if c.weight is not Weight.WARNING and not _explained_exit(c, bereft)]
     if not firm:
         return None
     failures = [c.at for c in firm if c.weight < Weight.LOST]
@@ -257,9 +259,11 @@ def _root(candidates: list[Candidate], findings: Sequence[Finding], context: Dia
     earliest = min(plain, key=lambda c: (c.at, -c.weight))
     if (warned := _warned(earliest, candidates)) is not None:
         return warned
-    near = [c for c in plain if c.at - _lateness(c, plain) <= earliest.at]
+    late = _lateness(plain)
+    near = [c for c in plain if c.at - late(c) <= earliest.at]
     heaviest = max(c.weight for c in near)
-    chosen = min((c for c in near if c.weight == heaviest), key=lambda c: _order(c, near))
+    first_of_kind = min(c.at for c in near if c.weight == heaviest)
+    chosen = min((c for c in near if c.weight == heaviest), key=lambda c: _order(c, first_of_kind))
     # A death by signal that clearly came first is not explained by an exception of another rank that came after it.
     if chosen.weight is Weight.SPECIFIC:
         deaths = [c for c in near if _is_signal(c) and c.at < chosen.at - TIE_S and not _same_rank(c, chosen)]
@@ -268,22 +272,28 @@ def _root(candidates: list[Candidate], findings: Sequence[Finding], context: Dia
     return chosen
 
 
-def _explained_exit(candidate: Candidate, findings: Sequence[Finding], context: DiagnosisContext) -> bool:
+def _bereft(findings: Sequence[Finding], context: DiagnosisContext) -> dict[int, float]:
+    """Rank -> when it first told of a lost peer or a wait in vain."""
+    first: dict[int, float] = {}
+    for f in findings:
+        rank = f.place.rank
+        if rank is None or not (f.role is Role.CASCADE or f.rule.startswith(_SYMPTOMS)):
+            continue
+        if not f.rule.startswith(("torch.elastic.", "exit.", "slurm.")):
+            at = f.at - context.offsets.get(f.place.node, 0.0)
+            first[rank] = min(at, first.get(rank, at))
+    return first
+
+
+def _explained_exit(candidate: Candidate, bereft: Mapping[int, float]) -> bool:
     """Whether this is only how a rank ended that had lost a peer or waited in vain before."""
     if candidate.rank is None or not candidate.finding.rule.startswith(_QUIET_EXITS):
         return False
-    return any(
-        f.place.rank == candidate.rank
-        and (f.role is Role.CASCADE or f.rule.startswith(_SYMPTOMS))
-        and not f.rule.startswith(("torch.elastic.", "exit.", "slurm."))
-        and f.at - context.offsets.get(f.place.node, 0.0) <= candidate.seen_at + TIE_S
-        for f in findings
-    )
+    return candidate.rank in bereft and bereft[candidate.rank] <= candidate.seen_at + TIE_S
 
 
-def _order(candidate: Candidate, near: list[Candidate]) -> tuple[float, int, float]:
+def _order(candidate: Candidate, first: float) -> tuple[float, int, float]:
     """Earliest first; inside one tie, a signal before an exit code."""
-    first = min(c.at for c in near if c.weight == candidate.weight)
     tied = candidate.at - first <= TIE_S
     return (0.0 if tied else candidate.at - first, 0 if _is_signal(candidate) else 1, candidate.at)
 
@@ -300,15 +310,21 @@ def _same_rank(one: Candidate, other: Candidate) -> bool:
     return one.rank is None or other.rank is None or one.rank == other.rank
 
 
-def _lateness(candidate: Candidate, plain: list[Candidate]) -> float:
-    """How much later than the first failure this candidate may be seen and still be its cause."""
-    if _is_memory(candidate) and any(_was_killed(c) for c in plain):
-        return OOM_LATE_S
-    if candidate.weight is Weight.SPECIFIC or candidate.weight is Weight.SIGNAL:
-        # A time-out's own date is one time-out back, so that anything inside the wait is near it.
-        waits = [c.seen_at - c.at for c in plain if c.weight is Weight.SYMPTOM]
-        return max([FLUSH_S, *(wait + FLUSH_S / 6 for wait in waits)])
-    return FLUSH_S if candidate.weight is Weight.EXIT else 0.0
+def _lateness(plain: list[Candidate]) -> Callable[[Candidate], float]:
+    """How much later than the first failure each candidate may be seen and still be its cause."""
+    killed = any(_was_killed(c) for c in plain)
+    # A time-out's own date is one time-out back, so that anything inside the wait is near it.
+    waits = [c.seen_at - c.at for c in plain if c.weight is Weight.SYMPTOM]
+    specific = max([FLUSH_S, *(wait + FLUSH_S / 6 for wait in waits)])
+
+    def late(candidate: Candidate) -> float:
+        if killed and _is_memory(candidate):
+            return OOM_LATE_S
+        if candidate.weight in {Weight.SPECIFIC, Weight.SIGNAL}:
+            return specific
+        return FLUSH_S if candidate.weight is Weight.EXIT else 0.0
+
+    return late
 
 
 def _was_killed(candidate: Candidate) -> bool:
@@ -369,11 +385,11 @@ def _rivals(root: Candidate, same: list[Candidate], candidates: list[Candidate])
 
 
 def _judged(
-    finding: Finding, root: Candidate, same: list[Candidate], survived: set[str], context: DiagnosisContext
+    finding: Finding, root: Candidate, again: set[str], survived: set[str], context: DiagnosisContext
 ) -> JudgedFinding:
     if finding.id == root.finding.id:
         return JudgedFinding(finding.id, finding.rule, Role.ROOT, "the first that nothing else explains")
-    if any(finding.id == c.finding.id for c in same):
+    if finding.id in again:
         return JudgedFinding(finding.id, finding.rule, Role.ROOT, "the same trouble, seen again")
     if finding.id in survived:
         return JudgedFinding(finding.id, finding.rule, Role.CONTEXT, "the job made progress after it")
