@@ -98,7 +98,7 @@ def _fence_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diagno
         name = finding.place.node
         if name and name in diagnosis.nodes and remedies.wants_node(finding):
             node = nodes.record_of(turn, name)
-            if finding.rule not in node.findings and finding.at >= node.clean_at:
+            if finding.rule not in node.findings and finding.at > node.clean_at:
                 nodes.suspect(turn, node, incident, finding)
     del job
 
