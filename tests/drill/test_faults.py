@@ -134,7 +134,7 @@ def test_a_timed_fault_ends_by_itself(world, clock):
     """A cut of 25 s is healed after 25 s, and healed again (harmlessly) by the undo."""
 
     async def work():
-        hit = injection(find("network_cut"), world, clock)
+        hit = injection(scenario("[params]\nfor_s = 25.0\n", "network_cut"), world, clock)
         await hit.inject(5.0)
         await asyncio.sleep(24.0)
         assert [call[0] for call in world.calls] == ["cut"]
