@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from holdfast.detect.nvlink5 import decoded_event
 from holdfast.model.evidence import Domain, Remedy, Role, Severity
 
 if TYPE_CHECKING:
@@ -66,7 +67,13 @@ def decoded(catalogue: Catalogue, rule: Rule, captures: dict[str, str]) -> Rule:
 
 def _nvlink5(rule: Rule, captures: dict[str, str]) -> Rule:
     title = f"{rule.title}: {captures['sub']}, {captures['sev'].lower()}"
-    if captures["sev"] == "Fatal":
+    event = decoded_event(int(captures["xid"]), int(captures["intr"], 16), int(captures["err"], 16))
+    # NVIDIA's table decides; an event that it does not list, or leaves to Xid 154, is judged by the line's own word.
+    grave = captures["sev"] == "Fatal"
+    if event is not None and event.action in {"RESET_GPU", "IGNORE"}:
+        grave = event.action == "RESET_GPU"
+        captures["what"] = f"{event.unit}: {event.action}"
+    if grave:
         return replace(rule, role=Role.ROOT, severity=Severity.FATAL, remedy=Remedy.RESET_GPU, title=title)
     return replace(rule, role=Role.CONTEXT, severity=Severity.WARNING, remedy=Remedy.NONE, title=title)
 
