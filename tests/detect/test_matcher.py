@@ -214,8 +214,8 @@ def test_unnumbered():
 
 
 def test_implicit_and_verdict():
-    """Xid 154 carries the driver's verdict; 144-150 their sub-code; fatal is a root, nonfatal context."""
-    text = "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  {}   XC0 i0 Link 09 (0x025525c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)\n"
+    """Xid 154 carries the driver's verdict; 144-150 their sub-code; what NVIDIA does not list is judged by its own word."""
+    text = "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  {}   XC0 i0 Link 09 (0xffffffff 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)\n"
     fatal, soft = (stream().feed(text.format(word).encode(), 0.0)[0] for word in ("Fatal", "Nonfatal"))
     assert (fatal.rule.role, soft.rule.role, fatal.captures["link"], fatal.captures["sub"]) == (
         "root",
