@@ -368,8 +368,16 @@ class VoiceNotifier:
 
     async def send(self, notice: Notify) -> None:
         """See `ports.Notifier`."""
-        text = f"{notice.title}: {notice.text}" if notice.text else notice.title
-        self._voice.say(*text.strip().splitlines())
+        self._voice.say(*spoken(notice).splitlines())
+
+
+def spoken(notice: Notify) -> str:
+    """Title and text; a text that begins with what the title says is not told twice."""
+    title, text = notice.title.strip().rstrip("."), notice.text.strip()
+    subject, mark, said = title.partition(": ")
+    if mark and said and text.startswith(said):
+        return f"{subject}: {text}"
+    return f"{title}: {text}" if text else notice.title.strip()
 
 
 def job_view(place: JobPlace, options: RunOptions) -> JobView:
