@@ -18,7 +18,7 @@ from rich.text import Text
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.adapters.local.daemon import daemon_pid, end_cluster, start_cluster
 from holdfast.cli import screen
-from holdfast.cli.config import DirOption, JsonOption
+from holdfast.cli.config import DirOption, JsonOption, default_folder
 from holdfast.errors import EXIT_FAILED, LinkError, NotFoundError
 from holdfast.model.cluster import ENDED, JobView, NodeView, RecoverySpec, SchedulerState, WorldView
 
@@ -31,12 +31,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
 )
-
-
-def default_folder() -> Path:
-    """`$XDG_DATA_HOME/holdfast/clusters/local`, else below `~/.local/share`."""
-    base = os.environ.get("XDG_DATA_HOME", "")
-    return (Path(base) if base else Path("~/.local/share").expanduser()) / "holdfast" / "clusters" / "local"
 
 
 @app.command()

@@ -11,9 +11,10 @@ import typer
 from rich.text import Text
 
 from holdfast.cli import json_forms, screen
+from holdfast.cli.absent import missing
 from holdfast.cli.cluster_tables import for_people, incident_page, incidents_table, job_page, jobs_table, nodes_view
 from holdfast.cli.config import ConfigOption, DirOption, JournalOption, JsonOption, UrlOption
-from holdfast.cli.records import Records, Where, missing, read
+from holdfast.cli.records import Records, Where, read
 from holdfast.errors import UsageError
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, NodeState, OrderRecord
 from holdfast.model.toml_lines import did_you_mean

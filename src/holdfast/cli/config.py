@@ -84,6 +84,12 @@ class _ControllerFile(Struct):
     url: str
 
 
+def default_folder() -> Path:
+    """Where `holdfast cluster up` makes its cluster: `$XDG_DATA_HOME/holdfast/clusters/local`, or `~/.local/share/...`."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(base) if base else Path("~/.local/share").expanduser()) / "holdfast" / "clusters" / "local"
+
+
 def places(option: Path | None = None, *, environ: Mapping[str, str] | None = None) -> list[Path]:
     """Where `holdfast.toml` is looked for, in order. A place named by option or environment is the only one."""
     known = os.environ if environ is None else environ
@@ -149,8 +155,6 @@ def find_controller(*, cluster_dir: Path | None = None, url: str | None = None, 
 
 def _hint() -> str:
     """The embedded cluster of `holdfast cluster up`, when it has a controller: most likely that one is meant."""
-    from holdfast.cli.cluster import default_folder  # noqa: PLC0415 - only for this sentence
-
     folder = default_folder()
     return f"; an embedded cluster is at --dir {folder}" if (folder / "controller" / "controller.json").exists() else ""
 

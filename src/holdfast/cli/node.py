@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import json_forms, screen
+from holdfast.cli.absent import missing
 from holdfast.cli.cluster_tables import for_people, node_page
 from holdfast.cli.config import ConfigOption, DirOption, JournalOption, JsonOption, UrlOption
 from holdfast.cli.operate import operate
-from holdfast.cli.records import Records, Where, missing, read
+from holdfast.cli.records import Records, Where, read
 from holdfast.model.events import Command
 from holdfast.model.records import IncidentRecord, NodeRecord, OrderRecord
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -17,7 +17,6 @@ from msgspec import Struct
 from holdfast.cli.config import find_controller
 from holdfast.errors import NotFoundError, RefusedError, UsageError
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
-from holdfast.model.toml_lines import nearest
 from holdfast.ports import Sample
 
 R = TypeVar("R")
@@ -116,13 +115,3 @@ def open_journal_file(name: str) -> Records:
         raise NotFoundError(f"{path} is empty: it is not a journal")
     options = name.partition("?")[2]
     return open_journal(f"sqlite:///{path.absolute()}{'?' + options if options else ''}")
-
-
-def missing(kind: str, name: str, known: Sequence[str]) -> NotFoundError:
-    """`no node "nod07"; did you mean "node07"?`. Numbers and ids have no nearest one worth naming."""
-    near = nearest(name, known) if kind == "node" else None
-    if near is not None:
-        hint = f'; did you mean "{near}"?'
-    else:
-        hint = f"; `holdfast {kind}s` lists them" if known else f"; there are no {kind}s"
-    return NotFoundError(f'no {kind} "{name}"{hint}')

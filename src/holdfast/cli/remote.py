@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import httpx
 
+from holdfast.cli.absent import missing
 from holdfast.cli.config import Link
 from holdfast.client import AsyncClient
 from holdfast.errors import LinkError, RefusedError, UsageError, VersionError, WireError
@@ -107,8 +108,6 @@ async def send(link: Link, command: Command, *, who: str, why: str, node: str = 
         RefusedError: the token does not allow it, or the engine refused it.
         LinkError: no controller answers.
     """
-    from holdfast.cli.records import missing  # noqa: PLC0415 - that module imports this one when it is needed
-
     records = RemoteRecords(link)
     try:
         if node and not await records.nodes(node=node):

@@ -16,8 +16,9 @@ import typer
 from rich.progress import Progress
 
 from holdfast.cli import screen
+from holdfast.cli.absent import missing
 from holdfast.cli.config import ConfigOption, JournalOption, UrlOption
-from holdfast.cli.records import Records, Where, missing, read
+from holdfast.cli.records import Records, Where, read
 from holdfast.errors import NotFoundError, UsageError, UserError
 from holdfast.report.gather import ReportData, gather
 

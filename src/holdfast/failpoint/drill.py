@@ -13,6 +13,12 @@ from typing import Any
 from holdfast.failpoint.command import FaultCommand, abort_name, failed_name, fired_name
 from holdfast.failpoint.marks import write_once
 
+Mark = Callable[[], None]
+"""Writes the fired mark; called by a fault once it is certain that it can be done."""
+
+# More than any machine has, less than the allocators refuse as nonsense before they ask the system.
+BEYOND_MEMORY_BYTES = 1 << 60
+
 
 class CannotInjectError(Exception):
     """This process offers nothing to break in that way; goes into the `.failed` file."""

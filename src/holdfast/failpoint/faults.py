@@ -11,14 +11,10 @@ from collections.abc import Callable
 from time import monotonic
 
 from holdfast.failpoint import gil
-from holdfast.failpoint.drill import Drill
-
-Mark = Callable[[], None]
+from holdfast.failpoint.drill import BEYOND_MEMORY_BYTES, Drill, Mark
 
 _SLICE_S = 0.05
 _MIB = 1 << 20
-# More than any machine has, less than the allocators refuse as nonsense before they ask the system.
-BEYOND_MEMORY_BYTES = 1 << 60
 
 
 def crash_segfault(drill: Drill, mark: Mark) -> None:  # noqa: ARG001 - all faults are called alike

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from holdfast.failpoint.drill import CannotInjectError, Drill
-from holdfast.failpoint.faults import BEYOND_MEMORY_BYTES, Mark
+from holdfast.failpoint.drill import BEYOND_MEMORY_BYTES, CannotInjectError, Drill, Mark
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
