@@ -85,7 +85,7 @@ class _ControllerFile(Struct):
 
 
 def default_folder() -> Path:
-    """Where `holdfast cluster up` makes its cluster: `$XDG_DATA_HOME/holdfast/clusters/local`, or `~/.local/share/...`."""
+    """Where `holdfast cluster up` makes its cluster: under `$XDG_DATA_HOME`, else under `~/.local/share`."""
     base = os.environ.get("XDG_DATA_HOME", "")
     return (Path(base) if base else Path("~/.local/share").expanduser()) / "holdfast" / "clusters" / "local"
 
