@@ -207,6 +207,22 @@ def test_a_person_who_releases_the_held_job_is_followed(play):
     assert play.opened(o.SetExcluded) == []
 
 
+def test_a_release_whose_effect_is_seen_before_its_outcome_is_done(play):
+    """A controller that was killed in between: the job runs, so it was released, and the timeline has it."""
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    (order,) = play.opened(o.ReleaseJob)
+    play.job(state=S.RUNNING, nodes=("n1", "n3", "n4"))
+    (record,) = [one for one in play.engine.touched().orders if one.order.id == order.id]
+    assert record.status is o.OrderStatus.DONE
+    assert Mark.RELEASED in play.incident.marks
+    assert play.do(e.OrderDone, order=order.id, detail="released") == []
+    assert play.state is JobState.RESTARTING
+
+
 def test_a_person_who_holds_the_released_job_is_respected(play):
     """Their hold is waited out, however long."""
     play.xid("n2")

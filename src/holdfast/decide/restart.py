@@ -444,15 +444,19 @@ def release(turn: Turn, job: JobRecord) -> None:
 
 def released(turn: Turn, job: JobRecord) -> None:
     """The scheduler may start it."""
-    incident = incident_of(turn, job)
     job.in_queue = False
     turn.touch(job)
+    _tell_released(turn, job)
+    runs_already(turn, job)
+
+
+def _tell_released(turn: Turn, job: JobRecord) -> None:
+    incident = incident_of(turn, job)
     if incident is not None:
         turn.stamp(incident, Mark.RELEASED)
         off = f" without {story.listed(job.excluded)}" if job.excluded else ""
         turn.tell_all(incident, job, f"released{off}.")
         turn.notify(incident.id, Severity.INFO, f"{job.name} is released{off}", "", job=job.key)
-    runs_already(turn, job)
 
 
 def runs_already(turn: Turn, job: JobRecord) -> bool:
@@ -471,7 +475,11 @@ def runs(turn: Turn, job: JobRecord) -> None:
     job.in_queue = False
     if not can(JOB, job.state, JobTrigger.RUNS):
         return
-    turn.withdraw(about(job), "it runs already", o.SetExcluded, o.ReleaseJob)
+    if any(record.status is OrderStatus.PENDING for record in turn.open_orders(about(job), o.ReleaseJob)):
+        # Its effect is seen before its outcome is heard, for instance by a controller that was killed in between.
+        _tell_released(turn, job)
+    turn.complete(about(job), "it runs already", o.ReleaseJob)
+    turn.withdraw(about(job), "it runs already", o.SetExcluded)
     turn.move_job(job, JobTrigger.RUNS)
     turn.tell(job, f"The scheduler runs it again on {story.listed(job.view.nodes)}.")
     wait(turn, job, turn.policy_of(job).waits.start_s)
