@@ -401,14 +401,14 @@ def written_in_turn(job_dir: Path) -> list[str]:
 
 
 def checkpoints_in_turn(job_dir: Path, started: Mapping[int, float]) -> list[str]:
-    """No checkpoint of an epoch is dated after a later epoch's attempt had started.
+    """No published checkpoint of an epoch is dated after a later epoch's attempt had started.
 
     Args:
         job_dir: the job's folder.
         started: epoch -> Unix seconds at which its attempt's processes were started.
     """
     said = []
-    for manifest in sorted((job_dir / "checkpoints").glob("*/manifest.json")):
+    for manifest in sorted((job_dir / "checkpoints").glob("step-*/manifest.json")):
         body = json.loads(manifest.read_bytes())
         named = re.fullmatch(r"step-(\d+)\.e(\d+)", manifest.parent.name)
         if named is None or int(named[2]) != body["epoch"]:
