@@ -6,6 +6,7 @@ import multiprocessing
 import socket
 import sys
 import time
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ def write(store, step, content=b"", publish=True):
 @pytest.fixture
 def save():
     return write
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _no_server_outlives_these_tests():
+    """End the fork server with the last test here: launcher tests end every child of this process that they did not start."""
+    yield
+    forkserver._forkserver._stop()
+    resource_tracker._resource_tracker._stop()
 
 
 @pytest.fixture
