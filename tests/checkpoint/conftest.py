@@ -64,16 +64,16 @@ def save():
     return write
 
 
-@pytest.fixture(scope="package", autouse=True)
-def _no_server_outlives_these_tests():
-    """End the fork server with the last test here: launcher tests end every child of this process that they did not start."""
+@pytest.fixture(scope="module")
+def fork_server():
+    """Ends with its module: launcher tests end every child of this process that they did not start."""
     yield
     forkserver._forkserver._stop()
     resource_tracker._resource_tracker._stop()
 
 
 @pytest.fixture
-def ranks(tmp_path):
+def ranks(tmp_path, fork_server):
     """Run a function of `ranks_torch.py` on some ranks; their results, or their errors as text.
 
     The processes are forked from a server that has imported torch once, so that a test costs no import.
