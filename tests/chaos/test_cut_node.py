@@ -109,6 +109,7 @@ async def cut(folder: Path, place: int) -> None:
         before = len(lines(job_dir))
         await until(lambda: len(lines(job_dir)) > before + 40, "the job goes on after the cut is healed")
         assert rank_pids(stage.folder, node) == []
+        await until(lambda: not world.nodes[node][-1].jobs, "what was left of the old attempt has gone")
         await world.stop()
         view = await stage.orchestrator.job(key.id)
         assert view is not None
