@@ -42,6 +42,7 @@ async def measure(runs: int, workload: str, folder: Path) -> dict[str, list[Dril
     scenarios = shipped()
     done: dict[str, list[DrillResult]] = {}
     for name in KINDS:
+        (folder / name).mkdir()
         settings = CampaignSettings(folder=folder / name, workload=workload, repeat=runs)  # type: ignore[arg-type]
         run = await run_campaign(
             [scenarios[name]],

@@ -211,6 +211,7 @@ class _Campaign:
     def _policy(self) -> Path:
         if self.settings.policy is not None:
             return self.settings.policy
+        self.settings.folder.mkdir(parents=True, exist_ok=True)
         path = self.settings.folder / "policy.toml"
         path.write_bytes((resources.files("holdfast.drill") / "policy.toml").read_bytes())
         return path
