@@ -9,8 +9,6 @@ from msgspec import Struct
 
 META = "A. Kokolis et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, arXiv:2410.21680"
 GOOGLE = "Google Cloud, Introducing ML Productivity Goodput: a metric to measure AI system efficiency, 2024"
-YOUNG = "J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974"
-DALY = "J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006"
 PRACTICE = "common practice in reliability engineering (IEC 60050-192 for the terms)"
 
 
