@@ -15,11 +15,11 @@ import httpx
 import inotify_simple
 import msgspec
 from inotify_simple import flags as inotify_flags
-from msgspec import Struct
 
 from holdfast.adapters.local.link import NodeLink
 from holdfast.client import AsyncClient
 from holdfast.errors import LinkError
+from holdfast.model.wire import ControllerAddress
 
 LOOK_S = 1.0
 """Between two looks while the file's folder cannot be watched."""
@@ -48,13 +48,6 @@ class CutTransport(httpx.AsyncHTTPTransport):
             raise httpx.ConnectError(str(error), request=request) from error
 
 
-class Address(Struct, frozen=True):
-    """Where a controller listens. `pid` tells two controllers on the same port apart."""
-
-    url: str
-    pid: int = 0
-
-
 class ControllerFile:
     """The address in a `controller.json` that may come, change and go.
 
@@ -64,7 +57,7 @@ class ControllerFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.address: Address | None = None
+        self.address: ControllerAddress | None = None
         self.changed = asyncio.Event()
         """Set at every change; whoever waits for the next one clears it before."""
         self._inotify: inotify_simple.INotify | None = None
@@ -79,7 +72,7 @@ class ControllerFile:
     def look(self) -> None:
         """Read the file. A torn or missing one changes nothing: the last address is still the best guess."""
         try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=Address)
+            found = msgspec.json.decode(self._path.read_bytes(), type=ControllerAddress)
         except (OSError, msgspec.MsgspecError):
             return
         if found != self.address:
@@ -127,7 +120,7 @@ class FixedAddress:
     """The address that a configuration names; it never changes. Has the form of `ControllerFile`."""
 
     def __init__(self, url: str) -> None:
-        self.address: Address | None = Address(url)
+        self.address: ControllerAddress | None = ControllerAddress(url)
         self.changed = asyncio.Event()
 
     def start(self) -> None:
@@ -162,7 +155,7 @@ class ControllerLink:
         self._token_file = token_file
         self._ca_file = ca_file
         self._node_dir = node_dir
-        self._address: Address | None = None
+        self._address: ControllerAddress | None = None
         self._client: AsyncClient | None = None
         self._former: AsyncClient | None = None
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.model.toml_lines import build, load_toml
+from holdfast.model.wire import ControllerAddress
 
 FILE_NAME = "holdfast.toml"
 SITE_FOLDER = Path("/etc/holdfast")
@@ -76,12 +77,6 @@ class Link(Struct, frozen=True):
     ca_file: Path | None = None
     said_by: str = ""
     """Where the address came from, for error messages."""
-
-
-class _ControllerFile(Struct):
-    """What a command reads of `controller/controller.json`."""
-
-    url: str
 
 
 def default_folder() -> Path:
@@ -174,7 +169,7 @@ def _of_folder(folder: Path, said_by: str) -> Link:
     except OSError as error:
         raise LinkError(f"{facts} cannot be read: {error.strerror}") from error
     try:
-        url = msgspec.json.decode(text, type=_ControllerFile).url
+        url = msgspec.json.decode(text, type=ControllerAddress).url
     except msgspec.DecodeError as error:
         raise ConfigError(f"is not a controller's file: {error}", file=str(facts)) from error
     return Link(url, read_token(folder / "controller" / "token", missing_ok=True), None, f"{said_by} {folder}")

@@ -10,22 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from holdfast.client import AsyncClient
 from holdfast.errors import LinkError, NotFoundError
 from holdfast.model.cluster import JobKey, attempt_name
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.wire import ControllerAddress
 
 _RETRY_S = 0.1
-
-
-class _ControllerFile(Struct):
-    """What is needed of `controller/controller.json`."""
-
-    url: str
-    pid: int = 0
 
 
 class ControllerEyes:
@@ -44,7 +37,7 @@ class ControllerEyes:
         """
         folder = cluster_dir / "controller"
         try:
-            facts = msgspec.json.decode((folder / "controller.json").read_bytes(), type=_ControllerFile)
+            facts = msgspec.json.decode((folder / "controller.json").read_bytes(), type=ControllerAddress)
             token = (folder / "token").read_text(encoding="ascii").strip() if (folder / "token").exists() else ""
         except (OSError, msgspec.MsgspecError) as error:
             raise LinkError(

@@ -45,6 +45,13 @@ class SamplePoint(Struct, frozen=True, array_like=True):
     value: float | None
 
 
+class ControllerAddress(Struct, frozen=True):
+    """What others read of `controller.json`: where a controller listens. `pid` tells two on the same port apart."""
+
+    url: str
+    pid: int = 0
+
+
 class Beat(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What agents and launchers send to `POST /v1/beat`: alive, and samples. Not journalled."""
 
