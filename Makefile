@@ -7,7 +7,12 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SHELL  := /bin/bash
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo test unit lint format soak bench docs drills constraints clean
+.PHONY: help install demo test unit lint format soak bench docs drills constraints clean slurm-packages prometheus-packages postgres-packages chromium-packages slurm-lab kubernetes-lab
+
+PROMETHEUS_PACKAGES := prometheus prometheus-alertmanager
+POSTGRES_PACKAGES := postgresql
+CHROMIUM_PACKAGES := chromium fonts-dejavu-core
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge slurmdbd mariadb-server slurmrestd iproute2 nftables
 
 help: ## show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,16 +27,77 @@ $(VENV)/bin/python:
 
 $(STAMP): pyproject.toml constraints.txt $(VENV)/bin/python
 	@echo "installing into $(VENV) (pinned by constraints.txt) ..."
-	@$(PIP) install -c constraints.txt -e '.[torch,dev]' 2> >(grep -v WARNING >&2)
+	@$(PIP) install -c constraints.txt -e '.[torch,postgres,otel,dev]' 2> >(grep -v WARNING >&2)
 	@touch $(STAMP)
+
+# The training frameworks that holdfast.integrations is tested with: the demo needs none of them.
+$(VENV)/.frameworks: $(STAMP)
+	@$(PIP) install -c constraints.txt -e '.[integrations]' 2> >(grep -v WARNING >&2)
+	@touch $@
 
 demo: install ## a real training job survives three real faults on this machine (under 3 minutes)
 	@$(BIN)/holdfast demo $(ARGS)
 
-test: install lint ## all checks and tests (what CI runs)
+# Real daemons for the tests on Slurm. While they are installed a policy keeps Debian from starting them as services.
+slurm-packages:
+	@export PATH=$$PATH:/usr/sbin:/sbin; missing=; \
+	  for program in slurmctld slurmd sbatch munged slurmdbd mariadbd slurmrestd ip nft; do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	  if [ -z "$$missing" ]; then :; \
+	  elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing Slurm for its tests (apt-get: $(SLURM_PACKAGES)) ..."; policy=/usr/sbin/policy-rc.d; \
+	    if [ -e $$policy ]; then policy=; else printf '#!/bin/sh\nexit 101\n' > $$policy && chmod +x $$policy; fi; \
+	    apt-get update -qq >/dev/null 2>&1; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES) >/dev/null 2>&1 \
+	      || echo "left out: tests on a real Slurm, because apt-get could not install$$missing"; \
+	    [ -z "$$policy" ] || rm -f $$policy; \
+	  else echo "left out: tests on a real Slurm (missing:$$missing); as root: apt-get install $(SLURM_PACKAGES)"; fi
+
+# The real Prometheus that every shipped query and rule is run against; never started as a service.
+prometheus-packages:
+	@missing=; for program in prometheus promtool amtool; do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	  if [ -z "$$missing" ]; then :; \
+	  elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing Prometheus for its tests (apt-get: $(PROMETHEUS_PACKAGES)) ..."; policy=/usr/sbin/policy-rc.d; \
+	    if [ -e $$policy ]; then policy=; else printf '#!/bin/sh\nexit 101\n' > $$policy && chmod +x $$policy; fi; \
+	    apt-get update -qq >/dev/null 2>&1; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PROMETHEUS_PACKAGES) >/dev/null 2>&1 \
+	      || echo "left out: queries and rules on a real Prometheus, because apt-get could not install$$missing"; \
+	    [ -z "$$policy" ] || rm -f $$policy; \
+	  else echo "left out: queries and rules on a real Prometheus (missing:$$missing); as root: apt-get install $(PROMETHEUS_PACKAGES)"; fi
+
+# The real PostgreSQL that the journal is tested on: the tests start a server of their own, and no service is started.
+postgres-packages:
+	@if command -v initdb >/dev/null || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then :; \
+	  elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing PostgreSQL for its tests (apt-get: $(POSTGRES_PACKAGES)) ..."; policy=/usr/sbin/policy-rc.d; \
+	    if [ -e $$policy ]; then policy=; else printf '#!/bin/sh\nexit 101\n' > $$policy && chmod +x $$policy; fi; \
+	    apt-get update -qq >/dev/null 2>&1; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(POSTGRES_PACKAGES) >/dev/null 2>&1 \
+	      || echo "left out: the journal on a real PostgreSQL, because apt-get could not install $(POSTGRES_PACKAGES)"; \
+	    [ -z "$$policy" ] || rm -f $$policy; \
+	  else echo "left out: the journal on a real PostgreSQL; as root: apt-get install $(POSTGRES_PACKAGES)"; fi
+
+# The real browser that the cockpit's pages are tested in, without a window.
+chromium-packages:
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then :; \
+	  elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing Chromium for the cockpit's tests (apt-get: $(CHROMIUM_PACKAGES)) ..."; \
+	    apt-get update -qq >/dev/null 2>&1; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(CHROMIUM_PACKAGES) >/dev/null 2>&1 \
+	      || echo "left out: the cockpit in a real browser, because apt-get could not install $(CHROMIUM_PACKAGES)"; \
+	  else echo "left out: the cockpit in a real browser (missing: chromium); as root: apt-get install $(CHROMIUM_PACKAGES)"; fi
+
+slurm-lab: install slurm-packages ## a real Slurm of 8 nodes on this machine (ARGS="16 --netns"); holdfast lab slurm down ends it
+	@$(BIN)/holdfast lab slurm up $(ARGS)
+
+# The control plane for the tests on Kubernetes: built once (5 minutes) and kept in ~/.cache/holdfast. Without it they fail.
+kubernetes-lab: install
+	@$(BIN)/holdfast lab kubernetes build >/dev/null || echo "tests on a real Kubernetes will fail, for the reason above"
+
+test: install $(VENV)/.frameworks slurm-packages prometheus-packages postgres-packages chromium-packages kubernetes-lab lint ## all checks and tests (what CI runs)
 	@$(BIN)/python -m pytest -m "not soak" $(ARGS)
 
-unit: install ## tests without the ones that start clusters
+unit: install $(VENV)/.frameworks ## tests without the ones that start clusters
 	@$(BIN)/python -m pytest -m "not soak and not cluster" $(ARGS)
 
 lint: install ## ruff, mypy --strict, import contracts
@@ -42,7 +108,7 @@ lint: install ## ruff, mypy --strict, import contracts
 format: install
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-soak: install ## long randomised runs (an hour or so)
+soak: install $(VENV)/.frameworks ## long randomised runs (an hour or so)
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
 
 bench: install ## every figure of the docs, beside what a user would pick instead

@@ -1,7 +1,8 @@
 """From fault to finding, and from finding to the new attempt's processes, on the embedded cluster.
 
 Each kind of fault is injected `--runs` times into a running job by the shipped drills; times come from the journal of
-the controller: the true time of the fault from the injector, everything else as the controller stamped it.
+the controller: the true time of the fault from the injector, everything else as the controller stamped it. The load
+average stands beside the figures: a restart is processes starting, and on a busy machine they queue for a core.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +29,12 @@ KINDS = {
     "xid_74_replace": "Xid line in a node's kernel log",
     "hang_allreduce": "one rank takes no part in the all-reduce",
 }
+PHASES = {
+    "old attempt provably over": (Mark.DETECTED, Mark.STOPPED),
+    "released": (Mark.STOPPED, Mark.RELEASED),
+    "new processes": (Mark.RELEASED, Mark.STARTED),
+}
+"""Of a restart through the queue. The settling time of the policy runs beside the stop of the old attempt."""
 GOALS = {"crash_segfault": 0.5, "exception": 0.5, "xid_74_replace": 0.5, "hang_allreduce": 2.3}
 """Seconds from fault to finding; a hang: three steps of 0.1 s and 2 s."""
 
@@ -38,10 +46,10 @@ def seconds(result: DrillResult, begin: Mark, end: Mark) -> float | None:
     return marks[end] - marks[begin] if begin in marks and end in marks else None
 
 
-async def measure(runs: int, workload: str, folder: Path) -> dict[str, list[DrillResult]]:
+async def measure(kinds: list[str], runs: int, workload: str, folder: Path) -> dict[str, list[DrillResult]]:
     scenarios = shipped()
     done: dict[str, list[DrillResult]] = {}
-    for name in KINDS:
+    for name in kinds:
         (folder / name).mkdir()
         settings = CampaignSettings(folder=folder / name, workload=workload, repeat=runs)  # type: ignore[arg-type]
         run = await run_campaign(
@@ -62,10 +70,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--workload", choices=["counter", "gpt"], default="counter")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        done = asyncio.run(measure(options.runs, options.workload, Path(folder)))
+        done = asyncio.run(measure(options.kinds, options.runs, options.workload, Path(folder)))
     grace = Waits().settle_s + Waits().stop_grace_s
     table = {}
     for name, results in done.items():
@@ -85,6 +95,7 @@ def main() -> None:
         )
         return
     print(f"Embedded cluster, workload {options.workload}, {options.runs} runs of each; p95 (median).")
+    print(f"Load average of the machine ({os.cpu_count()} cores): {before:.1f} before, {os.getloadavg()[0]:.1f} after.")
     print(f"Finding to new processes includes {grace:.2f} s of grace that the default policy grants.")
     for name, row in table.items():
         found, again = row["detect"], row["restart"]
@@ -93,6 +104,10 @@ def main() -> None:
             f" finding to new processes {again.p95 or 0:.3f} ({again.median or 0:.3f}) s, goal 1 s;"
             f" {row['passed']} of {row['runs']} drills passed"
         )
+        for phase, (begin, end) in PHASES.items():
+            took = spread(seconds(result, begin, end) for result in done[name])
+            if took.p95 is not None:
+                print(f"    {phase:40s} {took.p95:.3f} ({took.median or 0:.3f}) s")
 
 
 if __name__ == "__main__":

@@ -121,7 +121,11 @@ def compare(catalogue, text: bytes, label: str) -> None:
     try:
         import re2
     except ImportError:
-        print("  google-re2 is not installed")
+        print(
+            f"  google-re2 Set ({label}): NOT MEASURED, the package google-re2 is not installed"
+            " (pip install google-re2; `make bench` installs it)",
+            flush=True,
+        )
     else:
         options = re2.Options()
         options.max_mem = 1 << 30

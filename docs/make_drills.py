@@ -27,6 +27,7 @@ named, the suspect named, the remedy taken, within so many seconds and lost step
     holdfast drill show hang_allreduce        one of them, as TOML
     holdfast drill run kill9 xid_74_replace   on an embedded cluster that is brought up for it
     holdfast drill run --all --junit out.xml  all of them, for CI
+    holdfast drill run --all --on slurm       all of them on a real Slurm of this machine: slurm-lab.md
     holdfast drill run mine.toml --json       a scenario of your own
 
 The exit code is 0 when every drill that was tried has passed, 1 when one has not, 77 when the target is not open to

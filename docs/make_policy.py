@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from pathlib import Path
 
 import msgspec
+from field_notes import sentences
 
 from holdfast.model import policy
 from holdfast.model.evidence import Remedy
@@ -20,6 +20,7 @@ SECTIONS = (
     ("brake", policy.Brake),
     ("hang", policy.HangRules),
     ("straggler", policy.StragglerRules),
+    ("slo", policy.Slo),
 )
 HEAD = """\
 # Policy
@@ -31,24 +32,6 @@ A policy is TOML. `preset = "NAME"` takes a shipped preset as the base; what the
 ask for.
 `holdfast policy check FILE` names every wrong key with file, line and the nearest right one. Durations are seconds.
 """
-
-
-def sentences() -> dict[str, dict[str, str]]:
-    """Class -> field -> the docstring that follows the field."""
-    tree = ast.parse(Path(policy.__file__).read_text(encoding="utf-8"))
-    found: dict[str, dict[str, str]] = {}
-    for node in tree.body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        fields = found.setdefault(node.name, {})
-        last = ""
-        for item in node.body:
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                last = item.target.id
-            elif isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and last:
-                fields[last] = " ".join(str(item.value.value).split())
-                last = ""
-    return found
 
 
 def toml(value: object) -> str:
@@ -63,7 +46,7 @@ def toml(value: object) -> str:
 
 def page() -> str:
     """The whole page."""
-    notes = sentences()
+    notes = sentences(policy)
     out = [HEAD]
     for name, struct in SECTIONS:
         out += [f"## {f'`[{name}]`' if name else 'Top level'}", "", (struct.__doc__ or "").strip(), ""]

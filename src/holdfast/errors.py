@@ -7,6 +7,7 @@
     │   ├── ConfigError           a wrong key, type or value in a TOML file; names file, line, nearest key
     │   ├── UsageError            arguments that do not fit together
     │   ├── NotFoundError         no such job, node, incident, drill, file
+    │   ├── StaleError            what the person looked at has changed since: look again
     │   └── RefusedError          not allowed here: role, ownership, a target not open to drills
     ├── WireError                 bytes that are not what the wire format says
     │   └── VersionError          written by a newer version in a way that cannot be read
@@ -88,6 +89,12 @@ class RefusedError(UserError):
     """Not allowed: role, ownership, or a target that is not marked as open to drills."""
 
     exit_code = EXIT_REFUSED
+
+
+class StaleError(UserError):
+    """What the person looked at has changed since; nothing was done."""
+
+    exit_code = EXIT_FAILED
 
 
 class WireError(HoldfastError):

@@ -99,11 +99,34 @@ class Sample(Struct, frozen=True):
     value: float
 
 
+class LeaseRow(Struct, frozen=True):
+    """Who holds a lease, as it stands in its store. Any renewal changes it."""
+
+    holder: str
+    """Empty: it was given back."""
+    epoch: int
+    expires: float
+    """Unix seconds by the holder's clock. Others, whose clocks differ, may only see whether it changes."""
+    lease_s: float = 0.0
+    """How long the holder may act after it last renewed; 0: not known."""
+
+
 class Journal(Protocol):
     """The store of events and orders, and the authority over who is the active controller."""
 
-    async def acquire(self, holder: str, *, lease_s: float, now: float) -> int:
-        """Take the lease; returns the fencing epoch. Raises JournalBusyError while another's lease is alive."""
+    async def lease(self) -> LeaseRow | None:
+        """The lease as it stands; None when nobody has ever held it."""
+
+    async def acquire(self, holder: str, *, lease_s: float, now: float, seen: LeaseRow | None = None) -> int:
+        """Take the lease; returns the fencing epoch.
+
+        With `seen` it is taken from a holder that was seen to be silent for long enough, by whatever clock, and only
+        if the row is still that one. Without, it is taken when it has expired by `now`, which is right only where
+        holder and caller share a clock.
+
+        Raises:
+            JournalBusyError: another's lease is alive.
+        """
 
     async def renew(self, *, now: float) -> None:
         """Keep the lease. Raises FencedError when a newer epoch exists."""
@@ -126,28 +149,47 @@ class Journal(Protocol):
     async def last_seq(self) -> int:
         """Sequence number of the newest event, 0 when empty."""
 
-    async def events(self, *, after: int = 0, limit: int = 1000, **where: Any) -> list[AnyEvent]:
-        """Events with seq > after, oldest first. `where`: incident, job, node, kind."""
+    async def events(self, *, after: int = 0, limit: int = 1000, newest: bool = False, **where: Any) -> list[AnyEvent]:
+        """Events with seq > after, oldest first; with `newest` the last `limit` of them.
+
+        `where`: incident, job, node, kind.
+        """
 
     async def entries(self, *, after: int = 0, limit: int = 1000) -> list[Entry]:
         """Events with seq > after and the orders they led to (`touched` is not kept and stays empty)."""
 
-    async def jobs(self, *, job: str = "") -> list[JobRecord]:
-        """Read model; `job` as `str(JobKey)` writes it asks for one."""
+    async def entries_before(self, before: int, *, kinds: Sequence[str], limit: int = 100) -> list[Entry]:
+        """Events of these kinds with seq < before and the orders they led to, newest first: the audit's pages."""
 
-    async def nodes(self, *, node: str = "") -> list[NodeRecord]:
-        """Read model; `node` asks for one."""
+    async def jobs(self, *, job: str | Sequence[str] = "") -> list[JobRecord]:
+        """Read model; `job` as `str(JobKey)` writes it asks for one, a sequence for several."""
+
+    async def nodes(self, *, node: str | Sequence[str] = "") -> list[NodeRecord]:
+        """Read model; `node` asks for one, a sequence for several."""
 
     async def brakes(self) -> list[BrakeRecord]:
         """Read model."""
 
     async def incidents(
-        self, *, incident: str = "", open_only: bool = False, limit: int = 1000
+        self,
+        *,
+        incident: str = "",
+        open_only: bool = False,
+        limit: int = 1000,
+        before: tuple[float, str] | None = None,
     ) -> list[IncidentRecord]:
-        """Read model, newest first; `incident` asks for one."""
+        """Read model, newest first; `incident` asks for one, `before` (opened_at, id) for the page behind that one."""
 
-    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
-        """Read model, newest first."""
+    async def orders(
+        self,
+        *,
+        order: str = "",
+        incident: str = "",
+        pending_only: bool = False,
+        limit: int = 1000,
+        before: tuple[float, str] | None = None,
+    ) -> list[OrderRecord]:
+        """Read model, newest first; `order` asks for one, `before` (issued_at, id) for the page behind that one."""
 
     async def add_samples(self, samples: Sequence[Sample]) -> None:
         """Append to the bounded series store; outside replay, may drop the oldest."""

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.adapters.journal import open_journal
 from holdfast.adapters.memory import MemoryJournal, MemoryStore
 from holdfast.model import events as e
@@ -16,19 +18,21 @@ from holdfast.model.cluster import JobKey, JobView, NodeView
 from holdfast.ports import Entry, Journal, Touched
 
 KEY = JobKey("c", "7")
-STORES = ("memory", "sqlite")
+STORES = ("memory", "sqlite", "postgres")
 
 
 class Store:
     """One store of a kind; `open()` gives a further journal over the same data, as a restart or a standby would."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, request: pytest.FixtureRequest) -> None:
         self.kind = kind
-        self.path = folder / "journal.db"
         self._memory = MemoryStore()
+        self.url = f"sqlite:///{folder / 'journal.db'}"
+        if kind == "postgres":
+            self.url = request.getfixturevalue("postgres").schema_url()
 
     def open(self) -> Journal:
-        return MemoryJournal(self._memory) if self.kind == "memory" else open_journal(f"sqlite:///{self.path}")
+        return MemoryJournal(self._memory) if self.kind == "memory" else open_journal(self.url)
 
 
 def entry(seq: int, *, at: float = 100.0, event_id: str = "", node: str = "n1", **touched: Any) -> Entry:

@@ -1,4 +1,4 @@
-"""The contract of every journal; runs unchanged against memory and SQLite."""
+"""The contract of every journal; runs unchanged against memory, SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from holdfast.ports import Entry, Sample, Touched
 
 @pytest.fixture(params=STORES)
 def store(request, tmp_path: Path) -> Store:
-    return Store(request.param, tmp_path)
+    return Store(request.param, tmp_path, request)
 
 
 def test_what_was_appended_is_there_after_a_restart(store: Store):
@@ -280,8 +280,61 @@ def test_samples_are_read_by_series_and_subject(store: Store):
     run(work)
 
 
-def test_export_is_the_same_for_the_same_history(tmp_path: Path):
-    """Both stores give byte for byte the same lines for the same entries, one line per event with its orders."""
+def test_a_lease_seen_silent_is_taken_whatever_the_clocks_say(store: Store):
+    """With `seen` no time is compared: the row as it was seen is taken, one that was renewed since is not."""
+
+    async def work() -> None:
+        one, two = store.open(), store.open()
+        assert await two.lease() is None
+        await one.acquire("one", lease_s=10, now=400)
+        seen = await two.lease()
+        assert seen is not None
+        assert (seen.holder, seen.epoch) == ("one", 1)
+        await one.renew(now=403)
+        # Five minutes ahead: by the times alone it would be free.
+        with pytest.raises(JournalBusyError, match="'one'"):
+            await two.acquire("two", lease_s=10, now=900, seen=seen)
+        # Five minutes behind: by the times alone it would be held for long.
+        assert await two.acquire("two", lease_s=10, now=100, seen=await two.lease()) == 2
+        with pytest.raises(FencedError):
+            await one.renew(now=406)
+        await two.release()
+        released = await one.lease()
+        assert released is not None
+        assert released.holder == ""
+        await one.close()
+        await two.close()
+
+    run(work)
+
+
+def test_names_from_outside_never_keep_an_event_from_being_stored(store: Store):
+    """NUL, thousands of characters, any language: stored, found again by the same name, and given back as they were."""
+    names = ("n\0ul", "x" * 5000, "x" * 4999 + "y", "\U0001f525" * 400, "ü\n'\"%_")
+
+    async def work() -> None:
+        journal = store.open()
+        await journal.acquire("a" * 2000, lease_s=10, now=100)
+        await journal.append(
+            [
+                entry(n, event_id=f"id {name}", node=name, nodes=[node_record(name)], orders=[order_record(f"o{name}")])
+                for n, name in enumerate(names, 1)
+            ]
+        )
+        await journal.add_samples([Sample(name, name, float(n), 1.0) for n, name in enumerate(names, 1)])
+        assert {f"id {name}" for name in names} == await journal.seen([f"id {name}" for name in names] + ["other"])
+        for n, name in enumerate(names, 1):
+            assert [one.node for one in await journal.events(node=name)] == [name]
+            assert [one.name for one in await journal.nodes(node=name)] == [name]
+            assert [one.at for one in await journal.samples(name, name)] == [float(n)]
+        assert await journal.acquire("a" * 2000, lease_s=10, now=101) == 2
+        await journal.close()
+
+    run(work)
+
+
+def test_export_is_the_same_for_the_same_history(tmp_path: Path, request):
+    """All stores give byte for byte the same lines for the same entries, one line per event with its orders."""
 
     async def lines(store: Store) -> bytes:
         journal = store.open()
@@ -292,7 +345,7 @@ def test_export_is_the_same_for_the_same_history(tmp_path: Path):
         await journal.close()
         return out
 
-    texts = [run(lambda kind=kind: lines(Store(kind, tmp_path))) for kind in STORES]
-    assert texts[0] == texts[1]
+    texts = [run(lambda kind=kind: lines(Store(kind, tmp_path, request))) for kind in STORES]
+    assert texts[0] == texts[1] == texts[2]
     assert texts[0].count(b"\n") == 1204
     assert texts[0].startswith(b'{"seq":1,"event":{"event":"node_heard","id":"e1",')

@@ -34,7 +34,7 @@ def test_a_writer_killed_at_random_points_loses_nothing_that_it_acknowledged(tmp
     acknowledged = 0
     for _ in range(12):
         writer = subprocess.Popen(
-            [sys.executable, "-m", "tests.adapters.journal_writer", str(path)], cwd=ROOT, stdout=subprocess.PIPE
+            [sys.executable, "-m", "tests.adapters.journal_writer", url(path)], cwd=ROOT, stdout=subprocess.PIPE
         )
         try:
             said = writer.stdout.readline()

@@ -46,7 +46,7 @@ async def served(tmp_path: Path, *, tokens: bool = True, **settings):
 
 
 def client(server: ApiServer, role: Role = Role.OPERATOR) -> AsyncClient:
-    return AsyncClient(server.url, TOKENS[role])
+    return AsyncClient(server.url, TOKENS[role], timeout_s=120)
 
 
 def event(event_id: str, rule: str = "x") -> e.FindingSeen:

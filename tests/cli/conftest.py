@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from journal_with_history import NOW, make
 
-from holdfast.cli import config, screen
+from holdfast.cli import screen, settings_places
 from holdfast.cli.main import main
 
 
@@ -50,7 +50,7 @@ def holdfast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "no-data"))
-    monkeypatch.setattr(config, "SITE_FOLDER", tmp_path / "no-site")
+    monkeypatch.setattr(settings_places, "SITE_FOLDER", tmp_path / "no-site")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(screen, "now", lambda: NOW)
     (tmp_path / "work").mkdir()

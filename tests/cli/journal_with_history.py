@@ -161,12 +161,17 @@ def records() -> Touched:
     )
 
 
-async def fill(path: Path, touched: Touched | None = None) -> None:
-    """Write the journal as a controller would."""
-    journal = open_journal(f"sqlite:///{path}")
+async def fill(path: Path, touched: Touched | None = None, at: float = T) -> None:
+    """Write the journal as a controller would; its one event is of `at`."""
+    await fill_in(f"sqlite:///{path}", touched, at)
+
+
+async def fill_in(url: str, touched: Touched | None = None, at: float = T) -> None:
+    """The same in the journal at this URL."""
+    journal = open_journal(url)
     try:
         await journal.acquire("test", lease_s=10, now=NOW)
-        event = JobObserved(id="e-1", at=T, received_at=T, seq=1, job=JobView(KEY, name="gpt"))
+        event = JobObserved(id="e-1", at=at, received_at=at, seq=1, job=JobView(KEY, name="gpt"))
         await journal.append([Entry(event, [], touched or records())])
         await journal.add_samples(
             [Sample("step", "job:1778(0)", T + 5 + n, 10.0 * n) for n in range(1, 13)]
@@ -177,6 +182,6 @@ async def fill(path: Path, touched: Touched | None = None) -> None:
         await journal.close()
 
 
-def make(path: Path, touched: Touched | None = None) -> Path:
-    asyncio.run(fill(path, touched))
+def make(path: Path, touched: Touched | None = None, at: float = T) -> Path:
+    asyncio.run(fill(path, touched, at))
     return path

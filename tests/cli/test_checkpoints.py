@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import Holdfast
 
+from conftest import Holdfast
 from holdfast.checkpoint import CheckpointStore, Fence
 from holdfast.cli import screen
 
@@ -75,3 +78,62 @@ def test_what_is_not_there(holdfast: Holdfast, tmp_path: Path) -> None:
     assert holdfast("checkpoints", "list", ".").out == "No checkpoints in ..\n"
     ran = holdfast("checkpoints", "verify", ".")
     assert (ran.code, ran.sentence) == (1, "there are no checkpoints in .")
+
+
+def deepspeed(root: Path) -> Path:
+    """Two checkpoints as DeepSpeed leaves them, the newer one with a file cut short, as a full disk does."""
+    for step in (100, 200):
+        folder = root / f"global_step{step}"
+        folder.mkdir(parents=True)
+        with zipfile.ZipFile(folder / "mp_rank_00_model_states.pt", "w") as archive:
+            archive.writestr("archive/data.pkl", b"x" * 1000)
+    (root / "latest").write_text("global_step200")
+    os.truncate(root / "global_step200" / "mp_rank_00_model_states.pt", 500)
+    return root
+
+
+def test_checkpoints_of_other_frameworks_are_listed_and_verified(holdfast: Holdfast, tmp_path: Path) -> None:
+    """Layout, step, what is wrong; exit code 1 from `verify`, and the newest good one is named."""
+    root = deepspeed(tmp_path / "saved")
+    listed = holdfast("checkpoints", "list", root)
+    assert listed.code == 0
+    assert "deepspeed" in listed.out
+    form = json.loads(holdfast("checkpoints", "list", root, "--json").out)
+    assert [(one["step"], one["layout"], one["ok"]) for one in form["checkpoints"]] == [
+        (200, "deepspeed", False), (100, "deepspeed", True),
+    ]  # fmt: skip
+    ran = holdfast("checkpoints", "verify", root)
+    assert ran.code == 1
+    assert "mp_rank_00_model_states.pt: cut short" in ran.out
+    assert "Newest good one: global_step100" in ran.out
+    assert holdfast("checkpoints", "verify", root / "global_step100").code == 0
+
+
+def test_repair_makes_the_framework_resume_from_the_newest_good_one(holdfast: Holdfast, tmp_path: Path) -> None:
+    """The bad one is set aside, the tracker names the good one, and a second repair finds nothing to do."""
+    root = deepspeed(tmp_path / "saved")
+    form = json.loads(holdfast("checkpoints", "repair", root, "--json").out)
+    assert form["resumes_from"] == "global_step100"
+    assert [one["checkpoint"] for one in form["repaired"]] == ["global_step200"]
+    assert (root / "latest").read_text() == "global_step100"
+    assert (root / "bad-global_step200").is_dir()
+    assert holdfast("checkpoints", "repair", root).out.splitlines()[0] == "Nothing had to be repaired."
+
+
+def test_repair_fetches_from_a_mirror(holdfast: Holdfast, folder: Path, tmp_path: Path) -> None:
+    """A damaged checkpoint is kept as bad-..., and its good copy comes back from the mirror."""
+    shutil.copytree(folder, tmp_path / "mirror")
+    next(folder.glob("step-000000200*/state.bin")).write_bytes(b"x")
+    ran = holdfast("checkpoints", "repair", folder, "--mirror", tmp_path / "mirror")
+    assert ran.code == 0
+    assert "fetched again from" in ran.out
+    assert "The job resumes from step-000000200" in ran.out
+    assert holdfast("checkpoints", "verify", folder).code == 0
+
+
+def test_repair_says_when_nothing_can_be_trusted(holdfast: Holdfast, tmp_path: Path) -> None:
+    """All are damaged: they are set aside, and the exit code is 1."""
+    root = deepspeed(tmp_path / "saved")
+    os.truncate(root / "global_step100" / "mp_rank_00_model_states.pt", 0)
+    ran = holdfast("checkpoints", "repair", root)
+    assert (ran.code, ran.out.splitlines()[-1]) == (1, "None can be trusted.")

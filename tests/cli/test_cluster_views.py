@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import Holdfast
 from journal_with_history import NOW, make
 
+from conftest import Holdfast
 from holdfast.model.cluster import NodeView
 from holdfast.model.records import NodeRecord, NodeState, Touched
 

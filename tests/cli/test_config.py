@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Holdfast
 
-from holdfast.cli import config
-from holdfast.cli.config import find_controller, load_settings, places
+from conftest import Holdfast
+from holdfast.cli import settings_places
+from holdfast.cli.config import find_controller, load_settings
+from holdfast.cli.settings_places import places
 
 
 def a_cluster(folder: Path, url: str = "http://127.0.0.1:1", token: str = "hft_x") -> Path:
@@ -150,8 +151,8 @@ def test_a_wrong_token_file(
 
 
 @pytest.mark.parametrize("damage", ["text", "torn", "other", "empty"])
-def test_a_damaged_journal_is_one_sentence(damage: str, holdfast: Holdfast, journal: Path, tmp_path: Path) -> None:
-    """Not a database, torn in the middle, somebody else's database, empty: nothing is written into it."""
+def test_what_is_no_journal_is_one_sentence(damage: str, holdfast: Holdfast, journal: Path, tmp_path: Path) -> None:
+    """Not a database, torn at its very head, somebody else's database, empty: nothing is written into it."""
     import sqlite3
 
     path = tmp_path / "damaged.db"
@@ -159,7 +160,7 @@ def test_a_damaged_journal_is_one_sentence(damage: str, holdfast: Holdfast, jour
         path.write_text("this is no journal " * 100)
     elif damage == "torn":
         whole = bytearray(journal.read_bytes())
-        whole[8192:20000] = b"\x55" * (20000 - 8192)
+        whole[100:4096] = b"\x55" * (4096 - 100)
         path.write_bytes(whole)
     elif damage == "other":
         with sqlite3.connect(path) as other:
@@ -207,4 +208,4 @@ def test_no_permission_is_one_sentence(what: str, journal: Path, tmp_path: Path)
 
 def test_the_site_folder_is_etc() -> None:
     """What the other tests replace."""
-    assert Path("/etc/holdfast") == config.SITE_FOLDER
+    assert Path("/etc/holdfast") == settings_places.SITE_FOLDER

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from journal_with_history import NOW, make, records
+
 from conftest import Holdfast
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json-forms.md"
@@ -67,6 +69,23 @@ def test_incidents(ask: Any) -> None:
     assert set(incident) == fields | {"findings", "findings_dropped", "judged", "orders"}
     assert set(incident["suspects"]) == {"nodes", "ranks", "gpus"}
     assert set(incident["phases"][0]) == {"name", "seconds", "percent"}
+
+
+def test_lines_of_an_incident(ask: Any, holdfast: Holdfast, tmp_path: Path) -> None:
+    """LINE and SIMILAR."""
+    form = ask("incident i-1 --timeline")
+    assert set(form) == {"version", "incident", "lines"}
+    touched = records()
+    touched.incidents.append(records().incidents[0])
+    touched.incidents[-1].id = "i-0"
+    path = make(tmp_path / "two.db", touched, at=NOW - 170)
+    ran = holdfast("incident", "i-1", "--timeline", "--journal", path, "--json")
+    lines = json.loads(ran.out)["lines"]
+    assert lines
+    assert all(set(line) == named("LINE") for line in lines)
+    alike = json.loads(holdfast("incident", "i-1", "--similar", "--journal", path, "--json").out)
+    assert set(alike) == {"version", "incident", "similar"}
+    assert [set(one) for one in alike["similar"]] == [named("SIMILAR")]
 
 
 def test_orders(ask: Any) -> None:

@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from conftest import Holdfast
 from live_controller import Live, live_controller
+
+from conftest import Holdfast
 
 COMMANDS = (
     "jobs", "job 1778", "nodes", "node show node04", "incidents", "incident i-1", "orders", "orders --all",

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Holdfast
 
+from conftest import Holdfast
 from holdfast.adapters.policy_files import packaged_presets
 from holdfast.cli.policy import toml_lines
 from holdfast.model.policy import Policy

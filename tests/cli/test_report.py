@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Holdfast
 
+from conftest import Holdfast
 from holdfast.cli.report import parse_last
 from holdfast.errors import UsageError
 

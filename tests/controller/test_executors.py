@@ -8,11 +8,14 @@ import pytest
 from tests.controller.cases import House, finding, running, until
 
 from holdfast.adapters.clock import VirtualClock, run_virtual
-from holdfast.adapters.memory import MemoryRepair
-from holdfast.controller import Controller
-from holdfast.controller.executors import within
+from holdfast.adapters.memory import MemoryOrchestrator, MemoryRepair
+from holdfast.controller import Controller, Settings
+from holdfast.controller.executors import Executors, within
+from holdfast.controller.mailbox import Mailboxes
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import events as e
+from holdfast.model.cluster import NodeView
+from holdfast.model.orders import QuarantineNode
 from holdfast.model.wire import Beat
 
 
@@ -248,6 +251,43 @@ def test_a_waiting_beat_is_answered_when_an_order_comes():
             await controller.submit(e.OrderDone(id="d", at=1.0, order=order.id))
             await until(lambda: not house.engines[-1].state.pending)
             assert (await controller.beat(beat)).requests == []
+
+    run_virtual(work())
+
+
+def test_an_order_asked_for_again_while_its_failure_is_being_stored_is_not_lost():
+    """Found by simulation (seed 324): failure and retry timer came in two batches with nothing between them."""
+
+    async def work() -> None:
+        clock = VirtualClock()
+        world = MemoryOrchestrator(clock, nodes=[NodeView(name="n1")])
+        world.fail_next("quarantine_node", TemporaryOrderError("busy", retry_after_s=1000.0))
+        order = QuarantineNode(id="c1.1", cause=1, node="n1")
+        said: list[e.AnyEvent] = []
+
+        async def outcome(event: e.AnyEvent) -> int:
+            said.append(event)
+            if isinstance(event, e.OrderFailed):
+                executors.settle(order.id)
+                executors.dispatch(order)
+            return len(said)
+
+        executors = Executors(
+            orchestrator=world,
+            repairs=[],
+            notifiers=[],
+            mailboxes=Mailboxes(),
+            clock=clock,
+            settings=Settings(),
+            outcome=outcome,
+            may_act=lambda: True,
+            node_now=lambda _name: None,
+        )
+        executors.dispatch(order)
+        await until(lambda: len(said) == 2)
+        assert isinstance(said[1], e.OrderDone)
+        assert world.nodes["n1"].drained
+        await until(lambda: executors.waiting == 0)
 
     run_virtual(work())
 

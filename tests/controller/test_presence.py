@@ -156,3 +156,65 @@ def test_samples_are_folded_into_the_series_store_and_bounded():
             assert len(await controller.journal.samples("step")) == 100
 
     run_virtual(work())
+
+
+def test_who_is_vouched_for_needs_no_beats_and_falls_silent_when_let_go():
+    """A held node is heard for days without a beat; let go, it has a whole interval, and then it is silent."""
+
+    async def work() -> None:
+        house = House(watch=False)
+        async with running(house.controller()) as controller:
+            await controller.beat(BEAT)
+            controller.presence.hold("node:n1")
+            await asyncio.sleep(5 * 86400)
+            assert await said(controller) == ["AgentAttached"]
+            controller.presence.let_go("node:n1")
+            controller.presence.let_go("node:n1")
+            await asyncio.sleep(29)
+            assert await said(controller) == ["AgentAttached"]
+            await asyncio.sleep(5)
+            assert await said(controller) == ["AgentAttached", "NodeSilent"]
+            await controller.beat(BEAT)
+            controller.presence.hold("node:n1")
+            await asyncio.sleep(86400)
+            assert await said(controller) == ["AgentAttached", "NodeSilent", "NodeHeard"]
+
+    run_virtual(work())
+
+
+def test_beside_held_nodes_the_others_still_fall_silent():
+    """One node is vouched for, another beats for itself and stops."""
+
+    async def work() -> None:
+        house = House(watch=False)
+        async with running(house.controller()) as controller:
+            await controller.beat(BEAT)
+            controller.presence.hold("node:n1")
+            await asyncio.sleep(3600)
+            await beats(controller, Beat(source="agent:n2", node="n2", boot_id="b", instance_id="m2"), 100)
+            await asyncio.sleep(60)
+            [silent] = await controller.journal.events(kind="node_silent")
+            assert silent.node == "n2"
+
+    run_virtual(work())
+
+
+def test_a_silence_that_is_stored_after_its_end_is_taken_back():
+    """The disk was full when the silence was noticed; by the time it was stored, the node was vouched for again."""
+
+    async def work() -> None:
+        house = House(watch=False)
+        async with running(house.controller()) as controller:
+            await controller.beat(BEAT)
+            house.store.full = True
+            await asyncio.sleep(40)
+            await controller.beat(BEAT)
+            controller.presence.hold("node:n1")
+            house.store.full = False
+            await until(lambda: controller.health().ok)
+            await asyncio.sleep(5)
+            assert await said(controller) == ["AgentAttached", "NodeSilent", "NodeHeard"]
+            await asyncio.sleep(86400)
+            assert await said(controller) == ["AgentAttached", "NodeSilent", "NodeHeard"]
+
+    run_virtual(work())

@@ -80,7 +80,8 @@ def test_a_tripped_brake_does_not_stop_repairs_returns_and_restarts():
     play.done(o.RequeueHeld)
     play.job(state=S.HELD, restart_count=1, nodes=())
     play.settle()
-    assert play.open(o.SetExcluded).nodes == ("n3",)
+    # n2 is held back by the brake, so nothing but this keeps the job off it.
+    assert play.open(o.SetExcluded).nodes == ("n2", "n3")
     play.done(o.SetExcluded)
     assert play.state is JobState.RELEASED
 
@@ -154,15 +155,15 @@ def test_groups_have_their_own_brakes():
 
 
 def test_one_switch_under_many_nodes_is_one_incident_not_many_drains():
-    """40 nodes lost behind one switch: one incident, as many quarantines as the brake allows, one alarm."""
+    """40 nodes lost behind one switch: one incident; once it is clear what failed nobody is fenced, no brake trips."""
     play = Play(brake=Brake(max_nodes=4, max_percent=50.0))
     play.nodes(*[f"n{i}" for i in range(40)], topology="row1/rack3/switch7")
     for i in range(40):
         play.do(e.NodeGone, node=f"n{i}", evidence="connection reset")
     assert len(play.engine.open_incidents()) == 1
-    assert len(play.opened(o.QuarantineNode)) == 4
+    assert len(play.opened(o.QuarantineNode)) == 3
     assert len(play.incident.nodes) == 40
-    assert play.notices().count("Quarantine brake tripped for gpu") == 1
+    assert "Quarantine brake tripped for gpu" not in play.notices()
 
 
 def test_observe_uses_up_no_brake():

@@ -7,11 +7,12 @@ from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.decide import budgets
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
+from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Diagnosis, Domain, Remedy
 from holdfast.model.policy import Limits, Policy, Proof, Trouble
-from holdfast.model.records import JobRecord, JobState
+from holdfast.model.records import Broke, JobRecord, JobState
 
 S = SchedulerState
 
@@ -41,6 +42,43 @@ def test_the_same_crash_twice_without_progress_is_a_crash_loop(inside):
     assert inside.state is JobState.GIVEN_UP
     assert inside.closed[-1].outcome == "given_up"
     assert any("was given up" in title for title in inside.notices())
+
+
+def test_two_crashes_that_have_nothing_to_do_with_each_other_are_no_loop(inside):
+    """The same signal on another node, further on: a crash of its kind. On the same node, or no further, it is a loop."""
+    inside.step(0, 150)
+    assert kinds(again(inside, 0, node="n3", rank=5)) == ["RestartInPlace"]
+    inside.start(1, in_place=1)
+    inside.step(1, 190)
+    assert kinds(again(inside, 1, node="n1", rank=0)) == ["RestartInPlace"]
+    assert inside.j.in_place == 2
+    inside.start(2, in_place=2)
+    inside.step(2, 195)
+    assert kinds(again(inside, 2, node="n1", rank=1)) == ["Escalate"]
+    assert "crash loop" in inside.open(o.Escalate).why
+
+
+@pytest.mark.parametrize(("node", "step"), [("n1", 150), ("n1", 120), ("n1", None), ("n3", 190), ("", 190)])
+def test_what_came_no_further_or_names_the_node_again_is_a_loop(inside, node, step):
+    """Steps that nobody told of, and places that nobody knows, speak for nothing."""
+    inside.step(0, 150)
+    assert kinds(again(inside, 0, node="n3", rank=5)) == ["RestartInPlace"]
+    inside.start(1, in_place=1)
+    if step is not None:
+        inside.step(1, step)
+    assert kinds(again(inside, 1, node=node, rank=None)) == ["Escalate"]
+
+
+def test_crashes_that_are_unrelated_still_use_up_the_restarts(inside):
+    """However far each comes: without a checkpoint it ends in the queue."""
+    for attempt in range(inside.policies.site.limits.max_in_place):
+        inside.step(attempt, 150 + attempt)
+        assert kinds(again(inside, attempt, node=NODES[attempt % 4], rank=attempt)) == ["RestartInPlace"]
+        inside.start(attempt + 1, in_place=attempt + 1)
+    last = inside.attempt.number
+    inside.step(last, 300)
+    assert kinds(again(inside, last, node=NODES[last % 4], rank=last)) == ["Escalate"]
+    assert inside.open(o.Escalate).exit_code == EXIT_RESTART_ME
 
 
 def test_a_recurrence_before_proof_is_the_same_incident(inside):
@@ -149,7 +187,7 @@ def test_hardware_faults_of_different_nodes_are_no_crash_loop():
 def test_verdicts(trouble, times, stop, climb):
     """What a fingerprint that came `times` before means, trouble by trouble."""
     diagnosis = Diagnosis(cause="x", fingerprint="f")
-    verdict = budgets.judge(record(spent={"f": times}), Limits(), trouble, diagnosis)
+    verdict = budgets.judge(record(spent={"f": times}), Limits(), trouble, diagnosis, Broke())
     assert (verdict.stop, verdict.climb) == (stop, climb)
     assert bool(verdict.why) == (stop or climb)
 
@@ -168,8 +206,8 @@ def test_charges_and_reset():
     """Per rung, per fingerprint, per node."""
     job = record()
     diagnosis = Diagnosis(cause="c", fingerprint="f", nodes=("n1",))
-    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, diagnosis.nodes)
-    budgets.charge(job, Remedy.REQUEUE, diagnosis, ())
+    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, Broke(), diagnosis.nodes)
+    budgets.charge(job, Remedy.REQUEUE, diagnosis, Broke(), ())
     assert (job.in_place, job.requeues, job.spent) == (1, 1, {"f": 2, "node:n1": 1})
     assert budgets.reset(job)
     assert (job.in_place, job.requeues, job.spent) == (0, 0, {})
@@ -212,3 +250,53 @@ def test_fault_passed_is_progress_where_policy_says_so():
     play.step(1, 131)
     assert play.state is JobState.WATCHING
     assert play.j.in_place == 0
+
+
+def cut_off() -> Play:
+    """Requeued once, charged, and started again; its launcher cannot be heard, and two nodes of it must be left."""
+    play = Play(limits=Limits(max_requeues=1)).running()
+    play.do(e.LauncherLapsed, job=KEY)
+    play.fire("lapse:")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.ReleaseJob)
+    play.job(state=S.RUNNING, nodes=NODES)
+    assert play.j.requeues == 1
+    play.xid("n2")
+    play.xid("n3")
+    assert play.state is JobState.STOPPING
+    return play
+
+
+def test_progress_that_is_told_late_counts():
+    """Found by simulation (seed 1305): the checkpoint was heard of when the next requeue had been ordered already."""
+    play = cut_off()
+    play.attach(restart_count=1)
+    play.start(1, restart_count=1, epoch=play.j.epoch)
+    play.checkpoint(1, 200)
+    assert play.j.requeues == 0
+    play.done(o.RequeueHeld)
+    if play.state is JobState.DIAGNOSING:
+        play.settle()
+    assert play.state is JobState.HELD
+    assert play.j.requeues == 1
+
+
+def test_progress_that_is_told_before_its_attempts_start_counts():
+    """Messages overtake each other."""
+    play = cut_off()
+    play.checkpoint(1, 200)
+    assert play.j.requeues == 0
+
+
+def test_late_words_of_the_attempt_before_the_charge_give_nothing_back():
+    """What attempt 0 saved before it was stopped is no progress since the requeue that followed."""
+    play = cut_off()
+    play.checkpoint(0, 150)
+    assert play.j.durable_step == 150
+    assert play.j.requeues == 1
+    play.done(o.RequeueHeld)
+    if play.state is JobState.DIAGNOSING:
+        play.settle()
+    assert play.state is JobState.GIVEN_UP

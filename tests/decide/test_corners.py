@@ -370,7 +370,7 @@ def test_nothing_starts_after_the_release_is_a_fault_with_its_own_budget(play):
     play.done(o.ReleaseJob)
     play.job(state=S.RUNNING, nodes=NODES[:1])
     assert kinds(play.fire("job:")) == ["RequeueHeld"]
-    play.j.requeues = 99
+    play.j.requeues = 2
     play.done(o.RequeueHeld)
     play.job(state=S.HELD, restart_count=2, nodes=())
     while play.state is not JobState.RELEASED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import KEY, NODES, Play, kinds
 
+from holdfast.errors import EXIT_DO_NOT_REQUEUE
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import RecoverySpec, SchedulerState
@@ -363,3 +364,137 @@ def test_budgets_of_the_job_go_before_the_policys():
     play.job(state=S.FAILED, exit_code=1)
     play.settle()
     assert play.state is JobState.GIVEN_UP
+
+
+def test_starts_that_failed_before_any_attempt_are_not_counted_by_the_launcher(bare):
+    """Found by simulation (seed 53): its attempts were taken for old ones, and a job that trained was given up."""
+    bare.nodes()
+    bare.job()
+    for count in (1, 2):
+        bare.job(state=S.NODE_FAIL, restart_count=count - 1)
+        bare.settle()
+        bare.done(o.RequeueHeld)
+        bare.job(state=S.HELD, restart_count=count, nodes=())
+        while bare.state is not JobState.RELEASED:
+            bare.settle() if bare.state is JobState.DIAGNOSING else bare.done(o.SetExcluded)
+        bare.done(o.ReleaseJob)
+        bare.job(state=S.PENDING)
+        bare.job(state=S.RUNNING, nodes=NODES)
+    bare.attach(restart_count=2)
+    bare.start(0, restart_count=2)
+    assert bare.state is JobState.PROVING
+    assert [attempt.number for attempt in bare.j.attempts] == [0]
+    bare.first_step(0, 1)
+    bare.checkpoint(0, 10)
+    assert bare.state is JobState.WATCHING
+
+
+def test_a_start_that_failed_between_two_looks_is_a_failure(bare):
+    """Found by simulation (seed 109): neither pending nor running was ever seen, and the job was waited for for ever."""
+    bare.nodes()
+    bare.job(started_at=900.0)
+    bare.job(state=S.FAILED, exit_code=1)
+    bare.settle()
+    bare.done(o.RequeueHeld)
+    bare.done(o.ReleaseJob)
+    assert bare.state is JobState.RELEASED
+    bare.job(state=S.FAILED, exit_code=1, restart_count=1, started_at=1001.0)
+    if any(timer.startswith("settle:") for timer in bare.engine.state.timers):
+        bare.settle()
+    assert bare.opened(o.RequeueHeld) or bare.state is JobState.GIVEN_UP
+
+
+def test_our_own_requeue_seen_late_does_not_revive_a_job_that_is_given_up():
+    """Found by simulation (seed 310): the end was withdrawn, and the job lay in the queue, held by nobody."""
+    play = Play(limits=Limits(max_requeues=1)).plain()
+    play.xid("n2")
+    play.j.requeues = 1
+    play.done(o.RequeueHeld)
+    if play.state is not JobState.GIVEN_UP:
+        play.settle()
+    assert play.state is JobState.GIVEN_UP
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert play.open(o.GiveUp)
+    play.done(o.GiveUp)
+    play.job(state=S.CANCELLED)
+    assert play.state is JobState.GIVEN_UP
+
+
+def test_a_run_that_ended_while_our_requeue_was_under_way_is_requeued_itself():
+    """Found by simulation (seed 8064): preempted, started and lost; our requeue "was so already", and nobody released
+    what was in no queue.
+    """
+    play = Play().plain()
+    play.job(state=S.FAILED, exit_code=1)
+    play.settle()
+    assert play.open(o.RequeueHeld).restart_count == 0
+    play.job(state=S.PENDING, restart_count=1, nodes=())
+    play.job(state=S.RUNNING, restart_count=1, nodes=NODES)
+    play.job(state=S.NODE_FAIL, reason="NodeFail")
+    assert kinds(play.done(o.RequeueHeld)) == ["RequeueHeld"]
+    assert play.open(o.RequeueHeld).restart_count == 1
+    play.job(state=S.HELD, restart_count=2, nodes=())
+    play.done(o.RequeueHeld)
+    if play.state is JobState.DIAGNOSING:
+        play.settle()
+    play.done(o.ReleaseJob)
+    play.job(state=S.RUNNING, nodes=NODES)
+    assert play.state in {JobState.RESTARTING, JobState.PROVING}
+
+
+def test_a_launcher_of_the_run_that_is_being_given_up_does_not_revive_the_job():
+    """Found by simulation (seed 1152): the end was withdrawn, the budgets were fresh, and it was released once more."""
+    play = Play(limits=Limits(max_requeues=1)).running()
+    play.do(e.LauncherLapsed, job=KEY)
+    play.fire("lapse:")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.ReleaseJob)
+    play.job(state=S.RUNNING, nodes=NODES)
+    play.xid("n2")
+    play.settle()
+    assert play.state is JobState.GIVEN_UP
+    play.attach(restart_count=1)
+    assert play.state is JobState.GIVEN_UP
+    assert play.open(o.GiveUp)
+    play.attach(restart_count=2)
+    assert play.state is JobState.WATCHING
+
+
+def test_a_launcher_that_gives_up_what_a_bad_node_did_is_overruled(play):
+    """It saw only ranks die; the requeue that a node's agent led to goes on."""
+    play.xid()
+    play.do(e.LauncherLapsed, job=KEY, left=True, exit_code=EXIT_DO_NOT_REQUEUE, source="launcher:7")
+    assert play.state is JobState.STOPPING
+    assert play.opened(o.GiveUp) == []
+    play.job(state=S.FAILED, exit_code=EXIT_DO_NOT_REQUEUE)
+    play.through_queue()
+    assert play.state is JobState.PROVING
+
+
+def test_a_job_that_itself_asks_not_to_be_requeued_is_not(play):
+    """Exit code 86 of the job's own ranks goes before our requeue, which may take effect all the same: it is ended."""
+    play.xid()
+    play.ended(0, exit_code=EXIT_DO_NOT_REQUEUE, signal=None, stopped=False)
+    play.do(e.LauncherLapsed, job=KEY, left=True, exit_code=EXIT_DO_NOT_REQUEUE, source="launcher:7")
+    assert play.state is JobState.GIVEN_UP
+    play.done(o.GiveUp)
+    play.job(state=S.FAILED, exit_code=EXIT_DO_NOT_REQUEUE)
+    orders = play.job(state=S.HELD, restart_count=1, nodes=())
+    assert kinds(orders) == ["GiveUp"]
+    assert play.open(o.GiveUp).cancel
+    play.job(state=S.CANCELLED)
+    assert play.state is JobState.GIVEN_UP
+
+
+def test_the_late_goodbye_of_an_earlier_starts_launcher_ends_nothing(play):
+    """The next start's launcher was faster: it keeps its authority, and its attempt lives."""
+    play.xid()
+    play.through_queue()
+    play.do(e.LauncherLapsed, job=KEY, left=True, exit_code=143, restart_count=0, source="launcher:7")
+    assert play.j.authority is Authority.LAUNCHER
+    assert not play.attempt.ended_at
+    play.do(e.LauncherLapsed, job=KEY, left=True, exit_code=143, restart_count=1, source="launcher:7")
+    assert play.j.authority is Authority.CONTROLLER
+    assert play.attempt.ended_at

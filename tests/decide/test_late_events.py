@@ -8,7 +8,7 @@ from tests.decide.play import KEY, NODES, Play, kinds
 from holdfast.decide.engine import Engine
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import SchedulerState
+from holdfast.model.cluster import JobKey, SchedulerState
 from holdfast.model.evidence import Domain, EvidenceKind, Role
 from holdfast.model.records import Authority, JobState, NodeState
 
@@ -78,10 +78,61 @@ def test_a_finding_without_attempt_is_placed_by_its_time(inside):
 
 
 def test_a_finding_that_overtakes_the_start_of_its_attempt_waits_for_it(inside):
-    """Evidence about an attempt nobody has heard of yet starts nothing, and is not lost."""
-    orders = inside.crash(attempt=1)
-    assert kinds(orders) == []
-    assert inside.state is JobState.WATCHING
+    """Evidence about an attempt nobody has heard of yet starts nothing; it is acted on when the attempt is known."""
+    inside.crash(attempt=0)
+    inside.ended(0)
+    inside.settle()
+    assert kinds(inside.crash(attempt=1, rank=6)) == []
+    assert inside.state is JobState.IN_PLACE
+    assert kinds(inside.start(1, in_place=1)) == ["StopAttempt"]
+    assert inside.state is JobState.STOPPING
+    assert inside.attempt.incident == inside.incident.id
+    assert inside.j.in_place == 1
+
+
+def test_the_first_attempts_crash_that_overtakes_its_start_is_no_restart():
+    """A rank that dies within milliseconds of the first start: one stop, and nothing is charged before the restart."""
+    play = Play(scope="allocation")
+    play.attach()
+    assert kinds(play.crash(attempt=0)) == []
+    assert kinds(play.start(0)) == ["StopAttempt"]
+    assert play.j.in_place == 0
+    play.ended(0)
+    assert kinds(play.settle()) == ["RestartInPlace"]
+    assert play.j.in_place == 1
+
+
+def test_a_crash_heard_of_before_the_start_of_an_implied_attempt_is_charged_once():
+    """The controller knew the attempt from the scheduler alone: its launcher's word of the start is no restart of it."""
+    play = Play()
+    play.nodes()
+    play.job()
+    play.attach()
+    play.crash(attempt=0)
+    assert play.state is JobState.STOPPING
+    play.start(0)
+    assert play.state is JobState.STOPPING
+    assert play.attempt.epoch == 1
+    assert play.j.in_place == 0
+    assert play.j.spent == {}
+    play.restart_in_place()
+    assert play.state is JobState.PROVING
+    assert play.j.in_place == 1
+
+
+def test_a_person_who_holds_a_job_before_our_release_is_answered_keeps_it_held(play):
+    """Its release is seen before it is reported done: tried again later, it would let go what a person holds."""
+    play.xid()
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    play.job(state=S.PENDING)
+    assert play.opened(o.ReleaseJob) == []
+    play.job(state=S.HELD)
+    assert play.state is JobState.HELD
+    assert play.j.held_by == "a person"
+    assert play.opened(o.ReleaseJob) == []
 
 
 def test_attempt_ended_twice_acts_once(inside):
@@ -314,3 +365,23 @@ def test_events_about_unknown_jobs_and_nodes_are_ignored():
     bare.do(e.NodeValidated, node="n1", passed=True)
     bare.do(e.FindingCleared, node="n1", rule="x")
     assert [order for order in bare.all if not isinstance(order, o.Notify)] == []
+
+
+def test_what_was_told_and_is_over_hides_no_later_fault(inside):
+    """Found by simulation (seed 216): a straggler was told of, the matter closed, and the crash that came was ignored."""
+    inside.finding("straggler.rank", job=KEY, attempt=0, rank=3, node="n2", kind=EvidenceKind.TELEMETRY)
+    assert inside.state is JobState.WATCHING
+    inside.fire("job:")
+    assert inside.engine.open_incidents() == []
+    assert kinds(inside.crash()) == ["StopAttempt"]
+
+
+def test_late_words_of_a_job_whose_id_was_used_again_bring_nothing_back(play):
+    """Found by simulation (seed 283): a ghost ran on the node for ever, and it could not be repaired."""
+    former, now = JobKey("c", "9"), JobKey("c", "9", 2)
+    play.job(former)
+    play.do(e.JobVanished, job=former)
+    play.job(now)
+    play.attach(key=former, restart_count=4)
+    play.start(3, key=former, restart_count=4)
+    assert [job.key for job in play.engine.state.jobs.values()] == [KEY, now]

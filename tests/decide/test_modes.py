@@ -228,6 +228,35 @@ def test_an_attempt_that_ends_while_a_person_thinks():
 # --- at run time ------------------------------------------------------------------------------------------------------
 
 
+def twice_in_trouble() -> Play:
+    """Handed over by its launcher, a requeue proposed; then two nodes of it fail one after the other."""
+    play = Play(mode=Mode.ADVISE).running()
+    play.do(e.Escalated, job=KEY, attempt=0, why="no rung", source="launcher:7")
+    play.xid("n2")
+    play.say(e.Command.APPROVE, order=play.open(o.QuarantineNode).id)
+    play.xid("n3")
+    assert len(play.engine.open_incidents()) == 2
+    return play
+
+
+def test_a_second_trouble_does_not_void_the_requeue_that_was_proposed():
+    """It would do the same; the nodes of both troubles are left."""
+    play = twice_in_trouble()
+    play.say(e.Command.APPROVE, order=play.open(o.RequeueHeld).id)
+    assert play.state is JobState.STOPPING
+    assert set(play.j.excluded) == {"n2", "n3"}
+
+
+def test_an_attempt_that_is_over_is_not_left_to_prove_itself():
+    """Found by seed 3009 of the long convergence test: rejected, left alone, it waited for ever for a proof."""
+    play = twice_in_trouble()
+    play.say(e.Command.REJECT, order=play.open(o.RequeueHeld).id)
+    assert play.state is JobState.WATCHING
+    play.fire("job:")
+    play.fire("job:")
+    assert [incident.jobs_open for incident in play.engine.open_incidents()] == [[], []]
+
+
 def test_set_mode_at_run_time():
     """One rung of one group; the next fault follows it."""
     play = Play().running()

@@ -84,6 +84,23 @@ def test_an_admin_who_takes_over_our_drain_keeps_the_node(idle):
     assert idle.opened(o.ReturnNode) == []
 
 
+@pytest.mark.parametrize("seen_first", [True, False])
+def test_an_admin_who_drains_it_while_our_drain_is_under_way_keeps_the_node(idle, seen_first):
+    """Our command finds it drained and leaves it so: the drain is theirs, and nothing is repaired."""
+    idle.xid("n2")
+    if seen_first:
+        idle.node("n2", drained=True, drain_reason="mine now (ada)")
+        orders = idle.done(o.QuarantineNode)
+    else:
+        idle.done(o.QuarantineNode)
+        orders = idle.node("n2", drained=True, drain_reason="mine now (ada)")
+    assert "RebootNode" not in kinds(orders)
+    assert "ReplaceNode" not in kinds(orders)
+    assert idle.ns("n2") is NodeState.HEALTHY
+    assert not idle.n("n2").drained_by_us
+    assert idle.engine.open_incidents() == []
+
+
 def test_our_old_drain_found_at_start_is_checked_and_lifted():
     """A drain of ours that nobody remembers would stay for ever."""
     play = Play()
@@ -371,3 +388,43 @@ def test_a_quarantined_drain_that_takes_long_is_told():
     drained(play)
     play.fire("node:")
     assert "n2 still does not drain" in play.notices()
+
+
+def test_a_suspect_that_a_person_had_drained_and_takes_back_is_healthy(bare):
+    """Found by simulation (seed 26): it was left to them, and stayed suspect in service for ever."""
+    bare.nodes("n1")
+    bare.node("n1", drained=True, drain_reason="memory test")
+    bare.xid("n1")
+    assert bare.ns("n1") is NodeState.SUSPECT
+    bare.node("n1", drained=False, drain_reason="")
+    assert bare.ns("n1") is NodeState.HEALTHY
+
+
+def test_a_dead_node_that_a_person_takes_back_is_lost_anew(bare):
+    """Found by simulation (seed 5068): their drain is lifted, the machine does not run, and nobody looked again."""
+    bare.nodes("n1")
+    bare.node("n1", drained=True, drain_reason="memory test")
+    bare.node("n1", alive=False)
+    assert not bare.opened(o.QuarantineNode)
+    bare.node("n1", drained=False, drain_reason="")
+    assert bare.open(o.QuarantineNode).node == "n1"
+
+
+def test_a_dead_node_that_a_person_vouches_for_has_a_minute_to_come_back(bare):
+    """Found by simulation (seed 204): their word clears it; when the scheduler goes on seeing it dead, it is."""
+    bare.nodes("n1", "n2", "n3")
+    bare.node("n1", alive=False)
+    bare.say(e.Command.RETURN, node="n1")
+    assert bare.ns("n1") is NodeState.HEALTHY
+    bare.fire("silent:")
+    assert bare.ns("n1") is NodeState.QUARANTINED
+
+
+def test_a_node_that_comes_back_after_a_persons_word_stays_healthy(bare):
+    """The scheduler agrees in time."""
+    bare.nodes("n1", "n2", "n3")
+    bare.node("n1", alive=False)
+    bare.say(e.Command.RETURN, node="n1")
+    bare.node("n1", alive=True, boot_id="boot-2")
+    bare.fire("silent:")
+    assert bare.ns("n1") is NodeState.HEALTHY

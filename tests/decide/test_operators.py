@@ -315,3 +315,16 @@ def test_every_word_is_in_the_story():
     play.say(C.DRAIN, node="n2", why="firmware")
     assert any("mei says: drain. firmware" in line for line in play.n().story)
     assert Remedy.QUARANTINE not in play.j.spent
+
+
+def test_a_requeue_that_a_person_asked_for_never_ends_in_giving_up(play):
+    """Found by simulation (seed 5242): nodes were lost meanwhile, and the budget was used up."""
+    play.j.requeues = 99
+    play.say(e.Command.REQUEUE, job=KEY)
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=SchedulerState.HELD, restart_count=1, nodes=())
+    if any(timer.startswith("settle:") for timer in play.engine.state.timers):
+        play.settle()
+    assert play.state is JobState.HELD
+    assert play.opened(o.SetExcluded)

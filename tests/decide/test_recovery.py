@@ -546,7 +546,8 @@ def test_which_ladder_a_cause_belongs_to(cause, domain, trouble):
         ({}, {"launcher": True, "leave_node": True, "enough_nodes": False}, R.REQUEUE),
         ({"in_place": 3}, {"launcher": True}, R.REQUEUE),
         ({"in_place": 3, "requeues": 3}, {"launcher": True}, R.STOP),
-        ({"requeues": 3}, {"in_queue": True}, R.REQUEUE),
+        ({"requeues": 3}, {"in_queue": True}, R.STOP),
+        ({"requeues": 3}, {"in_queue": True, "asked": True}, R.REQUEUE),
         ({}, {"launcher": True, "evacuated": True}, R.REQUEUE),
         ({"spent": {"f": 1}}, {"launcher": True}, R.STOP),
     ],
@@ -590,3 +591,53 @@ def test_requeue_at_once_does_not_wait_for_the_diagnosis():
     play = Play(requeue_held=False, waits=Waits(settle_s=10.0)).running()
     play.xid("n2")
     assert kinds(play.done(o.RequeueHeld)) == ["SetExcluded"]
+
+
+# --- nodes that a job is kept off -------------------------------------------------------------------------------------
+
+
+def waits_for_nodes(play: Play) -> Play:
+    """Kept off n2 because of a hardware fault, released, and too few nodes are free."""
+    play.xid("n2", 73)
+    play.done(o.QuarantineNode)
+    play.node("n2", drained=True, drain_reason="[holdfast] Xid 73")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    play.job(excluded=("n2",))
+    play.done(o.ReleaseJob)
+    play.job(state=S.PENDING, reason="Resources")
+    assert play.state is JobState.WAITING_FOR_NODES
+    return play
+
+
+def test_a_waiting_job_may_use_a_node_again_once_it_is_clean(play):
+    """Found by simulation (seed 8): the node came back, the exclusion stayed, and the job waited for ever."""
+    waits_for_nodes(play)
+    play.done(o.RebootNode)
+    play.node("n2", boot_id="boot-2")
+    play.do(e.NodeValidated, node="n2", passed=True)
+    play.done(o.ReturnNode)
+    assert play.open(o.SetExcluded).nodes == ()
+    assert play.j.excluded == ()
+    assert "n2 again" in play.j.story[-1]
+
+
+def test_thin_evidence_does_not_keep_a_job_waiting_for_ever(play):
+    """A healthy node that was only thought odd is better than no node, after `nodes_s`."""
+    waits_for_nodes(play)
+    play.j.excluded = ("n2", "n3")
+    play.j.excluded_asked = ("n2", "n3")
+    play.job(excluded=("n2", "n3"))
+    play.fire("job:")
+    assert play.open(o.SetExcluded).nodes == ("n2",)
+
+
+def test_what_comes_after_an_exclusion_is_lifted_goes_on(play):
+    """The outcome of lifting it moves nothing; the start ends it."""
+    waits_for_nodes(play)
+    play.say(e.Command.CONFIRM_HEALTHY, node="n2")
+    assert kinds(play.done(o.SetExcluded)) == []
+    play.job(state=S.RUNNING, nodes=NODES, excluded=(), reason="")
+    assert play.state is JobState.RESTARTING

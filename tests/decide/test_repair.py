@@ -280,3 +280,11 @@ def test_retirement_order_names_the_machine(idle):
     fenced(idle)
     idle.fail(o.ReplaceNode)
     assert match(idle.open(o.RetireNode), o.RetireNode, node="n2", instance_id="machine-n2", remedy=R.RETIRE)
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_gpu_named_by_its_number_is_reset_first(number):
+    """Also GPU 0: found by simulation, where an eighth of the nodes was rebooted for what a reset mends."""
+    play = Play().nodes("n2")
+    fenced(play, number=95, remedy=Remedy.RESET_GPU, gpu=number)
+    assert play.open(o.ResetGpu).gpu == str(number)

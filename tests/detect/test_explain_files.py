@@ -12,6 +12,7 @@ from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.adapters.log_files import find_logs, line_numbers, read_chunks
 from holdfast.cli.explain import explain_logs
 from holdfast.detect.explain import source_of
+from holdfast.detect.hyperpod_rules import log_rules
 from holdfast.detect.matcher import Matcher
 from holdfast.errors import NotFoundError, UserError
 
@@ -198,3 +199,87 @@ def test_stacks_beside_the_logs(tmp_path):
     said = explain(tmp_path)
     assert (said.verdict, said.cause, said.suspects.ranks) == ("fault", "hang.rank", (2,))
     assert "read (dataset.py:31)" in said.summary
+
+
+STEPS_RULE = {"name": "Steps", "logPattern": r".*step (\d+) of.*", "expectedRecurringFrequencyInSeconds": 300}
+
+
+def timed(minutes, text):
+    return "".join(f"2025-03-01 10:{minute:02d}:00 {text.format(minute)}\n" for minute in minutes)
+
+
+def explain_by(rules, *paths):
+    return explain_logs(paths, matcher=MATCHER, log_rules=log_rules(rules))
+
+
+def test_log_rules_over_a_whole_log(tmp_path):
+    """A line that stopped coming 20 minutes before the end is HANGING; one that came back is no fault."""
+    log = tmp_path / "job.out"
+    log.write_text(timed(range(10), "step {} of 900") + timed(range(10, 31), "waiting for data"))
+    said = explain_by([STEPS_RULE], log)
+    assert (said.verdict, said.cause) == ("fault", "hyperpod.hang")
+    assert 'Log rule "Steps" is HANGING: no line matched for 300 s' in said.summary
+    assert (said.evidence[0].line, said.evidence[0].role) == (10, "root")
+    with log.open("a") as file:
+        file.write(timed(range(31, 33), "step {} of 900"))
+    assert explain_by([STEPS_RULE], log).verdict == "healthy"
+
+
+def test_fault_rule_slow_rule_and_time_less_logs(tmp_path):
+    """faultOnMatch and a metric need no times; hangs are told only where lines carry them."""
+    log = tmp_path / "job.out"
+    log.write_text("step 1 of 9\n" + "rate=9\n" * 3 + "rate=2\n" * 3 + "all shards spilled\n")
+    slow = {"name": "Slow", "logPattern": r".*rate=(\d+)", "metricThreshold": 5, "operator": "lt"}
+    fault = {"name": "Spill", "logPattern": "all shards.*", "faultOnMatch": True}
+    assert explain_by([STEPS_RULE], log).verdict == "healthy"
+    assert explain_by([slow | {"metricEvaluationDataPoints": 3}], log).cause == "hyperpod.slow"
+    assert explain_by([slow | {"metricEvaluationDataPoints": 4}], log).verdict == "healthy"
+    said = explain_by([fault], log)
+    assert (said.cause, said.evidence[0].line, said.evidence[0].text) == ("hyperpod.fault", 8, "all shards spilled")
+
+
+def test_log_rules_on_the_command_line(tmp_path):
+    """`--log-rules` takes the job's manifest."""
+    (tmp_path / "job.out").write_text("the reactor is warm\n")
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(
+        "spec:\n  runPolicy:\n    logMonitoringConfiguration:\n"
+        "    - {name: Warm, logPattern: '.*reactor is warm.*', faultOnMatch: true}\n"
+    )
+    command = [sys.executable, "-m", "holdfast.cli.main", "explain", "--json", "--log-rules", str(manifest)]
+    done = subprocess.run([*command, str(tmp_path / "job.out")], capture_output=True, text=True, check=False)
+    assert (done.returncode, json.loads(done.stdout)["cause"]) == (1, "hyperpod.fault")
+
+
+def test_what_the_job_printed_when_well_is_known(tmp_path):
+    """In a job's folder, lines that its earlier attempts printed are not new; the file itself is no log."""
+    logs = tmp_path / "logs" / "attempt-1"
+    logs.mkdir(parents=True)
+    (logs / "rank-00000.log").write_text(
+        "starting up\ncorpus opened\nwarming the cache\nflux capacitor 7 reports brownout\n"
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:1\n"
+    )
+    known = [["starting", "up"], ["corpus", "opened"], ["warming", "the", "cache"]]
+    (tmp_path / "novelty-n1.json").write_text(json.dumps(known))
+    said = explain(tmp_path)
+    assert said.verdict == "unknown"
+    assert [e.text for e in said.evidence if e.rule == "novelty.line"] == ["flux capacitor 7 reports brownout"]
+
+
+def test_unnamed_error_from_standard_input():
+    """An error that no rule knows keeps its line number though standard input cannot be read a second time."""
+    text = "".join(f"INFO part {i} of the corpus\n" for i in range(9000)) + "FATAL: the map is stale\n"
+    ran = subprocess.run(
+        [sys.executable, "-m", "holdfast", "explain", "--json", "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = json.loads(ran.stdout)
+    assert (ran.returncode, said["verdict"], said["cause"], said["evidence"][0]["line"]) == (
+        1,
+        "fault",
+        "generic.fatal",
+        9001,
+    )

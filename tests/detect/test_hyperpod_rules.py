@@ -87,3 +87,28 @@ def test_mistakes_are_named(entry, message):
     """A wrong entry is named with its index and name."""
     with pytest.raises(ConfigError, match=message):
         log_rules([entry], file="job.yaml")
+
+
+def test_patterns_begin_at_the_start_of_the_line():
+    """A pattern without `.*` in front matches only at the start of a line, as `re.match` does in HyperPod's agent."""
+    bare = watch({"name": "r", "logPattern": "ERROR", "faultOnMatch": True})
+    assert bare.line("no ERROR here", 1) == []
+    assert [c.after for c in bare.line("ERROR: here", 2)] == [RuleState.FAULTED]
+    either = watch({"name": "r", "logPattern": ".*boom|crash", "faultOnMatch": True})
+    assert either.line("no crash", 1) == []
+    assert [c.after for c in either.line("a boom", 2)] == [RuleState.FAULTED]
+
+
+def test_the_metric_is_the_last_in_the_line():
+    """A greedy `.*` in front captures the last number of the line, as it does there."""
+    monitor = watch({"name": "r", "logPattern": r".*rate=(\d+)", "metricThreshold": 5, "operator": "lt"})
+    assert [c.after for c in monitor.line("rate=9 rate=3", 1)] == [RuleState.SLOW]
+
+
+def test_a_fault_goes_before_a_stop():
+    """One line that is both a fault and the stop is a fault; what hangs tells for how long."""
+    monitor = watch(FAULT | {"stopPattern": ".*RuntimeError.*"})
+    (change,) = monitor.line("RuntimeError: CUDA error", 1)
+    assert (change.after, change.text) == (RuleState.FAULTED, "RuntimeError: CUDA error")
+    (late,) = watch(START).tick(130)
+    assert (late.for_s, late.why) == (130, "no line matched within 120 s of the start")

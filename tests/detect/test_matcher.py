@@ -237,3 +237,35 @@ def test_floods_are_calmed():
     got = ids(stream().feed(flood + XID, 0.0))
     assert 4096 <= got.count("disk.full") <= 4200
     assert got[-1] == "nvidia.xid.74"
+
+
+PREFIXES = {
+    "srun": "{r}: ",
+    "torchrun": "[default{r}]:",
+    "pdsh": "node0{r}: ",
+    "pdsh and rank": "node0{r}: [rank{r}]: ",
+    "mpirun": "[1,{r}]<stderr>:",
+    "ray": "(Worker pid=7{r}, ip=10.0.0.{r}) ",
+    "time and rank": "2024-11-20 14:37:1{r} [rank{r}]: ",
+    "pod and time": "[pod/train-{r}/main] 2025-05-16T16:39:51.208Z ",
+    "log viewer": "  | 2024-08-23T22:22:58.87{r}Z | [rank{r}]: ",
+    "compose": "worker-{r}  | ",
+    "line number": "[10{r}] [rank{r}]: ",
+}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES.keys())
+def test_tracebacks_of_two_ranks_interleaved_under_any_prefix(prefix):
+    """Each rank's traceback is put together by its own prefix, with the user's own frame."""
+    frame = ['  File "/home/mei/train.py", line 88, in main', "    out = step(batch)"]
+    one = ["Traceback (most recent call last):", *frame, "ValueError: bad shard header"]
+    other = ["Traceback (most recent call last):", *frame, "KeyError: 'ids'"]
+    lines = [
+        prefix.format(r=r) + line for pair in zip(one, other, strict=True) for r, line in zip((2, 1), pair, strict=True)
+    ]
+    stream = MATCHER.stream(StreamSource(kind=StreamKind.ANY))
+    found = [m.captures for m in stream.feed("\n".join([*lines, ""]).encode(), 1.0) if "file" in m.captures]
+    assert [(c["type"], c["message"], c["line"]) for c in found] == [
+        ("ValueError", "bad shard header", "88"),
+        ("KeyError", "'ids'", "88"),
+    ]

@@ -137,8 +137,24 @@ def test_nothing_may_be_done_about_a_good_job(site, world):
     assert result.seconds >= 8.0
     assert world.told == []
     deed = RestartInPlace(id="1", cause=1, job=site.job, attempt=3, epoch=4, remedy=Remedy.RESTART_IN_PLACE)
-    world.orders_given.append(OrderRecord(order=deed, status=OrderStatus.DONE, issued_at=2e9))
+    record = OrderRecord(order=deed, status=OrderStatus.DONE, issued_at=2e9)
+    looks = []
+
+    async def orders_later():
+        looks.append(1)
+        return [record] if len(looks) > 1 else []
+
+    world.orders = orders_later
     assert checks(drill(quiet, site, world))["does not act"] is False
+
+
+def test_an_order_from_before_the_fault_is_no_answer_to_it(site, world):
+    """What was ordered a moment before, such as a repaired node's return, does not fail a drill."""
+    world.answers = False
+    deed = RestartInPlace(id="1", cause=1, job=site.job, attempt=3, epoch=4, remedy=Remedy.RESTART_IN_PLACE)
+    world.orders_given.append(OrderRecord(order=deed, status=OrderStatus.DONE, issued_at=2e9))
+    quiet = 'name = "g"\nkind = "good"\n[expect]\nmust_not_act = true\nwatch_s = 8.0\n'
+    assert drill(quiet, site, world).passed
 
 
 def test_cancelled_in_the_middle_it_still_undoes(site, world):
@@ -201,3 +217,18 @@ def test_a_fenced_node_must_come_back_when_that_is_expected(site, world):
     world.found.clear()
     result = run_virtual(work(False))
     assert [check.name for check in result.failures] == ["node returns"]
+
+
+def test_a_closed_connection_is_a_lost_link_not_a_defect():
+    """Whoever still looks while the stage is taken down is told that the controller cannot be reached."""
+    from holdfast.client import AsyncClient
+    from holdfast.drill.eyes import ControllerEyes
+    from holdfast.errors import LinkError
+
+    async def look():
+        eyes = ControllerEyes(AsyncClient("http://127.0.0.1:9"))
+        await eyes.close()
+        await eyes.nodes()
+
+    with pytest.raises(LinkError, match="closed"):
+        asyncio.run(look())

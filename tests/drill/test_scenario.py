@@ -11,6 +11,7 @@ ISSUE = {
     "good", "crash_segfault", "exception", "kill9", "sigstop", "gil_lock", "hang_allreduce", "hang_p2p", "hang_user_buffer",
     "straggler", "straggler_then_hang", "xid_74_replace", "xid_73_reboot", "node_loss", "network_cut", "disk_full",
     "corrupt_checkpoint", "nan_loss", "out_of_memory", "lookalike_lines",
+    "slurmd_killed", "node_reboot", "slurmctld_restarted", "slurmdbd_away", "shared_full",
 }  # fmt: skip
 
 

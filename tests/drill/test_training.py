@@ -61,7 +61,7 @@ def test_runs_without_a_computed_reference_are_held_against_themselves(tmp_path)
 def test_command_lines():
     """`holdfast run` with standbys, or torchrun inside it."""
     own = TrainingJob(ranks_per_node=2).argv()
-    assert own[:4] == [sys.executable, "-m", "holdfast.cli.main", "run"]
+    assert own[:4] == [sys.executable, "-m", "holdfast", "run"]
     assert own[own.index("--nproc-per-node") + 1] == "2"
     assert own[own.index("-m", 2) :][:2] == ["-m", "holdfast.workload.counter"]
     theirs = TrainingJob(launcher="torchrun", workload="gpt").argv()

@@ -21,7 +21,7 @@ from holdfast.model.events import AnyEvent
 MARK = "HOLDFAST_TEST_MARK"
 
 
-def wait_for(what: str, condition: Callable[[], object], limit_s: float = 20.0) -> object:
+def wait_for(what: str, condition: Callable[[], object], limit_s: float = 60.0) -> object:
     """Poll until the condition gives something true; fails naming what was waited for."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -60,7 +60,7 @@ class Launched:
         self.out = out
         self.mark = mark
 
-    def wait(self, limit_s: float = 30.0) -> int:
+    def wait(self, limit_s: float = 90.0) -> int:
         try:
             return self.popen.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -87,7 +87,7 @@ class Launched:
         return [event for event in found if not kind or event.__struct_config__.tag == kind]
 
     def wait_event(
-        self, kind: str, fits: Callable[[AnyEvent], bool] = lambda _: True, limit_s: float = 20.0
+        self, kind: str, fits: Callable[[AnyEvent], bool] = lambda _: True, limit_s: float = 60.0
     ) -> AnyEvent:
         def look() -> AnyEvent | None:
             if self.popen.poll() is not None and not any(fits(event) for event in self.events(kind)):
@@ -96,7 +96,7 @@ class Launched:
 
         return wait_for(f"event {kind}", look, limit_s)
 
-    def rank_pid(self, rank: int, attempt: int | None = None, limit_s: float = 20.0) -> int:
+    def rank_pid(self, rank: int, attempt: int | None = None, limit_s: float = 60.0) -> int:
         """The process that holds this rank, by its slot."""
         from holdfast.telemetry.slot import SlotError, read_slot
 
@@ -136,7 +136,7 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         out = tmp_path / f"out-{node or 'solo'}-{len(started)}.txt"
         with out.open("wb") as file:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.cli.run", "--job-dir", str(folder), *args],
+                [sys.executable, "-m", "holdfast", "run", "--job-dir", str(folder), *args],
                 env=environ,
                 cwd=tmp_path,
                 stdin=subprocess.DEVNULL,

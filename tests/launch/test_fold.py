@@ -101,3 +101,13 @@ def test_samples_are_given_once_per_step_and_only_finite():
     assert one.samples(3.0) == []
     assert one.bad_loss is not None
     assert one.bad_loss[0] == 1
+
+
+def test_the_cost_of_saves_is_one_point_per_rank_that_saved():
+    """Two saves since the last point give their mean; a rank that saved nothing since gives none."""
+    one = fold()
+    one.take_slots((slot(0, saves=2, saves_s=3.0), slot(1)), 1.0)
+    assert [(p.series, p.subject[-6:], p.value) for p in one.samples(2.0)] == [("save_s", "rank:0", 1.5)]
+    one.take_slots((slot(0, saves=3, saves_s=7.0),), 3.0)
+    assert [(p.series, p.value) for p in one.samples(4.0)] == [("save_s", 4.0)]
+    assert one.samples(5.0) == []

@@ -33,6 +33,12 @@ def test_slurm_under_srun():
     assert (place.is_leader, place.address, place.is_alone) == (False, "n05", False)
 
 
+def test_a_site_may_say_by_which_address_nodes_reach_each_other():
+    """Where node names do not resolve, as in a lab of one machine, the address that is given holds on Slurm too."""
+    place = read_place({**SLURM, "HOLDFAST_NODE_ADDRESS": "127.0.0.1"}, job_dir="", nnodes=0)
+    assert (place.node, place.address) == ("n05", "127.0.0.1")
+
+
 def test_slurm_in_the_bare_batch_script():
     """Without srun there is this node alone, whatever the allocation."""
     environ = {key: value for key, value in SLURM.items() if not key.startswith(("SLURM_STEP", "SLURM_NODEID"))}

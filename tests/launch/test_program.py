@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.launch.program import spoken
+from holdfast.launch.leading import spoken
 from holdfast.model.orders import Notify
 
 

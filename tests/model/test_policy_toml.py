@@ -160,7 +160,7 @@ def test_a_broken_preset_names_itself():
 def test_packaged_presets_are_read():
     """The shipped files parse, as bases and as names, and say what they are for in their first line."""
     texts = packaged_presets()
-    assert sorted(texts) == ["hyperpod-eks", "hyperpod-slurm", "mission-control", "parallelcluster"]
+    assert sorted(texts) == ["auto-resume", "hyperpod-eks", "hyperpod-slurm", "mission-control", "parallelcluster"]
     for name, text in texts.items():
         assert text.startswith("# ")
         made = parse_policy(f'preset = "{name}"', "p.toml", texts)

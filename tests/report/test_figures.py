@@ -10,7 +10,7 @@ from holdfast.model.cluster import JobKey, JobView
 from holdfast.model.evidence import Diagnosis, Domain
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
 from holdfast.report.figures import account, spread, totals
-from holdfast.report.timeline import span, timeline
+from holdfast.report.timeline import seconds_by_phase, span, timeline
 
 KEY = JobKey("lab", "7")
 
@@ -156,3 +156,11 @@ def test_phases_add_up_and_name_the_slowest() -> None:
 def test_a_span_with_a_missing_end_is_unknown() -> None:
     """No mark, no number."""
     assert span(the_incident(), Mark.FAULT, Mark.ISOLATED) is None
+
+
+def test_the_quick_cut_of_phases_is_the_timelines() -> None:
+    """Seconds by phase without the rest of a timeline are the same seconds."""
+    incident = the_incident()
+    assert seconds_by_phase(incident) == pytest.approx(
+        {phase.name: phase.seconds for phase in timeline(incident).phases}
+    )

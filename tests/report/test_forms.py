@@ -92,7 +92,21 @@ def test_html_brings_plotly_along() -> None:
 def test_json_form_is_stable() -> None:
     """Top-level fields and an incident's fields are exactly the documented ones."""
     form = json.loads(render_json(report()))
-    assert sorted(form) == ["cluster", "incidents", "jobs", "made_at", "notes", "title", "totals", "version"]
+    assert sorted(form) == [
+        "cluster",
+        "fleet",
+        "incidents",
+        "intervals",
+        "jobs",
+        "made_at",
+        "notes",
+        "objectives",
+        "proposals",
+        "throughput",
+        "title",
+        "totals",
+        "version",
+    ]
     incident = form["incidents"][0]
     assert (incident["cause"], incident["lost_steps"], incident["suspects"]["ranks"]) == ("exit.signal.11", 11, [2])
     assert [p["name"] for p in incident["phases"]] == ["detect", "first step", "prove"]

@@ -44,6 +44,26 @@ telemetry.step_begin(200)
     assert abs((view.opened_wall - view.start_wall) - (view.opened_mono - view.start_mono)) < 0.1
 
 
+def test_what_saves_cost_the_training_is_added_up(start):
+    """Two saves of at least 20 ms each, one of them left by the next step: two, and their seconds."""
+    code = """
+import time
+import holdfast.telemetry as telemetry
+telemetry.step_begin(1)
+telemetry.step_end(1)
+with telemetry.phase("checkpoint"):
+    time.sleep(0.02)
+telemetry.set_phase("checkpoint")
+time.sleep(0.02)
+telemetry.step_begin(2)
+"""
+    run(start, code, 0)
+    view = read_slot(start.folder / "rank-00000.slot")
+    assert view.saves == 2
+    assert 0.04 <= view.saves_s < 5.0
+    assert view.phase == "train"
+
+
 def test_things_not_yet_told_are_none(start):
     """A rank that only opened its slot has a phase and nothing else; a NaN loss is told as NaN."""
     run(start, "from holdfast import telemetry; assert telemetry.enabled()")

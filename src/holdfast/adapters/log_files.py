@@ -56,7 +56,7 @@ def find_logs(paths: Sequence[str | Path]) -> list[str]:
 
 
 def _may_be_log(file: Path) -> bool:
-    if not file.is_file() or file.suffix.lower() in _BINARY_SUFFIXES or file.name.startswith("."):
+    if not file.is_file() or file.suffix.lower() in _BINARY_SUFFIXES or file.name.startswith((".", "novelty-")):
         return False
     try:
         with file.open("rb") as stream:

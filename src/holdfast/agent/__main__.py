@@ -17,8 +17,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--node-dir", type=Path, required=True)
     parser.add_argument("--controller-file", type=Path, required=True)
     parser.add_argument("--beat-s", type=float, default=10.0)
+    parser.add_argument("--emulated-devices", action="store_true", help="give the node emulated GPUs")
+    parser.add_argument("--poll-s", type=float)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--metrics")
     args = parser.parse_args(argv)
-    options = AgentOptions(node_dir=args.node_dir, controller_file=args.controller_file, beat_s=args.beat_s)
+    options = AgentOptions(
+        node_dir=args.node_dir,
+        controller_file=args.controller_file,
+        beat_s=args.beat_s,
+        emulated_devices=args.emulated_devices,
+        poll_s=args.poll_s,
+        config=args.config,
+        metrics=args.metrics,
+    )
     try:
         run_agent(options)
     except HoldfastError as error:

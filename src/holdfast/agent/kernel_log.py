@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.adapters.kernel_device import KernelDevice, Record
+from holdfast.adapters.kernel_journal import JOURNAL, KernelJournal
 from holdfast.adapters.tail import Position, Tailer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.detect.catalogue import StreamKind
@@ -49,13 +50,14 @@ class KernelLog:
     """Follows one kernel log. Not for use from two threads.
 
     Args:
-        path: a file that grows, or the device.
+        path: a file that grows, the device, or `kernel_journal.JOURNAL`.
         identity: the node.
         gpus: which GPU sits at which PCI address.
         matcher: the compiled catalogue.
         clock: for the time of findings.
         on_finding: called with each finding, in order.
         bookmark: file to remember the position in; None: begin at the log's start each time.
+        on_reset: called when the log tells of an emulated GPU reset.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class KernelLog:
         clock: Clock,
         on_finding: Callable[[Finding], None],
         bookmark: Path | None = None,
+        on_reset: Callable[[], None] | None = None,
     ) -> None:
         self.path = path
         self._identity = identity
@@ -76,10 +79,11 @@ class KernelLog:
         self._clock = clock
         self._on_finding = on_finding
         self._bookmark = bookmark
+        self._on_gpu_reset = on_reset or (lambda: None)
         self._rates = RuleRates()
         self._mark = _Bookmark(identity.boot_id)
         self._stream = self._new_stream()
-        self._source: Tailer | KernelDevice | None = None
+        self._source: Tailer | KernelDevice | KernelJournal | None = None
         self._not_before = 0.0
         self._later: Callable[[], None] | None = None
         self._written_at = 0.0
@@ -99,7 +103,11 @@ class KernelLog:
         """
         found = self._read_bookmark()
         self._mark = found or self._mark
-        if self.path.is_char_device():
+        if self.path == JOURNAL:
+            journal = KernelJournal(self._on_data)
+            journal.start()
+            self._source = journal
+        elif self.path.is_char_device():
             self._not_before = 0.0 if found is not None else self._clock.now() - FIRST_LOOK_S
             device = KernelDevice(self.on_record, self._clock, self.path, after=self._mark.sequence)
             self._source = device
@@ -137,6 +145,7 @@ class KernelLog:
     def _feed(self, data: bytes, at: float, *, place: int | None = None) -> None:
         if RESET_MARK in data:
             self.reset_at = at
+            self._on_gpu_reset()
         for match in self._stream.feed(data, at):
             if match.rule.role in IGNORED:
                 continue

@@ -26,6 +26,7 @@ _ADDRESS = re.compile(r"^(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P
 class _EmbeddedGpu(Struct):
     index: int
     pci: str
+    uuid: str = ""
 
 
 class _EmbeddedFacts(Struct):
@@ -76,19 +77,28 @@ class GpuTable:
         return place if index is None else msgspec.structs.replace(place, gpu=index)
 
 
+def embedded_gpus(node_dir: Path) -> list[tuple[str, str]]:
+    """PCI address and UUID of each GPU of an embedded node. Raises ConfigError when `node.json` cannot be read."""
+    return [(gpu.pci, gpu.uuid) for gpu in _embedded(node_dir).gpus]
+
+
 def read_embedded(node_dir: Path) -> tuple[NodeIdentity, GpuTable]:
     """The facts of an embedded node. Raises ConfigError when `node.json` cannot be read."""
-    path = node_dir / "node.json"
-    try:
-        facts = msgspec.json.decode(path.read_bytes(), type=_EmbeddedFacts)
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from error
-    except msgspec.MsgspecError as error:
-        raise ConfigError(str(error), file=str(path)) from error
+    facts = _embedded(node_dir)
     identity = NodeIdentity(
         name=facts.name, boot_id=facts.boot_id, instance_id=facts.instance_id, drill_ok=facts.drill_ok
     )
     return identity, GpuTable({gpu.pci: gpu.index for gpu in facts.gpus})
+
+
+def _embedded(node_dir: Path) -> _EmbeddedFacts:
+    path = node_dir / "node.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_EmbeddedFacts)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(str(error), file=str(path)) from error
 
 
 def read_machine(name: str = "", *, drill_ok: bool = False) -> tuple[NodeIdentity, GpuTable]:

@@ -10,16 +10,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
 from msgspec import Struct
 
+from holdfast.adapters.kernel_journal import JOURNAL
+from holdfast.adapters.probes.check import Problem
+from holdfast.adapters.probes.config import LogFile, NodeConfig
+from holdfast.adapters.probes.rounds import Looker
 from holdfast.agent.controller_link import ControllerLink
 from holdfast.agent.disk_space import LOOK_S, DiskSpace
+from holdfast.agent.health import HealthWatch
+from holdfast.agent.job_logs import LogWatch
 from holdfast.agent.kernel_log import KernelLog
+from holdfast.agent.metrics import MetricsServer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
+from holdfast.agent.slurm_output import SlurmOutput
 from holdfast.agent.validation import (
     FRESH_S,
     Check,
@@ -32,15 +40,27 @@ from holdfast.agent.validation import (
 from holdfast.client import Reporter, Spool
 from holdfast.detect.matcher import Matcher
 from holdfast.errors import LinkError, UserError, WireError
-from holdfast.model.events import AgentAttached, FindingSeen, NodeValidated, OrderDone, OrderFailed
+from holdfast.model.events import (
+    AgentAttached,
+    AnyEvent,
+    FindingCleared,
+    FindingSeen,
+    NodeValidated,
+    OrderDone,
+    OrderFailed,
+)
 from holdfast.model.evidence import Finding, Role
 from holdfast.model.orders import AnyOrder, ValidateNode
-from holdfast.model.wire import Beat, kind_of
+from holdfast.model.wire import Beat, SamplePoint, kind_of
 from holdfast.ports import Clock, Probe
 
 RETRY_MAX_S = 1.0
 FIRST_FLUSH_S = 1.0
 REQUESTS_REMEMBERED = 1000
+ROOTS_MAX = 100
+KERNEL_LOG_AGAIN_S = 60.0
+"""Between two tries to open a kernel log that cannot be read."""
+SAMPLE_EVERY_S = 60.0
 
 _log = structlog.get_logger("holdfast.agent")
 
@@ -54,6 +74,11 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     node_dir: Path | None = None
     """The embedded node's folder; None on a real node."""
     beat_s: float = 10.0
+    metrics: str = ""
+    """`HOST:PORT` of `/metrics` and `/healthz`; empty: nowhere."""
+    logs: tuple[LogFile, ...] = ()
+    slurm: bool = False
+    """Follow the output of Slurm's jobs on this node that have no launcher."""
 
 
 class NodeAgent:
@@ -68,6 +93,8 @@ class NodeAgent:
         controller: the way to the controller, as far as it is known.
         checks: further checks of a validation, after the built-in ones.
         probes: further probes, beside the one for disk space.
+        looker: the health checks; None: none are run.
+        on_reset: called when the kernel log tells of a GPU reset (emulated devices settle then).
     """
 
     def __init__(
@@ -81,6 +108,8 @@ class NodeAgent:
         controller: ControllerLink,
         checks: Sequence[Check] = (),
         probes: Sequence[Probe] = (),
+        looker: Looker | None = None,
+        on_reset: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
         self.identity = identity
@@ -88,7 +117,7 @@ class NodeAgent:
         self._clock = clock
         self._controller = controller
         self._requests: deque[str] = deque(maxlen=REQUESTS_REMEMBERED)
-        self._roots: deque[Finding] = deque(maxlen=100)
+        self._roots: deque[Finding] = deque(maxlen=ROOTS_MAX)
         settings.state_dir.mkdir(parents=True, exist_ok=True)
         self.reporter = Reporter(
             controller, self.source, Spool(settings.state_dir / "spool.jsonl"), retry_max_s=RETRY_MAX_S
@@ -101,7 +130,27 @@ class NodeAgent:
             clock=clock,
             on_finding=self._seen,
             bookmark=settings.state_dir / "bookmark.json",
+            on_reset=on_reset,
         )
+        self.heard = False
+        """Did the controller take the last beat?"""
+        self.blind = ""
+        """Why the kernel log cannot be read; empty: it is."""
+        self.metrics = MetricsServer(self, settings.metrics) if settings.metrics else None
+        self.metrics_at = ""
+        """Where they are served."""
+        self.health = self._make_health(looker, matcher) if looker is not None else None
+        self.job_logs = LogWatch(settings.logs, identity=identity, matcher=matcher, clock=clock, on_finding=self._seen)
+        self.slurm_output = (
+            SlurmOutput(
+                node=identity.name, source=self.source, matcher=matcher, clock=clock, report=self.reporter.report
+            )
+            if settings.slurm
+            else None
+        )
+        self._dropped_told = 0
+        self._sampled_at = float("-inf")
+        self._validating: set[asyncio.Task[None]] = set()
         scratch = (settings.node_dir or settings.state_dir) / "tmp"
         self._probes: list[Probe] = [
             DiskSpace(scratch, node=identity.name, source=self.source, catalogue=matcher.catalogue, clock=clock),
@@ -110,10 +159,21 @@ class NodeAgent:
         self._checks: list[Check] = [
             same_machine(identity, settings.node_dir),
             scratch_writable(scratch),
-            kernel_log_readable(settings.kernel_log),
+            *([kernel_log_readable(settings.kernel_log)] if settings.kernel_log != JOURNAL else []),
             no_fresh_root(self.fresh_root),
             *checks,
         ]
+
+    def _make_health(self, looker: Looker, matcher: Matcher) -> HealthWatch:
+        return HealthWatch(
+            looker,
+            identity=self.identity,
+            source=self.source,
+            catalogue=matcher.catalogue,
+            clock=self._clock,
+            report=self._report,
+            state_dir=self.settings.state_dir,
+        )
 
     async def run(self) -> None:
         """Watch, send and beat until cancelled."""
@@ -129,23 +189,77 @@ class NodeAgent:
                 drill_ok=self.identity.drill_ok,
             )
         )
-        self.log.start()
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow_kernel_log())
                 tasks.create_task(self.reporter.run())
                 tasks.create_task(self._beat())
+                await self._serve_metrics()
+                if self.slurm_output is not None:
+                    tasks.create_task(self.slurm_output.run())
+                if self.settings.logs:
+                    tasks.create_task(self.job_logs.run())
+                if self.health is not None:
+                    tasks.create_task(self.health.run())
                 for probe in self._probes:
                     tasks.create_task(self._look(probe))
         finally:
             self.log.close()
+            if self.metrics is not None:
+                await self.metrics.close()
+            if self.health is not None:
+                await self.health.looker.reach.close()
             await self._controller.close()
+
+    async def _serve_metrics(self) -> None:
+        """An address that is taken costs the figures, not the agent."""
+        if self.metrics is None:
+            return
+        try:
+            self.metrics_at = await self.metrics.start()
+        except OSError as error:
+            _log.error("the figures cannot be served", address=self.settings.metrics, why=str(error))
+
+    def reload(self, config: NodeConfig) -> None:
+        """Take another configuration: checks, limits, profile, logs. Where metrics are served needs a restart."""
+        self.job_logs.logs = config.logs
+        if self.health is not None:
+            self.health.reload(config)
+
+    def unwell(self) -> str:
+        """Why this agent does not do its work; empty: it does. A controller that is away is not its fault."""
+        return f"the kernel log cannot be read: {self.blind}" if self.blind else ""
+
+    async def _follow_kernel_log(self) -> None:
+        """Open it, and again when that fails: an agent without the right to read it does what else it can."""
+        while True:
+            try:
+                self.log.start()
+            except LinkError as error:
+                if not self.blind:
+                    _log.warning("the kernel log cannot be read", why=str(error))
+                self.blind = str(error)
+            else:
+                self.blind = ""
+            if self.health is not None:
+                self.health.looker.kernel_log = not self.blind
+                self.health.report_blind("kernel log", self.blind)
+            if not self.blind:
+                return
+            await self._clock.sleep(KERNEL_LOG_AGAIN_S)
 
     # --- what is seen ---
 
     def _seen(self, finding: Finding) -> None:
-        if finding.role is Role.ROOT:
-            self._roots.append(finding)
-        self.reporter.report(FindingSeen(id=f"seen:{finding.id}", at=finding.at, source=self.source, finding=finding))
+        self._report(FindingSeen(id=f"seen:{finding.id}", at=finding.at, source=self.source, finding=finding))
+
+    def _report(self, event: AnyEvent) -> None:
+        """Keep an event for delivery; root findings count against a validation until a boot or reset."""
+        if isinstance(event, FindingSeen) and event.finding.role is Role.ROOT and not event.finding.predicts:
+            self._roots.append(event.finding)
+        if isinstance(event, FindingCleared):
+            self._roots = deque((known for known in self._roots if known.rule != event.rule), maxlen=ROOTS_MAX)
+        self.reporter.report(event)
 
     async def _look(self, probe: Probe) -> None:
         while True:
@@ -164,22 +278,43 @@ class NodeAgent:
     async def _beat(self) -> None:
         # What was seen before goes first: a beat of an agent that the controller does not know yet attaches it anew.
         await self.reporter.flush(FIRST_FLUSH_S)
-        heard = True
+        told = True
         while True:
             try:
                 client = await self._controller()
                 answer = await client.beat(self._make_beat())
             except (LinkError, WireError, UserError) as error:  # UserError: the token is refused, until it is mended
-                if heard:
+                if told:
                     _log.warning("the controller does not take this agent's beats", why=str(error))
-                heard = False
+                self.heard = told = False
             else:
-                if not heard:
+                if not told:
                     _log.info("the controller answers again")
-                heard = True
+                self.heard = told = True
+                self._tell_dropped()
                 for order in answer.requests:
                     self._carry_out(order)
             await self._clock.sleep(self.settings.beat_s)
+
+    def _tell_dropped(self) -> None:
+        """What the full spool lost while the controller was away is told once the rest is delivered."""
+        lost = self.reporter.spool.dropped - self._dropped_told
+        if lost <= 0 or self.health is None or not self.reporter.spool.has_room:
+            return
+        self._dropped_told += lost
+        summary = f"{lost} events were dropped: the spool was full while the controller was away"
+        now = self._clock.now()
+        self._seen(self.health.finding(Problem(rule="check.spool_dropped", summary=summary, text=summary), now))
+
+    def _samples(self) -> list[SamplePoint]:
+        """The hottest GPU, once a minute: what pages plot, not what is judged."""
+        now = self._clock.now()
+        gpus = self.health.looker.gpus if self.health is not None else ()
+        degrees = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
+        if not degrees or self._clock.monotonic() - self._sampled_at < SAMPLE_EVERY_S:
+            return []
+        self._sampled_at = self._clock.monotonic()
+        return [SamplePoint("gpu_temp", f"node:{self.identity.name}", now, float(max(degrees)))]
 
     def _make_beat(self) -> Beat:
         return Beat(
@@ -189,6 +324,7 @@ class NodeAgent:
             instance_id=self.identity.instance_id,
             drill_ok=self.identity.drill_ok,
             at=self._clock.now(),
+            samples=self._samples(),
         )
 
     # --- what the controller asks ---
@@ -199,7 +335,9 @@ class NodeAgent:
             return
         self._requests.append(order.id)
         if isinstance(order, ValidateNode) and order.node == self.identity.name:
-            self._validate(order)
+            task = asyncio.create_task(self._validate(order))
+            self._validating.add(task)
+            task.add_done_callback(self._validating.discard)
             return
         why = f"the agent of {self.identity.name} does not carry out {kind_of(order)}"
         self.reporter.report(
@@ -208,8 +346,12 @@ class NodeAgent:
             )
         )
 
-    def _validate(self, order: ValidateNode) -> None:
+    async def _validate(self, order: ValidateNode) -> None:
+        """The quick checks first; the health checks, which may take an hour, only when those pass."""
         passed, detail = run_checks(self._checks, order)
+        if passed and self.health is not None:
+            passed, more = await self.health.validate(order)
+            detail = f"{detail}; {more}" if passed else more
         now = self._clock.now()
         self.reporter.report(
             NodeValidated(

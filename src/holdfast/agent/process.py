@@ -1,26 +1,45 @@
 """An agent as a process: from options to a running `NodeAgent`, ended by SIGTERM or SIGINT.
 
-Called by `python -m holdfast.agent` (which the embedded cluster starts on every node) and by `holdfast agent`.
+Called by `python -m holdfast.agent` (which the embedded cluster starts on every node) and by `holdfast agent`. SIGHUP
+has agent.toml read again: what is wrong in it is logged, and the agent goes on with what it had.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from pathlib import Path
 
+import msgspec
+import structlog
 from msgspec import Struct
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
+from holdfast.adapters.emulated import devices
+from holdfast.adapters.emulated.layout import Devices
+from holdfast.adapters.kernel_journal import JOURNAL, can_read
+from holdfast.adapters.probes.config import NodeConfig, load_config
+from holdfast.adapters.probes.reach import Reach
+from holdfast.adapters.probes.rounds import NEVER, Looker, Memory, uptime_s
 from holdfast.agent.controller_link import AddressSource, ControllerFile, ControllerLink, FixedAddress
-from holdfast.agent.node_facts import read_embedded, read_machine
+from holdfast.agent.health import memory_file
+from holdfast.agent.node_facts import NodeIdentity, embedded_gpus, read_embedded, read_machine
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
-from holdfast.errors import UsageError
+from holdfast.errors import ConfigError, UsageError
+from holdfast.ports import Clock
 
 DEFAULT_STATE = Path("/var/lib/holdfast/agent")
 DEFAULT_KERNEL_LOG = Path("/dev/kmsg")
+KERNEL_LOGS = (DEFAULT_KERNEL_LOG, Path("/var/log/kern.log"), Path("/var/log/messages"), Path("/var/log/syslog"))
+"""Where a kernel log may stand, in order: the first that can be read is followed."""
+DEVICES = "devices"
+EMBEDDED_VALIDATION = ("gpu-*", "nvidia-smi", "dcgm-diag-2")
+"""An embedded node shares its machine with all others: what loads it fully is not run."""
+
+_log = structlog.get_logger("holdfast.agent")
 
 
 class AgentOptions(Struct, frozen=True, kw_only=True):
@@ -37,6 +56,15 @@ class AgentOptions(Struct, frozen=True, kw_only=True):
     rules: tuple[Path, ...] = ()
     beat_s: float = 10.0
     drill_ok: bool = False
+    config: Path | None = None
+    """agent.toml; None: the usual one, if there is one (an embedded node has none)."""
+    checks: bool = True
+    """Run the health checks."""
+    emulated_devices: bool = False
+    """Give an embedded node emulated GPUs."""
+    poll_s: float | None = None
+    """In place of the configuration's."""
+    metrics: str | None = None
 
 
 def build_agent(options: AgentOptions) -> NodeAgent:
@@ -64,20 +92,99 @@ def build_agent(options: AgentOptions) -> NodeAgent:
     else:
         identity, gpus = read_machine(options.node, drill_ok=options.drill_ok)
     embedded = options.node_dir
+    config = read_config(options)
     settings = AgentSettings(
-        kernel_log=options.kernel_log or (embedded / "kmsg" if embedded is not None else DEFAULT_KERNEL_LOG),
+        kernel_log=options.kernel_log or (embedded / "kmsg" if embedded is not None else find_kernel_log()),
         state_dir=options.state_dir or (embedded / "agent" if embedded is not None else DEFAULT_STATE),
         node_dir=embedded,
         beat_s=options.beat_s,
+        metrics=config.metrics,
+        logs=config.logs,
+        slurm=embedded is None or bool(os.environ.get("SLURM_CONF")),
     )
+    clock = SystemClock()
+    folder = embedded / DEVICES if embedded is not None and options.emulated_devices else None
+    if folder is not None and embedded is not None:
+        devices.prepare(folder, embedded_gpus(embedded), machine=identity.instance_id, booted=identity.boot_id)
+    wanted = options.checks and (embedded is None or folder is not None)
     return NodeAgent(
         settings,
         identity=identity,
         gpus=gpus,
         matcher=read_matcher(read_catalogue(options.rules)),
-        clock=SystemClock(),
+        clock=clock,
+        looker=make_looker(config, settings.state_dir, identity, clock, folder=folder) if wanted else None,
+        on_reset=(lambda: _reset_devices(folder)) if folder is not None else None,
         controller=ControllerLink(address, token_file=token_file, ca_file=options.ca_file, node_dir=options.node_dir),
     )
+
+
+def read_config(options: AgentOptions) -> NodeConfig:
+    """agent.toml with what the command line says on top.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    embedded = options.node_dir is not None
+    config = NodeConfig() if embedded and options.config is None else load_config(options.config)
+    if embedded and options.config is None:
+        config = msgspec.structs.replace(config, validate=EMBEDDED_VALIDATION)
+    if options.poll_s is not None:
+        config = msgspec.structs.replace(config, poll_s=options.poll_s)
+    if options.metrics is not None:
+        config = msgspec.structs.replace(config, metrics=options.metrics)
+    return config
+
+
+def make_looker(
+    config: NodeConfig, state_dir: Path, identity: NodeIdentity, clock: Clock, *, folder: Path | None = None
+) -> Looker:
+    """What looks at this node.
+
+    Args:
+        config: agent.toml.
+        state_dir: where an agent remembers.
+        identity: the node.
+        clock: the time.
+        folder: emulated devices of an embedded node.
+    """
+    env = dict(os.environ)
+    if folder is not None:
+        env = devices.environment(folder, env)
+    reach = Reach(
+        env,
+        profile=config.profile,
+        exporter=config.dcgm_exporter,
+        emulated=folder is not None,
+        dcgm_policy=config.dcgm_policy,
+        fabric_provider=config.fabric_provider,
+    )
+    memory = Memory.load(memory_file(state_dir), machine=identity.instance_id, boot=identity.boot_id)
+    born = NEVER if folder is not None else clock.monotonic() - uptime_s()
+    return Looker(reach, config, clock=clock, memory=memory, born=born, kernel_log=True)
+
+
+def find_kernel_log() -> Path:
+    """The first kernel log that this process may read, systemd's journal last; the device when it may read none."""
+    found = next((path for path in KERNEL_LOGS if _readable(path)), None)
+    if found is not None:
+        return found
+    return JOURNAL if can_read() else DEFAULT_KERNEL_LOG
+
+
+def _readable(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _reset_devices(folder: Path | None) -> None:
+    """What a reset of the node's GPUs does to the emulated ones."""
+    if folder is not None:
+        with contextlib.suppress(OSError, ValueError), Devices(folder / "state") as found:
+            found.reset()
 
 
 def run_agent(options: AgentOptions) -> None:
@@ -91,5 +198,16 @@ async def _run(options: AgentOptions) -> None:
     work = asyncio.create_task(agent.run())
     for sig in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sig, work.cancel)
+    loop.add_signal_handler(signal.SIGHUP, lambda: _reload(agent, options))
     with contextlib.suppress(asyncio.CancelledError):
         await work
+
+
+def _reload(agent: NodeAgent, options: AgentOptions) -> None:
+    try:
+        config = read_config(options)
+    except ConfigError as error:
+        _log.error("the new configuration is not taken", why=str(error))
+        return
+    agent.reload(config)
+    _log.info("the configuration was read again")

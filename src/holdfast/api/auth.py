@@ -1,44 +1,56 @@
 """Who may do what: bearer tokens with a role, hashed at rest, compared in constant time.
 
-A token book is a text file, one token a line: `role name sha256-of-token [only=SOURCE]`; `#` begins a comment. Tokens
-are 256 random bits, so a plain SHA-256 of one cannot be reversed by guessing and costs each request microseconds, where
-a slow password hash would cost every beat of every node. Called by the routes and by `holdfast controller`.
+A token book is a text file, one token a line: `role name sha256-of-token [only=SOURCE] [until=T] [at=T] [by=WHO]`; `#`
+begins a comment. Tokens are 256 random bits, so a plain SHA-256 of one cannot be reversed by guessing and costs each
+request microseconds, where a slow password hash would cost every beat of every node. A book that has changed on disk
+is read anew within a second, so a token that is revoked is revoked at once. Called by the routes, by the cockpit's
+sessions, by `holdfast controller` and `holdfast token`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import os
 import secrets
 import stat
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import structlog
 from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException, PermissionDeniedException
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 from msgspec import Struct
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 
+_log = structlog.get_logger("holdfast.api")
+
+LOOK_AGAIN_S = 1.0
+"""A book's file is looked at again no more often than this."""
+NAME_MAX = 64
 PREFIX = "hft_"
 """Begins every token, so that scanners for leaked secrets can know one."""
 
 
 class Role(StrEnum):
-    """Viewers read; agents (and launchers) report; operators do both and command."""
+    """Viewers read; owners also command their own jobs; agents (and launchers) report; operators do all."""
 
     VIEWER = "viewer"
+    OWNER = "owner"
     AGENT = "agent"
     OPERATOR = "operator"
 
 
 _MAY = {
     Role.VIEWER: frozenset({Role.VIEWER}),
+    Role.OWNER: frozenset({Role.VIEWER, Role.OWNER}),
     Role.AGENT: frozenset({Role.AGENT}),
     Role.OPERATOR: frozenset(Role),
 }
@@ -51,6 +63,10 @@ class Identity(Struct, frozen=True):
     role: Role
     only: str = ""
     """When set: the one source (`agent:node07`) that this token may report as."""
+    id: str = ""
+    """First twelve digits of the token's hash: names the token without giving it away."""
+    until: float = 0.0
+    """Unix seconds after which the token is no longer accepted; 0.0: never."""
 
     def may(self, role: Role) -> bool:
         """Is what `role` may do allowed to this identity?"""
@@ -61,61 +77,160 @@ LOCAL = Identity("local", Role.OPERATOR)
 """Everyone, on a server without tokens, which listens on loopback only."""
 
 
+class Reviewer(Protocol):
+    """Knows tokens that no book holds: those of ServiceAccounts."""
+
+    async def node_of(self, token: str) -> str:
+        """The node whose agent holds this token; empty: nobody's. Raises LinkError when it cannot be told now."""
+
+
+class Sessions(Protocol):
+    """People who have logged in with a browser: the cockpit's. Asked when a request carries no bearer token."""
+
+    def identity(self, connection: ASGIConnection[Any, Any, Any, Any]) -> Identity | None:
+        """Whose session this request belongs to; None: none that holds."""
+
+    def allows_write(self, connection: ASGIConnection[Any, Any, Any, Any]) -> bool:
+        """Does the request prove that it comes from our own page, and not from another site's?"""
+
+
+class BookLine(Struct, frozen=True):
+    """One token of a book, as `holdfast token list` shows it."""
+
+    digest: str
+    identity: Identity
+    at: float = 0.0
+    """When it was made, 0.0: not known."""
+    by: str = ""
+
+
 class TokenBook:
     """Tokens that are accepted. An empty book accepts everyone as `LOCAL`; `server.py` says where that is allowed."""
 
-    def __init__(self, entries: Sequence[tuple[str, Identity]] = ()) -> None:
-        self._entries = [(bytes.fromhex(digest), identity) for digest, identity in entries]
+    def __init__(
+        self, lines: Sequence[BookLine] = (), *, file: Path | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        self._file = file
+        self._now = now
+        self._looked_at = now()
+        self._stamp = _stamp(file)
+        self._take(lines)
+        self._empty = not lines
+        """Fixed for good: a book that loses its last line refuses everyone."""
+
+    def _take(self, lines: Sequence[BookLine]) -> None:
+        self.lines = tuple(lines)
+        self._entries = [(bytes.fromhex(line.digest), line.identity) for line in lines]
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @classmethod
-    def load(cls, path: Path) -> TokenBook:
-        """Read a token book.
+    def load(cls, path: Path, *, now: Callable[[], float] = time.time) -> TokenBook:
+        """Read a token book, which goes on to follow its file.
 
         Raises:
             ConfigError: it cannot be read, others may write it, or a line is not understood; names file and line.
         """
-        try:
-            text = path.read_text(encoding="utf-8")
-            mode = path.stat().st_mode
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the token book cannot be read: {error}", file=str(path)) from error
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigError("others may write this token book: chmod 600 it", file=str(path))
-        entries = [
-            _entry(line.split(), str(path), number)
-            for number, line in enumerate(text.splitlines(), 1)
-            if line.strip() and not line.lstrip().startswith("#")
-        ]
-        if not entries:
+        lines = read_book(path)
+        if not lines:
             raise ConfigError("the token book holds no token", file=str(path))
-        return cls(entries)
+        return cls(lines, file=path, now=now)
 
     def identify(self, authorization: str) -> Identity | None:
         """Whose token this `Authorization` header carries; None when it is not accepted."""
-        if not self._entries:
+        if self._empty:
             return LOCAL
         scheme, _, token = authorization.partition(" ")
+        found = self.holder(token)
+        return found if scheme.lower() == "bearer" else None
+
+    def holder(self, token: str) -> Identity | None:
+        """Whose token this is; None when it is not accepted, or no longer."""
+        self._follow()
         digest = hashlib.sha256(token.strip().encode("utf-8", "replace")).digest()
         found = None
         for known, identity in self._entries:
             # Every entry is compared, so that the time tells nothing about which one was near.
             if hmac.compare_digest(known, digest):
                 found = identity
-        return found if scheme.lower() == "bearer" else None
+        return self._valid(found)
+
+    def known(self, identity_id: str) -> Identity | None:
+        """The identity of this id while its token is accepted: what a session asks at each of its requests."""
+        if self._empty:
+            return LOCAL if identity_id == LOCAL.id else None
+        self._follow()
+        return self._valid(next((one for _, one in self._entries if one.id == identity_id), None))
+
+    def _valid(self, identity: Identity | None) -> Identity | None:
+        return identity if identity is not None and not 0.0 < identity.until <= self._now() else None
+
+    def _follow(self) -> None:
+        """Read the file again if it has changed. While it cannot be read, what was read last goes on to hold."""
+        now = self._now()
+        if self._file is None or abs(now - self._looked_at) < LOOK_AGAIN_S:
+            return
+        self._looked_at = now
+        stamp = _stamp(self._file)
+        if stamp == self._stamp:
+            return
+        try:
+            lines = read_book(self._file)
+        except HoldfastError as error:
+            _log.error("the token book cannot be read; what was read before holds", why=str(error))
+            return
+        self._stamp = stamp
+        self._take(lines)
+        _log.info("the token book was read anew", file=str(self._file), tokens=len(lines))
 
 
-def _entry(words: list[str], file: str, line: int) -> tuple[str, Identity]:
-    if len(words) not in {3, 4} or (len(words) == 4 and not words[3].startswith("only=")):
-        raise ConfigError("write: role name sha256 [only=SOURCE]", file=file, line=line)
+def _stamp(file: Path | None) -> tuple[int, int, int]:
+    if file is None:
+        return (0, 0, 0)
+    try:
+        found = file.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def read_book(path: Path) -> list[BookLine]:
+    """The lines of a token book.
+
+    Raises:
+        ConfigError: it cannot be read, others may write it, or a line is not understood; names file and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token book cannot be read: {error}", file=str(path)) from error
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError("others may write this token book: chmod 600 it", file=str(path))
+    return [
+        _entry(line.split(), str(path), number)
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+
+
+def _entry(words: list[str], file: str, line: int) -> BookLine:
+    options = dict(word.partition("=")[::2] for word in words[3:])
+    if len(words) < 3 or len(options) != len(words) - 3 or not set(options) <= {"only", "until", "at", "by"}:
+        raise ConfigError("write: role name sha256 [only=SOURCE] [until=UNIX_SECONDS]", file=file, line=line)
     role, name, digest = words[:3]
     if role not in set(Role):
-        raise ConfigError(f"role {role!r} is not known: use viewer, agent or operator", file=file, line=line)
+        raise ConfigError(f"role {role!r} is not known: use viewer, owner, agent or operator", file=file, line=line)
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise ConfigError("the third word must be the token's SHA-256 in 64 hexadecimal digits", file=file, line=line)
-    return digest, Identity(name, Role(role), words[3].removeprefix("only=") if len(words) == 4 else "")
+    try:
+        until, at = float(options.get("until", 0)), float(options.get("at", 0))
+    except ValueError:
+        raise ConfigError("until= and at= are Unix seconds", file=file, line=line) from None
+    return BookLine(
+        digest, Identity(name, Role(role), options.get("only", ""), digest[:12], until), at, options.get("by", "")
+    )
 
 
 def new_token() -> str:
@@ -123,10 +238,13 @@ def new_token() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-def book_line(token: str, role: Role, name: str, *, only: str = "") -> str:
+def book_line(
+    token: str, role: Role, name: str, *, only: str = "", until: float = 0.0, at: float = 0.0, by: str = ""
+) -> str:
     """The line by which a book accepts this token."""
     digest = hashlib.sha256(token.encode()).hexdigest()
-    return f"{role} {name} {digest}" + (f" only={only}" if only else "") + "\n"
+    options = {"only": only, "until": f"{until:.0f}" if until else "", "at": f"{at:.0f}" if at else "", "by": by}
+    return " ".join([role, name, digest, *(f"{key}={value}" for key, value in options.items() if value)]) + "\n"
 
 
 def ensure_tokens(folder: Path) -> Path:
@@ -147,6 +265,23 @@ def ensure_tokens(folder: Path) -> Path:
     return book
 
 
+def change_book(book: Path, change: Callable[[list[str]], list[str]]) -> None:
+    """Replace the book's lines, comments included, by what `change` makes of them; whole or not at all.
+
+    Two changes at once cannot lose each other's lines: each holds the lock of `BOOK.lock` meanwhile.
+
+    Raises:
+        ConfigError: it cannot be read or written.
+    """
+    try:
+        with book.with_name(f"{book.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lines = book.read_text(encoding="utf-8").splitlines() if book.exists() else []
+            _write_private(book, "".join(f"{line}\n" for line in change(lines)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token book cannot be changed: {error}", file=str(book)) from error
+
+
 def _write_private(path: Path, text: str) -> None:
     staged = path.with_name(f".{path.name}.new")
     staged.unlink(missing_ok=True)
@@ -162,12 +297,42 @@ def needs(role: Role) -> Guard:
 
     # A plain function would be run in a thread for each request.
     async def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
-        book: TokenBook = connection.app.state.tokens
-        identity = book.identify(connection.headers.get("authorization", ""))
+        identity = who(connection) or await _reviewed(connection)
         if identity is None:
+            connection.app.state.limits.count_refusal(connection)
             raise NotAuthorizedException("a valid bearer token is needed", headers={"WWW-Authenticate": "Bearer"})
+        connection.app.state.limits.check(connection, identity)
         if not identity.may(role):
             raise PermissionDeniedException(f"the token of {identity.name!r} is a {identity.role}'s; this needs {role}")
         connection.state.identity = identity
 
     return guard
+
+
+async def _reviewed(connection: ASGIConnection[Any, Any, Any, Any]) -> Identity | None:
+    """The agent whose ServiceAccount token this is; it may report only as its own node."""
+    reviewer: Reviewer | None = connection.app.state.reviewer
+    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+    if reviewer is None or scheme.lower() != "bearer":
+        return None
+    node = await reviewer.node_of(token.strip())
+    return Identity(f"agent of {node}", Role.AGENT, only=f"agent:{node}", id=f"node:{node}") if node else None
+
+
+def who(connection: ASGIConnection[Any, Any, Any, Any]) -> Identity | None:
+    """Who asks: by bearer token, else by the cockpit's session; None: nobody that is known.
+
+    Raises:
+        PermissionDeniedException: a session's request that would change something, without proof of our own page.
+    """
+    book: TokenBook = connection.app.state.tokens
+    sessions: Sessions | None = connection.app.state.sessions
+    header = connection.headers.get("authorization", "")
+    if header or sessions is None:
+        return book.identify(header)
+    identity = sessions.identity(connection)
+    if identity is None:
+        return book.identify("")
+    if connection.scope.get("method") not in {"GET", "HEAD"} and not sessions.allows_write(connection):
+        raise PermissionDeniedException("this request does not come from a page of this controller")
+    return identity

@@ -17,6 +17,7 @@ from holdfast.errors import (
     LinkError,
     NotFoundError,
     RefusedError,
+    StaleError,
     UserError,
     WireError,
 )
@@ -27,6 +28,7 @@ MEDIA_TYPE = "application/problem+json"
 _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (NotFoundError, 404),
     (RefusedError, 403),
+    (StaleError, 412),
     (UserError, 400),
     (WireError, 400),
     (EngineError, 409),
@@ -50,8 +52,10 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
     return Response(body, status_code=status, media_type=MEDIA_TYPE, headers=headers)
 
 
-def on_http(_request: Request[Any, Any, Any], error: HTTPException) -> Response[Problem]:
+def on_http(_request: Request[Any, Any, Any], error: HTTPException) -> Response[Problem] | Response[None]:
     """What the framework refuses: unknown route, missing token, wrong parameter, body too large."""
+    if error.status_code == 304:
+        return Response(None, status_code=304, headers=dict(error.headers or {}))
     detail = error.detail
     if isinstance(error, ValidationException) and isinstance(error.extra, list):
         said = [f"{one.get('key', '')}: {one.get('message', '')}" for one in error.extra if isinstance(one, dict)]
@@ -63,6 +67,11 @@ def on_ours(_request: Request[Any, Any, Any], error: HoldfastError) -> Response[
     """What Holdfast refuses."""
     status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
     return problem(status, str(error), {"Retry-After": "1"} if status == 503 else None)
+
+
+def on_deep(_request: Request[Any, Any, Any], _error: RecursionError) -> Response[Problem]:
+    """A body whose brackets nest deeper than any form of ours."""
+    return problem(400, "the body nests too deep")
 
 
 def on_bug(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:

@@ -7,18 +7,20 @@ say only what they can know: never an operator's word, never the controller's ow
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import Annotated, Any
 
 import structlog
 from litestar import Request, post
 from litestar.datastructures import State
+from litestar.exceptions import HTTPException
 from litestar.params import JSONBody, QueryParameter
-from litestar.status_codes import HTTP_200_OK
-from msgspec import Raw, Struct, structs
+from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
+from msgspec import Raw, structs
 
 from holdfast.api.auth import Identity, Role, needs
+from holdfast.api.operate import CommandAnswer, CommandRequest, operate
 from holdfast.controller import Controller
+from holdfast.controller.state import ShellState
 from holdfast.errors import LinkError, RefusedError, WireError
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
@@ -50,37 +52,18 @@ FROM_SOURCES = (
 )
 """Events that agents, launchers and drills may send."""
 SOURCES = ("agent:", "launcher:", "drill:")
+BODY_WAIT_S = 30.0
+"""A body that trickles in for longer than this is given up."""
+COMMAND_MAX = 64 * 1024
+"""Bytes of one command."""
 
 _log = structlog.get_logger("holdfast.api")
-
-
-class CommandRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An `OperatorCommand` without id and time; `who` is taken from the token unless it names several people."""
-
-    command: e.Command
-    who: str = ""
-    why: str = ""
-    node: str = ""
-    job: JobKey | None = None
-    order: str = ""
-    group: str = ""
-    value: str = ""
-    remedy: str = ""
-    id: str = ""
-    """Given by a client that may send the command twice; empty: each request is a command of its own."""
-
-
-class CommandAnswer(Struct, frozen=True):
-    """The command is on disk; what came of it is in the events of this id."""
-
-    seq: int
-    id: str
 
 
 @post("/ingest", guards=[needs(Role.AGENT)], status_code=HTTP_200_OK, tags=["report"])
 async def ingest(request: Request[Any, Any, State], state: State) -> IngestAnswer:
     """Take in a batch of events; answers after the commit. Events that can never be taken are named in `refused`."""
-    batch = decode(await request.body(), Batch)
+    batch = decode(await _body(request), Batch)
     check_version(batch.version)
     _check_source(request.state.identity, batch.source)
     if len(batch.events) > EVENTS_MAX:
@@ -93,7 +76,7 @@ async def ingest(request: Request[Any, Any, State], state: State) -> IngestAnswe
     refused: list[str] = []
     for raw in batch.events:
         try:
-            event = _event(raw, batch.source)
+            event = _known(_event(raw, batch.source), controller.shell())
         except (WireError, RefusedError) as error:
             # One event that will never be taken must not keep its neighbours from being stored.
             refused.append(str(error))
@@ -114,11 +97,37 @@ async def ingest(request: Request[Any, Any, State], state: State) -> IngestAnswe
     return IngestAnswer(seq=controller.seq, stored=stored, refused=refused[:REFUSED_SHOWN])
 
 
+async def _body(request: Request[Any, Any, State]) -> bytes:
+    """The whole body.
+
+    Raises:
+        HTTPException: it did not come in time.
+    """
+    try:
+        async with asyncio.timeout(BODY_WAIT_S):
+            return await request.body()
+    except TimeoutError as error:
+        raise HTTPException(
+            detail=f"the body did not come within {BODY_WAIT_S:g} s", status_code=HTTP_408_REQUEST_TIMEOUT
+        ) from error
+
+
 def _event(raw: Raw, source: str) -> e.AnyEvent:
     event = decode_event(raw)
     if not isinstance(event, FROM_SOURCES):
         raise RefusedError(f"{source} may not send {kind_of(event)}")
     return structs.replace(event, source=source, seq=0, received_at=0.0)
+
+
+def _known(event: e.AnyEvent, shell: ShellState) -> e.AnyEvent:
+    """The event about the job as the scheduler's adapter knows it, see `ShellState.known_as`."""
+    if isinstance(event, e.FindingSeen):
+        job = event.finding.job
+        key = shell.known_as(job) if job is not None else None
+        return event if key == job else structs.replace(event, finding=structs.replace(event.finding, job=key))
+    job = getattr(event, "job", None)
+    key = shell.known_as(job) if isinstance(job, JobKey) else None
+    return event if key is None or key == job else structs.replace(event, job=key)
 
 
 @post("/beat", guards=[needs(Role.AGENT)], status_code=HTTP_200_OK, tags=["report"])
@@ -128,7 +137,7 @@ async def beat(
     wait: Annotated[float, QueryParameter(ge=0.0, le=BEAT_WAIT_S_MAX)] = 0.0,
 ) -> BeatAnswer:
     """Alive, with samples; answers with the orders for this source, as soon as there are some or `wait` is over."""
-    said = decode(await request.body(), Beat)
+    said = decode(await _body(request), Beat)
     check_version(said.version)
     _check_source(request.state.identity, said.source)
     if request.state.identity.only.startswith("agent:") and said.source != f"agent:{said.node}":
@@ -139,30 +148,19 @@ async def beat(
     return await controller.beat(said, wait_s=wait)
 
 
-@post("/commands", guards=[needs(Role.OPERATOR)], status_code=HTTP_200_OK, tags=["operate"])
+@post(
+    "/commands",
+    guards=[needs(Role.OWNER)],
+    status_code=HTTP_200_OK,
+    tags=["operate"],
+    request_max_body_size=COMMAND_MAX,
+)
 async def command(request: Request[Any, Any, State], state: State, data: JSONBody[CommandRequest]) -> CommandAnswer:
-    """An operator's word; journalled with who and why before anything comes of it."""
-    _check_command(data)
-    identity: Identity = request.state.identity
-    who = data.who or identity.name
-    if identity.name not in {"local", who}:
-        who = f"{who} (token of {identity.name})"
-    controller: Controller = state.controller
-    event = e.OperatorCommand(
-        id=f"command:{data.id or uuid.uuid4().hex}",
-        at=controller.clock.now(),
-        source=f"operator:{who}",
-        command=data.command,
-        who=who,
-        why=data.why,
-        node=data.node,
-        job=data.job,
-        order=data.order,
-        group=data.group,
-        value=data.value,
-        remedy=data.remedy,
-    )
-    return CommandAnswer(await controller.submit(event), event.id)
+    """An operator's word, or an owner's about their own job; journalled with who and why before anything comes of it.
+
+    With `If-Match` (the entity tag of the target's record) it is done only if the target is still as it was seen.
+    """
+    return await operate(state.controller, request.state.identity, data, if_match=request.headers.get("if-match", ""))
 
 
 def _check_source(identity: Identity, source: str) -> None:
@@ -170,18 +168,6 @@ def _check_source(identity: Identity, source: str) -> None:
         raise WireError(f"source {source[:TEXT_MAX]!r} must begin with agent:, launcher: or drill:")
     if identity.only and identity.only != source:
         raise RefusedError(f"the token of {identity.name!r} may report only as {identity.only}")
-
-
-def _check_command(data: CommandRequest) -> None:
-    targets = [name for name in ("node", "job", "order", "group") if getattr(data, name)]
-    if len(targets) > 1:
-        raise WireError(f"a command has one target, not {' and '.join(targets)}")
-    if not targets and data.command is not e.Command.SET_MODE:
-        raise WireError(f"{data.command} needs a target: node, job, order or group")
-    for name in ("who", "why", "node", "order", "group", "value", "remedy", "id"):
-        limit = 2000 if name == "why" else TEXT_MAX
-        if len(getattr(data, name)) > limit:
-            raise WireError(f"{name} is longer than {limit} characters")
 
 
 HANDLERS = [ingest, beat, command]

@@ -10,20 +10,32 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from granian.constants import Interfaces
+from granian.http import HTTP1Settings
 from granian.server.embed import Server
+from litestar import Litestar
+from litestar.types import ControllerRouterHandler
+from prometheus_client.registry import Collector
 
 from holdfast.api.app import make_app
-from holdfast.api.auth import TokenBook
+from holdfast.api.auth import Reviewer, Sessions, TokenBook
+from holdfast.api.limits import Limits
+from holdfast.api.metrics import Tally
 from holdfast.controller import Controller
+from holdfast.controller.fleet import Fleet
 from holdfast.errors import LinkError, RefusedError, UsageError
 
 START_S = 10.0
 POLL_S = 0.005
 BACKLOG = 1024
+CONNECTIONS_MAX = 32_768
+"""Kept connections: one per agent and launcher. The server's own default, its backlog, would keep all others out."""
+HEADER_WAIT_MS = 10_000
+"""A request whose head trickles in for longer than this is cut off."""
 
 
 class ApiServer:
@@ -34,6 +46,11 @@ class ApiServer:
         host: address to listen on.
         port: 0 takes a free one.
         tokens: who is let in; None or an empty book lets in everyone, on loopback only.
+        pages: route handlers beside the API's own: the cockpit's.
+        sessions: people whom these pages have logged in.
+        limits: how much one client may ask for.
+        collectors: more figures for `/metrics`.
+        reviewer: lets in agents by their ServiceAccount tokens.
 
     Raises:
         RefusedError: an address beyond loopback without tokens.
@@ -41,17 +58,50 @@ class ApiServer:
     """
 
     def __init__(
-        self, controller: Controller, *, host: str = "127.0.0.1", port: int = 0, tokens: TokenBook | None = None
+        self,
+        controller: Controller,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tokens: TokenBook | None = None,
+        pages: Sequence[ControllerRouterHandler] = (),
+        sessions: Sessions | None = None,
+        limits: Limits | None = None,
+        collectors: Sequence[Collector] = (),
+        reviewer: Reviewer | None = None,
     ) -> None:
         if not tokens and not is_loopback(host):
             raise RefusedError(
                 f"refusing to listen on {host} without tokens: give --token-file, or listen on 127.0.0.1"
             )
-        self._app = make_app(controller, tokens)
+        self._controller = controller
+        self._fleet = Fleet()
+        self._tally = Tally()
+        self._app = make_app(
+            controller,
+            tokens,
+            pages,
+            sessions=sessions,
+            limits=limits,
+            fleet=self._fleet,
+            tally=self._tally,
+            collectors=collectors,
+            reviewer=reviewer,
+        )
         self._host, self._port = host, port
         self._held: socket.socket | None = None
         self._server: Server | None = None
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def app(self) -> Litestar:
+        """The application that is served."""
+        return self._app
+
+    @property
+    def fleet(self) -> Fleet:
+        """The cluster at a glance, kept by the controller's commits while this serves."""
+        return self._fleet
 
     @property
     def url(self) -> str:
@@ -62,14 +112,25 @@ class ApiServer:
     async def __aenter__(self) -> Self:
         self._held = _reserve(self._host, self._port)
         self._port = self._held.getsockname()[1]
+        # Registered before it is loaded, so that no commit falls between the two.
+        self._controller.listeners += [self._fleet.take, self._tally.take]
+        try:
+            await self._fleet.load(self._controller.journal)
+        except BaseException:  # whatever it is, port and listeners are given back
+            self._forget()
+            self._held.close()
+            raise
+        self._tally.known(line.id for line in self._fleet.incidents.values() if not line.closed_at)
         self._server = Server(
             self._app,
             address=self._host,
             port=self._port,
             interface=Interfaces.ASGI,
             backlog=BACKLOG,
+            backpressure=CONNECTIONS_MAX,
             websockets=False,
             log_enabled=False,
+            http1_settings=HTTP1Settings(header_read_timeout=HEADER_WAIT_MS),
         )
         self._task = asyncio.create_task(self._server.serve(), name="api")
         async with contextlib.AsyncExitStack() as undo:
@@ -107,6 +168,12 @@ class ApiServer:
                 await self._task
         if self._held is not None:
             self._held.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        for listener in (self._fleet.take, self._tally.take):
+            if listener in self._controller.listeners:
+                self._controller.listeners.remove(listener)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,6 +7,7 @@ so a checkpoint is read once only when it is verified or restored. No waiting, n
 import contextlib
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,10 @@ import xxhash
 
 from holdfast.checkpoint.manifest import FileEntry
 
-__all__ = ["HashingFile", "copy_hashed", "fsync_folder", "hash_file", "is_full"]
+__all__ = ["HashingFile", "copy_hashed", "fsync_folder", "hash_file", "is_full", "rename_bad"]
+
+BAD = "bad-"
+"""Begins the name of a checkpoint that must not be loaded and is kept for a person."""
 
 CHUNK = 4 << 20
 """Bytes hashed per read: large enough to drown call overhead, small enough to stay in the L2/L3 cache."""
@@ -126,6 +130,20 @@ def fsync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def rename_bad(path: Path) -> Path:
+    """Give a checkpoint, a folder or a file, a free name that begins with `BAD`; returns where it lies now.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
+    target = path.with_name(f"{BAD}{path.name}")
+    while target.exists():
+        target = path.with_name(f"{BAD}{path.name}-{secrets.token_hex(2)}")
+    path.rename(target)
+    fsync_folder(target.parent)
+    return target
 
 
 def is_full(error: OSError) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 from holdfast.checkpoint.errors import CheckpointError, SaveError
 from holdfast.checkpoint.fence import Fence, Seal, inadmissible
-from holdfast.checkpoint.files import HashingFile, copy_hashed, fsync_folder, hash_file, is_full
+from holdfast.checkpoint.files import HashingFile, copy_hashed, fsync_folder, hash_file, is_full, rename_bad
 from holdfast.checkpoint.manifest import (
     MANIFEST_NAME,
     FileEntry,
@@ -41,7 +41,7 @@ from holdfast.checkpoint.manifest import (
 __all__ = ["CheckpointInfo", "CheckpointStore", "PendingCheckpoint", "pinned_step", "scan", "verify"]
 
 MANIFEST_BYTES_MAX = 64 << 20
-TMP, BAD, OLD = ".tmp-", "bad-", ".old-"
+TMP, OLD = ".tmp-", ".old-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,15 +267,10 @@ class CheckpointStore:
 
     def quarantine(self, info: CheckpointInfo) -> Path | None:
         """Rename a bad checkpoint to `bad-...`; None when the place cannot be written (then it stays)."""
-        target = info.path.with_name(f"{BAD}{info.name}")
-        while target.exists():
-            target = info.path.with_name(f"{BAD}{info.name}-{secrets.token_hex(2)}")
         try:
-            info.path.rename(target)
-            fsync_folder(target.parent)
+            return rename_bad(info.path)
         except OSError:
             return None
-        return target
 
     def prune(self, keep: int) -> list[str]:
         """Remove all but the `keep` newest good checkpoints from the folder and each mirror.

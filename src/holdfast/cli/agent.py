@@ -27,7 +27,11 @@ def agent(
     ] = None,
     node: Annotated[str, typer.Option(metavar="NAME", help="Name of this node; default: its short host name.")] = "",
     kernel_log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=f"Kernel log to read. Default: {DEFAULT_KERNEL_LOG}.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"Kernel log to read. Default: {DEFAULT_KERNEL_LOG}, else the system's log files, else journald.",
+        ),
     ] = None,
     state_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help=f"Spool and bookmark. Default: {DEFAULT_STATE}.")
@@ -37,11 +41,26 @@ def agent(
     ] = None,
     beat_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two beats.")] = 10.0,
     drill_ok: Annotated[bool, typer.Option("--drill-ok", help="This node may be broken on purpose.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="HOLDFAST_AGENT_CONFIG",
+            help="agent.toml. Default: /etc/holdfast/agent.toml, if any.",
+        ),
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics and /healthz here. Default: agent.toml's.")
+    ] = None,
+    checks: Annotated[bool, typer.Option("--checks/--no-checks", help="Run the health checks.")] = True,
     node_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="An embedded node's folder; its facts are in node.json.")
     ] = None,
 ) -> None:
-    """Run the agent of this node: read its kernel log, beat, carry out checks that the controller asks for."""
+    """Run the agent of this node: read its logs, check its health, beat, validate it when the controller asks.
+
+    SIGHUP has agent.toml read again.
+    """
     run_agent(
         AgentOptions(
             node_dir=node_dir,
@@ -55,5 +74,8 @@ def agent(
             rules=tuple(rules or ()),
             beat_s=beat_s,
             drill_ok=drill_ok,
+            config=config,
+            metrics=metrics,
+            checks=checks,
         )
     )

@@ -1,18 +1,22 @@
-"""`holdfast checkpoints list DIR`, `verify DIR`: what can be restored from a folder, and whether it can be trusted.
+"""`holdfast checkpoints list DIR`, `verify DIR`, `repair DIR`: what can be restored, and may it be trusted?
 
-Reads only; needs no controller and no torch. Exit code 1 when something is damaged.
+Knows what holdfast.checkpoint saves and the layouts of other frameworks; needs no controller and no torch. Exit code 1
+when something is damaged. Only `repair` writes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import Struct
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.text import Text
 
-from holdfast.checkpoint import CheckpointError, CheckpointInfo, Problem, Verdict, scan, verify
+from holdfast.checkpoint import CheckpointError, CheckpointInfo, Problem, Verdict, repair, scan, verify
+from holdfast.checkpoint.layouts import ForeignCheckpoint, recognise, set_aside, verify_foreign
 from holdfast.cli import screen
 from holdfast.cli.config import JsonOption
 from holdfast.errors import EXIT_FAILED, NotFoundError, UserError
@@ -20,7 +24,7 @@ from holdfast.errors import EXIT_FAILED, NotFoundError, UserError
 VERSION = 1
 
 app = typer.Typer(
-    help="List and verify checkpoints that holdfast.checkpoint saved.",
+    help="List, verify and repair checkpoints, whoever saved them.",
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
@@ -31,16 +35,78 @@ FolderArgument = Annotated[
 ]
 
 
-def _found(folder: Path) -> list[CheckpointInfo]:
+class Listed(Struct, frozen=True):
+    """A checkpoint of any layout, as the commands show it."""
+
+    name: str
+    path: Path
+    layout: str
+    step: int | None
+    size: int | None
+    saved_at: float | None
+    problem: str | None
+    verify: Callable[[bool], Verdict]
+    epoch: int | None = None
+    attempt: str | None = None
+    world_size: int | None = None
+    foreign: ForeignCheckpoint | None = None
+
+
+def _found(folder: Path) -> list[Listed]:
     """Checkpoints of a folder, newest first, or the one that it is."""
-    if not folder.is_dir():
+    if not folder.exists():
         raise NotFoundError(f"there is no folder {folder}")
     folder = folder.resolve()
     try:
-        inside = scan(folder)
-        return inside or [info for info in scan(folder.parent) if info.path.name == folder.name]
+        for look in (_own, _foreign):
+            inside = look(folder) if folder.is_dir() else []
+            if inside:
+                return inside
+            one = [found for found in look(folder.parent) if found.path == folder]
+            if one:
+                return one
     except CheckpointError as error:
         raise UserError(str(error)) from error
+    return []
+
+
+def _own(folder: Path) -> list[Listed]:
+    return [_listed(info) for info in scan(folder)]
+
+
+def _foreign(folder: Path) -> list[Listed]:
+    return [_listed_foreign(found) for found in recognise(folder)]
+
+
+def _listed_foreign(found: ForeignCheckpoint) -> Listed:
+    return Listed(
+        name=found.name,
+        path=found.path,
+        layout=found.layout,
+        step=found.step,
+        size=found.size,
+        saved_at=found.saved_at or None,
+        problem=str(found.problem) if found.problem else None,
+        verify=lambda full: verify_foreign(found, full=full),
+        foreign=found,
+    )
+
+
+def _listed(info: CheckpointInfo) -> Listed:
+    manifest = info.manifest
+    return Listed(
+        name=info.name,
+        path=info.path,
+        layout=manifest.layout if manifest else "holdfast",
+        step=info.step,
+        size=manifest.size if manifest else None,
+        saved_at=manifest.saved_at if manifest else None,
+        problem=info.problem,
+        verify=lambda full: verify(info.path, full=full),
+        epoch=info.epoch,
+        attempt=manifest.attempt if manifest else None,
+        world_size=manifest.world_size if manifest else None,
+    )
 
 
 def _bytes(count: int) -> str:
@@ -57,7 +123,11 @@ def _bytes(count: int) -> str:
 
 @app.command("list")
 def list_checkpoints(folder: FolderArgument, *, json: JsonOption = False) -> None:
-    """List checkpoints, newest first, with the quick check: the manifest decodes, every file has its size."""
+    """List checkpoints, newest first, with the quick check: complete, and every file has its size.
+
+    Knows holdfast.checkpoint, Megatron-LM, DeepSpeed, HF Trainer, Lightning, torch's distributed checkpoints and files
+    of torch.save and safetensors.
+    """
     found = _found(folder)
     if json:
         screen.say_json({"version": VERSION, "folder": str(folder), "checkpoints": [_info_form(i) for i in found]})
@@ -66,38 +136,59 @@ def list_checkpoints(folder: FolderArgument, *, json: JsonOption = False) -> Non
         screen.say(f"No checkpoints in {folder}.")
         return
     at = screen.now()
-    made = screen.table("step", "epoch", "attempt", "saved", "ranks", "size", "state", right=("step", "epoch", "size"))
+    own = any(info.foreign is None for info in found)
+    heads = ("step", "epoch", "attempt", "saved", "ranks", "size", "state") if own else _FOREIGN_HEADS
+    made = screen.table(*heads, right=("step", "epoch", "size"))
     for info in found:
-        manifest = info.manifest
-        state = screen.state("good" if info.ok else "damaged")
+        state = screen.state("good" if info.problem is None else "damaged")
         if info.problem:
             state.append(f": {screen.clean(info.problem)}")
-        made.add_row(
-            str(info.step),
-            str(info.epoch),
-            Text(screen.clean(manifest.attempt) if manifest else "-"),
-            f"{screen.age(manifest.saved_at, at)} ago" if manifest else "-",
-            str(manifest.world_size) if manifest else "-",
-            _bytes(manifest.size) if manifest else "-",
-            state,
-        )
+        made.add_row(*(_own_cells(info, at) if own else _foreign_cells(info, at)), state)
     screen.console().print(made)
 
 
-def _info_form(info: CheckpointInfo) -> dict[str, Any]:
-    manifest = info.manifest
+_FOREIGN_HEADS = ("step", "checkpoint", "layout", "saved", "files", "size", "state")
+
+
+def _saved(info: Listed, at: float) -> str:
+    return f"{screen.age(info.saved_at, at)} ago" if info.saved_at else "-"
+
+
+def _own_cells(info: Listed, at: float) -> list[str | Text]:
+    return [
+        str(info.step),
+        str(info.epoch),
+        Text(screen.clean(info.attempt) if info.attempt else "-"),
+        _saved(info, at),
+        str(info.world_size) if info.world_size else "-",
+        _bytes(info.size) if info.size is not None else "-",
+    ]
+
+
+def _foreign_cells(info: Listed, at: float) -> list[str | Text]:
+    return [
+        "-" if info.step is None else str(info.step),
+        Text(screen.clean(info.name)),
+        info.layout,
+        _saved(info, at),
+        str(len(info.foreign.files)) if info.foreign else "-",
+        _bytes(info.size or 0),
+    ]
+
+
+def _info_form(info: Listed) -> dict[str, Any]:
     return {
         "checkpoint": info.name,
         "path": str(info.path),
         "step": info.step,
         "epoch": info.epoch,
-        "ok": info.ok,
+        "ok": info.problem is None,
         "problem": info.problem,
-        "attempt": manifest.attempt if manifest else None,
-        "saved_at": manifest.saved_at if manifest else None,
-        "world_size": manifest.world_size if manifest else None,
-        "layout": manifest.layout if manifest else None,
-        "bytes": manifest.size if manifest else None,
+        "attempt": info.attempt,
+        "saved_at": info.saved_at,
+        "world_size": info.world_size,
+        "layout": info.layout,
+        "bytes": info.size,
     }
 
 
@@ -108,13 +199,18 @@ def verify_checkpoints(
     quick: Annotated[bool, typer.Option("--quick", help="Names and sizes only, no hashes.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Read every file and compare it with the manifest's hashes. Exit code 1 when a checkpoint is damaged."""
+    """Read every file and compare it with the hashes that are kept of it. Exit code 1 when a checkpoint is damaged.
+
+    What holdfast.checkpoint saved has a hash of every file; torch.save keeps a checksum of every record; safetensors
+    and what torch.save wrote before version 1.6 keep none, so that only missing and cut files are found.
+    """
     found = _found(folder)
     if not found:
         raise NotFoundError(f"there are no checkpoints in {folder}")
     verdicts = _verify(found, full=not quick)
+    pairs = list(zip(found, verdicts, strict=True))
     if json:
-        form = {"version": VERSION, "folder": str(folder), "checkpoints": [_verdict_form(v) for v in verdicts]}
+        form = {"version": VERSION, "folder": str(folder), "checkpoints": [_verdict_form(*pair) for pair in pairs]}
         screen.say_json(form)
     else:
         out = screen.console()
@@ -129,22 +225,22 @@ def verify_checkpoints(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _verify(found: list[CheckpointInfo], *, full: bool) -> list[Verdict]:
+def _verify(found: list[Listed], *, full: bool) -> list[Verdict]:
     """Verify one after another, with a bar on standard error when somebody watches."""
     columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True))
     verdicts = []
     with Progress(
         *columns, console=screen.error_console(), transient=True, disable=not screen.stderr_is_terminal()
     ) as bar:
-        task = bar.add_task("", total=sum(info.manifest.size if info.manifest else 0 for info in found))
+        task = bar.add_task("", total=sum(info.size or 0 for info in found))
         for info in found:
             try:
-                verdict = verify(info.path, full=full)
+                verdict = info.verify(full)
             except (CheckpointError, OSError) as error:
                 # Removed or made unreadable since it was listed: that is a verdict, too.
                 verdict = Verdict(info.name, "quick", None, (Problem("unreadable", info.name, str(error)),))
             verdicts.append(verdict)
-            bar.advance(task, info.manifest.size if info.manifest else 0)
+            bar.advance(task, info.size or 0)
     return verdicts
 
 
@@ -154,12 +250,79 @@ def _note(verdict: Verdict) -> Text:
     return Text(f", {verdict.level} check", style="dim")
 
 
-def _verdict_form(verdict: Verdict) -> dict[str, Any]:
+def _verdict_form(info: Listed, verdict: Verdict) -> dict[str, Any]:
     return {
         "checkpoint": verdict.name,
         "ok": verdict.ok,
         "level": verdict.level,
-        "step": verdict.manifest.step if verdict.manifest else None,
+        "step": info.step if info.foreign is not None or verdict.manifest is None else verdict.manifest.step,
+        "layout": info.layout,
         "bytes_read": verdict.bytes_read,
         "problems": [{"kind": p.kind, "path": p.path, "detail": p.detail} for p in verdict.problems],
     }
+
+
+@app.command("repair")
+def repair_checkpoints(
+    folder: FolderArgument,
+    *,
+    mirror: Annotated[
+        list[Path] | None,
+        typer.Option("--mirror", metavar="DIR", help="A copy to fetch damaged ones from (holdfast.checkpoint only)."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Set damaged checkpoints aside as bad-..., so that the job resumes from the newest good one. Nothing is deleted.
+
+    A checkpoint of holdfast.checkpoint is fetched again from a mirror that has it whole. The tracker of Megatron-LM and
+    DeepSpeed is made to name the newest good one. Run it while no job writes there. Exit code 1 when none is good.
+    """
+    found = _found(folder)
+    if not found:
+        raise NotFoundError(f"there are no checkpoints in {folder}")
+    try:
+        done = _repair_foreign(found) if found[0].foreign is not None else _repair_own(folder, mirror or [])
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    resumes = next((info for info in _found(folder) if info.problem is None), None)
+    if json:
+        form = {"version": VERSION, "folder": str(folder), "repaired": done}
+        screen.say_json({**form, "resumes_from": resumes.name if resumes else None})
+    else:
+        for deed in done:
+            screen.say(screen.clean(_deed(deed)))
+        if not done:
+            screen.say("Nothing had to be repaired.")
+        screen.say(f"The job resumes from {resumes.name}." if resumes else "None can be trusted.")
+    if resumes is None:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _deed(deed: dict[str, Any]) -> str:
+    kept = f"kept as {deed['kept_as']}" if deed["kept_as"] else "could not be set aside"
+    fetched = f"; fetched again from {deed['fetched_from']}" if deed["fetched_from"] else ""
+    return f"{deed['problem']}; {kept}{fetched}."
+
+
+def _repair_own(folder: Path, mirrors: list[Path]) -> list[dict[str, Any]]:
+    return [
+        {
+            "checkpoint": done.name,
+            "problem": done.problem,
+            "kept_as": str(done.kept_as) if done.kept_as else None,
+            "fetched_from": str(done.fetched_from) if done.fetched_from else None,
+        }
+        for done in repair(folder, mirrors)
+    ]
+
+
+def _repair_foreign(found: list[Listed]) -> list[dict[str, Any]]:
+    """What was never finished is left alone: its framework does not load it."""
+    checkpoints = [info.foreign for info in found if info.foreign is not None]
+    verdicts = {verdict.name: verdict for verdict in _verify(found, full=True)}
+    bad = [one for one in checkpoints if any(p.kind != "not_published" for p in verdicts[one.name].problems)]
+    aside = set_aside([one for one in checkpoints if verdicts[one.name].ok or one in bad], bad) if bad else None
+    return [
+        {"checkpoint": name, "problem": verdicts[name].sentence, "kept_as": str(path), "fetched_from": None}
+        for name, path in (aside.renamed if aside else ())
+    ]

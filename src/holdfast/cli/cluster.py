@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.text import Text
 
+from holdfast.adapters.emulated import devices
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.adapters.local.daemon import daemon_pid, end_cluster, start_cluster
 from holdfast.cli import screen
@@ -43,11 +44,18 @@ def up(
     drill_ok: Annotated[
         bool, typer.Option("--drill-ok", help="Open to drills: nodes may be broken on purpose.")
     ] = False,
+    emulated: Annotated[
+        bool,
+        typer.Option("--devices", help="Each node's emulated GPUs answer NVML, nvidia-smi and dcgmi (needs gcc)."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Start a cluster in the background and wait until its nodes are up."""
     folder = (cluster_dir or default_folder()).expanduser().resolve()
     options = ["--gpus-per-node", str(gpus_per_node)]
+    if emulated:
+        devices.build()  # a missing compiler is said here, once, and not by every agent
+        options.append("--emulated-devices")
     running = start_cluster(folder, nodes=nodes, spares=spares, drill_ok=drill_ok, follow=False, options=options)
     try:
         asyncio.run(running.until_up())

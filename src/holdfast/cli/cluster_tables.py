@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli import screen
-from holdfast.cli.json_forms import step_known, target
+from holdfast.cli.json_forms import target
+from holdfast.detect.lifting import all_lifted_by
 from holdfast.model.evidence import Finding, Role
 from holdfast.model.orders import CancelTimer, Notify, OrderStatus, StartTimer
 from holdfast.model.records import (
@@ -62,7 +63,7 @@ def jobs_table(jobs: Sequence[JobRecord], at: float) -> Table:
             Text(_short(screen.clean(job.view.name), NAME_MAX)),
             state,
             screen.age(job.since, at),
-            _number(step_known(attempt)),
+            _number(attempt.reached if attempt is not None else None),
             _number(job.durable_step or None),
             Text(_short(nodes)),
         )
@@ -114,7 +115,7 @@ def attempts_table(job: JobRecord, at: float) -> Table:
     )  # fmt: skip
     for attempt in job.attempts:
         end = attempt.ended_at or at
-        steps = "-" if attempt.first_step is None else f"{attempt.first_step}-{_number(step_known(attempt))}"
+        steps = "-" if attempt.first_step is None else f"{attempt.first_step}-{_number(attempt.reached)}"
         made.add_row(
             Text(f"{screen.clean(str(job.key))}({attempt.number})"),
             Text(_started(attempt.started_at, at)),
@@ -248,6 +249,7 @@ def node_page(
         ("scheduler", view.state_text),
         ("jobs", ", ".join(view.jobs)),
         ("findings", ", ".join(node.findings)),
+        ("lifted by", all_lifted_by(node.findings)),
         ("machine", node.instance_id or view.instance_id),
         ("boot", node.boot_id or view.boot_id),
         ("topology", view.topology),

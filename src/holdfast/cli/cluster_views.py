@@ -5,6 +5,7 @@ Each reads once and prints once; `--json` prints the forms of docs/json-forms.md
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
@@ -14,10 +15,20 @@ from holdfast.cli import json_forms, screen
 from holdfast.cli.absent import missing
 from holdfast.cli.cluster_tables import for_people, incident_page, incidents_table, job_page, jobs_table, nodes_view
 from holdfast.cli.config import ConfigOption, DirOption, JournalOption, JsonOption, UrlOption
+from holdfast.cli.incident_lines import (
+    lines_form,
+    read_lines,
+    read_similar,
+    show_lines,
+    show_similar,
+    similar_form,
+)
 from holdfast.cli.records import Records, Where, read
 from holdfast.errors import UsageError
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, NodeState, OrderRecord
 from holdfast.model.toml_lines import did_you_mean
+from holdfast.report.merged import Line
+from holdfast.report.similar import Similar
 
 INCIDENTS_MAX = 1000
 
@@ -128,6 +139,13 @@ def incidents(
 def incident(
     incident_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast incidents` shows it.")],
     *,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="Every event about it, of all machines, by one clock.")
+    ] = False,
+    only: Annotated[
+        str, typer.Option("--only", metavar="TEXT", help="Of --timeline: sources or events that begin so.")
+    ] = "",
+    alike: Annotated[bool, typer.Option("--similar", help="Has this happened before, and what helped?")] = False,
     cluster_dir: DirOption = None,
     url: UrlOption = None,
     journal: JournalOption = None,
@@ -135,16 +153,58 @@ def incident(
     json: JsonOption = False,
 ) -> None:
     """Show one incident: timeline, diagnosis, evidence, orders and their outcomes, story."""
+    if timeline and alike:
+        raise UsageError("--timeline and --similar are two views: give one of them")
+    if only and not timeline:
+        raise UsageError("--only narrows --timeline: give both")
 
-    async def look(records: Records) -> tuple[IncidentRecord, list[OrderRecord]]:
+    async def the_one(records: Records) -> IncidentRecord:
         found = await records.incidents(incident=incident_id)
         if not found:
             known = [record.id for record in await records.incidents(limit=INCIDENTS_MAX)]
             raise missing("incident", incident_id, known)
-        return found[0], for_people(await records.orders(incident=incident_id))
+        return found[0]
 
-    record, orders = read(Where(cluster_dir, url, journal, config), look)
+    where = Where(cluster_dir, url, journal, config)
+    if timeline:
+        _timeline(where, the_one, only, json=json)
+        return
+    if alike:
+        _alike(where, the_one, json=json)
+        return
+
+    async def look(records: Records) -> tuple[IncidentRecord, list[OrderRecord]]:
+        return await the_one(records), for_people(await records.orders(incident=incident_id))
+
+    record, orders = read(where, look)
     if json:
         screen.say_json(json_forms.incident_page_form(record, orders))
     else:
         screen.console().print(incident_page(record, orders, screen.now()))
+
+
+Finder = Callable[[Records], Awaitable[IncidentRecord]]
+
+
+def _timeline(where: Where, find: Finder, only: str, *, json: bool) -> None:
+    async def look(records: Records) -> tuple[IncidentRecord, list[Line]]:
+        record = await find(records)
+        return record, await read_lines(records, record, only)
+
+    record, lines = read(where, look)
+    if json:
+        screen.say_json(lines_form(record, lines))
+    else:
+        show_lines(record, lines)
+
+
+def _alike(where: Where, find: Finder, *, json: bool) -> None:
+    async def look(records: Records) -> tuple[IncidentRecord, list[Similar]]:
+        record = await find(records)
+        return record, await read_similar(records, record)
+
+    record, found = read(where, look)
+    if json:
+        screen.say_json(similar_form(record, found))
+    else:
+        show_similar(found)

@@ -9,7 +9,6 @@ here.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +16,14 @@ import msgspec
 import typer
 from msgspec import Struct
 
+from holdfast.adapters.notice_settings import NotifyConfig
+from holdfast.adapters.repair.settings import RepairConfig, problems_of
+from holdfast.cli import settings_places
+from holdfast.cli.settings_places import FILE_NAME, places
+from holdfast.drill.schedule import Schedule
 from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError
-from holdfast.model.toml_lines import build, load_toml
+from holdfast.model.toml_lines import build, config_error, load_toml
 from holdfast.model.wire import ControllerAddress
-
-FILE_NAME = "holdfast.toml"
-SITE_FOLDER = Path("/etc/holdfast")
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Settings, in place of the usual holdfast.toml.")
@@ -35,9 +36,67 @@ UrlOption = Annotated[
 ]
 JournalOption = Annotated[
     str | None,
-    typer.Option("--journal", metavar="FILE", help="Read this journal directly: needs no controller, nor a live one."),
+    typer.Option(
+        "--journal",
+        metavar="JOURNAL",
+        help="Read this journal (a file, or postgresql://...) directly: needs no controller, nor a live one.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print a stable form as JSON: docs/json-forms.md.")]
+
+
+class SlurmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[slurm]`: how this site repairs its machines. A program is run with the node's name as last word."""
+
+    replace_program: tuple[str, ...] = ()
+    """Puts another machine in a node's place; ends with 0 when it is on its way."""
+    replace_by_reason: bool = False
+    """Replacing means writing `Action:Replace` as the node's reason, for whoever acts on it (HyperPod)."""
+    reboot_program: tuple[str, ...] = ()
+    """Reboots a node in place of `scontrol reboot`, such as a BMC's power cycle."""
+
+
+class KubernetesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[kubernetes]`: how this site's Kubernetes is reached, and who repairs its nodes."""
+
+    kubeconfig: str = ""
+    """File; default: KUBECONFIG, `~/.kube/config`, or inside a pod its service account."""
+    cluster: str = ""
+    """The cluster's name in job keys and reports; default: the kubeconfig's."""
+    prefix: str = "holdfast.dev"
+    """Of the nodes' health labels, taint and annotations; `sagemaker.amazonaws.com` for HyperPod's own."""
+    reboot_program: tuple[str, ...] = ()
+    """Reboots a node; run with the node's name as last word."""
+    replace_program: tuple[str, ...] = ()
+    """Puts another machine in a node's place; without it a node's Cluster API Machine is deleted, where it has one."""
+    agent_account: str = ""
+    """NAMESPACE/NAME of the ServiceAccount by whose tokens agents log in; without it they need tokens of the book."""
+    mirror_incidents: bool = False
+    """Show incidents as objects too (`kubectl get incidents`); needs the CRD of deploy/kubernetes."""
+    repair_by_label: bool = False
+    """Somebody outside repairs what the health label asks for (HyperPod does): mark and wait."""
+    repair_limit_s: float = 3600.0
+    evict_s: float = 300.0
+    """How long pods on a node, with their budgets and grace periods, may keep its repair waiting."""
+
+
+class ReportConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[report]`: how this site's reports look."""
+
+    zone: str = ""
+    """Time zone, such as `Asia/Tokyo`."""
+    language: str = ""
+    """`en` or `ja`."""
+    templates: str = ""
+    """A folder with the site's own `report.html` or `report.md`."""
+
+
+class DrillConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[drill]`: drills by a calendar."""
+
+    results: str = ""
+    """Folder of their results; default: `drill-results` in the working folder."""
+    schedule: tuple[Schedule, ...] = ()
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +112,37 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Folder of an embedded cluster, in place of `controller` and `token_file`."""
     policy: str = ""
     """The controller's policy file."""
+    cluster: str = ""
+    """The cluster that the controller keeps, as its `--cluster`: `slurm:`, `slurm:/etc/slurm/slurm.conf`."""
+    topology: str = ""
+    """Which nodes share a switch, rack or power feed: a file (Slurm's topology.conf, or TOML), or `slurm`."""
+    slurm: SlurmConfig = SlurmConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    repair: RepairConfig = RepairConfig()
+    notify: NotifyConfig = NotifyConfig()
+    """Who is told of what: docs/notices.md."""
+    report: ReportConfig = ReportConfig()
+    drill: DrillConfig = DrillConfig()
+    log_rules: str = ""
+    """HyperPod's log rules for jobs that `holdfast run` starts."""
+    rules: str = ""
+    """A folder of the site's own catalogue rules."""
+
+
+def service_settings(option: Path | None = None) -> Settings:
+    """What a service reads: `--config`, `HOLDFAST_CONFIG` or the site's file.
+
+    Never one that lies in the working folder: it may name programs to run, so it must not be anybody's.
+
+    Raises:
+        ConfigError: see `load_settings`.
+    """
+    site = settings_places.SITE_FOLDER / FILE_NAME
+    if option is None and not os.environ.get("HOLDFAST_CONFIG"):
+        if not site.exists():
+            return Settings(Config())
+        option = site
+    return load_settings(option)
 
 
 class Settings(Struct, frozen=True):
@@ -85,16 +175,6 @@ def default_folder() -> Path:
     return (Path(base) if base else Path("~/.local/share").expanduser()) / "holdfast" / "clusters" / "local"
 
 
-def places(option: Path | None = None, *, environ: Mapping[str, str] | None = None) -> list[Path]:
-    """Where `holdfast.toml` is looked for, in order. A place named by option or environment is the only one."""
-    known = os.environ if environ is None else environ
-    named = option or (Path(known["HOLDFAST_CONFIG"]) if known.get("HOLDFAST_CONFIG") else None)
-    if named is not None:
-        return [named.expanduser()]
-    own = Path(known["XDG_CONFIG_HOME"]) if known.get("XDG_CONFIG_HOME") else Path("~/.config").expanduser()
-    return [Path(FILE_NAME), own / "holdfast" / FILE_NAME, SITE_FOLDER / FILE_NAME]
-
-
 def load_settings(option: Path | None = None) -> Settings:
     """Read the first file of `places`.
 
@@ -114,7 +194,10 @@ def load_settings(option: Path | None = None) -> Settings:
         except OSError as error:
             raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from error
         data: dict[str, Any] = load_toml(text, str(path))
-        return Settings(build(Config, data, text, str(path)), path)
+        config = build(Config, data, text, str(path))
+        if problems := problems_of(config.repair):
+            raise config_error(problems, text, str(path))
+        return Settings(config, path)
     return Settings(Config())
 
 

@@ -11,8 +11,8 @@ import contextlib
 import fcntl
 import logging
 import os
+import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -25,12 +25,20 @@ import typer
 from msgspec import Struct
 
 from holdfast import __version__
+from holdfast.adapters.notice_settings import NotifyConfig
+from holdfast.adapters.repair.settings import RepairConfig
+from holdfast.cli.config import ConfigOption, KubernetesConfig, Settings, SlurmConfig, service_settings
+from holdfast.cli.kubernetes_cluster import close, make_kubernetes, more_notifiers
+from holdfast.cli.repairs import make_repairs
+from holdfast.cli.turns import ElectOption, JournalUrlOption, holder_name, lead, mirrored, open_patiently, pod_role
 from holdfast.errors import HoldfastError, JournalBusyError, JournalError, UsageError
 from holdfast.model.events import PolicyLoaded
 from holdfast.ports import Orchestrator
 
 if TYPE_CHECKING:
+    from holdfast.adapters.kubernetes.reviews import TokenReviews
     from holdfast.api import ApiServer
+    from holdfast.cockpit import Cockpit
     from holdfast.controller import Controller
 
 PORT = 8470
@@ -52,6 +60,15 @@ class Options(Struct, frozen=True, kw_only=True):
     token_file: Path | None
     lease_s: float
     standby: bool
+    elect: str = ""
+    pod: str = ""
+    """`NAMESPACE/NAME` of the pod that this runs in."""
+    slurm: SlurmConfig = SlurmConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    repair: RepairConfig = RepairConfig()
+    notify: NotifyConfig = NotifyConfig()
+    topology: str = ""
+    """`slurm`, or an absolute path."""
 
 
 def controller(
@@ -60,15 +77,20 @@ def controller(
         Path, typer.Option("--dir", metavar="DIR", help="Folder of the cluster; its own files go to DIR/controller.")
     ],
     cluster: Annotated[
-        str, typer.Option(help="The cluster to keep: local:SOCKET. Default: the embedded cluster in DIR.")
+        str,
+        typer.Option(
+            help="The cluster to keep: slurm:[SLURM_CONF], kubernetes:[CONTEXT] or local:SOCKET. "
+            "Default: the embedded cluster in DIR."
+        ),
     ] = "",
+    config: ConfigOption = None,
     policy: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Policy file (TOML); read again on SIGHUP.", exists=False)
     ] = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the API listens; port 0 takes a free one.")
     ] = f"127.0.0.1:{PORT}",
-    journal: Annotated[str, typer.Option(metavar="URL", help="Journal. Default: sqlite in DIR/controller.")] = "",
+    journal: JournalUrlOption = "",
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Token book (role name sha256). Default: one is made in DIR/controller."),
@@ -77,24 +99,33 @@ def controller(
         float, typer.Option(min=1.0, max=300.0, help="A standby may take over this long after our last word.")
     ] = LEASE_S,
     standby: Annotated[
-        bool, typer.Option("--standby", help="While another controller is active, wait for its lease to end.")
+        bool, typer.Option("--standby", help="While another controller leads, wait for its lease to end.")
     ] = False,
+    elect: ElectOption = "",
     log_json: Annotated[bool, typer.Option("--log-json", help="Write the log as JSON lines.")] = False,
 ) -> None:
     """Run the controller: judge what is reported, bring jobs back, keep bad nodes out."""
     log_to_stderr(as_json=log_json)
     folder = cluster_dir.absolute() / "controller"
     host, port = parse_listen(listen)
+    settings = service_settings(config)
     options = Options(
         folder=folder,
-        cluster=cluster or f"local:{cluster_dir.absolute() / 'cluster.sock'}",
-        policy=policy,
+        cluster=cluster or settings.config.cluster or f"local:{cluster_dir.absolute() / 'cluster.sock'}",
+        policy=policy or settings.path(settings.config.policy),
+        slurm=settings.config.slurm,
+        kubernetes=settings.config.kubernetes,
+        repair=settings.config.repair,
+        notify=settings.config.notify,
+        topology=topology_of(settings),
         host=host,
         port=port,
         journal=journal or f"sqlite:///{folder / 'journal.db'}",
         token_file=token_file,
         lease_s=lease_s,
         standby=standby,
+        elect=elect,
+        pod=os.environ.get("HOLDFAST_POD", ""),
     )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -102,6 +133,17 @@ def controller(
         raise UsageError(f"--dir {cluster_dir}: cannot be made: {error.strerror}") from error
     with only_one(folder):
         asyncio.run(serve(options))
+
+
+def make_reviewer(settings: KubernetesConfig) -> TokenReviews | None:
+    """Who knows the agents' ServiceAccount tokens; None: nobody was asked for."""
+    if not settings.agent_account:
+        return None
+    from holdfast.adapters.kubernetes.api import KubeApi  # noqa: PLC0415 - an extra
+    from holdfast.adapters.kubernetes.reviews import TokenReviews  # noqa: PLC0415 - as above
+
+    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
+    return TokenReviews(lambda: KubeApi.connect(kubeconfig=kubeconfig), settings.agent_account, time.monotonic)
 
 
 def log_to_stderr(*, as_json: bool) -> None:
@@ -134,8 +176,13 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def make_orchestrator(cluster: str) -> Orchestrator:
-    """The adapter for what `--cluster` names.
+def make_orchestrator(
+    cluster: str,
+    folder: Path | None = None,
+    slurm: SlurmConfig | None = None,
+    kubernetes: KubernetesConfig | None = None,
+) -> Orchestrator:
+    """The adapter for what `--cluster` names. `folder` is where it may keep what it must remember.
 
     Raises:
         UsageError: a kind of cluster that is not known here.
@@ -145,7 +192,46 @@ def make_orchestrator(cluster: str) -> Orchestrator:
         from holdfast.adapters.local.client import LocalOrchestrator  # noqa: PLC0415 - each kind has its own imports
 
         return LocalOrchestrator(Path(place))
-    raise UsageError(f"--cluster {cluster!r} is not known here: write local:/path/to/cluster.sock")
+    if kind == "slurm" and cluster.startswith("slurm:"):
+        from holdfast.adapters.slurm.client import SlurmOrchestrator, SlurmSettings  # noqa: PLC0415
+        from holdfast.adapters.slurm.node_orders import Programs  # noqa: PLC0415
+
+        conf = Path(place).absolute() if place else None
+        if conf is not None and not conf.is_file():
+            raise UsageError(f"--cluster {cluster!r}: there is no file {conf}")
+        slurm = slurm or SlurmConfig()
+        programs = Programs(
+            replace=slurm.replace_program, replace_by_reason=slurm.replace_by_reason, reboot=slurm.reboot_program
+        )
+        return SlurmOrchestrator(SlurmSettings(conf=conf, folder=folder, programs=programs))
+    if kind == "kubernetes":
+        return make_kubernetes(place, folder, kubernetes or KubernetesConfig())
+    raise UsageError(
+        f"--cluster {cluster!r} is not known here: write slurm:[SLURM_CONF], kubernetes:[CONTEXT] or "
+        "local:/path/to/cluster.sock"
+    )
+
+
+def topology_of(settings: Settings) -> str:
+    """`slurm`, the absolute path of a file, or nothing."""
+    said = settings.config.topology
+    return said if said in {"", "slurm"} else str(settings.path(said))
+
+
+def placed(orchestrator: Orchestrator, options: Options) -> Orchestrator:
+    """The orchestrator with its nodes' failure domains; Slurm's own topology is asked for where no file is named."""
+    on_slurm = options.cluster.startswith("slurm:")
+    if not options.topology and not on_slurm:
+        return orchestrator
+    from holdfast.adapters.topology import Placed, read_file, read_slurm  # noqa: PLC0415 - few sites name one
+
+    if options.topology not in {"", "slurm"}:
+        return Placed(orchestrator, lambda: read_file(Path(options.topology)))
+    if not on_slurm:
+        raise UsageError(f'topology = "slurm" does not go with --cluster {options.cluster!r}: name a file')
+    conf = options.cluster.partition(":")[2]
+    environ = {**os.environ, **({"SLURM_CONF": str(Path(conf).absolute())} if conf else {})}
+    return Placed(orchestrator, lambda: read_slurm(environ))
 
 
 @contextlib.contextmanager
@@ -172,17 +258,28 @@ def only_one(folder: Path) -> Iterator[None]:
         yield
 
 
+def allow_connections() -> None:
+    """As many open files as the system lets us have: every agent and launcher keeps a connection."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def serve(options: Options) -> None:
     """Run until SIGTERM or SIGINT. Raises what `Controller.run` raises."""
+    allow_connections()
     from holdfast.adapters.clock import SystemClock  # noqa: PLC0415 - help and completion stay quick
-    from holdfast.adapters.journal import open_journal  # noqa: PLC0415
     from holdfast.adapters.notify import FileNotifier  # noqa: PLC0415
     from holdfast.adapters.policy_files import packaged_presets, read_policy  # noqa: PLC0415
     from holdfast.api import ApiServer, TokenBook  # noqa: PLC0415
     from holdfast.api.auth import ensure_tokens  # noqa: PLC0415
+    from holdfast.cli.notices import FleetFacts, make_outbox  # noqa: PLC0415
+    from holdfast.cockpit import Cockpit, router  # noqa: PLC0415
     from holdfast.controller import Controller  # noqa: PLC0415
     from holdfast.decide.engine import Engine  # noqa: PLC0415
 
+    clock, facts = SystemClock(), FleetFacts()
+    outbox = make_outbox(options.notify, options.folder, facts, clock)
     presets = packaged_presets()
     policies, toml = read_policy(options.policy, presets)
 
@@ -191,35 +288,70 @@ async def serve(options: Options) -> None:
             return Engine(policies, scope="cluster", presets=presets)
         return Engine.restore(state, policies, presets=presets)
 
-    orchestrator = make_orchestrator(options.cluster)
+    orchestrator = placed(
+        make_orchestrator(options.cluster, options.folder, options.slurm, options.kubernetes), options
+    )
     tokens = TokenBook.load(options.token_file or ensure_tokens(options.folder))
-    journal = open_journal(options.journal)
+    reviewer: TokenReviews | None = None
+    journal = await open_patiently(options.journal, standby=options.standby, pause_s=options.lease_s / 10)
     try:
         the_controller = Controller(
             journal,
             engine,
             orchestrator,
-            [],
-            [FileNotifier(options.folder / "notices.jsonl")],
-            SystemClock(),
-            holder=f"controller@{socket.gethostname()}:{options.folder}",
+            make_repairs(options.repair, orchestrator, options.folder / "repair", os.environ),
+            [FileNotifier(options.folder / "notices.jsonl"), outbox, *more_notifiers(orchestrator)],
+            clock,
+            holder=holder_name(options.folder, options.journal),
             lease_s=options.lease_s,
         )
-        api = ApiServer(the_controller, host=options.host, port=options.port, tokens=tokens)
-        with signals(the_controller, options):
-            await until_ended(the_controller, api, options, toml)
+        cockpit = Cockpit(the_controller, tokens, presets, drills=options.folder / "drills")
+        api = ApiServer(
+            the_controller,
+            host=options.host,
+            port=options.port,
+            tokens=tokens,
+            pages=[router(cockpit)],
+            sessions=cockpit.sessions,
+            collectors=[outbox],
+            reviewer=(reviewer := make_reviewer(options.kubernetes)),
+        )
+        facts.fleet = api.fleet
+        async with outbox:
+            with signals(the_controller, options):
+                await until_ended(the_controller, api, cockpit, options, toml)
     finally:
+        if reviewer is not None:
+            await reviewer.close()
+        await close(orchestrator)
         await journal.close()
 
 
-async def until_ended(the_controller: Controller, api: ApiServer, options: Options, toml: str) -> None:
-    """Run the controller; once it is ready, serve the API and say where."""
-    task = asyncio.create_task(run(the_controller, options), name="controller")
+async def until_ended(
+    the_controller: Controller, api: ApiServer, cockpit: Cockpit, options: Options, toml: str
+) -> None:
+    """Run the controller; once it is ready, serve the API with the cockpit and say where."""
+    work = lead(
+        the_controller,
+        journal=options.journal,
+        standby=options.standby,
+        elect=options.elect,
+        kubeconfig=options.kubernetes.kubeconfig,
+    )
+    from holdfast.api.standing_by import standing_by  # noqa: PLC0415 - help and completion stay quick
+
+    task = asyncio.create_task(work, name="controller")
     ready = asyncio.create_task(the_controller.ready.wait())
+    kubeconfig = options.kubernetes.kubeconfig
     try:
-        await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
+        async with (
+            pod_role(options.pod, "standby", kubeconfig),
+            standing_by(options.host, options.port if options.standby else 0),
+        ):
+            await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            async with api:
+            mirror = mirrored(the_controller, wanted=options.kubernetes.mirror_incidents, kubeconfig=kubeconfig)
+            async with api, cockpit, mirror, pod_role(options.pod, "active", kubeconfig):
                 await load_policy(the_controller, toml, options.policy)
                 facts = {"url": api.url, "pid": os.getpid(), "epoch": the_controller.epoch, "version": __version__}
                 publish(options.folder / "controller.json", {**facts, "started_at": time.time()})
@@ -229,24 +361,6 @@ async def until_ended(the_controller: Controller, api: ApiServer, options: Optio
         ready.cancel()
         the_controller.stop()
         await task
-
-
-async def run(the_controller: Controller, options: Options) -> None:
-    """`Controller.run`; with `--standby`, again and again until the lease is free."""
-    said = False
-    while True:
-        try:
-            await the_controller.run()
-        except JournalBusyError as error:
-            if not options.standby:
-                raise
-            if not said:
-                _log.info("standing by", why=str(error))
-                said = True
-            if await the_controller.stopped_within(options.lease_s / 5):
-                return
-            continue
-        return
 
 
 async def load_policy(the_controller: Controller, toml: str, file: Path | None, why: str = "start") -> None:

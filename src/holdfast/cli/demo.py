@@ -21,10 +21,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from holdfast.adapters.clock import SystemClock
+from holdfast.drill.controlled import ControlledStage
 from holdfast.drill.demonstration import DemoResult, DemoSettings, Watcher, demo_form, loss_sentence, run_demo
 from holdfast.drill.results import DrillResult
 from holdfast.drill.scenario import shipped
-from holdfast.drill.stage import Stage
 from holdfast.drill.training import TrainingJob
 from holdfast.errors import EXIT_FAILED, HoldfastError, UsageError
 from holdfast.model.cluster import JobKey
@@ -43,6 +43,14 @@ class Launcher(StrEnum):
     HOLDFAST = "holdfast"
 
 
+class On(StrEnum):
+    """Where the demo runs."""
+
+    LOCAL = "local"
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+
+
 class Board(Watcher):
     """The live view of the demo."""
 
@@ -59,16 +67,14 @@ class Board(Watcher):
             console=console,
         )
         self.tasks: dict[str, TaskID] = {}
-        self.stage: Stage | None = None
+        self.stage: ControlledStage | None = None
         self.key: JobKey | None = None
         self.job: TrainingJob | None = None
 
-    def stage_up(self, stage: Stage) -> None:
+    def stage_up(self, stage: ControlledStage) -> None:
         """Note it and begin to look."""
         self.stage = stage
-        self.note(
-            f"{stage.settings.nodes} nodes, {stage.settings.spares} spare and a controller are up: {stage.folder}"
-        )
+        self.note(f"{stage.nodes} nodes, {stage.spares} spare and a controller are up: {stage.folder}")
 
     def job_submitted(self, key: JobKey, job: TrainingJob) -> None:
         """Follow this job from here on."""
@@ -133,7 +139,7 @@ def _node_text(node: NodeRecord, key: JobKey | None) -> Text:
 
 def demo(
     *,
-    nodes: Annotated[int, typer.Option(help="Nodes of the embedded cluster, each a real agent process.", min=2)] = 4,
+    nodes: Annotated[int, typer.Option(help="Nodes of the cluster, each with a real agent process.", min=2)] = 4,
     spares: Annotated[int, typer.Option(help="Nodes kept back for a node that fails.", min=1)] = 1,
     steps: Annotated[int, typer.Option(help="Steps of the training job.", min=150)] = 240,
     launcher: Annotated[
@@ -144,20 +150,26 @@ def demo(
         Path,
         typer.Option("--dir", help="Folder for everything that the demo writes; cleared if an earlier demo made it."),
     ] = Path("holdfast-demo"),
-    on: Annotated[str, typer.Option(help="Where it runs; today: local.")] = "local",
+    on: Annotated[
+        On, typer.Option("--on", help="Where it runs: an embedded cluster, or a real Slurm or Kubernetes here.")
+    ] = On.LOCAL,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
 ) -> None:
     """A real PyTorch job survives a crash, a failing NVLink and a hang on this machine, in under three minutes.
 
-    It starts an embedded cluster of real processes, trains a small GPT, breaks it three times, and shows how each
-    fault was found, what was done, and that the loss is the same as without the faults. The page `report.html` in the
-    folder has the plots. Ctrl-C ends everything.
+    It starts an embedded cluster of real processes, or with `--on` a real Slurm or Kubernetes, trains a small
+    GPT, breaks it three times, and shows how each fault was found, what was done, and that the loss is the same as
+    without the faults. The page `report.html` in the folder has the plots. Ctrl-C ends everything.
     """
-    if on != "local":
-        raise UsageError(f'--on "{on}": the demo runs on the embedded cluster only: use --on local')
     clear(folder)
     settings = DemoSettings(
-        folder=folder / "cluster", nodes=nodes, spares=spares, steps=steps, seed=seed, launcher=launcher.value
+        folder=folder / "cluster",
+        nodes=nodes,
+        spares=spares,
+        steps=steps,
+        seed=seed,
+        launcher=launcher.value,
+        on=on.value,
     )
     console = Console(stderr=True) if json else Console()
     board = Board(console)

@@ -1,7 +1,8 @@
-"""`holdfast drill ...`: list the drills, show one, run them on an embedded cluster, and say whether recovery works.
+"""`holdfast drill ...`: list the drills, show one, run them, and say whether recovery works.
 
-Wires the embedded cluster, the controller and the training job together through `drill.campaign`. Progress goes to
-standard error, results to standard output; the exit code is 0 when every drill that was tried has passed, else 1.
+Wires an embedded cluster or a Slurm lab, the controller and the training job together through `drill.campaign`.
+Progress goes to standard error, results to standard output; the exit code is 0 when every drill that was tried has
+passed, else 1.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import typer
 from holdfast.adapters.clock import SystemClock
 from holdfast.cli import screen
 from holdfast.cli.config import JsonOption
-from holdfast.drill.kinds import KINDS
-from holdfast.drill.results import DrillResult, render_junit, run_form
+from holdfast.cli.drill_schedule import app as schedule_app
+from holdfast.cli.inject import inject
+from holdfast.drill.kinds import KINDS, SLURM
+from holdfast.drill.results import DrillResult, DrillRun, render_junit, run_form
 from holdfast.drill.scenario import Scenario, find, shipped
 from holdfast.errors import EXIT_FAILED, UsageError
 
@@ -31,6 +34,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
 )
+
+app.command("inject")(inject)
+app.add_typer(schedule_app, name="schedule")
 
 
 class Workload(StrEnum):
@@ -51,6 +57,8 @@ class On(StrEnum):
     """Where drills are run."""
 
     LOCAL = "local"
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
 
 
 @app.command("list")
@@ -93,7 +101,9 @@ def run(
     ] = None,
     *,
     all_drills: Annotated[bool, typer.Option("--all", help="Every drill that ships.")] = False,
-    on: Annotated[On, typer.Option("--on", help="Where: an embedded cluster that is brought up for it.")] = On.LOCAL,
+    on: Annotated[
+        On, typer.Option("--on", help="Where: an embedded cluster, or a real Slurm or Kubernetes here.")
+    ] = On.LOCAL,
     workload: Annotated[Workload, typer.Option("--workload", help="What trains meanwhile.")] = Workload.COUNTER,
     launcher: Annotated[Launcher, typer.Option("--launcher", help="What starts the ranks.")] = Launcher.HOLDFAST,
     seed: Annotated[int, typer.Option("--seed", help="Decides which rank or node is hit.")] = 1,
@@ -108,11 +118,12 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run drills and judge what Holdfast did about each."""
-    del on  # the only place so far; the option is there so that scripts can name it
     if launcher is Launcher.TORCHRUN and workload is Workload.COUNTER:
         raise UsageError("--launcher torchrun keeps the port that the counter meets its peers at: add --workload gpt")
-    scenarios = _chosen(names or [], all_drills=all_drills)
+    scenarios = _chosen(names or [], all_drills=all_drills, on=on)
     folder = _folder(out)
+    if on is On.SLURM and out is None:
+        folder.chmod(0o755)  # munged refuses a socket below a folder that others may not enter
     from holdfast.drill.campaign import CampaignSettings, run_campaign  # noqa: PLC0415 - `list` needs no controller
 
     settings = CampaignSettings(
@@ -124,6 +135,7 @@ def run(
         repeat=repeat,
         policy=policy,
         has_torch=importlib.util.find_spec("torch") is not None,
+        on=on.value,
     )
 
     def on_result(result: DrillResult) -> None:
@@ -145,9 +157,7 @@ def run(
     if json:
         screen.say_json(run_form(finished))
     else:
-        tried = [drill for drill in finished.drills if not drill.skipped]
-        passed = sum(1 for drill in tried if drill.passed)
-        screen.say(f"{passed} of {len(tried)} drills passed in {finished.seconds:.0f} s")
+        screen.say(_count(finished))
     if finished.passed and out is None and not keep:
         shutil.rmtree(folder, ignore_errors=True)
     else:
@@ -156,11 +166,18 @@ def run(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _chosen(names: list[str], *, all_drills: bool) -> list[Scenario]:
+def _count(finished: DrillRun) -> str:
+    tried = [drill for drill in finished.drills if not drill.skipped]
+    passed = sum(1 for drill in tried if drill.passed)
+    return f"{passed} of {len(tried)} drills passed in {finished.seconds:.0f} s"
+
+
+def _chosen(names: list[str], *, all_drills: bool, on: On) -> list[Scenario]:
     if all_drills and names:
         raise UsageError("--all runs every drill that ships: name drills or give --all, not both")
     if all_drills:
-        return list(shipped().values())
+        cluster = SLURM if on is On.SLURM else on.value
+        return [scenario for scenario in shipped().values() if not scenario.definition.lacking(cluster)]
     if not names:
         raise UsageError("no drill is named: `holdfast drill list` shows them, --all runs all of them")
     return [find(name) for name in names]

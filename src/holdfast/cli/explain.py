@@ -34,9 +34,12 @@ from holdfast.decide.diagnosis import DiagnosisContext, diagnose
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.dumped_stacks import HEAD, StackFrame, dumped_stack, is_dump
 from holdfast.detect.explain import EvidenceLine, Explanation, LogReading, source_of
+from holdfast.detect.hyperpod_rules import LogRule
+from holdfast.detect.lines import year_of
+from holdfast.detect.log_rule_reading import RuleReading
 from holdfast.detect.matcher import Matcher, ProgressReading
-from holdfast.detect.novelty import Novelty
 from holdfast.errors import EXIT_FAILED, EXIT_OK, UserError
+from holdfast.launch.novel_lines import job_folder, read_known
 from holdfast.model.evidence import Diagnosis, Finding
 
 STACK_FILE_MAX = 1 << 20
@@ -44,6 +47,10 @@ NOVELTY_FILES = 8
 NOVELTY_BYTES = 2 << 20
 NOVELTY_TAIL = 60
 """Lines at the end of a log among which new ones are looked for."""
+NO_REASON = ("exit.", "process.exited", "process.killed", "torch.elastic.failed", "generic.")
+"""Causes that only say how a process ended."""
+END_BYTES = 1 << 16
+"""The end of a log that is searched for errors that no rule names."""
 SAMPLED_ABOVE = 64 << 20
 """Larger files are read for faults throughout and for progress by samples."""
 
@@ -52,6 +59,7 @@ def explain_logs(
     paths: Sequence[str | Path],
     *,
     matcher: Matcher,
+    log_rules: Sequence[LogRule] = (),
     warn: Callable[[str], None] = lambda _text: None,
     now: float | None = None,
 ) -> Explanation:
@@ -60,6 +68,7 @@ def explain_logs(
     Args:
         paths: files, folders, or `-` for standard input.
         matcher: the compiled catalogue.
+        log_rules: HyperPod's rules of the job, which are judged by the times on the lines.
         warn: called with one sentence about each file that could be read only in part.
         now: gives the year to time stamps without one; the present by default.
 
@@ -77,7 +86,7 @@ def explain_logs(
     reading.stacks({rank: frames for name, frames in stacks.items() if (rank := source_of(name).rank) is not None})
     for name in (name for name in names if name not in dumps and name not in stacks):
         try:
-            _read(reading, matcher, name, at)
+            _read(reading, matcher, name, at, log_rules)
         except UserError as error:
             failed.append(str(error))
             warn(str(error))
@@ -88,7 +97,7 @@ def explain_logs(
     diagnosis = diagnose(reading.findings, context)
     _number(reading, diagnosis)
     explained = reading.explanation(diagnosis)
-    if explained.verdict == "unknown":
+    if explained.verdict == "unknown" or explained.cause.startswith(NO_REASON):
         explained = reading.with_novelty(explained, _novel(names))
     return explained
 
@@ -101,7 +110,7 @@ def _stack(name: str) -> tuple[StackFrame, ...]:
     return dumped_stack(text) if is_dump(text[:HEAD]) else ()
 
 
-def _read(reading: LogReading, matcher: Matcher, name: str, at: float) -> None:
+def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules: Sequence[LogRule]) -> None:
     size = SAMPLED_ABOVE + 1
     if name != STDIN:
         # The year of stamps that carry none is that in which the file was last written.
@@ -115,13 +124,24 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float) -> None:
         text, failed_at = told
         reading.take(number, stream.feed(text, failed_at or at))
         return
+    rules = RuleReading(log_rules, year_of(at)) if log_rules else None
+    end = b""
     try:
         for data in read_chunks(name):
+            end = data[-END_BYTES:] if len(data) >= END_BYTES else (end + data)[-END_BYTES:]
+            if rules is not None:
+                rules.feed(data)
             if matches := stream.feed(data, at):
                 reading.take(number, matches)
     finally:
         reading.take(number, stream.flush(at))
+        begin = 0 if len(end) == stream.offset else end.find(b"\n") + 1
+        last, place = end[begin:], stream.offset - len(end) + begin
+        before = stream.line_no - last.count(b"\n") if name == STDIN else None
+        reading.take(number, matcher.unnamed(source_of(name), last, place, at, lines_before=before))
         reading.end(number, stream.offset)
+        if rules is not None:
+            reading.ruled(number, rules.end())
 
 
 def _novel(names: Sequence[str]) -> list[EvidenceLine]:
@@ -132,7 +152,7 @@ def _novel(names: Sequence[str]) -> list[EvidenceLine]:
             continue
         lines = [line.decode("utf-8", "replace") for line in last_lines(name, NOVELTY_BYTES)]
         begin = max(len(lines) - NOVELTY_TAIL, len(lines) // 2)
-        known = Novelty()
+        known = read_known(job_folder(Path(name)))
         known.learn(lines[:begin])
         numbered = count_lines(name) - len(lines) + 1
         found += [
@@ -170,6 +190,9 @@ def explain(
     json: Annotated[bool, typer.Option("--json", help="Print the documented JSON form.")] = False,
     html: Annotated[Path | None, typer.Option("--html", help="Also write a self-contained page.")] = None,
     rules: Annotated[list[Path] | None, typer.Option("--rules", help="A folder of the site's own rules.")] = None,
+    log_rules: Annotated[
+        Path | None, typer.Option("--log-rules", help="HyperPod's log rules of the job (YAML, JSON; a manifest too).")
+    ] = None,
 ) -> None:
     """Say why a job failed, from any log file: cause, suspects, evidence, and whether a restart would help.
 
@@ -182,7 +205,10 @@ def explain(
     matcher = read_matcher(catalogue)
     complaints = Console(stderr=True, highlight=False)
     explained = explain_logs(
-        paths, matcher=matcher, warn=lambda text: complaints.print(f"warning: {text}", markup=False)
+        paths,
+        matcher=matcher,
+        log_rules=_log_rules(log_rules),
+        warn=lambda text: complaints.print(f"warning: {text}", markup=False),
     )
     if html is not None:
         html.write_text(page(explained, catalogue), encoding="utf-8")
@@ -191,6 +217,14 @@ def explain(
     else:
         show(explained, catalogue, Console(highlight=False))
     raise typer.Exit(EXIT_OK if explained.verdict == "healthy" else EXIT_FAILED)
+
+
+def _log_rules(path: Path | None) -> tuple[LogRule, ...]:
+    if path is None:
+        return ()
+    from holdfast.adapters.log_rule_files import read_log_rules  # noqa: PLC0415 - a YAML reader, for who needs it
+
+    return read_log_rules(path)
 
 
 _STYLES = {"healthy": "bold green", "fault": "bold red", "unknown": "bold yellow"}

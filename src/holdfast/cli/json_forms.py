@@ -49,7 +49,7 @@ def job_row(job: JobRecord) -> Form:
         "authority": job.authority.value,
         "nodes": list(view.nodes),
         "excluded": list(job.excluded),
-        "step": step_known(attempt),
+        "step": attempt.reached if attempt is not None else None,
         "best_step": job.best_step,
         "durable_step": job.durable_step,
         "attempts": len(job.attempts),
@@ -58,13 +58,6 @@ def job_row(job: JobRecord) -> Form:
         "incident": job.incident or None,
         "held_by": job.held_by or None,
     }
-
-
-def step_known(attempt: AttemptRecord | None) -> int | None:
-    """The last completed step of an attempt that is known: told as such, or because it was saved."""
-    if attempt is None:
-        return None
-    return max((step for step in (attempt.last_step, attempt.durable_step) if step is not None), default=None)
 
 
 def attempt_form(job: JobRecord, attempt: AttemptRecord) -> Form:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from holdfast.lab.packages import advice, missing_packages
+
 TOOL_LIMIT_S = 5.0
 DISK_LOW_BYTES = 2 * 1024**3
 FILES_LOW = 4096
@@ -163,8 +165,28 @@ def loopback() -> Fact:
 def namespaces() -> Fact:
     """Cut-off and powered-off nodes of the Slurm lab are network namespaces."""
     if os.geteuid() == 0 and shutil.which("ip"):
-        return Fact("network namespaces", State.OK, "root and ip", "labs that cut nodes off")
-    return Fact("network namespaces", State.ABSENT, "needs root and iproute2", "labs that cut nodes off")
+        return Fact("network namespaces", State.OK, "root and ip", "`holdfast lab slurm up --netns`")
+    return Fact("network namespaces", State.ABSENT, "needs root and iproute2", "`holdfast lab slurm up --netns`")
+
+
+def slurm() -> Fact:
+    """Slurm's commands, and a cluster behind them."""
+    version = tool(["sinfo", "--version"])
+    if version:
+        return Fact("slurm", State.OK, version, "jobs and nodes on Slurm")
+    # Without slurm.conf the commands do not even say their version.
+    found = "sinfo is not on the PATH" if version is None else "its commands are here, but no cluster is configured"
+    return Fact("slurm", State.ABSENT, found, "jobs and nodes on Slurm")
+
+
+def slurm_lab() -> Fact:
+    """The programs of `holdfast lab slurm`."""
+    programs, wanted = missing_packages(os.environ.get("PATH", os.defpath), dbd=True)
+    serves = "`holdfast lab slurm`, drills on Slurm"
+    if not programs:
+        how = "with a network per node" if os.geteuid() == 0 else "plain: --netns needs root"
+        return Fact("Slurm lab", State.OK, how, serves)
+    return Fact("Slurm lab", State.MISSING, f"no {', '.join(programs)}", serves, advice(wanted))
 
 
 def _tool_fact(name: str, argv: list[str], serves: str) -> Callable[[], Fact]:
@@ -190,9 +212,10 @@ CHECKS: tuple[Callable[[], Fact], ...] = (
     open_files,
     loopback,
     namespaces,
+    slurm_lab,
     _tool_fact("nvidia-smi", ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], "GPU facts"),
     _tool_fact("dcgm", ["dcgmi", "--version"], "GPU diagnostics"),
-    _tool_fact("slurm", ["sinfo", "--version"], "jobs and nodes on Slurm"),
+    slurm,
     _tool_fact("munge", ["munge", "--version"], "authentication on Slurm"),
     _tool_fact("kubectl", ["kubectl", "version", "--client"], "jobs and nodes on Kubernetes"),
     _tool_fact("systemd", ["systemctl", "--version"], "running the agent as a service"),

@@ -24,7 +24,9 @@ SERVE = "Run the services"
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("holdfast.cli.demo:demo", PROVE, "A real training job survives real faults on this machine."),
     "run": ("holdfast.cli.run:run", RUN, "Run a training command so that it comes back by itself."),
+    "srun": ("holdfast.cli.srun:srun", RUN, "Run a Slurm step so that it comes back in its allocation."),
     "explain": ("holdfast.cli.explain:explain", RUN, "Say why a job failed, from any log file."),
+    "top": ("holdfast.cli.top:top", WATCH, "The overview in a terminal, kept up to date."),
     "jobs": ("holdfast.cli.cluster_views:jobs", WATCH, "List jobs and the state of their recovery."),
     "job": ("holdfast.cli.cluster_views:job", WATCH, "Show one job: attempts, story, incidents."),
     "nodes": ("holdfast.cli.cluster_views:nodes", WATCH, "List nodes and their state."),
@@ -35,14 +37,26 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "approve": ("holdfast.cli.orders:approve", WATCH, "Approve a proposed order."),
     "reject": ("holdfast.cli.orders:reject", WATCH, "Reject a proposed order."),
     "report": ("holdfast.cli.report:report", PROVE, "Timelines, MTTD, MTTR, goodput: terminal, JSON, Markdown, HTML."),
+    "simulate": ("holdfast.cli.simulate:app", PROVE, "What would come of it: months of a cluster in seconds."),
     "drill": ("holdfast.cli.drill:app", PROVE, "Break things on purpose and measure the recovery."),
     "policy": ("holdfast.cli.policy:app", WATCH, "Check or show a policy file."),
     "catalogue": ("holdfast.cli.catalogue:app", RUN, "List, test and lint the rules that logs are matched by."),
     "checkpoints": ("holdfast.cli.checkpoints:app", RUN, "List and verify checkpoints."),
+    "check": ("holdfast.cli.check:check", SERVE, "Check this node's health; exit codes as Nagios has them."),
+    "validate": ("holdfast.cli.validate:app", SERVE, "Say whether nodes are fit to train; find the odd one."),
     "doctor": ("holdfast.cli.doctor:doctor", SERVE, "What of this machine Holdfast can use, and what is missing."),
     "controller": ("holdfast.cli.controller:controller", SERVE, "Run the controller."),
+    "token": ("holdfast.cli.token:app", SERVE, "Make, list and revoke tokens for the controller's API."),
+    "notify": ("holdfast.cli.notify:app", SERVE, "Notices to people: try the destinations."),
+    "slurm-exporter": ("holdfast.cli.slurm_exporter:slurm_exporter", SERVE, "Serve Slurm's figures to Prometheus."),
+    "notify-slurm": (
+        "holdfast.cli.notify_slurm:notify_slurm",
+        SERVE,
+        "Tell the controller that something changed, from a script of Slurm's.",
+    ),
     "agent": ("holdfast.cli.agent:agent", SERVE, "Run the agent of a node."),
     "cluster": ("holdfast.cli.cluster:app", SERVE, "Run an embedded cluster of real processes on this machine."),
+    "lab": ("holdfast.cli.lab:app", SERVE, "Run a real Slurm of many nodes on this machine, to break it."),
 }
 """Command -> where it lives, its panel in the help, its one-line help."""
 

@@ -1,7 +1,8 @@
-"""What the viewing commands read from: a live controller's API, or a journal file whose controller may be dead.
+"""What the viewing commands read from: a live controller's API, or a journal whose controller may be dead.
 
-Both are the reading half of `ports.Journal`, so that every view and report works on either. Called by the command
-modules; no time passes here.
+Both are the reading half of `ports.Journal`, so that every view and report works on either. A journal, in a file or in
+PostgreSQL, is read as of one moment and left as it is; what of it cannot be read is said on standard error, or in the
+report. Called by the command modules; no time passes here.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
+from holdfast.cli import screen
 from holdfast.cli.config import find_controller
 from holdfast.errors import NotFoundError, RefusedError, UsageError
+from holdfast.model.events import AnyEvent
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
-from holdfast.ports import Sample
+from holdfast.ports import Entry, Sample
 
 R = TypeVar("R")
 
@@ -45,8 +48,18 @@ class Records(Protocol):
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
         """Points of a series in order of time."""
 
+    async def events(self, *, after: int = 0, limit: int = 1000, **where: Any) -> list[AnyEvent]:
+        """Events with seq > after, oldest first. `where`: incident, job, node, kind."""
+
     async def close(self) -> None:
         """Let go of it."""
+
+
+class History(Records, Protocol):
+    """A journal read directly, which also holds what each event led to."""
+
+    async def entries(self, *, after: int = 0, limit: int = 1000) -> list[Entry]:
+        """Events with seq > after and the orders they led to."""
 
 
 class Where(Struct, frozen=True):
@@ -64,42 +77,82 @@ def read(where: Where, work: Callable[[Records], Awaitable[R]]) -> R:
     Raises:
         UsageError, LinkError, RefusedError, ConfigError: see `config.find_controller`.
         NotFoundError: there is no such journal.
-        JournalError: the journal is damaged or cannot be opened.
+        JournalDamagedError: it is no journal, or too damaged to tell its tables.
+        JournalError: it cannot be opened.
     """
+    # Not returned through the task: asyncio looks its signal handler up at the end, and Python's `signal` then writes
+    # out the handler, the task in it and the task's whole result, only to drop the text (256 MB for a year of them).
+    found: list[R] = []
 
-    async def run() -> R:
+    async def run() -> None:
         records = await _open(where)
         try:
-            return await work(records)
+            found.append(await work(records))
+            for note in notes_of(records):
+                screen.say(f"holdfast: {note}", err=True)
         finally:
             await records.close()
 
-    return asyncio.run(run())
+    asyncio.run(run())
+    return found[0]
+
+
+def notes_of(records: Records) -> list[str]:
+    """What of a journal's file could not be read, handed over once: who takes it shows it."""
+    take = getattr(records, "take_notes", None)
+    return take() if take is not None else []
+
+
+def writer_of(records: Records, now: float) -> list[str]:
+    """A sentence when somebody may be writing the journal's file that is read, else nothing."""
+    holder, until = getattr(records, "holder", ""), getattr(records, "lease_until", 0.0)
+    if not holder or until < now:
+        return []
+    return [f"{holder} is writing this journal: all of this is as of event {getattr(records, 'last_seq', 0)}."]
 
 
 async def _open(where: Where) -> Records:
     if where.journal is not None:
         if where.cluster_dir is not None or where.url is not None:
             raise UsageError("--journal reads a file and --dir or --url a controller: give one of them")
-        return open_journal_file(where.journal)
+        path = _journal_path(where.journal)
+        if path is None:
+            return open_journal_file(where.journal)
+        from holdfast.adapters.journal.reading import JournalReading  # noqa: PLC0415 - a controller is read without it
+
+        return JournalReading(path)
     link = find_controller(cluster_dir=where.cluster_dir, url=where.url, config=where.config)
     from holdfast.cli.remote import RemoteRecords  # noqa: PLC0415 - a journal is read without an HTTP client
 
     return RemoteRecords(link)
 
 
-def open_journal_file(name: str) -> Records:
+def open_journal_file(name: str) -> History:
     """Open a journal that must exist: a path, or a journal URL. What is not a journal is left as it is.
 
     Raises:
-        NotFoundError: there is no such file.
+        NotFoundError: there is no such file, or no journal in that database.
         RefusedError: it may not be read and written (SQLite writes beside a journal even to read it).
         JournalError: see `adapters.journal.open_journal`.
     """
-    from holdfast.adapters.journal import open_journal  # noqa: PLC0415 - SQLAlchemy is slow to import
+    from holdfast.adapters.journal import is_postgres, need_driver, open_journal  # noqa: PLC0415 - slow to import
 
-    if "://" in name and not name.startswith("sqlite:///"):
+    if is_postgres(name):
+        need_driver()
+        from holdfast.adapters.journal.reading_postgres import PostgresReading  # noqa: PLC0415 - an extra
+
+        return PostgresReading(name)
+    path = _journal_path(name)
+    if path is None:
         return open_journal(name)
+    options = name.partition("?")[2]
+    return open_journal(f"sqlite:///{path}{'?' + options if options else ''}")
+
+
+def _journal_path(name: str) -> Path | None:
+    """The SQLite file that a name means; None for a journal of another kind. Raises as `open_journal_file` says."""
+    if "://" in name and not name.startswith("sqlite:///"):
+        return None
     path = Path(name.removeprefix("sqlite:///").partition("?")[0]).expanduser()
     if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be read
         path /= "journal.db"
@@ -113,5 +166,4 @@ def open_journal_file(name: str) -> Records:
         raise RefusedError(f"the journal {path} may not be opened by you: ask its owner, copy it, or use --url")
     if size == 0:
         raise NotFoundError(f"{path} is empty: it is not a journal")
-    options = name.partition("?")[2]
-    return open_journal(f"sqlite:///{path.absolute()}{'?' + options if options else ''}")
+    return path.absolute()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 
@@ -15,7 +16,7 @@ from holdfast.cli.absent import missing
 from holdfast.cli.config import Link
 from holdfast.client import AsyncClient
 from holdfast.errors import LinkError, RefusedError, UsageError, VersionError, WireError
-from holdfast.model.events import Command
+from holdfast.model.events import AnyEvent, Command
 from holdfast.model.orders import Notify
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Sample
@@ -67,6 +68,11 @@ class RemoteRecords:
         """Points of a series in order of time."""
         with self._said_plainly():
             return await self._client.samples(series, subject, after=max(0.0, after))
+
+    async def events(self, *, after: int = 0, limit: int = ROWS_MAX, **where: Any) -> list[AnyEvent]:
+        """Events after a sequence number, oldest first."""
+        with self._said_plainly():
+            return list((await self._client.events(after=after, limit=min(limit, ROWS_MAX), **where)).events)
 
     async def command(self, command: Command, *, who: str, why: str, node: str = "", order: str = "") -> int:
         """Send a command; returns the journal's sequence number. Raises RefusedError when the engine refused it."""

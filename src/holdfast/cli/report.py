@@ -6,21 +6,31 @@ standard error while a large journal is read.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import Struct
 from rich.progress import Progress
 
 from holdfast.cli import screen
 from holdfast.cli.absent import missing
-from holdfast.cli.config import ConfigOption, JournalOption, UrlOption
-from holdfast.cli.records import Records, Where, read
+from holdfast.cli.config import ConfigOption, JournalOption, UrlOption, load_settings
+from holdfast.cli.records import Records, Where, notes_of, read, writer_of
+from holdfast.cli.report_trace import figure_named, read_trace, show_trace, trace_form
 from holdfast.errors import NotFoundError, UsageError, UserError
+from holdfast.model.events import AnyEvent, PolicyLoaded
+from holdfast.model.policy import Slo
+from holdfast.model.toml_lines import nearest
+from holdfast.report.fleet import Economics
 from holdfast.report.gather import ReportData, gather
+from holdfast.report.trace import Trace
+from holdfast.report.words import LANGUAGES, Words
 
 ROWS_MAX = 1000
 """As many incidents as the API gives at once."""
@@ -35,13 +45,44 @@ class Format(StrEnum):
     JSON = "json"
     MD = "md"
     HTML = "html"
+    CSV = "csv"
+    PDF = "pdf"
 
 
-BY_SUFFIX = {".json": Format.JSON, ".md": Format.MD, ".html": Format.HTML, ".htm": Format.HTML}
+class Kind(StrEnum):
+    """What is reported."""
+
+    FULL = "full"
+    FLEET = "fleet"
+    SUMMARY = "summary"
+
+
+_FILES: tuple[Format, ...] = tuple(form for form in Format if form is not Format.TERMINAL)
+BY_SUFFIX: Mapping[str, Format] = {".htm": Format.HTML, **{f".{form}": form for form in _FILES}}
+
+
+class Asked(Struct, frozen=True):
+    """What is to be reported."""
+
+    kind: Kind
+    job: str
+    incident: str
+    last: str
+    since: float
+    now: float
+    compare: bool
+    policy: Path | None
+    economics: Economics
+    figure: str
+    """A figure to follow to its events; empty: the report itself."""
+    words: Words
 
 
 def report(
     *,
+    kind: Annotated[
+        Kind, typer.Option("--kind", help="Incidents and jobs; the fleet's figures; or one page for those who decide.")
+    ] = Kind.FULL,
     journal: JournalOption = None,
     cluster_dir: Annotated[
         Path | None, typer.Option("--dir", metavar="CLUSTER_DIR", help="Read the journal in this cluster's folder.")
@@ -50,6 +91,31 @@ def report(
     job: Annotated[str, typer.Option("--job", metavar="ID", help="Only this job.")] = "",
     incident: Annotated[str, typer.Option("--incident", metavar="ID", help="Only this incident.")] = "",
     last: Annotated[str, typer.Option("--last", metavar="TIME", help="Only what lived then: 12h, 30d, 4w.")] = "",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Set the span of --last beside the one before it (--kind fleet).")
+    ] = False,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Objectives ([slo]) from this policy. Default: the journal's.")
+    ] = None,
+    gpu_hour: Annotated[float, typer.Option(metavar="PRICE", min=0.0, help="Price of a GPU-hour.")] = 0.0,
+    person_minutes: Annotated[
+        float, typer.Option(min=0.0, help="How long a person on call takes to restart a job, to compare with.")
+    ] = 30.0,
+    spare_nodes: Annotated[int, typer.Option(min=0, help="Nodes kept free as spares, for the cost.")] = 0,
+    figure: Annotated[
+        str,
+        typer.Option(
+            "--trace", metavar="FIGURE", help="Follow MTTD, MTTR, MTTP, MTBF, ETTR, goodput, lost-steps to events."
+        ),
+    ] = "",
+    zone: Annotated[
+        str, typer.Option(metavar="ZONE", help="Times in this zone, such as Asia/Tokyo. Default: UTC.")
+    ] = "",
+    language: Annotated[str, typer.Option(metavar="en|ja", help="Language of the report. Default: en.")] = "",
+    templates: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Your own report.html or report.md, in place of the shipped ones."),
+    ] = None,
     form: Annotated[
         Format | None, typer.Option("--format", help="Default: by the suffix of FILE, else terminal.")
     ] = None,
@@ -58,46 +124,147 @@ def report(
     config: ConfigOption = None,
 ) -> None:
     """Report incidents with their phases, and MTTD, MTTR, MTBF, ETTR, goodput. Definitions: docs/definitions.md."""
+    if compare and not last:
+        raise UsageError("--compare needs --last TIME: the span before it has the same length")
     if json and form not in {None, Format.JSON}:
         raise UsageError(f"--json and --format {form} name two forms: give one of them")
-    chosen = Format.JSON if json else form or BY_SUFFIX.get(output.suffix if output else "", Format.TERMINAL)
+    suffix = output.suffix if output is not None else ""
+    chosen: Format = Format.JSON if json else form or BY_SUFFIX.get(suffix, Format.TERMINAL)
     at = screen.now()
     since = at - parse_last(last) if last else 0.0
     where = _where(cluster_dir, url, journal, config)
 
-    async def collect(records: Records) -> ReportData:
-        await _check_names(records, job, incident)
-        with Progress(
-            *Progress.get_default_columns(),
-            console=screen.error_console(),
-            transient=True,
-            disable=not screen.stderr_is_terminal(),
-        ) as bar:
-            task = bar.add_task("reading", total=None)
-            return await gather(
-                records,
-                title="Holdfast report" + (f", last {last}" if last else ""),
-                cluster="",
-                now=at,
-                job=job,
-                incident=incident,
-                since=since,
-                on_job=lambda done, of: bar.update(task, completed=done, total=of),
-            )
+    prices = Economics(gpu_hour=gpu_hour, person_minutes=person_minutes, spare_nodes=spare_nodes)
+    words, own = _house_style(zone, language, templates, config)
+    asked = Asked(
+        kind, job, incident, last, since, at, compare, policy, prices, figure_named(figure) if figure else "", words
+    )
+    _make(where, asked, cluster_dir, lambda data, found: _tell(data, found, chosen, kind, output, own))
 
-    data = read(where, collect)
-    clusters = sorted({record.key.cluster for record in data.jobs})
-    if where.journal is None and len(data.incidents) == ROWS_MAX:
-        data.notes.append(f"Only the newest {ROWS_MAX} incidents were read; --journal reads all of them.")
-    data.cluster = ", ".join(clusters) or (cluster_dir.name if cluster_dir is not None else "unknown")
-    if output is not None:
-        _write(output, _text(data, chosen))
+
+def _make(
+    where: Where, asked: Asked, cluster_dir: Path | None, tell: Callable[[ReportData, Trace | None], None]
+) -> None:
+    # A year's records live until the command ends: looking through them for garbage is a fifth of its time.
+    gc.disable()
+    try:
+        data, followed = read(where, lambda records: _collect(records, asked))
+        clusters = sorted({record.key.cluster for record in data.jobs})
+        if where.journal is None and len(data.incidents) == ROWS_MAX:
+            data.notes.append(f"Only the newest {ROWS_MAX} incidents were read; --journal reads all of them.")
+        data.cluster = ", ".join(clusters) or (cluster_dir.name if cluster_dir is not None else "unknown")
+        tell(data, followed)
+    finally:
+        gc.enable()
+
+
+def _tell(
+    data: ReportData,
+    followed: Trace | None,
+    chosen: Format,
+    kind: Kind,
+    output: Path | None,
+    templates: Path | None,
+) -> None:
+    if followed is not None:
+        _tell_trace(followed, data, chosen, output)
+    elif output is not None:
+        _write(output, chosen, data, kind, templates)
     elif chosen is Format.TERMINAL:
         from holdfast.report.terminal import show  # noqa: PLC0415 - each form loads only what it needs
 
-        show(data, screen.console())
+        show(data, screen.console(), kind)
+    elif chosen is Format.PDF:
+        raise UsageError("a PDF goes to a file: give -o FILE.pdf")
     else:
-        typer.echo(_text(data, chosen), nl=chosen is Format.JSON)
+        typer.echo(_text(data, chosen, kind, templates), nl=chosen is Format.JSON)
+
+
+def _tell_trace(found: Trace, data: ReportData, chosen: Format, output: Path | None) -> None:
+    if output is not None or chosen not in {Format.TERMINAL, Format.JSON}:
+        raise UsageError("--trace prints to the terminal, or as --json: leave -o and other forms out")
+    if chosen is Format.JSON:
+        screen.say_json(trace_form(found))
+        return
+    show_trace(found, data.words)
+    for note in data.notes:
+        screen.say(f"holdfast: {note}", err=True)
+
+
+def _house_style(zone: str, language: str, templates: Path | None, config: Path | None) -> tuple[Words, Path | None]:
+    """Options win over `[report]` of holdfast.toml.
+
+    Raises:
+        UsageError: no such zone or language.
+        ConfigError: see `config.load_settings`.
+    """
+    settings = load_settings(config)
+    house = settings.config.report
+    said_zone, said_language = zone or house.zone or "UTC", language or house.language or "en"
+    if said_language not in LANGUAGES:
+        raise UsageError(f'--language "{said_language}" is not known here: write {" or ".join(LANGUAGES)}')
+    words = Words(said_language, said_zone)
+    try:
+        words.clock(1.0)
+    except (ValueError, OSError, KeyError) as error:
+        from zoneinfo import available_timezones  # noqa: PLC0415 - reads a whole folder
+
+        near = nearest(said_zone, available_timezones())
+        hint = f'; did you mean "{near}"?' if near else "; write it like Asia/Tokyo"
+        raise UsageError(f'--zone "{said_zone}" is no time zone{hint}') from error
+    return words, templates or settings.path(house.templates)
+
+
+async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | None]:
+    """Read everything, with a bar on standard error while a large journal is read."""
+    await _check_names(records, asked.job, asked.incident)
+    with Progress(
+        *Progress.get_default_columns(),
+        console=screen.error_console(),
+        transient=True,
+        disable=not screen.stderr_is_terminal(),
+    ) as bar:
+        task = bar.add_task("reading", total=None)
+
+        async def span(begin: float, end: float) -> ReportData:
+            return await gather(
+                records,
+                title=TITLES[asked.kind] + (f", last {asked.last}" if asked.last else ""),
+                cluster="",
+                now=asked.now,
+                job=asked.job,
+                incident=asked.incident,
+                since=begin,
+                until=end,
+                with_series=asked.kind is Kind.FULL and not asked.figure,
+                with_details=asked.kind is not Kind.FLEET and not asked.figure,
+                on_job=lambda done, of: bar.update(task, completed=done, total=of),
+            )
+
+        found = await span(asked.since, 0.0)
+        found.economics = asked.economics
+        found.slo = _slo(asked.policy, await records.events(kind="policy_loaded", limit=1000))
+        if asked.compare:
+            found.former = await span(max(0.0, 2 * asked.since - asked.now), asked.since)
+        found.words = asked.words
+        followed = await read_trace(records, found, asked.figure) if asked.figure else None
+        found.notes += [*writer_of(records, asked.now), *notes_of(records)]
+        return found, followed
+
+
+TITLES = {Kind.FULL: "Holdfast report", Kind.FLEET: "Holdfast fleet report", Kind.SUMMARY: "Holdfast summary"}
+
+
+def _slo(policy: Path | None, loaded: list[AnyEvent]) -> Slo:
+    """The objectives of this file, else of the newest policy that the journal holds."""
+    from holdfast.adapters.policy_files import packaged_presets, read_policy  # noqa: PLC0415 - only where one is read
+    from holdfast.model.policy_toml import parse_policy  # noqa: PLC0415 - see above
+
+    presets = packaged_presets()
+    if policy is not None:
+        return read_policy(policy, presets)[0].site.slo
+    newest = [event for event in loaded if isinstance(event, PolicyLoaded)][-1:]
+    return parse_policy(newest[0].toml, newest[0].file, presets).site.slo if newest else Slo()
 
 
 def parse_last(text: str) -> float:
@@ -135,32 +302,42 @@ async def _check_names(records: Records, job: str, incident: str) -> None:
         raise missing("incident", incident, [record.id for record in await records.incidents()])
 
 
-def _text(data: ReportData, form: Format) -> str:
+def _text(data: ReportData, form: Format, kind: Kind, templates: Path | None) -> str:
     """The report as text; each form's module is loaded only when it is asked for."""
     if form is Format.JSON:
         from holdfast.report.json_form import render_json  # noqa: PLC0415 - see above
 
-        return render_json(data)
+        return render_json(data, kind)
     if form is Format.MD:
         from holdfast.report.markdown import render_markdown  # noqa: PLC0415 - see above
 
-        return screen.printable(render_markdown(data))
+        return screen.printable(render_markdown(data, kind, templates=templates))
     if form is Format.HTML:
         from holdfast.report.html import render_html  # noqa: PLC0415 - see above
 
-        return render_html(data)
+        return render_html(data, kind=kind, templates=templates)
+    if form is Format.CSV:
+        from holdfast.report.csv_form import render_csv  # noqa: PLC0415 - see above
+
+        return render_csv(data, kind)
     import io  # noqa: PLC0415 - see above
 
     from holdfast.report.terminal import show  # noqa: PLC0415 - see above
 
     out = io.StringIO()
-    show(data, screen.PlainConsole(file=out, width=100, force_terminal=False))
+    show(data, screen.PlainConsole(file=out, width=100, force_terminal=False), kind)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, form: Format, data: ReportData, kind: Kind, templates: Path | None) -> None:
     try:
-        path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+        if form is Format.PDF:
+            from holdfast.cli.pdf import print_pdf  # noqa: PLC0415 - see `_text`
+
+            print_pdf(_text(data, Format.HTML, kind, templates), path)
+        else:
+            text = _text(data, form, kind, templates)
+            path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8", newline="")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
     screen.say(f"{path}", err=True)

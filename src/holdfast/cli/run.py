@@ -1,28 +1,20 @@
-"""`holdfast run`: torchrun's place, or a supervisor for any command. Wires the launcher's parts together.
+"""`holdfast run`: torchrun's place, or a supervisor for any command: its options, its help, its mistakes.
 
-The only module that joins `launch` (which leads the ranks) with `controller` and `decide` (which decide).
+A plain line never comes here: `cli.entry` reads it without the command-line library. Both end in `run_start`.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import structlog
 import typer
 from typer.core import TyperCommand
 
-from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.policy_files import packaged_presets, read_policy
-from holdfast.controller import Controller, Settings
-from holdfast.decide.engine import Engine
+from holdfast.cli.run_start import begin
 from holdfast.errors import HoldfastError
 from holdfast.launch.options import DEFAULT_PRELOAD, RunOptions
-from holdfast.launch.program import launch
-from holdfast.ports import Journal, Notifier, Orchestrator
 
 run = typer.Typer(add_completion=False, rich_markup_mode=None)
 _COMMAND_MARK = "holdfast.run.is_command"
@@ -57,66 +49,40 @@ def run_command(
         int | None, typer.Option(help="Restarts in place without progress; 0: none. Default: the policy's.", min=0)
     ] = None,
     policy: Annotated[Path | None, typer.Option(help="Policy file (TOML).")] = None,
+    log_rules: Annotated[
+        Path | None,
+        typer.Option(help="HyperPod's log rules (YAML, JSON; a manifest too). Default: `log_rules` in holdfast.toml."),
+    ] = None,
+    rules: Annotated[list[Path] | None, typer.Option(help="A folder of the site's own catalogue rules.")] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="Where the job's framework saves: what is damaged is set aside before each start."),
+    ] = None,
     job_dir: Annotated[Path | None, typer.Option(help="The job's folder. Default: ./holdfast-run-ID.")] = None,
     tee: Annotated[str, typer.Option(help="Ranks whose output is repeated here: `all`, `none`, `0,3`.")] = "auto",
     stop_grace_s: Annotated[float, typer.Option(help="Between a forwarded SIGTERM and SIGKILL.", min=0.0)] = 30.0,
     lease_s: Annotated[float, typer.Option(help="Attempt lease between the launchers.", min=0.5)] = 3.0,
 ) -> None:
     """Run a training command so that it comes back by itself."""
-    options = RunOptions(
-        argv=tuple(command),
-        is_command=bool(ctx.meta.get(_COMMAND_MARK)),
-        is_module=module,
-        nnodes=nnodes,
-        nproc_per_node=nproc_per_node,
-        standbys=standbys,
-        preload=tuple(name.strip() for name in preload.split(",") if name.strip()),
-        tee=tee,
-        max_restarts=max_restarts,
-        policy=str(policy) if policy is not None else "",
-        job_dir=str(job_dir) if job_dir is not None else "",
-        stop_grace_s=stop_grace_s,
-        lease_s=lease_s,
-    )
-    raise typer.Exit(start(options))
-
-
-def start(options: RunOptions) -> int:
-    """Run with the controller and engine of this package; returns the exit code."""
-    _quiet_logs()
-    presets = packaged_presets()
-    policies, _ = read_policy(Path(options.policy) if options.policy else None, presets)
-
-    def engine(state: bytes | None) -> Engine:
-        if state is None:
-            return Engine(policies, scope="allocation", presets=presets)
-        return Engine.restore(state, policies, presets=presets)
-
-    def make_controller(
-        journal: Journal, orchestrator: Orchestrator, notifiers: list[Notifier], holder: str
-    ) -> Controller:
-        return Controller(
-            journal,
-            engine,
-            orchestrator,
-            [],
-            notifiers,
-            SystemClock(),
-            holder=holder,
-            scope="allocation",
-            settings=Settings(watch=False),
+    begin(
+        RunOptions(
+            argv=tuple(command),
+            is_command=bool(ctx.meta.get(_COMMAND_MARK)),
+            is_module=module,
+            nnodes=nnodes,
+            nproc_per_node=nproc_per_node,
+            standbys=standbys,
+            preload=tuple(name.strip() for name in preload.split(",") if name.strip()),
+            tee=tee,
+            max_restarts=max_restarts,
+            policy=str(policy) if policy is not None else "",
+            log_rules=str(log_rules) if log_rules is not None else "",
+            rules=tuple(str(folder) for folder in rules or ()),
+            checkpoints=str(checkpoints) if checkpoints is not None else "",
+            job_dir=str(job_dir) if job_dir is not None else "",
+            stop_grace_s=stop_grace_s,
+            lease_s=lease_s,
         )
-
-    return launch(options, os.environ, policies=policies, make_controller=make_controller)
-
-
-def _quiet_logs() -> None:
-    """The launcher speaks for itself on stderr; the controller inside it is heard from warnings on."""
-    renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
-    structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper("%H:%M:%S"), renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
     )
 
 

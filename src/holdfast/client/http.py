@@ -18,16 +18,19 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from holdfast.errors import ConfigError, HoldfastError, LinkError, NotFoundError, RefusedError, WireError
+from holdfast.errors import ConfigError, HoldfastError, LinkError, NotFoundError, RefusedError, StaleError, WireError
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent, Command
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
-from holdfast.model.wire import WIRE_VERSION, Beat, BeatAnswer, IngestAnswer, decode, encode
+from holdfast.model.wire import WIRE_VERSION, Beat, BeatAnswer, IngestAnswer, decode, decode_event, encode
 from holdfast.ports import Sample
 
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
+PAGE = 1000
+QUIET_S = 60.0
+"""A stream says something at least every 15 s; one that is silent for longer is cut off."""
 
 
 class State(Struct, frozen=True):
@@ -53,6 +56,22 @@ class Commanded(Struct, frozen=True):
 
     seq: int
     id: str
+    refused: str = ""
+    """Why the engine did not do it; empty: it was taken."""
+
+
+class Deed(Struct, frozen=True):
+    """One line of the audit."""
+
+    seq: int
+    at: float
+    who: str
+    what: str
+    target: str = ""
+    value: str = ""
+    why: str = ""
+    refused: str = ""
+    orders: tuple[str, ...] = ()
 
 
 class _Problem(Struct):
@@ -73,9 +92,11 @@ class AsyncClient:
         timeout_s: for one request, beyond any wait that the request itself asks for.
         ca_file: certificate authority that the controller's certificate is checked against.
         transport: another httpx transport, for tests.
+        page: records that are asked for at once.
 
     Every method raises LinkError when the controller cannot be reached or says that it cannot now, RefusedError when
-    the token does not suffice, NotFoundError for what does not exist, WireError for what it cannot understand.
+    the token does not suffice, NotFoundError for what does not exist, StaleError for a record that has changed since,
+    WireError for what it cannot understand.
     """
 
     def __init__(
@@ -86,10 +107,12 @@ class AsyncClient:
         timeout_s: float = TIMEOUT_S,
         ca_file: Path | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        page: int = PAGE,
     ) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
+        self._page = page
         # A controller is reached directly: a proxy of the environment would be asked for 127.0.0.1, too.
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -150,13 +173,13 @@ class AsyncClient:
     async def jobs(self, *, job: str = "") -> list[JobRecord]:
         """All jobs, or one."""
         if not job:
-            return await self._call("GET", "/v1/jobs", list[JobRecord])
+            return await self._all("/v1/jobs", JobRecord)
         return await self._one(f"/v1/jobs/{_part(job)}", JobRecord)
 
     async def nodes(self, *, node: str = "") -> list[NodeRecord]:
         """All nodes, or one."""
         if not node:
-            return await self._call("GET", "/v1/nodes", list[NodeRecord])
+            return await self._all("/v1/nodes", NodeRecord)
         return await self._one(f"/v1/nodes/{_part(node)}", NodeRecord)
 
     async def brakes(self) -> list[BrakeRecord]:
@@ -169,13 +192,35 @@ class AsyncClient:
         """Incidents, newest first, or one."""
         if incident:
             return await self._one(f"/v1/incidents/{_part(incident)}", IncidentRecord)
-        params = {"open_only": str(open_only).lower(), "limit": limit}
-        return await self._call("GET", "/v1/incidents", list[IncidentRecord], params=params)
+        return await self._all("/v1/incidents", IncidentRecord, limit, open_only=str(open_only).lower())
 
     async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
         """Orders, newest first."""
-        params = {"incident": incident, "pending_only": str(pending_only).lower(), "limit": limit}
-        return await self._call("GET", "/v1/orders", list[OrderRecord], params=params)
+        return await self._all(
+            "/v1/orders", OrderRecord, limit, incident=incident, pending_only=str(pending_only).lower()
+        )
+
+    async def audit(self, *, who: str = "", limit: int = 100) -> list[Deed]:
+        """What people did, newest first."""
+        return await self._all("/v1/audit", Deed, limit, who=who)
+
+    async def stream(self, *, after: int = -1, **where: str) -> AsyncIterator[AnyEvent]:
+        """Each event as it is stored, from behind `after` on; -1: what comes next. `where`: incident, job, node, kind.
+
+        Ends when the controller does; raises LinkError when the connection breaks. Then ask again with `after` = the
+        `seq` of the last event.
+        """
+        timeout = httpx.Timeout(self._timeout_s, read=QUIET_S)
+        try:
+            async with self._http.stream("GET", "/v1/stream", params={"after": after, **where}, timeout=timeout) as got:
+                if not got.is_success:
+                    await got.aread()
+                    raise _error(got)
+                async for line in got.aiter_lines():
+                    if line.startswith("data: "):
+                        yield decode_event(line.removeprefix("data: "))
+        except httpx.HTTPError as error:
+            raise LinkError(f"the stream of {self.url} broke: {str(error) or type(error).__name__}") from error
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
         """Points of a series in order of time; `subject` may end in `*`."""
@@ -205,8 +250,12 @@ class AsyncClient:
         group: str = "",
         value: str = "",
         remedy: str = "",
+        if_match: str = "",
     ) -> Commanded:
-        """Give an operator's command; returns when it is on the controller's disk."""
+        """Give an operator's command; returns when it is on the controller's disk, with what the engine said to it.
+
+        `if_match`: `tag` of the target as you saw it; StaleError when it has changed since.
+        """
         body: dict[str, Any] = {
             "command": str(command),
             "who": who,
@@ -219,9 +268,30 @@ class AsyncClient:
         }
         if job is not None:
             body["job"] = job
-        return await self._call("POST", "/v1/commands", Commanded, content=encode(body))
+        headers = {"If-Match": if_match} if if_match else None
+        return await self._call("POST", "/v1/commands", Commanded, content=encode(body), headers=headers)
+
+    async def tag(self, *, node: str = "", job: str = "", incident: str = "", order: str = "") -> str:
+        """The entity tag of a record as it is now. Raises NotFoundError when there is none."""
+        kinds = {"nodes": node, "jobs": job, "incidents": incident, "orders": order}
+        path = next((f"/v1/{kind}/{_part(name)}" for kind, name in kinds.items() if name), "/v1/nodes/")
+        return str((await self._request("GET", path)).headers.get("etag", ""))
 
     # --- requests ---
+
+    async def _all(self, path: str, kind: type[T], limit: int | None = None, **params: Any) -> list[T]:
+        """Up to `limit` records of a list, page by page."""
+        found: list[T] = []
+        cursor: dict[str, str] = {}
+        while limit is None or len(found) < limit:
+            size = self._page if limit is None else min(self._page, limit - len(found))
+            response = await self._request("GET", path, params={**params, "limit": max(1, size), **cursor})
+            found += decode(response.content, list[kind])  # type: ignore[valid-type]
+            following = response.links.get("next", {}).get("url", "")
+            if not following:
+                break
+            cursor = {"cursor": httpx.URL(following).params["cursor"]}
+        return found if limit is None else found[:limit]
 
     async def _one(self, path: str, kind: type[T]) -> list[T]:
         try:
@@ -238,9 +308,26 @@ class AsyncClient:
         *,
         content: bytes | None = None,
         params: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
         wait_s: float = 0.0,
     ) -> T:
-        headers = {"Content-Type": "application/json"} if content is not None else None
+        response = await self._request(method, path, content=content, params=params, headers=headers, wait_s=wait_s)
+        return decode(response.content, kind)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        params: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        wait_s: float = 0.0,
+    ) -> httpx.Response:
+        if content is not None:
+            headers = {"Content-Type": "application/json", **(headers or {})}
+        if self._http.is_closed:
+            raise LinkError(f"the connection to the controller at {self.url} is closed")
         try:
             response = await self._http.request(
                 method, path, content=content, params=params, headers=headers, timeout=self._timeout_s + wait_s
@@ -250,7 +337,7 @@ class AsyncClient:
                 f"the controller at {self.url} cannot be reached: {str(error) or type(error).__name__}"
             ) from error
         if response.is_success:
-            return decode(response.content, kind)
+            return response
         raise _error(response)
 
 
@@ -277,6 +364,8 @@ def _error(response: httpx.Response) -> HoldfastError:
         return RefusedError(detail)
     if status == httpx.codes.NOT_FOUND:
         return NotFoundError(detail)
+    if status == httpx.codes.PRECONDITION_FAILED:
+        return StaleError(detail)
     if status >= 500 or status == httpx.codes.TOO_MANY_REQUESTS:
         return LinkError(f"the controller cannot answer now: {detail}")
     return WireError(detail)
@@ -325,6 +414,26 @@ class Client:
     def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
         """See `AsyncClient.orders`."""
         return self._run(self._client.orders(incident=incident, pending_only=pending_only, limit=limit))
+
+    def jobs(self, *, job: str = "") -> list[JobRecord]:
+        """See `AsyncClient.jobs`."""
+        return self._run(self._client.jobs(job=job))
+
+    def nodes(self, *, node: str = "") -> list[NodeRecord]:
+        """See `AsyncClient.nodes`."""
+        return self._run(self._client.nodes(node=node))
+
+    def incidents(self, *, incident: str = "", open_only: bool = False, limit: int = 1000) -> list[IncidentRecord]:
+        """See `AsyncClient.incidents`."""
+        return self._run(self._client.incidents(incident=incident, open_only=open_only, limit=limit))
+
+    def audit(self, *, who: str = "", limit: int = 100) -> list[Deed]:
+        """See `AsyncClient.audit`."""
+        return self._run(self._client.audit(who=who, limit=limit))
+
+    def tag(self, **what: str) -> str:
+        """See `AsyncClient.tag`."""
+        return self._run(self._client.tag(**what))
 
     def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
         """See `AsyncClient.samples`."""

@@ -49,6 +49,11 @@ class Spool:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def has_room(self) -> bool:
+        """Is less than half of it taken? Then what is added drives nothing else out for a while."""
+        return self._bytes < self._bytes_max / 2
+
     def _read(self, path: Path) -> None:
         try:
             lines = path.read_bytes().split(b"\n")

@@ -33,9 +33,17 @@ GATE_S = 0.1
 TEXT_MAX = 2000
 
 
-async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` for at most so long by the clock port; raises TimeoutError after it has ended the work."""
+async def within(
+    clock: Clock, seconds: float, work: Coroutine[Any, Any, T], *, running: set[asyncio.Task[Any]] | None = None
+) -> T:
+    """Await `work` for at most so long by the clock port; raises TimeoutError after it has ended the work.
+
+    While it runs its task stands in `running`: who cancels it there has CancelledError raised here.
+    """
     task = asyncio.ensure_future(work)
+    if running is not None:
+        running.add(task)
+        task.add_done_callback(running.discard)
     late = False
 
     def stop() -> None:
@@ -84,7 +92,14 @@ class Executors:
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._known: set[str] = set()
+        self._reporting: set[str] = set()
+        """Orders that have failed for now, whose outcome is on its way to the journal."""
+        self._again: dict[str, o.AnyOrder] = {}
+        """Of these, the ones that the engine has asked for once more before their task had ended."""
         self._killed = False
+        self._acts: set[asyncio.Task[Any]] = set()
+        """What adapters are doing now."""
+        self._interrupted = False
         self.epoch = 0
         self._failures = 0
 
@@ -95,6 +110,9 @@ class Executors:
 
     def dispatch(self, order: o.AnyOrder) -> None:
         """Carry the order out as soon as its job or node is free. An id that waits or runs already is ignored."""
+        if order.id in self._reporting:
+            # Its failure may be stored already, and nobody would ask a third time.
+            self._again[order.id] = order
         if order.id in self._known or self._killed:
             return
         self._known.add(order.id)
@@ -112,16 +130,24 @@ class Executors:
         One that runs is left to finish: its effect is wanted, and half of it would be worse than twice.
         """
         self._mailboxes.settle(order_id)
+        self._again.pop(order_id, None)
         if order_id not in self._running:
             self._known.discard(order_id)
 
     def withdraw(self, order_id: str) -> None:
         """The engine no longer wants it: drop it if it waits, interrupt it if it runs."""
         self._mailboxes.settle(order_id)
+        self._again.pop(order_id, None)
         self._known.discard(order_id)
         running = self._running.get(order_id)
         if running is not None:
             running.cancel()
+
+    def interrupt(self) -> None:
+        """The right to act has ended: cut off what adapters do. It is begun again once there is a right again."""
+        self._interrupted = bool(self._acts)
+        for act in list(self._acts):
+            act.cancel()
 
     async def kill(self) -> None:
         """End everything now. What was not finished stays pending in the journal."""
@@ -156,7 +182,12 @@ class Executors:
                     task.cancel()
                     del self._running[order.id]
                     self._known.discard(order.id)
+                    self._reporting.discard(order.id)
             queue.popleft()
+            again = self._again.pop(order.id, None)
+            if again is not None and not self._killed:
+                self._known.add(again.id)
+                queue.append(again)
         del self._lanes[lane]
 
     async def _one(self, order: o.AnyOrder) -> None:
@@ -186,7 +217,14 @@ class Executors:
         while True:
             left_s = deadline - self._clock.monotonic()
             try:
-                return await within(self._clock, left_s, act())
+                return await within(self._clock, left_s, act(), running=self._acts)
+            except asyncio.CancelledError:
+                current = asyncio.current_task()
+                if not self._interrupted or self._killed or (current is not None and current.cancelling()):
+                    raise
+                _log.warning("order is cut off: the lease was not renewed in time", order=order.id, kind=kind_of(order))
+                await self._gate()
+                deadline = self._clock.monotonic() + limit_s
             except TimeoutError as error:
                 raise TemporaryOrderError(f"not done within {limit_s:g} s") from error
             except (TemporaryOrderError, LinkError) as error:
@@ -262,6 +300,7 @@ class Executors:
             await self._outcome(done)
             return
         self._failures += 1
+        self._reporting.add(order.id)
         _log.warning("order failed", order=order.id, kind=kind_of(order), why=str(error), permanent=permanent)
         await self._outcome(
             e.OrderFailed(

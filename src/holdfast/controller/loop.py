@@ -18,6 +18,7 @@ import structlog
 from msgspec import structs
 
 from holdfast import __version__
+from holdfast.controller.election import Leading
 from holdfast.controller.executors import Executors, within
 from holdfast.controller.figures import Figures, Health
 from holdfast.controller.mailbox import Mailboxes
@@ -31,7 +32,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import NodeView
 from holdfast.model.wire import Beat, BeatAnswer, encode, kind_of
-from holdfast.ports import Clock, Entry, Journal, Notifier, Orchestrator, Repair
+from holdfast.ports import Clock, Entry, Journal, LeaseRow, Notifier, Orchestrator, Repair
 
 R = TypeVar("R")
 _log = structlog.get_logger("holdfast.controller")
@@ -84,6 +85,8 @@ class Controller:
         self.figures = Figures()
         self.ready = asyncio.Event()
         """Set once the journal is replayed and pending orders are carried on."""
+        self.listeners: list[Callable[[Sequence[Entry]], object]] = []
+        """Told of every batch once it is on disk. The records in it live on: who keeps something copies it at once."""
         self._engine_factory = engine_factory
         self._engine: EngineLike | None = None
         self._shell = ShellState()
@@ -96,7 +99,9 @@ class Controller:
         self._ended = False
         self._deciding = False
         """A batch is on its way to the disk: the engine is ahead of the journal."""
-        self._lease_until = 0.0
+        self._leading = Leading(lease_s)
+        self._lapse: Callable[[], None] = lambda: None
+        """Forgets the alarm for the moment at which the lease ends unless it is renewed."""
         self._snapshot_seq = 0
         mailboxes = Mailboxes()
         self.presence = Presence(clock, settings, mailboxes, state=self.shell, submit=self.submit)
@@ -171,7 +176,12 @@ class Controller:
 
     def may_act(self) -> bool:
         """Is the lease surely ours, and can outcomes be stored?"""
-        return not self.failing and self.clock.monotonic() < self._lease_until
+        return not self.failing and self._leading.may_act(self.clock.monotonic())
+
+    @property
+    def ended(self) -> bool:
+        """It will take no more events."""
+        return self._ended
 
     @property
     def busy(self) -> bool:
@@ -206,21 +216,25 @@ class Controller:
 
     # --- life ---
 
-    async def run(self) -> None:
+    async def run(self, *, seen: LeaseRow | None = None, ahead_s: float = 0.0) -> None:
         """Take the lease, replay, carry on until `stop`, then snapshot and give the lease back.
+
+        Args:
+            seen: the lease as `election.until_free` found it; None: it is judged by its time, on one machine's clock.
+            ahead_s: how far our clock is ahead of that of the controller before.
 
         Raises:
             JournalBusyError: another controller is active.
             FencedError: another took over; nothing was begun after that was known.
             JournalError, WireError: the journal cannot be read.
         """
-        await self._take_over()
+        await self._take_over(seen)
         tasks = [
             asyncio.create_task(self._decide(), name="decide"),
             asyncio.create_task(self._keep_lease(), name="lease"),
         ]
         try:
-            await self._carry_on(tasks)
+            await self._carry_on(tasks, ahead_s)
             tasks += [
                 asyncio.create_task(self.presence.run(), name="presence"),
                 asyncio.create_task(self._keep_house(), name="house"),
@@ -244,10 +258,10 @@ class Controller:
             if task.done():
                 task.result()
 
-    async def _take_over(self) -> None:
+    async def _take_over(self, seen: LeaseRow | None) -> None:
         before = self.clock.monotonic()
-        self.epoch = await self.journal.acquire(self.holder, lease_s=self.lease_s, now=self.clock.now())
-        self._lease_until = before + self.lease_s
+        self.epoch = await self.journal.acquire(self.holder, lease_s=self.lease_s, now=self.clock.now(), seen=seen)
+        self._renewed(before)
         self.presence.epoch = self.watch.epoch = self._executors.epoch = self.epoch
         await self._replay()
         self.figures.jobs = {str(record.key): record.state.value for record in await self.journal.jobs()}
@@ -271,7 +285,7 @@ class Controller:
             seq = event.seq
         self._engine, self._shell, self.seq = engine, shell, max(seq, await self.journal.last_seq())
 
-    async def _carry_on(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+    async def _carry_on(self, tasks: Sequence[asyncio.Task[None]], ahead_s: float) -> None:
         """Say that we are here, then carry out again what has no outcome, and wait for what was waited for."""
         pending = [record.order for record in self._the_engine().pending_orders()]
         waiting = dict(self._shell.timers)
@@ -282,6 +296,7 @@ class Controller:
             epoch=self.epoch,
             scope=self.scope,
             version=__version__,
+            ahead_s=ahead_s,
         )
         waiting_for: list[asyncio.Future[Any]] = [self.submit(started), *tasks]
         await asyncio.wait(waiting_for, return_when=asyncio.FIRST_COMPLETED)
@@ -292,8 +307,8 @@ class Controller:
         for order in pending:
             if order.id in still and not isinstance(order, o.StartTimer | o.CancelTimer):
                 self._executors.dispatch(order)
-        for name, timer in waiting.items():
-            if self._shell.timers.get(name) == timer:
+        for name, timer in self._shell.timers.items():
+            if name in waiting and waiting[name].order == timer.order:
                 self._timers.start(name, timer)
 
     async def _end_orderly(self, tasks: list[asyncio.Task[None]]) -> None:
@@ -316,6 +331,7 @@ class Controller:
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         self._ended = True
         self.ready.clear()
+        self._lapse()
         self._timers.clear()
         for task in tasks:
             task.cancel()
@@ -402,12 +418,21 @@ class Controller:
                 future.set_result(self.seq)
         if entries:
             self._ring()
+            self._tell_listeners(entries)
             for entry in entries:
                 self._consequences(entry)
             if self.seq - self._snapshot_seq >= self.settings.snapshot_every:
                 state, seq = pack(self._the_engine(), self._shell), self.seq
                 await self._insist(lambda: self.journal.snapshot(state, seq))
                 self._snapshot_seq = seq
+
+    def _tell_listeners(self, entries: Sequence[Entry]) -> None:
+        for listener in tuple(self.listeners):
+            try:
+                listener(entries)
+            except Exception:  # noqa: BLE001
+                # A page that cannot be drawn must not keep orders from being carried out.
+                _log.exception("a listener broke")
 
     def _consequences(self, entry: Entry) -> None:
         event = entry.event
@@ -477,7 +502,17 @@ class Controller:
                 _log.warning("the lease could not be renewed", why=str(error))
                 await self.clock.sleep(min(0.5, self.lease_s / 10))
                 continue
-            self._lease_until = before + self.lease_s
+            self._renewed(before)
+
+    def _renewed(self, asked_at: float) -> None:
+        """Ours until a lease's time after it was asked for. What runs then may be another's to do: it is cut off."""
+        self._leading.renewed(asked_at)
+        self._lapse()
+        self._lapse = self.clock.call_later(self._leading.until - self.clock.monotonic(), self._lapsed)
+
+    def _lapsed(self) -> None:
+        self._leading.lapse(self.clock.monotonic())
+        self._executors.interrupt()
 
     async def _keep_house(self) -> None:
         """Write samples once a second, drop old history now and then."""

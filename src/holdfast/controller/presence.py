@@ -49,8 +49,12 @@ class Presence:
         self._submit = submit
         self._heard: dict[str, float] = {}
         self._said: set[str] = set()
+        self._held: set[str] = set()
         self._since = 0.0
         self._counter = 0
+        self._look_at = 0.0
+        """Nobody can become silent before this time, so nobody is looked at before; infinite: all are held."""
+        self._wake = asyncio.Event()
         self.epoch = 0
         self.beats = 0
         self.samples: deque[Sample] = deque(maxlen=settings.samples_max)
@@ -63,18 +67,15 @@ class Presence:
         state = self._state()
         lease_s, attached, address = self._settings.beat_lease_s, True, ""
         if beat.node:
-            self._heard[f"node:{beat.node}"] = now
+            self._hear(f"node:{beat.node}", now, self._settings.silent_after_s)
             if beat.node in state.silent:
-                self._say(
-                    f"heard:{beat.node}",
-                    e.NodeHeard(id=self._id(), at=self._clock.now(), source="controller", node=beat.node),
-                )
+                self._say_heard(beat.node)
         if beat.job:
-            key = JobKey(beat.cluster, beat.job, beat.generation)
-            self._heard[f"launcher:{key_text(key)}"] = now
+            key = state.known_as(JobKey(beat.cluster, beat.job, beat.generation))
             lease = state.launchers.get(key_text(key))
             attached, address = lease is not None, launcher_address(key)
             lease_s = lease.lease_s if lease is not None else lease_s
+            self._hear(address, now, lease_s)
         elif beat.node:
             address = agent_address(beat.node)
             self._agent(beat, state)
@@ -115,10 +116,38 @@ class Presence:
             value = math.nan if point.value is None else point.value
             self.samples.append(Sample(point.series, point.subject, point.at, value))
 
+    def hold(self, name: str) -> None:
+        """Count `node:NAME` or `launcher:KEY` as heard until `let_go`: whoever carries its beats folds them for us.
+
+        A simulation says this way that a node goes on beating; so may a relay that speaks for many agents.
+        """
+        self._held.add(name)
+
+    def let_go(self, name: str) -> None:
+        """It is not vouched for any more: it was heard now for the last time, and beats for itself or falls silent."""
+        if name in self._held:
+            self._held.discard(name)
+            self._heard[name] = self._clock.monotonic()
+            self._look_by(0.0)
+
+    def _hear(self, name: str, now: float, limit_s: float) -> None:
+        self._heard[name] = now
+        if name not in self._held:
+            self._look_by(now + limit_s)
+
+    def _look_by(self, at: float) -> None:
+        if at < self._look_at:
+            self._look_at = at
+            self._wake.set()
+
     async def run(self) -> None:
         """Look for silence for ever."""
         last = self._since = self._clock.monotonic()
         while True:
+            if self._look_at == math.inf:
+                self._wake.clear()
+                await self._wake.wait()
+                last = self._clock.monotonic()
             await self._clock.sleep(self._settings.tick_s)
             now = self._clock.monotonic()
             if now - last > DEAF_FACTOR * self._settings.tick_s:
@@ -126,14 +155,32 @@ class Presence:
                 _log.warning("the controller was not running", for_s=round(now - last, 1))
                 self._heard = {name: at + (now - last) for name, at in self._heard.items()}
                 self._since += now - last
+                self._look_at = 0.0
             last = now
-            self._find_silence(now)
+            if now >= self._look_at:
+                earliest = self._find_silence(now)
+                self._look_at = earliest if self._held else min(earliest, now + self._settings.silent_after_s)
 
-    def _find_silence(self, now: float) -> None:
+    def _find_silence(self, now: float) -> float:
+        """Say who is silent. Returns the earliest time at which somebody else can be.
+
+        A look costs as much as there are agents; since a beat can only move that time on, there need be no look before.
+        """
         state = self._state()
+        silent = set(state.silent)
+        earliest = math.inf
         for node in state.agents:
-            quiet_s = now - self._heard.get(f"node:{node}", self._since)
-            if quiet_s > self._settings.silent_after_s and node not in state.silent:
+            name = f"node:{node}"
+            if node in silent or name in self._held:
+                if node in silent and name in self._held:
+                    # Its silence was stored late (the disk was full), and it was heard, and vouched for, before that.
+                    self._say_heard(node)
+                continue
+            quiet_s = now - self._heard.get(name, self._since)
+            if quiet_s <= self._settings.silent_after_s:
+                earliest = min(earliest, now - quiet_s + self._settings.silent_after_s)
+            else:
+                earliest = 0.0
                 self._say(
                     f"silent:{node}",
                     e.NodeSilent(
@@ -141,16 +188,29 @@ class Presence:
                     ),
                 )
         for text, lease in state.launchers.items():
+            if f"launcher:{text}" in self._held:
+                continue
             quiet_s = now - self._heard.get(f"launcher:{text}", self._since)
-            if quiet_s > lease.lease_s + self._settings.lease_margin_s:
+            limit_s = lease.lease_s + self._settings.lease_margin_s
+            if quiet_s <= limit_s:
+                earliest = min(earliest, now - quiet_s + limit_s)
+            else:
+                earliest = 0.0
                 self._say(
                     f"lapsed:{text}",
-                    e.LauncherLapsed(id=self._id(), at=self._clock.now(), source="controller", job=lease.job),
+                    e.LauncherLapsed(
+                        id=self._id(),
+                        at=self._clock.now(),
+                        source="controller",
+                        job=lease.job,
+                        restart_count=lease.restart_count,
+                    ),
                 )
+        return earliest
 
     def attached(self, event: e.LauncherAttached) -> None:
         """A launcher has just attached by an event: that counts as a beat, or it would lapse at the next tick."""
-        self._heard[f"launcher:{key_text(event.job)}"] = self._clock.monotonic()
+        self._hear(f"launcher:{key_text(event.job)}", self._clock.monotonic(), event.lease_s)
 
     def _say(self, what: str, event: e.AnyEvent) -> None:
         """Submit a transition once, also when the reason for it is met again before it is stored."""
@@ -159,8 +219,13 @@ class Presence:
         self._said.add(what)
         self._submit(event).add_done_callback(lambda done: self._unsay(what, done))
 
+    def _say_heard(self, node: str) -> None:
+        self._say(f"heard:{node}", e.NodeHeard(id=self._id(), at=self._clock.now(), source="controller", node=node))
+
     def _unsay(self, what: str, done: asyncio.Future[int]) -> None:
         self._said.discard(what)
+        if what.partition(":")[2] and f"node:{what.partition(':')[2]}" in self._held:
+            self._look_by(0.0)
         if not done.cancelled():
             # A controller that stops fails what it could not store; the next one will notice the same again.
             done.exception()

@@ -61,6 +61,7 @@ class Lease(Struct, frozen=True):
 
     job: JobKey
     lease_s: float
+    restart_count: int | None = None
 
 
 class ShellState(Struct):
@@ -75,6 +76,17 @@ class ShellState(Struct):
     launchers: dict[str, Lease] = field(default_factory=dict)
     blind: bool = False
 
+    def known_as(self, key: JobKey) -> JobKey:
+        """The key under which the scheduler's adapter knows the job.
+
+        A launcher or agent on Slurm cannot know how often an id was used before and says generation 1: it means the
+        job that runs now.
+        """
+        if key.generation != 1 or key_text(key) in self.jobs:
+            return key
+        same = [job.key for job in self.jobs.values() if (job.key.cluster, job.key.id) == (key.cluster, key.id)]
+        return max(same, key=lambda known: known.generation, default=key)
+
     def is_stale(self, event: e.AnyEvent) -> bool:
         """A timer that was cancelled or started anew while its event was on the way must not be handled."""
         if not isinstance(event, e.TimerFired):
@@ -88,6 +100,10 @@ class ShellState(Struct):
             self.timers.pop(event.timer, None)
         elif isinstance(event, e.WatchBlind):
             self.blind = event.blind
+        elif isinstance(event, e.ControllerStarted) and event.ahead_s:
+            # What was due by the clock of the controller before is due at the same moment by this one's.
+            for name, timer in self.timers.items():
+                self.timers[name] = Waiting(timer.order, timer.due + event.ahead_s)
         else:
             self._fold_event(event)
         for order in orders:
@@ -117,8 +133,8 @@ class ShellState(Struct):
             case e.NodeHeard():
                 self._heard(event.node)
             case e.LauncherAttached():
-                self.launchers[key_text(event.job)] = Lease(event.job, event.lease_s)
-            case e.LauncherLapsed():
+                self.launchers[key_text(event.job)] = Lease(event.job, event.lease_s, event.restart_count)
+            case e.LauncherLapsed() if not self._has_successor(event):
                 self.launchers.pop(key_text(event.job), None)
             case _:
                 pass
@@ -126,6 +142,13 @@ class ShellState(Struct):
     def _heard(self, node: str) -> None:
         if node in self.silent:
             self.silent.remove(node)
+
+    def _has_successor(self, event: e.LauncherLapsed) -> bool:
+        """Is the launcher of a later start attached already? Then this is the late good-bye of the one before."""
+        lease = self.launchers.get(key_text(event.job))
+        if lease is None or lease.restart_count is None or event.restart_count is None:
+            return False
+        return event.restart_count < lease.restart_count
 
 
 class Snapshot(Struct):

@@ -17,7 +17,7 @@ from holdfast.controller.settings import Settings
 from holdfast.controller.state import ShellState, key_text
 from holdfast.errors import LinkError
 from holdfast.model import events as e
-from holdfast.model.cluster import WorldView
+from holdfast.model.cluster import NodeView, WorldView
 from holdfast.ports import Clock, Orchestrator
 
 _log = structlog.get_logger("holdfast.controller")
@@ -72,6 +72,14 @@ class Watch:
             await self._clock.sleep(self._settings.watch_pause_s)
             await self._wait_change()
 
+    async def look_once(self) -> None:
+        """Look now, beside the rhythm of `run`, and return when what is different is stored.
+
+        Raises:
+            LinkError: the orchestrator cannot be read.
+        """
+        await self.take(await within(self._clock, self._settings.observe_limit_s, self._orchestrator.observe()))
+
     async def _wait_change(self) -> None:
         try:
             await self._orchestrator.wait_change(self._settings.watch_s)
@@ -96,10 +104,15 @@ class Watch:
     def _differences(self, world: WorldView) -> Iterator[e.AnyEvent]:
         state = self._state()
         for node in world.nodes:
-            if state.nodes.get(node.name) != node:
+            known = state.nodes.get(node.name)
+            # Most of a large cluster is the very value that was told before, when its adapter keeps them.
+            if known is not node and known != node:
                 yield e.NodeObserved(id=self._id(), at=world.at, source=self._name, node=node)
+                if node.asked and (known is None or known.asked != node.asked):
+                    yield self._ask_of_person(node, world.at)
         for job in world.jobs:
-            if state.jobs.get(key_text(job.key)) != job:
+            seen = state.jobs.get(key_text(job.key))
+            if seen is not job and seen != job:
                 yield e.JobObserved(id=self._id(), at=world.at, source=self._name, job=job)
         if not world.complete:
             return
@@ -110,6 +123,18 @@ class Watch:
         for name in state.nodes:
             if name not in nodes:
                 yield e.NodeVanished(id=self._id(), at=world.at, source=self._name, node=name)
+
+    def _ask_of_person(self, node: NodeView, at: float) -> e.OperatorCommand:
+        """A person wrote the wish for a repair onto the node itself: that is an operator's command like any other."""
+        return e.OperatorCommand(
+            id=self._id(),
+            at=at,
+            source=self._name,
+            command=e.Command(node.asked),
+            who="a person, by the node's reason",
+            why=node.drain_reason,
+            node=node.name,
+        )
 
     def _id(self) -> str:
         self._counter += 1

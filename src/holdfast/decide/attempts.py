@@ -14,11 +14,14 @@ from holdfast.decide.turn import Turn, in_recovery
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobView, SchedulerState
-from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role
+from holdfast.model.cluster import JobKey, JobView, SchedulerState
+from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
 from holdfast.model.records import AttemptRecord, Authority, JobRecord, JobState, Mark
 
 ATTEMPTS_MAX = 64
+NODES_KEPT = 3
+"""So many attempts of a large job name their nodes; with all of them its record, written with every event, was 1 MB."""
+NODES_SMALL = 64
 
 
 def create(turn: Turn, view: JobView) -> JobRecord:
@@ -32,13 +35,30 @@ def create(turn: Turn, view: JobView) -> JobRecord:
     if turn.in_allocation:
         job.authority = Authority.LAUNCHER
     turn.touch(job)
+    _warn(turn, job, ())
     return job
+
+
+def _warn(turn: Turn, job: JobRecord, known: tuple[str, ...]) -> None:
+    """Its owner meant something that is not understood: said once, or nobody learns of it before it is needed."""
+    for words in job.view.warnings:
+        if words not in known:
+            turn.tell(job, f"{words[0].upper()}{words[1:]}.")
+            title = f"{job.name}: asked for something that is not understood"
+            turn.notify(about(job), Severity.WARNING, title, f"{words}.", job=job.key)
+
+
+def forgotten(turn: Turn, key: JobKey) -> bool:
+    """Is it a job of former days, whose id the scheduler has given to another? Late words of it bring nothing back."""
+    later = turn.index.by_id.get(key.id, ())
+    return any(turn.state.jobs[name].key.generation > key.generation for name in later)
 
 
 def set_view(turn: Turn, job: JobRecord, view: JobView) -> None:
     """Keep what is said of it, and which nodes it is on."""
     old, job.view = job.view, view
     turn.touch(job)
+    _warn(turn, job, old.warnings)
     before, after = occupying(old), occupying(view)
     if before == after:
         return
@@ -64,7 +84,8 @@ def implied(turn: Turn, job: JobRecord) -> None:
         return  # the launcher itself says what it starts
     if attempt is not None and (attempt.restart_count >= job.view.restart_count or attempt.epoch):
         return
-    number = attempt.number + 1 if attempt is not None else job.view.restart_count
+    # As the scheduler counts: what reads its restart count (an agent, the job's own log files) means the same attempt.
+    number = max(attempt.number + 1 if attempt is not None else 0, job.view.restart_count)
     _append(
         turn,
         job,
@@ -75,12 +96,16 @@ def implied(turn: Turn, job: JobRecord) -> None:
             started_at=job.view.started_at or turn.now,
         ),
     )
+    findings.overtook(turn, job)
 
 
 def _append(turn: Turn, job: JobRecord, attempt: AttemptRecord) -> None:
     job.attempts.append(attempt)
     if len(job.attempts) > ATTEMPTS_MAX:
         del job.attempts[0]
+    for old in job.attempts[:-NODES_KEPT]:
+        if len(old.nodes) > NODES_SMALL:
+            old.nodes = ()  # its AttemptStarted holds them
     turn.touch(job)
 
 
@@ -139,19 +164,15 @@ def settle_observed(turn: Turn, job: JobRecord, why: str) -> None:
 def attempt_started(turn: Turn, event: e.AttemptStarted) -> None:
     """All processes of an attempt are started."""
     job = turn.job(event.job)
+    if job is None and forgotten(turn, event.job):
+        return
     if job is None:
         view = JobView(
             key=event.job, state=SchedulerState.RUNNING, nodes=event.nodes, restart_count=event.restart_count
         )
         job = create(turn, view)
-    attempt = job.attempt
-    if attempt is not None and event.attempt <= attempt.number:
-        implied = not attempt.epoch and attempt.restart_count == event.restart_count and event.in_place == 0
-        before = job.attempts[-2].number if len(job.attempts) > 1 else -1
-        if not implied or attempt.ended_at or event.attempt <= before:
-            return
-        job.attempts.pop()
-    if event.restart_count < job.view.restart_count:
+    implied_one = job.attempt if _is_implied(job, event) else None
+    if event.restart_count < job.view.restart_count or not _give_way(job, event):
         return
     record = AttemptRecord(
         number=event.attempt,
@@ -166,7 +187,17 @@ def attempt_started(turn: Turn, event: e.AttemptStarted) -> None:
     )
     _append(turn, job, record)
     job.epoch = max(job.epoch, event.epoch)
+    _begun(turn, job, event, implied_one)
+    findings.overtook(turn, job)
+
+
+def _begun(turn: Turn, job: JobRecord, event: e.AttemptStarted, implied_one: AttemptRecord | None) -> None:
+    """What the start of its newest attempt means for the job."""
+    record = job.attempts[-1]
     if job.state in JOB_ENDED:
+        return
+    if implied_one is not None and implied_one.incident in turn.state.incidents:
+        record.incident = implied_one.incident  # its fault was heard of before its start: this is no restart
         return
     if turn.under_way(about(job), o.RequeueHeld):
         record.incident = job.incident  # it will be stopped by the requeue that is under way
@@ -182,6 +213,36 @@ def attempt_started(turn: Turn, event: e.AttemptStarted) -> None:
     started(turn, job, event.at)
 
 
+def _is_implied(job: JobRecord, event: e.AttemptStarted) -> bool:
+    """Is the newest attempt this one, of which so far only the scheduler has told?"""
+    attempt = job.attempt
+    return (
+        attempt is not None
+        and not attempt.epoch
+        and not event.in_place
+        and attempt.restart_count == event.restart_count
+    )
+
+
+def _give_way(job: JobRecord, event: e.AttemptStarted) -> bool:
+    """False when this attempt is known, or an older one. What was only implied gives way to the launcher's word.
+
+    A start that failed before its launcher made an attempt has none by the launcher's count.
+    """
+    attempt = job.attempt
+    if attempt is None or event.attempt > attempt.number:
+        return True
+    same = attempt.restart_count == event.restart_count
+    if same and (attempt.ended_at or event.in_place):
+        return False
+    real = [known for known in job.attempts if known.epoch]
+    if attempt.epoch or (real and real[-1].number >= event.attempt):
+        return False
+    while job.attempts and job.attempts[-1].number >= event.attempt:
+        job.attempts.pop()
+    return True
+
+
 def started(turn: Turn, job: JobRecord, at: float) -> None:
     """The new attempt of a recovery runs: now it has to prove itself."""
     incident = incident_of(turn, job)
@@ -190,7 +251,8 @@ def started(turn: Turn, job: JobRecord, at: float) -> None:
         turn.stamp(incident, Mark.STOPPED, at)
         diagnosis = incidents.judge(turn, incident, job)
         job.incident = incident.id
-        budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, diagnosis.nodes)
+        broke = budgets.where(job.attempts[-2] if len(job.attempts) > 1 else None, incident)
+        budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, diagnosis.nodes)
         incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
         turn.stamp(incident, Mark.REQUEUED, at)
     turn.complete(about(job), "a new attempt is started", o.RestartInPlace, o.SetExcluded, o.ReleaseJob)

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from holdfast.model.cluster import RecoverySpec
-from holdfast.model.evidence import Diagnosis, Remedy
+from holdfast.model.evidence import Diagnosis, Remedy, Role
 from holdfast.model.policy import Limits, Policy, Trouble
-from holdfast.model.records import JobRecord
+from holdfast.model.records import AttemptRecord, Broke, IncidentRecord, JobRecord
 
 _NODE = "node:"
 EXEMPT = frozenset({Trouble.HARDWARE, Trouble.NODE_LOST, Trouble.NETWORK, Trouble.PLATFORM, Trouble.BAD_NUMBERS})
@@ -50,7 +50,35 @@ def fingerprint_of(diagnosis: Diagnosis) -> str:
     return diagnosis.fingerprint or diagnosis.cause
 
 
-def judge(job: JobRecord, limits: Limits, trouble: Trouble, diagnosis: Diagnosis) -> Verdict:
+def where(attempt: AttemptRecord | None, incident: IncidentRecord) -> Broke:
+    """Where this attempt broke, by the incident's evidence."""
+    if attempt is None:
+        return Broke()
+    named = {
+        finding.place.node
+        for finding in incident.findings
+        if finding.attempt == attempt.number and finding.role is Role.ROOT and finding.place.node
+    }
+    return Broke(tuple(sorted(named)), attempt.last_step)
+
+
+def _times(job: JobRecord, diagnosis: Diagnosis, broke: Broke) -> int:
+    """How often this crash has been answered with a restart since the last progress.
+
+    What broke on other nodes, and further on than the time before, is another crash of its kind: on thousands of nodes
+    two ranks may die of signal 11 between two checkpoints and have nothing to do with each other. A loop comes no
+    further, or names the same node again. Such crashes go on using up the job's restarts and requeues.
+    """
+    name = fingerprint_of(diagnosis)
+    before = job.broke.get(name)
+    if before is not None and before.nodes and broke.nodes and not set(before.nodes) & set(broke.nodes):
+        further = before.step is not None and broke.step is not None and broke.step > before.step
+        if further:
+            return 0
+    return job.spent.get(name, 0)
+
+
+def judge(job: JobRecord, limits: Limits, trouble: Trouble, diagnosis: Diagnosis, broke: Broke) -> Verdict:
     """Has the same root cause come back without progress?
 
     The owner's own code (application) stops at `max_same_fingerprint`. For a hang or an unknown cause the next rung is
@@ -58,7 +86,7 @@ def judge(job: JobRecord, limits: Limits, trouble: Trouble, diagnosis: Diagnosis
     """
     if trouble in EXEMPT:
         return Verdict()
-    times = job.spent.get(fingerprint_of(diagnosis), 0) + 1
+    times = _times(job, diagnosis, broke) + 1
     if times < limits.max_same_fingerprint:
         return Verdict()
     what = diagnosis.summary or diagnosis.cause
@@ -68,15 +96,18 @@ def judge(job: JobRecord, limits: Limits, trouble: Trouble, diagnosis: Diagnosis
     return Verdict(climb=True, why=f"{what} came {times} times with no progress in between")
 
 
-def charge(job: JobRecord, remedy: Remedy, diagnosis: Diagnosis | None, nodes: Iterable[str] = ()) -> None:
-    """Count one restart."""
+def charge(
+    job: JobRecord, remedy: Remedy, diagnosis: Diagnosis | None, broke: Broke, nodes: Iterable[str] = ()
+) -> None:
+    """Count one restart of an attempt that broke there; `nodes`: to which it is charged as well."""
     if remedy is Remedy.RESTART_IN_PLACE:
         job.in_place += 1
     else:
         job.requeues += 1
     if diagnosis is not None:
         name = fingerprint_of(diagnosis)
-        job.spent[name] = job.spent.get(name, 0) + 1
+        job.spent[name] = _times(job, diagnosis, broke) + 1
+        job.broke[name] = broke
     for node in nodes:
         job.spent[_NODE + node] = job.spent.get(_NODE + node, 0) + 1
 
@@ -107,5 +138,5 @@ def reset(job: JobRecord) -> bool:
     job.requeues = 0
     job.rung = 0
     if job.spent:
-        job.spent = {}
+        job.spent, job.broke = {}, {}
     return had

@@ -32,6 +32,8 @@ OOM_LATE_S = 900.0
 """slurmstepd counts kills for want of memory when the step ends, which can be minutes later."""
 LOST_LATE_S = 45.0
 """A node is known to be lost only after its lease has ended."""
+DETAIL_S = 0.04
+"""The lines of one message lie this close; without times a line counts for a millisecond."""
 TIMEOUT_SLACK_S = 45.0
 BLAMED_NODES_MAX = 3
 RANKS_SHOWN_MAX = 16
@@ -84,7 +86,16 @@ class Candidate(Struct):
     rank: int | None
 
 
-_SYMPTOMS = ("nccl.timeout", "nccl.watchdog", "gloo.timeout", "hang.", "rccl.timeout", "hyperpod.hang", "jax.timeout")
+_SYMPTOMS = (
+    "nccl.timeout",
+    "nccl.watchdog",
+    "gloo.timeout",
+    "hang.",
+    "rccl.timeout",
+    "hyperpod.hang",
+    "jax.timeout",
+    "horovod.stalled",
+)
 _OWN_DEATHS = frozenset({"exit.signal.11", "exit.signal.7", "exit.signal.4", "exit.signal.8"})
 _VAGUE = (
     "exit.",
@@ -98,6 +109,7 @@ _VAGUE = (
     "mpi.abort",
     "mpi.exited",
     "torch.dataloader.crashed",
+    "generic.",
 )
 _QUIET_EXITS = ("exit.code.", "exit.signal.6", "exit.signal.15", "slurm.task.exited")
 _SPECIFIC_ELASTIC = ("torch.elastic.failed.segfault",)
@@ -106,6 +118,8 @@ _PEER_WORDS = (
     "process group", "processgroup", "store", "eof",
 )  # fmt: skip
 _GENERIC_EXCEPTIONS = ("python.exception", "python.traceback")
+_LOOSE_TYPES = ("data.bug", "data.config", "net.remote_service")
+"""Rules that know an exception by little more than its type."""
 _PEER_TYPES = ("Runtime", "Connection", "Timeout", "Dist", "EOF", "BrokenPipe", "OSError", "Socket", "Child")
 
 
@@ -141,6 +155,7 @@ def diagnose(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosi
         rivals=rivals,
         helps=helps,
         charged=_charged(root, unique),
+        strange=_strange(unique) if root.weight <= Weight.EXIT else (),
     )
     return Diagnosis(
         cause=root.finding.rule,
@@ -264,6 +279,7 @@ def _root(candidates: list[Candidate], findings: Sequence[Finding], context: Dia
     heaviest = max(c.weight for c in near)
     first_of_kind = min(c.at for c in near if c.weight == heaviest)
     chosen = min((c for c in near if c.weight == heaviest), key=lambda c: _order(c, first_of_kind))
+    chosen = _detail(chosen, near)
     # A death by signal that clearly came first is not explained by an exception of another rank that came after it.
     if chosen.weight is Weight.SPECIFIC:
         deaths = [c for c in near if _is_signal(c) and c.at < chosen.at - TIE_S and not _same_rank(c, chosen)]
@@ -296,6 +312,21 @@ def _order(candidate: Candidate, first: float) -> tuple[float, int, float]:
     """Earliest first; inside one tie, a signal before an exit code."""
     tied = candidate.at - first <= TIE_S
     return (0.0 if tied else candidate.at - first, 0 if _is_signal(candidate) else 1, candidate.at)
+
+
+def _detail(chosen: Candidate, near: Sequence[Candidate]) -> Candidate:
+    """What a rule that knows more says of the same error: messages go on over several lines, exceptions are chained."""
+    if not chosen.finding.rule.startswith(_GENERIC_EXCEPTIONS):
+        return chosen
+    told = (
+        c
+        for c in near
+        if c.weight is chosen.weight
+        and 0 <= c.at - chosen.at <= DETAIL_S
+        and _same_rank(c, chosen)
+        and not c.finding.rule.startswith((*_GENERIC_EXCEPTIONS, *_LOOSE_TYPES))
+    )
+    return min(told, key=lambda c: c.at, default=chosen)
 
 
 def _is_signal(candidate: Candidate) -> bool:
@@ -523,5 +554,10 @@ def _unknown(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosi
         ranks=odd,
         fingerprint=f"unknown:{shown[0].rule}" if shown else "unknown",
         judged=judged,
-        story=diagnosis_story.tell_unknown(shown),
+        story=diagnosis_story.tell_unknown(shown, _strange(findings)),
     )
+
+
+def _strange(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Lines that healthy attempts never printed: all that is left when no rule says why."""
+    return tuple(f for f in findings if f.rule == "novelty.line" and f.evidence)

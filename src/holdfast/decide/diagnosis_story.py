@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from holdfast.model.evidence import Domain, Finding, JudgedFinding, Place, Role
 
+NEW_LINES_MAX = 3
+NEW_LINE_MAX = 160
 _DOMAINS = {
     Domain.HARDWARE: "a hardware fault",
     Domain.NETWORK: "a network fault",
@@ -59,6 +61,7 @@ def tell(
     rivals: tuple[Finding, ...],
     helps: bool | None,
     charged: bool,
+    strange: Sequence[Finding] = (),
 ) -> str:
     """The story as one paragraph."""
     sentences = [f"{headline(root, ranks, nodes)[:-1]}: {_DOMAINS[root.domain]}."]
@@ -79,6 +82,7 @@ def tell(
         )
     if rivals:
         sentences.append(f"Not explained by it: {listed([rival.summary or rival.rule for rival in rivals])}.")
+    sentences += _new_lines(strange)
     sentences.append(_outlook(root, nodes, helps))
     return " ".join(sentences)
 
@@ -109,9 +113,17 @@ def _outlook(root: Finding, nodes: tuple[str, ...], helps: bool | None) -> str:
     return "A restart should get past it."
 
 
-def tell_unknown(shown: Sequence[Finding]) -> str:
+def _new_lines(strange: Sequence[Finding]) -> list[str]:
+    """One sentence that quotes lines which the job never printed while it was well."""
+    texts = dict.fromkeys(f.evidence[0].text.strip()[:NEW_LINE_MAX] for f in strange)
+    quoted = "; ".join(f'"{text}"' for text in list(texts)[:NEW_LINES_MAX])
+    return [f"Printed near the end and never while the job was well: {quoted}."] if quoted else []
+
+
+def tell_unknown(shown: Sequence[Finding], strange: Sequence[Finding] = ()) -> str:
     """What can be said when nothing explains the failure."""
+    new = _new_lines(strange)
     if not shown:
-        return "Nothing that was seen explains the failure."
+        return " ".join(["Nothing that was seen explains the failure.", *new])
     names = listed(list(dict.fromkeys(f.summary or f.rule for f in shown)))
-    return f"The evidence is thin: no line names a cause. Candidates, earliest first: {names}."
+    return " ".join([f"The evidence is thin: no line names a cause. Candidates, earliest first: {names}.", *new])

@@ -11,7 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.decide import attempts, findings, incidents, jobs, nodes, operators, proof, recovery, repair, restart
+from holdfast.decide import (
+    attempts,
+    exclusions,
+    findings,
+    incidents,
+    jobs,
+    nodes,
+    operators,
+    proof,
+    recovery,
+    repair,
+    restart,
+)
 from holdfast.decide.state import SNAPSHOT_VERSION, Drill, Index, State, from_bytes, slug, to_bytes
 from holdfast.decide.turn import ALLOCATION, CLUSTER, TIMER_SLACK_S, Turn
 from holdfast.errors import ConfigError, EngineError
@@ -77,6 +89,8 @@ class Engine:
         if handler is None:
             raise EngineError(f"no handler for {type(event).__name__}")
         handler(self, turn, event)
+        if turn.cleaned:
+            exclusions.readmit(turn, turn.cleaned)
         if turn.closing:
             incidents.close_done(turn)
         return turn.orders
@@ -296,7 +310,7 @@ def _lapse_timer(turn: Turn, name: str) -> None:
 def _node_timer(turn: Turn, name: str) -> None:
     node = turn.state.nodes.get(name)
     if node is not None:
-        repair.timer(turn, node)
+        nodes.timer(turn, node)
 
 
 def _settle_timer(turn: Turn, name: str) -> None:

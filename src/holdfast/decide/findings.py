@@ -7,23 +7,20 @@ that has since been returned are stale. Only its own time and the event's count 
 
 from __future__ import annotations
 
-from holdfast.decide import incidents, nodes, recovery, remedies, restart, story
+from holdfast.decide import domains, exclusions, incidents, nodes, recovery, remedies, story
 from holdfast.decide.proof import about
 from holdfast.decide.restart import alive
 from holdfast.decide.transitions import JOB_ENDED
 from holdfast.decide.turn import Turn, in_recovery, phase
 from holdfast.model import events as e
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
-from holdfast.model.policy import Trouble
 from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState
 
 CORRELATION_S = 120.0
 """Faults of one failure domain that come within this time are one trouble."""
-_SHARED = frozenset({Trouble.NODE_LOST, Trouble.NETWORK, Trouble.PLATFORM})
-"""Troubles that a rack or switch gives to all of its nodes; for others the rule must be the same, too."""
 _IGNORED = frozenset({Role.BENIGN, Role.PROGRESS, Role.CHECKPOINT})
-_ACTS_FROM_LOGS = ("hang.", "straggler.", "loss.", "node.", "exit.")
-"""Rules that are judgements of a detector, whatever their evidence is made of."""
+_ACTS_FROM_LOGS = ("hang.", "straggler.", "loss.", "node.", "exit.", "hyperpod.", "checkpoint.no_space")
+"""Rules that are judgements of a detector, whatever their evidence is made of, or our own checkpoint library's word."""
 _NOT_BACK = frozenset({JobState.STOPPING, JobState.DIAGNOSING, JobState.HELD})
 LATE_SLACK_S = 1.0
 """Clocks differ: evidence counts as older than something only when it is older by more than this."""
@@ -95,10 +92,9 @@ def _job_fault(turn: Turn, job: JobRecord, finding: Finding) -> None:
     if number is None and current is not None and _older_by_time(job, finding) and len(job.attempts) > 1:
         number = job.attempts[-2].number
     attempt = current if number is None else next((a for a in reversed(job.attempts) if a.number == number), None)
-    if attempt is None and number is not None and current is not None:
-        if number < current.number:
-            return
-        incidents.remember(turn, about(job), finding)  # it overtook the start of its own attempt
+    if attempt is None and number is not None:
+        if current is None or number > current.number:
+            incidents.remember(turn, about(job), finding)  # it overtook its attempt's start: see `overtook`
         return
     known = turn.state.incidents.get(attempt.incident) if attempt is not None else None
     if attempt is not None and attempt is not current:
@@ -106,15 +102,33 @@ def _job_fault(turn: Turn, job: JobRecord, finding: Finding) -> None:
             _refine(turn, known, job, finding)
         return
     if attempt is not None and attempt.incident and known is None:
-        return  # the incident that ended this attempt is closed: nothing is left to be done about it
+        if attempt.ended_at:
+            return  # the incident that ended this attempt is closed: nothing is left to be done about it
+        attempt.incident = ""  # what was told of before is over, and the attempt lives: this is something new
     if known is not None and _already_handled(turn, known, job, finding):
         return
-    acts = _is_straggler(finding) or (finding.role in {Role.ROOT, Role.CASCADE} and _acts(finding))
-    if not acts:
+    if not _may_begin(finding):
         if known is not None:
             _refine(turn, known, job, finding)
         return
     job_fault(turn, job, finding, known)
+
+
+def _may_begin(finding: Finding) -> bool:
+    return _is_straggler(finding) or (finding.role in {Role.ROOT, Role.CASCADE} and _acts(finding))
+
+
+def overtook(turn: Turn, job: JobRecord) -> None:
+    """The newest attempt has just become known: what was said of it before that is acted on now."""
+    attempt = job.attempt
+    kept = turn.state.context.get(about(job))
+    if attempt is None or not kept:
+        return
+    waiting = [finding for finding in kept if finding.attempt == attempt.number and _may_begin(finding)]
+    for finding in waiting:
+        kept.remove(finding)
+    for finding in waiting:
+        _job_fault(turn, job, finding)
 
 
 def _older_by_time(job: JobRecord, finding: Finding) -> bool:
@@ -247,13 +261,15 @@ def node_fault(turn: Turn, finding: Finding) -> None:
         return
     jobs = _jobs_on(turn, finding)
     gone = _jobs_that_left(turn, name)
-    keys = domain_keys(node, finding)
+    keys = domains.keys(node, finding)
     incident = _incident_for(turn, node, [*jobs, *gone], keys)
     if incident is None:
         incident = incidents.open_new(turn, finding)
     else:
         incidents.add(turn, incident, finding)
     _remember_domain(turn, keys, incident)
+    if domains.judge(turn, incident, node, finding):
+        nodes.domain_lost(turn, incident)
     nodes.suspect(turn, node, incident, finding)
     if incident.diagnosis is None:
         # An incident without a job is diagnosed from what the node says.
@@ -265,7 +281,7 @@ def node_fault(turn: Turn, finding: Finding) -> None:
         for job in jobs:
             recovery.fault(turn, job, incident, finding, leave=name)
         for job in gone:
-            restart.exclude(turn, job, [name])
+            exclusions.exclude(turn, job, [name])
 
 
 def _jobs_that_left(turn: Turn, name: str) -> list[JobRecord]:
@@ -282,18 +298,6 @@ def _jobs_that_left(turn: Turn, name: str) -> list[JobRecord]:
     for on in turn.index.jobs_on.get(name, ()):
         found.pop(on, None)
     return [found[slug] for slug in sorted(found)]
-
-
-def domain_keys(node: NodeRecord, finding: Finding) -> list[str]:
-    """The failure domains by which this fault is merged with others: the node's switch, for losses its parent too."""
-    path = node.view.topology
-    if not path:
-        return []
-    trouble = remedies.trouble_of(finding)
-    if trouble not in _SHARED:
-        return [f"{path}|{finding.rule}"]
-    parent = path.rpartition("/")[0]
-    return [f"{path}|{trouble}", *([f"{parent}|{trouble}"] if parent else [])]
 
 
 def _jobs_on(turn: Turn, finding: Finding) -> list[JobRecord]:
@@ -344,7 +348,12 @@ def _fault_in_allocation(turn: Turn, job: JobRecord, finding: Finding) -> None:
 def silence_over(turn: Turn, name: str) -> None:
     """A node stayed silent for `unknown_s`: gone only when a launcher's lease there has ended, too."""
     node = turn.state.nodes.get(name)
-    if node is None or not node.silent:
+    if node is None:
+        return
+    if node.view.alive is False and not turn.state.blind:
+        node_gone(turn, name, "the scheduler goes on saying so")
+        return
+    if not node.silent:
         return
     if turn.state.blind:
         turn.start_timer(f"silent:{name}", turn.policy_for(node).waits.unknown_s)

@@ -6,9 +6,11 @@ through; the incident closes when no side is open. Times are those of the events
 
 from __future__ import annotations
 
+import functools
+
 from holdfast.decide import story
 from holdfast.decide.diagnosis import DiagnosisContext, diagnose
-from holdfast.decide.remedies import OPERATOR
+from holdfast.decide.remedies import DOMAIN_LOST, OPERATOR
 from holdfast.decide.state import Drill, slug
 from holdfast.decide.turn import Turn
 from holdfast.model.evidence import Diagnosis, Finding, Remedy, Role, Severity
@@ -250,6 +252,8 @@ def tried(turn: Turn, incident: IncidentRecord, rung: Remedy) -> None:
 def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagnosis:
     """Choose the cause from the evidence so far, write it down, and tell people when it is new to them."""
     before = incident.diagnosis
+    if before is not None and before.cause == DOMAIN_LOST:
+        return before
     attempt = _attempt_of(incident, job)
     made = _diagnose(incident, job, attempt)
     if before is not None and (before.cause.startswith(OPERATOR) or _weaker(made, before)):
@@ -309,8 +313,13 @@ def ranks_by_node(attempt: AttemptRecord) -> dict[str, tuple[int, ...]]:
     """Which ranks run where: equal blocks in the order of the nodes, as torchrun and the launcher place them."""
     if not attempt.nodes or attempt.ranks % len(attempt.nodes):
         return {}
-    each = attempt.ranks // len(attempt.nodes)
-    return {node: tuple(range(i * each, (i + 1) * each)) for i, node in enumerate(attempt.nodes)}
+    return _blocks(attempt.nodes, attempt.ranks // len(attempt.nodes))
+
+
+@functools.lru_cache(maxsize=16)
+def _blocks(nodes: tuple[str, ...], each: int) -> dict[str, tuple[int, ...]]:
+    """Computed once per attempt, however often its incident is judged: it is as long as the job is large."""
+    return {node: tuple(range(i * each, (i + 1) * each)) for i, node in enumerate(nodes)}
 
 
 def node_of_rank(attempt: AttemptRecord | None, rank: int) -> str:

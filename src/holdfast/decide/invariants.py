@@ -117,8 +117,9 @@ def _node(state: State, node: NodeRecord) -> Iterator[str]:
             yield f"{node.incident} governs it, yet does not wait for it"
     if len(node.story) > STORY_LINES_MAX:
         yield "its story is not bounded"
-    if shown is NodeState.SUSPECT and node.incident and not _fence_comes(state, node):
-        yield "nothing will ever move it on: neither an order nor a brake is waited for"
+    waits_for_domain = f"node:{node.name}" in state.timers
+    if shown is NodeState.SUSPECT and node.incident and not (waits_for_domain or _fence_comes(state, node)):
+        yield "nothing will ever move it on: neither an order, nor a brake, nor its domain is waited for"
     if shown in {NodeState.REPAIRING, NodeState.VALIDATING} and not (
         f"node:{node.name}" in state.timers or any(r.node == node.name for r in _node_orders(state))
     ):

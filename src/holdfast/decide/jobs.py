@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.decide import attempts, findings, incidents, proof, recovery, remedies, restart
+from holdfast.decide import attempts, exclusions, findings, incidents, proof, recovery, remedies, restart
 from holdfast.decide.proof import about, incident_of, timer_of
 from holdfast.decide.state import slug
 from holdfast.decide.transitions import JOB, JOB_ENDED, JobTrigger, can
@@ -21,6 +21,10 @@ from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Pla
 from holdfast.model.records import Authority, JobRecord, JobState
 
 ATTEMPTS_MAX = 64
+LATE_S = 900.0
+"""A job that is first seen after its failure is recovered when that is not longer ago; schedulers forget soon after."""
+_FAILURES = frozenset({SchedulerState.FAILED, SchedulerState.NODE_FAIL, SchedulerState.PREEMPTED})
+_WAITS = frozenset({JobState.RELEASED, JobState.WAITING_FOR_NODES})
 _QUEUED = frozenset({SchedulerState.PENDING, SchedulerState.HELD})
 _ENDS = {
     SchedulerState.COMPLETED: JobTrigger.COMPLETED,
@@ -28,6 +32,7 @@ _ENDS = {
     SchedulerState.CANCELLED: JobTrigger.CANCEL,
     SchedulerState.FAILED: JobTrigger.GIVE_UP,
     SchedulerState.NODE_FAIL: JobTrigger.GIVE_UP,
+    SchedulerState.PREEMPTED: JobTrigger.GIVE_UP,
 }
 
 
@@ -39,25 +44,22 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
     view = event.job
     job = turn.job(view.key)
     if job is None:
-        job = attempts.create(turn, view)
-        if view.state in ENDED:
-            turn.move_job(job, _ENDS[view.state])
-        elif view.state is SchedulerState.RUNNING:
-            attempts.implied(turn, job)
+        _first_seen(turn, view)
         return
     old = job.view
     if view.restart_count < old.restart_count:
         return
-    if turn.in_allocation and not view.nodes:
-        view = replace(view, nodes=old.nodes)
+    if turn.in_allocation:
+        view = _of_allocation(job, view)
     attempts.set_view(turn, job, view)
-    if view.state is SchedulerState.RUNNING:
-        attempts.implied(turn, job)
+    if view.state is SchedulerState.RUNNING or (view.state in _FAILURES and view.started_at):
+        attempts.implied(turn, job)  # also of one that was over before anybody saw it run
     if old.state is view.state and old.restart_count == view.restart_count:
         restart.runs_already(turn, job)
         return
     if job.state in JOB_ENDED:
-        if view.state not in ENDED and (view.restart_count > old.restart_count or old.state in ENDED):
+        again = view.state not in ENDED and (view.restart_count > old.restart_count or old.state in ENDED)
+        if again and not _by_our_requeue(turn, job):
             proof.revive(turn, job)
     elif view.state in ENDED:
         _ended(turn, job)
@@ -65,6 +67,41 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
         _queued(turn, job, old)
     elif view.state is SchedulerState.RUNNING:
         _running(turn, job, old)
+
+
+def _by_our_requeue(turn: Turn, job: JobRecord) -> bool:
+    """Is a job that is over seen held in the queue because a requeue of ours took effect late? Then it is ended there.
+
+    Its end may be under way still; else a requeue that was taken back when the job ended has hung until now.
+    """
+    if job.view.state is not SchedulerState.HELD:
+        return False
+    if turn.under_way(about(job), o.GiveUp):
+        return True
+    if job.requeue_dropped is None or job.view.restart_count != job.requeue_dropped + 1:
+        return False
+    proof.end_again(turn, job, "our own requeue of it took effect after it had ended")
+    return True
+
+
+def _of_allocation(job: JobRecord, view: JobView) -> JobView:
+    """The view inside an allocation, which may not name its nodes."""
+    if view.restart_count > job.view.restart_count:
+        # A new allocation: whoever gave it knows which nodes are good by now, and what was left out is another's.
+        job.excluded = ()
+    return view if view.nodes else replace(view, nodes=job.view.nodes)
+
+
+def _first_seen(turn: Turn, view: JobView) -> None:
+    """A new one. It may have failed between two looks, or while nobody looked: that is a failure all the same."""
+    job = attempts.create(turn, view)
+    if view.state in _FAILURES and view.recovery is not None and turn.event.at - view.ended_at <= LATE_S:
+        attempts.implied(turn, job)
+        _ended(turn, job)
+    elif view.state in ENDED:
+        turn.move_job(job, _ENDS[view.state])
+    elif view.state is SchedulerState.RUNNING:
+        attempts.implied(turn, job)
 
 
 def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
@@ -75,6 +112,10 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
     if state is JobState.STOPPING and turn.under_way(about(job), o.RequeueHeld):
         return
     if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
+        if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD and job.in_queue:
+            # Our release's effect is seen before its outcome: tried again later, it would undo a person's hold.
+            turn.complete(about(job), "it is seen released", o.ReleaseJob)
+            restart.released(turn, job)
         if view.state is SchedulerState.HELD and old.state is SchedulerState.PENDING and not job.in_queue:
             _held_by_person(turn, job)
         elif view.state is SchedulerState.PENDING and state is JobState.RELEASED and _lacks_nodes(view.reason):
@@ -166,6 +207,8 @@ def _ended(turn: Turn, job: JobRecord) -> None:
 def _failed(turn: Turn, job: JobRecord, code: int | None) -> None:
     incident = incident_of(turn, job)
     attempt = job.attempt
+    if job.state in _WAITS and attempt is not None and incident is not None and attempt.incident != incident.id:
+        restart.runs(turn, job)  # it was started, and has failed, between two looks
     if (
         incident is not None
         and job.state is not JobState.WATCHING
@@ -181,6 +224,8 @@ def _failed(turn: Turn, job: JobRecord, code: int | None) -> None:
         return
     if job.view.state is SchedulerState.NODE_FAIL:
         finding = attempts.said_by_scheduler(turn, job, "scheduler.node_fail", "the scheduler lost a node of the job")
+    elif job.view.state is SchedulerState.PREEMPTED:
+        finding = attempts.said_by_scheduler(turn, job, "scheduler.preempted", "the scheduler preempted the job")
     elif code == EXIT_RESTART_ME:
         finding = attempts.restart_me(turn, job)
     else:
@@ -213,6 +258,8 @@ def vanished(turn: Turn, event: e.JobVanished) -> None:
 def attached(turn: Turn, event: e.LauncherAttached) -> None:
     """A launcher takes authority inside its allocation."""
     job = turn.job(event.job)
+    if job is None and attempts.forgotten(turn, event.job):
+        return
     if job is None:
         view = JobView(
             key=event.job, state=SchedulerState.RUNNING, nodes=event.nodes, restart_count=event.restart_count
@@ -220,7 +267,8 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
         job = attempts.create(turn, view)
     if event.restart_count < job.view.restart_count:
         return
-    if event.restart_count > job.view.restart_count or (turn.in_allocation and event.nodes):
+    known_run = event.restart_count == job.view.restart_count
+    if not known_run or (turn.in_allocation and event.nodes):
         view = job.view
         changed = replace(
             view,
@@ -233,11 +281,14 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
         attempt = job.attempt
         if attempt is not None and event.restart_count <= attempt.restart_count:
             return
+        if known_run and (job.view.state in ENDED or turn.under_way(about(job), o.GiveUp)):
+            return  # a late word from the run that has ended, or that is being ended for good
         proof.revive(turn, job)
     pending = turn.under_way(about(job), o.RequeueHeld)
-    if pending or job.in_queue:
+    if pending or (job.in_queue and not _starts_anew(job, event.restart_count)):
         return
     job.authority = Authority.LAUNCHER
+    job.led_at = event.restart_count
     turn.cancel_timer(f"lapse:{slug(job.key)}")
     turn.tell(job, f"A launcher holds its allocation ({len(event.nodes)} nodes, {event.ranks} ranks).")
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD}:
@@ -246,20 +297,33 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
             restart.runs(turn, job)
 
 
+def _starts_anew(job: JobRecord, restart_count: int) -> bool:
+    """Released, and a launcher of the next start speaks: it was faster than the outcome of the release."""
+    attempt = job.attempt
+    released = job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}
+    return released and (attempt is None or restart_count > attempt.restart_count)
+
+
 def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
     """The launcher left, or was not heard within its lease."""
     job = turn.job(event.job)
     if job is None or turn.in_allocation or job.authority is not Authority.LAUNCHER:
         return
+    if event.restart_count is not None and event.restart_count < job.led_at:
+        return  # the next start's launcher was faster than this one's good-bye
     job.authority = Authority.CONTROLLER
     turn.touch(job)
     attempt = job.attempt
     if event.left:
         turn.tell(job, f"Its launcher left with exit code {event.exit_code}.")
+        asked_itself = attempt is not None and attempt.exit_code == EXIT_DO_NOT_REQUEUE
         if attempt is not None and event.exit_code is not None:
             attempt.exit_code = event.exit_code
             attempt.ended_at = attempt.ended_at or turn.now
-        if event.exit_code == EXIT_DO_NOT_REQUEUE:
+        if event.exit_code == EXIT_DO_NOT_REQUEUE and not asked_itself and turn.under_way(about(job), o.RequeueHeld):
+            # It took what a node's fault did to its ranks for a crash loop: only this engine hears the nodes' agents.
+            turn.tell(job, "Its launcher gave it up, but it is being requeued for a reason of its own.")
+        elif event.exit_code == EXIT_DO_NOT_REQUEUE:
             incident = incident_of(turn, job)
             why = "its launcher gave it up (exit code 86)"
             if job.state not in JOB_ENDED:
@@ -319,7 +383,7 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
     attempt = job.attempt
     if attempt is not None and event.attempt < attempt.number:
         return
-    restart.exclude(turn, job, event.exclude_nodes)
+    exclusions.exclude(turn, job, event.exclude_nodes)
     if (
         turn.under_way(about(job), o.RequeueHeld)
         or job.in_queue

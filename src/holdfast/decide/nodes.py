@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from holdfast.decide import brakes, incidents, repair, story
+from holdfast.decide import brakes, domains, incidents, repair, story
 from holdfast.decide.repair import about
 from holdfast.decide.transitions import NODE, NodeTrigger, can, move
 from holdfast.decide.turn import Turn, phase
@@ -20,6 +20,13 @@ from holdfast.model.records import BrakeRecord, IncidentRecord, Mark, NodeRecord
 
 OWN_REASON = "[holdfast]"
 """Prefix of the drain reasons that we set, and the only ones that we lift."""
+_WAITING = frozenset({NodeState.SUSPECT, NodeState.QUARANTINED, NodeState.DRAINING})
+LOST_ALONE = "it did not come back with the others of its domain"
+
+
+def is_ours(view: NodeView) -> bool:
+    """Is its drain in our hands: set by us, or by a person who asks for a repair with it?"""
+    return view.drain_reason.startswith(OWN_REASON) or bool(view.asked)
 
 
 def record_of(turn: Turn, name: str) -> NodeRecord:
@@ -68,20 +75,38 @@ def observed(turn: Turn, event: e.NodeObserved) -> str:
         if waited and incident is not None:
             quarantine(turn, node, incident, ", ".join(node.findings[:3]))  # the new group's brake decides now
     same_machine = not identity(turn, node, view.boot_id, view.instance_id)
-    if old.drained and same_machine and node.drained_by_us:
-        if not view.drained:
-            if not _being_returned(turn, node):
-                _resumed_by_person(turn, node)
-        elif view.drain_reason and not view.drain_reason.startswith(OWN_REASON):
-            _taken_over(turn, node)
-    if view.alive is True and node.gone:
+    if view.warnings and view.warnings != old.warnings:
+        _warn(turn, node)
+    taken_back = _whose_drain(turn, node, old, same_machine=same_machine)
+    if view.alive is True and node.gone and old.alive is not True:
         node.gone = False
         turn.tell(node, "The scheduler says that it runs again.")
+        back(turn, node)
     if phase(node) is NodeState.DRAINING:
         repair.check_drained(turn, node)
-    if view.alive is False and old.alive is not False and not node.gone and phase(node) is not NodeState.REPAIRING:
+    died = old.alive is not False or taken_back
+    if view.alive is False and died and not node.gone and phase(node) is not NodeState.REPAIRING:
         return f"the scheduler says so ({view.state_text or 'not responding'})"
     return ""
+
+
+def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: bool) -> bool:
+    """A person's word about a drain, ours or theirs, wins. True when one took the node back into service."""
+    if node.view.drained:
+        if same_machine and node.drained_by_us and _is_theirs(node.view):
+            _taken_over(turn, node)
+    elif old.drained:
+        ours = same_machine and node.drained_by_us and not _being_returned(turn, node)
+        theirs = phase(node) is NodeState.SUSPECT and not node.incident  # and so was the suspicion, left to them
+        if ours or (theirs and not node.drained_by_us):
+            _resumed_by_person(turn, node)
+            return True
+    return False
+
+
+def _is_theirs(view: NodeView) -> bool:
+    """Does its drain carry somebody else's reason?"""
+    return view.drained and bool(view.drain_reason) and not is_ours(view)
 
 
 def _first_seen(turn: Turn, view: NodeView) -> None:
@@ -105,14 +130,33 @@ def _first_seen(turn: Turn, view: NodeView) -> None:
         repair.validate(turn, node, "our old drain was found")
 
 
+def _warn(turn: Turn, node: NodeRecord) -> None:
+    for words in node.view.warnings:
+        turn.tell(node, f"{words[0].upper()}{words[1:]}.")
+        turn.notify(about(node), Severity.WARNING, f"{node.name}: nearly understood", f"{words}.", node=node.name)
+
+
+def _is_other(node: NodeRecord, kind: str, value: str) -> bool:
+    """Note an identity; True when it is another than before.
+
+    A scheduler's own ids have a prefix (`slurm:`) and an agent's have none: each is compared with its like. Orders
+    carry the scheduler's where there is one, since it is the scheduler's adapter that has to tell a stale order.
+    """
+    own = f"agent_{kind}" if ":" in getattr(node, kind) and ":" not in value else kind
+    before = getattr(node, own)
+    if not value or before == value:
+        return False
+    if own == kind and before and ":" in value and ":" not in before:
+        setattr(node, f"agent_{kind}", before)
+        before = ""
+    setattr(node, own, value)
+    return bool(before)
+
+
 def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str) -> bool:
     """Take note of boot and machine. True when either is another one than before."""
-    machine = bool(instance_id and node.instance_id and instance_id != node.instance_id)
-    boot = bool(boot_id and node.boot_id and boot_id != node.boot_id)
-    if boot_id:
-        node.boot_id = boot_id
-    if instance_id:
-        node.instance_id = instance_id
+    machine = _is_other(node, "instance_id", instance_id)
+    boot = _is_other(node, "boot_id", boot_id)
     if not (machine or boot):
         return False
     turn.touch(node)
@@ -128,6 +172,8 @@ def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str) -> bo
         repair.new_identity(turn, node)
     elif machine:
         _swapped(turn, node)
+    else:
+        back(turn, node)
     return True
 
 
@@ -167,6 +213,7 @@ def _taken_over(turn: Turn, node: NodeRecord) -> None:
 
 def _clear(turn: Turn, node: NodeRecord, why: str) -> None:
     """Back to healthy, without more ado."""
+    unbrake(turn, node)
     if phase(node) is not NodeState.HEALTHY:
         turn.move_node(node, NodeTrigger.CLEARED)
     repair.clean(turn, node)
@@ -227,6 +274,8 @@ def heard(turn: Turn, name: str) -> None:
         node.state = move(NODE, node.state, trigger, story=tuple(node.story[-8:]))
         node.since = turn.now
     turn.tell(node, "It is heard again.")
+    if node.view.alive is not False:
+        back(turn, node)
 
 
 def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
@@ -238,6 +287,62 @@ def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
     turn.touch(node)
     heard(turn, event.node)
     identity(turn, node, event.boot_id, event.instance_id)
+
+
+# --- lost with its switch, rack or power ------------------------------------------------------------------------------
+
+
+def domain_lost(turn: Turn, incident: IncidentRecord) -> None:
+    """What its nodes share has failed: those that wait for the brake need not be fenced."""
+    for name in incident.nodes_open:
+        node = turn.state.nodes[name]
+        if phase(node) is NodeState.SUSPECT and domains.holds(turn, node, incident):
+            unbrake(turn, node)
+            _wait_for_domain(turn, node, incident)
+
+
+def _wait_for_domain(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
+    path = domains.path_of(incident)
+    turn.tell(node, f"Not fenced: it was lost together with others of {path}; it is well again when it is back.")
+    turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.unknown_s, incident.id)
+
+
+def back(turn: Turn, node: NodeRecord) -> None:
+    """It runs again. One that was lost with its whole domain is well."""
+    incident = repair.incident_of(turn, node)
+    path = domains.path_of(incident)
+    if incident is None or not path or not domains.is_lost(node) or node.silent or phase(node) not in _WAITING:
+        return
+    turn.touch(node)
+    node.gone = False
+    node.findings = []
+    turn.cancel_timer(f"node:{node.name}")
+    turn.stamp(incident, Mark.NODE_RETURNED)
+    if phase(node) is NodeState.SUSPECT:
+        turn.withdraw(about(node), f"it is back with {path}")
+        clean_at = node.clean_at
+        _clear(turn, node, f"it is back with {path}")
+        node.clean_at = clean_at  # nobody repaired it: what it reports late of the time before still counts
+    elif phase(node) is NodeState.DRAINING:
+        repair.check_drained(turn, node)
+
+
+def timer(turn: Turn, node: NodeRecord) -> None:
+    """`node:NAME` fired. A node that waits for its domain is looked at again; who stays away alone is fenced."""
+    incident = repair.incident_of(turn, node)
+    waits = phase(node) in _WAITING and domains.is_lost(node)
+    if incident is None or not domains.path_of(incident) or not waits:
+        repair.timer(turn, node)
+    elif node.view.alive is True and not node.silent:
+        back(turn, node)  # scheduler and agent say so; nobody saw it go, such as behind a link that failed for a moment
+    elif domains.holds(turn, node, incident):
+        turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.unknown_s, incident.id)
+    elif phase(node) is NodeState.SUSPECT:
+        turn.tell(node, f"It has not come back with {domains.path_of(incident)}.")
+        quarantine(turn, node, incident, LOST_ALONE)
+    else:
+        turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.drain_s, incident.id)
+        repair.check_drained(turn, node)
 
 
 # --- suspicion and quarantine -----------------------------------------------------------------------------------------
@@ -273,12 +378,15 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
     """Keep new work off it. Somebody else's drain is respected, and serves as well."""
     if turn.open_orders(about(node), o.QuarantineNode):
         return
-    if node.view.drained and not node.drained_by_us and not node.view.drain_reason.startswith(OWN_REASON):
+    if node.view.drained and not node.drained_by_us and not is_ours(node.view):
         turn.stamp(incident, Mark.ISOLATED)
         reason = node.view.drain_reason or "no reason given"
         incidents.node_settled(
             turn, incident, node, f"drained already by somebody else ({reason}); it is left to them."
         )
+        return
+    if domains.holds(turn, node, incident):
+        _wait_for_domain(turn, node, incident)
         return
     policy = turn.policy_for(node)
     group = node.view.group
@@ -293,6 +401,8 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
         node=node.name,
         instance_id=node.instance_id,
         why=why,
+        gone=node.gone,
+        repair=repair.planned(turn, node, incident),
     )
     status = turn.ask(order, policy, group)
     if status is OrderStatus.PENDING:
@@ -428,6 +538,9 @@ def vouched(turn: Turn, node: NodeRecord, why: str) -> None:
     turn.withdraw(about(node), why)
     unbrake(turn, node)
     _clear(turn, node, why)
+    if node.view.alive is False:
+        # The scheduler must come to see it in the same way; if not, the node is as dead as it was.
+        turn.start_timer(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
 
 
 def order_done(turn: Turn, node: NodeRecord, order: o.NodeOrder) -> None:
@@ -436,7 +549,10 @@ def order_done(turn: Turn, node: NodeRecord, order: o.NodeOrder) -> None:
     if other and not isinstance(order, o.ReplaceNode):
         return  # the machine it was about is gone
     if isinstance(order, o.QuarantineNode):
-        repair.fenced(turn, node)
+        if _is_theirs(node.view):
+            _taken_over(turn, node)  # while our order was under way; it has found the node drained, and left it so
+        else:
+            repair.fenced(turn, node)
     elif isinstance(order, repair.REPAIR_ORDERS):
         repair.repair_done(turn, node, order)
     elif isinstance(order, o.ReturnNode):

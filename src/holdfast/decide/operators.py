@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.decide import brakes, incidents, modes, nodes, proof, recovery, repair, restart
+from holdfast.decide import brakes, exclusions, incidents, modes, nodes, proof, recovery, repair, restart
 from holdfast.decide.proof import incident_of
 from holdfast.decide.remedies import OPERATOR
 from holdfast.decide.repair import about
@@ -93,7 +93,7 @@ def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     if state not in {NodeState.HEALTHY, NodeState.SUSPECT}:
         turn.tell(node, f"It is {state} already.")
         return
-    if node.view.drained and not node.view.drain_reason.startswith(nodes.OWN_REASON):
+    if node.view.drained and not nodes.is_ours(node.view):
         refuse(turn, event, f"it is drained already by somebody else ({node.view.drain_reason or 'no reason given'})")
         return
     turn.withdraw(about(node), "a person drained it")
@@ -114,7 +114,7 @@ def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
 
 def _return(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     """Take it back into service: the person vouches for it."""
-    if node.view.drained and not node.drained_by_us and not node.view.drain_reason.startswith(nodes.OWN_REASON):
+    if node.view.drained and not node.drained_by_us and not nodes.is_ours(node.view):
         reason = node.view.drain_reason or "no reason given"
         refuse(turn, event, f"it was drained by somebody else ({reason}); whoever did that returns it")
         return
@@ -131,7 +131,7 @@ def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     if state in {NodeState.REPAIRING, NodeState.VALIDATING}:
         refuse(turn, event, f"it is {state} already")
         return
-    if node.view.drained and not node.drained_by_us and not node.view.drain_reason.startswith(nodes.OWN_REASON):
+    if node.view.drained and not node.drained_by_us and not nodes.is_ours(node.view):
         refuse(turn, event, f"it is drained by somebody else ({node.view.drain_reason or 'no reason given'})")
         return
     finding = _word(turn, event, rung)
@@ -166,7 +166,7 @@ def _evacuate_node(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> No
     for name in names:
         job = turn.state.jobs[name]
         if job.state not in JOB_ENDED:
-            restart.exclude(turn, job, [node.name])
+            exclusions.exclude(turn, job, [node.name])
             _evacuate(turn, event, job)
 
 
@@ -345,7 +345,7 @@ def _no_longer_applies(turn: Turn, record: OrderRecord) -> str:
         return "its incident is closed"
     if isinstance(order, o.JobOrder):
         job = turn.job(order.job)
-        if job is None or job.state is not JobState.DIAGNOSING or job.incident != order.incident:
+        if job is None or job.state is not JobState.DIAGNOSING or not _still_about(turn, job, order):
             return "the job's state has changed since"
         number = getattr(order, "attempt", None)
         current = job.attempt.number if job.attempt is not None else 0
@@ -366,6 +366,14 @@ def _no_longer_applies(turn: Turn, record: OrderRecord) -> str:
             if record_of_group is not None and not brakes.allows(rules, record_of_group, turn.now):
                 return "the brake of its group holds it back"
     return ""
+
+
+def _still_about(turn: Turn, job: JobRecord, order: o.JobOrder) -> bool:
+    """A second trouble that came to govern the job meanwhile does not change what a requeue or an end would do."""
+    if job.incident == order.incident:
+        return True
+    incident = turn.state.incidents.get(order.incident)
+    return isinstance(order, o.RequeueHeld | o.GiveUp) and incident is not None and job.key in incident.jobs_open
 
 
 def lapsed(turn: Turn, order_id: str) -> None:

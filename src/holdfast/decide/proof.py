@@ -14,11 +14,14 @@ from holdfast.decide.turn import Turn
 from holdfast.errors import EXIT_DO_NOT_REQUEUE
 from holdfast.model import orders as o
 from holdfast.model.evidence import Remedy, Severity
+from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Policy, Proof
-from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, Mark
+from holdfast.model.records import AttemptRecord, Authority, IncidentRecord, JobRecord, JobState, Mark
 
 STEPS_KEPT = 24
 """Durable checkpoints remembered per job: a poisoned one is stepped over to an older one."""
+_NOT_YET_CHARGED = frozenset({JobState.STOPPING, JobState.EVACUATING, JobState.DIAGNOSING})
+"""The attempt is to end or has ended, and the restart that follows has not been counted yet."""
 
 
 def about(job: JobRecord) -> str:
@@ -78,17 +81,29 @@ def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> Non
     if step not in job.durable_steps:
         job.durable_steps = sorted([*job.durable_steps, step])[-STEPS_KEPT:]
     record = job.attempt
-    if record is None or record.number != attempt:
-        return
-    record.durable_step = max(step, record.durable_step or 0)
-    record.durable_at = turn.now
-    policy = turn.policy_of(job)
-    if job.state is JobState.PROVING:
+    since = new_ground and record is not None and _is_since_the_last_charge(job, record, attempt)
+    if record is not None and record.number == attempt:
+        record.durable_step = max(step, record.durable_step or 0)
+        record.durable_at = turn.now
         beyond = step > (record.resumed_from or 0) or (record.resumed_from is None and new_ground)
-        if beyond and policy.proof is Proof.FIRST_CHECKPOINT:
+        if job.state is JobState.PROVING and beyond and turn.policy_of(job).proof is Proof.FIRST_CHECKPOINT:
             proven(turn, job, f"its first durable checkpoint after the restart is step {step}")
-    if new_ground and job.state in {JobState.WATCHING, JobState.PROVING}:
+    if since:
         _progress(turn, job, f"checkpoint of step {step} is durable")
+
+
+def _is_since_the_last_charge(job: JobRecord, newest: AttemptRecord, attempt: int) -> bool:
+    """Was it made after the last restart that was charged? A launcher that was cut off tells of it when it is heard.
+
+    A restart is charged when the end of the attempt before it is diagnosed. So words of the attempt that is being ended
+    count; of one that ended before the charge (its epoch is older than what was let start) they do not. A word that
+    overtook the start of its attempt is of one that came after the charge.
+    """
+    if job.state in {JobState.WATCHING, JobState.PROVING}:
+        return attempt >= newest.number
+    if attempt > newest.number:
+        return job.state in _NOT_YET_CHARGED or job.state is JobState.RESTARTING
+    return attempt == newest.number and job.state in _NOT_YET_CHARGED and newest.epoch in {0, job.epoch}
 
 
 def _progress(turn: Turn, job: JobRecord, why: str) -> None:
@@ -175,6 +190,9 @@ def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: s
     """The job is over: nothing is waited for any more."""
     if job.state in JOB_ENDED:
         return
+    for record in turn.open_orders(about(job), o.RequeueHeld):
+        if record.status is OrderStatus.PENDING and isinstance(record.order, o.RequeueHeld):
+            job.requeue_dropped = record.order.restart_count
     turn.withdraw(about(job), why)
     turn.cancel_timer(timer_of(job))
     turn.move_job(job, trigger)
@@ -211,6 +229,14 @@ def give_up(turn: Turn, job: JobRecord, incident: IncidentRecord | None, why: st
     turn.issue(order)
 
 
+def end_again(turn: Turn, job: JobRecord, why: str) -> None:
+    """It is over, and in the queue again by our own doing: nobody would ever release it."""
+    job.requeue_dropped = None
+    incident = job.attempt.incident if job.attempt is not None else ""
+    turn.tell(job, f"It is ended once more: {why}.")
+    turn.issue(turn.make(o.GiveUp, incident=incident, job=job.key, why=why))
+
+
 def revive(turn: Turn, job: JobRecord) -> None:
     """Somebody queued a finished job once more: watch it again, with fresh budgets."""
     turn.withdraw(about(job), "it was queued again by somebody else")
@@ -218,6 +244,7 @@ def revive(turn: Turn, job: JobRecord) -> None:
     budgets.reset(job)
     job.excluded = ()
     job.restore_step_max = None
+    job.requeue_dropped = None
     turn.tell(job, "It was queued again by somebody else; watched from here on.")
 
 

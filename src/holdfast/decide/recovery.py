@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.decide import incidents, remedies, restart, story
+from holdfast.decide import exclusions, incidents, remedies, restart, story
 from holdfast.decide.proof import about, finish, give_up, incident_of, prove_timer, timer_of, wait
 from holdfast.decide.restart import alive, facts
 from holdfast.decide.transitions import JOB, JOB_ENDED, JobTrigger, can
@@ -57,7 +57,7 @@ def fault(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding
             restart.leave_alone(turn, job, incident, "nobody asked for its recovery, so it is only watched")
         return
     if leave:
-        restart.exclude(turn, job, [leave])
+        exclusions.exclude(turn, job, [leave])
     if job.state in _BEGINS and job.incident != incident.id:
         _begin(turn, job, incident, finding)
     elif job.state in _BEGINS:
@@ -86,7 +86,7 @@ def _take_from_launcher(turn: Turn, job: JobRecord, incident: IncidentRecord) ->
 
 def _adds_to_look(turn: Turn, job: JobRecord, finding: Finding) -> bool:
     """While stacks of a hang are awaited, does this say that waiting is pointless?"""
-    return not finding.rule.startswith("hang.") and not _waits_for_person(turn, job)
+    return not finding.rule.startswith(("hang.", "hyperpod.hang")) and not _waits_for_person(turn, job)
 
 
 def _waits_for_person(turn: Turn, job: JobRecord) -> bool:
@@ -108,7 +108,7 @@ def _begin(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Findin
         _on_trend(turn, job, incident, policy, finding)
         return
     if kind is Trouble.STRAGGLER and policy.straggler.exclude:
-        restart.exclude(turn, job, guess.nodes)
+        exclusions.exclude(turn, job, guess.nodes)
     choice = remedies.choose(job, policy, guess, facts(turn, job, incident))
     if kind is Trouble.STRAGGLER and policy.straggler.exclude and choice.remedy is Remedy.NOTIFY:
         choice = remedies.Choice(Remedy.REQUEUE, "policy excludes stragglers at once")
@@ -470,6 +470,7 @@ def _still_waiting(turn: Turn, job: JobRecord, incident: IncidentRecord, policy:
         return
     if job.state is JobState.RELEASED:
         turn.move_job(job, JobTrigger.WAIT)
+    exclusions.allow_healthy(turn, job)
     turn.notify(
         incident.id,
         Severity.WARNING,

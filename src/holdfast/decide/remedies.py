@@ -11,7 +11,7 @@ from msgspec import Struct
 from holdfast.decide import budgets
 from holdfast.model.evidence import Diagnosis, Domain, Finding, Remedy
 from holdfast.model.policy import Limits, NodeRules, Policy, Trouble
-from holdfast.model.records import JobRecord
+from holdfast.model.records import Broke, JobRecord
 
 R = Remedy
 
@@ -25,9 +25,12 @@ OPERATOR = "operator."
 """Prefix of causes that are a person's word."""
 LAUNCHER_LOST = "launcher.lost"
 START_TIMEOUT = "start.timeout"
+DOMAIN_LOST = "node.lost.domain"
+"""A switch, a rack or a power feed has failed under its nodes."""
 
 _BY_PREFIX = (
     ("hang.", Trouble.HANG),
+    ("hyperpod.hang", Trouble.HANG),
     ("straggler.", Trouble.STRAGGLER),
     ("loss.", Trouble.BAD_NUMBERS),
     ("node.lost", Trouble.NODE_LOST),
@@ -77,8 +80,12 @@ class Facts(Struct, frozen=True):
     """It is back in the queue already, so a requeue costs nothing more."""
     evacuated: bool = False
     """It has saved and stopped for this incident."""
+    asked: bool = False
+    """A person wished for this, or it left its node in time: no failure, so it costs no retry."""
     moved: bool = True
     """The attempt completed at least one step."""
+    broke: Broke = Broke()
+    """Where the attempt broke."""
 
 
 class Choice(Struct, frozen=True):
@@ -96,7 +103,7 @@ def choose(job: JobRecord, policy: Policy, diagnosis: Diagnosis, facts: Facts) -
     ladder = [rung for rung in policy.ladders.get(kind, ()) if rung in JOB_RUNGS]
     if not ladder:
         return Choice(R.NONE, f"the ladder for {kind} troubles does nothing to jobs")
-    verdict = budgets.judge(job, limits, kind, diagnosis)
+    verdict = budgets.judge(job, limits, kind, diagnosis, facts.broke)
     if verdict.stop and R.STOP in ladder:
         return Choice(R.STOP, verdict.why)
     if diagnosis.restart_helps is False and diagnosis.confidence >= 0.9 and not facts.moved and R.STOP in ladder:
@@ -107,7 +114,8 @@ def choose(job: JobRecord, policy: Policy, diagnosis: Diagnosis, facts: Facts) -
             return Choice(R.RESTART_IN_PLACE, "a spare node of its allocation takes the bad one's place", tuple(passed))
         refusal = _refusal(rung, job, limits, facts, verdict)
         if not refusal:
-            return Choice(rung, passed[-1] if passed else "", tuple(passed))
+            plain = f"policy stops jobs with {kind} troubles" if rung is R.STOP else ""
+            return Choice(rung, passed[-1] if passed else plain, tuple(passed))
         passed.append(refusal)
     return Choice(R.NONE, passed[-1], tuple(passed))
 
@@ -130,7 +138,7 @@ def _refusal(rung: Remedy, job: JobRecord, limits: Limits, facts: Facts, verdict
             return "it has saved and stopped already"
         if not (facts.alive and facts.launcher):
             return "nothing runs that could save a checkpoint"
-    elif rung is R.REQUEUE and not facts.in_queue and job.requeues >= limits.max_requeues:
+    elif rung is R.REQUEUE and job.requeues >= limits.max_requeues and not (facts.in_queue and facts.asked):
         return f"{_times(job.requeues, 'requeue')} with no progress in between, which is the limit"
     return ""
 

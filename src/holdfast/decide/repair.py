@@ -7,7 +7,7 @@ How time passes: one timer per node, `node:NAME`, replaced at each step; its fir
 
 from __future__ import annotations
 
-from holdfast.decide import incidents, remedies, story
+from holdfast.decide import domains, incidents, remedies, story
 from holdfast.decide.state import slug
 from holdfast.decide.transitions import NODE, NodeTrigger, can
 from holdfast.decide.turn import Turn, phase
@@ -72,6 +72,10 @@ def check_drained(turn: Turn, node: NodeRecord) -> None:
     if turn.open_orders(about(node), *REPAIR_ORDERS) or (policy.node.repair_when_drained and occupied(turn, node)):
         return
     node.rung = 0
+    if domains.holds(turn, node, incident):
+        turn.tell(node, f"Its repair waits: it was lost together with others of {domains.path_of(incident)}.")
+        turn.start_timer(f"node:{node.name}", policy.waits.unknown_s, incident.id)
+        return
     if node.findings:
         _take_rung(turn, node, incident)
     else:
@@ -94,8 +98,7 @@ def _rungs(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> tuple[list
     diagnosis = incident.diagnosis
     if diagnosis is not None and diagnosis.remedy in remedies.REPAIRS and node.name in diagnosis.nodes:
         gravest = diagnosis.remedy
-    gpus = [finding.place.gpu_id or str(finding.place.gpu or "") for finding in found]
-    gpu = next((name for name in gpus if name), "")
+    gpu = next((name for name in map(_gpu_of, found) if name), "")
     asked = node.findings[0] if node.findings and node.findings[0].startswith(remedies.OPERATOR) else ""
     if asked:
         rung = Remedy(asked.removeprefix(remedies.OPERATOR))
@@ -109,6 +112,18 @@ def _rungs(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> tuple[list
         lost=node.gone,
     )
     return rungs, gpu
+
+
+def planned(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> Remedy:
+    """The repair that it will get first, as things stand now; NONE when none is planned."""
+    rungs, _ = _rungs(turn, node, incident)
+    return rungs[0] if rungs and rungs[0] is not Remedy.RETIRE else Remedy.NONE
+
+
+def _gpu_of(finding: Finding) -> str:
+    """The GPU that a finding names; the first one has the number 0."""
+    place = finding.place
+    return place.gpu_id or ("" if place.gpu is None else str(place.gpu))
 
 
 def is_lemon(turn: Turn, node: NodeRecord) -> bool:
@@ -244,7 +259,8 @@ def validated(turn: Turn, node: NodeRecord, *, passed: bool, instance_id: str, d
     open_checks = turn.open_orders(about(node), o.ValidateNode)
     if phase(node) is not NodeState.VALIDATING or not open_checks:
         return
-    if instance_id and node.instance_id and instance_id != node.instance_id:
+    known = node.agent_instance_id or node.instance_id
+    if instance_id and known and instance_id != known:
         return
     for record in open_checks:
         turn.settle(record.order.id, OrderStatus.DONE, detail)
@@ -319,6 +335,7 @@ def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: s
 def clean(turn: Turn, node: NodeRecord) -> None:
     """From here on older evidence about it is stale."""
     turn.cancel_timer(f"node:{node.name}")
+    turn.cleaned.append(node.name)
     node.findings = []
     node.clean_at = turn.now
     node.rung = 0

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from holdfast.decide import budgets, incidents, nodes, remedies, story
+from holdfast.decide import budgets, exclusions, incidents, nodes, remedies, story
 from holdfast.decide.proof import about, finish, give_up, incident_of, policy_wait, timer_of, wait
 from holdfast.decide.transitions import JOB, JobTrigger, can
 from holdfast.decide.turn import Turn, phase
@@ -17,7 +17,7 @@ from holdfast.model.cluster import ENDED, SchedulerState
 from holdfast.model.evidence import Diagnosis, Remedy, Severity
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode, Trouble
-from holdfast.model.records import AttemptRecord, Authority, IncidentRecord, JobRecord, JobState, Mark, NodeState
+from holdfast.model.records import AttemptRecord, Authority, Broke, IncidentRecord, JobRecord, JobState, Mark, NodeState
 
 RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})
 _WAYS = (o.RequeueHeld, o.GiveUp, o.RestartInPlace)
@@ -58,35 +58,53 @@ def facts(turn: Turn, job: JobRecord, incident: IncidentRecord) -> remedies.Fact
         alive=alive(job),
         in_queue=job.in_queue,
         evacuated=evacuated,
+        asked=_asked_for(turn, job, incident),
         moved=attempt is None or attempt.first_step is not None or attempt.last_step is not None,
+        broke=budgets.where(attempt, incident),
     )
 
 
-def exclude(turn: Turn, job: JobRecord, names: list[str] | tuple[str, ...]) -> None:
-    """Keep the job off these nodes."""
-    new = [name for name in names if name not in job.excluded]
-    if new:
-        job.excluded = (*job.excluded, *new)
-        turn.tell(job, f"It is kept off {story.listed(new)}.")
+def _asked_for(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
+    """Did a person wish for this end of the attempt, or did it leave its node in time? Neither is a failure."""
+    attempt = job.attempt
+    ended_by = turn.state.incidents.get(attempt.incident) if attempt is not None else None
+    since = attempt.started_at if attempt is not None else 0.0
+    for known in (incident, ended_by):
+        if known is None:
+            continue
+        diagnosis = known.diagnosis
+        if Remedy.EVACUATE in known.remedies or (
+            diagnosis is not None and diagnosis.cause.startswith(remedies.OPERATOR)
+        ):
+            return True
+        if any(finding.rule.startswith(remedies.OPERATOR) and finding.at >= since for finding in known.findings):
+            return True
+    return False
 
 
-def _exclude_suspects(turn: Turn, job: JobRecord, diagnosis: Diagnosis) -> None:
+def _exclude_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
     """Suspects of hardware troubles, and others when the node's own evidence or its history agrees."""
     attempt = job.attempt
     used = attempt.nodes if attempt is not None and attempt.nodes else job.view.nodes
     trouble = remedies.trouble_of(diagnosis)
     if trouble in _NODE_TROUBLES or (trouble is Trouble.STRAGGLER and turn.policy_of(job).straggler.exclude):
-        exclude(turn, job, diagnosis.nodes)
+        exclusions.exclude(turn, job, diagnosis.nodes)
     limits = budgets.limits_of(turn.policy_of(job), job.view.recovery)
-    exclude(turn, job, budgets.node_overdrawn(job, limits, _charged_nodes(diagnosis)))
+    charged = _charged_nodes(diagnosis, budgets.where(attempt, incident))
+    exclusions.exclude(turn, job, budgets.node_overdrawn(job, limits, charged))
     known = turn.state.nodes
     bad = [name for name in used if name in known and (phase(known[name]) is not NodeState.HEALTHY or known[name].gone)]
-    exclude(turn, job, bad)
+    exclusions.exclude(turn, job, bad)
 
 
-def _charged_nodes(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """Nodes to which a restart is charged. Bad numbers come from a checkpoint; who reports them is by chance."""
-    return () if remedies.trouble_of(diagnosis) is Trouble.BAD_NUMBERS else diagnosis.nodes
+def _charged_nodes(diagnosis: Diagnosis, broke: Broke) -> tuple[str, ...]:
+    """Nodes to which a restart is charged: of all that the incident names, those that broke this attempt.
+
+    Bad numbers come from a checkpoint; who reports them is by chance.
+    """
+    if remedies.trouble_of(diagnosis) is Trouble.BAD_NUMBERS:
+        return ()
+    return tuple(node for node in diagnosis.nodes if node in broke.nodes) or diagnosis.nodes
 
 
 def _fence_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
@@ -128,7 +146,8 @@ def _not_restarted(job: JobRecord, incident: IncidentRecord) -> None:
     """It leaves `in_place` without a new attempt: that restart does not count, or the fault would be counted twice."""
     if job.state is JobState.IN_PLACE:
         diagnosis = incident.diagnosis
-        budgets.refund(job, diagnosis, _charged_nodes(diagnosis) if diagnosis is not None else ())
+        broke = budgets.where(job.attempt, incident)
+        budgets.refund(job, diagnosis, _charged_nodes(diagnosis, broke) if diagnosis is not None else ())
 
 
 def decide(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
@@ -136,7 +155,7 @@ def decide(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     diagnosis = incidents.judge(turn, incident, job)
     if turn.open_orders(about(job), *_WAYS):
         return
-    _exclude_suspects(turn, job, diagnosis)
+    _exclude_suspects(turn, job, incident, diagnosis)
     _fence_suspects(turn, job, incident, diagnosis)
     policy = turn.policy_of(job)
     choice = remedies.choose(job, policy, diagnosis, facts(turn, job, incident))
@@ -193,7 +212,8 @@ def _in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: D
 
 def entered_in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
     """The restart in place is ordered (here, or by the launcher)."""
-    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, _charged_nodes(diagnosis))
+    broke = budgets.where(job.attempt, incident)
+    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, _charged_nodes(diagnosis, broke))
     incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
     turn.move_job(job, JobTrigger.RESTART_IN_PLACE)
     turn.stamp(incident, Mark.REQUEUED)
@@ -226,6 +246,7 @@ def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.Any
         return True
     if status is OrderStatus.PROPOSED:
         turn.tell_all(incident, job, "waiting for a person to approve.")
+        turn.withdraw(about(job), "there is enough to ask a person", o.CaptureStacks)
         if job.state is not JobState.DIAGNOSING:
             turn.move_job(job, JobTrigger.LOOK)
         turn.cancel_timer(timer_of(job))
@@ -303,7 +324,8 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
     if not others and job.state in {JobState.IN_PLACE, JobState.RESTARTING}:
         turn.move_job(job, JobTrigger.LOOK)  # what was expected has not come, and nothing may be done about it
     if can(JOB, job.state, JobTrigger.FALSE_ALARM):
-        turn.move_job(job, JobTrigger.PROVE_AGAIN if others else JobTrigger.FALSE_ALARM)
+        # An attempt that is over can prove nothing any more: what comes next is the scheduler's word.
+        turn.move_job(job, JobTrigger.PROVE_AGAIN if others and not over else JobTrigger.FALSE_ALARM)
         turn.cancel_timer(timer_of(job))
     if job.state is JobState.WATCHING:
         wait(turn, job, turn.policy_of(job).waits.propose_s)
@@ -338,11 +360,18 @@ def requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> b
         why=why,
         job=job.key,
         restart_count=job.view.restart_count,
+        gone=_gone(turn, job),
+        leased=any(attempt.epoch for attempt in job.attempts[-1:]),
     )
     if not ask_first(turn, job, incident, order):
         return False
     entered_requeue(turn, job, incident, why)
     return True
+
+
+def _gone(turn: Turn, job: JobRecord) -> tuple[str, ...]:
+    known = turn.state.nodes
+    return tuple(name for name in job.view.nodes if name in known and known[name].gone)
 
 
 def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
@@ -357,10 +386,14 @@ def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: s
     wait(turn, job, turn.policy_of(job).waits.order_s)
 
 
-def requeued(turn: Turn, job: JobRecord) -> None:
-    """It is back in the queue and held; the old attempt is provably over."""
+def requeued(turn: Turn, job: JobRecord, restart_count: int) -> None:
+    """It is back in the queue and held; the old attempt is provably over. `restart_count`: the run that was stopped."""
     incident = incident_of(turn, job)
     if job.state is not JobState.STOPPING or incident is None:
+        return
+    if job.view.state in ENDED and job.view.restart_count > restart_count:
+        # Somebody else had it requeued (preempted, for instance), and what started then has ended: it is in no queue.
+        requeue(turn, job, incident, "it was started again meanwhile, and has ended")
         return
     job.in_queue = True
     job.authority = Authority.CONTROLLER
@@ -375,10 +408,10 @@ def requeued(turn: Turn, job: JobRecord) -> None:
 
 def hold(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
     """It stays held while bad nodes are taken out of its reach."""
-    asked = diagnosis.cause.startswith(remedies.OPERATOR) or Remedy.EVACUATE in incident.remedies
-    if not asked:
+    if not _asked_for(turn, job, incident):
         _step_back(turn, job, diagnosis)
-        budgets.charge(job, Remedy.REQUEUE, diagnosis, _charged_nodes(diagnosis))
+        broke = budgets.where(job.attempt, incident)
+        budgets.charge(job, Remedy.REQUEUE, diagnosis, broke, _charged_nodes(diagnosis, broke))
     turn.move_job(job, JobTrigger.HOLD)
     known = turn.state.nodes
     job.excluded = tuple(
@@ -403,18 +436,10 @@ def go_on_from_hold(turn: Turn, job: JobRecord) -> None:
         return
     if turn.open_orders(about(job), o.SetExcluded, o.ReleaseJob):
         return
+    exclusions.exclude_unfenced(turn, job)
     wait(turn, job, turn.policy_of(job).waits.order_s)
-    if set(job.excluded) - set(job.view.excluded):
-        turn.issue(
-            turn.make(
-                o.SetExcluded,
-                incident=incident.id,
-                remedy=Remedy.REQUEUE,
-                job=job.key,
-                nodes=tuple(sorted(job.excluded)),
-                why=incident.diagnosis.summary if incident.diagnosis is not None else "",
-            )
-        )
+    if set(job.excluded) - set(job.view.excluded) or exclusions.outdated(job):
+        exclusions.ask(turn, job, incident)
     else:
         release(turn, job)
 
@@ -505,11 +530,22 @@ def adopt(turn: Turn, job: JobRecord, why: str) -> None:
 def order_done(turn: Turn, job: JobRecord, order: o.JobOrder) -> None:
     """What an order's success leads to. Those that end in an event of their own wait for it."""
     if isinstance(order, o.RequeueHeld):
-        requeued(turn, job)
+        requeued(turn, job, order.restart_count)
     elif isinstance(order, o.SetExcluded):
-        release(turn, job)
+        _excluded(turn, job, order)
     elif isinstance(order, o.ReleaseJob):
         released(turn, job)
+
+
+def _excluded(turn: Turn, job: JobRecord, order: o.SetExcluded) -> None:
+    """Done; but another node may have failed since it was asked for."""
+    incident = incident_of(turn, job)
+    if job.state is JobState.HELD:
+        exclusions.exclude_unfenced(turn, job)
+    if job.state is JobState.HELD and incident is not None and set(job.excluded) - set(order.nodes):
+        exclusions.ask(turn, job, incident)
+    else:
+        release(turn, job)
 
 
 def order_failed(turn: Turn, job: JobRecord, order: o.JobOrder, why: str) -> None:

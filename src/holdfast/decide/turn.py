@@ -58,6 +58,7 @@ class Turn:
         "_count",
         "_prefix",
         "brakes",
+        "cleaned",
         "closing",
         "event",
         "incidents",
@@ -87,6 +88,8 @@ class Turn:
         self.brakes: dict[str, BrakeRecord] = {}
         self.closing: dict[str, IncidentRecord] = {}
         """Incidents of which a side was settled in this turn."""
+        self.cleaned: list[str] = []
+        """Nodes that came to count as clean in this turn."""
         self._count = 0
         self._prefix = "a" if state.scope == ALLOCATION else "c"
 

@@ -47,6 +47,8 @@ CAPTURES = frozenset(
     }
 )  # fmt: skip
 """Names that a pattern may capture; anything else is a slip of the pen."""
+UNNAMED = "unnamed-error"
+"""Kind of rules that know an error by its severity word alone; only the ends of logs are searched for them."""
 
 
 class StreamKind(StrEnum):

@@ -11,8 +11,11 @@ from collections import defaultdict
 
 import hyperscan
 
-from holdfast.detect.catalogue import Catalogue, Rule
+from holdfast.detect.catalogue import UNNAMED, Catalogue, Rule
 from holdfast.model.evidence import Role
+
+FORM = 2
+"""Of the bytes that `compile_database` makes; older ones are compiled anew."""
 
 
 def expressions(catalogue: Catalogue) -> tuple[list[str], list[tuple[Rule, ...]]]:
@@ -25,16 +28,21 @@ def expressions(catalogue: Catalogue) -> tuple[list[str], list[tuple[Rule, ...]]
 
 
 def compile_database(catalogue: Catalogue) -> bytes:
-    """Both databases as bytes that `Matcher` takes.
+    """The databases as bytes that `Matcher` takes.
 
     Raises:
         ValueError: Hyperscan refuses an expression; the rule's id, file and line are named.
     """
     texts, owners = expressions(catalogue)
     everything = list(range(len(texts)))
-    faults = [i for i in everything if any(rule.role is not Role.PROGRESS for rule in owners[i])]
-    parts = [_compile(texts, chosen, owners) for chosen in (everything, faults)]
-    return catalogue.digest.encode() + b"\n" + len(parts[0]).to_bytes(8, "little") + parts[0] + parts[1]
+    named = [i for i in everything if any(rule.kind != UNNAMED for rule in owners[i])]
+    faults = [i for i in named if any(rule.role is not Role.PROGRESS for rule in owners[i])]
+    parts = [_compile(texts, chosen, owners) for chosen in (named, faults, everything)]
+    return _head(catalogue.digest) + b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def _head(digest: str) -> bytes:
+    return f"{digest} {FORM}\n".encode()
 
 
 def _compile(texts: list[str], chosen: list[int], owners: list[tuple[Rule, ...]]) -> bytes:
@@ -61,24 +69,27 @@ def _culprit(texts: list[str], chosen: list[int], owners: list[tuple[Rule, ...]]
     return "the catalogue as a whole"
 
 
-def load(data: bytes, digest: str) -> tuple[hyperscan.Database, hyperscan.Database]:
-    """The databases from their bytes: (everything, all but progress).
+def load(data: bytes, digest: str) -> tuple[hyperscan.Database, hyperscan.Database, hyperscan.Database]:
+    """The databases from their bytes: (all that has a name, the same but progress, everything).
 
     Raises:
         ValueError: they are of another catalogue, library version or processor.
     """
-    head = digest.encode() + b"\n"
-    if not data.startswith(head):
+    place = len(_head(digest))
+    if data[:place] != _head(digest):
         raise ValueError("the compiled database is of another catalogue")
-    size = int.from_bytes(data[len(head) : len(head) + 8], "little")
-    body = data[len(head) + 8 :]
+    parts: list[bytes] = []
+    for _ in range(3):
+        size = int.from_bytes(data[place : place + 8], "little")
+        parts.append(data[place + 8 : place + 8 + size])
+        place += 8 + size
     try:
-        databases = tuple(hyperscan.loadb(part, mode=hyperscan.HS_MODE_BLOCK) for part in (body[:size], body[size:]))
+        databases = tuple(hyperscan.loadb(part, mode=hyperscan.HS_MODE_BLOCK) for part in parts)
         for database in databases:
             database.scratch = hyperscan.Scratch(database)
     except (hyperscan.error, ValueError) as error:
         raise ValueError(f"the compiled database does not fit this machine: {error}") from error
-    return databases[0], databases[1]
+    return databases[0], databases[1], databases[2]
 
 
 def hits(database: hyperscan.Database, block: bytes | memoryview) -> dict[int, list[int]]:

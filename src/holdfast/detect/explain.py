@@ -14,12 +14,15 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.detect.catalogue import Catalogue, StreamKind
+from holdfast.detect.catalogue import UNNAMED, Catalogue, StreamKind
 from holdfast.detect.dumped_stacks import StackFrame
 from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
 from holdfast.detect.flight import Dump, Missing, missing_ranks
+from holdfast.detect.hyperpod_rules import finding_rule
+from holdfast.detect.log_rule_reading import RuleOutcome, is_hang
 from holdfast.detect.matcher import Match, StreamSource
 from holdfast.detect.stack_groups import group_stacks
+from holdfast.detect.unnamed import HELD_UP, UnnamedErrors, best_left, findings_of, names_a_cause
 from holdfast.model.evidence import Diagnosis, Domain, Evidence, EvidenceKind, Finding, Place, Role, Severity
 
 KEPT_PER_TROUBLE = 12
@@ -31,6 +34,9 @@ WENT_ON_BYTES = 32_000
 WENT_ON_SHARE = 0.4
 """So much of a log after its last error, free of trouble, shows that the error was handled. A tenth of the bytes is
 enough when that is this share of the log."""
+THREAD_TRACE_BYTES = 20_000
+THREAD_WENT_ON_BYTES = 250
+"""A program that prints so much after one of its threads ended, and nothing of trouble, does without that thread."""
 SILENCE_S = 1800.0
 SILENCE_STEPS = 20.0
 EVIDENCE_SHOWN = 24
@@ -40,10 +46,16 @@ _BACK = {
     "kernel.nfs.back": "kernel.nfs.silent",
     "kernel.lustre.restored": "kernel.lustre.lost",
     "kernel.link_up": "kernel.link_down",
+    "k8s.scheduled": "k8s.scheduling",
 }
 """Rules that say that what another rule reported is over."""
 
 
+_COLLECTIVE_WAITS = frozenset({"nccl.timeout", "gloo.timeout"})
+_WAITS = _COLLECTIVE_WAITS | {"slurm.time_limit", "launching.time_limit"}
+"""What still counts after the work was done: some process did not end."""
+_PERSISTENT = {"loss.nan.grad": 5}
+"""Rules that are trouble only when they come so often."""
 _MACHINE = frozenset({"nvidia", "kernel"})
 """Families of rules that read kernel logs."""
 
@@ -90,6 +102,8 @@ class Kept(Struct):
     order: int
     steps_then: dict[str, int]
     count: int = 1
+    of_thread: bool = False
+    """An exception that ended a thread, not the program."""
 
 
 class _File:
@@ -110,6 +124,11 @@ class _File:
         self.back: dict[str, int] = {}
         self.size = 0
         self.last_trouble = 0
+        self.thread_at: int | None = None
+        """Where an exception of a thread was announced, until it has come."""
+        self.unnamed = UnnamedErrors()
+        self.alive = -1
+        """Where the last line lies that shows the job at work."""
 
 
 class LogReading:
@@ -132,6 +151,7 @@ class LogReading:
         self.ranks: dict[str, tuple[int, ...]] = {}
         self.aside: dict[str, str] = {}
         self._places: dict[str, Kept] = {}
+        self._ruled: dict[str, tuple[Finding, int, int]] = {}
         self._timeouts: set[int] = set()
         self._ranks: set[int] = set()
         self._flight: Missing | None = None
@@ -153,14 +173,19 @@ class LogReading:
             if match.at is not None:
                 file.last_at = match.at
             if role is Role.PROGRESS or role is Role.CHECKPOINT:
+                file.alive = match.offset
                 self._progress(file, match)
+            elif match.rule.kind == UNNAMED:
+                file.unnamed.take(match)
             elif match.rule.kind == "completed":
                 file.completed = self.order
             elif match.rule.kind in {"checkpoint-loaded", "attempt-start"}:
                 file.restarts.append(self.order)
+            elif match.rule.id == "python.thread":
+                file.thread_at = match.offset
             elif match.rule.id in _BACK:
                 file.back[_BACK[match.rule.id]] = self.order
-            elif role in {Role.ROOT, Role.CASCADE}:
+            elif role in {Role.ROOT, Role.CASCADE} or match.rule.id in HELD_UP:
                 self._keep(number, file, match)
 
     def flight(self, dumps: Sequence[Dump]) -> None:
@@ -200,6 +225,26 @@ class LogReading:
             captures={"seq": str(missing.collective)},
         )
 
+    def ruled(self, number: int, outcomes: Sequence[RuleOutcome]) -> None:
+        """What the job's own log rules say of this log."""
+        for outcome in outcomes:
+            change = outcome.change
+            if is_hang(change) and self.files[number].completed is not None:
+                continue
+            finding = synthetic_finding(
+                self.catalogue,
+                finding_rule(change.after),
+                id=f"{number:06d}:rule:{change.rule}",
+                at=change.at,
+                place=Place(),
+                summary=f'Log rule "{change.rule}" is {change.after}: {change.why}',
+                kind=EvidenceKind.LOG,
+                text=change.text or f"{change.rule}: {change.why}",
+                captures={"what": change.rule} | ({"elapsed_s": f"{change.for_s:.0f}"} if change.for_s else {}),
+            )
+            shown = replace(finding.evidence[0], file=self.files[number].name)
+            self._ruled[finding.id] = (replace(finding, evidence=(shown,)), number, outcome.offset)
+
     def end(self, number: int, size: int) -> None:
         """The log is read to its end; it had so many bytes."""
         self.files[number].size = size
@@ -237,7 +282,7 @@ class LogReading:
         file.last_trouble = match.offset
         if match.rank is not None:
             self._ranks.add(match.rank)
-            if match.rule.id in {"nccl.timeout", "gloo.timeout"}:
+            if match.rule.id in _COLLECTIVE_WAITS:
                 self._timeouts.add(match.rank)
         print_ = fingerprint(match.rule.id, match.captures, match.node)
         key = (match.rule.id, print_, match.rank, number)
@@ -260,6 +305,9 @@ class LogReading:
             file=file.name,
         )
         kept = Kept(finding, match, number, self.order, dict(file.rises))
+        if file.thread_at is not None:
+            kept.of_thread = match.offset - file.thread_at < THREAD_TRACE_BYTES
+            file.thread_at = None
         known.append(kept)
         self._places[finding.id] = kept
 
@@ -285,6 +333,9 @@ class LogReading:
                 findings.append(finding)
         if all(f.domain is Domain.OPERATOR for f in findings if f.role is Role.ROOT):
             findings += self._silences()
+        findings += [finding for finding, _, _ in self._ruled.values()]
+        findings += self._without_name(findings, end)
+        findings = best_left(findings)
         if self._flight is not None:
             findings.append(self._desync(self._flight, first if first is not None else end))
         if self._odd:
@@ -333,8 +384,14 @@ class LogReading:
 
     def _set_aside(self, kept: Kept, file: _File) -> str:
         """Why this is no trouble of the job after all; empty when it may be."""
-        if file.completed is not None and kept.order > file.completed and kept.finding.domain is not Domain.HARDWARE:
+        after_end = file.completed is not None and kept.order > file.completed
+        # Connections break when processes end; a time-out says that one of them did not end at all.
+        if after_end and kept.finding.domain is not Domain.HARDWARE and kept.finding.rule not in _WAITS:
             return "the work was done before it"
+        if kept.finding.rule in HELD_UP and file.back.get(kept.finding.rule, 0) > kept.order:
+            return "it passed by itself"
+        if self._seen_in(kept) < _PERSISTENT.get(kept.finding.rule, 0):
+            return "it came a few times only, which is no trouble"
         lasting = kept.finding.domain is Domain.HARDWARE and kept.match.rule.family in _MACHINE
         if lasting:
             return ""
@@ -344,6 +401,8 @@ class LogReading:
             if rises - kept.steps_then.get(name, 0) >= SURVIVED_STEPS:
                 return "steps went on rising after it"
         quiet = file.size - file.last_trouble
+        if kept.of_thread and quiet > THREAD_WENT_ON_BYTES:
+            return "it ended a thread, and the program went on"
         handled = kept.finding.severity is not Severity.FATAL and kept.match.rule.family in {
             "python",
             "data",
@@ -352,6 +411,33 @@ class LogReading:
         if handled and (quiet > WENT_ON_BYTES or (quiet > WENT_ON_BYTES // 10 and quiet > WENT_ON_SHARE * file.size)):
             return "the log went on for long without any trouble"
         return ""
+
+    def _seen_in(self, kept: Kept) -> int:
+        """How often its rule was seen in this log."""
+        rule = kept.finding.rule
+        if rule not in _PERSISTENT:
+            return 0
+        return sum(k.count for key, group in self.kept.items() if key[0] == rule and key[3] == kept.file for k in group)
+
+    def _without_name(self, findings: Sequence[Finding], end: float) -> list[Finding]:
+        """What ended the logs when no rule names a cause: errors known by their severity alone."""
+        if self._flight is not None or self._odd or any(names_a_cause(f) for f in findings):
+            return []
+        found: list[Finding] = []
+        told = {f.id for f in findings}
+        for number, file in enumerate(self.files):
+            if file.completed is not None:
+                continue
+            # The lines around an error that was set aside tell of the same error.
+            over = [k.match.offset for k in self._places.values() if k.file == number and k.finding.id not in told]
+            chain = file.unnamed.ending(
+                size=file.size, after=max([file.alive, *over]), progressed=bool(file.progress_lines)
+            )
+            made = findings_of(chain, file=file.name, prefix=f"{number:06d}", at=end)
+            for finding, match in zip(made, chain, strict=True):
+                self._places[finding.id] = Kept(finding, match, number, self.order, {})
+            found += made
+        return found
 
     def _silences(self) -> list[Finding]:
         """A log whose end comes long after its last step: the job hung before something ended it."""
@@ -437,7 +523,9 @@ class LogReading:
 
     def with_novelty(self, explained: Explanation, lines: Sequence[EvidenceLine]) -> Explanation:
         """An explanation without a cause, with lines that the job never printed before."""
-        if not lines or explained.verdict != "unknown":
+        told = {(line.file, line.line) for line in explained.evidence}
+        lines = [line for line in lines if (line.file, line.line) not in told]
+        if not lines:
             return explained
         quoted = "; ".join(f'"{line.text.strip()[:120]}"' for line in lines[:3])
         story = f"{explained.story} Printed near the end and never before: {quoted}."
@@ -445,6 +533,9 @@ class LogReading:
 
     def place_of(self, finding_id: str) -> tuple[int, int] | None:
         """(file number, byte offset) of a finding's line, for counting its line number afterwards."""
+        if finding_id in self._ruled:
+            _, file, offset = self._ruled[finding_id]
+            return (file, offset) if offset >= 0 else None
         kept = self._places.get(finding_id)
         return (kept.file, kept.match.offset) if kept is not None else None
 

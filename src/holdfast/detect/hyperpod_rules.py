@@ -3,7 +3,8 @@
 A job that moves over from HyperPod keeps its rules: each watches the job's lines for a pattern and is WAITING, HEALTHY,
 SLOW, HANGING or FAULTED. The launcher feeds lines and asks once a second what has changed; each change for the worse
 becomes a finding `hyperpod.hang`, `hyperpod.slow` or `hyperpod.fault`. Times are handed in. Source of the meaning:
-Amazon SageMaker AI developer guide, "Using the training operator to run jobs".
+Amazon SageMaker AI developer guide, "Using the training operator to run jobs", and what HyperPod's elastic agent
+(1.1.3) does: patterns are matched from the start of the line, a fault goes before a stop, and a stop is for good.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def _rule(index: int, entry: Mapping[str, Any], file: str) -> LogRule:
     for key in ("name", "logPattern"):
         if not entry.get(key):
             raise ConfigError(f"{where}: {key} is missing", file=file)
-    pattern = _pattern(where, "logPattern", entry["logPattern"], file)
-    stop = _pattern(where, "stopPattern", entry["stopPattern"], file) if entry.get("stopPattern") else ""
+    pattern = _checked(where, "logPattern", entry["logPattern"], file)
+    stop = _checked(where, "stopPattern", entry["stopPattern"], file) if entry.get("stopPattern") else ""
     threshold = entry.get("metricThreshold")
     compare = entry.get("operator", "")
     if threshold is not None:
@@ -114,18 +115,35 @@ def _rule(index: int, entry: Mapping[str, Any], file: str) -> LogRule:
     )
 
 
-def _pattern(where: str, key: str, pattern: str, file: str) -> str:
-    # These patterns are written to match whole lines; searching for their middle is the same and much quicker.
-    bare = pattern.removeprefix("^").removeprefix(".*")
-    bare = bare.removesuffix("$") if bare.endswith(".*$") else bare
-    bare = bare.removesuffix(".*") or pattern
+def _checked(where: str, key: str, pattern: str, file: str) -> str:
     try:
-        re.compile(bare)
+        re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"{where}: {key} is not a regular expression: {error}", file=file) from error
-    if why := catastrophe(bare, exponential_only=True):
+    if why := catastrophe(searched(pattern) or pattern.removeprefix("^").removeprefix(".*"), exponential_only=True):
         raise ConfigError(f"{where}: {key} could take catastrophic time: {why}", file=file)
-    return bare
+    return pattern
+
+
+def searched(pattern: str) -> str:
+    """What may be searched for anywhere in a line in place of matching `.*...` from its start; empty: match as it is.
+
+    Most rules are written to match whole lines; a search for their middle gives the same and is many times quicker.
+    """
+    bare = pattern.removeprefix("^")
+    if not bare.startswith(".*") or bare.startswith((".*?", ".*+")) or "|" in _outside_groups(bare):
+        return ""
+    bare = bare.removeprefix(".*")
+    bare = bare.removesuffix("$") if bare.endswith(".*$") else bare
+    return bare.removesuffix(".*") if not bare.endswith("\\.*") else bare
+
+
+def _outside_groups(pattern: str) -> str:
+    """The pattern without escapes, classes and what stands in parentheses."""
+    flat = re.sub(r"\\.|\[(?:\\.|[^\]])*\]", "", pattern)
+    while "(" in flat and (inner := re.sub(r"\([^()]*\)", "", flat)) != flat:
+        flat = inner
+    return flat
 
 
 class RuleChange(Struct, frozen=True):
@@ -136,6 +154,10 @@ class RuleChange(Struct, frozen=True):
     after: RuleState
     at: float
     why: str
+    for_s: float = 0.0
+    """How long it had waited in vain (HANGING only)."""
+    text: str = ""
+    """The line that changed it, empty when time did."""
 
 
 class _Watch:
@@ -143,8 +165,9 @@ class _Watch:
 
     def __init__(self, rule: LogRule, at: float) -> None:
         self.rule = rule
-        self.pattern = re.compile(rule.pattern)
-        self.stop = re.compile(rule.stop) if rule.stop else None
+        # A metric is what the pattern captures when it is matched as it stands: greedily, the last one in the line.
+        self.match = re.compile(rule.pattern).match if rule.threshold is not None else _finder(rule.pattern)
+        self.stop = _finder(rule.stop) if rule.stop else None
         self.state = RuleState.WAITING
         self.began = at
         self.matched_at: float | None = None
@@ -154,15 +177,15 @@ class _Watch:
     def line(self, text: str, at: float) -> tuple[RuleState, str]:
         if not self.active or self.state is RuleState.FAULTED:
             return self.state, ""
-        if self.stop is not None and self.stop.search(text):
+        found = self.match(text)
+        if found is not None:
+            self.matched_at = at
+            if self.rule.fault_on_match:
+                return RuleState.FAULTED, f"matched: {text[:200]}"
+        if self.stop is not None and self.stop(text):
             self.active = False
             return RuleState.HEALTHY, "its stop pattern matched"
-        if (found := self.pattern.search(text)) is None:
-            return self.state, ""
-        self.matched_at = at
-        if self.rule.fault_on_match:
-            return RuleState.FAULTED, f"matched: {text[:200]}"
-        return self._judge(found)
+        return self._judge(found) if found is not None else (self.state, "")
 
     def _judge(self, found: re.Match[str]) -> tuple[RuleState, str]:
         rule = self.rule
@@ -210,19 +233,24 @@ class LogRuleMonitor:
     def line(self, text: str, at: float) -> list[RuleChange]:
         """Take one line of any rank's output."""
         text = text[:_LINE_MAX]
-        return [change for watch in self._watches if (change := _changed(watch, *watch.line(text, at), at))]
+        return [change for watch in self._watches if (change := _changed(watch, *watch.line(text, at), at, text))]
 
     def tick(self, at: float) -> list[RuleChange]:
         """Time has passed."""
         return [change for watch in self._watches if (change := _changed(watch, *watch.tick(at), at))]
 
 
-def _changed(watch: _Watch, state: RuleState, why: str, at: float) -> RuleChange | None:
+def _changed(watch: _Watch, state: RuleState, why: str, at: float, text: str = "") -> RuleChange | None:
     before = watch.state
     if state is before:
         return None
     watch.state = state
-    return RuleChange(watch.rule.name, before, state, at, why)
+    waited = at - (watch.began if watch.matched_at is None else watch.matched_at)
+    return RuleChange(watch.rule.name, before, state, at, why, waited if state is RuleState.HANGING else 0.0, text)
+
+
+def _finder(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    return re.compile(middle).search if (middle := searched(pattern)) else re.compile(pattern).match
 
 
 def finding_rule(state: RuleState) -> str:

@@ -25,10 +25,20 @@ _PREFIX = re.compile(
     | \[pod/(?P<pod>[^\]/]+)/[^\]]+\]\s
     | \[(?P<bare>\d{1,7})\]\s(?=\[)
     | \[(?:titan|NeMo\s[IWED])\]\s
+    | std(?:err|out):\s
+    | \|\s(?=\d{4}-\d\d-\d\d|\[rank\d)
+    | (?P<service>[a-z][a-z0-9_.-]{0,60}\d)\s{1,4}\|\s(?=\S|\s{2})
     )""",
     re.VERBOSE,
 )
 _PDSH = re.compile(r"(?P<host>[a-z][a-z0-9-]*\d[a-z0-9.-]*):\s(?=\S)")
+_PDSH_BEFORE = re.compile(
+    r"""(?P<host>[a-z][a-z0-9-]*\d[a-z0-9.-]*):\s(?=
+      \[(?:rank|Rank|RANK)\s?:?\s?\d | \s{1,8}File\ " | \s{3,} | Traceback\ \(most
+      | [A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b )""",
+    re.VERBOSE,
+)
+"""The `host: ` of pdsh or clush before what surely is a rank's line or a part of a traceback."""
 _NOT_HOSTS = re.compile(r"(?:nvidia-|nvme|mlx|eth|ib\d|en[ops]\d|sd[a-z]|dm-|md\d|loop\d|xfs|ext4|bond|cpu\d|nfs)")
 _MONTHS = {
     m: i + 1 for i, m in enumerate(("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"))
@@ -83,7 +93,7 @@ def take_apart(text: str, year: int = 1970) -> Line:
                 local = int(groups["local"])
             elif groups["task"] is not None or groups["mpi"] is not None:
                 task = int(groups["task"] or groups["mpi"])
-            node = groups["pod"] or groups["ip"] or node
+            node = groups["pod"] or groups["ip"] or groups["service"] or node
         elif at is None and (found := _STAMP.match(body)):
             at = _stamp(found, year)
             dated = int(found["y"] or found["by"] or 0) or None
@@ -91,6 +101,8 @@ def take_apart(text: str, year: int = 1970) -> Line:
                 node = host["host"]
                 body = body[host.end() :]
                 continue
+        elif (found := _PDSH_BEFORE.match(body)) and not _NOT_HOSTS.match(body):
+            node = found["host"]
         elif not (found := _UPTIME.match(body)):
             break
         body = body[found.end() :]

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from holdfast.detect import database as database_of
 from holdfast.detect import xid
-from holdfast.detect.catalogue import Catalogue, Rule, StreamKind
+from holdfast.detect.catalogue import UNNAMED, Catalogue, Rule, StreamKind
 from holdfast.detect.database import hits
 from holdfast.detect.lines import ANSI, Line, take_apart, without_host, year_of
 from holdfast.detect.records import RECORDS, Record
@@ -97,10 +97,11 @@ class Matcher:
         self.catalogue = catalogue
         self.expressions, self.owners = database_of.expressions(catalogue)
         data = database if database is not None else database_of.compile_database(catalogue)
-        self.full, self.faults = database_of.load(data, catalogue.digest)
+        self.full, self.faults, self.everything = database_of.load(data, catalogue.digest)
         self.quick = {
             number: rules[0] for number, rules in enumerate(self.owners) if len(rules) == 1 and rules[0].quick_after
         }
+        self.cut = catalogue.get("generic.traceback")
         self.compiled: dict[str, tuple[tuple[re.Pattern[str], ...], tuple[re.Pattern[str], ...]]] = {}
 
     def stream(
@@ -118,6 +119,23 @@ class Matcher:
             numbered: False leaves out the counting of lines, which costs about as much as the search itself.
         """
         return LineStream(self, source, progress, numbered=numbered)
+
+    def unnamed(
+        self, source: StreamSource, end: bytes, offset: int, at: float, *, lines_before: int | None = None
+    ) -> list[Match]:
+        """The errors that no rule names among the lines at the end of a log.
+
+        Args:
+            source: where the lines come from.
+            end: the log's last bytes, from the begin of a line.
+            offset: where they begin in the log.
+            at: as for `LineStream.feed`.
+            lines_before: how many lines stand before them; None leaves the matches without numbers.
+        """
+        stream = LineStream(self, source, ProgressReading.EVERY, numbered=lines_before is not None)
+        stream.database, stream.offset, stream.line_no = self.everything, offset, lines_before or 0
+        # A traceback that goes on to the end was the whole stream's to tell.
+        return [m for m in stream.feed(end + b"\n", at) if m.rule.kind == UNNAMED]
 
     def patterns(self, rule: Rule) -> tuple[tuple[re.Pattern[str], ...], tuple[re.Pattern[str], ...]]:
         """The rule's patterns and exclusions, compiled on first use."""
@@ -191,8 +209,9 @@ class LineStream:
         self.numbered = numbered
         self.line_no = 0
         self.offset = 0
-        self.records: dict[str, list[tuple[Record, Rule]]] = {}
+        self.records: dict[str, list[tuple[Record, Rule, Match]]] = {}
         self.year = 0
+        self.database = matcher.full
         self._carry = b""
         self._overlap = 0
         self._sampled = progress is ProgressReading.SAMPLED
@@ -214,7 +233,8 @@ class LineStream:
         """
         base = self.offset
         self.offset += len(data)
-        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        cut = data.rfind(b"\n") + 1
+        cut = max(cut, data.rfind(b"\r", cut) + 1)
         if not cut:
             self._carry += data
             return self._piece(at) if len(self._carry) > LINE_MAX else []
@@ -242,6 +262,8 @@ class LineStream:
         if self._carry:
             block, self._carry = self._carry, b""
             matches += self._scan(block, 0, len(block), self.offset - len(block), at)
+        opened = [match for records in self.records.values() for _, _, match in records]
+        matches += [match for match in opened if match.rule is self.matcher.cut]
         self.records.clear()
         return matches
 
@@ -260,8 +282,7 @@ class LineStream:
         sampled_out = self._sampled and self._blocks % SAMPLE_EVERY != 1
         self._unread = (block, base, self.line_no) if sampled_out else None
         reader = BlockReader(self, block, start, stop, base, at, full=not sampled_out)
-        if self.numbered:
-            self.line_no += block.count(b"\n", start, stop)
+        self.line_no += reader.line_count
         matches = reader.read(after=overlap)
         if block[stop - 1 : stop] not in {b"\n", b"\r"}:
             matches = [m for m in matches if m.rule.id not in self._long_line_rules]
@@ -290,10 +311,9 @@ FOLD_MIN = 64
 
 def _line_end(data: bytes) -> int:
     """Where the first line ends, its newline or carriage return included."""
-    newline, carriage = data.find(b"\n"), data.find(b"\r")
-    if newline < 0 or carriage < 0:
-        return max(newline, carriage) + 1
-    return min(newline, carriage) + 1
+    newline = data.find(b"\n")
+    carriage = data.find(b"\r", 0, newline if newline >= 0 else len(data))
+    return (carriage if carriage >= 0 else newline) + 1
 
 
 class BlockReader:
@@ -304,12 +324,14 @@ class BlockReader:
     ) -> None:
         self.stream = stream
         self.matcher = stream.matcher
-        self.database = stream.matcher.full if full else stream.matcher.faults
+        self.database = stream.database if full else stream.matcher.faults
         self.original: bytes | None = None
         self.block = block
         self.start = start
         self.stop = stop
         self.base = base
+        # Counted once: it takes as long as a third of the search.
+        self.line_count = block.count(b"\n", start, stop) if stream.numbered else 0
         if block.find(b"\x1b", start, stop) >= 0:
             # Colours would stand between the words; lines keep their numbers, so that offsets can be found again.
             self.original = block[start:stop]
@@ -318,7 +340,7 @@ class BlockReader:
             self.original_line = self.original_at = 0
         self.at = at
         self.year = stream.year or year_of(at)
-        self.has_cr = self.block.find(b"\r", self.start, self.stop) >= 0
+        self.has_cr = False
         self.counted = self.start
         self.line_no = self.stream_line = stream.line_no + 1
         self.matches: list[Match] = []
@@ -337,6 +359,7 @@ class BlockReader:
         found = hits(self.database, self.block if whole else memoryview(self.block)[first : self.stop])
         if not found and not (records and self.stream.records):
             return []
+        self.has_cr = self.block.find(b"\r", first, self.stop) >= 0
         folded = self.fold(found) if not after else []
         self.calm(found)
         places = sorted((end + first, number) for number, ends in found.items() for end in ends if end > after)
@@ -367,7 +390,7 @@ class BlockReader:
             del found[number]
             line_no = 0
             if self.stream.numbered:
-                line_no = self.line_no + block.count(b"\n", self.counted, start)
+                line_no = self.line_no + self.line_count - block.count(b"\n", start, self.stop)
             folded.append(
                 Match(
                     rule,
@@ -389,8 +412,11 @@ class BlockReader:
         """Take floods out of `found`: dozens of benign lines say nothing, thousands of one rule no more than many."""
         for number in [number for number, ends in found.items() if len(ends) >= FOLD_MIN]:
             ends = found[number]
-            if all(rule.role is Role.BENIGN and rule.kind != "completed" for rule in self.matcher.owners[number]):
+            owners = self.matcher.owners[number]
+            if all(rule.role is Role.BENIGN and rule.kind not in {"completed", UNNAMED} for rule in owners):
                 del found[number]
+            elif all(rule.kind == UNNAMED for rule in owners):
+                found[number] = ends[-FOLD_MIN:]
             elif len(ends) > FLOOD_MAX:
                 found[number] = ends[: FLOOD_MAX // 2] + ends[-FLOOD_MAX // 2 :]
 
@@ -459,7 +485,9 @@ class BlockReader:
         rule, captures = judged
         if rule.record:
             if records:
-                self.open(rule, line, captures)
+                # Should its end be missing, its first line is all that tells of it.
+                self.emit(self.matcher.cut if rule.record == "traceback" else rule, {}, line, text, start)
+                self.open(rule, line, captures, self.matches.pop())
             return
         self.emit(rule, captures, line, text, start)
 
@@ -472,7 +500,7 @@ class BlockReader:
             key, opened = next(reversed(self.stream.records.items()), ("", None))
         if not opened:
             return None
-        record, rule = opened[-1]
+        record, rule, _ = opened[-1]
         ended = record.offer(line)
         if record.complete:
             opened.pop()
@@ -480,14 +508,14 @@ class BlockReader:
                 del self.stream.records[key]
         return (record, rule) if ended else None
 
-    def open(self, rule: Rule, line: Line, captures: Mapping[str, str]) -> None:
+    def open(self, rule: Rule, line: Line, captures: Mapping[str, str], began: Match) -> None:
         """Begin the record whose first line this is."""
         records = self.stream.records
         if len(records) >= OPEN_RECORDS_MAX:
             return
         record = RECORDS[rule.record](rule.id, line.key, line.rank)
         record.captures.update(captures)
-        records.setdefault(line.key, []).append((record, rule))
+        records.setdefault(line.key, []).append((record, rule, began))
 
     def emit(self, rule: Rule, captures: dict[str, str], line: Line, text: str, start: int) -> None:
         """Keep the match."""
@@ -537,6 +565,8 @@ def _joined(
     judged: tuple[Rule, dict[str, str]] | None, record: Record, opener: Rule, catalogue: Catalogue
 ) -> tuple[Rule, dict[str, str]] | None:
     """A record's captures joined to what its last line is by itself."""
+    if judged is not None and judged[0].kind == UNNAMED:
+        judged = None
     if judged is not None and (judged[0].role is Role.ROOT or "table" not in record.captures):
         rule, captures = judged
         return rule, record.captures | captures

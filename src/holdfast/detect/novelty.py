@@ -18,6 +18,7 @@ from holdfast.detect.lines import take_apart
 TEMPLATES_MAX = 4096
 PER_BUCKET_MAX = 64
 WORDS_MAX = 24
+WORD_MAX = 60
 AGREE_MIN = 0.6
 """So many of the words must be the same for a line to be of a known template."""
 
@@ -36,7 +37,7 @@ _TROUBLED = re.compile(
 def template(text: str) -> tuple[str, ...]:
     """The words of a line that do not change from one print to the next."""
     body = _VARIABLE.sub("#", take_apart(text).body[:400])
-    return tuple(word for word in _SPLIT.split(body) if word)[:WORDS_MAX]
+    return tuple(word[:WORD_MAX] for word in _SPLIT.split(body) if word)[:WORDS_MAX]
 
 
 class Novelty:
@@ -45,6 +46,8 @@ class Novelty:
     def __init__(self) -> None:
         self._buckets: OrderedDict[tuple[int, str], list[tuple[str, ...]]] = OrderedDict()
         self._count = 0
+        self.learned = 0
+        """Templates ever learned: grows with each new one, also when an old one is forgotten for it."""
 
     def __len__(self) -> int:
         return self._count
@@ -52,22 +55,34 @@ class Novelty:
     def learn(self, lines: Iterable[str]) -> None:
         """These lines were printed while the job was well."""
         for line in lines:
-            words = template(line)
-            if not words:
-                continue
-            key = (len(words), words[0])
-            bucket = self._buckets.setdefault(key, [])
-            self._buckets.move_to_end(key)
-            if any(_agree(words, known) for known in bucket):
-                continue
-            bucket.append(words)
-            self._count += 1
-            if len(bucket) > PER_BUCKET_MAX:
-                bucket.pop(0)
-                self._count -= 1
-            while self._count > TEMPLATES_MAX:
-                _, forgotten = self._buckets.popitem(last=False)
-                self._count -= len(forgotten)
+            if words := template(line):
+                self._add(words)
+
+    def templates(self) -> list[list[str]]:
+        """All templates, those seen longest ago first: what `restore` takes."""
+        return [list(words) for bucket in self._buckets.values() for words in bucket]
+
+    def restore(self, templates: Iterable[Sequence[str]]) -> None:
+        """Know these templates too."""
+        for words in templates:
+            if words:
+                self._add(tuple(word[:WORD_MAX] for word in words[:WORDS_MAX]))
+
+    def _add(self, words: tuple[str, ...]) -> None:
+        key = (len(words), words[0])
+        bucket = self._buckets.setdefault(key, [])
+        self._buckets.move_to_end(key)
+        if any(_agree(words, known) for known in bucket):
+            return
+        bucket.append(words)
+        self._count += 1
+        self.learned += 1
+        if len(bucket) > PER_BUCKET_MAX:
+            bucket.pop(0)
+            self._count -= 1
+        while self._count > TEMPLATES_MAX:
+            _, forgotten = self._buckets.popitem(last=False)
+            self._count -= len(forgotten)
 
     def is_new(self, line: str) -> bool:
         """Whether no line like this was printed before."""

@@ -23,6 +23,7 @@ _NVL5 = re.compile(
     r"(?P<sub>[A-Z][\w/ ]*?)\s+(?P<sev>Nonfatal|Fatal)\s+(?P<xc>XC\d)\s+i\d+\s+Link\s+(?P<link>-?\d+)\s+"
     r"\((?P<intr>0x[0-9a-fA-F]+)\s+(?P<err>0x[0-9a-fA-F]+)"
 )
+_BEFORE = re.compile(r"caused by previous Xid (?P<xid>\d{1,4})")
 _VERDICTS: dict[int, tuple[Role, Severity, Remedy]] = {
     0: (Role.BENIGN, Severity.INFO, Remedy.NONE),
     1: (Role.ROOT, Severity.FATAL, Remedy.RESET_GPU),
@@ -55,6 +56,8 @@ def decoded(catalogue: Catalogue, rule: Rule, captures: dict[str, str]) -> Rule:
             remedy=remedy,
             title=f"Xid 154: the driver asks for: {verdict['verdict']}",
         )
+    if code == "45" and (before := _BEFORE.search(rest)) is not None:
+        return _told_by_45(catalogue, found, before["xid"])
     if code == "74" and (link := _LINK.search(rest)):
         captures |= {"link": link["link"], "regs": link["regs"]}
     elif code.isdigit() and int(code) in NVLINK5 and (event := _NVL5.search(rest)):
@@ -63,6 +66,16 @@ def decoded(catalogue: Catalogue, rule: Rule, captures: dict[str, str]) -> Rule:
             captures["link"] = event["link"].lstrip("0") or "0"
         return _nvlink5(found, captures)
     return found
+
+
+def _told_by_45(catalogue: Catalogue, rule: Rule, code: str) -> Rule:
+    """Xid 45 says which Xid took its channel down: where that one's own line is missing, it stands for it."""
+    before = catalogue.find(f"nvidia.xid.{code}")
+    if before is None or not (before.role is Role.ROOT or int(code) in NVLINK5):
+        return rule
+    remedy = before.remedy if before.remedy is not Remedy.NONE else Remedy.RESET_GPU
+    title = f"{before.title} (Xid {code}, by the Xid 45 that followed it)"
+    return replace(before, role=Role.ROOT, severity=Severity.ERROR, remedy=remedy, title=title)
 
 
 def _nvlink5(rule: Rule, captures: dict[str, str]) -> Rule:

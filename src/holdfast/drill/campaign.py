@@ -14,9 +14,12 @@ from typing import Literal
 
 from msgspec import Struct
 
+from holdfast.drill.controlled import ControlledStage
+from holdfast.drill.kubernetes_stage import KUBERNETES, KubernetesStage, KubernetesStageSettings
 from holdfast.drill.results import DrillResult, DrillRun, render_json, render_junit, skipped
 from holdfast.drill.runner import Patience, Site, run_drill
 from holdfast.drill.scenario import Scenario
+from holdfast.drill.slurm_stage import SlurmStage, SlurmStageSettings, lacking_on_slurm
 from holdfast.drill.stage import Stage, StageSettings, read_report
 from holdfast.drill.training import CHECKPOINTS, TrainingJob, loss_difference
 from holdfast.drill.verdict import Check
@@ -43,6 +46,8 @@ class CampaignSettings(Struct, frozen=True, kw_only=True):
     """The controller's policy; None: `drill/policy.toml`, with the brakes let go."""
     patience: Patience = Patience()
     has_torch: bool = True
+    on: Literal["local", "slurm", "kubernetes"] = "local"
+    """An embedded cluster, or a Slurm lab."""
 
 
 class Sitting(Struct, frozen=True):
@@ -72,6 +77,7 @@ def job_for(scenario: Scenario, settings: CampaignSettings) -> TrainingJob:
     """The job that a scenario asks for, with the workload that the campaign or the fault's kind needs."""
     needs = scenario.job
     workload = "gpt" if scenario.definition.needs == "gpt" else settings.workload
+    place = "{scratch}" if needs.checkpoints_on_node else "{shared}" if needs.checkpoints_on_shared else ""
     return TrainingJob(
         workload=workload,
         launcher=settings.launcher,
@@ -82,8 +88,8 @@ def job_for(scenario: Scenario, settings: CampaignSettings) -> TrainingJob:
         checkpoint_every=needs.checkpoint_every,
         step_s=needs.step_s,
         seed=settings.seed,
-        checkpoint_dir="{scratch}/checkpoints" if needs.checkpoints_on_node else CHECKPOINTS,
-        mirror=CHECKPOINTS if needs.checkpoints_on_node else "",
+        checkpoint_dir=f"{place}/checkpoints" if place else CHECKPOINTS,
+        mirror=CHECKPOINTS if place else "",
     )
 
 
@@ -101,7 +107,7 @@ async def run_campaign(
         UserError: what a person must mend: a target that is not open to drills, a scenario that does not fit.
     """
     began = clock.monotonic()
-    run = DrillRun(seed=settings.seed, workload=settings.workload, cluster="local", started_at=clock.now())
+    run = DrillRun(seed=settings.seed, workload=settings.workload, cluster=settings.on, started_at=clock.now())
     campaign = _Campaign(settings, clock, run, on_note, on_result)
     try:
         for sitting in plan([s for s in scenarios for _ in range(settings.repeat)], settings):
@@ -131,13 +137,17 @@ class _Campaign:
         self.run = run
         self.note = on_note
         self.on_result = on_result
-        self.stage: Stage | None = None
+        self.stage: ControlledStage | None = None
         self.stages = 0
         self.site: Site | None = None
 
     async def sit(self, sitting: Sitting) -> None:
         """Run the drills of one job; a new job, and a new cluster after a failure, wherever it takes one."""
         for scenario in sitting.scenarios:
+            lacking = self._lacking(scenario)
+            if lacking:
+                self._add(skipped(scenario, lacking))
+                continue
             if sitting.job.workload == "gpt" and not self.settings.has_torch:
                 self._add(skipped(scenario, "needs torch: pip install 'holdfast[torch]'"))
                 continue
@@ -160,7 +170,9 @@ class _Campaign:
             return
         await stage.close()
         try:
-            data = await read_report(stage.journal, title="Holdfast drills", cluster="local", now=self.clock.now())
+            data = await read_report(
+                stage.journal, title="Holdfast drills", cluster=stage.cluster_name, now=self.clock.now()
+            )
         except HoldfastError as error:
             self.note(f"no report: {error}")
             return
@@ -186,14 +198,12 @@ class _Campaign:
 
     async def _bring_up(self, job: TrainingJob) -> Site:
         nodes = job.nodes + 1
-        if self.stage is None or self.stage.settings.nodes < nodes:
+        if self.stage is None or self.stage.nodes < nodes:
             await self.close()
             self.stages += 1
             folder = self.settings.folder / f"cluster-{self.stages}"
-            wanted = StageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self._policy())
             self.note(f"bringing up {nodes} nodes and a spare in {folder}")
-            stage = Stage(wanted)
-            self.stage = stage
+            self.stage = stage = self._make_stage(folder, nodes)
             await stage.open()
         stage = self.stage
         key = await stage.submit(job)
@@ -202,11 +212,25 @@ class _Campaign:
             eyes=stage.eyes,
             job=key,
             clock=self.clock,
-            breaker=stage.orchestrator,
+            breaker=stage.breaker,
+            job_dir=job_dir,
             losses=lambda: loss_difference(job, job_dir),
             step_s=job.step_s,
         )
         return self.site
+
+    def _make_stage(self, folder: Path, nodes: int) -> ControlledStage:
+        if self.settings.on == "slurm":
+            return SlurmStage(SlurmStageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self._policy()))
+        if self.settings.on == "kubernetes":
+            wanted = KubernetesStageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self._policy())
+            return KubernetesStage(wanted)
+        return Stage(StageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self._policy()))
+
+    def _lacking(self, scenario: Scenario) -> str:
+        if self.settings.on == "slurm":
+            return lacking_on_slurm(scenario.definition)
+        return scenario.definition.lacking(KUBERNETES if self.settings.on == "kubernetes" else "local")
 
     def _policy(self) -> Path:
         if self.settings.policy is not None:

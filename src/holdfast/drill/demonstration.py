@@ -15,9 +15,12 @@ from typing import Literal
 from msgspec import Struct, field
 
 from holdfast.adapters.journal import open_journal
+from holdfast.drill.controlled import ControlledStage
+from holdfast.drill.kubernetes_stage import KubernetesStage, KubernetesStageSettings
 from holdfast.drill.results import DrillResult
 from holdfast.drill.runner import Patience, Site, run_drill
 from holdfast.drill.scenario import Scenario
+from holdfast.drill.slurm_stage import SlurmStage, SlurmStageSettings
 from holdfast.drill.stage import Stage, StageSettings
 from holdfast.drill.training import Losses, TrainingJob, largest_difference, read_losses
 from holdfast.errors import HoldfastError, UsageError
@@ -46,6 +49,8 @@ class DemoSettings(Struct, frozen=True, kw_only=True):
     seed: int = 1
     launcher: Literal["holdfast", "torchrun"] = "torchrun"
     workload: Literal["counter", "gpt"] = "gpt"
+    on: Literal["local", "slurm", "kubernetes"] = "local"
+    """An embedded cluster, or a real Slurm or Kubernetes on this machine."""
     limit_s: float = 300.0
     """For each of: the undisturbed run, one drill's steady state, the rest of the job after the last drill."""
 
@@ -77,7 +82,7 @@ class DemoResult(Struct, kw_only=True):
 class Watcher:
     """What the demo tells its audience; the command line draws it, tests record it."""
 
-    def stage_up(self, stage: Stage) -> None:
+    def stage_up(self, stage: ControlledStage) -> None:
         """All nodes and the controller are up."""
 
     def job_submitted(self, key: JobKey, job: TrainingJob) -> None:
@@ -103,8 +108,7 @@ async def run_demo(
         raise UsageError("the demo needs at least 2 nodes and 1 spare: use --nodes 2 --spares 1 or more")
     result = DemoResult()
     began = clock.monotonic()
-    wanted = StageSettings(folder=settings.folder, nodes=settings.nodes, spares=settings.spares)
-    async with Stage(wanted) as stage:
+    async with _stage(settings) as stage:
         watcher.stage_up(stage)
         reference = await _undisturbed(stage, settings, watcher)
         job = _job(settings, "demo", settings.step_s)
@@ -114,7 +118,8 @@ async def run_demo(
             eyes=stage.eyes,
             job=key,
             clock=clock,
-            breaker=stage.orchestrator,
+            breaker=stage.breaker,
+            job_dir=stage.job_dir(key),
             losses=lambda: largest_difference(read_losses(stage.job_dir(key)), reference),
             step_s=settings.step_s,
         )
@@ -126,6 +131,18 @@ async def run_demo(
     result.seconds = clock.monotonic() - began
     result.report = await _report(stage, key, reference, attempts, clock.now())
     return result
+
+
+def _stage(settings: DemoSettings) -> ControlledStage:
+    if settings.on == "slurm":
+        return SlurmStage(
+            SlurmStageSettings(folder=settings.folder, nodes=settings.nodes, spares=settings.spares, accounting=False)
+        )
+    if settings.on == "kubernetes":
+        return KubernetesStage(
+            KubernetesStageSettings(folder=settings.folder, nodes=settings.nodes, spares=settings.spares)
+        )
+    return Stage(StageSettings(folder=settings.folder, nodes=settings.nodes, spares=settings.spares))
 
 
 def _job(settings: DemoSettings, name: str, step_s: float) -> TrainingJob:
@@ -141,7 +158,7 @@ def _job(settings: DemoSettings, name: str, step_s: float) -> TrainingJob:
     )
 
 
-async def _undisturbed(stage: Stage, settings: DemoSettings, watcher: Watcher) -> Losses:
+async def _undisturbed(stage: ControlledStage, settings: DemoSettings, watcher: Watcher) -> Losses:
     """Run the same training to its end with no fault and no pause; its losses by step."""
     job = _job(settings, "undisturbed", 0.0)
     watcher.note("an undisturbed run with the same seed comes first, for its losses")
@@ -155,7 +172,7 @@ async def _undisturbed(stage: Stage, settings: DemoSettings, watcher: Watcher) -
 
 
 async def _break_it(
-    stage: Stage,
+    stage: ControlledStage,
     site: Site,
     settings: DemoSettings,
     scenarios: dict[str, Scenario],
@@ -182,14 +199,18 @@ def _beyond(step: int) -> Callable[[JobRecord], bool]:
     return lambda job: job.durable_step >= step or job.state in OVER
 
 
-async def _finish(stage: Stage, key: JobKey, settings: DemoSettings, result: DemoResult, watcher: Watcher) -> None:
+async def _finish(
+    stage: ControlledStage, key: JobKey, settings: DemoSettings, result: DemoResult, watcher: Watcher
+) -> None:
     watcher.note(f"no more faults: the job goes on to step {settings.steps}")
     record = await stage.until(key, lambda job: job.state in OVER, limit_s=settings.limit_s)
     result.last_step = max((a.last_step for a in record.attempts if a.last_step is not None), default=0)
     result.completed = record.state is JobState.COMPLETED and result.last_step >= settings.steps
 
 
-async def _report(stage: Stage, key: JobKey, reference: Losses, attempts: dict[str, Losses], now: float) -> ReportData:
+async def _report(
+    stage: ControlledStage, key: JobKey, reference: Losses, attempts: dict[str, Losses], now: float
+) -> ReportData:
     """Read the journal after the controller has ended: what it holds is all there is."""
     journal = await asyncio.to_thread(open_journal, f"sqlite:///{stage.journal}")
     try:

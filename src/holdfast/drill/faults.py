@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from holdfast.checkpoint.store import CheckpointInfo, scan
 from holdfast.drill.kinds import Reach
-from holdfast.drill.ports import FaultPort
+from holdfast.drill.ports import FaultPort, SchedulerFaultPort
 from holdfast.drill.scenario import Scenario
 from holdfast.drill.verdict import Fired
 from holdfast.errors import HoldfastError, LinkError, RefusedError, UsageError
@@ -30,6 +30,8 @@ from holdfast.ports import Clock
 _POLL_S = 0.02
 DRILL_FOLDER = "drill"
 CHECKPOINT_FOLDER = "checkpoints"
+RECOVERY_NEEDED: dict[str, Any] = {"xid": 74, "line": "", "gpu": "0000:b9:00"}
+"""A fault that only the scheduler can mend: the job must go to another node."""
 
 
 class Aim(Struct, frozen=True, kw_only=True):
@@ -87,6 +89,7 @@ class Injection:
         job: JobRecord,
         clock: Clock,
         port: FaultPort | None = None,
+        job_dir: Path | None = None,
     ) -> None:
         if not job.view.drill_ok:
             raise RefusedError(
@@ -96,8 +99,9 @@ class Injection:
         self.drill_id = drill_id
         self.target = target
         self.damaged_step: int | None = None
-        self._folder = Path(job.view.job_dir) / DRILL_FOLDER
-        self._job_dir = Path(job.view.job_dir)
+        # Slurm does not know the job's folder; who brought the job up does.
+        self._job_dir = job_dir if job_dir is not None else Path(job.view.job_dir)
+        self._folder = self._job_dir / DRILL_FOLDER
         self._port = port
         self._clock = clock
         self._undo: list[Callable[[], Awaitable[object]]] = []
@@ -115,6 +119,8 @@ class Injection:
             return Fired(at=self._clock.now())
         if reach is Reach.NODE:
             return await self._break_node()
+        if reach is Reach.SCHEDULER:
+            return await self._break_scheduler()
         kind = self.scenario.kind
         params = self.scenario.settings
         if reach is Reach.FILES:
@@ -215,6 +221,39 @@ class Injection:
             self._undo.append(lambda: port.free_disk(node))
             await port.fill_disk(node)
             self._after(params["for_s"], lambda: port.free_disk(node))
+        else:
+            raise UsageError(f"no breaker for {kind}")
+        return Fired(at=at, node=node, rank=self.target.rank)
+
+    # --- to the scheduler ---
+
+    async def _break_scheduler(self) -> Fired:
+        port = self._breaker()
+        if not isinstance(port, SchedulerFaultPort):
+            raise RefusedError(f"{self.scenario.kind} needs a Slurm lab: holdfast drill run --on slurm")
+        node, kind, for_s = self.target.node, self.scenario.kind, self.scenario.settings.get("for_s", 0.0)
+        at = self._clock.now()
+        if kind == "slurmd_killed":
+            self._undo.append(lambda: port.start_slurmd(node))
+            await port.kill_slurmd(node)
+            self._after(for_s, lambda: port.start_slurmd(node))
+        elif kind == "node_reboot":
+            await port.reboot(node)
+        elif kind == "slurmctld_restarted":
+            self._undo.append(port.start_scheduler)
+            await port.kill_scheduler()
+            at = self._clock.now()
+            await port.kmsg(node, xid_line(RECOVERY_NEEDED))
+            self._after(for_s, port.start_scheduler)
+        elif kind == "slurmdbd_away":
+            self._undo.append(port.start_accounting)
+            await port.stop_accounting()
+            at = self._clock.now()
+            await port.kmsg(node, xid_line(RECOVERY_NEEDED))
+        elif kind == "shared_full":
+            self._undo.append(port.free_shared)
+            await port.fill_shared()
+            self._after(for_s, port.free_shared)
         else:
             raise UsageError(f"no breaker for {kind}")
         return Fired(at=at, node=node, rank=self.target.rank)

@@ -24,15 +24,21 @@ class Reach(StrEnum):
     """By the launcher, to one of its ranks, by the same command file."""
     NODE = "node"
     """To a node, by the orchestrator's breakers."""
+    SCHEDULER = "scheduler"
+    """To the scheduler, or to what it stands on, usually while it has something to recover."""
     FILES = "files"
     """To the job's checkpoints, by whoever can write them; a rank is killed afterwards so that one must be loaded."""
 
+
+SLURM = "lab"
+"""The cluster's name in a Slurm lab."""
 
 WORKS_ON = {
     Reach.NOTHING: "anywhere",
     Reach.PROCESS: "any job open to drills whose folder can be written from here: embedded, Slurm, Kubernetes",
     Reach.LAUNCHER: "any job open to drills that `holdfast run` launched",
     Reach.NODE: "nodes open to drills; the embedded cluster has all breakers",
+    Reach.SCHEDULER: "the Slurm lab (`--on slurm`)",
     Reach.FILES: "any job open to drills that saves with `holdfast.checkpoint`",
 }
 
@@ -51,6 +57,12 @@ class Kind(Struct, frozen=True, kw_only=True):
     params: dict[str, command.Param] = {}
     undo: str = ""
     """What an abort undoes."""
+    only_on: tuple[str, ...] = ()
+    """Clusters that have what it breaks; empty: any."""
+
+    def lacking(self, cluster: str) -> str:
+        """Why it cannot be had on a cluster of this kind; empty when it can."""
+        return "" if not self.only_on or cluster in self.only_on else f"only on {' or '.join(self.only_on)}"
 
 
 def _process(name: str, about: str, how: str, *, needs: str = "", undo: str = "") -> Kind:
@@ -65,6 +77,19 @@ def _launcher(name: str, about: str, how: str, undo: str = "") -> Kind:
 
 def _node(name: str, about: str, how: str, undo: str = "", **params: command.Param) -> Kind:
     return Kind(name=name, reach=Reach.NODE, about=about, target="node", how=how, params=params, undo=undo)
+
+
+def _slurm(name: str, about: str, how: str, undo: str, *, target: str = "node", **params: command.Param) -> Kind:
+    return Kind(
+        name=name,
+        reach=Reach.SCHEDULER,
+        about=about,
+        target=target,
+        how=how,
+        params=params,
+        undo=undo,
+        only_on=(SLURM,),
+    )
 
 
 _FOR_S = command.Param((int, float), 0.0, least=0)
@@ -138,6 +163,34 @@ _ALL = (
         about="the newest checkpoint is damaged, and a restart needs one",
         how="flips `bits` bits in the newest published checkpoint, then SIGKILL to the rank",
         params={"bits": command.Param((int,), 64, least=1), "dir": command.Param((str,), "")},
+    ),
+    _slurm(
+        "slurmd_killed",
+        "slurmd of a node dies, and its job does not",
+        "SIGKILL to slurmd alone; started again after `for_s` seconds",
+        "started",
+        for_s=_FOR_S,
+    ),
+    _slurm("node_reboot", "a node reboots in the middle of its work", "power off, and on again", "none is needed"),
+    _slurm(
+        "slurmctld_restarted",
+        "slurmctld is away while a job has to be recovered",
+        "SIGKILL to slurmctld, then an Xid 74 on the node; slurmctld is started again after `for_s` seconds",
+        "started",
+        for_s=_FOR_S,
+    ),
+    _slurm(
+        "slurmdbd_away",
+        "accounting is away while a job has to be recovered",
+        "slurmdbd is ended, then an Xid 74 on the node; started again when the drill is over",
+        "started",
+    ),
+    _slurm(
+        "shared_full",
+        "the file system that all nodes share is full",
+        "filled; freed after `for_s` seconds",
+        "freed",
+        for_s=_FOR_S,
     ),
     _process("nan_loss", "the loss becomes NaN", "a parameter of the live model is filled with NaN", needs="gpt"),
     _process("out_of_memory", "an allocation fails", "the allocator's own error in the training thread"),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent
@@ -39,6 +39,38 @@ class FaultPort(Protocol):
 
     async def free_disk(self, node: str) -> object:
         """Undo `fill_disk`."""
+
+
+@runtime_checkable
+class SchedulerFaultPort(FaultPort, Protocol):
+    """Breaks, beside nodes, the scheduler itself and what it stands on. Undoing twice is fine here too."""
+
+    async def kill_slurmd(self, node: str) -> object:
+        """SIGKILL the node's slurmd; its job goes on."""
+
+    async def start_slurmd(self, node: str) -> object:
+        """Undo `kill_slurmd`."""
+
+    async def reboot(self, node: str) -> object:
+        """Power the node off and on again; returns when it is off."""
+
+    async def kill_scheduler(self) -> object:
+        """SIGKILL slurmctld."""
+
+    async def start_scheduler(self) -> object:
+        """Undo `kill_scheduler`; returns when it answers."""
+
+    async def stop_accounting(self) -> object:
+        """End slurmdbd."""
+
+    async def start_accounting(self) -> object:
+        """Undo `stop_accounting`."""
+
+    async def fill_shared(self) -> object:
+        """Leave no space on the file system that all nodes share."""
+
+    async def free_shared(self) -> object:
+        """Undo `fill_shared`."""
 
 
 class Eyes(Protocol):

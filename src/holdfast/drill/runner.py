@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -41,6 +42,8 @@ class Site(Struct, kw_only=True):
     clock: Clock
     breaker: FaultPort | None = None
     """None: faults inside the job only."""
+    job_dir: Path | None = None
+    """The job's folder, where the scheduler does not know it."""
     losses: Callable[[], float | None] | None = None
     """Largest difference of the job's losses to an undisturbed run; None: cannot be told."""
     step_s: float = 0.0
@@ -111,6 +114,8 @@ class _Drill:
         self.note = on_note
         self.injection: Injection | None = None
         self.seq = 0
+        self.earlier: frozenset[str] = frozenset()
+        """Orders that were there before the fault: whatever came just before it is no answer to it."""
 
     async def run(self, seed: int) -> DrillResult:
         scenario, clock = self.scenario, self.site.clock
@@ -194,10 +199,17 @@ class _Drill:
             base = job.attempt.durable_step if job.attempt and job.attempt.durable_step else 0
             target = aim(scenario, job, base, seed)
         self.injection = Injection(
-            scenario, self.drill_id, target=target, job=job, clock=self.site.clock, port=self.site.breaker
+            scenario,
+            self.drill_id,
+            target=target,
+            job=job,
+            clock=self.site.clock,
+            port=self.site.breaker,
+            job_dir=self.site.job_dir,
         )
         if scenario.when.after_s:
             await self.site.clock.sleep(scenario.when.after_s)
+        self.earlier = frozenset(record.order.id for record in await self.site.eyes.orders())
         where = f"rank {target.rank}" if target.rank is not None else target.node
         self.note(f"{scenario.name}: {scenario.kind}" + (f" at {where}" if where else ""))
         fired = await self.injection.inject(self.patience.inject_s)
@@ -239,7 +251,11 @@ class _Drill:
                 (i for i in await eyes.incidents() if _concerns(i, start, self.site.job, node, self.drill_id)),
                 key=lambda incident: incident.opened_at,
             )
-            seen.orders = [record for record in await eyes.orders() if record.issued_at >= start - 0.5]
+            seen.orders = [
+                record
+                for record in await eyes.orders()
+                if record.issued_at >= start - 0.5 and record.order.id not in self.earlier
+            ]
             seen.job_state = job.state
             seen.attempts_after = job.attempt.number if job.attempt else 0
             if self.scenario.expect.node_returns:

@@ -83,6 +83,8 @@ class JobNeeds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Enough never to end before the drill; `job_completes` scenarios set it."""
     checkpoints_on_node: bool = False
     """Save on the scratch file system of the first node instead of the job's folder."""
+    checkpoints_on_shared: bool = False
+    """Save on a small file system that all nodes share (Slurm lab) instead of the job's folder."""
 
 
 class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -57,7 +57,7 @@ class TrainingJob(Struct, frozen=True, kw_only=True):
 
     def argv(self) -> list[str]:
         """What runs on every node of the allocation."""
-        run = [sys.executable, "-m", "holdfast.cli.main", "run"]
+        run = [sys.executable, "-m", "holdfast", "run"]
         if self.launcher == "torchrun":
             inner = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(self.ranks_per_node)]
             return [*run, "--", *inner, *self.script()]

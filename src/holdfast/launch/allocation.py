@@ -16,8 +16,9 @@ from holdfast.launch.environment import AttemptSpec
 from holdfast.model.cluster import JobView, NodeView, WorldView
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder, CaptureStacks, Escalate, GiveUp, RestartInPlace, SaveAndStop, StopAttempt
+from holdfast.model.policy import Policy
 from holdfast.model.wire import Beat, BeatAnswer
-from holdfast.ports import Journal
+from holdfast.ports import Journal, Notifier, Orchestrator
 
 MISSING_NODES_S = 30.0
 """How long a restart waits for nodes that have not joined (again) before another remedy is better."""
@@ -26,9 +27,15 @@ MISSING_NODES_S = 30.0
 class AllocationController(Protocol):
     """What the leader needs of `holdfast.controller.Controller`, run in scope `allocation`."""
 
-    journal: Journal
-    seq: int
     ready: asyncio.Event
+
+    @property
+    def journal(self) -> Journal:
+        """Where it stores."""
+
+    @property
+    def seq(self) -> int:
+        """Number of the newest event on disk."""
 
     def submit(self, event: AnyEvent) -> asyncio.Future[int]:
         """Take an event in; the future gives its number once it is on disk."""
@@ -39,11 +46,27 @@ class AllocationController(Protocol):
     async def events_after(self, after: int, *, limit: int = 1000, wait_s: float = 0.0) -> list[AnyEvent]:
         """Events on disk."""
 
+    def stop(self) -> None:
+        """Ask for an orderly end."""
+
+
+class RunnableController(AllocationController, Protocol):
+    """The real one, which somebody must run."""
+
     async def run(self) -> None:
         """Do everything until `stop`."""
 
-    def stop(self) -> None:
-        """Ask for an orderly end."""
+
+class Judge(Protocol):
+    """The judgement, handed in from above: the controller is built beside this package and not below it."""
+
+    def policy_for(self, partition: str, asked: str) -> Policy:
+        """The policy of a job of this partition whose owner asked for one by name, or for none ("")."""
+
+    def controller(
+        self, journal: Journal, orchestrator: Orchestrator, notifiers: list[Notifier], holder: str
+    ) -> RunnableController:
+        """A controller in scope `allocation`, not yet running. Loads what it is made of."""
 
 
 class Lead(Protocol):

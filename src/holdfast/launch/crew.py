@@ -29,8 +29,8 @@ from holdfast.launch.frames import (
     StartRanks,
 )
 from holdfast.launch.link import Follower, LeaderPort
-from holdfast.launch.node import NodeRunner
 from holdfast.launch.place import JobPlace
+from holdfast.launch.runner import Runner
 
 LEASE_MARGIN_S = 0.5
 """Between the end of a follower's lease and the moment its ranks are taken for dead: one tick and a SIGKILL."""
@@ -52,7 +52,7 @@ class Crew:
     def __init__(
         self,
         place: JobPlace,
-        runner: NodeRunner,
+        runner: Runner,
         *,
         on_report: Callable[[str, AnyReport], None],
         on_all_gone: Callable[[int], None],
@@ -69,6 +69,7 @@ class Crew:
         self._stacks: dict[str, tuple[RankStack, ...]] = {}
         self._changed = asyncio.Event()
         self._dumping = asyncio.Lock()
+        self._is_dismissed = False
         self.standbys_used = 0
 
     # --- who is there ---
@@ -248,8 +249,9 @@ class Crew:
         self.tell_all(PassSignal(signum=signum, is_end=is_end))
 
     async def dismiss(self, exit_code: int, why: str, grace_s: float) -> None:
-        """The job is over: followers leave with this code, everything here is ended."""
-        if self.port is not None:
+        """The job is over: followers leave with the code of the first call, everything here is ended."""
+        if self.port is not None and not self._is_dismissed:
+            self._is_dismissed = True
             for node in self.place.nodes:
                 if node != self.place.node:
                     self.port.send(node, Leave(exit_code=exit_code, why=why))

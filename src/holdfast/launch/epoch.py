@@ -34,14 +34,17 @@ def read_epoch(job_dir: Path) -> int:
     return int(text)
 
 
-def raise_epoch(job_dir: Path, epoch: int) -> None:
+def raise_epoch(job_dir: Path, epoch: int) -> int:
     """Write a new epoch so that it survives a crash of the machine; an equal or larger one there stays.
+
+    Returns:
+        The epoch that stands there now; a larger one says that somebody else has started the job.
 
     Raises:
         OSError: it cannot be written.
     """
-    if read_epoch(job_dir) >= epoch:
-        return
+    if (found := read_epoch(job_dir)) >= epoch:
+        return found
     path = job_dir / EPOCH_FILE
     fresh = path.with_name(f".{EPOCH_FILE}.{os.getpid()}")
     with fresh.open("w", encoding="ascii") as file:
@@ -54,6 +57,13 @@ def raise_epoch(job_dir: Path, epoch: int) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+    return epoch
+
+
+def newest_attempt(job_dir: Path) -> int:
+    """The newest attempt that has a folder of logs, -1 when there has been none."""
+    numbers = [path.name.removeprefix("attempt-") for path in (job_dir / "logs").glob("attempt-*")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 def restored_step(job_dir: Path, epoch: int) -> int | None:

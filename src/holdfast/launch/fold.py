@@ -53,6 +53,8 @@ class AttemptFold:
         self._durable = 0
         self._durable_sampled = 0
         self._sampled: dict[int, tuple[int, str]] = {}
+        self._saves: dict[int, tuple[int, float]] = {}
+        self._consumed_told: dict[str, int] = {}
 
     def take_slots(self, slots: tuple[SlotBrief, ...], at: float) -> list[AnyEvent]:
         """Newer slots of some ranks, seen at `at` (Unix seconds)."""
@@ -166,7 +168,7 @@ class AttemptFold:
         ]
 
     def samples(self, at: float) -> list[Sample]:
-        """Points since the last call: step, loss and step time of each rank, and the newest durable checkpoint."""
+        """Points since the last call: step, loss, step time and cost of saves of each rank, the newest checkpoint."""
         name = attempt_name(str(self._job), self._attempt)
         told = {rank: (brief.ended, brief.loss, brief.step_s) for rank, brief in self.briefs.items()}
         if not told and self._lines is not None:
@@ -186,7 +188,33 @@ class AttemptFold:
             for series, value in (("step", float(step)), ("loss", loss), ("step_s", step_s)):
                 if value is not None and math.isfinite(value):
                     points.append(Sample(series=series, subject=subject, at=at, value=value))
+        points += self._consumed(name, at)
+        points += (self._save_cost(name, brief, at) for brief in self.briefs.values() if self._has_saved(brief))
         return points
+
+    def _consumed(self, name: str, at: float) -> list[Sample]:
+        """Samples and tokens that all ranks of the attempt have consumed so far, when they tell any."""
+        totals = (
+            ("samples", sum(brief.samples for brief in self.briefs.values())),
+            ("tokens", sum(brief.tokens for brief in self.briefs.values())),
+        )
+        points = [
+            Sample(series=series, subject=f"job:{name}", at=at, value=float(total))
+            for series, total in totals
+            if total > self._consumed_told.get(series, 0)
+        ]
+        self._consumed_told.update(totals)
+        return points
+
+    def _has_saved(self, brief: SlotBrief) -> bool:
+        return brief.saves > self._saves.get(brief.rank, (0, 0.0))[0]
+
+    def _save_cost(self, name: str, brief: SlotBrief, at: float) -> Sample:
+        """What a rank's saves since the last point held it up for, in seconds each."""
+        count, total_s = self._saves.get(brief.rank, (0, 0.0))
+        self._saves[brief.rank] = (brief.saves, brief.saves_s)
+        each_s = (brief.saves_s - total_s) / (brief.saves - count)
+        return Sample(series="save_s", subject=f"job:{name}/rank:{brief.rank}", at=at, value=each_s)
 
     def rhythm_sample(self, slot: SlotBrief, now_mono: float) -> StepSample:
         """What the hang detector needs of a slot, on the leader's monotonic clock."""

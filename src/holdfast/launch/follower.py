@@ -13,10 +13,10 @@ import time
 from holdfast.errors import EXIT_UNAVAILABLE
 from holdfast.launch.frames import AnyAsk, AnyReport, Bye, EndAsked, Hello, Leave, PassSignal
 from holdfast.launch.link import FollowerLink
-from holdfast.launch.node import NodeRunner
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
+from holdfast.launch.runner import Runner
 
 _CHECK_S = 0.1
 
@@ -24,7 +24,7 @@ _CHECK_S = 0.1
 class Follower:
     """See the module. `runner` is set by `program`, which gives it `report` to call."""
 
-    runner: NodeRunner
+    runner: Runner
 
     def __init__(self, place: JobPlace, options: RunOptions, *, voice: Voice, lease_s: float) -> None:
         self.place = place

@@ -139,6 +139,9 @@ class SlotBrief(Struct, frozen=True, kw_only=True, omit_defaults=True):
     durable: int | None = None
     samples: int = 0
     tokens: int = 0
+    saves: int = 0
+    saves_s: float = 0.0
+    """Times that the checkpoint phase was left, and seconds spent in it."""
     writes: int = 0
 
 

@@ -13,31 +13,36 @@ import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
-from holdfast.detect.catalogue import Catalogue
-from holdfast.detect.rhythm import Rhythm
-from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError
+from msgspec import structs
+
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, LinkError
 from holdfast.launch.allocation import AllocationController, lay_out
 from holdfast.launch.beats import Beats
+from holdfast.launch.checkpoint_gate import before_start
 from holdfast.launch.crew import Crew, free_port
-from holdfast.launch.epoch import raise_epoch, read_epoch, restored_step
+from holdfast.launch.environment import AttemptSpec
+from holdfast.launch.epoch import newest_attempt, raise_epoch, read_epoch, restored_step
 from holdfast.launch.frames import AnyReport, EndAsked, LineSeen, RankEnded, RanksGone, SlotsSeen, Spotted
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.own_lease import OwnLease
+from holdfast.launch.parting import Parting
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Exit
-from holdfast.launch.slowdown import LOOKS, Slowdown
-from holdfast.launch.uplink import Uplink
-from holdfast.launch.watch import AttemptWatch
 from holdfast.model import events as e
 from holdfast.model.cluster import JobView
 from holdfast.model.orders import Escalate
 from holdfast.model.policy import Policy
 from holdfast.model.records import JobRecord, JobState
+
+if TYPE_CHECKING:  # loaded when the first ranks run
+    from holdfast.detect.catalogue import Catalogue
+    from holdfast.detect.rhythm import Rhythm
+    from holdfast.launch.uplink import Uplink
+    from holdfast.launch.watch import AttemptWatch
 
 _LOOK_S = 0.1
 _SAMPLES_EVERY = 5
@@ -47,6 +52,7 @@ _LOOK_LIMIT_S = 0.5
 _LEASE_BACK_S = 60.0
 _START_LIMIT_S = 120.0
 _LATE_S = 2.0
+_NEVER = 1 << 62
 HANDED_OVER_S = 300.0
 """After an escalation the controller requeues or cancels the job, which ends this launcher; it does not wait longer."""
 _ENDED = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED, JobState.WATCHING})
@@ -80,21 +86,26 @@ class Leader:
             place,
             lease_s,
             epoch=lambda: self.epoch,
-            has_begun=lambda: self.watch is not None,
-            is_held=lambda: self.watch is not None and not self.crew.is_empty,
+            has_begun=lambda: self._spec is not None,
+            is_held=lambda: self._spec is not None and not self.crew.is_empty,
             on_lost=self.lost_lease,
             on_superseded=self.superseded,
         )
         self.beats = Beats(place)
-        self.watch: AttemptWatch | None = None
+        self._spec: AttemptSpec | None = None
+        self._started_mono = 0.0
+        self._watch: AttemptWatch | None = None
         self.attempt = -1
         self.epoch = 0
         self.in_place = 0
         self.is_over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.why = ""
+        self.parting = Parting()
+        self.is_dead: Callable[[str], Awaitable[bool]] | None = None
+        """Asked of a node whose lease has run out: is there evidence, from elsewhere, that it does not run?"""
         self._view = view
         self._catalogue = catalogue
-        self._rhythm = Rhythm(policy.hang, 0)
+        self._rhythm: Rhythm | None = None
         self._token = secrets.token_hex(3)
         self._numbers = itertools.count(1)
         self._told_over: dict[int, asyncio.Event] = {}
@@ -156,16 +167,22 @@ class Leader:
         self.submit(
             e.JobObserved(id=self.event_id(), at=time.time(), source="allocation", job=self._view),
         )
-        stored = self._say_attached()
-        self._attach_seq = await stored
+        self.run_soon(self._attach(self._say_attached()))
 
     def _continue(self, record: JobRecord | None) -> None:
         self.epoch = read_epoch(self.place.job_dir)
-        if record is None:
-            return
-        self.epoch = max(self.epoch, record.epoch)
-        if record.attempt is not None:
-            self.attempt = record.attempt.number
+        known = record.attempt if record is not None else None
+        self.attempt = known.number if known is not None else -1
+        if record is None or self.epoch > record.epoch:
+            # A launcher that was killed may have started an attempt that its journal does not know.
+            self.attempt = max(self.attempt, newest_attempt(self.place.job_dir) if self.epoch else -1)
+        else:
+            self.epoch = record.epoch
+
+    async def _attach(self, stored: asyncio.Future[int]) -> None:
+        self._attach_seq = _NEVER
+        with contextlib.suppress(LinkError):  # the journal could not be opened, which ends this launcher
+            self._attach_seq = await stored
 
     def _say_attached(self) -> asyncio.Future[int]:
         return self.controller.submit(
@@ -232,11 +249,16 @@ class Leader:
         )
         self.attempt, self.epoch = attempt, epoch
         since = time.monotonic()
-        await asyncio.to_thread(raise_epoch, self.place.job_dir, epoch)
+        found = await asyncio.to_thread(raise_epoch, self.place.job_dir, epoch)
+        if found > epoch:
+            # Our own lease looks only now and then; an attempt that is fenced before it starts must not start at all.
+            await self.superseded(found)
+            return
         self.own_lease.lease.renew(since)
-        self.watch = self._watch_of(spec)
+        pinned = await before_start(self.options.checkpoints, restore_step, self.voice.say)
+        spec = structs.replace(spec, restore_step=pinned)
+        self._spec, self._started_mono = spec, time.monotonic()
         self._told_over[attempt] = asyncio.Event()
-        self._rhythm.begin_attempt(attempt, time.monotonic(), ranks=spec.world_size)
         await self.crew.start(spec, _START_LIMIT_S)
         self.submit(
             e.AttemptStarted(
@@ -261,7 +283,21 @@ class Leader:
         what = "the command" if self.options.is_command else f"{ranks} rank{'s' if ranks > 1 else ''}{warm}"
         return f"attempt {self.attempt} (epoch {self.epoch}): {what} on {', '.join(nodes)}"
 
-    def _watch_of(self, spec: Any) -> AttemptWatch:
+    @property
+    def watch(self) -> AttemptWatch | None:
+        """What is known of the newest attempt, None before the first. Made on first use: the ranks come before it."""
+        if self._spec is not None and (self._watch is None or self._watch.spec is not self._spec):
+            self._watch = self._watch_of(self._spec)
+        return self._watch
+
+    def _watch_of(self, spec: AttemptSpec) -> AttemptWatch:
+        from holdfast.detect.rhythm import Rhythm  # noqa: PLC0415 - ranks start without what judges them
+        from holdfast.launch.slowdown import Slowdown  # noqa: PLC0415
+        from holdfast.launch.watch import AttemptWatch  # noqa: PLC0415
+
+        if self._rhythm is None:
+            self._rhythm = Rhythm(self.policy.hang, 0)
+        self._rhythm.begin_attempt(spec.attempt, self._started_mono, ranks=spec.world_size)
         epoch, job_dir = spec.epoch, self.place.job_dir
         return AttemptWatch(
             self.place.job,
@@ -372,6 +408,7 @@ class Leader:
     def on_lost(self, node: str, evidence: str) -> None:
         """A follower's connection was ended by its kernel: its launcher is gone, and its ranks died with it."""
         self.voice.say(f"{node} is lost: {evidence}")
+        self.parting.gone |= {node}
         self.submit(
             e.NodeGone(id=self.event_id(), at=time.time(), source=self.place.source, node=node, evidence=evidence)
         )
@@ -410,6 +447,8 @@ class Leader:
         """Hand the job to the controller, which ends this allocation; without one, leave it."""
         self.voice.say(f"no remedy is left inside the allocation: {order.why}")
         record = await self.record()
+        self.parting.exclude = order.exclude_nodes
+        self.parting.durable_step = record.durable_step if record is not None else 0
         incidents = await self.controller.journal.incidents(open_only=True)
         escalated = e.Escalated(
             id=self.event_id(),
@@ -477,6 +516,8 @@ class Leader:
 
     async def _look_for_stragglers(self, watch: AttemptWatch) -> None:
         """Several looks at all stacks within slow steps."""
+        from holdfast.launch.slowdown import LOOKS  # noqa: PLC0415 - as above
+
         looks = []
         try:
             for _ in range(LOOKS):
@@ -512,10 +553,15 @@ class Leader:
                 self._silent.discard(node)
                 self.submit(e.NodeHeard(id=self.event_id(), at=at, source=self.place.source, node=node))
         for node in self.crew.look_at_leases(mono):
-            if self.watch is not None:
-                why = f"{node} has not answered, and its attempt lease has run out: its ranks are killed"
-                self.voice.say(why)
-                self.submit(*self.watch.lease_over(node, at, why))
+            self.run_soon(self._lease_over(node, at))
+
+    async def _lease_over(self, node: str, at: float) -> None:
+        if self.is_dead is not None and await self.is_dead(node):
+            self.on_lost(node, "it has not answered, and neither does its scheduler's daemon")
+        elif self.watch is not None:
+            why = f"{node} has not answered, and its attempt lease has run out: its ranks are killed"
+            self.voice.say(why)
+            self.submit(*self.watch.lease_over(node, at, why))
 
     def _follower_nodes(self) -> tuple[str, ...]:
         return self.crew.spec.nodes if self.crew.spec is not None else ()
@@ -533,6 +579,7 @@ class Leader:
     async def superseded(self, epoch: int) -> None:
         """Another launcher has started an attempt of this job with a newer epoch."""
         self.voice.say(f"epoch {epoch} has been started elsewhere, ours is {self.epoch}: leaving")
+        self.parting.is_superseded = True
         if self.watch is not None:
             self.watch.stop_asked = True
         await self.crew.runner.end(self.attempt, 0.0)
@@ -547,22 +594,4 @@ class Leader:
     def attach_again(self) -> None:
         """The cluster's controller does not know us (any more)."""
         if self.uplink is not None and self.uplink.sent >= self._attach_seq:
-            self.run_soon(self._attach_again())
-
-    async def _attach_again(self) -> None:
-        self._attach_seq = 1 << 62
-        self._attach_seq = await self._say_attached()
-
-
-def story_file(job_dir: Path) -> Path:
-    """Where the incidents' stories are written when the launcher leaves."""
-    return job_dir / "story.txt"
-
-
-async def cancel_all(tasks: list[asyncio.Task[Any]]) -> None:
-    """End background tasks."""
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with contextlib.suppress(asyncio.CancelledError, HoldfastError):
-            await task
+            self.run_soon(self._attach(self._say_attached()))

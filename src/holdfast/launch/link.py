@@ -39,7 +39,8 @@ from holdfast.launch.place import JobPlace
 LEADER_FILE = "leader.json"
 _CUT_POLL_S = 0.05
 _HANDSHAKE_S = 10.0
-_RETRY_S = 0.2
+_RETRY_FIRST_S, _RETRY_MAX_S = 0.02, 0.2
+"""A follower of a job that starts anew comes up with its leader: it looks often at first, then seldom."""
 _QUEUE_MAX = 10_000
 
 
@@ -232,6 +233,7 @@ class LeaderPort:
         finally:
             sender.cancel()
             follower.wire.close()
+            _drop_all(follower.outbox)
         if self.followers.get(node) is follower:
             del self.followers[node]
             if evidence and not follower.has_left:
@@ -256,8 +258,11 @@ class LeaderPort:
         with contextlib.suppress(OSError):
             while True:
                 ask = await follower.outbox.get()
-                await follower.wire.send(ask)
-                follower.outbox.task_done()
+                try:
+                    await follower.wire.send(ask)
+                finally:
+                    follower.outbox.task_done()
+        follower.wire.close()  # which ends the reading side too
 
     def send(self, node: str, ask: AnyAsk) -> bool:
         """Queue something for a follower; False when it is not joined or does not take anything any more."""
@@ -271,7 +276,7 @@ class LeaderPort:
         return True
 
     async def flush(self, limit_s: float) -> None:
-        """Wait until what was queued is on its way, at most this long."""
+        """Wait until what was queued is on its way or its follower is gone, at most this long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 for follower in list(self.followers.values()):
@@ -292,6 +297,13 @@ class LeaderPort:
             # A leader that was cut off may end after its successor has begun: the file is the successor's then.
             if path.read_text(encoding="ascii") == self._facts:
                 path.unlink()
+
+
+def _drop_all(outbox: asyncio.Queue[AnyAsk]) -> None:
+    """Nobody will send these: who waits for them must not wait on."""
+    while not outbox.empty():
+        outbox.get_nowait()
+        outbox.task_done()
 
 
 class FollowerLink:
@@ -315,6 +327,7 @@ class FollowerLink:
     ) -> None:
         self.lease = Lease(lease_s, asyncio.get_running_loop().time())
         self.connected = asyncio.Event()
+        self._broken = asyncio.Event()
         self._place = place
         self._hello = hello
         self._on_ask = on_ask
@@ -334,12 +347,15 @@ class FollowerLink:
 
     async def run(self) -> None:
         """Connect, serve, and again, until cancelled."""
+        pause_s = _RETRY_FIRST_S
         while True:
             try:
                 wire = await self._connect()
             except (LinkError, WireError, OSError, EOFError, TimeoutError):
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(_RETRY_MAX_S, pause_s * 1.5)
                 continue
+            pause_s = _RETRY_FIRST_S
             why = await self._serve(wire)
             self._on_broken(why)
 
@@ -367,12 +383,14 @@ class FollowerLink:
 
     async def _serve(self, wire: Wire) -> str:
         self.connected.set()
+        self._broken.clear()
         work = [asyncio.create_task(part) for part in (self._send_all(wire), self._beat(wire), self._hear(wire))]
         try:
             done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             return next((str(task.exception() or "") for task in done), "") or "closed by the leader"
         finally:
             self.connected.clear()
+            self._broken.set()
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
@@ -381,8 +399,10 @@ class FollowerLink:
     async def _send_all(self, wire: Wire) -> None:
         while True:
             report = await self._outbox.get()
-            await wire.send(report)
-            self._outbox.task_done()
+            try:
+                await wire.send(report)
+            finally:
+                self._outbox.task_done()
 
     async def _beat(self, wire: Wire) -> None:
         loop = asyncio.get_running_loop()
@@ -398,10 +418,15 @@ class FollowerLink:
             self._on_ask(ask)
 
     async def flush(self, limit_s: float) -> None:
-        """Wait until what was queued is on its way, at most this long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._outbox.join()
+        """Wait until what was queued is on its way, at most this long; without a connection there is no way."""
+        if not self.connected.is_set():
+            return
+        ends = [asyncio.create_task(self._outbox.join()), asyncio.create_task(self._broken.wait())]
+        try:
+            await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
 
 
 class LeaderFacts(Struct, frozen=True):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast.detect.matcher import Match, StreamSource
 from holdfast.errors import PermanentOrderError
 from holdfast.launch import process
 from holdfast.launch.environment import AttemptSpec
@@ -30,23 +30,31 @@ from holdfast.launch.frames import (
     RankEnded,
     RanksGone,
     RanksStarted,
+    SlotBrief,
     SlotsSeen,
     Spotted,
     StacksDumped,
     StartFailed,
     StartRanks,
 )
+from holdfast.launch.late_matcher import LateMatcher
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import OwnOutput, RankLog, Voice
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Exit
-from holdfast.launch.rank_drills import RankDrills
 from holdfast.launch.ranks import RankSet
-from holdfast.launch.reading import LateMatcher, OutputReader
 from holdfast.launch.slots import SlotReader
-from holdfast.launch.stack_dump import Target, dump_stacks
 from holdfast.launch.standby import StandbyPool
+from holdfast.model.evidence import Role
 from holdfast.telemetry.slot import SlotError, request_evacuate
+
+if TYPE_CHECKING:  # loaded when the first ranks run: a restart must not wait for what reads their output
+    from holdfast.detect.hyperpod_rules import LogRule
+    from holdfast.detect.matcher import Match
+    from holdfast.launch.line_watch import LineWatch
+    from holdfast.launch.listener import Heard, Listener
+    from holdfast.launch.rank_drills import RankDrills
+    from holdfast.launch.reading import OutputReader
 
 _TICK_S = 0.02
 _OUTPUT_EVERY = 2
@@ -55,6 +63,7 @@ _DISCOVER_EVERY = 20
 _WARM_AFTER_STEPS = 1
 _WARM_WITHOUT_TELEMETRY_S = 30.0
 _ERROR_TEXT_MAX = 400
+_STRANGE_MAX = 12
 
 
 class Attempt:
@@ -66,9 +75,9 @@ class Attempt:
         ranks: RankSet,
         logs: Mapping[int | None, RankLog],
         slots: SlotReader,
-        reader: OutputReader,
+        listen: Callable[[], Heard],
     ) -> None:
-        self.reader = reader
+        self._listen = listen
         self.spec = spec
         self.ranks = ranks
         self.logs = logs
@@ -77,6 +86,29 @@ class Attempt:
         self.is_ending = False
         self.is_gone = False
         self.gone = asyncio.Event()
+        self.ended_well = True
+        """No rank here has ended badly so far."""
+        self.told_strange = False
+        self._steps: dict[int, int] = {}
+
+    @property
+    def reader(self) -> OutputReader:
+        """Reads the matcher's matches."""
+        return self._listen().reader
+
+    @property
+    def lines(self) -> LineWatch:
+        """Judges the lines themselves."""
+        return self._listen().lines
+
+    def steps_rose(self, slots: Sequence[SlotBrief]) -> bool:
+        """Whether one of these slots shows a step that its rank had not completed before."""
+        rose = False
+        for slot in slots:
+            if slot.ended is not None and slot.ended > self._steps.get(slot.rank, -1):
+                self._steps[slot.rank] = slot.ended
+                rose = True
+        return rose
 
 
 class NodeRunner:
@@ -89,6 +121,7 @@ class NodeRunner:
         base: environment that ranks inherit (with the launcher's tag).
         telemetry_root: folder of this node's slots.
         matcher: compiled beside the start of the first ranks.
+        log_rules: HyperPod's rules of the job.
         report: takes what is seen; must not block.
         voice: for people.
         may_renice: standbys may warm up at a lower priority.
@@ -105,6 +138,7 @@ class NodeRunner:
         matcher: LateMatcher,
         report: Callable[[AnyReport], None],
         voice: Voice,
+        log_rules: Sequence[LogRule] = (),
         may_renice: bool = False,
     ) -> None:
         self.place = place
@@ -115,6 +149,8 @@ class NodeRunner:
         self._base = dict(base)
         self._telemetry_root = telemetry_root
         self._matcher = matcher
+        self._log_rules = tuple(log_rules)
+        self._ears: Listener | None = None
         self._voice = voice
         self._out = OwnOutput()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -128,8 +164,7 @@ class NodeRunner:
             may_renice=may_renice,
             on_line=voice.say,
         )
-        drill_dir = place.job_dir / "drill"
-        self._drills = RankDrills(drill_dir, self._send_to_rank, voice.note) if place.drill_ok else None
+        self._drills: RankDrills | None = None
 
     def _standby_environment(self) -> dict[str, str]:
         environ = dict(self._base)
@@ -184,6 +219,22 @@ class NodeRunner:
             await self.end(spec.attempt, 0.0)
             return
         self._report_started(attempt)
+        asyncio.get_running_loop().call_soon(self._begin_reading)
+
+    def _begin_reading(self) -> None:
+        """Load what reads the ranks' output, now that they run."""
+        self._matcher.begin()
+        if self.place.drill_ok and self._drills is None:
+            from holdfast.launch.rank_drills import RankDrills  # noqa: PLC0415 - as above
+
+            self._drills = RankDrills(self.place.job_dir / "drill", self._send_to_rank, self._voice.note)
+
+    def _listener(self) -> Listener:
+        from holdfast.launch.listener import Listener  # noqa: PLC0415 - as above
+
+        if self._ears is None:
+            self._ears = Listener(self.place, self._matcher, self._log_rules, is_command=self.options.is_command)
+        return self._ears
 
     def _report_started(self, attempt: Attempt) -> None:
         ranks = attempt.spec.ranks_of(self.place.node)
@@ -201,21 +252,20 @@ class NodeRunner:
         telemetry_dir = self._telemetry_root / f"a{spec.attempt}"
         telemetry_dir.mkdir(parents=True, exist_ok=True)
         self._voice.write_to(logs_dir / f"launcher-{place.node}.log")
-        reader = OutputReader(
-            job=place.job, node=place.node, attempt=spec.attempt, source=f"{place.source}/{place.restart_count}"
-        )
+        at = time.time()
+        listen = functools.cache(lambda: self._listener().attempt(spec, at))
         logs: dict[int | None, RankLog] = {}
         if options.is_command:
             many = len(spec.nodes) > 1
             prefix = f"[{place.node}]: ".encode() if many else b""
             repeat = None if options.tee == "none" else self._out.write
-            logs[None] = self._log(logs_dir / f"command-{place.node}.log", None, prefix, repeat)
+            logs[None] = self._log(logs_dir / f"command-{place.node}.log", None, prefix, repeat, listen)
         else:
             teed = options.teed_ranks(range(spec.world_size))
             for rank in spec.ranks_of(place.node):
                 repeat = self._out.write if rank in teed else None
                 prefix = f"[rank{rank}]: ".encode()
-                logs[rank] = self._log(logs_dir / f"rank-{rank:05d}.log", rank, prefix, repeat)
+                logs[rank] = self._log(logs_dir / f"rank-{rank:05d}.log", rank, prefix, repeat, listen)
         ranks = RankSet(
             spec,
             node=place.node,
@@ -227,11 +277,24 @@ class NodeRunner:
             logs=logs,
             on_end=lambda rank, how, at: self._ended(spec.attempt, rank, how, at),
         )
-        return Attempt(spec, ranks, logs, SlotReader(telemetry_dir), reader)
+        return Attempt(spec, ranks, logs, SlotReader(telemetry_dir), listen)
 
-    def _log(self, path: Path, rank: int | None, prefix: bytes, repeat: Callable[[bytes], None] | None) -> RankLog:
-        source = StreamSource(name=str(path), node=self.place.node, rank=rank)
-        return RankLog(path, rank=rank, prefix=prefix, repeat=repeat, stream=lambda: self._matcher.get().stream(source))
+    def _log(
+        self,
+        path: Path,
+        rank: int | None,
+        prefix: bytes,
+        repeat: Callable[[bytes], None] | None,
+        listen: Callable[[], Heard],
+    ) -> RankLog:
+        return RankLog(
+            path,
+            rank=rank,
+            prefix=prefix,
+            repeat=repeat,
+            stream=lambda: self._listener().stream(str(path), rank),
+            on_lines=lambda lines, at: listen().lines.lines(rank, lines, at),
+        )
 
     # --- what happens here ---
 
@@ -239,6 +302,7 @@ class NodeRunner:
         attempt = self.attempt
         if attempt is None or attempt.spec.attempt != number:
             return
+        attempt.ended_well &= how.is_success
         log = attempt.logs.get(rank) or attempt.logs.get(None)
         tail: tuple[str, ...] = ()
         if log is not None:
@@ -248,6 +312,8 @@ class NodeRunner:
         attempt.slots.read([rank] if rank is not None else attempt.slots.discover())
         self._report_slots(attempt)
         if not attempt.is_ending:
+            if told := attempt.lines.look(at):
+                self.report(Spotted(findings=told))
             self.report(
                 RankEnded(
                     attempt=number,
@@ -259,6 +325,9 @@ class NodeRunner:
                     log=str(log.path) if log is not None else "",
                 )
             )
+            # After the end that they may explain: then they join its incident, also when that is one gone on with.
+            if not how.is_success and log is not None and (strange := attempt.lines.strange(log.rank, at)):
+                self.report(Spotted(findings=strange))
         self._run(self._end_if_over(attempt))
 
     async def _end_if_over(self, attempt: Attempt) -> None:
@@ -283,14 +352,20 @@ class NodeRunner:
         file = str(log.path.relative_to(self.place.job_dir))
         findings = attempt.reader.findings(matches, rank=log.rank, file=file, at=at)
         if findings:
+            attempt.lines.matched(findings)
             self.report(Spotted(findings=findings))
         line = attempt.reader.progress(matches, rank=log.rank, at=at)
         if line is not None:
+            if line.step is not None:
+                steps = [match.text for match in matches if match.rule.role is Role.PROGRESS]
+                attempt.lines.progress(at, log.rank, steps)
             self.report(line)
 
     def _report_slots(self, attempt: Attempt) -> None:
         changed = attempt.slots.changed(time.monotonic())
         if changed:
+            if attempt.steps_rose(changed):
+                attempt.lines.progress(time.time())
             self.report(SlotsSeen(attempt=attempt.spec.attempt, at=time.time(), slots=changed))
 
     async def end(self, number: int, grace_s: float, why: str = "") -> None:
@@ -314,6 +389,7 @@ class NodeRunner:
             log.close()
         attempt.slots.read(attempt.slots.views)
         self._report_slots(attempt)
+        attempt.lines.end(at, well=attempt.ended_well)
         attempt.is_gone = True
         attempt.gone.set()
         self.report(RanksGone(attempt=attempt.spec.attempt, why=why))
@@ -323,9 +399,22 @@ class NodeRunner:
         if attempt is None or attempt.spec.attempt != number:
             self.report(StacksDumped(attempt=number, stacks=()))
             return
+        from holdfast.launch.stack_dump import Target, dump_stacks  # noqa: PLC0415 - few attempts ever hang
+
         targets = [Target(rank, pid, attempt.slots.views.get(rank)) for rank, pid in attempt.ranks.pids().items()]
         stacks = await dump_stacks(targets, attempt.slots.folder, limit_s)
+        self._tell_strange(attempt)
         self.report(StacksDumped(attempt=number, stacks=tuple(stacks)))
+
+    def _tell_strange(self, attempt: Attempt) -> None:
+        """The job stands still: what its ranks last said that they never said before, once an attempt."""
+        if attempt.told_strange or attempt.is_ending:
+            return
+        attempt.told_strange = True
+        at = time.time()
+        found = [finding for rank in attempt.logs for finding in attempt.lines.strange(rank, at)]
+        if found:
+            self.report(Spotted(findings=tuple(found[:_STRANGE_MAX])))
 
     def _evacuate(self, number: int) -> None:
         attempt = self.attempt
@@ -362,6 +451,8 @@ class NodeRunner:
         if tick % _OUTPUT_EVERY == 0 and self._matcher.is_ready:
             for log in attempt.logs.values():
                 self._read_matches(attempt, log, log.pump(at), at)
+            if not attempt.is_ending and (found := attempt.lines.look(at)):
+                self.report(Spotted(findings=found))
         if tick % _SLOTS_EVERY == 0 or (self._drills is not None and self._drills.is_waiting):
             is_command = None in attempt.ranks.children
             attempt.slots.read(attempt.slots.discover() if is_command else attempt.spec.ranks_of(self.place.node))

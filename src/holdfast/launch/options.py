@@ -35,6 +35,12 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     max_restarts: int | None = None
     """Restarts in place without progress before it gives up; 0: none at all. None: the policy's number."""
     policy: str = ""
+    log_rules: str = ""
+    """File of HyperPod's log rules; empty: none."""
+    rules: tuple[str, ...] = ()
+    """Folders of the site's own catalogue rules."""
+    checkpoints: str = ""
+    """Folder that the job's framework saves in, checked before each start; empty: not known."""
     job_dir: str = ""
     stop_grace_s: float = 30.0
     """Between a forwarded SIGTERM and SIGKILL."""

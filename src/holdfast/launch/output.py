@@ -12,8 +12,10 @@ import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from holdfast.detect.matcher import LineStream, Match
+if TYPE_CHECKING:  # ranks start before the matcher is loaded
+    from holdfast.detect.matcher import LineStream, Match
 
 TAIL_LINES = 40
 TAIL_LINE_CHARS = 500
@@ -30,6 +32,7 @@ class RankLog:
         prefix: put before each line that is repeated on the launcher's output.
         repeat: takes those lines, None when this rank's output is not repeated.
         stream: makes the matcher's stream when there is something to match; None: nothing is matched.
+        on_lines: takes complete lines as they are read, with the time.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class RankLog:
         prefix: bytes,
         repeat: Callable[[bytes], None] | None,
         stream: Callable[[], LineStream] | None,
+        on_lines: Callable[[list[bytes], float], None] | None = None,
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
@@ -50,6 +54,7 @@ class RankLog:
         self._prefix = prefix
         self._repeat = repeat
         self._make_stream = stream
+        self._on_lines = on_lines
         self._stream: LineStream | None = None
         self._carry = b""
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -62,20 +67,22 @@ class RankLog:
             if not data:
                 break
             self._offset += len(data)
-            self._take(data)
+            self._take(data, at)
             if self._stream is None and self._make_stream is not None:
                 self._stream = self._make_stream()
             if self._stream is not None:
                 matches += self._stream.feed(data, at)
         return matches
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes, at: float) -> None:
         lines = (self._carry + data).split(b"\n")
         self._carry = lines.pop()
         if len(self._carry) > _LINE_MAX:
             lines.append(self._carry)
             self._carry = b""
         self._tail.extend(line[:TAIL_LINE_CHARS].decode(errors="replace") for line in lines[-TAIL_LINES:])
+        if self._on_lines is not None and lines:
+            self._on_lines(lines, at)
         if self._repeat is not None and lines:
             self._repeat(b"".join(self._prefix + line + b"\n" for line in lines))
 
@@ -83,7 +90,7 @@ class RankLog:
         """The writer has ended: read the rest, an unfinished line included."""
         matches = self.pump(at)
         if self._carry:
-            self._take(b"\n")
+            self._take(b"\n", at)
         if self._stream is not None:
             matches += self._stream.flush(at)
         return matches

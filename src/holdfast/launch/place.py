@@ -1,6 +1,7 @@
 """Where this launcher is: job, node, allocation. Read once from the environment of the scheduler that started it.
 
-`HOLDFAST_*` (embedded cluster, or by hand) comes before `SLURM_*`; without either it is one machine on its own.
+`HOLDFAST_*` (embedded cluster, a pod, or by hand) comes before `SLURM_*`; without either it is one machine on its own.
+In a pod of several the nodes of the others are learnt through the job's folder, see `pods`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ClusterShell.NodeSet import NodeSet
 from msgspec import Struct, structs
 
 from holdfast.errors import UsageError
+from holdfast.launch.pods import peers
 from holdfast.model.cluster import JobKey
 
 
@@ -103,9 +104,12 @@ def _completed(environ: Mapping[str, str], place: JobPlace) -> JobPlace:
 
 def _from_holdfast(environ: Mapping[str, str], job_dir: str) -> JobPlace:
     node = environ.get("HOLDFAST_NODE") or socket.gethostname()
-    nodes = tuple(part for part in environ.get("HOLDFAST_NODELIST", "").split(",") if part) or (node,)
-    rank = _number(environ, "HOLDFAST_NODE_RANK", nodes.index(node) if node in nodes else 0)
     folder = job_dir or environ.get("HOLDFAST_JOB_DIR") or f"holdfast-run-{environ['HOLDFAST_JOB_ID']}"
+    restarts = _number(environ, "HOLDFAST_RESTART_COUNT", 0)
+    nodes = tuple(part for part in environ.get("HOLDFAST_NODELIST", "").split(",") if part)
+    pods = None if nodes else peers(environ, Path(folder).absolute(), node=node, restart=restarts)
+    nodes = (pods[1] if pods is not None else nodes) or (node,)
+    rank = pods[0] if pods is not None else _number(environ, "HOLDFAST_NODE_RANK", _index(nodes, node))
     key = JobKey(
         cluster=environ.get("HOLDFAST_CLUSTER", "local"),
         id=environ["HOLDFAST_JOB_ID"],
@@ -118,14 +122,20 @@ def _from_holdfast(environ: Mapping[str, str], job_dir: str) -> JobPlace:
         node_rank=rank,
         nodes=nodes,
         address=environ.get("HOLDFAST_NODE_ADDRESS", "127.0.0.1"),
-        restart_count=_number(environ, "HOLDFAST_RESTART_COUNT", 0),
+        restart_count=restarts,
         name=environ.get("HOLDFAST_JOB_NAME", ""),
         partition=environ.get("HOLDFAST_PARTITION", ""),
     )
 
 
+def _index(nodes: tuple[str, ...], node: str) -> int:
+    return nodes.index(node) if node in nodes else 0
+
+
 def _from_slurm(environ: Mapping[str, str], job_dir: str) -> JobPlace:
     """Inside an allocation: under `srun` one launcher per node, in the bare batch script one on the batch host."""
+    from ClusterShell.NodeSet import NodeSet  # noqa: PLC0415 - only Slurm folds its lists of nodes
+
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     nodes = tuple(NodeSet(listed)) if listed else ()
     node = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
@@ -148,7 +158,7 @@ def _from_slurm(environ: Mapping[str, str], job_dir: str) -> JobPlace:
         node=node,
         node_rank=rank,
         nodes=nodes,
-        address="127.0.0.1" if len(nodes) == 1 else node,
+        address=environ.get("HOLDFAST_NODE_ADDRESS") or ("127.0.0.1" if len(nodes) == 1 else node),
         restart_count=_number(environ, "SLURM_RESTART_COUNT", 0),
         name=environ.get("SLURM_JOB_NAME", ""),
         partition=environ.get("SLURM_JOB_PARTITION", ""),

@@ -149,8 +149,11 @@ def spawn(
     stdin: int = subprocess.DEVNULL,
     pass_fds: Collection[int] = (),
     on_exit: Callable[[Child], None] | None = None,
+    own_session: bool = True,
 ) -> Child:
     """Start a process in its own session that dies with this launcher, and watch it.
+
+    With `own_session=False` it stays in ours, so that it can read from the terminal; its group is then ours.
 
     Raises:
         PermanentOrderError: the program does not exist or cannot be executed.
@@ -164,7 +167,7 @@ def spawn(
             stdout=stdout,
             stderr=stderr,
             pass_fds=tuple(pass_fds),
-            start_new_session=True,
+            start_new_session=own_session,
             # Between fork and exec the child calls prctl only; no lock of ours is involved.
             preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509
         )

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
 from holdfast.detect.findings import RuleRates, counted, to_finding
-from holdfast.detect.matcher import Match, Matcher
+from holdfast.detect.matcher import Match
 from holdfast.launch.frames import LineSeen
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Finding, Place, Role
-
-
-class LateMatcher:
-    """The matcher, loaded in a thread so that ranks need not wait for it."""
-
-    def __init__(self, load: Callable[[], Matcher]) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-matcher")
-        self._loading = self._pool.submit(load)
-        self._pool.shutdown(wait=False)
-
-    @property
-    def is_ready(self) -> bool:
-        """`get` returns at once."""
-        return self._loading.done()
-
-    def get(self) -> Matcher:
-        """The matcher, waiting for it if need be. Raises what loading it raised (ConfigError)."""
-        return self._loading.result()
-
 
 _FAULTS = frozenset({Role.ROOT, Role.CASCADE, Role.CONTEXT})
 

@@ -64,5 +64,7 @@ def brief(view: SlotView, now_mono: float) -> SlotBrief:
         durable=view.checkpoint_durable,
         samples=view.samples,
         tokens=view.tokens,
+        saves=view.saves,
+        saves_s=view.saves_s,
         writes=view.writes,
     )

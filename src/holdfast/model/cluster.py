@@ -46,6 +46,7 @@ ENDED = frozenset(
         SchedulerState.CANCELLED,
         SchedulerState.TIMEOUT,
         SchedulerState.NODE_FAIL,
+        SchedulerState.PREEMPTED,
     }
 )
 """Scheduler states after which nothing of the job runs and nothing will, unless it is requeued."""
@@ -85,6 +86,8 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     submitted_at: float = 0.0
     started_at: float = 0.0
     ended_at: float = 0.0
+    warnings: tuple[str, ...] = ()
+    """What its owner seems to have meant and did not get, such as a key in the wrong case."""
 
 
 class NodeView(Struct, frozen=True, omit_defaults=True):
@@ -109,6 +112,10 @@ class NodeView(Struct, frozen=True, omit_defaults=True):
     """Failure domain path such as `row1/rack3/switch7`; empty: not known."""
     state_text: str = ""
     """The scheduler's own words, for people."""
+    asked: str = ""
+    """A repair that a person asked for in the scheduler's own way: `reboot`, `replace`, or nothing."""
+    warnings: tuple[str, ...] = ()
+    """What such a person seems to have meant and did not get."""
 
 
 class WorldView(Struct, frozen=True, omit_defaults=True):

@@ -78,6 +78,8 @@ class LauncherLapsed(Event, frozen=True, kw_only=True, tag="launcher_lapsed"):
     job: JobKey
     left: bool = False
     exit_code: int | None = None
+    restart_count: int | None = None
+    """The start whose launcher it was; None: it is not told, and the newest one is meant."""
 
 
 class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt_started"):
@@ -294,6 +296,8 @@ class ControllerStarted(Event, frozen=True, kw_only=True, tag="controller_starte
     epoch: int
     scope: str = "cluster"
     version: str = ""
+    ahead_s: float = 0.0
+    """How far this controller's clock is ahead of that of the one before, as far as that is known."""
 
 
 class DrillFired(Event, frozen=True, kw_only=True, tag="drill_fired"):

@@ -88,6 +88,10 @@ class RequeueHeld(JobOrder, frozen=True, kw_only=True, tag="requeue_held"):
 
     restart_count: int
     """The scheduler's restart count before this order: if it is larger already, the requeue has happened."""
+    gone: tuple[str, ...] = ()
+    """Nodes of the job of which there is evidence that they do not run: their word need not be waited for."""
+    leased: bool = False
+    """Its ranks end by themselves soon after their launcher is cut off: a node that stays silent may be written off."""
 
 
 class SetExcluded(JobOrder, frozen=True, kw_only=True, tag="set_excluded"):
@@ -122,6 +126,11 @@ class NodeOrder(Order, frozen=True, kw_only=True):
 
 class QuarantineNode(NodeOrder, frozen=True, kw_only=True, tag="quarantine_node"):
     """Keep new work off the node; running work goes on. `why` becomes the drain reason, behind our prefix."""
+
+    gone: bool = False
+    """There is evidence that it does not run: the scheduler need not wait for its word about what ran there."""
+    repair: Remedy = Remedy.NONE
+    """The repair that it is to get once it is drained, where that is known: shown on the node as it is marked."""
 
 
 class ReturnNode(NodeOrder, frozen=True, kw_only=True, tag="return_node"):

@@ -73,7 +73,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_in_place: Count = 3
     max_requeues: Count = 3
     max_same_fingerprint: Count = 2
-    """The same root cause this often with no progress in between is a crash loop: stop and say why."""
+    """The same root cause this often with no progress in between is a crash loop: stop and say why. What broke on other
+    nodes and further on than the time before is another one."""
     max_restarts_per_node: Count = 3
     """Restarts charged to one node before it is excluded even with thin evidence."""
 
@@ -154,6 +155,19 @@ class StragglerRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     exclude: bool = False
 
 
+class Slo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Objectives that reports judge by. 0: none is set. Nothing here changes what Holdfast does."""
+
+    detect_s: Seconds = 0.0
+    """95 of 100 faults are noticed within this."""
+    recover_s: Seconds = 0.0
+    """95 of 100 recoveries train again within this, from the fault to the first new step."""
+    availability: Annotated[float, Meta(ge=0, lt=100)] = 0.0
+    """Percent of the jobs' time in which they could train, such as 99.9: of a month that leaves 43.2 minutes."""
+    performance_loss: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    """Percent by which throughput after a recovery may stay below what it was before the fault."""
+
+
 class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a site can set about judgement and recovery."""
 
@@ -176,6 +190,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hang: HangRules = HangRules()
     straggler: StragglerRules = StragglerRules()
     evacuate_on_trend: bool = True
+    slo: Slo = Slo()
 
 
 class PolicySet(Struct, frozen=True, kw_only=True):

@@ -101,6 +101,21 @@ class AttemptRecord(Struct, omit_defaults=True):
     incident: str = ""
     """The incident that ended it."""
 
+    @property
+    def reached(self) -> int | None:
+        """The highest step that is known to be completed; a durable checkpoint tells of it too."""
+        known = [step for step in (self.last_step, self.durable_step) if step is not None]
+        return max(known, default=None)
+
+
+class Broke(Struct, frozen=True, omit_defaults=True):
+    """Where an attempt broke: it tells a crash that comes back from another one of its kind."""
+
+    nodes: tuple[str, ...] = ()
+    """Nodes that the evidence of this attempt names, sorted."""
+    step: int | None = None
+    """Last completed step; None: nothing told of steps."""
+
 
 class JobRecord(Struct, omit_defaults=True):
     """A job and its recovery."""
@@ -110,6 +125,8 @@ class JobRecord(Struct, omit_defaults=True):
     state: JobState = JobState.WATCHING
     since: float = 0.0
     authority: Authority = Authority.CONTROLLER
+    led_at: int = 0
+    """Restart count of the newest launcher that took authority: words of an older one's end are stale."""
     attempts: list[AttemptRecord] = field(default_factory=list)
     epoch: int = 0
     incident: str = ""
@@ -118,11 +135,15 @@ class JobRecord(Struct, omit_defaults=True):
     """Place on the current ladder."""
     excluded: tuple[str, ...] = ()
     """Nodes that Holdfast keeps it off."""
+    excluded_asked: tuple[str, ...] = ()
+    """Nodes that its newest `SetExcluded` named: what the scheduler was asked for may outlive its reason."""
     requeues: int = 0
     in_place: int = 0
     """Restarts since the last progress (budgets)."""
     spent: dict[str, int] = field(default_factory=dict)
     """Restarts per fingerprint since the last progress."""
+    broke: dict[str, Broke] = field(default_factory=dict)
+    """Per fingerprint, where the attempt before the newest of those restarts had broken."""
     durable_step: int = 0
     durable_steps: list[int] = field(default_factory=list)
     """Steps of the newest durable checkpoints, ascending, bounded: what a poisoned one can be stepped over to."""
@@ -132,6 +153,8 @@ class JobRecord(Struct, omit_defaults=True):
     """A person who holds it, if any."""
     in_queue: bool = False
     """Back in the queue by our order, and not released yet."""
+    requeue_dropped: int | None = None
+    """Restart count in a requeue of ours that was taken back when the job ended; it may take effect all the same."""
     story: list[str] = field(default_factory=list)
 
     @property
@@ -162,6 +185,9 @@ class NodeRecord(Struct, omit_defaults=True):
     """There is positive evidence that it does not run."""
     boot_id: str = ""
     instance_id: str = ""
+    agent_boot_id: str = ""
+    """What its agent calls the boot, where the scheduler has its own name for it in `boot_id`."""
+    agent_instance_id: str = ""
     silent: bool = False
     drill_ok: bool = False
     findings: list[str] = field(default_factory=list)

@@ -115,7 +115,7 @@ def decode(data: bytes | bytearray | memoryview | str | msgspec.Raw, kind: type[
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
         return decoder.decode(data)  # type: ignore[return-value]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"not a {getattr(kind, '__name__', kind)}: {error}") from error
 
 
@@ -128,7 +128,7 @@ def decode_event(data: bytes | str | msgspec.Raw) -> AnyEvent:
     """
     try:
         return _event_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if "Invalid value" in str(error) and "$.event" in str(error):
             raise VersionError(f"this version does not know this kind of event: {error}") from error
         raise WireError(f"not an event: {error}") from error
@@ -142,7 +142,7 @@ def decode_orders(data: bytes | str) -> list[AnyOrder]:
     """
     try:
         return _orders_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"not a list of orders: {error}") from error
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 META = "A. Kokolis et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, arXiv:2410.21680"
 GOOGLE = "Google Cloud, Introducing ML Productivity Goodput: a metric to measure AI system efficiency, 2024"
+DALY = "J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006"
 PRACTICE = "common practice in reliability engineering (IEC 60050-192 for the terms)"
 
 
@@ -79,6 +80,14 @@ DEFINITIONS: tuple[Definition, ...] = (
         " other.",
         "s",
         GOOGLE,
+    ),
+    Definition(
+        "best interval",
+        "time from save to save at which least is lost",
+        "sqrt(2 w M) (1 + sqrt(w / 2M) / 3 + w / 18M), where w is the time that a save holds the training and M the"
+        " job's own MTBF; Young's and Meta's sqrt(2 w M) is its first term",
+        "s",
+        DALY,
     ),
     Definition(
         "lost steps",

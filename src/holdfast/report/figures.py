@@ -10,6 +10,7 @@ from statistics import fmean, median
 
 from msgspec import Struct
 
+from holdfast.model.cluster import JobKey
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
 from holdfast.report.timeline import span
 
@@ -79,9 +80,9 @@ def spread(values: Iterable[float | None]) -> Spread:
 
 def step_seconds(attempt: AttemptRecord, end: float) -> float | None:
     """Typical seconds per step of an attempt, None when it did not complete two."""
-    if attempt.first_step is None or attempt.last_step is None or attempt.last_step <= attempt.first_step:
+    if attempt.first_step is None or attempt.reached is None or attempt.reached <= attempt.first_step:
         return None
-    return max(0.0, end - attempt.first_step_at) / (attempt.last_step - attempt.first_step)
+    return max(0.0, end - attempt.first_step_at) / (attempt.reached - attempt.first_step)
 
 
 def account(job: JobRecord, incidents: Sequence[IncidentRecord], now: float) -> Accounting:
@@ -90,9 +91,10 @@ def account(job: JobRecord, incidents: Sequence[IncidentRecord], now: float) -> 
     badput = dict.fromkeys(CATEGORIES, 0.0)
     if not attempts:
         return Accounting(str(job.key), 0.0, 0.0, badput, 0.0, 0, 0)
-    ended = {i.attempt_before: i for i in incidents if job.key in i.jobs and i.attempt_before is not None}
+    ended = {i.attempt_before: i for i in incidents if i.attempt_before is not None and job.key in i.jobs}
     productive = up = 0.0
     kept = lost = 0
+    reached: int | None = None
     for index, attempt in enumerate(attempts):
         following = attempts[index + 1] if index + 1 < len(attempts) else None
         end = attempt.ended_at or (following.started_at if following else now)
@@ -103,12 +105,13 @@ def account(job: JobRecord, incidents: Sequence[IncidentRecord], now: float) -> 
         first = attempt.first_step_at if attempt.first_step_at > 0 else trained_until
         first = min(max(first, attempt.started_at), trained_until)
         badput["startup" if index == 0 else "load"] += first - attempt.started_at
-        again, steps = _recompute(attempts, index, trained_until - first)
+        again, steps = _recompute(attempt, reached, trained_until - first)
         badput["recompute"] += again
         lost += steps
         productive += trained_until - first - again
-        if attempt.last_step is not None:
-            kept = max(kept, attempt.last_step)
+        if attempt.reached is not None:
+            kept = max(kept, attempt.reached)
+            reached = max(reached, attempt.reached) if reached is not None else attempt.reached
         _after_fault(badput, incident, trained_until, end)
         if following is not None:
             badput["restart"] += max(0.0, following.started_at - end)
@@ -130,13 +133,11 @@ def _after_fault(badput: dict[str, float], incident: IncidentRecord | None, faul
     badput["stop"] += end - detected
 
 
-def _recompute(attempts: Sequence[AttemptRecord], index: int, trained_s: float) -> tuple[float, int]:
-    """Seconds and steps that this attempt spent on steps which an earlier attempt had completed already."""
-    attempt = attempts[index]
-    before = max((a.last_step for a in attempts[:index] if a.last_step is not None), default=None)
+def _recompute(attempt: AttemptRecord, before: int | None, trained_s: float) -> tuple[float, int]:
+    """Seconds and steps that this attempt spent on steps up to `before`, which an earlier one had completed already."""
     if before is None or attempt.first_step is None:
         return 0.0, 0
-    reached = attempt.last_step if attempt.last_step is not None else attempt.first_step
+    reached = attempt.reached if attempt.reached is not None else attempt.first_step
     steps = max(0, min(before, reached) - attempt.first_step + 1)
     done = reached - attempt.first_step + 1
     # The first step's own duration is part of the load phase: what is left is spread evenly over the others.
@@ -144,11 +145,30 @@ def _recompute(attempts: Sequence[AttemptRecord], index: int, trained_s: float) 
     return trained_s * min(1.0, share), steps
 
 
-def totals(jobs: Sequence[JobRecord], incidents: Sequence[IncidentRecord], now: float) -> Totals:
-    """All figures over these jobs and incidents; incidents that were only observed do not count as failures."""
+def accounts_of(jobs: Sequence[JobRecord], incidents: Sequence[IncidentRecord], now: float) -> list[Accounting]:
+    """One account for each job, in the same order; incidents that were only observed ended no attempt."""
+    by_job: dict[JobKey, list[IncidentRecord]] = {}
+    for incident in incidents:
+        if incident.outcome != "observed":
+            for key in incident.jobs:
+                by_job.setdefault(key, []).append(incident)
+    return [account(job, by_job.get(job.key, ()), now) for job in jobs]
+
+
+def totals(
+    jobs: Sequence[JobRecord],
+    incidents: Sequence[IncidentRecord],
+    now: float,
+    accounts: Sequence[Accounting] | None = None,
+) -> Totals:
+    """All figures over these jobs and incidents; incidents that were only observed do not count as failures.
+
+    `accounts`: as `accounts_of` gives them, when they are there already.
+    """
     real = [incident for incident in incidents if incident.outcome != "observed"]
     recovered = [incident for incident in real if incident.outcome == "recovered"]
-    accounts = [account(job, real, now) for job in jobs]
+    if accounts is None:
+        accounts = accounts_of(jobs, incidents, now)
     wall = sum(a.wall_s for a in accounts)
     productive = sum(a.productive_s for a in accounts)
     startup = sum(a.badput["startup"] for a in accounts)
@@ -165,12 +185,13 @@ def totals(jobs: Sequence[JobRecord], incidents: Sequence[IncidentRecord], now: 
         goodput_percent=100.0 * productive / (wall - startup) if wall > startup else None,
         steps_lost=sum(a.steps_lost for a in accounts),
         badput={name: sum(a.badput[name] for a in accounts) for name in CATEGORIES},
-        by_cause=_count(i.diagnosis.cause if i.diagnosis else "unknown" for i in real),
-        by_domain=_count(i.diagnosis.domain.value if i.diagnosis else "unknown" for i in real),
+        by_cause=counted(i.diagnosis.cause if i.diagnosis else "unknown" for i in real),
+        by_domain=counted(i.diagnosis.domain.value if i.diagnosis else "unknown" for i in real),
     )
 
 
-def _count(names: Iterable[str]) -> dict[str, int]:
+def counted(names: Iterable[str]) -> dict[str, int]:
+    """How often each occurs, the commonest first, equals by name."""
     counts: dict[str, int] = {}
     for name in names:
         counts[name] = counts.get(name, 0) + 1

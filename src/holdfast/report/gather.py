@@ -6,14 +6,29 @@ Called by `cli/report`, the demo and drills. All reading happens here; everythin
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
 from holdfast.model.cluster import JobKey
-from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord
+from holdfast.model.events import AnyEvent, OperatorCommand
+from holdfast.model.orders import Notify
+from holdfast.model.policy import Slo
+from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Sample
-from holdfast.report.figures import Totals, totals
+from holdfast.report.figures import Accounting, Totals, accounts_of, totals
+from holdfast.report.fleet import Economics, Fleet, fleet
+from holdfast.report.interval import IntervalAdvice, advise
+from holdfast.report.objectives import Verdict, judge
+from holdfast.report.proposals import Proposal, proposals
+from holdfast.report.throughput import Throughput, throughput
+from holdfast.report.words import ENGLISH, Words
+
+DETAILS = ("launcher_attached", "node_validated", "drill_fired")
+"""Kinds of events that tell phases, machines and drills."""
+SERIES_MAX = 2000
+"""With more attempts than this only a report of kind `full` reads the series."""
 
 
 class Records(Protocol):
@@ -30,7 +45,13 @@ class Records(Protocol):
     ) -> list[IncidentRecord]:
         """As in `ports.Journal`."""
 
+    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
+        """As in `ports.Journal`."""
+
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
+        """As in `ports.Journal`."""
+
+    async def events(self, *, after: int = 0, limit: int = 1000, **where: Any) -> list[AnyEvent]:
         """As in `ports.Journal`."""
 
 
@@ -50,9 +71,14 @@ class JobSeries(Struct):
     """Per attempt: loss over step."""
     checkpoints: list[Point] = field(default_factory=list)
     """Durable checkpoints: step over Unix seconds."""
+    samples: dict[int, list[Point]] = field(default_factory=dict)
+    tokens: dict[int, list[Point]] = field(default_factory=dict)
+    """Per attempt: samples and tokens consumed by all ranks, over Unix seconds."""
+    saves: list[Point] = field(default_factory=list)
+    """Seconds that each save held the training, over Unix seconds."""
 
 
-class ReportData(Struct):
+class ReportData(Struct, dict=True):
     """Everything that any form of report shows."""
 
     title: str
@@ -68,11 +94,86 @@ class ReportData(Struct):
     """Loss over step of an undisturbed run with the same seed, when there was one."""
     notes: list[str] = field(default_factory=list)
     """Facts that a reader must know: what was emulated, what could not be read."""
+    since: float = 0.0
+    """Begin of the span, Unix seconds; 0: all that is known."""
+    commands: list[OperatorCommand] = field(default_factory=list)
+    """What people ordered, oldest first."""
+    events: list[AnyEvent] = field(default_factory=list)
+    """Of the kinds in `DETAILS`, oldest first; empty for a fleet."""
+    notices: list[OrderRecord] = field(default_factory=list)
+    """Orders that told people of something; empty for a fleet."""
+    has_series: bool = False
+    """Steps, losses and the like were read."""
+    slo: Slo = Slo()
+    economics: Economics = Economics()
+    words: Words = ENGLISH
+    """Language and time zone."""
+    former: ReportData | None = None
+    """The span of the same length before, when it was asked for."""
 
-    @property
+    @cached_property
     def totals(self) -> Totals:
         """All figures; see `definitions`."""
-        return totals(self.jobs, self.incidents, self.made_at)
+        return totals(self.jobs, self.incidents, self.made_at, self.accounts)
+
+    @cached_property
+    def accounts(self) -> list[Accounting]:
+        """Where each job's wall time went, in the order of `jobs`."""
+        return accounts_of(self.jobs, self.incidents, self.made_at)
+
+    @cached_property
+    def throughputs(self) -> list[Throughput]:
+        """Training speed before and after each incident that ended an attempt."""
+        found = []
+        for incident in self.incidents:
+            series = self.series.get(str(incident.jobs[0])) if incident.jobs else None
+            if incident.attempt_before is not None and series is not None:
+                found.append(throughput(incident, series))
+        return found
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """Objectives of the policy, judged."""
+        real = [i for i in self.incidents if i.outcome != "observed"]
+        return judge(self.slo, incidents=real, accounts=self.accounts, throughputs=self.throughputs)
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """The span's figures over all nodes and jobs."""
+        begin = self.since or min(
+            [a.started_at for job in self.jobs for a in job.attempts if a.started_at]
+            + [incident.opened_at for incident in self.incidents],
+            default=self.made_at,
+        )
+        return fleet(
+            jobs=self.jobs,
+            nodes=self.nodes,
+            incidents=self.incidents,
+            accounts=self.accounts,
+            commands=self.commands,
+            since=begin,
+            until=self.made_at,
+            economics=self.economics,
+            words=self.words,
+        )
+
+    @cached_property
+    def proposals(self) -> list[Proposal]:
+        """What should be changed, by the rules of `proposals`."""
+        return proposals(self, self.fleet)
+
+    @cached_property
+    def intervals(self) -> list[IntervalAdvice]:
+        """Per job that saved or failed: how often it saves, and how often it should; see `interval`."""
+        found = []
+        for job in self.jobs:
+            series = self.series.get(str(job.key))
+            if series is None:
+                continue
+            durable = [(point.x, point.y) for point in series.checkpoints]
+            saves_s = [point.y for point in series.saves]
+            found.append(advise(job, self.incidents, durable=durable, saves_s=saves_s, now=self.made_at))
+        return [advice for advice in found if advice.actual_s is not None or advice.save_s is not None]
 
 
 async def gather(
@@ -84,11 +185,16 @@ async def gather(
     job: str = "",
     incident: str = "",
     since: float = 0.0,
+    until: float = 0.0,
+    with_series: bool = True,
+    with_details: bool = True,
     on_job: Callable[[int, int], None] | None = None,
 ) -> ReportData:
-    """Read records and series. `job` and `incident` narrow the report, `since` drops what ended before it.
+    """Read records and series. `job` and `incident` narrow the report, `since` and `until` what lived then (Unix s).
 
-    `on_job(done, of)` is called as each job's series have been read: what takes long in a large journal.
+    `with_series=False` leaves out what only plots, intervals and throughput need, `with_details=False` what only single
+    incidents and the coverage need; `on_job(done, of)` is called as each
+    job's series have been read: what takes long in a large journal.
     """
     jobs = [record for record in await journal.jobs() if job in ("", str(record.key)) and _lives(record, since)]
     found = await journal.incidents(limit=100_000)
@@ -98,16 +204,36 @@ async def gather(
         if incident in ("", record.id)
         and (not job or any(str(key) == job for key in record.jobs))
         and (record.closed_at or now) >= since
+        and (not until or record.opened_at <= until)
     ]
     if incident:
         concerned = {key for record in incidents for key in record.jobs}
         jobs = [record for record in jobs if record.key in concerned]
-    data = ReportData(title, cluster, now, jobs, await journal.nodes(), incidents)
+    data = ReportData(title, cluster, until or now, jobs, await journal.nodes(), incidents, since=since)
+    commands = [one for one in await _events(journal, "operator_command") if since <= one.at <= (until or now)]
+    data.commands = [one for one in commands if isinstance(one, OperatorCommand)]
+    data.has_series = with_series or (with_details and sum(len(j.attempts) for j in jobs) <= SERIES_MAX)
+    if with_details:
+        for kind in DETAILS:
+            data.events += [one for one in await _events(journal, kind) if since <= one.at <= (until or now)]
+        told = await journal.orders(incident=incident, limit=10_000)
+        data.notices = [record for record in told if isinstance(record.order, Notify)]
     for done, record in enumerate(jobs, 1):
-        data.series[str(record.key)] = await _series(journal, record.key, record, since)
+        if data.has_series:
+            data.series[str(record.key)] = await _series(journal, record.key, record, since)
         if on_job is not None:
             on_job(done, len(jobs))
     return data
+
+
+async def _events(journal: Records, kind: str) -> list[AnyEvent]:
+    """Every event of a kind, oldest first."""
+    found: list[AnyEvent] = []
+    after = 0
+    while page := await journal.events(after=after, limit=1000, kind=kind):
+        found += page
+        after = page[-1].seq
+    return found
 
 
 def _lives(record: JobRecord, since: float) -> bool:
@@ -124,15 +250,20 @@ async def _series(journal: Records, key: JobKey, record: JobRecord, since: float
         steps = [Point(s.at, s.value) for s in one_rank(await journal.samples("step", f"{subject}*", after=since))]
         loss_at = [Point(s.at, s.value) for s in one_rank(await journal.samples("loss", f"{subject}*", after=since))]
         series.losses[attempt.number] = _loss_over_step(steps, loss_at)
+        for name, kept in (("samples", series.samples), ("tokens", series.tokens)):
+            if points := [Point(s.at, s.value) for s in await journal.samples(name, subject, after=since)]:
+                kept[attempt.number] = points
         if attempt.first_step is not None and attempt.first_step_at:
             steps.append(Point(attempt.first_step_at, attempt.first_step))
-        if attempt.last_step is not None and attempt.ended_at and steps and steps[-1].y < attempt.last_step:
-            steps.append(Point(attempt.ended_at, attempt.last_step))
+        if attempt.reached is not None and attempt.ended_at and steps and steps[-1].y < attempt.reached:
+            steps.append(Point(attempt.ended_at, attempt.reached))
         series.steps[attempt.number] = sorted(set(steps), key=lambda point: point.x)
         saved = [Point(s.at, s.value) for s in await journal.samples("checkpoint", subject, after=since)]
         if not saved and attempt.durable_step is not None and attempt.durable_at:
             saved = [Point(attempt.durable_at, attempt.durable_step)]
         series.checkpoints.extend(saved)
+        costs = one_rank(await journal.samples("save_s", f"{subject}*", after=since))
+        series.saves.extend(Point(s.at, s.value) for s in costs)
     series.checkpoints = sorted(set(series.checkpoints), key=lambda point: point.x)
     return series
 

@@ -6,14 +6,17 @@ Text from outside is escaped by Jinja (autoescape) and reaches scripts only as J
 from __future__ import annotations
 
 from importlib.resources import files
-
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from pathlib import Path
+from typing import Any
 
 from holdfast import __version__
 from holdfast.report.definitions import DEFINITIONS
 from holdfast.report.gather import ReportData
 from holdfast.report.plots import loss_plot, step_plot
-from holdfast.report.tables import badput_rows, cause, offsets, seconds, suspects, total_rows, utc
+from holdfast.report.sections import sections, spoken
+from holdfast.report.single import incident_sections
+from holdfast.report.tables import badput_rows, offsets, total_rows
+from holdfast.report.templating import render
 from holdfast.report.timeline import timeline
 
 
@@ -22,16 +25,37 @@ def plotly_script() -> str:
     return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
-def render_html(data: ReportData, *, script: str | None = None) -> str:
-    """The whole page. `script` replaces Plotly's packaged script (tests hand in an empty one)."""
-    environment = Environment(
-        loader=PackageLoader("holdfast.report"),
-        autoescape=select_autoescape(default=True, default_for_string=True),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(seconds=seconds, utc=utc, cause=cause, suspects=suspects)
+def parts(data: ReportData, kind: str) -> dict[str, Any]:
+    """What a template is given, beside `words`: all in the report's language, rows as plain strings."""
+    incidents = [
+        {
+            "record": incident,
+            "timeline": timeline(incident),
+            "offsets": offsets(incident, data.words),
+            "sections": [spoken(section, data.words) for section in incident_sections(data, incident)],
+        }
+        for incident in (data.incidents if kind == "full" else ())
+    ]
+    return {
+        "data": data,
+        "kind": kind,
+        "incidents": incidents,
+        "totals": total_rows(data.totals, data.words),
+        "badput": badput_rows(data.totals, data.words),
+        "sections": sections(data, kind),
+        "definitions": DEFINITIONS,
+        "version": __version__,
+    }
+
+
+def render_html(
+    data: ReportData, *, kind: str = "full", script: str | None = None, templates: Path | None = None
+) -> str:
+    """The whole page. `script` replaces Plotly's packaged script (tests hand in an empty one).
+
+    Raises:
+        ConfigError: see `templating.render`.
+    """
     jobs = [
         {
             "record": job,
@@ -39,19 +63,7 @@ def render_html(data: ReportData, *, script: str | None = None) -> str:
             "steps": step_plot(data, str(job.key)),
             "loss": loss_plot(data, str(job.key)),
         }
-        for job in data.jobs
+        for job in (data.jobs if kind == "full" else ())
     ]
-    incidents = [
-        {"record": incident, "timeline": timeline(incident), "offsets": offsets(incident)}
-        for incident in data.incidents
-    ]
-    return environment.get_template("report.html").render(
-        data=data,
-        jobs=jobs,
-        incidents=incidents,
-        totals=total_rows(data.totals),
-        badput=badput_rows(data.totals),
-        definitions=DEFINITIONS,
-        version=__version__,
-        plotly=plotly_script() if script is None else script,
-    )
+    plotly = "" if kind != "full" else plotly_script() if script is None else script
+    return render("report.html", data.words, templates, jobs=jobs, plotly=plotly, **parts(data, kind))

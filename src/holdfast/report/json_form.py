@@ -1,6 +1,9 @@
 """The report as JSON in a stable form. `version` rises when a field changes its meaning; fields are only added.
 
 Form: `{version, title, cluster, made_at, notes, totals, jobs: [{job, ettr, wall_s, productive_s, badput, attempts}],
+intervals: [{job, actual_s, save_s, mtbf_s, failures, best_s, loss_actual, loss_best, says}],
+objectives: [{objective, target, measured, passed, arithmetic, verdict}],
+throughput: [{incident, unit, before, after, loss_percent}], fleet: {...}, proposals: [{rule, what, evidence, gain}],
 incidents: [{id, outcome, drill, cause, domain, summary, suspects, marks, phases, total_s, slowest, lost_steps,
 story}]}`.
 Times are Unix seconds, durations seconds.
@@ -13,7 +16,6 @@ from typing import Any
 import msgspec
 
 from holdfast.model.records import IncidentRecord
-from holdfast.report.figures import account
 from holdfast.report.gather import ReportData
 from holdfast.report.timeline import timeline
 
@@ -52,9 +54,10 @@ def incident_form(incident: IncidentRecord) -> dict[str, Any]:
     }
 
 
-def report_form(data: ReportData) -> dict[str, Any]:
-    """The whole report as plain data."""
-    accounts = [account(job, data.incidents, data.made_at) for job in data.jobs]
+def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
+    """The whole report as plain data; of the fleet and the summary without the list of every job and incident."""
+    jobs = list(zip(data.jobs, data.accounts, strict=True)) if kind == "full" else []
+    incidents = data.incidents if kind == "full" else []
     return {
         "version": VERSION,
         "title": data.title,
@@ -74,12 +77,17 @@ def report_form(data: ReportData) -> dict[str, Any]:
                 "badput": found.badput,
                 "attempts": msgspec.to_builtins(job.attempts),
             }
-            for job, found in zip(data.jobs, accounts, strict=True)
+            for job, found in jobs
         ],
-        "incidents": [incident_form(incident) for incident in data.incidents],
+        "intervals": msgspec.to_builtins(data.intervals),
+        "objectives": [{**msgspec.to_builtins(v), "verdict": v.word} for v in data.verdicts],
+        "throughput": [{**msgspec.to_builtins(t), "loss_percent": t.loss_percent} for t in data.throughputs],
+        "fleet": msgspec.to_builtins(data.fleet),
+        "proposals": msgspec.to_builtins(data.proposals),
+        "incidents": [incident_form(incident) for incident in incidents],
     }
 
 
-def render_json(data: ReportData) -> str:
+def render_json(data: ReportData, kind: str = "full") -> str:
     """The whole report as text."""
-    return msgspec.json.format(msgspec.json.encode(report_form(data)), indent=2).decode()
+    return msgspec.json.format(msgspec.json.encode(report_form(data, kind)), indent=2).decode()

@@ -9,19 +9,21 @@ from typing import Any
 
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.gather import JobSeries, Point, ReportData
+from holdfast.report.words import Words
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 ATTEMPT_COLOURS = (BLUE, GREEN, PURPLE, SKY, ORANGE)
 
 
 def _moment(at: float) -> float:
-    """Plotly takes milliseconds since the epoch and shows them in the viewer's zone."""
+    """Plotly takes milliseconds since the epoch and shows them in UTC."""
     return round(at * 1000.0, 1)
 
 
 def step_plot(data: ReportData, job: str) -> dict[str, Any]:
     """Step over wall time: a line per attempt, a band from fault to first step per incident, marks for checkpoints."""
     series = data.series.get(job, JobSeries())
+    say = data.words.say
     traces: list[dict[str, Any]] = []
     for number, points in series.steps.items():
         traces.append(
@@ -40,7 +42,7 @@ def step_plot(data: ReportData, job: str) -> dict[str, Any]:
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": "durable checkpoint",
+                "name": say("durable checkpoint"),
                 "x": [_moment(point.x) for point in series.checkpoints],
                 "y": [point.y for point in series.checkpoints],
                 "marker": {"symbol": "diamond", "size": 8, "color": ORANGE},
@@ -50,19 +52,40 @@ def step_plot(data: ReportData, job: str) -> dict[str, Any]:
     incidents = [i for i in data.incidents if any(str(key) == job for key in i.jobs)]
     shapes = [band for incident in incidents for band in _bands(incident)]
     notes = [note for number, incident in enumerate(incidents, 1) for note in _note(number, incident)]
-    return _figure(traces, x="time", y="step", shapes=shapes, annotations=notes, x_type="date")
+    return _shifted(
+        _figure(traces, x=say("time"), y=say("step"), shapes=shapes, annotations=notes, x_type="date"), data.words
+    )
+
+
+def _shifted(figure: dict[str, Any], words: Words) -> dict[str, Any]:
+    """Plotly shows UTC: in another zone every moment is moved by what the zone is ahead, and the axis names it."""
+    if words.zone == "UTC":
+        return figure
+
+    def move(moment: float) -> float:
+        return moment + 1000.0 * words.offset_s(moment / 1000.0)
+
+    for one in figure["data"]:
+        one["x"] = [move(moment) for moment in one["x"]]
+    for shape in figure["layout"]["shapes"]:
+        shape |= {"x0": move(shape["x0"]), "x1": move(shape["x1"])}
+    for note in figure["layout"]["annotations"]:
+        note["x"] = move(note["x"])
+    figure["layout"]["xaxis"]["title"]["text"] += f" ({words.zone})"
+    return figure
 
 
 def loss_plot(data: ReportData, job: str) -> dict[str, Any]:
     """Loss over step, the undisturbed run as a broad line behind it: equal runs lie on each other."""
     series = data.series.get(job, JobSeries())
+    say = data.words.say
     traces: list[dict[str, Any]] = []
     if data.reference_losses:
-        traces.append(_line("undisturbed run", data.reference_losses, "rgba(128,128,128,0.45)", 8))
+        traces.append(_line(say("undisturbed run"), data.reference_losses, "rgba(128,128,128,0.45)", 8))
     for number, points in series.losses.items():
         if points:
             traces.append(_line(f"{job}({number})", points, ATTEMPT_COLOURS[number % len(ATTEMPT_COLOURS)], 2))
-    return _figure(traces, x="step", y="loss")
+    return _figure(traces, x=say("step"), y="loss")
 
 
 def _line(name: str, points: list[Point], colour: str, width: int) -> dict[str, Any]:
@@ -140,7 +163,7 @@ def _figure(
             "margin": {"l": 60, "r": 20, "t": 70 if annotations else 20, "b": 50},
             "height": 420,
             "xaxis": {"title": {"text": x}, "type": x_type, "zeroline": False},
-            "yaxis": {"title": {"text": y}, "rangemode": "tozero" if y == "step" else "normal", "zeroline": False},
+            "yaxis": {"title": {"text": y}, "rangemode": "tozero" if x_type == "date" else "normal", "zeroline": False},
             "legend": {"orientation": "h", "y": -0.22},
             "shapes": shapes or [],
             "annotations": annotations or [],

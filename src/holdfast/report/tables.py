@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from holdfast.model.evidence import Place
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.definitions import definition
 from holdfast.report.figures import CATEGORIES, Spread, Totals
 from holdfast.report.timeline import ORDER, timeline
+from holdfast.report.words import ENGLISH, Words
 
 HEADINGS: dict[Mark, str] = {
     Mark.FAULT: "fault",
@@ -40,9 +39,7 @@ def seconds(value: float | None) -> str:
 
 def utc(at: float) -> str:
     """`2026-11-20 18:04:07.123 UTC`, a dash for an unknown time."""
-    if not at:
-        return "-"
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+    return ENGLISH.time(at)
 
 
 def cause(incident: IncidentRecord) -> str:
@@ -61,24 +58,24 @@ def suspects(incident: IncidentRecord) -> str:
     return ", ".join(parts) or "-"
 
 
-def offsets(incident: IncidentRecord) -> list[tuple[str, str]]:
+def offsets(incident: IncidentRecord, words: Words = ENGLISH) -> list[tuple[str, str]]:
     """(heading, seconds after the fault) for every column of a timeline, a dash where a mark is not known."""
     known = timeline(incident).offsets
     rows = []
     for mark in ORDER:
         if mark is Mark.FAULT:
-            rows.append((HEADINGS[mark], utc(incident.marks.get(mark, 0.0))[11:-4] or "-"))
+            rows.append((words.say(HEADINGS[mark]), words.clock(incident.marks.get(mark, 0.0))))
         else:
-            rows.append((HEADINGS[mark], f"+{known[mark]:.3f}" if mark in known else "-"))
+            rows.append((words.say(HEADINGS[mark]), f"+{known[mark]:.3f}" if mark in known else "-"))
     return rows
 
 
-def total_rows(totals: Totals) -> list[tuple[str, str, str]]:
+def total_rows(totals: Totals, words: Words = ENGLISH) -> list[tuple[str, str, str]]:
     """(figure, value, meaning) for each total."""
     recovered = f"{totals.recovered} of {totals.incidents} recovered"
     if totals.open:
         recovered += f", {totals.open} open"
-    return [
+    rows = [
         ("incidents", recovered, "one underlying trouble each, from first evidence to proven recovery"),
         ("MTTD", _spread(totals.mttd), definition("MTTD").name),
         ("MTTR", _spread(totals.mttr), definition("MTTR").name),
@@ -92,12 +89,15 @@ def total_rows(totals: Totals) -> list[tuple[str, str, str]]:
             definition("goodput").name,
         ),
     ]
+    return [(words.say(name), words.say(value), words.say(meaning)) for name, value, meaning in rows]
 
 
-def badput_rows(totals: Totals) -> list[tuple[str, str]]:
+def badput_rows(totals: Totals, words: Words = ENGLISH) -> list[tuple[str, str]]:
     """(category, seconds) of lost time, largest first; categories with nothing are left out."""
     rows = [(name, totals.badput.get(name, 0.0)) for name in CATEGORIES]
-    return [(name, seconds(value)) for name, value in sorted(rows, key=lambda row: -row[1]) if value >= 0.0005]
+    return [
+        (words.say(name), seconds(value)) for name, value in sorted(rows, key=lambda row: -row[1]) if value >= 0.0005
+    ]
 
 
 def _spread(spread: Spread) -> str:

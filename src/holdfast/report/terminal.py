@@ -14,34 +14,51 @@ from rich.text import Text
 from holdfast.model.records import IncidentRecord
 from holdfast.report.figures import Totals
 from holdfast.report.gather import ReportData
+from holdfast.report.sections import Section, sections
 from holdfast.report.tables import badput_rows, cause, offsets, seconds, suspects, total_rows
 from holdfast.report.timeline import timeline
+from holdfast.report.words import ENGLISH, Words
 
 
-def timeline_table(incidents: list[IncidentRecord]) -> Table:
+def timeline_table(incidents: list[IncidentRecord], words: Words = ENGLISH) -> Table:
     """One column per incident, one row per point of the timeline: fits 80 columns with four incidents."""
-    table = Table(box=box.SIMPLE_HEAD, title="Seconds after the fault", title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, title=words.say("Seconds after the fault"), title_justify="left", pad_edge=False)
     table.add_column("")
     for number, incident in enumerate(incidents, 1):
         heading = incident.diagnosis.cause if incident.diagnosis else "not diagnosed"
         table.add_column(Text(f"{number}: {heading}"), justify="right", overflow="fold")
-    columns = [offsets(incident) for incident in incidents]
+    columns = [offsets(incident, words) for incident in incidents]
     for row in zip(*columns, strict=True):
         table.add_row(Text(row[0][0]), *(Text(value) for _, value in row))
-    table.add_row("slowest", *(Text(timeline(incident).slowest or "-") for incident in incidents))
-    table.add_row("lost steps", *("-" if i.lost_steps is None else str(i.lost_steps) for i in incidents))
-    table.add_row("outcome", *(Text(i.outcome or "open", style=_style(i)) for i in incidents))
+    table.add_row(words.say("slowest"), *(Text(words.say(timeline(incident).slowest or "-")) for incident in incidents))
+    table.add_row(words.say("lost steps"), *("-" if i.lost_steps is None else str(i.lost_steps) for i in incidents))
+    table.add_row(words.say("outcome"), *(Text(words.say(i.outcome or "open"), style=_style(i)) for i in incidents))
     return table
 
 
-def totals_table(totals: Totals) -> Table:
+def totals_table(totals: Totals, words: Words = ENGLISH) -> Table:
     """Figures with their meaning, and where time was lost."""
-    table = Table(box=box.SIMPLE_HEAD, title="Totals", title_justify="left", show_header=False, pad_edge=False)
-    for name, value, meaning in total_rows(totals):
+    table = Table(
+        box=box.SIMPLE_HEAD, title=words.say("Totals"), title_justify="left", show_header=False, pad_edge=False
+    )
+    for name, value, meaning in total_rows(totals, words):
         table.add_row(name, Text(value, style="bold"), Text(meaning, style="dim"))
-    lost = ", ".join(f"{name} {value}" for name, value in badput_rows(totals))
-    table.add_row("time lost", Text(lost or "-"), "")
+    lost = ", ".join(f"{name} {value}" for name, value in badput_rows(totals, words))
+    table.add_row(words.say("time lost"), Text(lost or "-"), "")
     return table
+
+
+def section_table(section: Section) -> RenderableType:
+    """One table of `sections`, with its introduction."""
+    table = Table(box=box.SIMPLE_HEAD, title=section.title, title_justify="left", pad_edge=False)
+    for heading in section.headings:
+        table.add_column(heading, justify="right" if heading in section.numbers else "left", overflow="fold")
+    for row in section.rows:
+        table.add_row(*(Text(value, style=_WORDS.get(value, "")) for value in row))
+    return Group(table, Text(section.intro, style="dim")) if section.intro else table
+
+
+_WORDS = {"PASS": "green", "FAIL": "red", "合格": "green", "不合格": "red"}
 
 
 def story_panel(number: int, incident: IncidentRecord) -> Panel:
@@ -61,21 +78,31 @@ def story_panel(number: int, incident: IncidentRecord) -> Panel:
     )
 
 
-def render(data: ReportData) -> RenderableType:
-    """The whole report."""
-    parts: list[RenderableType] = [Text(data.title, style="bold")]
-    parts.extend(Text(f"Note: {note}", style="dim") for note in data.notes)
-    parts.extend(timeline_table(data.incidents[start : start + 4]) for start in range(0, len(data.incidents), 4))
+def render(data: ReportData, kind: str = "full") -> RenderableType:
+    """The whole report, or its fleet's figures or summary."""
+    say = data.words.say
+    if kind != "full":
+        return Group(
+            Text(say(data.title), style="bold"),
+            *(Text(say(f"Note: {note}"), style="dim") for note in data.notes),
+            *(section_table(section) for section in sections(data, kind)),
+        )
+    parts: list[RenderableType] = [Text(say(data.title), style="bold")]
+    parts.extend(Text(say(f"Note: {note}"), style="dim") for note in data.notes)
+    parts.extend(
+        timeline_table(data.incidents[start : start + 4], data.words) for start in range(0, len(data.incidents), 4)
+    )
     if not data.incidents:
-        parts.append(Text("No incidents."))
-    parts.append(totals_table(data.totals))
+        parts.append(Text(say("No incidents.")))
+    parts.append(totals_table(data.totals, data.words))
+    parts.extend(section_table(section) for section in sections(data, "full"))
     parts.extend(story_panel(number, incident) for number, incident in enumerate(data.incidents, 1))
     return Group(*parts)
 
 
-def show(data: ReportData, console: Console | None = None) -> None:
+def show(data: ReportData, console: Console | None = None, kind: str = "full") -> None:
     """Print the report."""
-    (console or Console()).print(render(data))
+    (console or Console()).print(render(data, kind))
 
 
 def _style(incident: IncidentRecord) -> str:

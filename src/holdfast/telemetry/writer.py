@@ -140,9 +140,14 @@ class SlotWriter:
             self._enter(at.TRAIN)
 
     def _enter(self, phase: int) -> None:
+        now = monotonic()
+        if self._q[at.PHASE] == at.CHECKPOINT and phase != at.CHECKPOINT:
+            # What a save costs is how long training was held, also when the writing goes on behind it.
+            self._q[at.SAVES] += 1
+            self._d[at.SAVES_S] += now - self._d[at.PHASE_MONO]
         self._q[at.PHASE] = phase
         self._d[at.PHASE_WALL] = time()
-        self._d[at.PHASE_MONO] = monotonic()
+        self._d[at.PHASE_MONO] = now
 
     def _set_phase(self, phase: int) -> None:
         self._enter(phase)

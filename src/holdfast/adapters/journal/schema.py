@@ -1,17 +1,19 @@
 """Tables of the journal, and how an entry becomes rows. Used by `sql.py` and the migrations; no time passes here.
 
-Payloads are the wire format's JSON as text, so that a person can read a journal with nothing but `sqlite3`. Columns
-beside a payload only repeat what queries need. `seq` of a read model is that of the event that last changed it.
+Payloads are the wire format's JSON as text, so that a person can read a journal with nothing but `sqlite3` or `psql`.
+Columns beside a payload only repeat what queries need. `seq` of a read model is that of the event that last changed it.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    Dialect,
     Double,
     Index,
     Integer,
@@ -20,19 +22,52 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import Insert
 
+from holdfast.adapters.journal import version
 from holdfast.model.cluster import JobKey
 from holdfast.model.orders import AnyOrder
 from holdfast.model.wire import encode, job_of, kind_of, node_of
 from holdfast.ports import Entry, Touched
 
-HEAD = "0001"
-"""Newest migration. A test proves that the migrations and these tables agree."""
-
+HEAD = version.HEAD
 metadata = MetaData()
+
+NAME_MAX = 300
+"""Characters of a name in a column: two of them must fit into the 2,700 bytes that PostgreSQL's index takes."""
+_DIGITS = 40
+
+
+def name_text(value: str) -> str:
+    """A name as a column holds it. The payload beside it keeps it as it was.
+
+    PostgreSQL takes no NUL and no very long key. An event that it refused would be tried again for ever, so both are
+    changed here, and by the same rule wherever such a name is asked for.
+    """
+    value = value.replace("\0", "\ufffd")
+    if len(value) <= NAME_MAX:
+        return value
+    digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+    return f"{value[: NAME_MAX - _DIGITS - 1]}~{digest}"
+
+
+class _Name(TypeDecorator[str]):
+    """A name that people and machines give: see `name_text`. Sorted by code point in every store."""
+
+    impl = String
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> Any:
+        """PostgreSQL would sort by the database's language."""
+        return dialect.type_descriptor(String(collation="C") if dialect.name == "postgresql" else String())
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - SQLAlchemy's
+        """Before it is stored or compared."""
+        return name_text(value) if value is not None else None
+
 
 # SQLite gives automatic row ids only to a column of exactly this type.
 _Auto = BigInteger().with_variant(Integer, "sqlite")
@@ -41,13 +76,13 @@ events = Table(
     "events",
     metadata,
     Column("seq", _Auto, primary_key=True, autoincrement=False),
-    Column("id", String, nullable=False, unique=True),
-    Column("kind", String, nullable=False),
+    Column("id", _Name, nullable=False, unique=True),
+    Column("kind", _Name, nullable=False),
     Column("at", Double, nullable=False),
     Column("received_at", Double, nullable=False),
-    Column("source", String, nullable=False),
-    Column("job", String, nullable=False),
-    Column("node", String, nullable=False),
+    Column("source", _Name, nullable=False),
+    Column("job", _Name, nullable=False),
+    Column("node", _Name, nullable=False),
     Column("payload", Text, nullable=False),
     Column("orders", Text, nullable=False),
     Index("events_kind", "kind", "seq"),
@@ -58,20 +93,20 @@ events = Table(
 event_incidents = Table(
     "event_incidents",
     metadata,
-    Column("incident", String, primary_key=True),
+    Column("incident", _Name, primary_key=True),
     Column("seq", BigInteger, primary_key=True),
     Index("event_incidents_seq", "seq"),
 )
 orders = Table(
     "orders",
     metadata,
-    Column("id", String, primary_key=True),
+    Column("id", _Name, primary_key=True),
     Column("seq", BigInteger, nullable=False),
-    Column("kind", String, nullable=False),
-    Column("status", String, nullable=False),
-    Column("incident", String, nullable=False),
-    Column("job", String, nullable=False),
-    Column("node", String, nullable=False),
+    Column("kind", _Name, nullable=False),
+    Column("status", _Name, nullable=False),
+    Column("incident", _Name, nullable=False),
+    Column("job", _Name, nullable=False),
+    Column("node", _Name, nullable=False),
     Column("issued_at", Double, nullable=False),
     Column("ended_at", Double, nullable=False),
     Column("payload", Text, nullable=False),
@@ -82,9 +117,9 @@ orders = Table(
 jobs = Table(
     "jobs",
     metadata,
-    Column("key", String, primary_key=True),
-    Column("id", String, nullable=False),
-    Column("state", String, nullable=False),
+    Column("key", _Name, primary_key=True),
+    Column("id", _Name, nullable=False),
+    Column("state", _Name, nullable=False),
     Column("since", Double, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("payload", Text, nullable=False),
@@ -93,15 +128,15 @@ jobs = Table(
 nodes = Table(
     "nodes",
     metadata,
-    Column("name", String, primary_key=True),
-    Column("state", String, nullable=False),
+    Column("name", _Name, primary_key=True),
+    Column("state", _Name, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("payload", Text, nullable=False),
 )
 incidents = Table(
     "incidents",
     metadata,
-    Column("id", String, primary_key=True),
+    Column("id", _Name, primary_key=True),
     Column("opened_at", Double, nullable=False),
     Column("closed_at", Double, nullable=False),
     Column("seq", BigInteger, nullable=False),
@@ -112,7 +147,7 @@ incidents = Table(
 brakes = Table(
     "brakes",
     metadata,
-    Column("name", String, primary_key=True),
+    Column("name", _Name, primary_key=True),
     Column("seq", BigInteger, nullable=False),
     Column("payload", Text, nullable=False),
 )
@@ -126,7 +161,7 @@ lease = Table(
     "lease",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("holder", String, nullable=False),
+    Column("holder", _Name, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("expires", Double, nullable=False),
 )
@@ -134,8 +169,8 @@ samples = Table(
     "samples",
     metadata,
     Column("id", _Auto, primary_key=True, autoincrement=True),
-    Column("series", String, nullable=False),
-    Column("subject", String, nullable=False),
+    Column("series", _Name, nullable=False),
+    Column("subject", _Name, nullable=False),
     Column("at", Double, nullable=False),
     Column("value", Double, nullable=True),
     Column("tier", Integer, nullable=False),
@@ -145,7 +180,7 @@ samples = Table(
 meta = Table(
     "meta",
     metadata,
-    Column("key", String, primary_key=True),
+    Column("key", _Name, primary_key=True),
     Column("value", Text, nullable=False),
 )
 
@@ -247,3 +282,10 @@ def upsert(table: Table, dialect: str) -> Insert:
     statement = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
     changed = {column.name: statement.excluded[column.name] for column in table.columns if column.name not in keys}
     return statement.on_conflict_do_update(index_elements=keys, set_=changed)
+
+
+def insert_missing(table: Table, dialect: str) -> Insert:
+    """Insert a row unless there is one with the same primary key."""
+    if dialect == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    return sqlite.insert(table).on_conflict_do_nothing()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import BigInteger, Connection, cast, delete, func, insert, select, update
+from sqlalchemy import BigInteger, ColumnElement, Connection, cast, delete, func, insert, select, update
 
 from holdfast.adapters.journal.schema import samples as table
 from holdfast.ports import Sample
@@ -49,7 +50,7 @@ def thin(connection: Connection, now: float, *, rows_max: int = ROWS_MAX) -> Non
         # Whole buckets only, so that a bucket is never thinned in two halves.
         cutoff -= cutoff % bucket_s
         aged = (table.c.tier == tier) & (table.c.at < cutoff)
-        bucket = cast(table.c.at / bucket_s, BigInteger)
+        bucket = _whole(connection, table.c.at / bucket_s)
         kept = select(func.max(table.c.id)).where(aged).group_by(table.c.series, table.c.subject, bucket)
         connection.execute(delete(table).where(aged, table.c.id.not_in(kept)))
         connection.execute(update(table).where(aged).values(tier=tier + 1))
@@ -59,3 +60,8 @@ def thin(connection: Connection, now: float, *, rows_max: int = ROWS_MAX) -> Non
             select(table.c.id).order_by(table.c.id).offset(count - rows_max - 1).limit(1)
         )
         connection.execute(delete(table).where(table.c.id <= newest_dropped))
+
+
+def _whole(connection: Connection, value: ColumnElement[Any]) -> ColumnElement[int]:
+    """The value's whole part. A cast cuts the rest off in SQLite, which may lack `floor`, and rounds in PostgreSQL."""
+    return cast(value if connection.dialect.name == "sqlite" else func.floor(value), BigInteger)

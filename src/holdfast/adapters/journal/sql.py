@@ -11,19 +11,17 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, Select, and_, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from holdfast.adapters.journal import schema, series
+from holdfast.adapters.journal import queries, schema, series
 from holdfast.errors import FencedError, JournalBusyError, JournalError
 from holdfast.model.events import AnyEvent
-from holdfast.model.orders import OrderStatus
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import decode, decode_event, decode_orders
-from holdfast.ports import Entry, Sample, Touched
+from holdfast.ports import Entry, LeaseRow, Sample, Touched
 
 R = TypeVar("R")
 
@@ -34,6 +32,12 @@ IN_MAX = 500
 """Values in one IN list; SQLite's own limit is far above, PostgreSQL plans short ones better."""
 RETAIN_CHUNK = 2000
 """Events deleted in one transaction, so that retention never holds the writer for long."""
+LEASE_S = "lease_s"
+"""Key in `meta`: how long the lease's holder may act after it last renewed."""
+TRIES = 20
+"""A transaction that the store rolled back because of another one is done again so often."""
+ROLLED_BACK = frozenset({"40001", "40P01"})
+"""SQLSTATE of a serialisation failure and of a deadlock: nothing of the transaction has happened."""
 
 
 class SqlJournal:
@@ -45,8 +49,17 @@ class SqlJournal:
         self._dialect = writer.dialect.name
         self._upserts = {
             table: schema.upsert(table, self._dialect)
-            for table in (schema.orders, schema.jobs, schema.nodes, schema.incidents, schema.brakes, schema.snapshots)
+            for table in (
+                schema.orders,
+                schema.jobs,
+                schema.nodes,
+                schema.incidents,
+                schema.brakes,
+                schema.snapshots,
+                schema.meta,
+            )
         }
+        self._first_lease = schema.insert_missing(schema.lease, self._dialect)
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-write")
         self._read_threads = ThreadPoolExecutor(READERS, thread_name_prefix="journal-read")
         self._epoch = 0
@@ -61,23 +74,30 @@ class SqlJournal:
 
     # --- the lease ---
 
-    async def acquire(self, holder: str, *, lease_s: float, now: float) -> int:
+    async def lease(self) -> LeaseRow | None:
+        """See `ports.Journal.lease`."""
+        return await self._read(_lease)
+
+    async def acquire(self, holder: str, *, lease_s: float, now: float, seen: LeaseRow | None = None) -> int:
         """See `ports.Journal.acquire`. The same holder name takes its own lease over at once, with a new epoch."""
+        holder = schema.name_text(holder)
 
         def work(connection: Connection) -> int:
-            row = connection.execute(select(schema.lease).with_for_update()).one_or_none()
-            if row is None:
-                connection.execute(
-                    insert(schema.lease), {"id": 1, "holder": holder, "epoch": 1, "expires": now + lease_s}
-                )
-                return 1
-            if row.holder not in {"", holder} and row.expires > now:
+            # Two that take a fresh journal's lease at once must both find a row to wait for.
+            connection.execute(self._first_lease, {"id": 1, "holder": "", "epoch": 0, "expires": 0.0})
+            row = connection.execute(select(schema.lease).with_for_update()).one()
+            is_free = row.holder in {"", holder}
+            if seen is not None and not is_free:
+                if _lease(connection) != seen:
+                    raise JournalBusyError(f"{row.holder!r} is the active controller of this journal and alive")
+            elif not is_free and row.expires > now:
                 raise JournalBusyError(
                     f"{row.holder!r} is the active controller of this journal for another {row.expires - now:.1f} s; "
                     "stop it first, or wait for its lease to end"
                 )
             epoch = int(row.epoch) + 1
             connection.execute(update(schema.lease).values(holder=holder, epoch=epoch, expires=now + lease_s))
+            connection.execute(self._upserts[schema.meta], {"key": LEASE_S, "value": repr(lease_s)})
             return epoch
 
         self._epoch = await self._write(work, fenced=False)
@@ -139,11 +159,14 @@ class SqlJournal:
 
     def _events_after(self, seq: int) -> Iterator[AnyEvent]:
         while True:
-            page = self._read_now(partial(_events, after=seq, limit=LOAD_PAGE, where={}))
+            page = self._events_now(seq)
             yield from page
             if not page:
                 return
             seq = page[-1].seq
+
+    def _events_now(self, after: int) -> list[AnyEvent]:
+        return self._read_now(lambda connection: _events(connection, after, LOAD_PAGE, {}))
 
     async def snapshot(self, state: bytes, seq: int) -> None:
         """See `ports.Journal.snapshot`. The newest two are kept."""
@@ -158,73 +181,71 @@ class SqlJournal:
 
     async def seen(self, event_ids: Sequence[str]) -> set[str]:
         """See `ports.Journal.seen`."""
+        asked = {schema.name_text(one): one for one in event_ids}
+        stored = list(asked)
 
         def work(connection: Connection) -> set[str]:
             found: set[str] = set()
-            for start in range(0, len(event_ids), IN_MAX):
-                query = select(schema.events.c.id).where(schema.events.c.id.in_(event_ids[start : start + IN_MAX]))
-                found.update(connection.scalars(query))
+            for start in range(0, len(stored), IN_MAX):
+                query = select(schema.events.c.id).where(schema.events.c.id.in_(stored[start : start + IN_MAX]))
+                found.update(asked[one] for one in connection.scalars(query))
             return found
 
         return await self._read(work) if event_ids else set()
 
     async def last_seq(self) -> int:
         """See `ports.Journal.last_seq`."""
+        return await self._read(queries.last_seq)
 
-        def work(connection: Connection) -> int:
-            newest = connection.scalar(select(func.max(schema.events.c.seq))) or 0
-            # Retention may have dropped every event behind the snapshot; numbers are never used twice.
-            return max(newest, connection.scalar(select(func.max(schema.snapshots.c.seq))) or 0)
-
-        return await self._read(work)
-
-    async def events(self, *, after: int = 0, limit: int = 1000, **where: Any) -> list[AnyEvent]:
+    async def events(self, *, after: int = 0, limit: int = 1000, newest: bool = False, **where: Any) -> list[AnyEvent]:
         """See `ports.Journal.events`."""
-        return await self._read(lambda connection: _events(connection, after, limit, where))
+        return await self._read(lambda connection: _events(connection, after, limit, where, newest=newest))
 
     async def entries(self, *, after: int = 0, limit: int = 1000) -> list[Entry]:
         """See `ports.Journal.entries`."""
-        columns = (schema.events.c.payload, schema.events.c.orders)
-        query = select(*columns).where(schema.events.c.seq > after).order_by(schema.events.c.seq).limit(limit)
-        rows = await self._rows(query)
-        return [Entry(decode_event(row.payload), decode_orders(row.orders), Touched()) for row in rows]
+        return _entries(await self._rows(queries.entries(after, limit)))
+
+    async def entries_before(self, before: int, *, kinds: Sequence[str], limit: int = 100) -> list[Entry]:
+        """See `ports.Journal.entries_before`."""
+        return _entries(await self._rows(queries.entries_before(before, kinds, limit)))
 
     # --- read models ---
 
-    async def jobs(self, *, job: str = "") -> list[JobRecord]:
+    async def jobs(self, *, job: str | Sequence[str] = "") -> list[JobRecord]:
         """See `ports.Journal.jobs`."""
-        query = select(schema.jobs.c.payload).order_by(schema.jobs.c.key)
-        return await self._records(query.where(schema.jobs.c.id == job) if job else query, JobRecord)
+        return await self._records(queries.jobs(job), JobRecord)
 
-    async def nodes(self, *, node: str = "") -> list[NodeRecord]:
+    async def nodes(self, *, node: str | Sequence[str] = "") -> list[NodeRecord]:
         """See `ports.Journal.nodes`."""
-        query = select(schema.nodes.c.payload).order_by(schema.nodes.c.name)
-        return await self._records(query.where(schema.nodes.c.name == node) if node else query, NodeRecord)
+        return await self._records(queries.nodes(node), NodeRecord)
 
     async def brakes(self) -> list[BrakeRecord]:
         """See `ports.Journal.brakes`."""
-        return await self._records(select(schema.brakes.c.payload).order_by(schema.brakes.c.name), BrakeRecord)
+        return await self._records(queries.brakes(), BrakeRecord)
 
     async def incidents(
-        self, *, incident: str = "", open_only: bool = False, limit: int = 1000
+        self,
+        *,
+        incident: str = "",
+        open_only: bool = False,
+        limit: int = 1000,
+        before: tuple[float, str] | None = None,
     ) -> list[IncidentRecord]:
         """See `ports.Journal.incidents`."""
-        table = schema.incidents
-        query = select(table.c.payload).order_by(table.c.opened_at.desc(), table.c.id.desc()).limit(limit)
-        if incident:
-            query = query.where(table.c.id == incident)
-        if open_only:
-            query = query.where(table.c.closed_at == 0.0)
+        query = queries.incidents(incident, open_only=open_only, limit=limit, before=before)
         return await self._records(query, IncidentRecord)
 
-    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
+    async def orders(
+        self,
+        *,
+        order: str = "",
+        incident: str = "",
+        pending_only: bool = False,
+        limit: int = 1000,
+        before: tuple[float, str] | None = None,
+    ) -> list[OrderRecord]:
         """See `ports.Journal.orders`."""
-        table = schema.orders
-        query = select(table.c.payload).order_by(table.c.issued_at.desc(), table.c.id.desc()).limit(limit)
-        if incident:
-            query = query.where(table.c.incident == incident)
-        if pending_only:
-            query = query.where(table.c.status == OrderStatus.PENDING.value)
+        query = queries.orders(order, incident, pending_only=pending_only, limit=limit, before=before)
         return await self._records(query, OrderRecord)
 
     # --- the series store ---
@@ -236,13 +257,7 @@ class SqlJournal:
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
         """See `ports.Journal.samples`."""
-        table = schema.samples
-        query = select(table).where(table.c.series == series, table.c.at > after)
-        if subject.endswith("*"):
-            query = query.where(table.c.subject.startswith(subject[:-1], autoescape=True))
-        elif subject:
-            query = query.where(table.c.subject == subject)
-        rows = await self._rows(query.order_by(table.c.at, table.c.id))
+        rows = await self._rows(queries.samples(series, subject, after=after))
         return [Sample(row.series, row.subject, row.at, math.nan if row.value is None else row.value) for row in rows]
 
     # --- keeping house ---
@@ -300,18 +315,29 @@ class SqlJournal:
             with self._readers.connect() as connection:
                 return work(connection)
         except SQLAlchemyError as error:
-            raise JournalError(f"the journal cannot be read: {_said(error)}") from error
+            raise JournalError(f"the journal cannot be read: {said_by(error)}") from error
 
     def _write_now(self, work: Callable[[Connection], R], *, fenced: bool) -> R:
         try:
-            with self._writer.begin() as connection:
-                if fenced:
-                    self._check_epoch(connection)
-                return work(connection)
+            return self._transaction(work, fenced=fenced)
         except IntegrityError as error:
-            raise _ConflictError(_said(error)) from error
+            raise _ConflictError(said_by(error)) from error
         except SQLAlchemyError as error:
-            raise JournalError(f"the journal cannot be written: {_said(error)}") from error
+            raise JournalError(f"the journal cannot be written: {said_by(error)}") from error
+
+    def _transaction(self, work: Callable[[Connection], R], *, fenced: bool) -> R:
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                with self._writer.begin() as connection:
+                    if fenced:
+                        self._check_epoch(connection)
+                    return work(connection)
+            except DBAPIError as error:
+                # Whoever won has committed by now, so that another try meets other rows, or is fenced.
+                if tries == TRIES or getattr(error.orig, "sqlstate", "") not in ROLLED_BACK:
+                    raise
 
     def _check_epoch(self, connection: Connection) -> None:
         row = connection.execute(select(schema.lease.c.epoch, schema.lease.c.holder).with_for_update()).one_or_none()
@@ -326,29 +352,28 @@ class _ConflictError(JournalError):
     """A row that must be new exists already."""
 
 
-def _said(error: SQLAlchemyError) -> str:
-    return str(error.orig) if isinstance(error, DBAPIError) else str(error)
+def said_by(error: SQLAlchemyError) -> str:
+    """What the store said, in one line: psycopg adds lines of advice."""
+    said = str(error.orig) if isinstance(error, DBAPIError) else str(error)
+    return said.strip().partition("\n")[0] or type(error).__name__
 
 
-def _events(connection: Connection, after: int, limit: int, where: dict[str, Any]) -> list[AnyEvent]:
-    table = schema.events
-    query = select(table.c.payload).where(table.c.seq > after).order_by(table.c.seq).limit(limit)
-    for name, value in where.items():
-        if value:
-            query = query.where(_condition(name, value))
-    return [decode_event(payload) for payload in connection.scalars(query)]
+def _lease(connection: Connection) -> LeaseRow | None:
+    row = connection.execute(select(schema.lease)).one_or_none()
+    lease_s = connection.scalar(select(schema.meta.c.value).where(schema.meta.c.key == LEASE_S))
+    return LeaseRow(row.holder, int(row.epoch), row.expires, float(lease_s or 0.0)) if row and row.epoch else None
 
 
-def _condition(name: str, value: Any) -> ColumnElement[bool]:
-    table = schema.events
-    if name == "incident":
-        link = schema.event_incidents
-        return table.c.seq.in_(select(link.c.seq).where(link.c.incident == value))
-    if name == "kind":
-        return table.c.kind == value if isinstance(value, str) else table.c.kind.in_(list(value))
-    if name in {"job", "node"}:
-        return and_(table.c[name] == str(value))
-    raise JournalError(f"events cannot be chosen by {name!r}: use incident, job, node or kind")
+def _events(
+    connection: Connection, after: int, limit: int, where: dict[str, Any], *, newest: bool = False
+) -> list[AnyEvent]:
+    query = queries.events(after, limit, where, newest=newest)
+    found = [decode_event(payload) for payload in connection.scalars(query)]
+    return found[::-1] if newest else found
+
+
+def _entries(rows: Sequence[Any]) -> list[Entry]:
+    return [Entry(decode_event(row.payload), decode_orders(row.orders), Touched()) for row in rows]
 
 
 def _drop_events(connection: Connection, before: float) -> int:

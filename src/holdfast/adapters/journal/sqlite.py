@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, func, insert, inspect, make_url, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, make_url, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool, StaticPool
 
-from holdfast.adapters.journal import schema
+from holdfast.adapters.journal import queries, schema
 from holdfast.adapters.journal.sql import READERS, SqlJournal
 from holdfast.errors import JournalDamagedError, JournalError, UsageError
 
@@ -111,12 +111,9 @@ def _check(connection: Connection, path: Path) -> None:
         said = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
         if said != "ok":
             raise _damaged(path, str(said).splitlines()[-1])
-    newest = connection.scalar(select(func.max(schema.snapshots.c.seq))) or 0
-    behind = schema.events.c.seq > newest
-    row = connection.execute(select(func.count(), func.max(schema.events.c.seq)).where(behind)).one()
-    count, last = int(row[0]), int(row[1] or newest)
-    if count != last - newest:
-        raise _damaged(path, f"{last - newest - count} of {last - newest} events after the snapshot are missing")
+    missing, expected = queries.missing_events(connection)
+    if missing:
+        raise _damaged(path, f"{missing} of {expected} events after the snapshot are missing")
 
 
 def _damaged(path: Path, what: str) -> JournalDamagedError:

@@ -219,13 +219,8 @@ class Cluster:
         processes.end_all(strays, limit_s=1.0)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for _ in processes.reaped():
+            pass
 
     def _keep(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)
@@ -356,6 +351,8 @@ def parse(argv: Sequence[str]) -> ClusterSettings:
     parser.add_argument("--tmp-mib", type=int, default=32, help="size of each node's own scratch tmpfs; 0: none")
     parser.add_argument("--controller-file", type=Path, help="default: DIR/controller/controller.json")
     parser.add_argument("--agent-beat-s", type=float, default=0.5)
+    parser.add_argument("--emulated-devices", action="store_true", help="agents give their nodes emulated GPUs")
+    parser.add_argument("--agent-poll-s", type=float, default=2.0, help="between two looks at the emulated GPUs")
     parser.add_argument("--no-agents", action="store_true")
     parser.add_argument("--parent-pid", type=int, default=0, help="end when this process ends")
     parser.add_argument("--ready-fd", type=int, default=-1, help="write a line here when the socket answers")
@@ -363,6 +360,8 @@ def parse(argv: Sequence[str]) -> ClusterSettings:
     folder = args.dir.resolve()
     file = args.controller_file or folder / "controller" / "controller.json"
     agent = [sys.executable, "-m", "holdfast.agent", "--controller-file", str(file), "--beat-s", str(args.agent_beat_s)]
+    if args.emulated_devices:
+        agent += ["--emulated-devices", "--poll-s", str(args.agent_poll_s)]
     node = NodeSettings(
         boot_s=args.boot_s,
         silent_after_s=args.silent_after_s,
@@ -371,6 +370,7 @@ def parse(argv: Sequence[str]) -> ClusterSettings:
         drill_ok=args.drill_ok,
         agent_argv=() if args.no_agents else tuple(agent),
         env=base_environment(folder),
+        first={"PATH": "devices/bin", "LD_LIBRARY_PATH": "devices/lib"} if args.emulated_devices else {},
     )
     return ClusterSettings(
         folder=folder,

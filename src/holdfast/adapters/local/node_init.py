@@ -23,7 +23,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +33,7 @@ CLONE_NEWNS = 0x00020000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x4000, 0x40000
 """Constants of <linux/prctl.h>, <linux/sched.h> and <linux/mount.h>."""
 
+END_LIMIT_S = 10.0
 SHORT_LIFE_S = 5.0
 PAUSE_MAX_S = 30.0
 """A service that ends within SHORT_LIFE_S is started again after a pause that doubles up to PAUSE_MAX_S."""
@@ -161,6 +162,31 @@ def send_signal(pids: Iterable[int], sig: int) -> None:
             os.kill(pid, sig)
 
 
+def reaped() -> Iterator[tuple[int, int]]:
+    """Collect children that have ended, one after another: pid and exit code (minus the signal that ended it)."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, os.waitstatus_to_exitcode(status)
+
+
+def end_descendants(limit_s: float = END_LIMIT_S) -> None:
+    """SIGKILL every descendant of this process until there is none, and collect them."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        left = descendants(os.getpid(), process_table())
+        send_signal(left, signal.SIGKILL)
+        for _ in reaped():
+            pass
+        if not left:
+            return
+        time.sleep(0.002)
+
+
 def mount_tmp(folder: str, size_bytes: int) -> bool:
     """Give this process tree a tmpfs of its own at `folder`, in a mount namespace that ends with the last process.
 
@@ -204,6 +230,8 @@ class NodeInit:
     """State and loop of a node's first process."""
 
     def __init__(self, link: socket.socket, *, folder: str, beat_s: float, tmp: str) -> None:
+        self.shared = False
+        """Tasks of several jobs run here, each under a first process of its own (`run_pod`)."""
         self.link = link
         self.folder = folder
         self.beat_s = beat_s
@@ -258,6 +286,7 @@ class NodeInit:
     def start(self, order: dict[str, Any]) -> None:
         """Start a job's task."""
         task = order["id"]
+        self.shared = self.shared or order["argv"][:4] == [sys.executable, "-I", "-S", __file__]
         try:
             pid = spawn(order["argv"], env=order["env"], cwd=order["cwd"], out=order["out"])
         except OSError as error:
@@ -325,16 +354,9 @@ class NodeInit:
 
     def reap(self) -> None:
         """Collect ended children and report tasks among them."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, code in reaped():
             task = self.tasks.pop(pid, None)
             if task is not None:
-                code = os.waitstatus_to_exitcode(status)
                 self.say("ended", id=task, code=code if code >= 0 else None, signal=-code if code < 0 else None)
                 self.leaving.append(task)
                 continue
@@ -342,19 +364,19 @@ class NodeInit:
                 if service.pid == pid:
                     service.note_end()
 
-    def strangers(self) -> list[int]:
-        """Every process of this node that does not belong to a service."""
+    def strangers(self, tasks: Iterable[int] = ()) -> list[int]:
+        """Every process of this node that belongs neither to a service nor to these tasks (by their main processes)."""
         services = [service.pid for service in self.services.values() if service.pid]
-        return descendants(os.getpid(), process_table(), skip=services)
+        return descendants(os.getpid(), process_table(), skip=[*services, *tasks])
 
     def sweep(self) -> None:
         """Kill what ended tasks left behind and what outlived its grace; say when the task is wholly gone."""
         now = time.monotonic()
-        overdue = [task for task in self.tasks.values() if self.kill_at.get(task, now + 1) <= now]
-        if overdue:
-            send_signal(self.strangers(), signal.SIGKILL)
-        if self.leaving and not self.tasks:
-            left = self.strangers()
+        staying = [pid for pid, task in self.tasks.items() if self.kill_at.get(task, now + 1) > now]
+        if len(staying) < len(self.tasks):
+            send_signal(self.strangers(staying), signal.SIGKILL)
+        if self.leaving and (not self.tasks or self.shared):
+            left = self.strangers(self.tasks)
             send_signal(left, signal.SIGKILL)
             if not left:
                 for task in self.leaving:
@@ -416,27 +438,43 @@ class NodeInit:
             self.sweep()
             self.keep_services()
             self.wait(wake)
-        self.kill_everything()
+        end_descendants()
 
     def _told_to_end(self, *_: object) -> None:
         self.ended = True
 
-    def kill_everything(self) -> None:
-        """SIGKILL all descendants, again and again until there are none."""
-        deadline = time.monotonic() + 10.0
-        while time.monotonic() < deadline:
-            left = descendants(os.getpid(), process_table())
-            send_signal(left, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            if not left:
-                return
-            time.sleep(0.002)
+
+def run_pod(argv: Sequence[str]) -> int:
+    """Be the first process of a pod's container: all that its command forks stays below, and ends with the command.
+
+    SIGTERM is passed on to the command. Ends as the command did: with its exit code, or by the same signal.
+    """
+    become_subreaper()
+    environment = dict(os.environ)
+    try:
+        command = os.posix_spawnp(argv[0], list(argv), environment, setsigmask=())
+    except OSError as error:
+        sys.stderr.write(f"cannot start {argv[0]}: {error.strerror}\n")
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, lambda number, _: send_signal([command], number))
+    status = 0
+    pid = 0
+    while pid != command:
+        with contextlib.suppress(InterruptedError):
+            pid, status = os.wait()
+    end_descendants()
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in {signal.SIGKILL, signal.SIGSTOP} else None
+        os.kill(os.getpid(), -code)
+    return code
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one node."""
+    """Run one node, or with `--pod COMMAND...` one container of it."""
+    if argv[:1] == ["--pod"]:
+        return run_pod(argv[1:])
     parser = argparse.ArgumentParser(prog="node_init", description="First process of an embedded node.")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--node", required=True)

@@ -53,6 +53,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     """Command of the agent, without the node's own options; empty: no agents."""
     env: dict[str, str] = {}
     """Environment of everything on a node, before the job's own."""
+    first: dict[str, str] = {}
+    """Variables that hold paths -> a folder inside the node's own that comes first in them."""
 
 
 class Power(StrEnum):
@@ -240,7 +242,10 @@ class LocalNode:
 
     def environment(self) -> dict[str, str]:
         """What everything on this node is started with."""
-        return {**self.settings.env, "HOLDFAST_NODE": self.name, "HOLDFAST_NODE_DIR": str(self.folder)}
+        found = {**self.settings.env, "HOLDFAST_NODE": self.name, "HOLDFAST_NODE_DIR": str(self.folder)}
+        for name, part in self.settings.first.items():
+            found[name] = ":".join(filter(None, (str(self.folder / part), found.get(name, ""))))
+        return found
 
     def switch_off(self, evidence: str) -> None:
         """SIGKILL everything on the node at once; parents before children, so that nothing is left to report."""

@@ -11,7 +11,7 @@ from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder, OrderStatus
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import decode, decode_event, decode_orders, encode, job_of, kind_of, node_of
-from holdfast.ports import Entry, Sample, Touched
+from holdfast.ports import Entry, LeaseRow, Sample, Touched
 
 SAMPLES_MAX = 100_000
 
@@ -43,7 +43,7 @@ class MemoryStore:
         }
         self.snapshots: list[tuple[int, bytes]] = []
         self.samples: list[Sample] = []
-        self.holder, self.epoch, self.expires = "", 0, 0.0
+        self.holder, self.epoch, self.expires, self.lease_s = "", 0, 0.0, 0.0
         self.full = False
         """Set by a test: every write fails as on a full disk."""
 
@@ -62,16 +62,25 @@ class MemoryJournal:
         """Fencing epoch of the lease held here, 0 before `acquire`."""
         return self._epoch
 
-    async def acquire(self, holder: str, *, lease_s: float, now: float) -> int:
+    async def lease(self) -> LeaseRow | None:
+        """See `ports.Journal.lease`."""
+        store = self.store
+        return LeaseRow(store.holder, store.epoch, store.expires, store.lease_s) if store.epoch else None
+
+    async def acquire(self, holder: str, *, lease_s: float, now: float, seen: LeaseRow | None = None) -> int:
         """See `ports.Journal.acquire`. The same holder name takes its own lease over at once."""
         self._check_disk()
         store = self.store
-        if store.holder not in {"", holder} and store.expires > now:
+        is_free = store.holder in {"", holder}
+        if seen is not None and not is_free:
+            if await self.lease() != seen:
+                raise JournalBusyError(f"{store.holder!r} is the active controller of this journal and alive")
+        elif not is_free and store.expires > now:
             raise JournalBusyError(
                 f"{store.holder!r} is the active controller of this journal for another {store.expires - now:.1f} s; "
                 "stop it first, or wait for its lease to end"
             )
-        store.holder, store.epoch, store.expires = holder, store.epoch + 1, now + lease_s
+        store.holder, store.epoch, store.expires, store.lease_s = holder, store.epoch + 1, now + lease_s, lease_s
         self._holder, self._epoch, self._lease_s = holder, store.epoch, lease_s
         return store.epoch
 
@@ -133,18 +142,18 @@ class MemoryJournal:
         newest = self.store.rows[-1].seq if self.store.rows else 0
         return max(newest, self.store.snapshots[-1][0] if self.store.snapshots else 0)
 
-    async def events(self, *, after: int = 0, limit: int = 1000, **where: Any) -> list[AnyEvent]:
+    async def events(self, *, after: int = 0, limit: int = 1000, newest: bool = False, **where: Any) -> list[AnyEvent]:
         """See `ports.Journal.events`."""
         unknown = set(where) - {"incident", "job", "node", "kind"}
         if unknown:
             raise JournalError(f"events cannot be chosen by {min(unknown)!r}: use incident, job, node or kind")
         found: list[AnyEvent] = []
-        for row in self._after(after):
+        for row in reversed(list(self._after(after))) if newest else self._after(after):
             if len(found) >= limit:
                 break
             if _matches(row, where):
                 found.append(decode_event(row.payload))
-        return found
+        return found[::-1] if newest else found
 
     def _after(self, seq: int) -> Iterator[_Row]:
         rows = self.store.rows
@@ -162,33 +171,55 @@ class MemoryJournal:
         rows = [row for row, _ in zip(self._after(after), range(limit), strict=False)]
         return [Entry(decode_event(row.payload), _orders(row), Touched()) for row in rows]
 
-    async def jobs(self, *, job: str = "") -> list[JobRecord]:
+    async def entries_before(self, before: int, *, kinds: Sequence[str], limit: int = 100) -> list[Entry]:
+        """See `ports.Journal.entries_before`."""
+        rows = [row for row in reversed(self.store.rows) if row.seq < before and row.kind in kinds][:limit]
+        return [Entry(decode_event(row.payload), _orders(row), Touched()) for row in rows]
+
+    async def jobs(self, *, job: str | Sequence[str] = "") -> list[JobRecord]:
         """See `ports.Journal.jobs`."""
         found = [decode(data, JobRecord) for _, data in sorted(self.store.models["jobs"].items())]
-        return [one for one in found if not job or str(one.key) == job]
+        return [one for one in found if _is_wanted(str(one.key), job)]
 
-    async def nodes(self, *, node: str = "") -> list[NodeRecord]:
+    async def nodes(self, *, node: str | Sequence[str] = "") -> list[NodeRecord]:
         """See `ports.Journal.nodes`."""
         found = sorted(self.store.models["nodes"].items())
-        return [decode(data, NodeRecord) for name, data in found if node in {"", name}]
+        return [decode(data, NodeRecord) for name, data in found if _is_wanted(name, node)]
 
     async def brakes(self) -> list[BrakeRecord]:
         """See `ports.Journal.brakes`."""
         return [decode(data, BrakeRecord) for _, data in sorted(self.store.models["brakes"].items())]
 
     async def incidents(
-        self, *, incident: str = "", open_only: bool = False, limit: int = 1000
+        self,
+        *,
+        incident: str = "",
+        open_only: bool = False,
+        limit: int = 1000,
+        before: tuple[float, str] | None = None,
     ) -> list[IncidentRecord]:
         """See `ports.Journal.incidents`."""
         found = [decode(data, IncidentRecord) for data in self.store.models["incidents"].values()]
         found.sort(key=lambda one: (one.opened_at, one.id), reverse=True)
+        if before is not None:
+            found = [one for one in found if (one.opened_at, one.id) < before]
         return [one for one in found if incident in {"", one.id} and not (open_only and one.closed_at)][:limit]
 
-    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
+    async def orders(
+        self,
+        *,
+        order: str = "",
+        incident: str = "",
+        pending_only: bool = False,
+        limit: int = 1000,
+        before: tuple[float, str] | None = None,
+    ) -> list[OrderRecord]:
         """See `ports.Journal.orders`."""
         found = [decode(data, OrderRecord) for data in self.store.models["orders"].values()]
         found.sort(key=lambda one: (one.issued_at, one.order.id), reverse=True)
-        chosen = [one for one in found if incident in {"", one.order.incident}]
+        if before is not None:
+            found = [one for one in found if (one.issued_at, one.order.id) < before]
+        chosen = [one for one in found if incident in {"", one.order.incident} and order in {"", one.order.id}]
         return [one for one in chosen if not pending_only or one.status is OrderStatus.PENDING][:limit]
 
     async def add_samples(self, samples: Sequence[Sample]) -> None:
@@ -239,6 +270,10 @@ class MemoryJournal:
             by = f" by {self.store.holder!r}" if self.store.holder else ""
             raise FencedError(f"epoch {self._epoch} of {self._holder!r} was superseded{by}: this controller must stop")
         self._check_disk()
+
+
+def _is_wanted(name: str, wanted: str | Sequence[str]) -> bool:
+    return wanted in {"", name} if isinstance(wanted, str) else name in wanted
 
 
 def _matches(row: _Row, where: dict[str, Any]) -> bool:

@@ -9,6 +9,10 @@ revision = "0001"
 down_revision = None
 
 
+def _name() -> sa.types.TypeEngine[str]:
+    return sa.String().with_variant(sa.String(collation="C"), "postgresql")
+
+
 def _auto() -> sa.types.TypeEngine[int]:
     return sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
@@ -18,13 +22,13 @@ def upgrade() -> None:
     op.create_table(
         "events",
         sa.Column("seq", _auto(), primary_key=True, autoincrement=False),
-        sa.Column("id", sa.String, nullable=False, unique=True),
-        sa.Column("kind", sa.String, nullable=False),
+        sa.Column("id", _name(), nullable=False, unique=True),
+        sa.Column("kind", _name(), nullable=False),
         sa.Column("at", sa.Double, nullable=False),
         sa.Column("received_at", sa.Double, nullable=False),
-        sa.Column("source", sa.String, nullable=False),
-        sa.Column("job", sa.String, nullable=False),
-        sa.Column("node", sa.String, nullable=False),
+        sa.Column("source", _name(), nullable=False),
+        sa.Column("job", _name(), nullable=False),
+        sa.Column("node", _name(), nullable=False),
         sa.Column("payload", sa.Text, nullable=False),
         sa.Column("orders", sa.Text, nullable=False),
     )
@@ -34,19 +38,19 @@ def upgrade() -> None:
     op.create_index("events_received_at", "events", ["received_at"])
     op.create_table(
         "event_incidents",
-        sa.Column("incident", sa.String, primary_key=True),
+        sa.Column("incident", _name(), primary_key=True),
         sa.Column("seq", sa.BigInteger, primary_key=True),
     )
     op.create_index("event_incidents_seq", "event_incidents", ["seq"])
     op.create_table(
         "orders",
-        sa.Column("id", sa.String, primary_key=True),
+        sa.Column("id", _name(), primary_key=True),
         sa.Column("seq", sa.BigInteger, nullable=False),
-        sa.Column("kind", sa.String, nullable=False),
-        sa.Column("status", sa.String, nullable=False),
-        sa.Column("incident", sa.String, nullable=False),
-        sa.Column("job", sa.String, nullable=False),
-        sa.Column("node", sa.String, nullable=False),
+        sa.Column("kind", _name(), nullable=False),
+        sa.Column("status", _name(), nullable=False),
+        sa.Column("incident", _name(), nullable=False),
+        sa.Column("job", _name(), nullable=False),
+        sa.Column("node", _name(), nullable=False),
         sa.Column("issued_at", sa.Double, nullable=False),
         sa.Column("ended_at", sa.Double, nullable=False),
         sa.Column("payload", sa.Text, nullable=False),
@@ -63,15 +67,15 @@ def upgrade() -> None:
     op.create_table(
         "lease",
         sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("holder", sa.String, nullable=False),
+        sa.Column("holder", _name(), nullable=False),
         sa.Column("epoch", sa.BigInteger, nullable=False),
         sa.Column("expires", sa.Double, nullable=False),
     )
     op.create_table(
         "samples",
         sa.Column("id", _auto(), primary_key=True, autoincrement=True),
-        sa.Column("series", sa.String, nullable=False),
-        sa.Column("subject", sa.String, nullable=False),
+        sa.Column("series", _name(), nullable=False),
+        sa.Column("subject", _name(), nullable=False),
         sa.Column("at", sa.Double, nullable=False),
         sa.Column("value", sa.Double, nullable=True),
         sa.Column("tier", sa.Integer, nullable=False),
@@ -80,7 +84,7 @@ def upgrade() -> None:
     op.create_index("samples_tier", "samples", ["tier", "at"])
     op.create_table(
         "meta",
-        sa.Column("key", sa.String, primary_key=True),
+        sa.Column("key", _name(), primary_key=True),
         sa.Column("value", sa.Text, nullable=False),
     )
 
@@ -88,9 +92,9 @@ def upgrade() -> None:
 def _read_models() -> None:
     op.create_table(
         "jobs",
-        sa.Column("key", sa.String, primary_key=True),
-        sa.Column("id", sa.String, nullable=False),
-        sa.Column("state", sa.String, nullable=False),
+        sa.Column("key", _name(), primary_key=True),
+        sa.Column("id", _name(), nullable=False),
+        sa.Column("state", _name(), nullable=False),
         sa.Column("since", sa.Double, nullable=False),
         sa.Column("seq", sa.BigInteger, nullable=False),
         sa.Column("payload", sa.Text, nullable=False),
@@ -98,14 +102,14 @@ def _read_models() -> None:
     op.create_index("jobs_id", "jobs", ["id"])
     op.create_table(
         "nodes",
-        sa.Column("name", sa.String, primary_key=True),
-        sa.Column("state", sa.String, nullable=False),
+        sa.Column("name", _name(), primary_key=True),
+        sa.Column("state", _name(), nullable=False),
         sa.Column("seq", sa.BigInteger, nullable=False),
         sa.Column("payload", sa.Text, nullable=False),
     )
     op.create_table(
         "incidents",
-        sa.Column("id", sa.String, primary_key=True),
+        sa.Column("id", _name(), primary_key=True),
         sa.Column("opened_at", sa.Double, nullable=False),
         sa.Column("closed_at", sa.Double, nullable=False),
         sa.Column("seq", sa.BigInteger, nullable=False),
@@ -115,7 +119,7 @@ def _read_models() -> None:
     op.create_index("incidents_closed_at", "incidents", ["closed_at"])
     op.create_table(
         "brakes",
-        sa.Column("name", sa.String, primary_key=True),
+        sa.Column("name", _name(), primary_key=True),
         sa.Column("seq", sa.BigInteger, nullable=False),
         sa.Column("payload", sa.Text, nullable=False),
     )

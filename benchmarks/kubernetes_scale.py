@@ -1,0 +1,158 @@
+"""What a controller costs at rest on a Kubernetes of 500 nodes and 5,000 pods, and how long a new list of all takes.
+
+    .venv/bin/python benchmarks/kubernetes_scale.py [--nodes 500] [--pods 5000] [--rest-s 60]
+
+A real API server with hollow nodes and pods (objects only; controller manager and scheduler are ended, so that nothing
+changes by itself), and a real `holdfast controller` beside it. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from holdfast.adapters.kubernetes.api import STRATEGIC, KubeApi
+from holdfast.adapters.kubernetes.looks import Looks
+from holdfast.lab.kube_control import CONTROLLERS, SCHEDULER
+from holdfast.lab.kube_lab import KubeLab, KubeLabSettings
+
+AT_ONCE = 48
+JOBS = 50
+READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
+
+
+async def fill(api: KubeApi, nodes: int, pods: int) -> None:
+    """Make the hollow cluster."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one_node(number: int) -> None:
+        async with gate:
+            name = f"gpu-{number:04d}"
+            body = {
+                "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+                "spec": {"providerID": name},
+            }
+            await api.create("/api/v1/nodes", body)
+            info = {"bootID": f"b{number}", "machineID": f"m{number}", "systemUUID": f"s{number}"}
+            info |= dict.fromkeys(("kernelVersion", "osImage", "containerRuntimeVersion", "kubeletVersion"), "x")
+            info |= dict.fromkeys(("kubeProxyVersion", "operatingSystem", "architecture"), "x")
+            status = {"conditions": [READY], "nodeInfo": info, "capacity": {"nvidia.com/gpu": "8", "pods": "110"}}
+            await api.patch(f"/api/v1/nodes/{name}/status", {"status": status}, STRATEGIC)
+
+    async def one_pod(number: int, owner: dict[str, Any]) -> None:
+        async with gate:
+            name = f"{owner['name']}-{number:05d}"
+            env = [{"name": f"VARIABLE_{index}", "value": "x" * 40} for index in range(10)]
+            containers = [{"name": "main", "image": "registry/training:1", "command": ["train"], "env": env}]
+            body = {
+                "metadata": {"name": name, "labels": {"job-name": owner["name"]}, "ownerReferences": [owner]},
+                "spec": {"nodeName": f"gpu-{number % nodes:04d}", "containers": containers},
+            }
+            await api.create("/api/v1/namespaces/default/pods", body)
+            running = {"name": "main", "image": "x", "imageID": "", "ready": True, "restartCount": 0}
+            running["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+            status = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z", "containerStatuses": [running]}
+            await api.patch(f"/api/v1/namespaces/default/pods/{name}/status", {"status": status})
+
+    await asyncio.gather(*(one_node(number) for number in range(nodes)))
+    owners = []
+    for number in range(JOBS):
+        spec = {
+            "parallelism": pods // JOBS,
+            "template": {"spec": {"restartPolicy": "Never", "containers": [CONTAINER]}},
+        }
+        notes = {"holdfast.dev/auto-resume": "true"}
+        body = {"metadata": {"name": f"train-{number}", "annotations": notes}, "spec": spec}
+        made = (await api.create("/apis/batch/v1/namespaces/default/jobs", body))["metadata"]
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": made["name"], "uid": made["uid"], "controller": True}
+        owners.append(owner)
+    await asyncio.gather(*(one_pod(number, owners[number % JOBS]) for number in range(pods)))
+
+
+CONTAINER = {"name": "main", "image": "registry/training:1", "command": ["train"]}
+
+
+async def relists(lab: KubeLab, times: int) -> list[float]:
+    """Seconds for a new list of everything, parsed and ready to be looked at."""
+    found = []
+    for _ in range(times):
+        api = await KubeApi.connect("", lab.kubeconfig)
+        looks = Looks(api)
+        begun = time.monotonic()
+        await looks.start()
+        while not all(store.synced for store in looks.stores()):
+            await looks.wait(looks.version, 5.0)
+        found.append(time.monotonic() - begun)
+        await looks.close()
+        await api.close()
+    return found
+
+
+def rest(lab: KubeLab, folder: Path, seconds: float) -> dict[str, float]:
+    """Run a controller and watch it do nothing."""
+    config = folder / "holdfast.toml"
+    config.write_text(f'[kubernetes]\nkubeconfig = "{lab.kubeconfig}"\ncluster = "scale"\n')
+    argv = [sys.executable, "-m", "holdfast.cli.main", "controller", "--dir", str(folder), "--config", str(config)]
+    argv += ["--cluster", "kubernetes:", "--listen", "127.0.0.1:0"]
+    with (folder / "controller.log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ})
+    try:
+        ready = folder / "controller" / "controller.json"
+        while not ready.exists():
+            if process.poll() is not None:
+                raise SystemExit((folder / "controller.log").read_text()[-2000:])
+            time.sleep(0.2)
+        time.sleep(30.0)
+        found = psutil.Process(process.pid)
+        before, begun = found.cpu_times(), time.monotonic()
+        time.sleep(seconds)
+        after = found.cpu_times()
+        spent = after.user + after.system - before.user - before.system
+        return {"cpu_percent": 100 * spent / (time.monotonic() - begun), "rss_mib": found.memory_info().rss / 2**20}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def main() -> None:
+    """Bring it up, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=500)
+    parser.add_argument("--pods", type=int, default=5000)
+    parser.add_argument("--rest-s", type=float, default=60.0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hf-scale-") as name:
+        folder = Path(name)
+        with KubeLab.start(KubeLabSettings(nodes=0, agents=False), folder / "lab") as lab:
+            for daemon in (CONTROLLERS, SCHEDULER):
+                lab.stop(daemon)
+
+            async def make() -> None:
+                api = await KubeApi.connect("", lab.kubeconfig)
+                try:
+                    await fill(api, args.nodes, args.pods)
+                finally:
+                    await api.close()
+
+            begun = time.monotonic()
+            asyncio.run(make())
+            filled_s = time.monotonic() - begun
+            lists = asyncio.run(relists(lab, 7))
+            told = {"nodes": args.nodes, "pods": args.pods, "filled_s": filled_s, **rest(lab, folder, args.rest_s)}
+            told |= {"relist_s_best": min(lists), "relist_s_median": sorted(lists)[len(lists) // 2]}
+            print(json.dumps(told, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+#!/bin/sh
+# slurm.conf: Epilog=/etc/holdfast/slurm/epilog.sh      (runs as root on every node of the job, after it)
+#
+# Finds what the job left behind: processes on GPUs or elsewhere, faults that it brought to light. An epilog that fails
+# makes Slurm drain the node: only what is CRITICAL does.
+HOLDFAST=${HOLDFAST:-/opt/holdfast/bin/holdfast}
+found=$("$HOLDFAST" check --mode epilog --quiet 2>&1)
+code=$?
+[ -n "$found" ] && printf '%s\n' "$found"
+if [ "$code" -eq 2 ] && printf '%s\n' "$found" | /bin/grep -q '^CRITICAL'; then
+    exit 1
+fi
+exit 0

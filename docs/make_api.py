@@ -1,0 +1,130 @@
+"""Writes docs/api.md: `python docs/make_api.py`. Routes and forms come from the API's own OpenAPI document."""
+
+# ruff: noqa: E501 - prose and rows of tables are one line each
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.api.auth import Role
+from holdfast.api.docs_page import document
+from holdfast.api.limits import Limits
+from holdfast.model.events import Command
+
+PAGE = Path(__file__).parent / "api.md"
+
+HEAD = """\
+# The API
+
+`holdfast controller` serves it under `/v1`. Every route with its parameters and forms stands on the controller's own page `/docs`, and as an OpenAPI
+3.1 document at `/docs/openapi.json`; both load nothing from elsewhere. This page lists the routes and says how they are used. The command line and
+`holdfast top` use the same routes, through `holdfast.client`.
+
+```
+$ curl -H "Authorization: Bearer $(cat DIR/controller/token)" "http://127.0.0.1:8470/v1/incidents?open_only=true"
+```
+
+```python
+from holdfast.client import AsyncClient
+
+async with AsyncClient("http://127.0.0.1:8470", token) as client:
+    async for event in client.stream(after=0):  # every event, typed; ask again with after=event.seq
+        print(event)
+    seen = await client.tag(node="n7")
+    done = await client.command("return", node="n7", why="fan replaced", if_match=seen)
+    print(done.refused or "taken")
+```
+
+## Tokens and roles
+
+`holdfast token create NAME --role ROLE` prints a token once; the book (`DIR/controller/tokens`) holds its SHA-256 only, compared in constant time.
+`holdfast token list` shows who has which, `holdfast token revoke NAME` ends one: a running controller, and sessions opened with it, go by that
+within a second. `--expires 30d` sets an end, `--only agent:node07` binds an agent's token to one source. A token in an address opens nothing.
+
+| role | may |
+|---|---|
+| viewer | read |
+| owner | read, and requeue, hold, release, give up, evacuate jobs whose user is the token's name, approve and reject orders about them |
+| agent | report events and beats (agents, launchers, drills) |
+| operator | all of these, for every job and node |
+
+Every command is journalled with who and why before anything comes of it, and stands in `/v1/audit` with what came of it.
+"""
+
+REST = """\
+## Lists come in pages
+
+A list gives at most `limit` records and, when there are more, `Link: </v1/jobs?limit=100&cursor=...>; rel="next"`. A cursor says behind which record
+the next page begins, so what comes or goes meanwhile makes no page skip or repeat the others. `holdfast.client` follows the links by itself.
+
+## Records have tags
+
+A single record's answer carries an `ETag`. `If-None-Match` with it gives 304 until the record changes. `If-Match` on a command has it done only if
+its target is still as it was seen, else 412 and nothing is journalled. The tag guards against an outdated page, not against a change within the same
+millisecond. An approval is moreover judged by a fresh look at the cluster, taken before it is journalled.
+
+## The stream
+
+`/v1/stream` sends every event as it is stored: `id` is its sequence number, `event` its kind, `data` the event as JSON. A reader that was cut off
+comes back with `Last-Event-ID` (a browser does so by itself) or `after`, and misses nothing and gets nothing twice, as far back as the journal reaches.
+A comment comes every 15 seconds. For programs that cannot keep a stream, `/v1/events?after=N&wait=30` waits for the next ones.
+
+## Commands
+
+`POST /v1/commands` with one target (`node`, `job`, `order` or `group`), `why`, and for `set_mode` a `value` (observe, advise, act) and a `remedy`:
+COMMANDS. The answer holds `refused`, the engine's sentence when it said no; empty: taken. With an `id` of your own a command
+that is sent twice is done once.
+
+## Errors and limits
+
+Errors are `application/problem+json`: `title`, `status`, `detail`, one sentence, never a traceback. 400 not understood, 401 no valid token, 403 not
+allowed, 404 no such thing, 408 the body came too slowly, 409 the engine cannot, 412 changed since, 413 body too large (8 MiB; a command 64 KiB), 414
+query too long, 415 not JSON, 429 too much at once, 503 not now. 429 and 503 say in `Retry-After` when to come back.
+
+Per token and address: REQUESTS requests a second (BURST at once); agents and launchers REPORTS; REFUSALS refused tokens a second from
+one address (GUESSES at once); STREAMS open streams (EACH of one token and address). A head that takes longer than 10 s, or a body that takes longer than 30 s,
+is cut off. Requests of another site's page (`Origin`) and form content types are refused; a session of the cockpit also needs its own proof to
+change anything. Beyond loopback the server does not start without tokens.
+
+## How quick
+
+With 2,000 nodes, 5,000 jobs and 100,000 findings in SQLite, and 200 findings a second coming in (`benchmarks/api_reads.py`, 2 cores, 2026-11-21): every
+route that gives one page or one record answers with a median of 2 to 9 ms and a p95 of 2 to 14 ms, the slowest (`/v1/findings?node=`) with 46 and 65 ms;
+lists of 1,000 records take 15 to 24 ms. `/v1/state`, which gives everything (1.9 MB), takes 76 ms and up to 350 ms: programs should page or stream.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    limits = Limits()
+    lines = [HEAD, "## Routes", "", "| route | what |", "|---|---|"]
+    for path, item in sorted(document()["paths"].items()):
+        for method, operation in item.items():
+            lines.append(
+                f"| `{method.upper()} {path}`{_query(operation)} | {_one_line(operation.get('description', ''))} |"
+            )
+    commands = ", ".join(f"`{one}`" for one in Command)
+    rest = REST.replace("COMMANDS", commands)
+    for word, value in (
+        ("REQUESTS", limits.requests_per_s), ("BURST", limits.requests_burst), ("REPORTS", limits.reports_per_s),
+        ("REFUSALS", limits.refusals_per_s), ("GUESSES", limits.refusals_burst), ("STREAMS", limits.streams),
+        ("EACH", limits.streams_each),
+    ):  # fmt: skip
+        rest = rest.replace(word, f"{value:g}")
+    if {role.value for role in Role} != {"viewer", "owner", "agent", "operator"}:
+        raise ValueError("the table of roles above is not the code's")
+    return "\n".join([*lines, "", rest])
+
+
+def _query(operation: dict[str, Any]) -> str:
+    names = [f"`{one['name']}`" for one in operation.get("parameters", []) if one["in"] == "query"]
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

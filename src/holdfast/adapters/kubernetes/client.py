@@ -1,0 +1,230 @@
+"""A Kubernetes cluster as an orchestrator: looks, waits for changes, hands orders to those who carry them out.
+
+`holdfast controller --cluster kubernetes:[CONTEXT]` runs it. Fulfils `ports.Orchestrator`; the orders themselves are in
+`job_orders.py` and `node_orders.py`, the copies that it looks at in `looks.py`. How time passes: changes are pushed by
+the API server; a look at rest costs nothing but a small request every ten seconds that proves that the server answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.adapters.kubernetes import node_orders, patches
+from holdfast.adapters.kubernetes.api import ApiError, KubeApi
+from holdfast.adapters.kubernetes.asks import Vocabulary
+from holdfast.adapters.kubernetes.job_orders import JobOrders
+from holdfast.adapters.kubernetes.looks import Looks
+from holdfast.adapters.kubernetes.memory import Memory
+from holdfast.adapters.kubernetes.node_orders import NodeOrders, Repairers
+from holdfast.adapters.kubernetes.objects import GENERATION, Node, Pod, Workload, job_view, node_view
+from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
+from holdfast.model import orders as o
+from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, WorldView
+
+_log = structlog.get_logger("holdfast.kubernetes")
+
+
+class KubernetesSettings(Struct, frozen=True, kw_only=True):
+    """What a site can say about its Kubernetes."""
+
+    context: str = ""
+    kubeconfig: Path | None = None
+    folder: Path | None = None
+    """Where the adapter keeps what it must remember."""
+    cluster: str = ""
+    """The cluster's name in job keys; empty: the kubeconfig's."""
+    prefix: str = "holdfast.dev"
+    """Of the node's health labels, taint and annotations."""
+    repairers: Repairers = Repairers()
+
+
+class KubernetesOrchestrator:
+    """See the module."""
+
+    name = "kubernetes"
+
+    def __init__(self, settings: KubernetesSettings | None = None) -> None:
+        self.settings = settings if settings is not None else KubernetesSettings()
+        self.memory = Memory(self.settings.folder)
+        self._words = Vocabulary(prefix=self.settings.prefix)
+        self._api: KubeApi | None = None
+        self._looks: Looks | None = None
+        self._jobs: JobOrders | None = None
+        self._nodes: NodeOrders | None = None
+        self._world: WorldView | None = None
+        self._seen = -1
+        self._begun: set[tuple[str, int]] = set()
+        """Jobs (uid, restarts) all of whose pods have been seen running."""
+        self._views: dict[str, tuple[Node, tuple[str, ...], NodeView]] = {}
+        self._chores: dict[str, asyncio.Task[None]] = {}
+        self._connecting = asyncio.Lock()
+
+    @property
+    def api(self) -> KubeApi:
+        """The way to the API server. Raises LinkError before the first look."""
+        if self._api is None:
+            raise LinkError("the API server has not been looked at yet")
+        return self._api
+
+    async def connect(self) -> Looks:
+        """Read the kubeconfig and make the copies; they are empty until `observe`.
+
+        Raises:
+            ConfigError: see `KubeApi.connect`.
+        """
+        async with self._connecting:
+            if self._looks is None:
+                self._api = await KubeApi.connect(self.settings.context, self.settings.kubeconfig)
+                looks = Looks(self._api)
+                self._jobs = JobOrders(looks, find=self.find)
+                self._nodes = NodeOrders(looks, self._words, self.settings.repairers)
+                self._looks = looks
+            return self._looks
+
+    @property
+    def cluster(self) -> str:
+        """Name in job keys."""
+        return self.settings.cluster or self.api.cluster
+
+    # --- looking ---
+
+    async def observe(self) -> WorldView:
+        """See ports.Orchestrator."""
+        looks = await self.connect()
+        await looks.fresh()
+        seen = looks.version
+        if self._world is not None and seen == self._seen:
+            return replace(self._world, at=time.time())
+        self._world, self._seen = self._view(looks), seen
+        return self._world
+
+    def _view(self, looks: Looks) -> WorldView:
+        pods = looks.pods_by_workload()
+        jobs: list[JobView] = []
+        busy: dict[str, list[str]] = {}
+        for job in looks.workloads():
+            mine = pods.get(job.uid, [])
+            jobs.append(self._job(job, mine))
+            for pod in mine:
+                if pod.live and pod.spec.node_name:
+                    busy.setdefault(pod.spec.node_name, []).append(job.id)
+        nodes = tuple(
+            self._node(node, tuple(sorted(set(busy.get(node.metadata.name, ())))))
+            for node in looks.nodes.items.values()
+        )
+        for gone in self._views.keys() - looks.nodes.items.keys():
+            del self._views[gone]
+        nodes += self._away(looks)
+        return WorldView(cluster=self.cluster, at=time.time(), jobs=tuple(jobs), nodes=nodes)
+
+    def _away(self, looks: Looks) -> tuple[NodeView, ...]:
+        """Nodes that are being replaced and have no Node just now: they have not left the cluster."""
+        replacing = self._nodes.replacing if self._nodes is not None else {}
+        return tuple(
+            replace(node_view(node, jobs=(), words=self._words), alive=False, state_text="being replaced")
+            for name, node in replacing.items()
+            if looks.node(name) is None
+        )
+
+    def _job(self, job: Workload, pods: list[Pod]) -> JobView:
+        generation = self.memory.generation(job)
+        if generation > 1 and GENERATION not in job.annotations and not job.put_away:
+            self._chore(f"job {job.id}", self._write_generation(job, generation))
+        mark = (job.uid, job.restarts)
+        view = job_view(job, pods, JobKey(self.cluster, job.id, generation), begun=mark in self._begun)
+        if view.state is SchedulerState.RUNNING:
+            self._begun.add(mark)
+        elif not any(pod.live for pod in pods):
+            self._begun.discard(mark)
+        return view
+
+    def _node(self, node: Node, jobs: tuple[str, ...]) -> NodeView:
+        known = self._views.get(node.metadata.uid)
+        if known is not None and known[0] is node and known[1] == jobs:
+            return known[2]
+        view = node_view(node, jobs=jobs, words=self._words)
+        self._views[node.metadata.uid] = node, jobs, view
+        if self._nodes is not None and self._nodes.left_over(node):
+            self._chore(f"node {node.metadata.name}", self._tidy(node))
+        return view
+
+    def find(self, key: JobKey) -> Workload | None:
+        """The job of this key, None when there is none or its name is another job's by now."""
+        if self._looks is None:
+            return None
+        job = next((job for job in self._looks.workloads() if job.id == key.id), None)
+        return job if job is not None and self.memory.generation(job) == key.generation else None
+
+    async def wait_change(self, timeout_s: float) -> bool:
+        """See ports.Orchestrator."""
+        looks = await self.connect()
+        return await looks.wait(self._seen, timeout_s)
+
+    # --- chores: what is ours and must be as it is, without an order ---
+
+    def _chore(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        if name in self._chores:
+            work.close()
+            return
+        task = self._chores[name] = asyncio.create_task(self._quietly(name, work), name=name)
+        task.add_done_callback(lambda _: self._chores.pop(name, None))
+
+    async def _quietly(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (ApiError, LinkError, TemporaryOrderError, PermanentOrderError) as error:
+            _log.info("left for the next look", chore=name, why=str(error))
+
+    async def _tidy(self, node: Node) -> None:
+        """Somebody uncordoned a node of ours: their word wins, and our taint must not stand against it."""
+        if self._nodes is not None:
+            await self._nodes.change(node.metadata.name, lambda now: patches.returned(now, self._words, uncordon=False))
+
+    async def _write_generation(self, job: Workload, generation: int) -> None:
+        body = patches.annotated(job, {GENERATION: str(generation)})
+        looks = await self.connect()
+        looks.take(job, await self.api.patch(job.path, body))
+
+    # --- orders ---
+
+    def can(self, order: o.AnyOrder) -> bool:
+        """See ports.Orchestrator."""
+        if isinstance(order, o.NodeOrder):
+            return node_orders.can(order, self.settings.repairers)
+        return isinstance(order, o.RequeueHeld | o.SetExcluded | o.ReleaseJob | o.GiveUp)
+
+    async def execute(self, order: o.AnyOrder) -> str:
+        """See ports.Orchestrator."""
+        if not self.can(order):
+            raise PermanentOrderError(f"Kubernetes does not carry out {type(order).__name__}")
+        try:
+            looks = await self.connect()
+            await looks.fresh()
+            if isinstance(order, o.JobOrder) and self._jobs is not None:
+                return await self._jobs.execute(order)
+            if isinstance(order, o.NodeOrder) and self._nodes is not None:
+                return await self._nodes.execute(order)
+        except LinkError as error:
+            raise TemporaryOrderError(str(error)) from error
+        except ApiError as error:
+            raise error.as_order_error() from error
+        raise PermanentOrderError(f"Kubernetes does not carry out {type(order).__name__}")
+
+    async def close(self) -> None:
+        """Stop watching and close the connections."""
+        for task in list(self._chores.values()):
+            task.cancel()
+        await asyncio.gather(*self._chores.values(), return_exceptions=True)
+        if self._looks is not None:
+            await self._looks.close()
+        if self._api is not None:
+            await self._api.close()
+        self._api = self._looks = None

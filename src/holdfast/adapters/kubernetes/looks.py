@@ -1,0 +1,342 @@
+"""Watching an API server: a local copy of its nodes, pods and jobs, kept right by list and watch.
+
+`client` reads the copies, orders wait on them. Each `Store` lists once, watches from there, and lists anew only when
+the server says that its version is too old (410, which comes as HTTP 200 with an ERROR event): what is missing from the
+new list is gone, also if its deletion was never heard of. Any failure is answered by a pause that grows; a store that
+cannot read says so and is never taken for an empty one. Time: pauses, and a probe when nothing was heard for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from holdfast.adapters.kubernetes.api import OPEN, ApiError, KubeApi
+from holdfast.adapters.kubernetes.objects import KINDS, Json, Kind, Node, Pod, Workload
+from holdfast.adapters.kubernetes.patches import PUT_AWAY, taken_out
+from holdfast.errors import LinkError, TemporaryOrderError
+
+PAUSE_FIRST_S = 0.2
+PAUSE_MAX_S = 5.0
+WATCH_S = 300
+PROBE_S = 10.0
+PROBE_LIMIT_S = 15.0
+DISCOVER_S = 60.0
+ABSENT_S = 30.0
+HEAR_FIRST = 12
+"""Turns of the loop before a look: what connections have to say by now, their end above all, is heard first."""
+T = TypeVar("T")
+_log = structlog.get_logger("holdfast.kubernetes")
+
+
+class _About(Struct, rename="camel"):
+    uid: str = ""
+    resource_version: str = ""
+
+
+class _Versioned(Struct):
+    metadata: _About
+
+
+class _ListAbout(Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _List(Struct):
+    metadata: _ListAbout
+    items: list[msgspec.Raw] | None = None
+
+
+_versioned = msgspec.json.Decoder(_Versioned)
+_list = msgspec.json.Decoder(_List)
+
+
+class Store(Generic[T]):
+    """A copy of one collection, by uid."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        path: str,
+        kind: type[T],
+        on_change: Callable[[], None],
+        *,
+        query: dict[str, str] | None = None,
+    ) -> None:
+        self.path = path
+        self.items: dict[str, T] = {}
+        self.broken = "it has not been read yet"
+        """Why the copy cannot be trusted; empty when it can."""
+        self.synced = False
+        self.relists = 0
+        self.relist_s = 0.0
+        """What the last list took."""
+        self._api = api
+        self._decoder = msgspec.json.Decoder(kind)
+        self._on_change = on_change
+        self._query = query or {}
+        self._versions: dict[str, int] = {}
+        self._version = ""
+
+    async def run(self) -> None:
+        """Keep the copy until cancelled."""
+        pause_s = PAUSE_FIRST_S
+        while True:
+            try:
+                if not self._version:
+                    await self._relist()
+                opened = time.monotonic()
+                await self._watch()
+                # A server that ends watches at once must not be asked again and again.
+                pause_s = PAUSE_FIRST_S if time.monotonic() - opened > 1.0 else min(pause_s * 2, PAUSE_MAX_S)
+            except ApiError as error:
+                if error.expired:
+                    _log.info("the watch's version has expired: listing anew", path=self.path)
+                    self._version = ""
+                    continue_s = 0.0 if pause_s == PAUSE_FIRST_S else pause_s
+                    pause_s = min(pause_s * 2, PAUSE_MAX_S)
+                    await asyncio.sleep(continue_s)
+                    continue
+                self._break(str(error))
+                pause_s = min(pause_s * 2, ABSENT_S if error.status in {403, 404} else PAUSE_MAX_S)
+            except LinkError as error:
+                self._break(str(error))
+                pause_s = min(pause_s * 2, PAUSE_MAX_S)
+            await asyncio.sleep(pause_s)
+
+    def _break(self, why: str) -> None:
+        if not self.broken:
+            _log.warning("the API server cannot be watched", path=self.path, why=why)
+        self.broken = why
+        self._on_change()
+
+    async def _relist(self) -> None:
+        begun = time.monotonic()
+        items: dict[str, T] = {}
+        versions: dict[str, int] = {}
+        version = ""
+        async for raw in self._api.pages(self.path, self._query):
+            page = _list.decode(raw)
+            version = page.metadata.resource_version
+            for item in page.items or []:
+                about = _versioned.decode(item).metadata
+                items[about.uid] = self._decoder.decode(item)
+                versions[about.uid] = _number(about.resource_version)
+            await asyncio.sleep(0)
+        self.items, self._versions, self._version = items, versions, version
+        self.relists += 1
+        self.relist_s = time.monotonic() - begun
+        self.synced, self.broken = True, ""
+        self._on_change()
+
+    async def _watch(self) -> None:
+        async for kind, raw in self._api.lines(self.path, self._version, self._query, for_s=WATCH_S):
+            if kind == OPEN:
+                if self.broken:
+                    self.broken = ""
+                    self._on_change()
+                continue
+            about = _versioned.decode(raw).metadata
+            self._version = about.resource_version
+            if kind == "BOOKMARK":
+                continue
+            if kind == "DELETED":
+                self._drop(about.uid)
+            else:
+                self._put(about, raw)
+
+    def take(self, found: Json) -> None:
+        """An answer of the server: newer than what the watch has brought, perhaps."""
+        raw = msgspec.Raw(msgspec.json.encode(found))
+        self._put(_versioned.decode(raw).metadata, raw)
+
+    def _put(self, about: _About, raw: msgspec.Raw) -> None:
+        number = _number(about.resource_version)
+        if number < self._versions.get(about.uid, 0):
+            return
+        self._versions[about.uid] = number
+        item = self._decoder.decode(raw)
+        if self.items.get(about.uid) != item:
+            self.items[about.uid] = item
+            self._on_change()
+
+    def _drop(self, uid: str) -> None:
+        self._versions.pop(uid, None)
+        if self.items.pop(uid, None) is not None:
+            self._on_change()
+
+
+def _number(version: str) -> int:
+    """Versions are opaque by contract and etcd's revisions in fact, of which the larger is the newer."""
+    return int(version) if version.isdecimal() else 0
+
+
+class Looks:
+    """All stores of one API server."""
+
+    def __init__(self, api: KubeApi) -> None:
+        self.api = api
+        self.version = 0
+        """Grows with every change of any copy."""
+        self.nodes: Store[Node] = Store(api, "/api/v1/nodes", Node, self._changed)
+        self.pods: Store[Pod] = Store(api, "/api/v1/pods", Pod, self._changed)
+        self.put_away: Store[Json] = Store(
+            api, "/api/v1/configmaps", dict, self._changed, query={"labelSelector": f"{PUT_AWAY}=true"}
+        )
+        self.kinds: dict[str, tuple[Kind, str, Store[Json]]] = {}
+        """What is served here: kind, version, copy."""
+        self._news = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._probed_at = 0.0
+        self._discovered_at = 0.0
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def start(self) -> None:
+        """Find out what is served, and begin to watch.
+
+        Raises:
+            LinkError: the API server does not answer.
+        """
+        if not self._tasks:
+            await self._discover()
+            for store in (self.nodes, self.pods, self.put_away):
+                self._keep(store)
+
+    def _keep(self, store: Store[Any]) -> None:
+        self._tasks.append(asyncio.create_task(store.run(), name=f"watch {store.path}"))
+
+    async def _discover(self) -> None:
+        """Which kinds are served, and in which version: by asking, never by the server's own version."""
+        try:
+            groups = (await self.api.get("/apis")).get("groups") or []
+            served = {group["name"]: [v["version"] for v in group["versions"]] for group in groups}
+            for kind in KINDS.values():
+                if kind.name in self.kinds:
+                    continue
+                for version in (one for one in kind.versions if one in served.get(kind.group, [])):
+                    found = await self.api.get(f"/apis/{kind.group}/{version}")
+                    if any(one["name"] == kind.plural for one in found.get("resources") or []):
+                        store: Store[Json] = Store(self.api, kind.path(version), dict, self._changed)
+                        self.kinds[kind.name] = kind, version, store
+                        self._keep(store)
+                        break
+        except ApiError as error:
+            raise LinkError(str(error)) from error
+        self._discovered_at = time.monotonic()
+
+    async def fresh(self) -> None:
+        """Return when every copy is right, as far as can be known.
+
+        Raises:
+            LinkError: the API server cannot be read.
+        """
+        await self.start()
+        now = time.monotonic()
+        if now - self._discovered_at > DISCOVER_S:
+            await self._discover()
+            self._probed_at = now
+        if now - self._probed_at > PROBE_S:
+            # A server that hangs keeps its connections open and says nothing.
+            try:
+                await self.api.get("/version", limit_s=PROBE_LIMIT_S)
+            except ApiError as error:
+                raise LinkError(str(error)) from error
+            self._probed_at = time.monotonic()
+        if not all(store.synced for store in self.stores()):
+            with contextlib.suppress(TemporaryOrderError):
+                await self.until(lambda: all(s.synced for s in self.stores()) or None, "the first look", limit_s=20.0)
+        for _ in range(HEAR_FIRST):
+            await asyncio.sleep(0)
+        for store in self.stores():
+            if store.broken:
+                raise LinkError(store.broken)
+
+    def stores(self) -> list[Store[Any]]:
+        """All of them."""
+        return [self.nodes, self.pods, self.put_away, *(store for _, _, store in self.kinds.values())]
+
+    async def wait(self, seen: int, timeout_s: float) -> bool:
+        """Return True as soon as something is newer than `seen`, False after so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.version <= seen:
+                    await self._news.wait()
+        return self.version > seen
+
+    async def until(self, found: Callable[[], T | None], what: str, *, limit_s: float) -> T:
+        """Wait until `found()` gives something. Raises TemporaryOrderError when it does not within the limit."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            seen = self.version
+            value = found()
+            if value is not None:
+                return value
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TemporaryOrderError(f"{what}: not within {limit_s:g} s")
+            await self.wait(seen, min(left_s, 1.0))
+
+    # --- what there is ---
+
+    def node(self, name: str) -> Node | None:
+        """The node of this name."""
+        return next((node for node in self.nodes.items.values() if node.metadata.name == name), None)
+
+    def workloads(self) -> list[Workload]:
+        """Every training job that stands for itself: one that another job made is part of that one."""
+        known = {uid for _, _, store in self.kinds.values() for uid in store.items}
+        found: list[Workload] = []
+        for kind, version, store in self.kinds.values():
+            for manifest in store.items.values():
+                owners = manifest["metadata"].get("ownerReferences") or []
+                if not any(owner["uid"] in known for owner in owners):
+                    found.append(Workload(kind=kind, version=version, manifest=manifest))
+        present = {job.id for job in found}
+        for config_map in self.put_away.items.values():
+            job = taken_out(config_map, {name: kind for name, (kind, _, _) in self.kinds.items()})
+            if job is not None and job.id not in present:
+                found.append(job)
+        return found
+
+    def pods_by_workload(self) -> dict[str, list[Pod]]:
+        """Uid of a top-level job -> its pods, through what it made for them."""
+        owner_of: dict[str, str] = {}
+        known = {uid for _, _, store in self.kinds.values() for uid in store.items}
+        for _, _, store in self.kinds.values():
+            for uid, manifest in store.items.items():
+                for owner in manifest["metadata"].get("ownerReferences") or []:
+                    if owner["uid"] in known:
+                        owner_of[uid] = owner["uid"]
+        found: dict[str, list[Pod]] = {}
+        for pod in self.pods.items.values():
+            owner = pod.owner
+            if owner is not None:
+                uid = owner.uid
+                for _ in range(4):
+                    uid = owner_of.get(uid, uid)
+                found.setdefault(uid, []).append(pod)
+        return found
+
+    def take(self, job: Workload, found: Json) -> None:
+        """An answer about a job."""
+        served = self.kinds.get(job.kind.name)
+        if served is not None:
+            served[2].take(found)
+
+    async def close(self) -> None:
+        """Stop watching."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()

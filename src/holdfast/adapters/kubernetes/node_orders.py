@@ -1,0 +1,338 @@
+"""Orders about nodes: quarantine, return, reboot, replace, retire. Each looks first and respects whose node it is.
+
+A cordon whose `holdfast.dev/drain-reason` begins with our prefix is ours; any other is a person's and is left standing.
+Who repairs is the site's word: a program of its own, the deletion of the node's Machine (Cluster API), or an outside
+party that acts on the health label (as HyperPod does), for whom we only mark and wait. Before a repair what still runs
+on the node is evicted, training first, then by the eviction API, which respects disruption budgets and grace periods;
+pods of DaemonSets and static pods stay. Time passes while a node boots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import structlog
+from msgspec import Struct
+
+from holdfast.adapters.kubernetes import patches
+from holdfast.adapters.kubernetes.api import MERGE, ApiError, KubeApi
+from holdfast.adapters.kubernetes.asks import PENDING, Vocabulary
+from holdfast.adapters.kubernetes.looks import Looks
+from holdfast.adapters.kubernetes.objects import (
+    DRAIN_REASON,
+    PREFIX,
+    Json,
+    Node,
+    Pod,
+    alive_of,
+    boot_of,
+    drain_reason,
+    is_ours,
+    machine_of,
+)
+from holdfast.errors import PermanentOrderError, TemporaryOrderError
+from holdfast.model import orders as o
+from holdfast.model.evidence import Remedy
+
+TRIES = 6
+TRY_S = 0.05
+EVICT_S = 1.0
+GONE_S = 120.0
+"""A replaced machine that joins under the old name does so within this; a cloud's new node has a new name."""
+PROGRAM_TAIL = 300
+MACHINE = "cluster.x-k8s.io/machine"
+MACHINE_NAMESPACE = "cluster.x-k8s.io/cluster-namespace"
+"""Annotations that Cluster API puts on a Node."""
+_REPAIRS = {Remedy.REBOOT: "reboot", Remedy.REPLACE: "replace"}
+_log = structlog.get_logger("holdfast.kubernetes")
+
+
+class Repairers(Struct, frozen=True, kw_only=True):
+    """Who repairs nodes at this site. Programs get the node's name as last argument."""
+
+    reboot: tuple[str, ...] = ()
+    replace: tuple[str, ...] = ()
+    by_label: bool = False
+    """Somebody outside acts on the health label: mark and wait."""
+    machines: bool = True
+    """Delete a node's Cluster API Machine to have it replaced, where it has one and no program is named."""
+    limit_s: float = 3600.0
+    evict_s: float = 300.0
+    """How long what still runs on a node may keep its repair waiting."""
+
+
+def can(order: o.AnyOrder, by: Repairers) -> bool:
+    """Is it carried out here? A repair needs somebody who does it."""
+    if isinstance(order, o.RebootNode):
+        return bool(by.reboot) or by.by_label
+    if isinstance(order, o.ReplaceNode):
+        return bool(by.replace) or by.by_label or by.machines
+    return isinstance(order, o.QuarantineNode | o.ReturnNode | o.RetireNode)
+
+
+def stamp() -> str:
+    """Now, as the API has it."""
+    return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class NodeOrders:
+    """See the module."""
+
+    def __init__(self, looks: Looks, words: Vocabulary, repairers: Repairers) -> None:
+        self._looks = looks
+        self._api: KubeApi = looks.api
+        self._words = words
+        self._repairers = repairers
+        self.replacing: dict[str, Node] = {}
+        """Nodes whose machine is being replaced, as they were: their Node may be gone for a while."""
+
+    async def execute(self, order: o.NodeOrder) -> str:
+        """See ports.Orchestrator."""
+        node = self._looks.node(order.node)
+        if node is None:
+            raise PermanentOrderError(f"there is no node {order.node} in this cluster")
+        stale = order.instance_id.startswith("k8s:") and order.instance_id != f"k8s:{machine_of(node)}"
+        stale = stale or (bool(order.instance_id) and not order.instance_id.startswith("k8s:"))
+        if isinstance(order, o.ReplaceNode):
+            return "it is another machine already" if stale else await self._replace(order, node)
+        if stale:
+            raise PermanentOrderError(f"{order.node} is another machine now")
+        if isinstance(order, o.QuarantineNode):
+            return await self._quarantine(order, node)
+        if isinstance(order, o.ReturnNode):
+            return await self._return(node)
+        if isinstance(order, o.RetireNode):
+            return await self._retire(order, node)
+        if isinstance(order, o.RebootNode):
+            return await self._reboot(order, node)
+        raise PermanentOrderError(f"Kubernetes does not carry out {type(order).__name__}")
+
+    async def change(self, name: str, make: Callable[[Json], Json]) -> None:
+        """Patch the node as it is now; again when somebody changed it meanwhile."""
+        path = f"/api/v1/nodes/{name}"
+        for _ in range(TRIES):
+            try:
+                answer = await self._api.patch(path, make(await self._api.get(path)), MERGE)
+            except ApiError as error:
+                if not error.conflict:
+                    raise error.as_order_error() from error
+                await asyncio.sleep(TRY_S)
+                continue
+            self._looks.nodes.take(answer)
+            return
+        raise TemporaryOrderError(f"node {name} is changed by others again and again")
+
+    # --- in and out of service ---
+
+    async def _quarantine(self, order: o.QuarantineNode, node: Node) -> str:
+        if node.spec.unschedulable and not is_ours(node):
+            return f"cordoned already by somebody else ({drain_reason(node)})"
+        if is_ours(node):
+            return "out of service already"
+        repair = _REPAIRS.get(order.repair, "")
+        await self.change(
+            order.node, lambda now: patches.quarantine(now, self._words, why=order.why, repair=repair, now=stamp())
+        )
+        return f"cordoned and marked {PENDING.get(repair, 'Unschedulable')}"
+
+    async def _return(self, node: Node) -> str:
+        if node.spec.unschedulable and not is_ours(node):
+            raise PermanentOrderError(f"{node.metadata.name} was cordoned by someone else: {drain_reason(node)}")
+        if not node.spec.unschedulable and not self.left_over(node):
+            return "in service already"
+        await self.change(node.metadata.name, lambda now: patches.returned(now, self._words))
+        return "in service"
+
+    def left_over(self, node: Node) -> bool:
+        """Do our marks stand on a node that somebody has taken back into service?"""
+        tainted = any(taint.key == self._words.health for taint in node.spec.taints or [])
+        return not node.spec.unschedulable and (tainted or DRAIN_REASON in (node.metadata.annotations or {}))
+
+    async def _retire(self, order: o.RetireNode, node: Node) -> str:
+        if node.spec.unschedulable and not is_ours(node):
+            return f"out of service by somebody else ({drain_reason(node)})"
+        await self.change(order.node, lambda now: patches.retired(now, self._words, why=order.why, now=stamp()))
+        return "out of service for a person"
+
+    # --- repair ---
+
+    async def _mark(self, node: Node, why: str, repair: str) -> None:
+        """The label that asks for the repair; a person's cordon stays theirs."""
+        if node.spec.unschedulable and not is_ours(node):
+            return
+        reason = drain_reason(node)
+        await self.change(
+            node.metadata.name,
+            lambda now: patches.quarantine(now, self._words, why=why, repair=repair, now=stamp(), reason=reason),
+        )
+
+    async def _reboot(self, order: o.RebootNode, node: Node) -> str:
+        before = boot_of(node)
+        if order.boot_id.startswith("k8s:") and before not in {"", order.boot_id} and alive_of(node):
+            return "it has booted anew already"
+        if node.spec.unschedulable:
+            await self._mark(node, order.why, "reboot")
+            await self._evict(order.node)
+        if self._repairers.reboot:
+            await self._run(self._repairers.reboot, order.node)
+        await self._until(
+            order.node, lambda now: bool(boot_of(now)) and boot_of(now) != before and ready(now), "did not come back"
+        )
+        await self._settle(order.node, node, order.why)
+        return "rebooted"
+
+    async def _replace(self, order: o.ReplaceNode, node: Node) -> str:
+        if node.spec.unschedulable:
+            await self._mark(node, order.why, "replace")
+            await self._evict(order.node)
+        self.replacing[order.node] = self._looks.node(order.node) or node
+        try:
+            if self._repairers.replace:
+                await self._run(self._repairers.replace, order.node)
+            elif not self._repairers.by_label:
+                await self._delete_machine(order.node)
+            if not await self._came_back(order.node, machine_of(node)):
+                return "its Node is gone for good: whatever took its place has another name"
+            await self._settle(order.node, self.replacing[order.node], order.why)
+        finally:
+            del self.replacing[order.node]
+        return "another machine"
+
+    async def _came_back(self, name: str, before: str) -> bool:
+        """Another machine under this name. False when there has been no Node of this name for a while."""
+        gone_at = 0.0
+
+        def found() -> bool | None:
+            nonlocal gone_at
+            node = self._looks.node(name)
+            if node is not None:
+                gone_at = 0.0
+                return True if machine_of(node) != before and ready(node) else None
+            gone_at = gone_at or time.monotonic()
+            return False if time.monotonic() - gone_at > GONE_S else None
+
+        return await self._looks.until(found, f"{name} was not replaced", limit_s=self._repairers.limit_s)
+
+    async def _settle(self, name: str, before: Node, why: str) -> None:
+        """Out of service as before, and in checks: a new machine's Node knows nothing of our marks."""
+        if not before.spec.unschedulable:
+            return
+        reason = drain_reason(before)
+        now = self._looks.node(name)
+        if now is not None and drain_reason(now) != reason:
+            await self.change(
+                name,
+                lambda fresh: patches.quarantine(fresh, self._words, why=why, repair="", now=stamp(), reason=reason),
+            )
+        if reason.startswith(PREFIX):
+            await self.change(name, lambda fresh: patches.in_checks(fresh, self._words))
+
+    async def _delete_machine(self, name: str) -> None:
+        """Cluster API makes another in its place."""
+        try:
+            about = (await self._api.get(f"/api/v1/nodes/{name}"))["metadata"].get("annotations") or {}
+            if MACHINE not in about:
+                raise PermanentOrderError(
+                    f"nobody here replaces {name}: it has no {MACHINE}, and the configuration names no replace_program"
+                )
+            groups = (await self._api.get("/apis"))["groups"]
+            version = next(one["preferredVersion"]["version"] for one in groups if one["name"] == "cluster.x-k8s.io")
+            where = f"namespaces/{about.get(MACHINE_NAMESPACE, 'default')}/machines/{about[MACHINE]}"
+            await self._api.delete(f"/apis/cluster.x-k8s.io/{version}/{where}")
+        except (ApiError, StopIteration) as error:
+            if isinstance(error, ApiError):
+                raise error.as_order_error() from error
+            raise PermanentOrderError("Machines of Cluster API are not served here") from error
+
+    async def _run(self, program: tuple[str, ...], node: str) -> None:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *program,
+                node,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+        except OSError as error:
+            raise PermanentOrderError(f"{program[0]} cannot be run: {error.strerror}") from error
+        try:
+            async with asyncio.timeout(self._repairers.limit_s):
+                said, _ = await process.communicate()
+        except TimeoutError as error:
+            raise TemporaryOrderError(f"{program[0]} {node}: not done in {self._repairers.limit_s:g} s") from error
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if process.returncode:
+            words = said.decode(errors="replace").strip()[-PROGRAM_TAIL:]
+            raise TemporaryOrderError(f"{program[0]} {node} ended with {process.returncode}: {words}")
+
+    async def _until(self, name: str, holds: Callable[[Node], bool], what: str) -> None:
+        def found() -> bool | None:
+            node = self._looks.node(name)
+            return True if node is not None and holds(node) else None
+
+        await self._looks.until(found, f"{name} {what}", limit_s=self._repairers.limit_s)
+
+    # --- drain ---
+
+    async def _evict(self, name: str) -> None:
+        """Have everything leave that a drain would: training pods have left before this, or leave first."""
+        deadline = time.monotonic() + self._repairers.evict_s
+        while True:
+            node = self._looks.node(name)
+            leaving = [pod for pod in self._looks.pods.items.values() if pod.spec.node_name == name and moves(pod)]
+            if not leaving or node is None or alive_of(node) is not True:
+                return
+            if time.monotonic() > deadline:
+                names = ", ".join(pod.metadata.name for pod in leaving[:5])
+                raise TemporaryOrderError(f"{name} is not empty after {self._repairers.evict_s:g} s: {names}")
+            for pod in sorted(leaving, key=is_service):
+                if pod.metadata.deletion_timestamp is None:
+                    await self._evict_pod(pod)
+            await self._looks.wait(self._looks.version, EVICT_S)
+
+    async def _evict_pod(self, pod: Pod) -> None:
+        about = pod.metadata
+        path = f"/api/v1/namespaces/{about.namespace}/pods/{about.name}/eviction"
+        for version in ("policy/v1", "policy/v1beta1"):
+            body = {
+                "apiVersion": version,
+                "kind": "Eviction",
+                "metadata": {"name": about.name, "namespace": about.namespace},
+                "deleteOptions": {"preconditions": {"uid": about.uid}},
+            }
+            try:
+                await self._api.create(path, body)
+            except ApiError as error:
+                if error.status == 429:
+                    _log.info("a disruption budget keeps a pod where it is", pod=about.name, why=error.message)
+                    return
+                if error.gone or error.conflict:
+                    return
+                if error.status in {400, 403, 405} and version == "policy/v1" and error.status != 403:
+                    continue  # before 1.22 the eviction's version is v1beta1
+                raise error.as_order_error() from error
+            return
+
+
+def ready(node: Node) -> bool:
+    """Its kubelet says so, and nothing says that the machine is off."""
+    conditions = node.status.conditions or []
+    return alive_of(node) is True and any(one.type == "Ready" and one.status == "True" for one in conditions)
+
+
+def moves(pod: Pod) -> bool:
+    """Would a drain have it leave? Not what has ended, what every node has, and what the kubelet runs by itself."""
+    owner = pod.owner
+    mirror = "kubernetes.io/config.mirror" in (pod.metadata.annotations or {})
+    return pod.live and not mirror and not (owner is not None and owner.kind == "DaemonSet")
+
+
+def is_service(pod: Pod) -> bool:
+    """Is it no training pod?"""
+    owner = pod.owner
+    return owner is None or owner.kind in {"ReplicaSet", "StatefulSet", "ReplicationController"}

@@ -1,0 +1,99 @@
+"""Holdfast's notices as Kubernetes Events on the job and the node they are about, where `kubectl describe` shows them.
+
+A `ports.Notifier`, wired beside the others when the cluster is a Kubernetes. The same notice again counts up the Event
+that is there instead of making another. Events are kept by the API server for an hour or so. No time passes here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from datetime import UTC, datetime
+
+from holdfast.adapters.kubernetes.api import MERGE, ApiError
+from holdfast.adapters.kubernetes.client import KubernetesOrchestrator
+from holdfast.adapters.kubernetes.objects import Json, Node, Workload
+from holdfast.errors import LinkError, TemporaryOrderError
+from holdfast.model.evidence import Severity
+from holdfast.model.orders import Notify
+
+COMPONENT = "holdfast"
+MESSAGE_MAX = 1000
+REASON_MAX = 60
+
+
+def reason_of(title: str) -> str:
+    """One word in the API's way, from a notice's title: `node03 is back` -> `Node03IsBack`."""
+    words = re.findall(r"[A-Za-z0-9]+", title)
+    return "".join(word[0].upper() + word[1:] for word in words)[:REASON_MAX] or "Notice"
+
+
+def about_job(job: Workload) -> Json:
+    """Reference to a job."""
+    found = {"kind": job.kind.name, "namespace": job.namespace, "name": job.name, "uid": job.uid}
+    return {**found, "apiVersion": f"{job.kind.group}/{job.version}"}
+
+
+def about_node(node: Node) -> Json:
+    """Reference to a node: as a kubelet has it, with its name as uid, so that `kubectl describe node` finds it."""
+    return {"apiVersion": "v1", "kind": "Node", "name": node.metadata.name, "uid": node.metadata.name}
+
+
+def event(notice: Notify, about: Json, *, now: str) -> Json:
+    """The Event. Its name follows from what it says, about whom: the same again is the same Event."""
+    said = f"{notice.title}\0{notice.text}\0{about.get('uid', '')}"
+    mark = hashlib.sha256(said.encode()).hexdigest()[:16]
+    text = notice.text if notice.text.startswith(notice.title) else f"{notice.title}: {notice.text}".rstrip(": ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{about['name']}.{mark}"[-253:], "namespace": about.get("namespace", "default")},
+        "involvedObject": about,
+        "reason": reason_of(notice.title),
+        "message": text[:MESSAGE_MAX],
+        "type": "Normal" if notice.severity is Severity.INFO else "Warning",
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+
+
+class EventNotifier:
+    """See the module."""
+
+    def __init__(self, orchestrator: KubernetesOrchestrator) -> None:
+        self._orchestrator = orchestrator
+
+    async def send(self, notice: Notify) -> None:
+        """See ports.Notifier."""
+        try:
+            looks = await self._orchestrator.connect()
+            now = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            job = self._orchestrator.find(notice.job) if notice.job is not None else None
+            node = looks.node(notice.node) if notice.node else None
+            if job is not None and not job.put_away:
+                await self._tell(event(notice, about_job(job), now=now))
+            if node is not None:
+                await self._tell(event(notice, about_node(node), now=now))
+        except LinkError as error:
+            raise TemporaryOrderError(str(error)) from error
+        except ApiError as error:
+            if error.status == 403:
+                return  # a role that may not write Events: other notifiers have told
+            raise TemporaryOrderError(str(error)) from error
+
+    async def _tell(self, body: Json) -> None:
+        path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
+        api = self._orchestrator.api
+        try:
+            await api.create(path, body)
+        except ApiError as error:
+            if not error.conflict:
+                raise
+            place = f"{path}/{body['metadata']['name']}"
+            known = await api.get(place)
+            count = int(known.get("count") or 1) + 1
+            await api.patch(place, {"count": count, "lastTimestamp": body["lastTimestamp"]}, MERGE)

@@ -1,0 +1,283 @@
+"""Notices that wait for their destination, on disk until it has taken them: at least once, in order, never blocking.
+
+The controller's executors hand a notice over (`send`); it is in the outbox's file, flushed, before that returns, and
+the journal's order is done. One task a destination sends what waits: grouped by matter, held back in quiet hours, as a
+digest above its limit an hour, again and again until the service takes it. A restart goes on where it was; what was
+taken and not yet marked is sent twice rather than never. Time passes by the clock port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+import structlog
+from msgspec import Struct, field
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from holdfast.adapters.notice_settings import Destination, NotifyConfig
+from holdfast.adapters.notify.routing import (
+    Facts,
+    Message,
+    joined,
+    quiet_for_s,
+    render,
+    wants,
+)
+from holdfast.errors import TemporaryOrderError
+from holdfast.model.orders import Notify
+from holdfast.ports import Clock
+
+RETRY_FIRST_S, RETRY_MAX_S = 1.0, 300.0
+DIGEST_FROM = 5
+"""So many matters at once become one digest."""
+COMPACT_LINES = 2000
+_log = structlog.get_logger("holdfast.notice")
+
+
+class Deliverer(Protocol):
+    """Hands one message to a service."""
+
+    async def deliver(self, destination: Destination, message: Message, thread: str) -> str:
+        """Returns what names the message's thread there, if the service has threads.
+
+        Raises:
+            TemporaryOrderError: it was not taken.
+        """
+
+
+class _Line(Struct, omit_defaults=True):
+    """One line of the file: a notice that waits (`n`, `to`, `message`), or numbers that were taken (`done`)."""
+
+    n: int = 0
+    to: str = ""
+    message: Message | None = None
+    done: list[int] = field(default_factory=list)
+    topic: str = ""
+    thread: str = ""
+
+
+class Outbox(Collector):
+    """A `ports.Notifier`; an async context whose tasks send. Also counts, for `/metrics`.
+
+    Args:
+        config: destinations and links.
+        path: the file.
+        deliverer: hands messages to services.
+        facts: what is known of a notice's matter now.
+        clock: the time.
+    """
+
+    def __init__(
+        self,
+        config: NotifyConfig,
+        path: Path,
+        deliverer: Deliverer,
+        facts: Callable[[Notify], Facts],
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._path = path
+        self._deliverer = deliverer
+        self._facts = facts
+        self._clock = clock
+        self._waiting: dict[str, deque[tuple[int, Message]]] = {one.name: deque() for one in config.to}
+        self._bells = {one.name: asyncio.Event() for one in config.to}
+        self._threads: dict[tuple[str, str], str] = {}
+        self._sent_at: dict[str, deque[float]] = {one.name: deque() for one in config.to}
+        self._number = 0
+        self._lines = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+
+    async def __aenter__(self) -> Self:
+        self._read()
+        self._tasks = [asyncio.create_task(self._serve(one), name=f"notices {one.name}") for one in self._config.to]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def waiting(self) -> dict[str, int]:
+        """How many notices wait, by destination."""
+        return {name: len(queue) for name, queue in self._waiting.items()}
+
+    async def send(self, notice: Notify) -> None:
+        """See `ports.Notifier.send`: returns when it is in the file. Raises TemporaryOrderError when it cannot be."""
+        facts = self._facts(notice)
+        lines = []
+        for one in self._config.to:
+            if wants(one, notice, facts):
+                self._number += 1
+                lines.append(_Line(n=self._number, to=one.name, message=render(one, self._config, notice, facts)))
+        if not lines:
+            return
+        self._write(lines)
+        for line in lines:
+            if line.message is not None:
+                self._waiting[line.to].append((line.n, line.message))
+                self._bells[line.to].set()
+
+    # --- sending ---
+
+    async def _serve(self, to: Destination) -> None:
+        queue = self._waiting[to.name]
+        while True:
+            while not queue:
+                self._bells[to.name].clear()
+                await self._bells[to.name].wait()
+            batch = await self._next(to)
+            if batch:
+                await self._insist(to, batch)
+
+    async def _next(self, to: Destination) -> list[tuple[int, Message]]:
+        """What goes out as one message now, in order; empty: look again."""
+        queue = self._waiting[to.name]
+        await self._clock.sleep(self._config.group_s)
+        now = self._clock.now()
+        loud = [one for one in queue if quiet_for_s(to, one[1].severity, now) == 0.0]
+        if not loud:
+            await self._until_loud(to, min(quiet_for_s(to, one[1].severity, now) for one in queue))
+            return []
+        room = self._room(to, now)
+        if room > 0.0:
+            await self._clock.sleep(room)
+            return (
+                list(queue) if all(quiet_for_s(to, one[1].severity, self._clock.now()) == 0 for one in queue) else loud
+            )
+        if len({message.topic for _, message in loud}) >= DIGEST_FROM:
+            return loud
+        topic = loud[0][1].topic
+        return [one for one in loud if one[1].topic == topic]
+
+    async def _until_loud(self, to: Destination, seconds: float) -> None:
+        """Wait for the end of the quiet hours, or for something that is grave enough to be said in them."""
+        bell = self._bells[to.name]
+        bell.clear()
+        ringing = asyncio.ensure_future(bell.wait())
+        waking = asyncio.ensure_future(self._clock.sleep(min(seconds, 60.0)))
+        try:
+            await asyncio.wait([ringing, waking], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ringing.cancel()
+            waking.cancel()
+
+    def _room(self, to: Destination, now: float) -> float:
+        """Seconds until one more message keeps within the limit an hour; 0.0: now."""
+        sent = self._sent_at[to.name]
+        while sent and sent[0] <= now - 3600.0:
+            sent.popleft()
+        return max(0.0, sent[0] + 3600.0 - now) if len(sent) >= to.per_hour else 0.0
+
+    async def _insist(self, to: Destination, batch: list[tuple[int, Message]]) -> None:
+        pause_s = RETRY_FIRST_S
+        message = joined([one for _, one in batch])
+        while True:
+            try:
+                thread = self._threads.get((to.name, message.topic), "")
+                named = await self._deliverer.deliver(to, message, thread)
+            except TemporaryOrderError as error:
+                self.outcomes[to.name, "failed"] += 1
+                _log.warning("a notice was not taken", destination=to.name, why=str(error), again_in_s=pause_s)
+                await self._clock.sleep(pause_s)
+                pause_s = min(pause_s * 2, RETRY_MAX_S)
+                continue
+            self.outcomes[to.name, "sent"] += 1
+            self._sent_at[to.name].append(self._clock.now())
+            self._taken(to, batch, message.topic, named)
+            return
+
+    def _taken(self, to: Destination, batch: list[tuple[int, Message]], topic: str, thread: str) -> None:
+        numbers = {number for number, _ in batch}
+        kept = [one for one in self._waiting[to.name] if one[0] not in numbers]
+        self._waiting[to.name].clear()
+        self._waiting[to.name].extend(kept)
+        if thread:
+            self._threads[to.name, topic] = thread
+        # It was taken; when this cannot be written, it will be told once more after a restart.
+        with contextlib.suppress(TemporaryOrderError):
+            self._write([_Line(to=to.name, done=sorted(numbers), topic=topic, thread=thread)])
+
+    # --- the file ---
+
+    def _write(self, lines: list[_Line]) -> None:
+        if self._lines > COMPACT_LINES:
+            self._compact()
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(descriptor, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise TemporaryOrderError(f"the outbox {self._path} cannot be written: {error.strerror}") from error
+        self._lines += len(lines)
+
+    def _compact(self) -> None:
+        """Write the file anew with what still waits."""
+        rows = [
+            _Line(n=number, to=name, message=message)
+            for name, queue in self._waiting.items()
+            for number, message in queue
+        ]
+        rows += [_Line(to=name, topic=topic, thread=said) for (name, topic), said in list(self._threads.items())[-500:]]
+        staged = self._path.with_name(f".{self._path.name}.new")
+        with contextlib.suppress(OSError):
+            with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in rows))
+                file.flush()
+                os.fsync(file.fileno())
+            staged.replace(self._path)
+            self._lines = len(rows)
+
+    def _read(self) -> None:
+        """Take up what waited when the last controller ended. A torn last line was never acknowledged."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        waiting: dict[int, _Line] = {}
+        for row in data.splitlines():
+            try:
+                line = msgspec.json.decode(row, type=_Line)
+            except msgspec.DecodeError:
+                continue
+            self._number = max(self._number, line.n)
+            if line.message is not None:
+                waiting[line.n] = line
+            for number in line.done:
+                waiting.pop(number, None)
+            if line.thread:
+                self._threads[line.to, line.topic] = line.thread
+        for number, line in sorted(waiting.items()):
+            if line.message is not None and line.to in self._waiting:
+                self._waiting[line.to].append((number, line.message))
+        if data and not data.endswith(b"\n"):
+            self._compact()
+
+    # --- figures ---
+
+    def collect(self) -> Iterator[Metric]:
+        """Messages by destination and outcome, and what waits."""
+        family = CounterMetricFamily("holdfast_notices", "Messages to people.", labels=["destination", "outcome"])
+        for (name, outcome), count in sorted(self.outcomes.items()):
+            family.add_metric([name, outcome], count)
+        yield family
+        waits = GaugeMetricFamily("holdfast_notices_waiting", "Notices not taken yet.", labels=["destination"])
+        for name, count in self.waiting().items():
+            waits.add_metric([name], count)
+        yield waits

@@ -1,0 +1,121 @@
+"""Asks the reading process, and kills it when it does not answer in time. Used by the sources.
+
+A process that cannot be killed (it waits inside the kernel) is left behind, and no more than `STUCK_MAX` of them are
+ever made: then everything that would be read counts as hung. Time passes while an answer is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.adapters.probes.check import Reading
+
+STUCK_MAX = 3
+LINE_MAX = 8 << 20
+
+
+class Reader:
+    """One reading process at a time, started when it is needed.
+
+    Args:
+        env: its environment.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = dict(env)
+        self._process: asyncio.subprocess.Process | None = None
+        self._stuck: list[asyncio.subprocess.Process] = []
+        self._next = 0
+        self._lock = asyncio.Lock()
+
+    async def ask(self, what: str, limit_s: float, **args: Any) -> Reading:
+        """Have something read. Never raises for what is read: the reading says what went wrong."""
+        async with self._lock:
+            loop = asyncio.get_running_loop()
+            start = loop.time()
+            try:
+                async with asyncio.timeout(limit_s):
+                    answer = await self._exchange(what, args)
+            except TimeoutError:
+                self._abandon()
+                return Reading(hung=True, failed=f"no answer within {limit_s:g} s", seconds=loop.time() - start)
+            except (OSError, EOFError, ValueError, msgspec.DecodeError) as error:
+                self._abandon()
+                return Reading(
+                    failed=f"the reading process failed: {str(error) or 'it ended'}", seconds=loop.time() - start
+                )
+            return Reading(
+                facts=answer.get("facts"),
+                absent=answer.get("absent", ""),
+                failed=answer.get("failed", ""),
+                seconds=loop.time() - start,
+            )
+
+    async def _exchange(self, what: str, args: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return await self._ask_once(what, args)
+        except (EOFError, ConnectionError):
+            # It had ended after its last answer (NVML must be loaded anew): the next one answers.
+            self._abandon()
+            return await self._ask_once(what, args)
+
+    async def _ask_once(self, what: str, args: dict[str, Any]) -> dict[str, Any]:
+        process = await self._running()
+        if process.stdin is None or process.stdout is None:
+            raise OSError("it has no pipes")
+        self._next += 1
+        process.stdin.write(msgspec.json.encode({"id": self._next, "read": what, "args": args}) + b"\n")
+        await process.stdin.drain()
+        while True:
+            line = await process.stdout.readline()
+            if not line:
+                raise EOFError
+            answer: dict[str, Any] = msgspec.json.decode(line)
+            if answer.get("id") == self._next:
+                return answer
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        self._stuck = [process for process in self._stuck if process.returncode is None]
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        if len(self._stuck) >= STUCK_MAX:
+            raise OSError(f"{len(self._stuck)} reading processes hang in the kernel and cannot be killed")
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "holdfast.adapters.probes.reader_main",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=self._env,
+            limit=LINE_MAX,
+            start_new_session=True,
+        )
+        return self._process
+
+    def _abandon(self) -> None:
+        """Kill it. It counts as stuck until it is gone."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._stuck.append(process)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+    async def close(self) -> None:
+        """End it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await process.wait()

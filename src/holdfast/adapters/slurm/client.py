@@ -1,0 +1,203 @@
+"""A Slurm cluster as an orchestrator: looks, waits for changes, hands orders to those who carry them out.
+
+`holdfast controller --cluster slurm:[SLURM_CONF]` runs it, as SlurmUser or root. Fulfils `ports.Orchestrator`; the
+orders themselves are in `job_orders.py` and `node_orders.py`. How time passes: while something is in motion the cheap
+look is taken several times a second, at rest once in a while, and never so often that it costs more than a tenth of
+the time; a push (`push.py`) brings the next look at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.adapters.slurm import commands
+from holdfast.adapters.slurm.job_orders import JobOrders
+from holdfast.adapters.slurm.looks import Looks, Reading
+from holdfast.adapters.slurm.memory import Memory
+from holdfast.adapters.slurm.node_orders import NodeOrders, Programs
+from holdfast.adapters.slurm.output import Load, SlurmJob, load_of
+from holdfast.adapters.slurm.push import PushPort
+from holdfast.adapters.slurm.starts import Starts
+from holdfast.adapters.slurm.tool import Tool
+from holdfast.adapters.slurm.views import busy_nodes, job_view, node_view
+from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
+from holdfast.model import orders as o
+from holdfast.model.cluster import JobKey, JobView, SchedulerState, WorldView
+
+LOAD_SHARE = 0.1
+"""At most this part of the time goes into looking."""
+QUICK_S = 0.15
+SLOW_S = 1.0
+MOTION_S = 10.0
+"""After a change or an order, changes are expected for this long."""
+SAME_FOR_S = 10.0
+"""While the cheap look shows no change, a full look is believed for this long, or fifty times what it cost."""
+
+_log = structlog.get_logger("holdfast.slurm")
+
+
+class SlurmSettings(Struct, frozen=True, kw_only=True):
+    """What a site can say about its Slurm."""
+
+    conf: Path | None = None
+    folder: Path | None = None
+    """Where the adapter keeps what it must remember, and listens for pushes."""
+    programs: Programs = Programs()
+    pull_in_s: int = 1
+    """A released job may start so many seconds from now; 0 invites the credential race and is for tests."""
+
+
+class SlurmOrchestrator:
+    """See the module."""
+
+    name = "slurm"
+
+    def __init__(self, settings: SlurmSettings | None = None) -> None:
+        self.settings = settings = settings if settings is not None else SlurmSettings()
+        self.tool = Tool(settings.conf)
+        self.memory = Memory(settings.folder)
+        self.looks = Looks(self.tool, self.memory)
+        self.push = PushPort(settings.folder)
+        self.starts = Starts(self.tool, self.looks, self.memory, on_change=self._stir)
+        self.jobs = JobOrders(
+            self.tool,
+            self.looks,
+            self.memory,
+            find=self._find,
+            released=self.starts.released,
+            pull_in_s=settings.pull_in_s,
+        )
+        self.nodes = NodeOrders(self.tool, self.looks, self.memory, settings.programs)
+        self._pulse = b""
+        self._world: WorldView | None = None
+        self._world_at = 0.0
+        self._moved_at = time.monotonic()
+
+    # --- looking ---
+
+    async def observe(self) -> WorldView:
+        """See ports.Orchestrator."""
+        self.push.start()
+        pulse = await self.looks.pulse()
+        now = time.monotonic()
+        if pulse != self._pulse:
+            self._moved_at = now
+        known = self._world
+        same_for_s = max(SAME_FOR_S, 50 * self.looks.cost_s) if self.looks.cost_s > QUICK_S else 0.0
+        if known is not None and pulse == self._pulse and now - self._world_at < same_for_s:
+            return replace(known, at=time.time())
+        reading = await self.looks.fresh()
+        self._pulse = pulse
+        self._world, self._world_at = self._view(reading), now
+        return self._world
+
+    def _view(self, reading: Reading) -> WorldView:
+        cluster = self.looks.facts.name
+        busy = busy_nodes(reading.jobs.values())
+        self.starts.look(reading)
+        return WorldView(
+            cluster=cluster,
+            at=reading.at,
+            jobs=tuple(self._job(job) for job in reading.jobs.values()),
+            nodes=tuple(
+                node_view(
+                    node,
+                    jobs=tuple(sorted(busy.get(node.name, ()))),
+                    topology=self.looks.topology,
+                    machine=self.nodes.machine_of(node),
+                    boot=self.nodes.boot_of(node),
+                    answered_at=self.memory.node(node.name).answered_at,
+                )
+                for node in reading.nodes.values()
+            ),
+            complete=reading.complete,
+        )
+
+    def _job(self, job: SlurmJob) -> JobView:
+        view = job_view(job, self.key_of(job))
+        if self.starts.is_mending(job):
+            # Slurm refused the start; it is being asked again, and nothing of the job has run.
+            return replace(view, state=SchedulerState.PENDING, nodes=(), exit_code=None, signal=None, ended_at=0.0)
+        return view
+
+    def key_of(self, job: SlurmJob) -> JobKey:
+        """The job's key, with its generation."""
+        return JobKey(self.looks.facts.name, job.id, self.memory.seen(job).generation)
+
+    async def wait_change(self, timeout_s: float) -> bool:
+        """See ports.Orchestrator."""
+        self.push.start()
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            pushed = await self.push.wait(min(left_s, self._pause_s()))
+            if pushed:
+                self._moved_at = time.monotonic()
+                return True
+            try:
+                if await self.looks.pulse() != self._pulse:
+                    return True
+            except LinkError:
+                await asyncio.sleep(min(0.5, max(0.0, left_s)))
+                return True
+        return False
+
+    def _pause_s(self) -> float:
+        moving = time.monotonic() - self._moved_at < MOTION_S
+        return max(QUICK_S if moving else SLOW_S, self.looks.pulse_s / LOAD_SHARE)
+
+    def _stir(self) -> None:
+        self._moved_at = time.monotonic()
+        self.push.ring()
+
+    async def load(self) -> Load:
+        """How busy slurmctld is.
+
+        Raises:
+            LinkError: it cannot be asked.
+        """
+        try:
+            return load_of(await self.tool.text(commands.LOAD))
+        except (PermanentOrderError, TemporaryOrderError) as error:
+            raise LinkError(str(error)) from error
+
+    # --- orders ---
+
+    def can(self, order: o.AnyOrder) -> bool:
+        """See ports.Orchestrator."""
+        return self.jobs.can(order) or self.nodes.can(order)
+
+    async def execute(self, order: o.AnyOrder) -> str:
+        """See ports.Orchestrator."""
+        self._stir()
+        try:
+            if isinstance(order, o.JobOrder) and self.jobs.can(order):
+                return await self.jobs.execute(order)
+            if isinstance(order, o.NodeOrder) and self.nodes.can(order):
+                return await self.nodes.execute(order)
+        except LinkError as error:
+            raise TemporaryOrderError(str(error)) from error
+        finally:
+            if isinstance(order, o.NodeOrder):
+                # Which machine and which boot is behind a name is our own knowledge: Slurm's states may look as before.
+                self._world = None
+            self._stir()
+        raise PermanentOrderError(f"Slurm does not carry out {type(order).__name__}")
+
+    def _find(self, reading: Reading, key: JobKey) -> SlurmJob | None:
+        job = reading.jobs.get(key.id)
+        if job is None or self.memory.seen(job).generation != key.generation:
+            return None
+        return job
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self.push.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.starts.close()

@@ -1,0 +1,231 @@
+"""Figures of a Slurm cluster for Prometheus, where Slurm's own metrics are absent (they came with 25.11).
+
+`holdfast slurm-exporter` serves them. Each look is one `squeue` and one `sinfo`, at most every `LOOK_AGAIN_S` seconds
+however often it is scraped. Waiting and running times are counted once per job, when a look first shows it started or
+ended; what was over before the first look is not counted. Parsing is pure; time passes while the tools run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import calendar
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from holdfast.adapters.slurm.tool import Tool
+from holdfast.errors import HoldfastError
+
+SQUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%P|%u|%V|%S|%e")
+SINFO = ("sinfo", "--noheader", "--Node", "--format=%N|%T")
+LOOK_AGAIN_S = 5.0
+GAP_S_MAX = 300.0
+"""A longer pause between two looks counts as this long: the exporter did not see what was in between."""
+USERS_MAX = 200
+BOUNDS_S = (10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 2 * 3600.0, 6 * 3600.0, 86400.0, 3 * 86400.0, 7 * 86400.0)
+UNAVAILABLE = ("down", "drain", "fail", "maint", "reboot", "unknown", "no_respond", "power", "not_responding")
+"""Beginnings of sinfo's states in which a node takes no work."""
+STARTED = frozenset({"running", "completing", "suspended", "stopped", "signaling", "stage_out"})
+WAITING = frozenset({"pending", "requeued", "requeue_hold", "requeue_fed", "special_exit", "resv_del_hold"})
+
+
+class QueuedJob(Struct, frozen=True):
+    """One line of squeue. Times are Unix seconds, 0.0: not known."""
+
+    id: str
+    state: str
+    partition: str
+    user: str
+    submitted: float
+    started: float
+    ended: float
+
+
+class Look(Struct, frozen=True):
+    """What was seen at one time."""
+
+    at: float
+    jobs: Sequence[QueuedJob]
+    nodes: dict[str, str]
+    """Name -> state."""
+
+
+class Looks(Protocol):
+    """Where looks come from."""
+
+    def look(self) -> Look:
+        """Look now. Raises HoldfastError when Slurm does not answer."""
+
+
+def parse_jobs(text: str) -> list[QueuedJob]:
+    """Lines of `SQUEUE`. A line of another form is left out: names may hold anything."""
+    found = []
+    for line in text.splitlines():
+        words = line.strip().split("|")
+        if len(words) != 7:
+            continue
+        job, state, partition, user = words[:4]
+        found.append(QueuedJob(job, state.lower(), partition, user, *(_seconds(word) for word in words[4:])))
+    return found
+
+
+def _seconds(word: str) -> float:
+    """`2026-11-21T23:10:00`, in UTC as `Tool` has Slurm write it; `N/A` and `Unknown` are 0.0."""
+    try:
+        return float(calendar.timegm(time.strptime(word, "%Y-%m-%dT%H:%M:%S")))
+    except ValueError:
+        return 0.0
+
+
+def parse_nodes(text: str) -> dict[str, str]:
+    """Lines of `SINFO`; a node of several partitions comes once. Marks behind a state (`down*`) are taken off."""
+    found = {}
+    for line in text.splitlines():
+        name, mark, state = line.strip().partition("|")
+        if name and mark:
+            found[name] = state.lower().rstrip("*~#!%$@^-+")
+    return found
+
+
+class SlurmLooks:
+    """Looks by Slurm's own tools.
+
+    Args:
+        conf: the cluster's slurm.conf; None: the one that Slurm finds by itself.
+        now: the time.
+    """
+
+    def __init__(self, conf: Path | None = None, *, now: Callable[[], float] = time.time) -> None:
+        self._conf = conf
+        self._now = now
+
+    def look(self) -> Look:
+        """See `Looks.look`."""
+        return asyncio.run(self._look())
+
+    async def _look(self) -> Look:
+        tool = Tool(self._conf)
+        jobs, nodes = await asyncio.gather(tool.run(SQUEUE), tool.run(SINFO))
+        return Look(self._now(), parse_jobs(jobs.decode("utf-8", "replace")), parse_nodes(nodes.decode()))
+
+
+class _Times:
+    """A histogram of durations."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[next((n for n, bound in enumerate(BOUNDS_S) if seconds <= bound), len(BOUNDS_S))] += 1
+        self._sum += seconds
+
+    def family(self, name: str, text: str) -> HistogramMetricFamily:
+        total, buckets = 0, []
+        for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family = HistogramMetricFamily(name, text)
+        family.add_metric([], buckets, self._sum)
+        return family
+
+
+class SlurmCollector(Collector):
+    """Turns looks into families. Asked by one scrape at a time."""
+
+    def __init__(self, looks: Looks, *, look_again_s: float = LOOK_AGAIN_S) -> None:
+        self._looks = looks
+        self._look_again_s = look_again_s
+        self._last: Look | None = None
+        self._tried_at = -LOOK_AGAIN_S
+        self._started: set[tuple[str, float]] = set()
+        self._over: set[tuple[str, float]] = set()
+        self._waits, self._runs = _Times(), _Times()
+        self._lost: Counter[str] = Counter()
+        self._failures = 0
+        self._why = ""
+
+    def collect(self) -> Iterator[Metric]:
+        """All families; when Slurm does not answer, `slurm_up` 0 and the counters only."""
+        up = self._look()
+        yield GaugeMetricFamily("slurm_up", "1 while squeue and sinfo answer.", float(up))
+        yield CounterMetricFamily("slurm_look_failures", "Looks that failed.", value=self._failures)
+        if up and self._last is not None:
+            yield from self._now(self._last)
+        yield self._waits.family("slurm_job_wait_seconds", "From submission to start, of jobs that started.")
+        yield self._runs.family("slurm_job_run_seconds", "From start to end, of jobs that ended.")
+        lost = CounterMetricFamily(
+            "slurm_node_unavailable_seconds", "Node-seconds in states that take no work.", labels=["state"]
+        )
+        for state, seconds in sorted(self._lost.items()):
+            lost.add_metric([state], seconds)
+        yield lost
+
+    def _look(self) -> bool:
+        now = time.monotonic()
+        if now - self._tried_at < self._look_again_s:
+            return not self._why and self._last is not None
+        self._tried_at = now
+        try:
+            look = self._looks.look()
+        except (HoldfastError, OSError) as error:
+            self._failures += 1
+            self._why = str(error)
+            return False
+        self._why = ""
+        self._count(look)
+        self._last = look
+        return True
+
+    def _count(self, look: Look) -> None:
+        before = self._last
+        started = {(job.id, job.started): job for job in look.jobs if job.started and _has_started(job)}
+        over = {(job.id, job.ended): job for job in look.jobs if _is_over(job) and job.started and job.ended}
+        if before is not None:
+            for key in started.keys() - self._started:
+                self._waits.add(max(0.0, started[key].started - started[key].submitted))
+            for key in over.keys() - self._over:
+                self._runs.add(max(0.0, over[key].ended - over[key].started))
+            passed = min(GAP_S_MAX, max(0.0, look.at - before.at))
+            for state in look.nodes.values():
+                if state.startswith(UNAVAILABLE):
+                    self._lost[state] += passed  # type: ignore[assignment]
+        self._started, self._over = set(started), set(over)
+
+    def _now(self, look: Look) -> Iterator[Metric]:
+        jobs = GaugeMetricFamily("slurm_jobs", "Jobs in the queue.", labels=["partition", "state"])
+        for (partition, state), count in sorted(Counter((job.partition, job.state) for job in look.jobs).items()):
+            jobs.add_metric([partition, state], count)
+        yield jobs
+        ages: dict[tuple[str, str], float] = {}
+        for job in look.jobs:
+            if job.state in WAITING and job.submitted:
+                key = (job.partition, job.user)
+                ages[key] = max(ages.get(key, 0.0), look.at - job.submitted)
+        oldest = GaugeMetricFamily(
+            "slurm_job_pending_age_seconds_max",
+            "Age of the oldest pending job.",
+            labels=["partition", "user"],
+        )
+        for (partition, user), age in sorted(ages.items(), key=lambda one: -one[1])[:USERS_MAX]:
+            oldest.add_metric([partition, user], age)
+        yield oldest
+        nodes = GaugeMetricFamily("slurm_nodes", "Nodes by state.", labels=["state"])
+        for state, count in sorted(Counter(look.nodes.values()).items()):
+            nodes.add_metric([state], count)
+        yield nodes
+
+
+def _has_started(job: QueuedJob) -> bool:
+    return job.state not in WAITING
+
+
+def _is_over(job: QueuedJob) -> bool:
+    return job.state not in WAITING and job.state not in STARTED and job.state != "configuring"

@@ -1,0 +1,283 @@
+"""Orders about jobs: requeue held, exclude, release, give up. Each looks first, acts once, and looks again.
+
+The order of things, each measured on real clusters: the steps' tasks are killed first, because a task that traps
+SIGTERM would cost KillWait (30 s); then `requeuehold`; then one waits until no node owes the word that it is over (the
+job leaves COMPLETING); only then the exclusion, the release, and the begin time that the requeue set 121 s ahead is
+pulled in. A job that Slurm queued by itself meanwhile is taken as it is. Readings are shared, see `looks.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+
+import structlog
+
+from holdfast.adapters.slurm import commands
+from holdfast.adapters.slurm.looks import Looks, Reading
+from holdfast.adapters.slurm.memory import Memory
+from holdfast.adapters.slurm.node_output import SlurmNode
+from holdfast.adapters.slurm.old_output import OldOutput
+from holdfast.adapters.slurm.output import SlurmJob
+from holdfast.adapters.slurm.tool import Tool, is_queued, over_already
+from holdfast.adapters.slurm.views import NO_ANSWER, PREFIX, is_completing, state_of
+from holdfast.errors import PermanentOrderError, TemporaryOrderError
+from holdfast.model import orders as o
+from holdfast.model.cluster import ENDED, JobKey, SchedulerState
+
+POLL_FIRST_S = 0.02
+POLL_MAX_S = 0.5
+SLOW_END_S = 5.0
+"""Longer than a launcher's lease (3 s) and its margin."""
+CONNECT_S = 0.7
+S = SchedulerState
+_ORDERS = (o.RequeueHeld, o.SetExcluded, o.ReleaseJob, o.GiveUp)
+_QUEUED = frozenset({S.PENDING, S.HELD})
+_log = structlog.get_logger("holdfast.slurm")
+
+
+def waits_for(job: SlurmJob, jobs: dict[str, SlurmJob]) -> bool:
+    """Does another job wait for this one's end? Then it must not be seen FAILED, not even for a moment."""
+    names = rf"(?<![0-9]){job.id}(?![0-9])|(?<![0-9]){job.array_job or job.id}_"
+    for other in jobs.values():
+        if other.id == job.id or not other.dependency:
+            continue
+        if re.search(names, other.dependency):
+            return True
+        if "singleton" in other.dependency and (other.user, other.name) == (job.user, job.name):
+            return True
+    return False
+
+
+class JobOrders:
+    """See the module.
+
+    Args:
+        tool, looks, memory: the adapter's.
+        find: gives the job of a key in a reading, None when that id is another job by now.
+        released: told of a job that was released, and in how many seconds it may begin.
+        pull_in_s: see `client.SlurmSettings`.
+    """
+
+    def __init__(
+        self,
+        tool: Tool,
+        looks: Looks,
+        memory: Memory,
+        *,
+        find: Callable[[Reading, JobKey], SlurmJob | None],
+        released: Callable[[SlurmJob, float], None],
+        pull_in_s: int = 1,
+    ) -> None:
+        self._tool = tool
+        self._looks = looks
+        self._memory = memory
+        self._find = find
+        self._released = released
+        self._pull_in_s = pull_in_s
+        self._old_output = OldOutput(tool)
+
+    def can(self, order: o.AnyOrder) -> bool:
+        """Is it one of ours?"""
+        return isinstance(order, _ORDERS)
+
+    async def execute(self, order: o.JobOrder) -> str:
+        """See ports.Orchestrator."""
+        reading, job = await self._look(order.job)
+        if isinstance(order, o.RequeueHeld):
+            return await self._requeue_held(order, reading, job)
+        if isinstance(order, o.SetExcluded):
+            return await self._exclude(order, job)
+        if isinstance(order, o.ReleaseJob):
+            return await self._release(order, job)
+        if isinstance(order, o.GiveUp):
+            return await self._give_up(order, job)
+        raise PermanentOrderError(f"Slurm does not carry out {type(order).__name__}")
+
+    async def _look(self, key: JobKey) -> tuple[Reading, SlurmJob]:
+        commands.job_ref(key.id)
+        reading = await self._looks.fresh()
+        job = self._find(reading, key)
+        if job is None:
+            raise PermanentOrderError(f"Slurm knows no job {key}")
+        return reading, job
+
+    async def _until(self, key: JobKey, holds: Callable[[SlurmJob], bool], *, leased: bool = False) -> SlurmJob:
+        """Look until it is so. The executor limits the time. `leased`: see `_write_off_silent`."""
+        pause_s, begun, said = POLL_FIRST_S, time.monotonic(), False
+        while True:
+            reading, job = await self._look(key)
+            if holds(job):
+                return job
+            if not said and time.monotonic() - begun > SLOW_END_S:
+                said = True
+                _log.info("a job's end takes long", job=job.ref, states=sorted(job.states), nodes=job.nodes)
+                if leased:
+                    await self._write_off_silent(reading, job)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, POLL_MAX_S)
+
+    async def _write_off_silent(self, reading: Reading, job: SlurmJob) -> None:
+        """Set down the nodes that still owe their word and whose slurmd takes no connection.
+
+        Their launchers' lease is over by now, so nothing of the job runs, and Slurm need not wait for SlurmdTimeout.
+        """
+        nodes = [reading.nodes[name] for name in job.nodes if name in reading.nodes]
+        owing = [node for node in nodes if "DOWN" not in node.states]
+        answers = await asyncio.gather(*(self._answers(node) for node in owing))
+        silent = [node.name for node, answered in zip(owing, answers, strict=True) if not answered]
+        if silent:
+            _log.warning("nodes do not answer while a job ends there: set down", job=job.ref, nodes=silent)
+            await self._tool.run(commands.set_nodes(silent, "DOWN", NO_ANSWER))
+
+    async def _answers(self, node: SlurmNode) -> bool:
+        """Does its slurmd take a connection, in one of three tries?"""
+        for _ in range(3):
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    _, writer = await asyncio.open_connection(node.address, node.port or self._looks.facts.slurmd_port)
+            except (OSError, TimeoutError):
+                continue
+            writer.close()
+            return True
+        return not node.address
+
+    # --- requeue ---
+
+    async def _requeue_held(self, order: o.RequeueHeld, reading: Reading, job: SlurmJob) -> str:
+        state = state_of(job)
+        if job.restart_count > order.restart_count:
+            if state not in _QUEUED and not (is_completing(job) and "PENDING" in self._base(job)):
+                return f"it was requeued already ({job.restart_count} restarts) and is {state}"
+            return await self._hold_queued(order.job, "Slurm had queued it already")
+        if state in _QUEUED:
+            # It has not started, or its start failed and Slurm holds it: nothing of it runs.
+            return await self._hold_queued(order.job, "it was waiting")
+        if not job.requeue:
+            await self._tool.run(commands.allow_requeue(job.ref))
+        if state is S.RUNNING:
+            await self._kill(job, gently=waits_for(job, reading.jobs), batch=not order.gone)
+        if order.gone:
+            job = await self._write_off(order, reading, job)
+        if job.restart_count <= order.restart_count:
+            await self._requeuehold(order.job, job)
+        return await self._hold_queued(order.job, "stopped and queued", leased=order.leased)
+
+    @staticmethod
+    def _base(job: SlurmJob) -> frozenset[str]:
+        """22.05 shows COMPLETING alone; a requeued one is known there by its being held with priority 0."""
+        return frozenset({"PENDING"}) if job.priority == 0 or "PENDING" in job.states else job.states
+
+    async def _write_off(self, order: o.RequeueHeld, reading: Reading, job: SlurmJob) -> SlurmJob:
+        """Nodes that are gone are set down, or Slurm would wait for their word; it queues the job by that itself."""
+        lost = [
+            n for n in order.gone if n in job.nodes and n in reading.nodes and "DOWN" not in reading.nodes[n].states
+        ]
+        if lost:
+            await self._tool.run(commands.set_nodes(lost, "DOWN", f"{PREFIX} {order.why}"))
+        return (await self._look(order.job))[1]
+
+    async def _kill(self, job: SlurmJob, *, gently: bool, batch: bool) -> None:
+        """End its tasks now. `gently`: leave it to `requeuehold`, which never shows the job as FAILED.
+
+        Without `batch` the script is left to it, too: the loss of a node is about to queue the job.
+        """
+        if gently:
+            return
+        listed = commands.steps_of(await self._tool.text(commands.steps(job.ref)))
+        try:
+            if listed:
+                await self._tool.run(commands.kill_steps(listed))
+            if job.batch and batch:
+                await self._tool.run(commands.kill_batch(job.ref))
+        except PermanentOrderError as error:
+            _log.info("tasks could not be killed ahead of the requeue", job=job.ref, why=str(error))
+
+    async def _requeuehold(self, key: JobKey, job: SlurmJob) -> None:
+        try:
+            await self._tool.run(commands.requeue_hold(job.ref))
+        except PermanentOrderError as error:
+            _, now = await self._look(key)
+            if now.restart_count > job.restart_count or (over_already(str(error)) and state_of(now) in _QUEUED):
+                return
+            if is_queued(str(error)):
+                return  # a node went down under it: Slurm has queued it, although it still shows COMPLETING
+            if not now.requeue:
+                await self._tool.run(commands.allow_requeue(now.ref))
+                await self._tool.run(commands.requeue_hold(now.ref))
+                return
+            raise
+
+    async def _hold_queued(self, key: JobKey, what: str, *, leased: bool = False) -> str:
+        """Wait until no node owes a word of it, and see that it is held."""
+
+        def is_over(seen: SlurmJob) -> bool:
+            return state_of(seen) in _QUEUED or state_of(seen) is S.RUNNING
+
+        now = await self._until(key, is_over, leased=leased)
+        over_at = time.time()
+        if state_of(now) is S.RUNNING:
+            return f"{what}, and it runs again"
+        if state_of(now) is S.PENDING:
+            await self._tool.run(commands.hold(now.ref))
+            now = await self._until(key, lambda seen: state_of(seen) is not S.PENDING)
+        entry = self._memory.seen(now)
+        entry.ended_at = over_at
+        self._memory.keep(entry)
+        kept = await self._old_output.keep(now, now.restart_count - 1)
+        return f"{what}, held with {now.restart_count} restarts{'; ' + kept if kept else ''}"
+
+    # --- exclude, release, give up ---
+
+    async def _exclude(self, order: o.SetExcluded, job: SlurmJob) -> str:
+        """Exactly the owner's own nodes and the ones asked for; what we had excluded before comes free again."""
+        entry = self._memory.seen(job)
+        own = [node for node in job.excluded if node not in entry.ours]
+        wanted = tuple(dict.fromkeys([*own, *order.nodes]))
+        if set(wanted) == set(job.excluded):
+            return "excluded already"
+        await self._tool.run(commands.exclude(job.ref, wanted))
+        entry.ours = tuple(node for node in order.nodes if node not in own)
+        self._memory.keep(entry)
+        return f"kept off {commands.node_ref(wanted)}" if wanted else "kept off no node"
+
+    async def _release(self, order: o.ReleaseJob, job: SlurmJob) -> str:
+        if is_completing(job):
+            job = await self._until(order.job, lambda seen: not is_completing(seen))
+        state = state_of(job)
+        if state in ENDED:
+            raise PermanentOrderError(f"job {job.ref} is {state}, so there is nothing to release")
+        if state not in _QUEUED:
+            return f"it is {state} already"
+        if state is S.HELD:
+            await self._tool.run(commands.release(job.ref))
+        try:
+            await self._tool.run(commands.start_in(job.ref, self._pull_in_s))
+        except PermanentOrderError:
+            # Its begin time had passed, and it was started between the two commands.
+            now = (await self._look(order.job))[1]
+            if state_of(now) in _QUEUED:
+                raise
+        self._released(job, self._pull_in_s)
+        return f"released, to start in {self._pull_in_s} s or as soon as there are nodes"
+
+    async def _give_up(self, order: o.GiveUp, job: SlurmJob) -> str:
+        if not order.cancel:
+            return "left as it is"
+        state = state_of(job)
+        if state in ENDED:
+            return f"it is {state} already"
+        if state is S.RUNNING:
+            listed = commands.steps_of(await self._tool.text(commands.steps(job.ref)))
+            if listed:
+                await self._tool.run(commands.kill_steps(listed))
+        await self._tool.run(commands.cancel(job.ref))
+        try:
+            now = await self._until(order.job, lambda seen: state_of(seen) in ENDED)
+        except PermanentOrderError:
+            return "cancelled"  # forgotten at once (MinJobAge is short here)
+        if state_of(now) in _QUEUED:
+            raise TemporaryOrderError(f"job {now.ref} is in the queue again")
+        return "cancelled"

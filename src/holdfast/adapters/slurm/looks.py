@@ -1,0 +1,193 @@
+"""Looking at a Slurm cluster: one reading at a time, shared by all who wait for one.
+
+`Looks.fresh` gives a reading that was begun after the call, so two hundred orders that wait for two hundred jobs cost
+slurmctld one query per turn, not two hundred. `Looks.pulse` is the cheap look that tells whether anything changed.
+Both are bounded by what they cost: see `client.py` for how often they are taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.adapters.slurm import commands
+from holdfast.adapters.slurm.memory import Memory
+from holdfast.adapters.slurm.node_output import SlurmNode, nodes_of_json, nodes_of_text
+from holdfast.adapters.slurm.output import (
+    ClusterFacts,
+    JobEnd,
+    SlurmJob,
+    ends_of_sacct,
+    facts_of_config,
+    jobs_of_json,
+    jobs_of_text,
+    topology_of,
+)
+from holdfast.adapters.slurm.tool import Tool
+from holdfast.adapters.slurm.views import joined, state_of
+from holdfast.errors import LinkError, OrderError, PermanentOrderError, WireError
+from holdfast.model.cluster import ENDED
+
+FACTS_EVERY_S = 300.0
+SACCT_MAX = 500
+"""Jobs that accounting is asked about at once."""
+_log = structlog.get_logger("holdfast.slurm")
+_NO_JSON = ("unrecognized option", "invalid option", "json", "serializer", "plugin")
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """One look at everything."""
+
+    at: float
+    """Unix seconds when it was begun."""
+    jobs: dict[str, SlurmJob]
+    """By id; heterogeneous jobs by their leader's."""
+    nodes: dict[str, SlurmNode]
+    complete: bool = True
+
+
+class Looks:
+    """See the module."""
+
+    def __init__(self, tool: Tool, memory: Memory) -> None:
+        self.tool = tool
+        self.memory = memory
+        self.facts = ClusterFacts()
+        self.topology: dict[str, str] = {}
+        self.cost_s = 0.0
+        """What the last full look took."""
+        self.pulse_s = 0.0
+        """What the last cheap look took."""
+        self.count = 0
+        self._facts_at = 0.0
+        self._json = True
+        self._nodes_json = False
+        self._running: asyncio.Task[Reading] | None = None
+        self._queued: asyncio.Task[Reading] | None = None
+        self._last: dict[str, SlurmJob] = {}
+        self._told: set[str] = set()
+
+    async def fresh(self) -> Reading:
+        """A reading begun after this call.
+
+        Raises:
+            LinkError: the cluster cannot be read.
+        """
+        if self._queued is None:
+            self._queued = asyncio.create_task(self._next(self._running), name="look at slurm")
+        return await asyncio.shield(self._queued)
+
+    async def _next(self, before: asyncio.Task[Reading] | None) -> Reading:
+        if before is not None:
+            await asyncio.wait([before])
+        self._running, self._queued = self._queued, None
+        try:
+            return await self._read()
+        except (OrderError, WireError) as error:
+            raise LinkError(f"Slurm cannot be read: {error}") from error
+        finally:
+            self._running = None
+
+    async def _read(self) -> Reading:
+        at, begun = time.time(), time.monotonic()
+        if not self.facts.name or begun - self._facts_at > FACTS_EVERY_S:
+            await self._read_facts(begun)
+        (jobs, complete), nodes = await asyncio.gather(self._jobs(), self._nodes())
+        found = {job.id: job for job in joined(jobs)}
+        if complete:
+            await self._ends_of_missing(found)
+        self.cost_s = time.monotonic() - begun
+        self.count += 1
+        self._last = found
+        return Reading(at=at, jobs=found, nodes={node.name: node for node in nodes}, complete=complete)
+
+    async def _jobs(self) -> tuple[list[SlurmJob], bool]:
+        if self._json:
+            try:
+                return jobs_of_json(await self.tool.run(commands.JOBS, again=False)), True
+            except PermanentOrderError as error:
+                if not any(word in str(error).casefold() for word in _NO_JSON):
+                    raise
+                _log.warning("squeue gives no JSON here: its text is read", why=str(error))
+                self._json = False
+        jobs, doubtful = jobs_of_text(await self.tool.text(commands.JOBS_TEXT, again=False))
+        if doubtful:
+            _log.warning("records of jobs are ambiguous and are not believed", jobs=doubtful)
+        return jobs, not doubtful
+
+    async def _nodes(self) -> list[SlurmNode]:
+        if self._nodes_json:
+            return nodes_of_json(await self.tool.run(commands.NODES_JSON, again=False))
+        return nodes_of_text(await self.tool.text(commands.NODES, again=False))
+
+    async def _check_nodes(self) -> None:
+        """The cheap text is believed as long as it names the same nodes, in the same states, as the JSON does."""
+        try:
+            told = nodes_of_json(await self.tool.run(commands.NODES_JSON, again=False))
+        except (OrderError, WireError):
+            return  # before 23.02 there is none
+        cheap = {node.name: node.states for node in nodes_of_text(await self.tool.text(commands.NODES, again=False))}
+        lost = [node.name for node in told if node.name not in cheap or not node.states & cheap[node.name]]
+        self._nodes_json = bool(lost)
+        if lost:
+            _log.warning("the text form of nodes is not what it was: their JSON is read", nodes=lost[:5])
+
+    async def _read_facts(self, now: float) -> None:
+        self.facts = facts_of_config(await self.tool.text(commands.CONFIG, again=False))
+        try:
+            self.topology = topology_of(await self.tool.text(commands.TOPOLOGY))
+        except OrderError:
+            self.topology = {}
+        await self._check_nodes()
+        self._facts_at = now
+
+    async def _ends_of_missing(self, found: dict[str, SlurmJob]) -> None:
+        """Jobs that ended and were forgotten between two looks: accounting knows how they ended. Told once each."""
+        missing = self.memory.missing(set(found))
+        asked = [entry.id for entry in missing if entry.id not in self._told]
+        ends: dict[str, JobEnd] = {}
+        if asked and self.facts.accounting:
+            try:
+                ends = ends_of_sacct(await self.tool.text(commands.ends(asked[:SACCT_MAX])))
+            except OrderError as error:
+                _log.warning("accounting cannot be asked how jobs ended", why=str(error))
+        for entry in missing:
+            end = ends.get(entry.id)
+            before = self._last.get(entry.id) or SlurmJob(id=entry.id, name=entry.name, user=entry.user)
+            if end is None or state_of(before) in ENDED:
+                self._told.discard(entry.id)
+                self.memory.forget(entry)
+                continue
+            ended = replace(
+                before,
+                states=end.states,
+                exit_code=end.exit_code,
+                signal=end.signal,
+                ended_at=end.at,
+                restart_count=entry.restarts,
+                command=entry.command,
+            )
+            if state_of(ended) in ENDED:
+                found[entry.id] = ended
+                self._told.add(entry.id)
+
+    async def pulse(self) -> bytes:
+        """A digest that differs when jobs or nodes changed in a way that matters.
+
+        Raises:
+            LinkError: the cluster cannot be read.
+        """
+        begun = time.monotonic()
+        try:
+            parts = await asyncio.gather(
+                self.tool.run(commands.PULSE_JOBS, again=False), self.tool.run(commands.PULSE_NODES, again=False)
+            )
+        except OrderError as error:
+            raise LinkError(f"Slurm cannot be read: {error}") from error
+        self.pulse_s = time.monotonic() - begun
+        return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()

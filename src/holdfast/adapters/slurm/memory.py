@@ -1,0 +1,158 @@
+"""What the adapter must remember between looks and over restarts, because Slurm does not tell it.
+
+Slurm uses ids again and resets the submit time at every requeue, so a job's generation is remembered: it goes on while
+the restart count grows, and another owner, name or script, a smaller count, or a return after the id was gone begins
+the next. Beside it stand which exclusions are ours, when the last run was ended, and how often a node's machine was
+replaced. One line of JSON per change, appended; read whole at the start, newest last. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from holdfast.adapters.slurm.output import SlurmJob
+from holdfast.errors import ConfigError
+
+KEPT_MAX = 50_000
+"""Jobs remembered; the oldest are forgotten first."""
+FILE = "slurm-jobs.jsonl"
+
+_log = structlog.get_logger("holdfast.slurm")
+
+
+class JobEntry(Struct, omit_defaults=True):
+    """What is remembered of a job id."""
+
+    id: str
+    generation: int = 1
+    user: str = ""
+    name: str = ""
+    command: str = ""
+    restarts: int = 0
+    gone: bool = False
+    """Slurm no longer knows the id, or said how the job ended."""
+    ours: tuple[str, ...] = ()
+    """Nodes in its ExcNodeList that we put there."""
+    ended_at: float = 0.0
+    """When its last run was seen to be over, after we ended it."""
+
+
+class NodeEntry(Struct, omit_defaults=True):
+    """What is remembered of a node name."""
+
+    node: str
+    machine: int = 1
+    """Counts the machines that have answered to the name."""
+    boot_at: float = 0.0
+    """Boot time by which its newest boot is known."""
+    answered_at: float = 0.0
+    """Start of the slurmd that answered after our last repair."""
+
+
+class _Line(Struct, omit_defaults=True):
+    job: JobEntry | None = None
+    node: NodeEntry | None = None
+
+
+class Memory:
+    """See the module.
+
+    Args:
+        folder: where the file is kept; None: nothing outlives this process.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.jobs: dict[str, JobEntry] = {}
+        self.nodes: dict[str, NodeEntry] = {}
+        self._live: set[str] = set()
+        self._path = folder / FILE if folder is not None else None
+        self._lines = 0
+        if self._path is not None and self._path.exists():
+            self._load(self._path)
+
+    def _load(self, path: Path) -> None:
+        decoder = msgspec.json.Decoder(_Line)
+        try:
+            raw = path.read_bytes().splitlines()
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from error
+        for text in raw:
+            try:
+                line = decoder.decode(text)
+            except msgspec.MsgspecError:
+                continue  # the last line of a controller that was killed while it wrote
+            if line.job is not None:
+                self.jobs.pop(line.job.id, None)
+                self.jobs[line.job.id] = line.job
+            if line.node is not None:
+                self.nodes[line.node.node] = line.node
+        self._live = {job_id for job_id, entry in self.jobs.items() if not entry.gone}
+        self._lines = len(raw)
+        self._compact()
+
+    def _compact(self) -> None:
+        while len(self.jobs) > KEPT_MAX:
+            del self.jobs[next(iter(self.jobs))]
+        if self._path is None or self._lines <= 2 * (len(self.jobs) + len(self.nodes)) + 1000:
+            return
+        lines = [_Line(job=job) for job in self.jobs.values()] + [_Line(node=node) for node in self.nodes.values()]
+        staged = self._path.with_suffix(".new")
+        staged.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        staged.replace(self._path)
+        self._lines = len(lines)
+
+    def _write(self, line: _Line) -> None:
+        if self._path is None:
+            return
+        try:
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            # The rules above come to the same answers from a fresh look, but for ids that are used again.
+            _log.warning("what is remembered of Slurm's jobs cannot be written", file=str(self._path), why=str(error))
+        self._lines += 1
+        if self._lines > 4 * KEPT_MAX:
+            self._compact()
+
+    def keep(self, entry: JobEntry | NodeEntry) -> None:
+        """An entry was changed."""
+        self._write(_Line(job=entry) if isinstance(entry, JobEntry) else _Line(node=entry))
+
+    def seen(self, job: SlurmJob) -> JobEntry:
+        """The entry of a job that Slurm shows, with its generation."""
+        entry = self.jobs.get(job.id)
+        if entry is None:
+            entry = JobEntry(job.id, 1, job.user, job.name, job.command, job.restart_count)
+        elif (
+            entry.gone
+            or (entry.user, entry.name, entry.command) != (job.user, job.name, job.command)
+            or job.restart_count < entry.restarts
+        ):
+            entry = JobEntry(job.id, entry.generation + 1, job.user, job.name, job.command, job.restart_count)
+        elif job.restart_count != entry.restarts:
+            entry.restarts = job.restart_count
+        else:
+            return entry
+        self.jobs.pop(job.id, None)
+        self.jobs[job.id] = entry
+        self._live.add(job.id)
+        self.keep(entry)
+        return entry
+
+    def missing(self, shown: set[str]) -> list[JobEntry]:
+        """Entries of jobs that a complete look did not show and that were there before."""
+        return [self.jobs[job_id] for job_id in sorted(self._live - shown) if job_id in self.jobs]
+
+    def forget(self, entry: JobEntry) -> None:
+        """Slurm no longer knows it: whatever comes under this id is another job."""
+        entry.gone = True
+        self._live.discard(entry.id)
+        self.keep(entry)
+
+    def node(self, name: str) -> NodeEntry:
+        """The entry of a node, made when there is none."""
+        return self.nodes.setdefault(name, NodeEntry(name))

@@ -1,0 +1,254 @@
+"""Orders about nodes: quarantine, return, reboot, replace, retire. Each looks first and respects whose node it is.
+
+A reason that begins with our prefix, or that is exactly `Action:Reboot` or `Action:Replace`, gives a node into our
+hands; any other reason is a person's (or Slurm's own) and is left standing. A node that is known to be gone is set
+`down`, so that Slurm writes off what ran there and queues its jobs at once instead of after SlurmdTimeout.
+Identical wishes that come together are one command for the whole node set. Time passes while a node boots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+from msgspec import Struct
+
+from holdfast.adapters.slurm import commands
+from holdfast.adapters.slurm.asks import ACTIONS
+from holdfast.adapters.slurm.looks import Looks
+from holdfast.adapters.slurm.memory import Memory
+from holdfast.adapters.slurm.node_output import SlurmNode
+from holdfast.adapters.slurm.tool import Tool
+from holdfast.adapters.slurm.views import PREFIX, is_drained, is_lost
+from holdfast.errors import PermanentOrderError, TemporaryOrderError
+from holdfast.model import orders as o
+
+POLL_S = 0.3
+GATHER_S = 0.01
+BOOT_WAVERS_S = 2.5
+SAME_SECOND_S = 1.1
+REPLACE = "Action:Replace"
+_log = structlog.get_logger("holdfast.slurm")
+
+
+class Programs(Struct, frozen=True, kw_only=True):
+    """What a site uses to repair machines; each is run with the node's name as last argument."""
+
+    replace: tuple[str, ...] = ()
+    """Ends with 0 once another machine answers, or is about to, under the node's name."""
+    replace_by_reason: bool = False
+    """Write `Action:Replace` with state fail, and wait for whoever acts on it (HyperPod)."""
+    reboot: tuple[str, ...] = ()
+    """In place of `scontrol reboot`, such as a BMC's power cycle: works when slurmd does not answer."""
+    limit_s: float = 3600.0
+
+
+def is_ours(node: SlurmNode) -> bool:
+    """May we lift what keeps it out of service?"""
+    return node.reason.startswith(PREFIX) or node.reason in ACTIONS
+
+
+def is_up(node: SlurmNode) -> bool:
+    """Does slurmd answer, whatever the node's state is otherwise?"""
+    return not node.states & {"NOT_RESPONDING", "NO_RESPOND", "REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_UP"}
+
+
+class NodeOrders:
+    """See the module."""
+
+    def __init__(self, tool: Tool, looks: Looks, memory: Memory, programs: Programs) -> None:
+        self._tool = tool
+        self._looks = looks
+        self._memory = memory
+        self._programs = programs
+        self._waiting: dict[tuple[str, str], tuple[list[str], asyncio.Task[None]]] = {}
+
+    def can(self, order: o.AnyOrder) -> bool:
+        """Is it one of ours? Replacing needs a site's way to do it; rebooting, RebootProgram or such a way."""
+        if isinstance(order, o.ReplaceNode):
+            return bool(self._programs.replace) or self._programs.replace_by_reason
+        return isinstance(order, o.QuarantineNode | o.ReturnNode | o.RetireNode | o.RebootNode)
+
+    def machine_of(self, node: SlurmNode) -> str:
+        """Names the machine behind the name: the cloud's id, and how often we had it replaced."""
+        return f"{node.machine or node.name}/{self._memory.node(node.name).machine}"
+
+    def boot_of(self, node: SlurmNode) -> str:
+        """Names the boot by its time. Slurm reckons that from the uptime, so it wavers; for a moment it is not told."""
+        entry = self._memory.node(node.name)
+        if node.boot_at and abs(node.boot_at - entry.boot_at) > BOOT_WAVERS_S:
+            entry.boot_at = node.boot_at
+            self._memory.keep(entry)
+        return f"slurm:{entry.machine}@{entry.boot_at:.0f}" if entry.boot_at else ""
+
+    async def execute(self, order: o.NodeOrder) -> str:
+        """See ports.Orchestrator."""
+        node = await self._look(order.node)
+        stale = order.instance_id and order.instance_id != f"slurm:{self.machine_of(node)}"
+        if isinstance(order, o.ReplaceNode):
+            return "it is another machine already" if stale else await self._replace(node)
+        if stale:
+            raise PermanentOrderError(f"{order.node} is another machine now")
+        if isinstance(order, o.QuarantineNode):
+            return await self._quarantine(order, node)
+        if isinstance(order, o.ReturnNode):
+            return await self._return(node)
+        if isinstance(order, o.RetireNode):
+            return await self._retire(order, node)
+        if isinstance(order, o.RebootNode):
+            return await self._reboot(order, node)
+        raise PermanentOrderError(f"Slurm does not carry out {type(order).__name__}")
+
+    async def _look(self, name: str) -> SlurmNode:
+        commands.node_ref([name])
+        node = (await self._looks.fresh()).nodes.get(name)
+        if node is None:
+            raise PermanentOrderError(f"Slurm knows no node {name}")
+        return node
+
+    async def _until(self, name: str, holds: Callable[[SlurmNode], bool], limit_s: float, what: str) -> SlurmNode:
+        deadline = time.monotonic() + limit_s
+        while True:
+            node = await self._look(name)
+            if holds(node):
+                return node
+            if time.monotonic() > deadline:
+                raise TemporaryOrderError(f"{name} {what} within {limit_s:g} s (state {node.state_text})")
+            await asyncio.sleep(POLL_S)
+
+    async def _set(self, node: str, state: str, reason: str = "") -> None:
+        """Set the state, together with others who want the same within the next moment."""
+        key = (state, commands.one_line(reason))
+        if key not in self._waiting:
+            names: list[str] = []
+            self._waiting[key] = (names, asyncio.create_task(self._set_together(key, names)))
+        names, task = self._waiting[key]
+        names.append(node)
+        await asyncio.shield(task)
+
+    async def _set_together(self, key: tuple[str, str], names: list[str]) -> None:
+        await asyncio.sleep(GATHER_S)
+        del self._waiting[key]
+        await self._tool.run(commands.set_nodes(names, *key))
+
+    # --- in and out of service ---
+
+    async def _quarantine(self, order: o.QuarantineNode, node: SlurmNode) -> str:
+        reason = f"{PREFIX} {order.why}".strip()
+        if order.gone:
+            return await self._write_off(node, reason)
+        if is_drained(node):
+            if is_ours(node):
+                return "out of service already"
+            return f"drained already by somebody else ({node.reason or 'no reason given'})"
+        if "DOWN" in node.states:
+            # Slurm lost it: it takes no work as it is, and a drain on it would outlive its coming back.
+            await self._tool.run(commands.set_reason([node.name], reason))
+            return "down already, and kept out"
+        await self._set(node.name, "DRAIN", reason)
+        return "drained"
+
+    async def _write_off(self, node: SlurmNode, reason: str) -> str:
+        """It is known not to run: Slurm need not wait for its word."""
+        theirs = is_drained(node) and not is_ours(node)
+        if "DOWN" not in node.states:
+            await self._set(node.name, "DOWN", node.reason if theirs else reason)
+            return "set down: what ran there is written off"
+        if not theirs and not is_ours(node):
+            await self._tool.run(commands.set_reason([node.name], reason))
+        return "down already"
+
+    async def _return(self, node: SlurmNode) -> str:
+        if not is_drained(node):
+            return "in service already"
+        if not is_ours(node):
+            raise PermanentOrderError(f"{node.name} was drained by someone else: {node.reason or 'no reason given'}")
+        await self._set(node.name, "RESUME")
+        return "in service"
+
+    async def _retire(self, order: o.RetireNode, node: SlurmNode) -> str:
+        reason = f"{PREFIX} retired: {order.why}"
+        if is_drained(node) and not is_ours(node):
+            return f"out of service by somebody else ({node.reason})"
+        if is_drained(node):
+            await self._tool.run(commands.set_reason([node.name], reason))
+        else:
+            await self._set(node.name, "DRAIN", reason)
+        return "out of service for a person"
+
+    # --- repair ---
+
+    async def _reboot(self, order: o.RebootNode, node: SlurmNode) -> str:
+        before, entry = self.boot_of(node), self._memory.node(node.name)
+        if order.boot_id.startswith("slurm:") and before not in {"", order.boot_id} and is_up(node):
+            return "it has booted anew already"
+        was_out, reason = is_drained(node), node.reason
+        if not node.states & {"REBOOT_ISSUED", "REBOOT_REQUESTED", "REBOOT"}:
+            await self._begin_reboot(order, node, was_out=was_out)
+
+        def has_booted(seen: SlurmNode) -> bool:
+            # A boot that follows another within a few seconds is hidden by how far Slurm's boot times waver. Then it
+            # shows by its slurmd, which is another one, and by a later time of boot.
+            is_another = seen.slurmd_at > node.slurmd_at and seen.boot_at > node.boot_at
+            return is_up(seen) and seen.boot_at > 0 and (self.boot_of(seen) != before or is_another)
+
+        seen = await self._until(node.name, has_booted, self._programs.limit_s, "did not come back")
+        if entry.boot_at != seen.boot_at:
+            entry.boot_at = seen.boot_at
+            self._memory.keep(entry)
+        await self._settle(node.name, was_out=was_out, reason=reason)
+        return "rebooted"
+
+    async def _begin_reboot(self, order: o.RebootNode, node: SlurmNode, *, was_out: bool) -> None:
+        await self._until_another_second(node)
+        if was_out and not node.states & {"DRAIN", "FAIL"}:
+            await self._set(node.name, "DRAIN", node.reason)  # a node that is only down would come back into service
+        if self._programs.reboot:
+            await self._tool.run((*self._programs.reboot, node.name), limit_s=self._programs.limit_s)
+        else:
+            reason = node.reason if was_out else f"{PREFIX} reboot: {order.why}"
+            await self._tool.run(commands.reboot([node.name], reason, drained=was_out))
+
+    async def _settle(self, name: str, *, was_out: bool, reason: str) -> None:
+        """Out of service or in it as before: Slurm appends to the reason, and may have left it down or resumed it."""
+        now = await self._look(name)
+        entry = self._memory.node(name)
+        entry.answered_at = now.slurmd_at
+        self._memory.keep(entry)
+        if not was_out:
+            if "DOWN" in now.states and (is_ours(now) or is_lost(now)):
+                await self._set(name, "RESUME")
+        elif not now.states & {"DRAIN", "FAIL"}:
+            await self._set(name, "DRAIN", reason)
+        elif now.reason != reason:
+            await self._tool.run(commands.set_reason([name], reason))
+
+    @staticmethod
+    async def _until_another_second(node: SlurmNode) -> None:
+        """Slurm tells whole seconds: only after the one in which the old slurmd began can a new one be told from it."""
+        await asyncio.sleep(min(SAME_SECOND_S, max(0.0, node.slurmd_at + SAME_SECOND_S - time.time())))
+
+    async def _replace(self, node: SlurmNode) -> str:
+        entry = self._memory.node(node.name)
+        was_out, reason = is_drained(node), node.reason
+        await self._until_another_second(node)
+
+        def is_another(seen: SlurmNode) -> bool:
+            return is_up(seen) and seen.slurmd_at > node.slurmd_at
+
+        if self._programs.replace:
+            await self._tool.run((*self._programs.replace, node.name), limit_s=self._programs.limit_s)
+            await self._until(node.name, is_another, self._programs.limit_s, "did not come back as another machine")
+        else:
+            await self._tool.run(commands.set_nodes([node.name], "FAIL", REPLACE))
+            await self._until(
+                node.name,
+                lambda seen: is_another(seen) or (is_up(seen) and seen.reason != REPLACE),
+                self._programs.limit_s,
+                "was not replaced",
+            )
+        entry.machine += 1
+        await self._settle(node.name, was_out=was_out, reason=reason)
+        return f"another machine (number {entry.machine} under this name)"

@@ -1,0 +1,147 @@
+"""Which files Slurm jobs of this node write their output to: found from what their processes have open.
+
+The agent asks, once a second; slurmctld is not asked. A job's processes are those below its slurmstepd, whose title
+(`slurmstepd: [4711.batch]`) is believed only of root or of our own user, since a user may write any title. Their stdout
+and stderr count, whatever an `srun` or a slurmstepd writes to, and files of theirs with a log's name: a step's
+`--output=%x_%j_<date>.log` is found by that too. A job that a Holdfast launcher supervises is left to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+PROC = Path("/proc")
+_TITLE = re.compile(r"slurmstepd: \[([0-9]+)\.(\w+)\]")
+_LOGS = (".log", ".out", ".err", ".txt")
+_NOT_OUTPUT = ("/dev/", "/proc/", "/sys/", "/run/")
+_LAUNCHERS = ("holdfast", "holdfast.cli.main", "holdfast.cli.entry", "holdfast.launch")
+FILES_MAX = 64
+"""Files followed per job."""
+
+
+class OpenJob(Struct, frozen=True, kw_only=True):
+    """A job with processes on this node."""
+
+    job_id: str
+    cluster: str = ""
+    restart_count: int = 0
+    node: str = ""
+    """Node that the processes say they are on: several share a machine in a lab."""
+    has_launcher: bool = False
+    """Its output is read by the launcher itself."""
+    files: tuple[str, ...] = ()
+
+
+class _Process(Struct):
+    pid: int
+    parent: int
+    uid: int
+    words: tuple[str, ...]
+
+
+def open_jobs(proc: Path = PROC) -> list[OpenJob]:
+    """The jobs of this node and the files that they write."""
+    if not _has_steps(proc):
+        return []
+    processes = {process.pid: process for process in _processes(proc)}
+    children: dict[int, list[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    trusted = {0, os.geteuid()}
+    stepds: dict[str, list[int]] = {}
+    for process in processes.values():
+        title = _TITLE.match(" ".join(process.words)) if process.uid in trusted else None
+        if title is not None:
+            stepds.setdefault(title.group(1), []).append(process.pid)
+    return [_job(proc, job_id, pids, processes, children) for job_id, pids in sorted(stepds.items())]
+
+
+def _has_steps(proc: Path) -> bool:
+    for entry in os.scandir(proc):
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if (proc / entry.name / "comm").read_bytes().startswith(b"slurmstepd"):
+                    return True
+    return False
+
+
+def _job(
+    proc: Path, job_id: str, stepds: list[int], processes: Mapping[int, _Process], children: Mapping[int, list[int]]
+) -> OpenJob:
+    tree = list(_below(stepds, children))
+    environ: dict[str, str] = {}
+    launcher = False
+    files: dict[tuple[int, int], str] = {}
+    for pid in tree:
+        process = processes[pid]
+        launcher = launcher or any(os.path.basename(w) in _LAUNCHERS for w in process.words[:6])  # noqa: PTH119 - words
+        if not environ:
+            environ = _environ(proc, pid, job_id)
+        for descriptor, path, identity in _written(proc, pid):
+            tool = process.words[:1] and os.path.basename(process.words[0]) == "srun"  # noqa: PTH119 - a word of argv
+            if descriptor in {1, 2} or tool or path.endswith(_LOGS):
+                files.setdefault(identity, path)
+    for pid in stepds:
+        for _, path, identity in _written(proc, pid):
+            if "slurmd" not in os.path.basename(path):  # noqa: PTH119 - its own log
+                files.setdefault(identity, path)
+    restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    return OpenJob(
+        job_id=job_id,
+        cluster=environ.get("SLURM_CLUSTER_NAME", ""),
+        restart_count=int(restarts) if restarts.isdecimal() else 0,
+        node=environ.get("SLURMD_NODENAME", ""),
+        has_launcher=launcher,
+        files=tuple(sorted(files.values())[:FILES_MAX]),
+    )
+
+
+def _below(roots: list[int], children: Mapping[int, list[int]]) -> Iterator[int]:
+    waiting = [child for root in roots for child in children.get(root, ())]
+    while waiting:
+        pid = waiting.pop()
+        yield pid
+        waiting += children.get(pid, ())
+
+
+def _processes(proc: Path) -> Iterator[_Process]:
+    for entry in os.scandir(proc):
+        if not entry.name.isdecimal():
+            continue
+        place = proc / entry.name
+        # Processes come and go while one looks.
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parent = int((place / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+            words = (place / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            yield _Process(int(entry.name), parent, place.stat().st_uid, tuple(word for word in words if word))
+
+
+def _environ(proc: Path, pid: int, job_id: str) -> dict[str, str]:
+    with contextlib.suppress(OSError):
+        raw = (proc / str(pid) / "environ").read_bytes().decode("utf-8", "replace").split("\0")
+        found = dict(pair.split("=", 1) for pair in raw if "=" in pair)
+        if found.get("SLURM_JOB_ID") == job_id:
+            return found
+    return {}
+
+
+def _written(proc: Path, pid: int) -> Iterator[tuple[int, str, tuple[int, int]]]:
+    """Descriptor, path and identity of each regular file that the process has open for writing."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(proc / str(pid) / "fd"):
+            with contextlib.suppress(OSError, ValueError):
+                path = str(Path(entry.path).readlink())
+                if not path.startswith("/") or path.startswith(_NOT_OUTPUT) or path.endswith(" (deleted)"):
+                    continue
+                found = Path(entry.path).stat()
+                info = (proc / str(pid) / "fdinfo" / entry.name).read_text(encoding="ascii")
+                flags = int(info.partition("flags:")[2].split()[0], 8)
+                if stat.S_ISREG(found.st_mode) and flags & os.O_ACCMODE != os.O_RDONLY:
+                    yield int(entry.name), path, (found.st_dev, found.st_ino)

@@ -1,0 +1,228 @@
+"""The job that we run in, as its owner may see and change it: facts, requeue elsewhere, a lost node let go.
+
+`holdfast srun` and `holdfast run` use this inside an allocation, with nothing but the owner's rights. Every command has
+a time limit. Time passes in the asyncio loop.
+
+A requeued job gets a begin time in the future (121 s with the default credential time). Only a job that is PENDING
+takes another begin time or other excluded nodes, and by then nothing of the requeued job runs any more that could say
+so. Therefore a small job of the same owner, the recall job, is submitted first: it waits until the requeued job is
+pending, sets both, and ends. Where the site refuses that job, the requeue still happens, at the scheduler's own pace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from ClusterShell.NodeSet import NodeSet, NodeSetException
+from msgspec import Struct
+
+from holdfast.adapters.slurm.once import run_once
+from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
+
+_LIMIT_S = 10.0
+_NODE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_JOB = re.compile(r"^\d+(_\d+)?$")
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z/:]*)=(\S*)")
+_RETRIED = ("Socket timed out", "Transient error", "temporarily unavailable", "Unable to contact slurm controller")
+RECALL_LIMIT_MIN = 5
+
+
+class JobFacts(Struct, frozen=True):
+    """What `scontrol show job` says of our own job."""
+
+    nodes: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    is_batch: bool = False
+    may_requeue: bool = False
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    reservation: str = ""
+    output: str = ""
+
+
+class NodeAddress(Struct, frozen=True):
+    """Where the scheduler reaches a node's daemon."""
+
+    address: str
+    port: int
+
+
+def job_name(environ: Mapping[str, str]) -> str:
+    """The job's name for scontrol. A task of an array has its own: the bare number could mean the whole array."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
+
+
+def read_job(text: str) -> JobFacts:
+    """Read `scontrol --oneliner show job`. Pure."""
+    fields = dict(_FIELD.findall(text))
+    return JobFacts(
+        nodes=node_names(fields.get("NodeList", "")),
+        excluded=node_names(fields.get("ExcNodeList", "")),
+        is_batch=fields.get("BatchFlag", "0") not in {"0", ""},
+        may_requeue=fields.get("Requeue", "0") == "1",
+        partition=_given(fields.get("Partition", "")),
+        account=_given(fields.get("Account", "")),
+        qos=_given(fields.get("QOS", "")),
+        reservation=_given(fields.get("Reservation", "")),
+        output=_given(fields.get("StdOut", "")),
+    )
+
+
+def read_addresses(text: str, port: int) -> dict[str, NodeAddress]:
+    """Read `scontrol --oneliner show node`; `port` where a node tells none. Pure."""
+    found = {}
+    for line in text.splitlines():
+        fields = dict(_FIELD.findall(line))
+        name = fields.get("NodeName", "")
+        if name:
+            told = fields.get("Port", "")
+            found[name] = NodeAddress(
+                fields.get("NodeAddr") or name, int(told) if told.isdecimal() and told != "0" else port
+            )
+    return found
+
+
+def _given(text: str) -> str:
+    return "" if text in {"(null)", "N/A", "None"} else text
+
+
+def node_names(listed: str) -> tuple[str, ...]:
+    """The names of a node expression; none for `(null)` or what is no expression. Pure."""
+    if not _given(listed):
+        return ()
+    try:
+        return tuple(str(node) for node in NodeSet(listed))
+    except NodeSetException:
+        return ()
+
+
+def recall_script(job: str, excluded: Sequence[str], size: int) -> str:
+    """The recall job's script. `+1`, never `now`: a launch in the second of the kill fails (credential revoked). Pure.
+
+    Raises:
+        PermanentOrderError: a name is not one of Slurm's.
+    """
+    if not _JOB.match(job) or not all(_NODE.match(node) for node in excluded):
+        raise PermanentOrderError(f"cannot recall job {job!r} without {', '.join(excluded)!r}: not names of Slurm")
+    lines = [
+        "#!/bin/sh",
+        f"# Written by Holdfast: brings the requeued job {job} back without waiting for its begin time.",
+        f"n={(60 * RECALL_LIMIT_MIN - 30) * 5}",
+        f'while [ "$(squeue --noheader --jobs={job} --format=%T 2>/dev/null)" != PENDING ]; do',
+        '  n=$((n - 1)); [ "$n" -gt 0 ] || exit 1',
+        "  sleep 0.2",
+        "done",
+    ]
+    if excluded:
+        lines.append(f"scontrol update JobId={job} ExcNodeList={','.join(excluded)}")
+    if size:
+        lines.append(f"scontrol update JobId={job} NumNodes={size}")
+    lines.append(f"scontrol update JobId={job} StartTime=now+1")
+    return "\n".join([*lines, ""])
+
+
+class OwnJob:
+    """Our own job.
+
+    Args:
+        name: as scontrol takes it (`1778`, `1770_3`).
+        folder: where small files go and commands run (a shrink leaves two scripts there).
+        environ: handed to the commands.
+    """
+
+    def __init__(self, name: str, folder: Path, environ: Mapping[str, str]) -> None:
+        self.name = name
+        self._folder = folder
+        self._environ = dict(environ)
+
+    async def _run(self, *argv: str, limit_s: float = _LIMIT_S, environ: Mapping[str, str] | None = None) -> str:
+        try:
+            done = await run_once(
+                argv,
+                env=self._environ if environ is None else environ,
+                limit_s=limit_s,
+                cwd=self._folder,
+                own_session=True,
+            )
+        except TimeoutError as error:
+            raise TemporaryOrderError(f"{argv[0]} {argv[1]} did not answer within {limit_s:g} s") from error
+        except OSError as error:
+            raise LinkError(f"cannot run {argv[0]}: {error.strerror}") from error
+        if done.code:
+            said = (done.err or done.out).decode(errors="replace").strip().splitlines()
+            why = f"{argv[0]} {argv[1]}: {said[-1] if said else f'exit code {done.code}'}"
+            raise TemporaryOrderError(why) if any(mark in why for mark in _RETRIED) else PermanentOrderError(why)
+        return done.out.decode(errors="replace")
+
+    async def facts(self) -> JobFacts:
+        """What the scheduler says of the job. Raises OrderError or LinkError."""
+        return read_job(await self._run("scontrol", "--oneliner", "show", "job", self.name))
+
+    async def addresses(self, nodes: Sequence[str]) -> dict[str, NodeAddress]:
+        """Where the daemons of these nodes listen. Raises OrderError or LinkError."""
+        text = await self._run("scontrol", "--oneliner", "show", "node", ",".join(nodes))
+        return read_addresses(text, 6818)
+
+    async def let_go(self, keep: Sequence[str]) -> None:
+        """Shrink the job to these nodes, so that what becomes of the others does not end it.
+
+        Raises OrderError or LinkError.
+        """
+        await self._run("scontrol", "update", f"JobId={self.name}", f"NodeList={','.join(keep)}")
+
+    async def requeue(self, exclude: Sequence[str], *, gone: Collection[str] = (), size: int = 0) -> str:
+        """Requeue the job and have it come back at once without these nodes. Our own processes end by this.
+
+        Args:
+            exclude: nodes to stay away from.
+            gone: of the job's nodes, those that do not run: they are let go first, or the scheduler would wait for
+                them (SlurmdTimeout, 300 s by default) before it queues the job.
+            size: how many nodes the job had when it began, 0 when that is not known.
+
+        Returns what can be promised, as a sentence. Raises OrderError or LinkError when it is not requeued.
+        """
+        facts = await self.facts()
+        if not facts.is_batch:
+            raise PermanentOrderError("it is no batch job, so it cannot be requeued")
+        if not facts.may_requeue:
+            raise PermanentOrderError("it was submitted with --no-requeue")
+        excluded = sorted({*exclude, *gone, *facts.excluded})
+        keep = [node for node in facts.nodes if node not in gone]
+        if keep and len(keep) < len(facts.nodes):
+            await self.let_go(keep)
+        try:
+            recall = await self._submit_recall(facts, excluded, size if size > len(keep) else 0)
+        except (TemporaryOrderError, PermanentOrderError) as error:
+            promise = f"requeued; it starts at the scheduler's pace, about two minutes by default ({error})"
+        else:
+            off = f" without {','.join(excluded)}" if excluded else ""
+            promise = f"requeued; job {recall} calls it back at once{off}"
+        await self._run("scontrol", "requeue", self.name)
+        return promise
+
+    async def _submit_recall(self, facts: JobFacts, excluded: Sequence[str], size: int) -> str:
+        script = self._folder / "recall.sh"
+        script.write_text(recall_script(self.name, excluded, size), encoding="utf-8")
+        options = [
+            "--parsable", "--no-requeue", "--ntasks=1", "--nodes=1", f"--time={RECALL_LIMIT_MIN}",
+            f"--job-name=holdfast-recall-{self.name}", f"--output={self._folder / 'recall.log'}",
+            f"--chdir={self._folder}",
+        ]  # fmt: skip
+        named = {"partition": facts.partition, "account": facts.account, "qos": facts.qos}
+        options += [f"--{key}={value}" for key, value in named.items() if value]
+        if facts.reservation:
+            options.append(f"--reservation={facts.reservation}")
+        if excluded:
+            options.append(f"--exclude={','.join(excluded)}")
+        # sbatch reads SBATCH_*, and a job inherits SLURM_*: the recall job is not to look like a part of this one.
+        environ = {
+            key: value
+            for key, value in self._environ.items()
+            if not key.startswith(("SBATCH_", "SLURM_", "SLURMD_", "HOLDFAST_")) or key == "SLURM_CONF"
+        }
+        told = await self._run("sbatch", *options, str(script), environ=environ)
+        return told.strip().partition(";")[0]

@@ -1,0 +1,195 @@
+"""Which nodes share a switch, a rack or a power feed: read from a file or from Slurm, and told with every look.
+
+`cli/controller.py` puts `Placed` around the orchestrator, whatever its kind, when a topology is named. Two forms are
+understood: Slurm's (`topology.conf`, `scontrol show topology`: switches in a tree, or blocks), and TOML, one path of
+failure domains per set of nodes::
+
+    [domains]
+    "feed1/rack3/switch7" = "node[097-112]"
+
+What cannot be read leaves the topology as it was, or nodes without one: nothing is correlated then, and all else works.
+Time: it is read again every ten minutes, when somebody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import tomllib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import structlog
+from ClusterShell.NodeSet import NodeSet, NodeSetException
+from msgspec import structs
+
+from holdfast.errors import ConfigError, LinkError
+from holdfast.model.cluster import WorldView
+from holdfast.model.orders import AnyOrder
+from holdfast.ports import Orchestrator
+
+READ_AGAIN_S = 600.0
+SCONTROL_LIMIT_S = 20.0
+LEVELS_MAX = 8
+NOTHING = b"No topology information"
+"""What scontrol says where slurmctld has no topology plugin."""
+_log = structlog.get_logger("holdfast.topology")
+
+
+def parse(text: str, file: str = "") -> dict[str, str]:
+    """Failure domain path of each node, outermost domain first.
+
+    Raises:
+        ConfigError: neither form; with the file, and the line where there is one.
+    """
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    if any(line.lower().startswith(("switchname=", "blockname=")) for line in lines):
+        return _of_slurm(lines, file)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"is neither Slurm's topology.conf nor TOML: {error}", file=file) from error
+    domains = data.get("domains")
+    if not isinstance(domains, dict) or set(data) != {"domains"}:
+        raise ConfigError('says nothing of nodes: write [domains] and lines like "rack3/switch7" = "n[1-8]"', file=file)
+    found: dict[str, str] = {}
+    for path, names in domains.items():
+        if not isinstance(names, str) or not path.strip("/"):
+            raise ConfigError(f'"{path}": write the nodes as one set, such as "node[01-16]"', file=file)
+        for node in _nodes(names, file, 0):
+            if node in found:
+                raise ConfigError(f"{node} stands in two domains, {found[node]} and {path}", file=file)
+            found[node] = path.strip("/")
+    return found
+
+
+def _of_slurm(lines: Sequence[str], file: str) -> dict[str, str]:
+    """Switches name their nodes or the switches below them; a node hangs on the lowest that names it."""
+    leaves: dict[str, str] = {}
+    above: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        words = {key.lower(): value for key, _, value in (word.partition("=") for word in line.split())}
+        name = words.get("switchname") or words.get("blockname")
+        if not name:
+            continue
+        if words.get("switches"):
+            # A switch above others repeats their nodes in `scontrol show topology`.
+            above.update(dict.fromkeys(_nodes(words["switches"], file, number), name))
+            continue
+        for node in _nodes(words.get("nodes", ""), file, number):
+            leaves.setdefault(node, name)
+    return {node: "/".join(_upwards(leaf, above)) for node, leaf in leaves.items()}
+
+
+def _upwards(leaf: str, above: Mapping[str, str]) -> list[str]:
+    path = [leaf]
+    while path[0] in above and above[path[0]] not in path and len(path) < LEVELS_MAX:
+        path.insert(0, above[path[0]])
+    return path
+
+
+def _nodes(text: str, file: str, line: int) -> list[str]:
+    if not text or text == "(null)":
+        return []
+    try:
+        return list(NodeSet(text))
+    except NodeSetException as error:
+        raise ConfigError(f"{text!r} is no set of nodes: {error}", file=file, line=line) from error
+
+
+async def read_file(path: Path) -> dict[str, str]:
+    """The topology of a file. Raises ConfigError."""
+    try:
+        text = await asyncio.to_thread(path.read_text, encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", file=str(path)) from error
+    return parse(text, str(path))
+
+
+async def read_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    """What slurmctld knows; empty where it has no topology plugin.
+
+    Raises:
+        LinkError: scontrol cannot be run, or slurmctld does not answer.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "scontrol",
+            "show",
+            "topology",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**environ, "LC_ALL": "C"},
+        )
+    except OSError as error:
+        raise LinkError(f"scontrol cannot be run: {error.strerror}") from error
+    try:
+        async with asyncio.timeout(SCONTROL_LIMIT_S):
+            out, said = await process.communicate()
+    except TimeoutError as error:
+        raise LinkError(f"scontrol gave no answer within {SCONTROL_LIMIT_S:g} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if NOTHING in out + said:
+        return {}
+    if process.returncode:
+        raise LinkError(f"scontrol show topology: {said.decode('utf-8', 'replace').strip()[:200]}")
+    text = out.decode("utf-8", "replace")
+    return parse(text, "scontrol show topology") if "Name=" in text else {}
+
+
+class Placed:
+    """An orchestrator whose nodes know where they hang. Fulfils `ports.Orchestrator`.
+
+    Args:
+        inner: does everything.
+        read: the topology; its errors are said once, and the last good one holds on.
+    """
+
+    def __init__(self, inner: Orchestrator, read: Callable[[], Awaitable[dict[str, str]]]) -> None:
+        self._inner = inner
+        self._read = read
+        self._paths: dict[str, str] = {}
+        self._read_at = float("-inf")
+        self._said = ""
+        self.name = inner.name
+
+    async def observe(self) -> WorldView:
+        """See `ports.Orchestrator.observe`."""
+        if time.monotonic() - self._read_at >= READ_AGAIN_S:
+            await self._learn()
+        world = await self._inner.observe()
+        paths = self._paths
+        if not paths:
+            return world
+        nodes = tuple(
+            structs.replace(node, topology=paths[node.name]) if node.name in paths and not node.topology else node
+            for node in world.nodes
+        )
+        return structs.replace(world, nodes=nodes)
+
+    async def _learn(self) -> None:
+        self._read_at = time.monotonic()
+        try:
+            self._paths = await self._read()
+        except (ConfigError, LinkError) as error:
+            if str(error) != self._said:
+                _log.error("the topology was not read; faults of one switch are not seen as one", why=str(error))
+            self._said = str(error)
+        else:
+            self._said = ""
+
+    async def wait_change(self, timeout_s: float) -> bool:
+        """See `ports.Orchestrator.wait_change`."""
+        return await self._inner.wait_change(timeout_s)
+
+    def can(self, order: AnyOrder) -> bool:
+        """See `ports.Orchestrator.can`."""
+        return self._inner.can(order)
+
+    async def execute(self, order: AnyOrder) -> str:
+        """See `ports.Orchestrator.execute`."""
+        return await self._inner.execute(order)

@@ -1,0 +1,126 @@
+"""Further logs that an agent watches: job output and scheduler logs of `[[logs]]` in agent.toml.
+
+A job may print anything, so that what stands in its output is context: it explains a fault, it never moves a node. The
+launcher reads its own ranks' output at once; these files are looked at once a second, which keeps a hundred chatty logs
+cheap. What a file holds when it is first seen is history.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast.adapters.probes.config import LogFile
+from holdfast.adapters.tail import Tailer
+from holdfast.agent.job_log_rules import JobLogRules
+from holdfast.agent.kernel_log import IGNORED
+from holdfast.agent.node_facts import NodeIdentity
+from holdfast.detect.catalogue import StreamKind
+from holdfast.detect.findings import RuleRates, counted, to_finding
+from holdfast.detect.matcher import LineStream, Matcher, StreamSource
+from holdfast.model.evidence import Finding, Place, Role
+from holdfast.ports import Clock
+
+LOOK_S = 1.0
+FILES_EVERY_S = 10.0
+FILES_MAX = 256
+"""Beyond these, the files that were found first are kept."""
+
+
+class LogWatch:
+    """Follows the files.
+
+    Args:
+        logs: which.
+        identity: the node.
+        matcher: the compiled catalogue.
+        clock: the time.
+        on_finding: called with each finding.
+    """
+
+    def __init__(
+        self,
+        logs: Sequence[LogFile],
+        *,
+        identity: NodeIdentity,
+        matcher: Matcher,
+        clock: Clock,
+        on_finding: Callable[[Finding], None],
+    ) -> None:
+        self.logs = tuple(logs)
+        self._identity = identity
+        self._matcher = matcher
+        self._clock = clock
+        self._on_finding = on_finding
+        self._rates = RuleRates()
+        self._streams: dict[str, LineStream] = {}
+        self._kinds: dict[str, StreamKind] = {}
+        self._tailer = Tailer(self._on_data, self._on_reset, poll_s=LOOK_S, force_poll=True)
+        self._first = True
+        self.rules = JobLogRules(identity.name, matcher.catalogue, on_finding)
+
+    async def run(self) -> None:
+        """Follow what is there, and look for new files, until cancelled."""
+        self._tailer.start()
+        try:
+            found_at = float("-inf")
+            while True:
+                if (now := self._clock.monotonic()) - found_at >= FILES_EVERY_S:
+                    self.find()
+                    found_at = now
+                self.rules.tick(self._clock.now())
+                await self._clock.sleep(LOOK_S)
+        finally:
+            self._tailer.close()
+
+    def find(self) -> None:
+        """Take up files that are new, let go of those that no pattern names any more."""
+        wanted: dict[str, LogFile] = {}
+        for log in self.logs:
+            for path in sorted(glob.glob(log.path)):  # noqa: PTH207 - the pattern is absolute, which Path.glob refuses
+                wanted.setdefault(path, log)
+        for path in set(self._kinds) - set(wanted):
+            self._tailer.remove(path)
+            self._kinds.pop(path)
+            self._streams.pop(path, None)
+            self.rules.forget(path)
+        for path, log in wanted.items():
+            if path not in self._kinds and len(self._kinds) < FILES_MAX:
+                self._kinds[path] = StreamKind(log.kind)
+                self._streams[path] = self._stream(path)
+                if log.log_rules:
+                    self.rules.follow(path, log.log_rules, self._clock.now())
+                self._tailer.add(path, from_end=self._first)
+        self._first = False
+
+    def _stream(self, path: str) -> LineStream:
+        return self._matcher.stream(StreamSource(kind=self._kinds[path], name=path, node=self._identity.name))
+
+    def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
+        self._streams[path] = self._stream(path)
+        self.rules.begin(path, self._clock.now())
+
+    def _on_data(self, path: str, data: bytes) -> None:
+        at = self._clock.now()
+        self.rules.feed(path, data, at)
+        for match in self._streams[path].feed(data, at):
+            if match.rule.role in IGNORED:
+                continue
+            count = self._rates.admit(match.rule, match.rank, at)
+            if not count:
+                continue
+            finding = to_finding(
+                match,
+                source_place=Place(node=self._identity.name, path=path),
+                job=None,
+                attempt=None,
+                at=at,
+                id_prefix=f"{self._identity.name}:{path}:{at:.3f}",
+                file=Path(path).name,
+            )
+            if self._kinds[path] is StreamKind.OUTPUT and finding.role is not Role.CONTEXT:
+                finding = msgspec.structs.replace(finding, role=Role.CONTEXT)
+            self._on_finding(counted(finding, count))

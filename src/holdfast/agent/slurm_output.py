@@ -1,0 +1,210 @@
+"""The output of Slurm jobs that no launcher reads: followed by the agent of the node that writes it.
+
+A plain `sbatch` script without `holdfast run` is recovered by the controller alone; what its tasks print says why it
+failed and how far it came. The files are found from what the job's processes have open, each on the node that has it
+open, so that a file has one reader; a job with a launcher is left to the launcher. What is read becomes findings about
+the job's attempt, and its progress lines first step, steps and durable checkpoints. Lines of a job's output never move
+a node by themselves: the engine holds them against an end that they explain. Time comes from the clock port; a look
+costs some milliseconds every `LOOK_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.adapters.slurm.open_files import OpenJob, open_jobs
+from holdfast.adapters.tail import Tailer
+from holdfast.detect.catalogue import StreamKind
+from holdfast.detect.findings import RuleRates, counted, to_finding
+from holdfast.detect.matcher import LineStream, Match, Matcher, StreamSource
+from holdfast.model.cluster import JobKey
+from holdfast.model.events import AnyEvent, CheckpointSaved, FindingSeen, FirstStepDone, StepReached
+from holdfast.model.evidence import Place, Role
+from holdfast.ports import Clock
+
+LOOK_S = 1.0
+IDLE_S = 3.0
+"""Between two looks while no job of Slurm's is here."""
+MARK_EVERY_S = 10.0
+LINGER_S = 5.0
+"""A file is followed so long after nobody has it open any more: last words may be on their way."""
+_FAULTS = frozenset({Role.ROOT, Role.CASCADE, Role.CONTEXT})
+
+
+class _Attempt(Struct):
+    """One run of a job, as far as its output tells."""
+
+    key: JobKey
+    number: int
+    step: int | None = None
+    told: int = -1
+    told_at: float = 0.0
+    durable: int = 0
+    count: int = 0
+
+
+class _Followed(Struct):
+    attempt: _Attempt
+    stream: LineStream
+    seen_at: float
+    held: list[bytes] | None = None
+    """What a new file of the same name holds, until a look that was begun after it tells whose it is."""
+    is_looked: bool = False
+    """One look has ended since; it may have been begun before."""
+
+
+class SlurmOutput:
+    """See the module.
+
+    Args:
+        node: this node's name.
+        source: name of the agent in events.
+        matcher: the compiled catalogue.
+        clock: the time.
+        report: takes the events.
+        look: finds the jobs and their files; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        source: str,
+        matcher: Matcher,
+        clock: Clock,
+        report: Callable[[AnyEvent], None],
+        look: Callable[[], list[OpenJob]] = open_jobs,
+    ) -> None:
+        self._node = node
+        self._source = source
+        self._matcher = matcher
+        self._clock = clock
+        self._report = report
+        self._look = look
+        self._files: dict[str, _Followed] = {}
+        self._attempts: dict[tuple[str, int], _Attempt] = {}
+        self._rates = RuleRates()
+        self._tailer = Tailer(self._on_data, self._on_reset, poll_s=LOOK_S)
+
+    async def run(self) -> None:
+        """Look and follow until cancelled."""
+        self._tailer.start()
+        try:
+            while True:
+                jobs = await asyncio.to_thread(self._look)
+                self.take(jobs)
+                await self._clock.sleep(LOOK_S if jobs or self._files else IDLE_S)
+        finally:
+            self._tailer.close()
+
+    def take(self, jobs: list[OpenJob]) -> None:
+        """Follow what these jobs write; let go of what nobody has written to for a while."""
+        now = self._clock.monotonic()
+        live = {(job.job_id, job.restart_count) for job in jobs}
+        for job in jobs:
+            if job.has_launcher or not job.cluster or job.node not in {"", self._node}:
+                continue
+            run = (job.job_id, job.restart_count)
+            attempt = self._attempts.setdefault(run, _Attempt(JobKey(job.cluster, job.job_id), job.restart_count))
+            for path in job.files:
+                followed = self._files.get(path)
+                if followed is not None and followed.attempt is attempt and followed.held is None:
+                    followed.seen_at = now
+                    continue
+                if followed is not None and followed.held is not None:
+                    if followed.attempt is attempt and not followed.is_looked:
+                        followed.is_looked = True
+                        continue
+                    self._files[path] = _Followed(attempt, self._stream(path), now)
+                    for data in followed.held:
+                        self._on_data(path, data)
+                    continue
+                # The next run of the job appends to the same file: what is there already is the run before's.
+                position = self._tailer.position(path) if followed is not None else None
+                if followed is not None:
+                    self._tailer.remove(path)
+                self._files[path] = _Followed(attempt, self._stream(path), now)
+                self._tailer.add(path, position=position)
+        for path, followed in list(self._files.items()):
+            if now - followed.seen_at > LINGER_S:
+                self._tailer.remove(path)
+                del self._files[path]
+        used = {id(followed.attempt) for followed in self._files.values()}
+        for run, attempt in list(self._attempts.items()):
+            if run not in live and id(attempt) not in used:
+                del self._attempts[run]
+
+    def _stream(self, path: str) -> LineStream:
+        return self._matcher.stream(StreamSource(kind=StreamKind.OUTPUT, name=path, node=self._node))
+
+    def _on_reset(self, path: str, why: str) -> None:
+        """The file is another one now, or begins anew: most likely the next run's, which the next look will show."""
+        followed = self._files.get(path)
+        if followed is not None and why != "deleted":
+            followed.held, followed.is_looked = followed.held or [], False
+
+    def _on_data(self, path: str, data: bytes) -> None:
+        followed = self._files.get(path)
+        if followed is None:
+            return
+        if followed.held is not None:
+            followed.held.append(data)
+            return
+        now = self._clock.now()
+        for match in followed.stream.feed(data, now):
+            if match.rule.role in _FAULTS:
+                self._fault(followed.attempt, path, match, now)
+            elif match.rule.role in {Role.PROGRESS, Role.CHECKPOINT}:
+                self._progress(followed.attempt, match, now)
+
+    def _fault(self, attempt: _Attempt, path: str, match: Match, now: float) -> None:
+        count = self._rates.admit(match.rule, match.rank, now)
+        if not count:
+            return
+        if attempt.step is not None and attempt.step > attempt.told:
+            self._mark(attempt, now)  # how far it came, before why it ends
+        finding = to_finding(
+            match,
+            source_place=Place(node=self._node, rank=match.rank),
+            job=attempt.key,
+            attempt=attempt.number,
+            at=now,
+            id_prefix=f"{self._source}/{attempt.key}/a{attempt.number}/{Path(path).name}",
+            file=Path(path).name,
+        )
+        self._report(FindingSeen(id=f"seen:{finding.id}", at=now, source=self._source, finding=counted(finding, count)))
+
+    def _progress(self, attempt: _Attempt, match: Match, now: float) -> None:
+        text = match.captures.get("step", "")
+        step = int(text) if text.isdecimal() else None
+        if match.rule.role is Role.PROGRESS and step is not None:
+            first, attempt.step = attempt.step is None, step
+            if first:
+                resumed = max(0, step - 1)
+                self._report(FirstStepDone(**self._words(attempt, now), step=step, resumed_from=resumed))
+            if now - attempt.told_at >= MARK_EVERY_S:
+                self._mark(attempt, now)
+        elif match.rule.role is Role.CHECKPOINT:
+            step = attempt.step if step is None else step
+            # "Finished staging" is no proof of anything on disk.
+            if step is not None and step > attempt.durable and "staging" not in match.text.lower():
+                attempt.durable = step
+                path = match.captures.get("path", "")
+                self._report(CheckpointSaved(**self._words(attempt, now), step=step, durable=True, path=path))
+
+    def _mark(self, attempt: _Attempt, now: float) -> None:
+        if attempt.step is not None and attempt.step > attempt.told:
+            attempt.told, attempt.told_at = attempt.step, now
+            self._report(StepReached(**self._words(attempt, now), step=attempt.step))
+
+    def _words(self, attempt: _Attempt, now: float) -> dict[str, Any]:
+        attempt.count += 1
+        event_id = f"{self._source}:{attempt.key}:a{attempt.number}:{attempt.count}:{now:.3f}"
+        return {
+            "id": event_id, "at": now, "source": self._source, "job": attempt.key, "attempt": attempt.number,
+        }  # fmt: skip

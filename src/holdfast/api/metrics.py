@@ -1,0 +1,272 @@
+"""The controller's figures as Prometheus families: what `/metrics` gives, and the shipped rules and dashboards ask.
+
+`Tally` counts what commits bring (a listener of the controller); gauges are read at each scrape from the controller and
+from `Fleet`. Labels are bounded: states, domains, kinds, groups, partitions; single nodes are named only while they are
+not healthy, single jobs only while they run under guard, both up to `NAMED_MAX`. docs/observability.md lists every
+family; a test compares. Time passes only as the clock of the controller says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from holdfast import __version__
+from holdfast.api.limits import LimitGate
+from holdfast.controller import Controller
+from holdfast.controller.figures import BOUNDS_S
+from holdfast.controller.fleet import Fleet
+from holdfast.model import events as e
+from holdfast.model.cluster import SchedulerState
+from holdfast.model.records import IncidentRecord, Mark, NodeState
+from holdfast.ports import Entry
+
+NAMED_MAX = 500
+"""Nodes, and jobs, that are named one by one."""
+PHASE_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)
+PHASES: tuple[tuple[str, Mark, Mark], ...] = (
+    ("detect", Mark.FAULT, Mark.DETECTED),
+    ("diagnose", Mark.DETECTED, Mark.DIAGNOSED),
+    ("isolate", Mark.DETECTED, Mark.ISOLATED),
+    ("requeue", Mark.DETECTED, Mark.REQUEUED),
+    ("start", Mark.REQUEUED, Mark.STARTED),
+    ("first_step", Mark.STARTED, Mark.FIRST_STEP),
+    ("recover", Mark.FAULT, Mark.FIRST_STEP),
+    ("prove", Mark.FAULT, Mark.PROVEN),
+    ("node_back", Mark.DETECTED, Mark.NODE_RETURNED),
+)
+"""Phases of an incident: name, from which mark to which. `recover` is the MTTR of docs/definitions.md."""
+
+
+class Histogram:
+    """Counts of durations by upper bound."""
+
+    def __init__(self, bounds: Sequence[float] = PHASE_BOUNDS_S) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[next((n for n, bound in enumerate(self._bounds) if seconds <= bound), len(self._bounds))] += 1
+        self._sum += seconds
+
+    def give(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Put it into a family."""
+        total, buckets = 0, []
+        for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family.add_metric(labels, buckets, self._sum)
+
+
+class Tally:
+    """What commits brought since this controller started. `take` is a listener of the controller."""
+
+    def __init__(self) -> None:
+        self.findings: Counter[tuple[str, str]] = Counter()
+        self.drills: Counter[str] = Counter()
+        self.commands: Counter[str] = Counter()
+        self.opened = 0
+        self.closed: Counter[tuple[str, str]] = Counter()
+        self.lost_steps = 0
+        self.phases = {name: Histogram() for name, _, _ in PHASES}
+        self._open: set[str] = set()
+
+    def take(self, entries: Sequence[Entry]) -> None:
+        """Count one commit."""
+        for entry in entries:
+            event = entry.event
+            if isinstance(event, e.FindingSeen):
+                self.findings[event.finding.domain.value, event.finding.severity.value] += 1
+            elif isinstance(event, e.DrillFired):
+                self.drills[event.kind] += 1
+            elif isinstance(event, e.OperatorCommand):
+                self.commands[event.command.value] += 1
+            for incident in entry.touched.incidents:
+                self._incident(incident)
+
+    def known(self, open_incidents: Iterable[str]) -> None:
+        """Incidents that were open before this controller started: they are not opened again."""
+        self._open.update(open_incidents)
+
+    def _incident(self, incident: IncidentRecord) -> None:
+        if not incident.closed_at:
+            if incident.id not in self._open:
+                self._open.add(incident.id)
+                self.opened += 1
+            return
+        if incident.id not in self._open:
+            return
+        self._open.discard(incident.id)
+        domain = incident.diagnosis.domain.value if incident.diagnosis is not None else "unknown"
+        self.closed[domain, incident.outcome or "unknown"] += 1
+        self.lost_steps += incident.lost_steps or 0
+        for name, begin, end in PHASES:
+            if begin in incident.marks and end in incident.marks:
+                self.phases[name].add(max(0.0, incident.marks[end] - incident.marks[begin]))
+
+
+class ControllerCollector(Collector):
+    """Reads the controller's figures at each scrape."""
+
+    def __init__(self, controller: Controller, fleet: Fleet, tally: Tally, limits: LimitGate) -> None:
+        self._controller = controller
+        self._fleet = fleet
+        self._tally = tally
+        self._limits = limits
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        yield InfoMetricFamily("holdfast_build", "Version of Holdfast.", value={"version": __version__})
+        yield from self._self()
+        yield from self._cluster()
+        yield from self._nodes()
+        yield from self._jobs()
+        yield from self._incidents()
+        yield from self._counters()
+
+    def _self(self) -> Iterator[Metric]:
+        health = self._controller.health()
+        for name, text, value in (
+            ("holdfast_ready", "1 once the journal is replayed.", health.ready),
+            ("holdfast_journal_failing", "1 while the journal cannot be written.", bool(health.failing)),
+            ("holdfast_watch_blind", "1 while the orchestrator cannot be read.", health.blind),
+            ("holdfast_watch_last_look_seconds", "Unix time of the last look at the orchestrator.", health.looked_at),
+            ("holdfast_journal_seq", "Sequence number of the newest event.", health.seq),
+            ("holdfast_lease_epoch", "Fencing epoch of the lease.", health.epoch),
+            ("holdfast_queue_events", "Events that wait to be stored.", health.queue),
+            ("holdfast_orders_waiting", "Orders that wait or run.", health.orders),
+            ("holdfast_orders_proposed", "Orders that wait for a person.", len(self._fleet.proposed)),
+            ("holdfast_api_streams", "Event streams that are open.", self._limits.open_streams),
+        ):
+            yield GaugeMetricFamily(name, text, value=float(value))
+
+    def _cluster(self) -> Iterator[Metric]:
+        jobs = GaugeMetricFamily("holdfast_jobs", "Jobs by state of their recovery.", labels=["state"])
+        for state, count in sorted(Counter(line.state.value for line in self._fleet.jobs.values()).items()):
+            jobs.add_metric([state], count)
+        yield jobs
+        nodes = GaugeMetricFamily("holdfast_nodes", "Nodes by group and state.", labels=["group", "state"])
+        counted = Counter((line.group, line.state.value) for line in self._fleet.nodes.values())
+        for (group, state), count in sorted(counted.items()):
+            nodes.add_metric([group, state], count)
+        yield nodes
+        tripped = GaugeMetricFamily("holdfast_brake_tripped", "1 while the quarantine brake holds.", labels=["group"])
+        held = GaugeMetricFamily("holdfast_brake_waiting_nodes", "Nodes that the brake holds back.", labels=["group"])
+        for group, brake in sorted(self._fleet.brakes.items()):
+            tripped.add_metric([group], float(bool(brake.tripped_at)))
+            held.add_metric([group], len(brake.waiting))
+        yield tripped
+        yield held
+
+    def _nodes(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "holdfast_node_unhealthy",
+            "1 for each node that is not healthy, by its state.",
+            labels=["node", "group", "state"],
+        )
+        sick = [line for line in self._fleet.nodes.values() if line.state is not NodeState.HEALTHY]
+        for line in sorted(sick, key=lambda one: one.name)[:NAMED_MAX]:
+            family.add_metric([line.name, line.group, line.state.value], 1.0)
+        yield family
+        yield GaugeMetricFamily(
+            "holdfast_nodes_silent", "Nodes not heard of.", sum(line.silent for line in self._fleet.nodes.values())
+        )
+
+    def _jobs(self) -> Iterator[Metric]:
+        step = GaugeMetricFamily("holdfast_job_step", "Newest step known of a guarded job.", labels=["job"])
+        saved = GaugeMetricFamily(
+            "holdfast_job_last_checkpoint_timestamp_seconds",
+            "Unix time of a running guarded job's newest durable checkpoint; before the first, of its attempt's start.",
+            labels=["job"],
+        )
+        attempt = GaugeMetricFamily("holdfast_job_attempt", "Number of its newest attempt.", labels=["job"])
+        running = [
+            line
+            for line in self._fleet.jobs.values()
+            if line.guarded and line.scheduler is SchedulerState.RUNNING and line.attempt is not None
+        ]
+        for line in sorted(running, key=lambda one: one.id)[:NAMED_MAX]:
+            step.add_metric([line.id], line.best_step)
+            saved.add_metric([line.id], line.durable_at or line.started_at)
+            attempt.add_metric([line.id], line.attempt or 0)
+        yield from (step, saved, attempt)
+        oldest: dict[str, float] = {}
+        pending: Counter[str] = Counter()
+        for line in self._fleet.jobs.values():
+            if line.scheduler in {SchedulerState.PENDING, SchedulerState.HELD} and line.submitted_at:
+                pending[line.partition] += 1
+                oldest[line.partition] = min(oldest.get(line.partition, line.submitted_at), line.submitted_at)
+        waits = GaugeMetricFamily("holdfast_jobs_pending", "Jobs that wait in the queue.", labels=["partition"])
+        since = GaugeMetricFamily(
+            "holdfast_jobs_pending_oldest_timestamp_seconds",
+            "Unix time since which the oldest of them waits.",
+            labels=["partition"],
+        )
+        for partition, count in sorted(pending.items()):
+            waits.add_metric([partition], count)
+            since.add_metric([partition], oldest[partition])
+        yield from (waits, since)
+
+    def _incidents(self) -> Iterator[Metric]:
+        tally = self._tally
+        now_open = [line for line in self._fleet.incidents.values() if not line.closed_at]
+        family = GaugeMetricFamily("holdfast_incidents_open", "Open incidents by domain.", labels=["domain"])
+        for domain, count in sorted(Counter(line.domain.value for line in now_open).items()):
+            family.add_metric([domain], count)
+        yield family
+        yield GaugeMetricFamily(
+            "holdfast_incident_oldest_open_timestamp_seconds",
+            "Unix time at which the oldest open incident was opened; 0: none is open.",
+            min((line.opened_at for line in now_open), default=0.0),
+        )
+        yield CounterMetricFamily("holdfast_incidents_opened", "Incidents opened.", value=tally.opened)
+        closed = CounterMetricFamily(
+            "holdfast_incidents_closed", "Incidents closed, by domain and outcome.", labels=["domain", "outcome"]
+        )
+        for (domain, outcome), count in sorted(tally.closed.items()):
+            closed.add_metric([domain, outcome], count)
+        yield closed
+        yield CounterMetricFamily("holdfast_lost_steps", "Steps that had to be done again.", value=tally.lost_steps)
+        phases = HistogramMetricFamily(
+            "holdfast_recovery_phase_seconds", "Phases of closed incidents.", labels=["phase"]
+        )
+        for name, histogram in tally.phases.items():
+            histogram.give(phases, [name])
+        yield phases
+
+    def _counters(self) -> Iterator[Metric]:
+        figures, tally = self._controller.figures, self._tally
+        for name, text, label, counts in (
+            ("holdfast_events", "Events stored, by kind.", "kind", figures.events),
+            ("holdfast_orders", "Orders given, by kind.", "kind", figures.orders),
+            ("holdfast_order_outcomes", "Outcomes of orders.", "outcome", figures.outcomes),
+            ("holdfast_drills_fired", "Faults that drills injected, by kind.", "kind", tally.drills),
+            ("holdfast_commands", "What people asked for, by command.", "command", tally.commands),
+        ):
+            family = CounterMetricFamily(name, text, labels=[label])
+            for value, count in sorted(counts.items()):
+                family.add_metric([value], count)
+            yield family
+        findings = CounterMetricFamily("holdfast_findings", "Findings stored.", labels=["domain", "severity"])
+        for (domain, severity), count in sorted(tally.findings.items()):
+            findings.add_metric([domain, severity], count)
+        yield findings
+        yield CounterMetricFamily("holdfast_duplicates", "Events that were stored already.", value=figures.duplicates)
+        yield CounterMetricFamily("holdfast_refused", "Events that the engine refused.", value=figures.refused)
+        yield CounterMetricFamily("holdfast_beats", "Beats heard.", value=self._controller.presence.beats)
+        yield CounterMetricFamily(
+            "holdfast_api_refused", "Requests told to come back later.", value=self._limits.refused
+        )
+        buckets, total = [], 0
+        for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], figures.append_buckets, strict=True):
+            total += count
+            buckets.append((bound, total))
+        appends = HistogramMetricFamily("holdfast_journal_append_seconds", "Time of one transaction.")
+        appends.add_metric([], buckets, figures.append_s)
+        yield appends

@@ -1,0 +1,231 @@
+"""A person's word, from wherever it comes: the JSON API, a form of the cockpit, `holdfast top`. One way in for all.
+
+It checks who may say it about what, looks at the world afresh before a proposal is approved, has it journalled with
+who and why, and says whether the engine took it. Called by the routes and by the cockpit. Time passes while the
+journal writes and, before an approval, while the scheduler is read.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import xxhash
+from msgspec import Struct
+
+from holdfast.api.auth import Identity, Role
+from holdfast.controller import Controller
+from holdfast.controller.executors import within
+from holdfast.errors import LinkError, NotFoundError, RefusedError, StaleError, WireError
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import JobKey
+from holdfast.model.records import BrakeRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.wire import encode
+from holdfast.ports import Entry
+
+LOOK_S = 10.0
+"""An approval waits at most this long for the fresh look at the world."""
+TEXT_MAX = 256
+WHY_MAX = 2000
+OWNERS = frozenset(
+    {
+        e.Command.REQUEUE,
+        e.Command.HOLD,
+        e.Command.RELEASE,
+        e.Command.GIVE_UP,
+        e.Command.EVACUATE,
+        e.Command.APPROVE,
+        e.Command.REJECT,
+    }
+)
+"""What an owner may say about their own jobs, and about orders that concern only them."""
+
+
+class CommandRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An `OperatorCommand` without id and time; `who` is taken from the token unless it names several people."""
+
+    command: e.Command
+    who: str = ""
+    why: str = ""
+    node: str = ""
+    job: JobKey | None = None
+    order: str = ""
+    group: str = ""
+    value: str = ""
+    remedy: str = ""
+    id: str = ""
+    """Given by a client that may send the command twice; empty: each request is a command of its own."""
+
+
+class CommandAnswer(Struct, frozen=True):
+    """The command is on disk; what came of it is in the events of this id."""
+
+    seq: int
+    id: str
+    refused: str = ""
+    """Why the engine did not do it; empty: it was taken."""
+
+
+async def operate(
+    controller: Controller, identity: Identity, asked: CommandRequest, *, if_match: str = ""
+) -> CommandAnswer:
+    """Have a command journalled; returns what the engine said to it.
+
+    Args:
+        controller: whose cluster it is about.
+        identity: who asks, as the guard found it.
+        asked: the command.
+        if_match: `etag_of` the target as the person saw it; empty or `*`: whatever it is by now.
+
+    Raises:
+        RefusedError: this identity may not say it.
+        NotFoundError: there is no such target.
+        StaleError: the target is no longer what the person saw.
+        WireError: it names no target, or several, or a field is too long.
+        LinkError: the world could not be looked at before an approval; nothing was done.
+    """
+    check_form(asked)
+    if identity.role is Role.OWNER:
+        await _check_owner(controller, identity, asked)
+    elif not identity.may(Role.OPERATOR):
+        raise RefusedError(f"the token of {identity.name!r} is a {identity.role}'s; commands need an operator's")
+    if asked.command is e.Command.APPROVE:
+        await _look(controller)
+    if if_match not in {"", "*"}:
+        target = await target_of(controller, asked)
+        if target is None or etag_of(target) not in [tag.strip() for tag in if_match.split(",")]:
+            raise StaleError("it has changed since you looked: look again, then decide")
+    event = e.OperatorCommand(
+        id=f"command:{asked.id or uuid.uuid4().hex}",
+        at=controller.clock.now(),
+        source=f"operator:{_who(identity, asked)}",
+        command=asked.command,
+        who=_who(identity, asked),
+        why=asked.why,
+        node=asked.node,
+        job=asked.job,
+        order=asked.order,
+        group=asked.group,
+        value=asked.value,
+        remedy=asked.remedy,
+    )
+    return await _submit(controller, event)
+
+
+async def _submit(controller: Controller, event: e.OperatorCommand) -> CommandAnswer:
+    """Store it and hear, from its own commit, what the engine made of it."""
+    mine: list[Entry] = []
+
+    def listen(entries: Sequence[Entry]) -> None:
+        mine.extend(entry for entry in entries if entry.event.id == event.id)
+
+    controller.listeners.append(listen)
+    try:
+        seq = await controller.submit(event)
+    finally:
+        controller.listeners.remove(listen)
+    if not mine:
+        return CommandAnswer(seq, event.id)
+    return CommandAnswer(mine[0].event.seq, event.id, refusal(event.id, mine[0].orders))
+
+
+def refusal(command_id: str, orders: Sequence[o.AnyOrder]) -> str:
+    """Why the engine did not do a command, read from the orders that it led to; empty: it was taken."""
+    said = [one for one in orders if isinstance(one, o.Notify) and one.topic == f"command:{command_id}"]
+    return f"{said[0].title}: {said[0].text}".rstrip(".") if said else ""
+
+
+def _who(identity: Identity, asked: CommandRequest) -> str:
+    if identity.role is Role.OWNER:
+        return identity.name
+    who = asked.who or identity.name
+    return who if identity.name in {"local", who} else f"{who} (token of {identity.name})"
+
+
+def check_form(asked: CommandRequest) -> None:
+    """Exactly one target, and fields of a sane length.
+
+    Raises:
+        WireError: names what is wrong.
+    """
+    targets = [name for name in ("node", "job", "order", "group") if getattr(asked, name)]
+    if len(targets) > 1:
+        raise WireError(f"a command has one target, not {' and '.join(targets)}")
+    if not targets and asked.command is not e.Command.SET_MODE:
+        raise WireError(f"{asked.command} needs a target: node, job, order or group")
+    for name in ("who", "why", "node", "order", "group", "value", "remedy", "id"):
+        limit = WHY_MAX if name == "why" else TEXT_MAX
+        if len(getattr(asked, name)) > limit:
+            raise WireError(f"{name} is longer than {limit} characters")
+        _check_text(name, getattr(asked, name))
+    if asked.job is not None and max(len(asked.job.cluster), len(asked.job.id)) > TEXT_MAX:
+        raise WireError(f"job is longer than {TEXT_MAX} characters")
+
+
+def _check_text(name: str, text: str) -> None:
+    if any(ord(one) < 32 and one not in "\n\t" for one in text):
+        raise WireError(f"{name} holds control characters")
+
+
+async def _look(controller: Controller) -> None:
+    """A fresh look at the world, so that an approval is judged by what is, not by what was seen some seconds ago."""
+    if not controller.settings.watch:
+        return
+    try:
+        await within(controller.clock, LOOK_S, controller.watch.look_once())
+    except TimeoutError as error:
+        raise LinkError(f"the cluster could not be looked at within {LOOK_S:g} s: nothing was approved") from error
+
+
+async def _check_owner(controller: Controller, identity: Identity, asked: CommandRequest) -> None:
+    if asked.command not in OWNERS:
+        raise RefusedError(
+            f"{asked.command.replace('_', ' ')} needs an operator's token; {identity.name!r} is an owner"
+        )
+    key = asked.job
+    if asked.order:
+        record = await _order(controller, asked.order)
+        key = getattr(record.order, "job", None) if record is not None else None
+    if key is None:
+        raise RefusedError(f"{identity.name!r} may command only jobs of their own")
+    found = await controller.journal.jobs(job=str(key))
+    # The same answer whether the job is another's or is not there: an owner learns nothing by asking.
+    if not any(job.key == key and job.view.user == identity.name for job in found):
+        raise RefusedError(f"job {key} is not one of {identity.name!r}")
+
+
+async def _order(controller: Controller, order: str) -> OrderRecord | None:
+    found = await controller.journal.orders(order=order)
+    return found[0] if found else None
+
+
+async def target_of(
+    controller: Controller, asked: CommandRequest
+) -> JobRecord | NodeRecord | OrderRecord | BrakeRecord | None:
+    """The record that a command is about, as the journal has it; None for a command about the whole cluster.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    found: Sequence[Any] = []
+    what = ""
+    if asked.node:
+        what, found = f"node {asked.node!r}", await controller.journal.nodes(node=asked.node)
+    elif asked.job is not None:
+        jobs = await controller.journal.jobs(job=str(asked.job))
+        what, found = f"job {str(asked.job)!r}", [job for job in jobs if job.key == asked.job]
+    elif asked.order:
+        what, found = f"order {asked.order!r}", await controller.journal.orders(order=asked.order)
+    elif asked.group:
+        brakes = await controller.journal.brakes()
+        what, found = f"group {asked.group!r}", [brake for brake in brakes if brake.group == asked.group]
+    if what and not found:
+        raise NotFoundError(f"no {what}")
+    return found[0] if found else None
+
+
+def etag_of(record: Struct) -> str:
+    """A strong entity tag: equal records have equal tags, and a record that changes gets another one."""
+    return f'"{xxhash.xxh3_64_hexdigest(encode(record))}"'

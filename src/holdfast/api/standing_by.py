@@ -1,0 +1,48 @@
+"""What a stand-by answers on the API's port: alive at `/livez`, and to everything else that it does not lead.
+
+`cli/turns.py` opens it until the controller leads and `ApiServer` takes the port. No time passes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+HEAD_MAX = 16 * 1024
+HEAD_S = 10.0
+_ALIVE = b'{"ok":true,"standby":true}'
+_ELSE = b'{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"standing by: another leads"}'
+
+
+@contextlib.asynccontextmanager
+async def standing_by(host: str, port: int) -> AsyncIterator[None]:
+    """Answer inside the block. Port 0 is nobody's to ask: nothing is opened, and neither where the port is taken."""
+    if not port:
+        yield
+        return
+    try:
+        server = await asyncio.start_server(_answer, host, port, limit=HEAD_MAX)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        server.close()
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+        async with asyncio.timeout(HEAD_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+            alive = head.split(b" ", 2)[1:2] == [b"/livez"]
+            status, kind, body = (
+                ("200 OK", "application/json", _ALIVE)
+                if alive
+                else ("503 Service Unavailable", "application/problem+json", _ELSE)
+            )
+            words = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+            writer.write(f"{words}Retry-After: 2\r\nConnection: close\r\n\r\n".encode() + body)
+            await writer.drain()
+    writer.close()

@@ -1,0 +1,298 @@
+"""Which framework saved this folder, what checkpoints are in it, and may they be loaded?
+
+Called by the `checkpoints` commands, and by the launcher before it starts ranks. One recogniser for each framework, in
+one table; the first that knows the folder has it. A framework that keeps a tracker (Megatron-LM, DeepSpeed) writes it
+last: what it does not name yet was never finished. Nothing waits; no clock.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.files import BAD
+from holdfast.checkpoint.layouts.contents import TORCH_SUFFIXES, check_file, is_torch_file, read_text
+from holdfast.checkpoint.layouts.distributed import METADATA_NAME, check_distributed, is_distributed
+from holdfast.checkpoint.manifest import Problem, Verdict
+
+__all__ = ["LAYOUTS", "ForeignCheckpoint", "recognise", "verify_foreign"]
+
+MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
+DEEPSPEED_TRACKER = "latest"
+
+
+@dataclass(frozen=True)
+class ForeignCheckpoint:
+    """One checkpoint that some framework saved.
+
+    Args:
+        path: its folder, or its file.
+        layout: a key of `LAYOUTS`.
+        step: completed steps by its name or its own record, None when it does not say.
+        files: its files.
+        size: bytes of all of them.
+        saved_at: when its newest file was written, Unix seconds by the file system's clock.
+        unfinished: what the layout says is missing or not published; None when the save was finished.
+    """
+
+    path: Path
+    layout: str
+    step: int | None
+    files: tuple[Path, ...]
+    size: int
+    saved_at: float
+    unfinished: Problem | None
+
+    @cached_property
+    def problem(self) -> Problem | None:
+        """What the quick check finds, None when it passes: looked at when first asked for: it reads each frame."""
+        if self.unfinished is not None:
+            return self.unfinished
+        problems, _ = _contents(self, full=False)
+        return problems[0] if problems else None
+
+    @property
+    def name(self) -> str:
+        """Name of the folder or file."""
+        return self.path.name
+
+    @property
+    def ok(self) -> bool:
+        """True when the quick check passes."""
+        return self.problem is None
+
+
+Finder = Callable[[Path], "list[ForeignCheckpoint] | None"]
+
+
+def recognise(folder: Path | str) -> list[ForeignCheckpoint]:
+    """Checkpoints of the framework that saved this folder, newest first; empty when none is known.
+
+    Files are named and measured, not read; `problem` reads each one's frame, `verify_foreign` its content.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    root = Path(folder)
+    try:
+        for finder in LAYOUTS.values():
+            found = finder(root)
+            if found:
+                return sorted(found, key=lambda c: (-1 if c.step is None else c.step, c.saved_at, c.name), reverse=True)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint folder {root} cannot be read: {error}") from error
+    return []
+
+
+def verify_foreign(found: ForeignCheckpoint, *, full: bool = True) -> Verdict:
+    """Check one checkpoint as far as its own checksums go.
+
+    Args:
+        found: what `recognise` gave.
+        full: also read everything and compare it with the checksums that the containers carry.
+    """
+    problems, read = _contents(found, full=full)
+    if found.unfinished is not None:
+        problems.insert(0, found.unfinished)
+    unique = {str(problem): problem for problem in problems}
+    return Verdict(found.name, "full" if full else "quick", None, tuple(unique.values()), read)
+
+
+def _contents(found: ForeignCheckpoint, *, full: bool) -> tuple[list[Problem], int]:
+    """What is wrong with its files, and how many bytes were read to know it."""
+    problems: list[Problem] = []
+    read = 0
+    for folder in sorted(
+        {path.parent for path in found.files if path.name == METADATA_NAME or path.suffix == ".distcp"}
+    ):
+        seen, count = check_distributed(folder, full=full)
+        problems += seen
+        read += count
+    for path in found.files:
+        problem, count = check_file(path, full=full)
+        read += count
+        if problem is not None:
+            problems.append(Problem(problem.kind, _relative(path, found.path), problem.detail))
+    return problems, read
+
+
+def _relative(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if root in path.parents else path.name
+
+
+def _make(path: Path, layout: str, step: int | None, unfinished: Problem | None = None) -> ForeignCheckpoint:
+    """Collect the files of a checkpoint."""
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    stats = [p.stat() for p in files]
+    if unfinished is None and not files:
+        unfinished = Problem("missing_file", path.name, "an empty folder")
+    return ForeignCheckpoint(
+        path,
+        layout,
+        step,
+        tuple(files),
+        sum(s.st_size for s in stats),
+        max((s.st_mtime for s in stats), default=path.stat().st_mtime),
+        unfinished,
+    )
+
+
+def _folders(root: Path, pattern: str) -> list[tuple[int, Path]]:
+    """(number, folder) of every folder whose whole name matches; group 1 is the number."""
+    name = re.compile(pattern)
+    found = [(match, path) for path in root.iterdir() if (match := name.fullmatch(path.name)) and path.is_dir()]
+    return [(int(match[1]), path) for match, path in found]
+
+
+# --- one finder for each framework ---
+
+
+def _megatron(root: Path) -> list[ForeignCheckpoint] | None:
+    """Megatron-LM and NeMo's Megatron core: `iter_0000120/`, published by `latest_checkpointed_iteration.txt`."""
+    folders = _folders(root, r"iter_(\d{7,})")
+    tracker = read_text(root / MEGATRON_TRACKER)
+    if not folders and tracker is None:
+        return None
+    latest = int(tracker) if tracker and tracker.isdecimal() else None
+    found = []
+    for step, path in folders:
+        problem = None
+        if tracker != "release" and (latest is None or step > latest):
+            problem = Problem("not_published", MEGATRON_TRACKER, f"names iteration {latest or 'none'}, not {step}")
+        found.append(_make(path, "megatron", step, problem or _megatron_ranks(path)))
+    if latest is not None and latest not in {step for step, _ in folders}:
+        path = root / f"iter_{latest:07d}"
+        missing = Problem("missing_file", path.name, f"missing, though {MEGATRON_TRACKER} names it")
+        found.append(ForeignCheckpoint(path, "megatron", latest, (), 0, 0.0, missing))
+    return found
+
+
+def _megatron_ranks(path: Path) -> Problem | None:
+    """The old layout has a folder for each model-parallel rank: none may be missing from their row."""
+    if is_distributed(path):
+        if not (path / "metadata.json").is_file():
+            return Problem("missing_file", "metadata.json", "missing, so the save was never finished")
+        return None
+    ranks = [p for p in path.iterdir() if p.name.startswith("mp_rank_")]
+    tensor = sorted({int(m[1]) for p in ranks if (m := re.match(r"mp_rank_(\d+)", p.name))})
+    absent = next((n for n in range(max(tensor, default=-1) + 1) if n not in tensor), None)
+    if absent is not None or not ranks:
+        return Problem("missing_file", f"mp_rank_{absent or 0:02d}", "missing")
+    lame = next((p for p in sorted(ranks) if not any(p.glob("model_*.pt"))), None)
+    return None if lame is None else Problem("missing_file", f"{lame.name}/model_optim_rng.pt", "missing")
+
+
+def _deepspeed(root: Path) -> list[ForeignCheckpoint] | None:
+    """DeepSpeed: `global_step120/` (or another tag), published by the file `latest`."""
+    tags: dict[Path, int | None] = {path: step for step, path in _folders(root, r"global_step(\d+)")}
+    tracker = read_text(root / DEEPSPEED_TRACKER)
+    named = root / tracker if tracker and "/" not in tracker and "\n" not in tracker else None
+    if named is not None and named.is_dir():
+        tags.setdefault(named, _number(named.name))
+    tags = {path: step for path, step in tags.items() if any(path.glob("*_states.pt"))}
+    if not tags:
+        return None
+    latest = tags.get(named) if named is not None else None
+    found = []
+    for path, step in tags.items():
+        problem = None
+        if named is None or (latest is not None and step is not None and step > latest):
+            problem = Problem("not_published", DEEPSPEED_TRACKER, f"names {tracker or 'nothing'}, not {path.name}")
+        found.append(_make(path, "deepspeed", step, problem or _zero_ranks(path)))
+    return found
+
+
+def _zero_ranks(path: Path) -> Problem | None:
+    """ZeRO keeps one file for each data-parallel rank: none may be missing from 0 to the highest."""
+    ranks: dict[str, set[int]] = {}
+    for file in path.glob("*zero_pp_rank_*_states.pt"):
+        match = re.fullmatch(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_(mp_rank_\d+_.*)_states\.pt", file.name)
+        if match:
+            ranks.setdefault(match[2], set()).add(int(match[1]))
+    high = max((max(seen) for seen in ranks.values()), default=-1)
+    for kind, seen in sorted(ranks.items()):
+        absent = next((n for n in range(high + 1) if n not in seen), None)
+        if absent is not None:
+            return Problem("missing_file", f"zero_pp_rank_{absent}_{kind}_states.pt", "missing")
+    return None
+
+
+def _hugging_face(root: Path) -> list[ForeignCheckpoint] | None:
+    """HF Trainer: `checkpoint-500/`, whose `trainer_state.json` is among the last that it writes."""
+    folders = _folders(root, r"checkpoint-(\d+)")
+    return [_make(path, "huggingface", step, _trainer(path, step)) for step, path in folders] or None
+
+
+def _trainer(path: Path, step: int) -> Problem | None:
+    state = read_text(path / "trainer_state.json", 64 << 20)
+    if state is None:
+        return Problem("missing_file", "trainer_state.json", "missing, so the save was never finished")
+    try:
+        told = json.loads(state).get("global_step")
+    except (ValueError, AttributeError, RecursionError):
+        return Problem("wrong_content", "trainer_state.json", "damaged")
+    if told != step:
+        return Problem("wrong_name", "trainer_state.json", f"belongs to step {told}, not {step}")
+    for index in path.glob("*.index.json"):
+        missing = _shards(index)
+        if missing is not None:
+            return missing
+    return None
+
+
+def _shards(index: Path) -> Problem | None:
+    """Every shard that a weight index names."""
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return Problem("wrong_content", index.name, "damaged")
+    absent = next((name for name in names if not (index.parent / Path(str(name)).name).is_file()), None)
+    return None if absent is None else Problem("missing_file", str(absent), f"missing, though {index.name} names it")
+
+
+def _lightning(root: Path) -> list[ForeignCheckpoint] | None:
+    """Lightning: `epoch=3-step=400.ckpt` and `last.ckpt`, files, or folders under a sharded strategy."""
+    return [_make(path, "lightning", _named_step(path.stem)) for path in root.glob("*.ckpt")] or None
+
+
+def _distributed(root: Path) -> list[ForeignCheckpoint] | None:
+    """torch.distributed.checkpoint, torchtitan: the folder itself, or one folder for each step in it."""
+    if is_distributed(root):
+        return [_make(root, "dcp", _number(root.name))]
+    inside = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", BAD))]
+    return [_make(path, "dcp", _number(path.name)) for path in inside if is_distributed(path)] or None
+
+
+def _files(root: Path) -> list[ForeignCheckpoint] | None:
+    """Plain `torch.save` and safetensors files."""
+    known = {*TORCH_SUFFIXES, ".safetensors"}
+    files = [p for p in root.iterdir() if p.is_file() and p.suffix in known and not p.name.startswith((".", BAD))]
+    empty_or_torch = [p for p in files if p.suffix == ".safetensors" or not p.stat().st_size or is_torch_file(p)]
+    return [_make(path, "torch", _named_step(path.stem)) for path in empty_or_torch] or None
+
+
+def _named_step(stem: str) -> int | None:
+    """The step that a file's name tells: `step=400`, `iter_120`, `ckpt-7`, `model_000500`."""
+    match = re.search(r"(?:step|iter|iteration|it)[=_-]?(\d+)", stem)
+    return int(match[1]) if match else _number(stem)
+
+
+def _number(name: str) -> int | None:
+    match = re.search(r"(\d+)(?!.*\d)", name)
+    return int(match[1]) if match else None
+
+
+LAYOUTS: dict[str, Finder] = {
+    "megatron": _megatron,
+    "deepspeed": _deepspeed,
+    "huggingface": _hugging_face,
+    "lightning": _lightning,
+    "dcp": _distributed,
+    "torch": _files,
+}
+"""Every framework that is known, in the order in which they are asked: the plainer a layout, the later."""

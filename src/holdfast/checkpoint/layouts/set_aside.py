@@ -1,0 +1,80 @@
+"""Takes a bad checkpoint out of its framework's way, so that the framework's own resume takes the one before it.
+
+Called by `checkpoints repair` and by the launcher before it starts ranks. A bad one is renamed to `bad-...`, never
+deleted; where the framework keeps a tracker, it is made to name the newest good one. Nothing waits; no clock.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.files import fsync_folder, rename_bad
+from holdfast.checkpoint.layouts.frameworks import DEEPSPEED_TRACKER, MEGATRON_TRACKER, ForeignCheckpoint
+
+__all__ = ["Aside", "set_aside"]
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """What was done.
+
+    Args:
+        renamed: (old name, where it lies now) of each bad checkpoint.
+        resumes_from: the newest good one, None when there is none.
+        tracker: the tracker file that was written anew, None when none had to be.
+    """
+
+    renamed: tuple[tuple[str, Path], ...]
+    resumes_from: ForeignCheckpoint | None
+    tracker: Path | None
+
+
+def set_aside(checkpoints: Sequence[ForeignCheckpoint], bad: Sequence[ForeignCheckpoint]) -> Aside:
+    """Rename the bad ones and point the tracker at the newest good one.
+
+    Args:
+        checkpoints: all of one folder, newest first, as `recognise` gives them.
+        bad: those of them that must not be loaded.
+
+    Raises:
+        CheckpointError: the folder cannot be written.
+    """
+    names = {found.name for found in bad}
+    good = [found for found in checkpoints if found.name not in names]
+    renamed: list[tuple[str, Path]] = []
+    tracker = None
+    try:
+        # The tracker first: killed between the two, the framework finds a good one named and the bad one still there.
+        if bad and good:
+            tracker = _point_at(good[0], checkpoints)
+        for found in bad:
+            if not found.path.exists():
+                continue
+            renamed.append((found.name, rename_bad(found.path)))
+    except OSError as error:
+        raise CheckpointError(f"{checkpoints[0].path.parent} cannot be put in order: {error}") from error
+    return Aside(tuple(renamed), good[0] if good else None, tracker)
+
+
+def _point_at(good: ForeignCheckpoint, checkpoints: Sequence[ForeignCheckpoint]) -> Path | None:
+    """Write the tracker anew when it names another one than the newest good checkpoint."""
+    trackers = {"megatron": (MEGATRON_TRACKER, str(good.step)), "deepspeed": (DEEPSPEED_TRACKER, good.name)}
+    if good.layout not in trackers or checkpoints[0].path == good.path:
+        return None
+    name, content = trackers[good.layout]
+    path = good.path.parent / name
+    if path.is_file() and path.read_text(errors="replace").strip() == content:
+        return None
+    draft = path.with_name(f".{name}-{secrets.token_hex(4)}")
+    with draft.open("w") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    fsync_folder(path.parent)
+    return path

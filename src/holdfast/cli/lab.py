@@ -1,0 +1,335 @@
+"""`holdfast lab ...`: a real Slurm of many nodes on this machine, to try things on and to break.
+
+`lab kubernetes` is in `lab_kubernetes.py`.
+
+`up` starts it in the background from the distribution's packages, `env` says how to use it, `node`, `ctld` and `dbd`
+break it and mend it, `down` ends everything. No systemd and no containers; `--netns` needs root, the rest does not.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from holdfast.cli import lab_kubernetes, screen
+from holdfast.cli.config import JsonOption
+from holdfast.errors import EXIT_FAILED, LinkError, UsageError
+from holdfast.lab import slurm_lab
+from holdfast.lab.settings import LabSettings
+from holdfast.lab.slurm_lab import SlurmLab
+
+VERSION = 1
+DEFAULT_NODES = 8
+
+LabDirOption = Annotated[
+    Path | None,
+    typer.Option("--dir", metavar="DIR", help="The lab's folder. Default: ~/.cache/holdfast/slurm-lab."),
+]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node: node03.")]
+
+
+def _group(about: str) -> typer.Typer:
+    return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+
+
+app = _group("Real schedulers on this machine, to try things on and to break.")
+slurm = _group("A real Slurm of many nodes on this machine.")
+node_app = _group("Break, mend, add and remove nodes of the lab.")
+ctld_app = _group("Stop, kill and start slurmctld.")
+dbd_app = _group("Stop, kill and start slurmdbd.")
+app.add_typer(slurm, name="slurm")
+app.add_typer(lab_kubernetes.app, name="kubernetes")
+slurm.add_typer(node_app, name="node")
+slurm.add_typer(ctld_app, name="ctld")
+slurm.add_typer(dbd_app, name="dbd")
+
+
+def default_lab() -> Path:
+    """Where a lab lies when nothing else is said. Short, because Slurm puts sockets below it."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "holdfast" / "slurm-lab"
+
+
+def _folder(given: Path | None) -> Path:
+    return (given or default_lab()).expanduser().resolve()
+
+
+@slurm.command()
+def up(
+    nodes: Annotated[int, typer.Argument(metavar="[N]", help="Nodes.")] = DEFAULT_NODES,
+    *,
+    lab_dir: LabDirOption = None,
+    netns: Annotated[
+        bool, typer.Option("--netns", help="Own network, host name and process tree for each node (root).")
+    ] = False,
+    dbd: Annotated[bool, typer.Option("--dbd", help="Accounting: slurmdbd and a MariaDB of its own.")] = False,
+    rest: Annotated[bool, typer.Option("--rest", help="slurmrestd on a Unix socket.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Keep Slurm's own time-outs, which are long.")] = False,
+    gpus: Annotated[int, typer.Option("--gpus", metavar="K", help="Fake GPUs of each node.")] = 8,
+    agents: Annotated[bool, typer.Option("--agents", help="Run `holdfast agent` on every node.")] = False,
+    port: Annotated[int, typer.Option("--port", metavar="BASE", help="First port; 0: a free range.")] = 0,
+    boot_s: Annotated[float, typer.Option("--boot-s", min=0.0, help="Seconds that a reboot takes.")] = 2.0,
+    conf: Annotated[Path | None, typer.Option("--conf", metavar="FILE", help="Lines to append to slurm.conf.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Start a lab in the background and wait until its nodes are up; mend it when it runs already."""
+    settings = LabSettings(
+        nodes=nodes,
+        netns=netns,
+        dbd=dbd,
+        rest=rest,
+        defaults=defaults,
+        gpus=gpus,
+        agents=agents,
+        port=port,
+        boot_s=boot_s,
+        extra_conf=_read(conf),
+    )
+    lab = SlurmLab.start(settings, _folder(lab_dir), follow=False)
+    if json:
+        screen.say_json(_form(lab))
+        return
+    words = [f"{nodes} nodes", *(["a network each"] if netns else []), *(["accounting"] if dbd else [])]
+    screen.say(f"Slurm lab up: {', '.join(words)}; {lab.folder}")
+    where = f" --dir {shlex.quote(str(lab.folder))}" if lab_dir is not None else ""
+    screen.say(f'  eval "$(holdfast lab slurm env{where})"; sinfo')
+    screen.say(f"  holdfast lab slurm down{where}")
+
+
+def _read(conf: Path | None) -> str:
+    if conf is None:
+        return ""
+    try:
+        return conf.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--conf {conf}: {error.strerror}") from error
+
+
+@slurm.command()
+def down(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
+    """End a lab and every process in it, also one that was killed half-way. Its folder stays."""
+    folder = _folder(lab_dir)
+    ran = slurm_lab.down(folder)
+    if json:
+        screen.say_json({"version": VERSION, "dir": str(folder), "ran": ran})
+    else:
+        screen.say(f"Slurm lab in {folder} is down" if ran else f"no Slurm lab ran in {folder}")
+
+
+@slurm.command()
+def status(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
+    """Show the lab's daemons and nodes. Exit code 1 when a daemon or a node is not up."""
+    lab = SlurmLab.attach(_folder(lab_dir))
+    form = _form(lab)
+    if json:
+        screen.say_json(form)
+    else:
+        _show(form)
+    broken = [name for name, daemon in form["daemons"].items() if not daemon["pid"]]
+    broken += [name for name, node in form["nodes"].items() if node["power"] != "on"]
+    if broken:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@slurm.command()
+def env(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
+    """Print what a shell needs to use the lab: eval "$(holdfast lab slurm env)"."""
+    lab = SlurmLab.attach(_folder(lab_dir))
+    found = {"SLURM_CONF": str(lab.facts.conf)}
+    if json:
+        screen.say_json({"version": VERSION, "env": found})
+        return
+    for name, value in found.items():
+        screen.say(f"export {name}={shlex.quote(value)}")
+
+
+def _form(lab: SlurmLab) -> dict[str, Any]:
+    said = lab.status()
+    try:
+        states: dict[str, str] = lab.node_states()
+    except LinkError:
+        states = {}  # slurmctld is down: the rest is still worth seeing
+    nodes = {name: node | {"slurm_state": states.get(name, "")} for name, node in said["nodes"].items()}
+    settings = lab.facts.settings
+    return {
+        "version": VERSION,
+        "dir": lab.facts.dir,
+        "pid": said["pid"],
+        "slurm_conf": str(lab.facts.conf),
+        "port": lab.facts.port,
+        "netns": settings.netns,
+        "defaults": settings.defaults,
+        "daemons": said["daemons"],
+        "nodes": nodes,
+    }
+
+
+def _show(form: dict[str, Any]) -> None:
+    screen.say(f"{form['dir']}: ports from {form['port']}{', a network per node' if form['netns'] else ''}")
+    daemons = screen.table("daemon", "pid", keep=("daemon",))
+    for name, daemon in form["daemons"].items():
+        ended = Text(f"ended with {daemon['code']}", style="red")
+        daemons.add_row(name, str(daemon["pid"]) if daemon["pid"] else ended)
+    nodes = screen.table("node", "power", "Slurm", "trouble", "machine", "address", keep=("node",))
+    for name, node in form["nodes"].items():
+        service = node["services"].get("slurmd", {})
+        trouble = [word for word in ("hung", "cut") if node[word]]
+        trouble += ["no slurmd"] if node["power"] == "on" and not service.get("running") else []
+        style = "green" if node["power"] == "on" else "red"
+        power = Text(node["power"], style=style)
+        nodes.add_row(name, power, node["slurm_state"], ", ".join(trouble), node["instance_id"], node["address"])
+    out = screen.console()
+    out.print(daemons)
+    out.print(nodes)
+
+
+# --- nodes ---
+
+
+@node_app.command("start")
+def node_start(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """Switch a node on, or start its slurmd when only that is missing."""
+    _verb(lab_dir, "start", node, "is on")
+
+
+@node_app.command("kill")
+def node_kill(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """SIGKILL slurmd alone; jobs on the node go on."""
+    lab = SlurmLab.attach(_folder(lab_dir))
+    ran = lab.node("kill", node, sig=int(signal.SIGKILL))
+    screen.say(f"slurmd of {node} is killed" if ran else f"no slurmd ran on {node}")
+
+
+@node_app.command("crash")
+def node_crash(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """Power failure: everything on the node dies at once."""
+    _verb(lab_dir, "crash", node, "is off")
+
+
+@node_app.command("hang")
+def node_hang(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """Stop every process of the node: there, but silent."""
+    _verb(lab_dir, "hang", node, "hangs")
+
+
+@node_app.command("unhang")
+def node_unhang(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """Undo `hang`."""
+    _verb(lab_dir, "unhang", node, "goes on")
+
+
+@node_app.command("cut")
+def node_cut(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """Cut the node's network: packets vanish, nobody is told. Needs a lab with --netns."""
+    _verb(lab_dir, "cut", node, "is cut off")
+
+
+@node_app.command("heal")
+def node_heal(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """Undo `cut`."""
+    _verb(lab_dir, "heal", node, "is on the network")
+
+
+@node_app.command("reboot")
+def node_reboot(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """Power the node off and on again. `scontrol reboot` asks it to do so by itself, when it is idle."""
+    _verb(lab_dir, "reboot", node, "boots")
+
+
+@node_app.command("replace")
+def node_replace(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """Put another machine in its place, under the same name."""
+    said = SlurmLab.attach(_folder(lab_dir)).node("replace", node)
+    screen.say(f"{node} is another machine now, {said}, and boots")
+
+
+@node_app.command("add")
+def node_add(
+    node: NodeArgument,
+    *,
+    conf: Annotated[
+        str, typer.Option("--conf", metavar="WORDS", help='What it offers, such as "CPUs=4 Feature=spare".')
+    ] = "",
+    lab_dir: LabDirOption = None,
+) -> None:
+    """Have a machine join that slurm.conf does not name (slurmd -Z). Needs a lab with --netns."""
+    lab = SlurmLab.attach(_folder(lab_dir))
+    screen.say(f"{node} joins with address {lab.add(node, conf)}")
+
+
+@node_app.command("remove")
+def node_remove(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """Take a machine that joined away again."""
+    SlurmLab.attach(_folder(lab_dir)).remove(node)
+    screen.say(f"{node} is gone")
+
+
+@node_app.command("kmsg")
+def node_kmsg(
+    node: NodeArgument,
+    line: Annotated[str, typer.Argument(metavar="LINE", help='"NVRM: Xid (PCI:0000:b9:00): 79, ..."')],
+    *,
+    lab_dir: LabDirOption = None,
+) -> None:
+    """Append a line to the node's kernel log, which its agent reads."""
+    lab = SlurmLab.attach(_folder(lab_dir))
+    lab.kmsg(node, line)
+    screen.say(f"written to {lab.node_dir(node) / 'kmsg'}")
+
+
+def _verb(lab_dir: Path | None, verb: str, node: str, word: str) -> None:
+    SlurmLab.attach(_folder(lab_dir)).node(verb, node)
+    screen.say(f"{node} {word}")
+
+
+# --- daemons ---
+
+
+class Deed(StrEnum):
+    """What can be done to a daemon."""
+
+    START = "start"
+    STOP = "stop"
+    KILL = "kill"
+
+
+def _daemon_commands(group: typer.Typer, name: str, deeds: Callable[[SlurmLab, Deed], None]) -> None:
+    def make(deed: Deed, about: str) -> None:
+        def command(*, lab_dir: LabDirOption = None) -> None:
+            deeds(SlurmLab.attach(_folder(lab_dir)), deed)
+            screen.say(f"{name} {'is up' if deed is Deed.START else 'is down'}")
+
+        command.__doc__ = about
+        group.command(deed.value)(command)
+
+    make(Deed.START, f"Start {name} and wait until it answers.")
+    make(Deed.STOP, f"End {name} in order and wait until it is gone.")
+    make(Deed.KILL, f"SIGKILL {name}.")
+
+
+def _ctld(lab: SlurmLab, deed: Deed) -> None:
+    if deed is Deed.START:
+        lab.start_ctld()
+    else:
+        lab.stop_ctld(sig=signal.SIGKILL if deed is Deed.KILL else signal.SIGTERM)
+
+
+def _dbd(lab: SlurmLab, deed: Deed) -> None:
+    if not lab.facts.settings.dbd:
+        raise UsageError("this lab has no slurmdbd: `holdfast lab slurm up --dbd` starts one with it")
+    if deed is Deed.START:
+        lab.start_dbd()
+    else:
+        lab.stop_dbd(sig=signal.SIGKILL if deed is Deed.KILL else signal.SIGTERM)
+
+
+_daemon_commands(ctld_app, "slurmctld", _ctld)
+_daemon_commands(dbd_app, "slurmdbd", _dbd)

@@ -1,0 +1,59 @@
+"""`holdfast notify test`: sends one notice to each destination of `[notify]` and says what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli import screen
+from holdfast.cli.config import ConfigOption, JsonOption, load_settings
+from holdfast.errors import EXIT_FAILED, ConfigError, HoldfastError, UsageError
+
+VERSION = 1
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Notices to people: try the destinations.")
+
+
+@app.callback()
+def group() -> None:
+    """Notices to people: try the destinations."""
+
+
+@app.command("test")
+def send_test(
+    *,
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="One destination. Default: all.")] = "",
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Send a test notice, now, whatever the hour and the routing. Exit code 1 when a destination did not take it."""
+    from holdfast.adapters.notify.routing import Message, check  # noqa: PLC0415 - quick help
+    from holdfast.adapters.notify.services import AppriseDeliverer  # noqa: PLC0415
+    from holdfast.model.evidence import Severity  # noqa: PLC0415
+
+    settings = load_settings(config)
+    check(settings.config.notify)
+    chosen = [one for one in settings.config.notify.to if name in {"", one.name}]
+    if not chosen:
+        known = ", ".join(one.name for one in settings.config.notify.to)
+        if name:
+            raise UsageError(f"no destination {name!r}: [[notify.to]] has {known or 'none'}")
+        raise ConfigError("no destination is named: write [[notify.to]]", file=str(settings.file or "holdfast.toml"))
+    message = Message("test", Severity.INFO, "Test of Holdfast's notices", "If you read this, notices reach you.")
+    results: list[dict[str, Any]] = []
+    for one in chosen:
+        try:
+            asyncio.run(AppriseDeliverer().deliver(one, message, ""))
+        except HoldfastError as error:
+            results.append({"name": one.name, "taken": False, "why": str(error)})
+        else:
+            results.append({"name": one.name, "taken": True, "why": ""})
+    if json:
+        screen.say_json({"version": VERSION, "destinations": results})
+    else:
+        for row in results:
+            screen.say(f"{row['name']}: {'taken' if row['taken'] else row['why']}")
+    if not all(row["taken"] for row in results):
+        raise typer.Exit(EXIT_FAILED)

@@ -1,0 +1,90 @@
+"""`holdfast report --trace FIGURE`: a number followed to the events it came from.
+
+Called by `report`. Reads the records, then the events of those incidents or jobs that the figure is made of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.text import Text
+
+from holdfast.cli import screen
+from holdfast.cli.records import Records
+from holdfast.errors import UsageError
+from holdfast.model.events import AnyEvent
+from holdfast.model.toml_lines import did_you_mean
+from holdfast.report.gather import ReportData
+from holdfast.report.trace import FIGURES, Source, Trace, trace, wanted
+from holdfast.report.words import Words
+
+VERSION = 1
+PAGE = 1000
+
+
+def figure_named(text: str) -> str:
+    """The figure that a person means; case, dashes and underscores do not matter.
+
+    Raises:
+        UsageError: none of that name can be followed.
+    """
+    plain = text.strip().casefold().replace("-", " ").replace("_", " ")
+    for figure in FIGURES:
+        if figure.casefold() == plain:
+            return figure
+    raise UsageError(f'--trace "{text}" is no figure that can be followed{did_you_mean(text, FIGURES)}')
+
+
+async def read_trace(records: Records, data: ReportData, figure: str) -> Trace:
+    """The figure of this report with its events."""
+    incidents, jobs = wanted(data, figure)
+    events = {i.id: await _all(records, incident=i.id) for i in incidents}
+    # A fault that a drill injected, and steps, are said of the job and may lie outside the incident's own events.
+    names = {str(job.key) for job in jobs} | {str(key) for i in incidents for key in i.jobs}
+    of_job = {name: await _all(records, job=name) for name in sorted(names)}
+    for incident in incidents:
+        events[incident.id] += [event for key in incident.jobs for event in of_job[str(key)]]
+    events |= {str(job.key): of_job[str(job.key)] for job in jobs}
+    return trace(data, figure, events)
+
+
+async def _all(records: Records, **where: str) -> list[AnyEvent]:
+    found: list[AnyEvent] = []
+    after = 0
+    while page := await records.events(after=after, limit=PAGE, **where):
+        found += page
+        after = page[-1].seq
+    return found
+
+
+def show_trace(found: Trace, words: Words) -> None:
+    """The formula, the arithmetic, then a line for each point with its event."""
+    out = screen.console()
+    value = "-" if found.value is None else f"{found.value:.4g} {'' if found.unit == 'ratio' else found.unit}".rstrip()
+    out.print(Text(f"{found.figure} = {value}", style="bold"))
+    out.print(Text(f"{found.formula}\n{found.arithmetic}"))
+    table = screen.table("of", "value", "point", "time", "event", right=("value",))
+    for part in found.parts:
+        for number, point in enumerate(part.points):
+            first = number == 0
+            table.add_row(
+                Text(screen.clean(part.of) if first else ""), f"{part.value:.3f}" if first else "",
+                _point(point), words.time(point.at), Text(_event(point)),
+            )  # fmt: skip
+    out.print(table)
+
+
+def _point(point: Source) -> str:
+    return point.name if point.step is None else f"{point.name} (step {point.step})"
+
+
+def _event(point: Source) -> str:
+    if not point.seq:
+        return "not in this journal" if point.at else "-"
+    return screen.clean(f"{point.seq} {point.event} of {point.source or 'the controller'}")
+
+
+def trace_form(found: Trace) -> dict[str, Any]:
+    """`{version, figure, value, unit, formula, arithmetic, parts}`."""
+    return {"version": VERSION, **msgspec.to_builtins(found)}

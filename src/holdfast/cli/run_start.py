@@ -1,0 +1,46 @@
+"""`holdfast run` from its options on: the site's settings, the launch, and an exit that nobody waits for.
+
+Called by `cli.run`, and by `cli.entry` for a plain command line. Imports what starting ranks takes and no more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from msgspec import structs
+
+from holdfast.cli.judgement import Judgement
+from holdfast.cli.settings_places import places
+from holdfast.launch.options import RunOptions
+from holdfast.launch.program import launch
+
+
+def begin(options: RunOptions) -> NoReturn:
+    """Run to the end and leave this process with the exit code.
+
+    Raises:
+        UserError, ConfigError: the options, the settings, the environment or a file is wrong.
+    """
+    code = launch(_completed(options), os.environ, Judgement(options.policy))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is closed by now. Taking the interpreter apart would take some 0.2 s, and a scheduler that stops the
+    # job for a requeue waits for this process.
+    os._exit(code)
+
+
+def _completed(options: RunOptions) -> RunOptions:
+    """With what holdfast.toml says, where there is one."""
+    if not any(path.exists() for path in places()) and not os.environ.get("HOLDFAST_CONFIG"):
+        return options
+    from holdfast.cli.config import load_settings  # noqa: PLC0415 - few nodes have one
+
+    settings = load_settings()
+    log_rules, rules = settings.path(settings.config.log_rules), settings.path(settings.config.rules)
+    return structs.replace(
+        options,
+        log_rules=options.log_rules or (str(log_rules) if log_rules is not None else ""),
+        rules=options.rules or ((str(rules),) if rules is not None else ()),
+    )

@@ -1,0 +1,125 @@
+"""`holdfast simulate --replay JOURNAL --policy FILE`: what another policy would have done with a recorded history.
+
+Called by `simulate.py`. Reads the journal of a controller or of a job's launcher, dead or alive, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.adapters.policy_files import packaged_presets, read_policy
+from holdfast.cli import screen
+from holdfast.cli.records import open_journal_file
+from holdfast.errors import NotFoundError, UsageError
+from holdfast.ports import Entry
+from holdfast.sim.counterfactual import Replayed, Told, replay, scope_of
+from holdfast.sim.side_by_side import Case, Line, compare, form, totals
+
+PAGE = 5000
+
+
+def show_replay(journal: str, policy: Path | None, *, show_all: bool = False, json: bool = False) -> None:
+    """Print both accounts of a journal's history side by side.
+
+    Args:
+        journal: the journal's file, its folder, or its URL.
+        policy: the other policy.
+        show_all: also incidents in which both did the same.
+        json: print the stable form of docs/json-forms.md.
+
+    Raises:
+        UsageError: no policy was named.
+        NotFoundError: there is no such journal, or it holds nothing.
+        ConfigError: the policy is not understood.
+    """
+    if policy is None:
+        raise UsageError("--replay compares with another policy: name it with --policy FILE")
+    presets = packaged_presets()
+    policies, _ = read_policy(policy, presets)
+    entries, then = asyncio.run(_read(journal))
+    if not entries:
+        raise NotFoundError(f"the journal {journal} holds no events, so there is nothing to replay")
+    made = replay(entries, policies, recorded=then.orders, scope=scope_of(entries), presets=presets)
+    cases = compare(then, made.told)
+    if json:
+        facts: dict[str, Any] = {
+            "journal": journal,
+            "policy": str(policy),
+            "events": made.events,
+            "first_at": made.first_at,
+            "last_at": made.last_at,
+            "complete": made.complete,
+        }
+        screen.say_json(form(cases, then, made.told, **facts))
+    else:
+        _print(cases, then, made, policy=str(policy), show_all=show_all)
+
+
+async def _read(name: str) -> tuple[list[Entry], Told]:
+    journal = open_journal_file(name)
+    try:
+        entries: list[Entry] = []
+        while page := await journal.entries(after=entries[-1].event.seq if entries else 0, limit=PAGE):
+            entries += page
+        everything = max(1000, len(entries))
+        told = Told(
+            incidents=await journal.incidents(limit=everything),
+            orders=await journal.orders(limit=everything * 10),
+        )
+    finally:
+        await journal.close()
+    return entries, told
+
+
+def _print(cases: list[Case], then: Told, made: Replayed, *, policy: str, show_all: bool) -> None:
+    odd = [case for case in cases if case.differs]
+    lasted = screen.span(made.last_at - made.first_at)
+    screen.say(f"{made.events} events of {lasted}, {len(cases)} incidents. Under {policy}:")
+    if not made.complete:
+        screen.say("The journal has dropped its oldest events, so what was before them is not known to the replay.")
+    screen.say("")
+    for case in cases if show_all else odd:
+        screen.console().print(_case_table(case))
+        screen.say("")
+    if not odd:
+        screen.say("Nothing would have been done differently.")
+        return
+    screen.console().print(_totals_table(totals(then), totals(made.told)))
+    same = len(cases) - len(odd)
+    rest = f" {same} of {len(cases)} incidents would have gone the same way." if same else ""
+    screen.say(f"\n~ rests on a guess: what would have come of an order that was not given is not known.{rest}")
+
+
+def _case_table(case: Case) -> Table:
+    about = screen.fold(case.about) or "the cluster"
+    made = screen.table("after", "then", "now", title=f"{case.incident or 'new'}: {about}", right=("after",))
+    made.add_row(Text(""), _cause(case.cause_then), _cause(case.cause_now))
+    for line in case.lines:
+        made.add_row(Text(screen.span(max(0.0, line.after_s))), Text(screen.clean(line.then)), _now(line))
+    made.add_row(Text(""), _outcome(case.outcome_then), _outcome(case.outcome_now))
+    return made
+
+
+def _now(line: Line) -> Text:
+    text = f"~ {line.now}" if line.assumed and line.now else line.now
+    return Text(screen.clean(text), style="" if line.then == line.now else "bold yellow")
+
+
+def _cause(cause: str) -> Text:
+    return Text(screen.clean(cause), style="dim")
+
+
+def _outcome(outcome: str) -> Text:
+    return screen.state(outcome) if outcome else Text("no incident", style="dim")
+
+
+def _totals_table(then: dict[str, int], now: dict[str, int]) -> Table:
+    made = screen.table("orders", "then", "now", right=("then", "now"))
+    for kind in sorted(then.keys() | now.keys()):
+        made.add_row(Text(kind.replace("_", " ")), Text(str(then.get(kind, 0))), Text(str(now.get(kind, 0))))
+    return made

@@ -1,0 +1,183 @@
+"""`holdfast token create|list|revoke`: who may read, report to and command a controller.
+
+Changes the token book beside the controller (`DIR/controller/tokens`, or `--token-file`), which the controller reads
+again within a second. A token is shown once, when it is made; the book holds its hash. The time is the machine's.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli import screen
+from holdfast.cli.config import ConfigOption, DirOption, JsonOption, load_settings
+from holdfast.cli.operate import user
+from holdfast.errors import NotFoundError, UsageError
+
+VERSION = 1
+UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+ROLES = ("viewer", "owner", "agent", "operator")
+
+FileOption = Annotated[
+    Path | None, typer.Option("--token-file", metavar="FILE", help="The book, where it is not DIR/controller/tokens.")
+]
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Make, list and revoke tokens for the controller's API."
+)
+
+
+@app.command()
+def create(
+    *,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what it is for: shown in the audit.")],
+    role: Annotated[
+        str,
+        typer.Option(
+            "--role", help="viewer (read), owner (and command the own jobs), agent (report), operator (all of these)."
+        ),
+    ] = "viewer",
+    only: Annotated[
+        str, typer.Option("--only", metavar="SOURCE", help="For agents: the one source it may report as.")
+    ] = "",
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="TIME", help="Not accepted after this: 12h, 30d, 8w. Default: never.")
+    ] = "",
+    token_file: FileOption = None,
+    cluster_dir: DirOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a token and print it, once. An owner's NAME is the user name that their jobs run under."""
+    from holdfast.api.auth import NAME_MAX, Role, book_line, change_book, new_token  # noqa: PLC0415 - quick help
+
+    if not re.fullmatch(r"[A-Za-z0-9_.@+-]+", name) or len(name) > NAME_MAX:
+        raise UsageError(f"NAME {name!r}: use at most {NAME_MAX} letters, digits and any of _ . @ + -")
+    if role not in ROLES:
+        raise UsageError(f"--role {role!r}: it is one of {', '.join(ROLES)}")
+    if only and (role != "agent" or not re.fullmatch(r"(agent|launcher|drill):[A-Za-z0-9_.:-]+", only)):
+        raise UsageError(f"--only {only!r}: it is for --role agent and reads like agent:node07")
+    now = time.time()
+    until = now + _seconds(expires) if expires else 0.0
+    book = _book(token_file, cluster_dir, config)
+    token = new_token()
+    line = book_line(token, Role(role), name, only=only, until=until, at=now, by=re.sub(r"\s", "_", user()))
+    change_book(book, lambda lines: [*lines, line.rstrip("\n")])
+    if json:
+        form: dict[str, Any] = {
+            "version": VERSION,
+            "token": token,
+            "name": name,
+            "role": role,
+            "id": line.split()[2][:12],
+        }
+        screen.say_json(form | ({"expires_at": until} if until else {}))
+        return
+    screen.say(token)
+    typer.echo(f"{name} may use it as {role}; it is shown only now. `holdfast token revoke {name}` ends it.", err=True)
+
+
+@app.command("list")
+def list_tokens(
+    *,
+    token_file: FileOption = None,
+    cluster_dir: DirOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the tokens of the book: id, name, role, when and by whom it was made, when it ends. Never the token."""
+    from holdfast.api.auth import read_book  # noqa: PLC0415 - as above
+
+    lines = read_book(_book(token_file, cluster_dir, config))
+    if json:
+        forms = [
+            {
+                "id": line.identity.id,
+                "name": line.identity.name,
+                "role": line.identity.role.value,
+                "only": line.identity.only,
+                "made_at": line.at or None,
+                "made_by": line.by,
+                "expires_at": line.identity.until or None,
+            }
+            for line in lines
+        ]
+        screen.say_json({"version": VERSION, "tokens": forms})
+        return
+    now = time.time()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("id", "name", "role", "only", "made", "by", "ends"):
+        table.add_column(heading, overflow="fold")
+    for line in lines:
+        who = line.identity
+        ends = "never" if not who.until else "over" if who.until <= now else _day(who.until)
+        table.add_row(*map(Text, (who.id, who.name, who.role, who.only, _day(line.at), line.by, ends)))
+    screen.console().print(table)
+
+
+@app.command()
+def revoke(
+    *,
+    which: Annotated[str, typer.Argument(metavar="NAME|ID", help="A name (all its tokens), or one token's id.")],
+    token_file: FileOption = None,
+    cluster_dir: DirOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """End a token: the controller refuses it, and sessions opened with it, within a second."""
+    from holdfast.api.auth import change_book, read_book  # noqa: PLC0415 - as above
+
+    book = _book(token_file, cluster_dir, config)
+    read_book(book)
+    gone: list[str] = []
+
+    def without(lines: list[str]) -> list[str]:
+        kept: list[str] = []
+        for line in lines:
+            words = line.split()
+            named = len(words) > 2 and not words[0].startswith("#") and which in {words[1], words[2][:12]}
+            (gone if named else kept).append(words[2][:12] if named else line)
+        if not gone:
+            raise NotFoundError(f"no token of {which!r} in {book}: `holdfast token list` shows them")
+        if not any(line.strip() and not line.lstrip().startswith("#") for line in kept):
+            raise UsageError(f"this is the last token of {book}: make another one first, or nobody could come in")
+        return kept
+
+    change_book(book, without)
+    if json:
+        screen.say_json({"version": VERSION, "revoked": gone})
+        return
+    screen.say(f"revoked: {', '.join(gone)}")
+
+
+def _book(token_file: Path | None, cluster_dir: Path | None, config: Path | None) -> Path:
+    if token_file is not None:
+        return token_file
+    folder = cluster_dir
+    if folder is None:
+        settings = load_settings(config)
+        folder = settings.path(settings.config.dir)
+    if folder is None:
+        raise UsageError("which book? Give --dir CLUSTER_DIR, or --token-file FILE")
+    book = folder / "controller" / "tokens"
+    if not book.exists():
+        raise NotFoundError(f"there is no {book}: the controller makes it when it first starts")
+    return book
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d{1,6})([mhdw])", text.strip())
+    if match is None or not int(match[1]):
+        raise UsageError(f"--expires {text!r}: write a number and m, h, d or w, such as 30d")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%MZ", time.gmtime(at)) if at else ""

@@ -1,0 +1,225 @@
+"""Whose turn it is: a controller waits here until it may lead, see `controller/election.py`. Called by `controller.py`.
+
+On SQLite all controllers share one machine and its clock, so that a lease can be judged by its time; on PostgreSQL
+they do not. The only clock is the controller's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import structlog
+import typer
+
+from holdfast.adapters.journal import is_postgres
+from holdfast.errors import FencedError, HoldfastError, JournalBusyError, JournalDamagedError, JournalError, UsageError
+
+if TYPE_CHECKING:
+    from holdfast.adapters.journal.sql import SqlJournal
+    from holdfast.adapters.kubernetes.api import KubeApi
+    from holdfast.controller import Controller
+    from holdfast.ports import Entry
+
+JournalUrlOption = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        envvar="HOLDFAST_JOURNAL",
+        help="Journal: sqlite:///FILE or postgresql://USER@HOST/DATABASE. Default: sqlite in DIR/controller.",
+    ),
+]
+ElectOption = Annotated[
+    str, typer.Option(metavar="kubernetes:NAMESPACE/NAME", help="Lead only while this Lease is held, too.")
+]
+MIRRORED_AT_START = 200
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_log = structlog.get_logger("holdfast.controller")
+
+
+def holder_name(folder: Path, journal: str) -> str:
+    """The name in the lease: of one folder on one machine, where `only_one` lets one controller run at a time.
+
+    A journal that several machines share needs more than their host names, which cloned machines have in common.
+    """
+    name = f"controller@{socket.gethostname()}:{folder}"
+    try:
+        return f"{name} ({BOOT_ID.read_text().strip()[:8]})" if is_postgres(journal) else name
+    except OSError:
+        return name
+
+
+async def open_patiently(url: str, *, standby: bool, pause_s: float) -> SqlJournal:
+    """`open_journal`; a standby waits for a server that cannot be reached. Raises what `open_journal` raises."""
+    from holdfast.adapters.journal import open_journal  # noqa: PLC0415 - help and completion stay quick
+
+    said = False
+    while True:
+        try:
+            return await asyncio.to_thread(open_journal, url)
+        except JournalDamagedError:
+            raise
+        except JournalError as error:
+            if not standby:
+                raise
+            if not said:
+                _log.warning("standing by: the journal cannot be opened", why=str(error))
+                said = True
+        await asyncio.sleep(pause_s)
+
+
+@contextlib.asynccontextmanager
+async def pod_role(pod: str, role: str, kubeconfig: str = "") -> AsyncIterator[None]:
+    """Have our own pod say, from now on, whether it leads; `pod` is `NAMESPACE/NAME`, empty outside Kubernetes."""
+    if not pod:
+        yield
+        return
+    from holdfast.adapters.kubernetes.api import KubeApi  # noqa: PLC0415 - an extra
+    from holdfast.adapters.kubernetes.own_pod import set_role  # noqa: PLC0415 - as above
+
+    api = await KubeApi.connect(kubeconfig=Path(kubeconfig) if kubeconfig else None)
+    telling = asyncio.create_task(set_role(api, pod, role), name="pod-role")
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+        await api.close()
+
+
+@contextlib.asynccontextmanager
+async def mirrored(the_controller: Controller, *, wanted: bool, kubeconfig: str = "") -> AsyncIterator[None]:
+    """Show the journal's incidents as objects of the API server, where that is wanted, while this controller leads."""
+    if not wanted:
+        yield
+        return
+    from holdfast.adapters.kubernetes.api import KubeApi  # noqa: PLC0415 - an extra
+    from holdfast.adapters.kubernetes.incidents import IncidentMirror  # noqa: PLC0415 - as above
+
+    api = await KubeApi.connect(kubeconfig=Path(kubeconfig) if kubeconfig else None)
+    mirror = IncidentMirror(api)
+
+    def take(entries: Sequence[Entry]) -> None:
+        mirror.tell(record for entry in entries for record in entry.touched.incidents)
+
+    the_controller.listeners.append(take)
+    mirror.tell(reversed(await the_controller.journal.incidents(limit=MIRRORED_AT_START)))
+
+    async def work() -> None:
+        await mirror.tidy(the_controller.clock.now())
+        await mirror.run()
+
+    writing = asyncio.create_task(work(), name="incident-mirror")
+    try:
+        yield
+    finally:
+        the_controller.listeners.remove(take)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        await api.close()
+
+
+async def run_in_turn(the_controller: Controller, *, journal: str, standby: bool) -> None:
+    """`Controller.run` once the lease is free; a standby waits for it, others only until they know that it is held.
+
+    Raises:
+        JournalBusyError: another leads, and `standby` was not asked for.
+        FencedError: this one led, and another took over. Whoever keeps this process starts it again, to stand by.
+    """
+    from holdfast.controller.election import Elector, until_free  # noqa: PLC0415 - as above
+
+    elector = Elector(the_controller.holder, lease_s=the_controller.lease_s)
+    while True:
+        seen = None
+        if standby or is_postgres(journal):
+            seen = await until_free(
+                the_controller.journal,
+                elector,
+                the_controller.clock,
+                stopped_within=the_controller.stopped_within,
+                patient=standby,
+            )
+            if seen is None:
+                return
+        try:
+            await the_controller.run(seen=seen, ahead_s=elector.ahead_s)
+        except (FencedError, JournalDamagedError):
+            raise
+        except JournalError as error:
+            # Somebody else was quicker, or the store has just gone. Having led once, this process must start anew.
+            if not standby or the_controller.epoch:
+                raise
+            if not isinstance(error, JournalBusyError):
+                _log.warning("the lease could not be taken", why=str(error))
+            if await the_controller.stopped_within(the_controller.lease_s / 10):
+                return
+        else:
+            return
+
+
+def lease_name(elect: str) -> tuple[str, str]:
+    """Namespace and name of `kubernetes:NAMESPACE/NAME`. Raises UsageError."""
+    kind, _, place = elect.partition(":")
+    namespace, _, name = place.partition("/")
+    if kind != "kubernetes" or not namespace or not name or "/" in name:
+        raise UsageError(f"--elect {elect!r}: write kubernetes:NAMESPACE/NAME, such as kubernetes:holdfast/controller")
+    return namespace, name
+
+
+async def lead(
+    the_controller: Controller, *, journal: str, standby: bool, elect: str = "", kubeconfig: str = ""
+) -> None:
+    """`run_in_turn`, with `elect` only while that Kubernetes Lease is held, too. Raises as both."""
+    if not elect:
+        await run_in_turn(the_controller, journal=journal, standby=standby)
+        return
+    lease_name(elect)
+    from holdfast.adapters.kubernetes.api import KubeApi  # noqa: PLC0415 - an extra
+
+    api = await KubeApi.connect(kubeconfig=Path(kubeconfig) if kubeconfig else None)
+    try:
+        await run_elected(the_controller, api, elect=elect, journal=journal, standby=standby)
+    finally:
+        await api.close()
+
+
+async def run_elected(the_controller: Controller, api: KubeApi, *, elect: str, journal: str, standby: bool) -> None:
+    """`run_in_turn` while a Kubernetes Lease is held, too.
+
+    Raises:
+        FencedError: that lease was lost; the journal's was given back in order.
+        JournalBusyError, LinkError: another is elected, or it cannot be told, and `standby` was not asked for.
+    """
+    from holdfast.adapters.kubernetes.lease import KubernetesLease  # noqa: PLC0415 - an extra
+    from holdfast.controller.election import keep, win  # noqa: PLC0415 - as above
+
+    namespace, name = lease_name(elect)
+    store, clock = KubernetesLease(api, namespace, name), the_controller.clock
+    leading = await win(
+        store,
+        the_controller.holder,
+        clock,
+        lease_s=the_controller.lease_s,
+        stopped_within=the_controller.stopped_within,
+        patient=standby,
+    )
+    if leading is None:
+        return
+    keeping = asyncio.create_task(keep(store, leading, clock), name="election")
+    keeping.add_done_callback(lambda _: the_controller.stop())
+    try:
+        await run_in_turn(the_controller, journal=journal, standby=standby)
+        if keeping.done():
+            raise FencedError(f"the lease {namespace}/{name} was lost: this controller has ended, to stand by anew")
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        try:
+            await store.release(now=clock.now())
+        except HoldfastError as error:
+            _log.warning("the election's lease was not given back", why=str(error))

@@ -1,0 +1,275 @@
+"""`holdfast validate`: is this environment fit for a long run? Wires `validate.session` to screen, files and journal.
+
+Alone it looks at this node; under `srun` at all nodes of the step; with `--nodes` it calls `srun` itself. Exit codes: 0
+fit (also with warnings), 1 not fit, 69 nobody joined. A node that only served the leader ends with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
+from holdfast.adapters.clock import SystemClock
+from holdfast.adapters.probes import tools
+from holdfast.cli import screen
+from holdfast.cli.config import JsonOption
+from holdfast.cli.validate_options import (
+    SECRET,
+    BaselineName,
+    Deep,
+    Device,
+    Expect,
+    JoinS,
+    JournalUrl,
+    LeaderAddress,
+    Learn,
+    NcclTests,
+    Nodes,
+    Out,
+    Partition,
+    RendezvousS,
+    ReplacementS,
+    Reports,
+    Resume,
+    Shared,
+    Storage,
+    Suites,
+)
+from holdfast.cli.validate_pages import export, keep, print_run, say_history
+from holdfast.detect.catalogue import StreamKind
+from holdfast.detect.matcher import StreamSource
+from holdfast.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
+from holdfast.validate.baselines import as_toml, learned, packaged
+from holdfast.validate.examination import Asked
+from holdfast.validate.place import Place, place_of
+from holdfast.validate.registry import SUITES, Options, chosen
+from holdfast.validate.results import Run, Verdict
+from holdfast.validate.session import JOIN_S, Session
+from holdfast.validate.session import run as run_session
+
+DEFAULT_JOURNAL = "sqlite:///{home}/.local/share/holdfast/validate.db"
+SINFO_S = 30.0
+
+app = typer.Typer(
+    help="Say whether nodes are fit to train: measure, compare, find the odd one.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+@app.callback()
+def validate(
+    ctx: typer.Context,
+    *,
+    suite: Suites = None,
+    deep: Deep = False,
+    nodes: Nodes = "",
+    partition: Partition = "",
+    baseline: BaselineName = "",
+    learn: Learn = None,
+    storage: Storage = "",
+    shared: Shared = "",
+    device: Device = "",
+    nccl_tests: NcclTests = "",
+    rendezvous_s: RendezvousS = 0.0,
+    replacement_s: ReplacementS = 1800.0,
+    out: Out = None,
+    resume: Resume = False,
+    report: Reports = None,
+    journal: JournalUrl = "",
+    leader: LeaderAddress = "",
+    expect: Expect = 1,
+    join_s: JoinS = JOIN_S,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress; print problems only.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Say whether this node, or all nodes of an srun step, are fit to train. Exit code 1: one is not."""
+    if ctx.invoked_subcommand is not None:
+        return
+    if nodes:
+        _become_srun(nodes, partition)
+    suites = chosen(_words(suite))
+    place = place_of(os.environ)
+    if leader and expect > 1:
+        place = Place(node=place.node, rank=place.rank, world=expect, run=leader)
+    options = Options(
+        deep=deep,
+        storage=storage,
+        shared=shared,
+        device=device,
+        nccl_tests=nccl_tests,
+        rendezvous_s=rendezvous_s,
+        replacement_s=replacement_s,
+    )
+    if resume and out is None:
+        raise UsageError("--resume needs --out: the folder of the interrupted run")
+    folder = out if out is not None else Path(f"holdfast-validate-{place.run}") if place.world > 1 else None
+    session = Session(
+        asked=Asked(suites=suites, options=options, baseline=baseline),
+        place=place,
+        env=dict(os.environ),
+        clock=SystemClock(),
+        folder=folder.absolute() if folder is not None else None,
+        resume=resume,
+        leader=leader,
+        secret=_secret(leader, os.environ),
+        join_s=join_s,
+        advise=Advice(),
+        progress=_progress(quiet=quiet or json),
+    )
+    found = asyncio.run(run_session(session))
+    if found is None:
+        return
+    _finish(found, json=json, quiet=quiet, journal=journal, report=report or [], learn=learn, folder=session.folder)
+
+
+def _finish(
+    run: Run, *, json: bool, quiet: bool, journal: str, report: list[Path], learn: Path | None, folder: Path | None
+) -> None:
+    """Keep, export, print, and end with the right code."""
+    url = _journal_url(journal)
+    trends = keep(run, url)
+    for path in report:
+        export(run, trends, path)
+    if folder is not None:
+        export(run, trends, folder / "run.json")
+    if learn is not None:
+        learn.write_text(
+            as_toml(learned(run.nodes, learn.stem, f"run {run.id} of `holdfast validate`")), encoding="utf-8"
+        )
+    if json:
+        screen.say_json(run)
+    else:
+        print_run(run, trends, quiet=quiet)
+        if learn is not None:
+            screen.say(f"learned: {learn}")
+    if run.verdict is Verdict.FAIL:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def history(
+    *,
+    node: Annotated[str, typer.Option("--node", metavar="NAME", help="One node. Default: all.")] = "",
+    item: Annotated[list[str] | None, typer.Option("--item", metavar="NAME", help="Figures. Default: all.")] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Also write FILE: .html, .csv or .json.")
+    ] = None,
+    journal: JournalUrl = "",
+    json: JsonOption = False,
+) -> None:
+    """Say how figures have moved over all runs: ageing, and changes with what changed beside them."""
+    say_history(_journal_url(journal), node=node, items=tuple(item or ()), report=report, json=json)
+
+
+@app.command()
+def baselines(*, json: JsonOption = False) -> None:
+    """List the baselines that ship, with their sources."""
+    known = packaged()
+    if json:
+        screen.say_json({"version": 1, "baselines": list(known.values())})
+        return
+    table = screen.table("baseline", "matches", "figures", "source", keep=("baseline",))
+    for one in known.values():
+        match = one.match.gpu or one.match.instance or one.match.cpu or "by name"
+        table.add_row(one.name, match, str(len(one.expected)), one.source)
+    screen.console().print(table)
+
+
+@app.command()
+def suites(*, json: JsonOption = False) -> None:
+    """List the suites."""
+    if json:
+        screen.say_json({"version": 1, "suites": list(SUITES.values())})
+        return
+    table = screen.table("suite", "by default", "what", "needs", keep=("suite",))
+    for one in SUITES.values():
+        table.add_row(one.name, "yes" if one.quick else "", one.about, one.needs)
+    screen.console().print(table)
+
+
+class Advice:
+    """What the catalogue advises about an error's text. The matcher is loaded at the first error."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def __call__(self, text: str) -> str:
+        """Advice, or an empty string."""
+        if text not in self._known:
+            matcher = read_matcher(read_catalogue())
+            stream = matcher.stream(StreamSource(kind=StreamKind.OUTPUT))
+            found = [*stream.feed(f"{text}\n".encode(), 0.0), *stream.flush(0.0)]
+            advised = [words for match in found if (words := match.rule.advice or match.rule.title)]
+            self._known[text] = advised[0] if advised else ""
+        return self._known[text]
+
+
+def _words(listed: list[str] | None) -> tuple[str, ...]:
+    return tuple(word for entry in listed or () for word in entry.split(",") if word)
+
+
+def _secret(leader: str, env: Mapping[str, str]) -> str:
+    secret = env.get(SECRET, "")
+    if leader and len(secret) < 16:
+        raise UsageError(f"--leader needs the run's secret in {SECRET}: 16 characters or more, the same on all nodes")
+    return secret
+
+
+def _progress(*, quiet: bool) -> Callable[[str], None]:
+    return (lambda _line: None) if quiet else (lambda line: screen.say(screen.clean(line), err=True))
+
+
+def _journal_url(asked: str) -> str:
+    if asked == "none":
+        return ""
+    return asked or DEFAULT_JOURNAL.format(home=Path.home())
+
+
+def _become_srun(nodes: str, partition: str) -> None:
+    """Call srun for this very command, without --nodes; this process becomes it."""
+    if not shutil.which("srun"):
+        raise UsageError("--nodes needs Slurm's srun on the PATH")
+    argv = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--label=0"]
+    argv += [f"--partition={partition}"] if partition else []
+    if nodes == "all":
+        argv.append(f"--nodelist={screen.fold(_idle(partition))}")
+    else:
+        argv.append(f"--nodes={nodes}" if nodes.isdigit() else f"--nodelist={nodes}")
+    try:
+        os.execvp("srun", [*argv, *without(sys.argv, ("--nodes", "--partition"))])  # noqa: S606 - becomes srun
+    except OSError as error:
+        screen.say(f"holdfast: cannot run srun: {error.strerror}", err=True)
+        raise typer.Exit(EXIT_UNAVAILABLE) from error
+
+
+def without(words: Sequence[str], options: tuple[str, ...]) -> list[str]:
+    """A command line without these options and their values."""
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in options:
+            skip = True
+        elif not word.startswith(tuple(f"{one}=" for one in options)):
+            kept.append(word)
+    return kept
+
+
+def _idle(partition: str) -> list[str]:
+    """Nodes that have no job now."""
+    argv = ("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", *((f"--partition={partition}",) if partition else ()))
+    ran = asyncio.run(tools.run(("env", *argv), SINFO_S, dict(os.environ)))
+    found = sorted(set(ran.out.split()))
+    if not found:
+        raise UsageError(f"no node is idle: {screen.clean(ran.err) or 'sinfo lists none'}")
+    return found

@@ -1,0 +1,181 @@
+"""What a validation leaves behind and shows: screen, files, the journal's history. Called by `cli.validate`.
+
+The journal is opened for a moment only; one that cannot be written costs the history, never the run's result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.adapters.journal import open_journal
+from holdfast.cli import screen
+from holdfast.errors import JournalError, NotFoundError, UsageError
+from holdfast.report.validation import render_history, render_html, render_markdown
+from holdfast.validate.history import Trend, read, samples_of, trends
+from holdfast.validate.results import Item, Run, Verdict
+
+STYLES = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red", Verdict.ABSENT: "dim"}
+
+
+def keep(run: Run, url: str) -> list[Trend]:
+    """Add the run to its history and say what became of each figure; without a journal nothing."""
+    if not url:
+        return []
+    try:
+        return asyncio.run(_keep(run, url))
+    except JournalError as error:
+        screen.say(f"holdfast: the history is not kept: {error}", err=True)
+        return []
+
+
+async def _keep(run: Run, url: str) -> list[Trend]:
+    journal = open_journal(url)
+    try:
+        await journal.add_samples(samples_of(run))
+        found = await read(journal)
+    finally:
+        await journal.close()
+    here = {node.node for node in run.nodes}
+    return [trend for trend in trends(found) if trend.node in here]
+
+
+def export(run: Run, found: Sequence[Trend], path: Path) -> None:
+    """Write the run in the form that the file's name asks for. Raises UsageError for another."""
+    match path.suffix.lower():
+        case ".json":
+            data = msgspec.json.format(msgspec.json.encode(run), indent=2)
+        case ".csv":
+            data = as_csv(run).encode()
+        case ".md":
+            data = render_markdown(run, found).encode()
+        case ".html" | ".htm":
+            data = render_html(run, found).encode()
+        case _:
+            raise UsageError(f"--report {path}: name a .html, .md, .json or .csv")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def as_csv(run: Run) -> str:
+    """One row for each item of each node (RFC 4180)."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\r\n")
+    rows.writerow(("node", "rank", "item", "verdict", "value", "unit", "text", "expected", "source", "why", "advice"))
+    for node in run.nodes:
+        for item in node.items:
+            value = "" if item.value is None or not math.isfinite(item.value) else item.value
+            cells = (item.unit, item.text, item.expected, item.source, item.why, item.advice)
+            # A spreadsheet takes what begins so for a formula.
+            safe = [f"'{cell}" if cell[:1] in {"=", "+", "-", "@"} else cell for cell in cells]
+            rows.writerow((node.node, node.rank, item.name, item.verdict.value, value, *safe))
+        if node.lost:
+            rows.writerow((node.node, node.rank, "lost", Verdict.FAIL.value, "", "", "", "", "", node.lost, ""))
+    return out.getvalue()
+
+
+def print_run(run: Run, found: Sequence[Trend], *, quiet: bool) -> None:
+    """The run on the screen: a node's line each, then what is wrong with it; a single node in full."""
+    console = screen.console()
+    if len(run.nodes) == 1 and not quiet:
+        console.print(_items_table(run.nodes[0].items))
+    elif not quiet:
+        table = screen.table("node", "verdict", "rank", "figures", "what", keep=("node", "verdict"))
+        for node in run.nodes:
+            bad = [item.name for item in node.items if item.verdict in {Verdict.WARN, Verdict.FAIL}]
+            told = "lost" if node.lost else ", ".join(bad)
+            table.add_row(node.node, _word(node.verdict), str(node.rank), str(len(node.items)), screen.clean(told))
+        console.print(table)
+    for node in run.nodes:
+        _problems(node.node, node.items, node.lost)
+    for line in (*run.rounds, *run.notes):
+        if not quiet:
+            screen.say(screen.clean(line))
+    for trend in found:
+        if trend.told:
+            screen.say(screen.clean(f"{trend.node}: {trend.told}"))
+    blamed = screen.fold(run.blamed) if run.blamed else ""
+    count = f"{len(run.nodes)} node{'s' * (len(run.nodes) != 1)}"
+    told = f"not fit: {blamed}" if blamed else "fit" if run.verdict is not Verdict.WARN else "fit, with warnings"
+    screen.say(f"{told} ({count}: {', '.join(run.suites)}, {run.seconds:.0f} s)")
+
+
+def _word(verdict: Verdict) -> Text:
+    return Text(verdict.value, style=STYLES[verdict])
+
+
+def _items_table(items: Sequence[Item]) -> Table:
+    table = screen.table("item", "verdict", "measured", "expected", keep=("item", "verdict"))
+    for item in items:
+        table.add_row(item.name, _word(item.verdict), screen.clean(item.shown), screen.clean(item.expected))
+    return table
+
+
+def _problems(node: str, items: Sequence[Item], lost: str) -> None:
+    if lost:
+        screen.say(screen.clean(f"{node}: LOST: {lost}"))
+    for item in items:
+        if item.verdict in {Verdict.WARN, Verdict.FAIL}:
+            advice = f"; {item.advice}" if item.advice else ""
+            screen.say(screen.clean(f"{node}: {item.verdict.upper()} {item.name}: {item.why or item.shown}{advice}"))
+
+
+def say_history(url: str, *, node: str, items: tuple[str, ...], report: Path | None, json: bool) -> None:
+    """Trends on the screen, as JSON, and in a file.
+
+    Raises:
+        NotFoundError: there is no history, or none of these.
+        UsageError: the file's name asks for no known form.
+    """
+    path = Path(url.partition("///")[2])
+    if not url or not path.exists():
+        raise NotFoundError(f"there is no history in {path}: `holdfast validate` begins one")
+    found = asyncio.run(_history(url, node, items))
+    if not found:
+        raise NotFoundError(f"no history of {node or 'any node'}{': ' + ', '.join(items) if items else ''}")
+    if report is not None:
+        _export_history(found, report)
+    if json:
+        screen.say_json({"version": 1, "trends": found})
+        return
+    table = screen.table("node", "item", "runs", "first", "last", "what", right=("runs", "first", "last"))
+    for trend in found:
+        first, last = trend.points[0].value, trend.points[-1].value
+        table.add_row(
+            trend.node, trend.item, str(len(trend.points)), f"{first:.4g}", f"{last:.4g}", screen.clean(trend.told)
+        )
+    screen.console().print(table)
+
+
+async def _history(url: str, node: str, items: tuple[str, ...]) -> list[Trend]:
+    journal = open_journal(url)
+    try:
+        found = trends(await read(journal, node=node))
+    finally:
+        await journal.close()
+    return [trend for trend in found if not items or trend.item in items]
+
+
+def _export_history(found: Sequence[Trend], path: Path) -> None:
+    match path.suffix.lower():
+        case ".json":
+            data = msgspec.json.format(msgspec.json.encode({"version": 1, "trends": found}), indent=2)
+        case ".csv":
+            out = io.StringIO()
+            rows = csv.writer(out, lineterminator="\r\n")
+            rows.writerow(("node", "item", "at", "value"))
+            rows.writerows((one.node, one.item, point.at, point.value) for one in found for point in one.points)
+            data = out.getvalue().encode()
+        case ".html" | ".htm":
+            data = render_history(found).encode()
+        case _:
+            raise UsageError(f"--report {path}: name a .html, .csv or .json")
+    path.write_bytes(data)

@@ -1,0 +1,155 @@
+"""Charts as Plotly figures in plain data: steps of a job, step times by rank, temperature of a node.
+
+The reports' own gathering and plots are used, over one job only. Called by `routes.py`. Times are those of the samples,
+in UTC; what is long is thinned, so that a page on a phone can hold it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.controller import Controller
+from holdfast.errors import NotFoundError
+from holdfast.model.events import AnyEvent
+from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.ports import Journal, Sample
+from holdfast.report.gather import Point, gather
+from holdfast.report.plots import step_plot
+
+POINTS_MAX = 1_500
+"""Of one line."""
+RANKS_MAX = 64
+COLUMNS = 160
+ATTEMPTS = 12
+"""The newest ones are drawn."""
+WINDOW_S = 6 * 3600.0
+
+
+class _OneJob(Struct):
+    """The reading half of a journal, narrowed to one job: so a chart costs what the job has, not what the fleet has."""
+
+    journal: Journal
+    record: JobRecord
+    found: list[IncidentRecord]
+
+    async def jobs(self, *, job: str = "") -> list[JobRecord]:  # noqa: ARG002 - as in `report.gather.Records`
+        return [self.record]
+
+    async def nodes(self, *, node: str = "") -> list[NodeRecord]:  # noqa: ARG002
+        return []
+
+    async def incidents(self, *, incident: str = "", open_only: bool = False, limit: int = 0) -> list[IncidentRecord]:  # noqa: ARG002
+        return self.found
+
+    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 0) -> list[OrderRecord]:  # noqa: ARG002
+        return []
+
+    async def events(self, *, after: int = 0, limit: int = 0, **where: Any) -> list[AnyEvent]:  # noqa: ARG002
+        return []
+
+    async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
+        return await self.journal.samples(series, subject, after=after)
+
+
+async def steps(controller: Controller, name: str, incidents: list[str]) -> dict[str, Any]:
+    """Step over wall time: attempts, durable checkpoints, incidents."""
+    record = await _job(controller, name)
+    record.attempts = record.attempts[-ATTEMPTS:]
+    found = [one for ident in incidents[:50] for one in await controller.journal.incidents(incident=ident)]
+    data = await gather(
+        _OneJob(controller.journal, record, found),
+        title="",
+        cluster="",
+        now=controller.clock.now(),
+        job=name,
+        with_details=False,
+    )
+    series = data.series.get(name)
+    if series is not None:
+        for attempt, points in series.steps.items():
+            series.steps[attempt] = thinned(points)
+        series.checkpoints = thinned(series.checkpoints)
+    return step_plot(data, name)
+
+
+async def ranks(controller: Controller, name: str) -> dict[str, Any]:
+    """Seconds per step of each rank of the newest attempt, as a heat map; the slowest ranks when there are many."""
+    record = await _job(controller, name)
+    if record.attempt is None:
+        return {"data": [], "layout": {}}
+    subject = f"job:{record.key}({record.attempt.number})/rank:"
+    after = controller.clock.now() - WINDOW_S
+    samples = await controller.journal.samples("step_s", f"{subject}*", after=after)
+    by_rank: dict[int, list[Sample]] = {}
+    for sample in samples:
+        text = sample.subject.removeprefix(subject)
+        if text.isdecimal():
+            by_rank.setdefault(int(text), []).append(sample)
+    if not by_rank:
+        return {"data": [], "layout": {}}
+    slowest = sorted(by_rank, key=lambda rank: -max(one.value for one in by_rank[rank]))[:RANKS_MAX]
+    shown = sorted(slowest)
+    first, last = min(one.at for one in samples), max(one.at for one in samples)
+    width = max((last - first) / COLUMNS, 0.001)
+    grid: list[list[float | None]] = [[None] * (COLUMNS + 1) for _ in shown]
+    for row, rank in enumerate(shown):
+        for one in by_rank[rank]:
+            column = int((one.at - first) / width)
+            grid[row][column] = max(one.value, grid[row][column] or 0.0)
+    return {
+        "data": [
+            {
+                "type": "heatmap",
+                "x": [round((first + width * column) * 1000.0) for column in range(COLUMNS + 1)],
+                "y": [f"rank {rank}" for rank in shown],
+                "z": grid,
+                "colorscale": "Cividis",
+                "colorbar": {"title": {"text": "s"}},
+                "hovertemplate": "%{y}: %{z:.3f} s<extra></extra>",
+            }
+        ],
+        "layout": {
+            "height": 300,
+            "margin": {"l": 70, "r": 10, "t": 10, "b": 40},
+            "xaxis": {"type": "date"},
+            "yaxis": {"type": "category"},
+        },
+    }
+
+
+async def temperature(controller: Controller, node: str) -> dict[str, Any]:
+    """Degrees of the hottest GPU of a node, over the last hours."""
+    samples = await controller.journal.samples("gpu_temp", f"node:{node}", after=controller.clock.now() - WINDOW_S)
+    points = thinned([Point(one.at, one.value) for one in samples])
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [round(point.x * 1000.0) for point in points],
+        "y": [point.y for point in points],
+        "line": {"color": "#D55E00", "width": 2},
+        "hovertemplate": "%{y:.0f} C<extra></extra>",
+    }
+    layout = {
+        "height": 300,
+        "margin": {"l": 50, "r": 10, "t": 10, "b": 40},
+        "xaxis": {"type": "date"},
+        "yaxis": {"title": {"text": "C"}},
+    }
+    return {"data": [line] if points else [], "layout": layout}
+
+
+def thinned(points: list[Point], most: int = POINTS_MAX) -> list[Point]:
+    """Every so many-th point, and the last one."""
+    if len(points) <= most:
+        return points
+    every = -(-len(points) // most)
+    return [*points[:-1:every], points[-1]]
+
+
+async def _job(controller: Controller, name: str) -> JobRecord:
+    found = await controller.journal.jobs(job=name)
+    if not found:
+        raise NotFoundError(f"there is no job {name!r}")
+    return found[-1]

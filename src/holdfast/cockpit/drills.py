@@ -1,0 +1,220 @@
+"""The drills page: what ships, runs started from the page, and runs compared.
+
+A run is a process of its own on an embedded cluster of its own (`holdfast drill run`), one at a time: this cluster's
+jobs and nodes are never hit. Results stay in a folder for the page. Called by `cockpit.py` and `routes.py`. Times are
+the controller's clock; a run is ended at its limit, and with the cockpit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from holdfast.api.auth import Identity, Role
+from holdfast.cockpit.pages import Page, Values
+from holdfast.drill.scenario import shipped
+from holdfast.drill.schedule import regressions
+from holdfast.errors import RefusedError, UsageError
+from holdfast.ports import Clock
+
+RUNS_MAX = 50
+"""Of the newest that the page lists."""
+LIMIT_S = 1800.0
+TAIL = 40
+"""Lines of a run's output that the page shows."""
+RESULTS = "drills.json"
+ASKED = "asked.json"
+SLOWER_BY = 0.5
+_FOLDER = re.compile(r"[0-9]{8}T[0-9]{6}Z(-[0-9]+)?")
+_log = structlog.get_logger("holdfast.cockpit")
+
+
+class Run(Struct, frozen=True):
+    """One run that has ended."""
+
+    name: str
+    """Its folder."""
+    form: dict[str, Any]
+    asked: dict[str, str]
+
+    @property
+    def who(self) -> str:
+        """Who asked for it; empty: nobody from this page."""
+        return self.asked.get("who", "")
+
+    @property
+    def why(self) -> str:
+        """Their reason."""
+        return self.asked.get("why", "")
+
+    @property
+    def drills(self) -> list[dict[str, Any]]:
+        """Each drill as `drills.json` has it."""
+        return [one for one in self.form.get("drills", []) if isinstance(one, dict)]
+
+
+class Going(Struct):
+    """The run that is under way."""
+
+    names: tuple[str, ...]
+    who: str
+    why: str
+    since: float
+    lines: deque[str]
+    folder: str = ""
+    task: asyncio.Task[None] | None = None
+
+
+class DrillRoom:
+    """See the module. `folder` holds a folder for each run; `changed` is told when there is something new to show."""
+
+    def __init__(self, folder: Path, clock: Clock, changed: Callable[[], None]) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._changed = changed
+        self._drills = shipped()
+        self._kept: dict[str, Run] = {}
+        self.going: Going | None = None
+        self.failed = ""
+
+    async def page(self, page: Page) -> Values:
+        """What ships, what runs, what has run, and two runs side by side."""
+        runs = await asyncio.to_thread(self._runs)
+        by_name = {run.name: run for run in runs}
+        left = by_name.get(page.ask("before")) or (runs[1] if len(runs) > 1 else None)
+        right = by_name.get(page.ask("after")) or (runs[0] if runs else None)
+        compared = beside(left, right) if left is not None and right is not None else []
+        worse = (
+            regressions(left.form, right.form, slower_by=SLOWER_BY) if left is not None and right is not None else []
+        )
+        return {
+            "drills": list(self._drills.values()),
+            "going": self.going,
+            "failed": self.failed,
+            "runs": runs,
+            "left": left,
+            "right": right,
+            "compared": compared,
+            "worse": worse,
+        }
+
+    def start(self, identity: Identity, names: list[str], why: str) -> None:
+        """Begin a run.
+
+        Raises:
+            RefusedError: not an operator, or one is under way.
+            UsageError: no drill, or one that does not ship; no reason.
+        """
+        if not identity.may(Role.OPERATOR):
+            raise RefusedError(f"the token of {identity.name!r} is a {identity.role}'s; drills need an operator's")
+        if self.going is not None:
+            raise RefusedError("a run is under way: wait for its end, or stop it")
+        unknown = [name for name in names if name not in self._drills]
+        if not names or unknown:
+            raise UsageError(f"there is no drill {unknown[0]!r}" if unknown else "choose a drill")
+        if not why:
+            raise UsageError("say in a few words why: it is kept with the results")
+        now = self._clock.now()
+        going = self.going = Going(tuple(names), identity.name, why, now, deque(maxlen=TAIL))
+        going.folder = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+        self.failed = ""
+        _log.info("drills are run from the cockpit", names=names, who=identity.name, why=why)
+        going.task = asyncio.create_task(self._run(going), name="drills")
+
+    async def stop(self) -> None:
+        """End the run that is under way, with all that it has started."""
+        going = self.going
+        if going is not None and going.task is not None:
+            going.task.cancel()
+            await asyncio.gather(going.task, return_exceptions=True)
+
+    async def _run(self, going: Going) -> None:
+        out = self._folder / going.folder
+        command = [sys.executable, "-m", "holdfast", "drill", "run", *going.names, "--out", str(out)]
+        process: asyncio.subprocess.Process | None = None
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+            async with asyncio.timeout(LIMIT_S):
+                await self._read(process, going)
+                await process.wait()
+            (out / ASKED).write_bytes(msgspec.json.encode({"who": going.who, "why": going.why}))
+        except TimeoutError:
+            self.failed = f"The run was ended at its limit of {LIMIT_S:g} s."
+        except OSError as error:
+            self.failed = f"The run could not be started: {error}"
+        finally:
+            if process is not None and process.returncode is None:
+                await _end(process)
+            if process is not None and process.returncode and not (out / RESULTS).exists() and not self.failed:
+                self.failed = f"The run ended with code {process.returncode}: {' '.join(list(going.lines)[-2:])}"
+            self.going = None
+            self._changed()
+
+    async def _read(self, process: asyncio.subprocess.Process, going: Going) -> None:
+        stream = process.stdout
+        while stream is not None and (line := await stream.readline()):
+            going.lines.append(line.decode("utf-8", "replace").rstrip()[:500])
+            self._changed()
+
+    def _runs(self) -> list[Run]:
+        """Newest first. A run's results do not change, so each is read once."""
+        found = []
+        folders = sorted(self._folder.iterdir(), reverse=True) if self._folder.is_dir() else []
+        under_way = self.going.folder if self.going is not None else ""
+        ended = [one for one in folders if _FOLDER.fullmatch(one.name) and one.name != under_way]
+        for folder in ended[:RUNS_MAX]:
+            run = self._kept.get(folder.name)
+            if run is None:
+                form, asked = _json(folder / RESULTS), _json(folder / ASKED)
+                if not form:
+                    continue
+                run = self._kept[folder.name] = Run(folder.name, form, {k: str(v) for k, v in asked.items()})
+            found.append(run)
+        return found
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGINT, so that it undoes what it did; SIGKILL to all of it when that takes too long."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    try:
+        async with asyncio.timeout(10.0):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def beside(left: Run, right: Run) -> list[tuple[str, dict[str, Any] | None, dict[str, Any]]]:
+    """Each drill of the newer run beside the same one of the older."""
+    before = {one["name"]: one for one in left.drills}
+    return [(one["name"], before.get(one["name"]), one) for one in right.drills]

@@ -1,0 +1,191 @@
+"""What ended a log whose cause no rule names: errors known by their severity alone, or the best that is left.
+
+`LogReading` collects them while it reads and asks here at the end, only when no rule names a cause. A log that went on
+after such a line, or came to an orderly end, is healthy however the line is worded. Pure; the place of a line in bytes
+and the order of matches stand in for time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from holdfast.detect.findings import to_finding
+from holdfast.detect.matcher import Match
+from holdfast.model.evidence import Domain, Finding, Place, Role, Severity
+
+_TELLING = (
+    "nccl.system",
+    "nccl.cuda",
+    "nccl.internal",
+    "nccl.proxy",
+    "k8s.backoff",
+    "k8s.liveness",
+    "process.terminate",
+    "process.aborted",
+    "python.fatal",
+    "slurm.task.aborted",
+    "torch.elastic.failed",
+    "python.spawned.exit",
+    "mpi.hydra",
+    "gloo.connect",
+    "deepspeed.exit",
+    "process.exited",
+)
+"""What mostly follows from something else, but where nothing else is told says at least what failed."""
+HELD_UP = frozenset({"k8s.scheduling"})
+"""What may pass by itself: a cause only in a log that tells of nothing else."""
+_ENDED_ONLY = ("exit.code.", "process.exited", "slurm.task.exited", "mpi.abort", "deepspeed.exit")
+"""Roots that only say that a process ended with an error."""
+KEPT_LAST = 48
+KEPT_FIRST = 8
+CHAIN_BYTES = 3000
+"""Lines of one trouble lie this close to each other: a usage text or a trace may stand between them."""
+TAIL_BYTES = {
+    "generic.fatal": 6000,
+    "generic.glog_fatal": 6000,
+    "generic.abort": 4000,
+    "generic.traceback": 6000,
+    "generic.exit": 1500,
+    "generic.usage": 1500,
+    "generic.shell": 700,
+    "generic.error": 700,
+    "generic.glog_error": 500,
+    "generic.nccl_warn": 1000,
+    "generic.complaint": 160,
+}
+"""So much may be printed after such a line when it is what ended the program; more shows that it went on."""
+_STRENGTH = {
+    "generic.fatal": 5,
+    "generic.glog_fatal": 5,
+    "generic.usage": 5,
+    "generic.shell": 4,
+    "generic.error": 4,
+    "generic.nccl_warn": 4,
+    "generic.glog_error": 3,
+    "generic.abort": 3,
+    "generic.traceback": 3,
+    "generic.complaint": 2,
+    "generic.exit": 1,
+}
+"""What says most about why comes first; an exit only says that something failed."""
+_NOT_OUTPUT = re.compile(
+    r"^\s*(?:<\d+>)?\[\s*\d+\.\d{3,6}\]|\bkernel: "
+    r"|^(?:\S{1,40} )?[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \S+ \S+?(?:\[\d+\])?: "
+)
+"""Kernel and system logs speak of failures that concern no job."""
+_WORDS: tuple[tuple[Domain, str], ...] = (
+    (
+        Domain.HARDWARE,
+        r"ECC|Xid|NVLink|HBM|fell off the bus|fallen off|GPU (?:is lost|error|fault|hang)|hardware (?:error|fail\w*)",
+    ),
+    (
+        Domain.STORAGE,
+        (
+            r"disk|file ?system|mount\w*|inode|quota|I/O|input/output|lustre|nfs|gpfs|s3|gcs|bucket|blob|checksum"
+            r"|corrupt\w*|truncated"
+        ),
+    ),
+    (
+        Domain.NETWORK,
+        (
+            r"connect\w*|unreachable|socket|network|peer|host ?name|dns|resolve|tcp|rdma|infiniband|ibv?_\w+|rendezvous"
+            r"|port \d+|timed out|timeout|broken pipe"
+        ),
+    ),
+    (
+        Domain.PLATFORM,
+        (
+            r"slurm\w*|srun|sbatch|kubelet|container\w*|docker|enroot|pyxis|cgroup|driver|daemon|scheduler|munge|pmix?"
+            r"|licen[cs]e|node (?:is )?(?:down|drain\w*|lost)"
+        ),
+    ),
+)
+
+
+class UnnamedErrors:
+    """Those of one log: the first and the last ones, which is all that can matter. Bounded."""
+
+    def __init__(self) -> None:
+        self._first: list[Match] = []
+        self._last: deque[Match] = deque(maxlen=KEPT_LAST)
+
+    def take(self, match: Match) -> None:
+        """A line that only its severity tells of."""
+        if _NOT_OUTPUT.search(match.text):
+            return
+        if len(self._first) < KEPT_FIRST:
+            self._first.append(match)
+        else:
+            self._last.append(match)
+
+    def ending(self, *, size: int, after: int, progressed: bool) -> tuple[Match, ...]:
+        """The lines that the log ended with, the most telling one first; empty when it ended well.
+
+        Args:
+            size: bytes of the log.
+            after: place of the last line that shows the job alive, or of trouble already accounted for.
+            progressed: whether the log shows any step at all; mere complaints count only where none does.
+        """
+        left = sorted((m for m in (*self._first, *self._last) if m.offset > after), key=lambda m: m.offset)
+        if progressed:
+            left = [match for match in left if match.rule.id != "generic.complaint"]
+        chain: list[Match] = []
+        for match in reversed(left):
+            if chain:
+                belongs = chain[-1].offset - match.offset <= CHAIN_BYTES
+            else:
+                belongs = size - match.offset - len(match.text.encode()) <= TAIL_BYTES[match.rule.id]
+            if belongs:
+                chain.append(match)
+        return tuple(sorted(chain, key=lambda match: -_STRENGTH[match.rule.id]))
+
+
+def findings_of(chain: Sequence[Match], *, file: str, prefix: str, at: float) -> list[Finding]:
+    """What these lines stand for: the first is the root, unless it is a mere complaint; the others stand beside it."""
+    found: list[Finding] = []
+    for index, match in enumerate(chain):
+        finding = to_finding(
+            match, source_place=Place(), job=None, attempt=None, at=match.at or at, id_prefix=prefix, file=file
+        )
+        text = match.text.strip()
+        found.append(
+            replace(
+                finding,
+                role=Role.CASCADE if index or match.rule.id == "generic.complaint" else Role.ROOT,
+                domain=domain_of(text) if match.rule.domain is Domain.UNKNOWN else match.rule.domain,
+                summary=f"{match.rule.title}: {text[:200]}",
+            )
+        )
+    return found
+
+
+def domain_of(text: str) -> Domain:
+    """The best guess from an error's words; most programs fail of themselves."""
+    for domain, words in _WORDS:
+        if re.search(rf"\b(?:{words})\b", text, re.IGNORECASE):
+            return domain
+    return Domain.APPLICATION
+
+
+def best_left(findings: list[Finding]) -> list[Finding]:
+    """The findings; without any root among them, the first that says at least what failed becomes it."""
+    if any(f.role is Role.ROOT and f.severity not in {Severity.INFO, Severity.WARNING} for f in findings):
+        return findings
+    told = min(
+        (f for f in findings if f.rule.startswith(_TELLING) or f.rule in HELD_UP), key=lambda f: f.at, default=None
+    )
+    if told is None:
+        return findings
+    risen = replace(told, role=Role.ROOT, severity=Severity.ERROR, confidence=0.6)
+    return [risen if f is told else f for f in findings]
+
+
+def names_a_cause(finding: Finding) -> bool:
+    """Whether a rule says why, and not only how it ended or what followed."""
+    if finding.role is Role.CASCADE:
+        return finding.domain is Domain.NETWORK
+    return finding.role is Role.ROOT and not finding.rule.startswith(_ENDED_ONLY)

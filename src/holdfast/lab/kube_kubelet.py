@@ -1,0 +1,406 @@
+"""The lab's kubelets: pods that were bound to its nodes run here as real processes, and their ends are reported.
+
+One object in the keeper's loop stands for the kubelets of all nodes. It registers each node that is up, beats for it,
+starts a bound pod's containers under the node's first process, writes their output as `var/log/pods/...` below the
+node's folder, reports exit codes and signals, starts containers again as `restartPolicy` says, and ends deleted pods by
+SIGTERM and, after their grace, SIGKILL. A node that is cut off or switched off says nothing at all. The API server may
+be away for as long as it likes: what is to be said waits. Time: beats each `beat_s`; all else follows events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Coroutine, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from holdfast.adapters.kubernetes.api import STRATEGIC, ApiError, KubeApi
+from holdfast.adapters.local import node_init
+from holdfast.adapters.local.nodes import LocalNode, Power
+from holdfast.errors import HoldfastError, LinkError, UsageError
+from holdfast.lab import kube_pod
+from holdfast.lab.kube_pod import Json, Run
+
+BEAT_S = 1.0
+RETRY_S = 0.3
+BACK_OFF_S = 0.5
+BACK_OFF_MAX_S = 20.0
+"""A container that keeps ending waits so long before it is started again (a real kubelet: 10 s to 300 s)."""
+WATCH_S = 300
+CPUS, MEMORY, PODS = "64", "512Gi", "110"
+GPU = "nvidia.com/gpu"
+SHUTDOWN = "node.cloudprovider.kubernetes.io/shutdown"
+"""What a cloud's controller sets on a node whose machine it knows to be switched off."""
+_log = structlog.get_logger("holdfast.lab")
+
+
+def stamp() -> str:
+    """Now, as the API has it."""
+    return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class PodRun:
+    """A pod that was bound to a node of ours."""
+
+    def __init__(self, pod: Json, node: str) -> None:
+        self.pod = pod
+        self.node = node
+        self.runs: list[Run] = [Run(name=c["name"], waits="ContainerCreating") for c in pod["spec"]["containers"]]
+        self.started = stamp()
+        self.begun = False
+        self.ending = False
+        self.lost = ""
+        self.instance = ""
+        """Boot of the node under which it was begun."""
+
+    @property
+    def uid(self) -> str:
+        """The pod's own."""
+        return str(self.pod["metadata"]["uid"])
+
+    @property
+    def path(self) -> str:
+        """Where the API has it."""
+        about = self.pod["metadata"]
+        return f"/api/v1/namespaces/{about['namespace']}/pods/{about['name']}"
+
+
+class Kubelets:
+    """See the module. `nodes` is the keeper's fleet; it tells by `task_*`, `node_lost` and `nodes_changed`."""
+
+    def __init__(self, api: KubeApi, nodes: Mapping[str, LocalNode], env: Mapping[str, str], *, gpus: int) -> None:
+        self._api = api
+        self._nodes = nodes
+        self._env = env
+        self._gpus = gpus
+        self._pods: dict[str, PodRun] = {}
+        self._tasks: dict[str, tuple[PodRun, Run]] = {}
+        self._work: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
+        self._registered: dict[str, str] = {}
+        """Node -> the boot under which it was registered."""
+        self._beat = asyncio.Event()
+
+    async def run(self) -> None:
+        """Beat, watch and work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._beats())
+            group.create_task(self._watch())
+
+    # --- what the fleet says ---
+
+    def nodes_changed(self) -> None:
+        """A node came, went, was cut or healed."""
+        self._beat.set()
+        for run in self._pods.values():
+            self._touch(run)
+
+    def task_ended(self, task: str, code: int | None, sig: int | None) -> None:
+        """A container's main process has ended; what it left behind is being killed."""
+        found = self._tasks.get(task)
+        if found is not None:
+            found[1].code, found[1].signal, found[1].ended = code, sig, stamp()
+
+    def task_gone(self, task: str) -> None:
+        """Nothing of the container runs any more."""
+        found = self._tasks.pop(task, None)
+        if found is None:
+            return
+        pod, run = found
+        run.task = ""
+        if not run.over:
+            run.code, run.ended = 137, stamp()
+        self._touch(pod)
+        if not pod.ending and kube_pod.again(pod.pod, run):
+            self._do(f"again:{task}", self._start_again(pod, run))
+
+    def node_lost(self, node: str) -> None:
+        """All that ran there is gone; nobody is told, since the kubelet went with it."""
+        for task, (pod, run) in list(self._tasks.items()):
+            if pod.node == node:
+                del self._tasks[task]
+                run.task = ""
+        self._registered.pop(node, None)
+        self._beat.set()
+
+    # --- nodes ---
+
+    async def _beats(self) -> None:
+        while True:
+            self._beat.clear()
+            for node in list(self._nodes.values()):
+                self._do(f"node:{node.name}", self._attend(node))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await self._beat.wait()
+            await asyncio.sleep(0.02)
+
+    async def _attend(self, node: LocalNode) -> None:
+        path = f"/api/v1/nodes/{node.name}"
+        try:
+            if node.power is Power.OFF:
+                await self._switched_off(node, path)
+            elif node.reachable:
+                await self._report(node, path)
+        except LinkError:
+            await asyncio.sleep(RETRY_S)
+        except ApiError as error:
+            _log.warning("a node could not be reported", node=node.name, why=str(error))
+
+    async def _switched_off(self, node: LocalNode, path: str) -> None:
+        """The word of a cloud's controller, which asks the provider and not the node."""
+        if self._registered.get(node.name) == "off":
+            return
+        taints = ((await self._api.get(path)).get("spec") or {}).get("taints") or []
+        if not any(taint["key"] == SHUTDOWN for taint in taints):
+            taint = {"key": SHUTDOWN, "effect": "NoSchedule"}
+            await self._api.patch(path, {"spec": {"taints": [taint]}}, STRATEGIC)
+        self._registered[node.name] = "off"
+
+    async def _report(self, node: LocalNode, path: str) -> None:
+        fresh = self._registered.get(node.name) != node.boot_id
+        if fresh:
+            await self._register(node, path)
+        beat = {
+            "type": "Ready",
+            "status": "True",
+            "reason": "KubeletReady",
+            "message": "kubelet is posting ready status",
+        }
+        now = stamp()
+        status: Json = {"conditions": [{**beat, "lastHeartbeatTime": now}]}
+        if fresh:
+            status["conditions"][0]["lastTransitionTime"] = now
+            amounts = {"cpu": CPUS, "memory": MEMORY, "pods": PODS, GPU: str(self._gpus)}
+            status |= {"capacity": amounts, "allocatable": amounts}
+            status["addresses"] = [
+                {"type": "InternalIP", "address": kube_pod.ADDRESS},
+                {"type": "Hostname", "address": node.name},
+            ]
+            status["nodeInfo"] = node_info(node)
+        await self._api.patch(f"{path}/status", {"status": status}, STRATEGIC)
+        if fresh:
+            self._registered[node.name] = node.boot_id
+            for run in self._pods.values():
+                self._touch(run)
+
+    async def _register(self, node: LocalNode, path: str) -> None:
+        provider = f"lab://{node.instance_id}"
+        labels = {
+            "kubernetes.io/hostname": node.name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": "amd64",
+            "node.kubernetes.io/instance-type": "lab.8gpu",
+            **({"holdfast.dev/spare": "true"} if node.spare else {}),
+        }
+        try:
+            known = await self._api.get(path)
+        except ApiError as error:
+            if not error.gone:
+                raise
+        else:
+            if known["spec"].get("providerID") == provider:
+                taints = [t for t in known["spec"].get("taints") or [] if t["key"] != SHUTDOWN]
+                await self._api.patch(path, {"spec": {"taints": taints or None}})
+                return
+            if known["spec"].get("providerID"):
+                # Another machine under the name: as with a real cloud, its Node is another object.
+                kept = known["metadata"], known["spec"]
+                await self._api.delete(path, uid=known["metadata"]["uid"])
+                await self._create(node, provider, labels | self._carried(kept[0]), kept[1])
+                return
+        await self._create(node, provider, labels, {})
+
+    @staticmethod
+    def _carried(about: Json) -> Json:
+        return {k: v for k, v in (about.get("labels") or {}).items() if k.startswith("lab/")}
+
+    async def _create(self, node: LocalNode, provider: str, labels: Json, old: Json) -> None:
+        spec: Json = {"providerID": provider}
+        if old.get("unschedulable"):
+            # A replacement joins cordoned until it is proven, as sites configure it (`--register-with-taints`).
+            spec["unschedulable"] = True
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name, "labels": labels}, "spec": spec}
+        with contextlib.suppress(ApiError):
+            await self._api.create("/api/v1/nodes", body)
+
+    # --- pods ---
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                items, version = await self._api.list_all("/api/v1/pods")
+                present = {pod["metadata"]["uid"] for pod in items}
+                for pod in items:
+                    self._see(pod)
+                for uid in [uid for uid in self._pods if uid not in present]:
+                    self._forget(uid)
+                async for event in self._api.watch("/api/v1/pods", version, for_s=WATCH_S):
+                    if event.type == "DELETED":
+                        self._forget(event.object["metadata"]["uid"])
+                    elif event.type != "BOOKMARK":
+                        self._see(event.object)
+            except (LinkError, ApiError) as error:
+                _log.info("kubelets list pods anew", why=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    def _see(self, pod: Json) -> None:
+        node = pod["spec"].get("nodeName", "")
+        uid = pod["metadata"]["uid"]
+        known = self._pods.get(uid)
+        if known is not None:
+            known.pod = pod
+            if pod["metadata"].get("deletionTimestamp"):
+                self._touch(known)
+        elif node in self._nodes:
+            self._pods[uid] = run = PodRun(pod, node)
+            phase = (pod.get("status") or {}).get("phase", "Pending")
+            if phase in {"Succeeded", "Failed"}:
+                run.begun, run.ending = True, True
+            elif phase != "Pending":
+                run.begun = True  # an earlier keeper began it; none of that runs any more
+            self._touch(run)
+
+    def _forget(self, uid: str) -> None:
+        """The pod's object is gone, by force perhaps: end what runs of it."""
+        run = self._pods.pop(uid, None)
+        if run is None:
+            return
+        run.ending = True
+        for container in run.runs:
+            if container.task and run.node in self._nodes:
+                self._nodes[run.node].end_task(container.task, 0.0)
+
+    def _touch(self, run: PodRun) -> None:
+        """Have the pod attended to; once more if that is under way."""
+        key = f"pod:{run.uid}"
+        if key in self._work:
+            self._again.add(run.uid)
+        else:
+            self._do(key, self._attend_pod(run))
+
+    async def _attend_pod(self, run: PodRun) -> None:
+        while True:
+            self._again.discard(run.uid)
+            node = self._nodes.get(run.node)
+            if node is None or not node.reachable or self._registered.get(run.node) != node.boot_id:
+                return  # no kubelet there just now; `nodes_changed` and registration come back to it
+            try:
+                await self._sync(run, node)
+            except LinkError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            except ApiError as error:
+                if not error.gone:
+                    _log.warning("a pod could not be reported", pod=run.path, why=str(error))
+                    await asyncio.sleep(RETRY_S)
+            if run.uid not in self._again:
+                return
+
+    async def _sync(self, run: PodRun, node: LocalNode) -> None:
+        deleted = bool(run.pod["metadata"].get("deletionTimestamp"))
+        if deleted:
+            run.ending = True
+            for container in run.runs:
+                if container.task and container.code is None and container.signal is None:
+                    node.end_task(container.task, kube_pod.grace_of(run.pod))
+            if any(container.task for container in run.runs):
+                return
+            await self._say(run)
+            await self._api.delete(run.path, uid=run.uid, grace_s=0)
+            return
+        if not run.begun:
+            run.begun, run.instance = True, node.boot_id
+            for container in run.runs:
+                self._start(run, node, container)
+        elif run.instance != node.boot_id and not run.ending:
+            run.lost = "the node booted anew under it"
+            run.ending = True
+        elif run.ending and not run.lost:
+            return
+        await self._say(run)
+
+    async def _say(self, run: PodRun) -> None:
+        body = kube_pod.status(run.pod, run.runs, started=run.started, lost=run.lost)
+        body["metadata"] = {"uid": run.uid}
+        await self._api.patch(f"{run.path}/status", body)
+
+    def _start(self, pod: PodRun, node: LocalNode, run: Run) -> None:
+        container = next(c for c in pod.pod["spec"]["containers"] if c["name"] == run.name)
+        about = pod.pod["metadata"]
+        task = f"{about['name']}.{pod.uid}.{run.name}.{run.restarts}"
+        folder = node.folder / "var/log/pods" / f"{about['namespace']}_{about['name']}_{pod.uid}" / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            own = kube_pod.environment(pod.pod, container)
+            argv = kube_pod.command(container, {**own})
+        except UsageError as error:
+            run.waits, run.words = "CreateContainerError", str(error)
+            return
+        run.waits, run.words, run.code, run.signal, run.ended = "", "", None, None, ""
+        run.started, run.task = stamp(), task
+        self._tasks[task] = (pod, run)
+        cwd = container.get("workingDir") or str(node.folder / "tmp")
+        node.start_task(
+            task,
+            argv=[sys.executable, "-I", "-S", node_init.__file__, "--pod", *argv],
+            env={**node.environment(), **self._env, **own},
+            cwd=cwd if Path(cwd).is_dir() else "/",
+            out=str(folder / f"{run.restarts}.log"),
+        )
+
+    async def _start_again(self, pod: PodRun, run: Run) -> None:
+        pause_s = min(BACK_OFF_S * 2.0 ** min(run.restarts, 10), BACK_OFF_MAX_S)
+        run.last = kube_pod.terminated(run)
+        run.waits, run.words = "CrashLoopBackOff", f"back-off {pause_s:g} s"
+        self._touch(pod)
+        await asyncio.sleep(pause_s)
+        node = self._nodes.get(pod.node)
+        if pod.ending or pod.uid not in self._pods or node is None or node.boot_id != pod.instance:
+            return
+        run.restarts += 1
+        self._start(pod, node, run)
+        self._touch(pod)
+
+    def _do(self, key: str, work: Coroutine[Any, Any, None]) -> None:
+        """Have it done in the background, one at a time for each key."""
+        if key in self._work:
+            work.close()
+            return
+        task = self._work[key] = asyncio.create_task(self._guarded(work), name=key)
+        task.add_done_callback(lambda _: self._work.pop(key, None))
+
+    @staticmethod
+    async def _guarded(work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except HoldfastError as error:
+            _log.warning("a kubelet's work failed", why=str(error))
+
+    async def close(self) -> None:
+        """End what is under way."""
+        for task in list(self._work.values()):
+            task.cancel()
+        await asyncio.gather(*self._work.values(), return_exceptions=True)
+
+
+def node_info(node: LocalNode) -> Json:
+    """Which machine, which boot: what a kubelet reads of /etc/machine-id and the kernel's boot_id."""
+    return {
+        "machineID": node.instance_id,
+        "systemUUID": node.instance_id,
+        "bootID": node.boot_id,
+        "kernelVersion": "lab",
+        "osImage": "lab",
+        "containerRuntimeVersion": "process://1",
+        "kubeletVersion": "v1.20.2",
+        "kubeProxyVersion": "",
+        "operatingSystem": "linux",
+        "architecture": "amd64",
+    }

@@ -1,0 +1,117 @@
+"""The wires of a lab whose nodes have networks of their own: one bridge on the machine, one pair of ends per node.
+
+Called by `keeper` (which makes and removes them) and `settings`' chooser. Everything goes through `ip` in batches: one
+run for hundreds of nodes. The node's end lives in the node's network and ends with it. No time passes but `ip`'s own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from holdfast.errors import LinkError
+from holdfast.lab.settings import SUBNETS, LabFacts, address
+
+PREFIX_BITS = 20
+IP_LIMIT_S = 30.0
+
+
+def free_subnet(folder: Path, *, tried: Iterable[int] = ()) -> int:
+    """Index of a network that no interface of this machine is in.
+
+    Raises:
+        LinkError: `ip` fails or all are taken.
+    """
+    taken = set(tried)
+    for interface in json.loads(_ip(["-j", "-4", "addr", "show"]) or "[]"):
+        for entry in interface.get("addr_info", ()):
+            number = 0
+            for part in str(entry.get("local", "0.0.0.0")).split("."):  # noqa: S104 - a value, not a place to listen
+                number = number << 8 | int(part)
+            taken.add((number - (10 << 24) - (176 << 16)) >> 12)
+    first = zlib.crc32(os.fsencode(folder)) % SUBNETS
+    for step in range(SUBNETS):
+        index = (first + step) % SUBNETS
+        if index not in taken:
+            return index
+    raise LinkError(f"all {SUBNETS} networks of labs are taken on this machine; `ip -4 addr` shows by whom")
+
+
+def raise_bridge(facts: LabFacts) -> None:
+    """Make the lab's bridge. Raises LinkError when it exists: another lab was quicker."""
+    _batch(
+        [
+            f"link add {facts.bridge} type bridge",
+            f"addr add {address(facts.subnet, 1)}/{PREFIX_BITS} dev {facts.bridge}",
+            f"link set {facts.bridge} up",
+        ]
+    )
+
+
+def wire_nodes(facts: LabFacts, nodes: Sequence[tuple[int, int]]) -> None:
+    """Give each node, by number and pid of its first process, a wire to the bridge."""
+    lines = []
+    for number, pid in nodes:
+        lines.append(f"link add {facts.wire(number)} type veth peer name eth0 netns {pid}")
+        lines.append(f"link set {facts.wire(number)} master {facts.bridge} up")
+    _batch(lines)
+
+
+def node_side(facts: LabFacts, number: int) -> str:
+    """What the node's first process feeds to `ip -batch`."""
+    return (
+        f"addr add {facts.node_address(number)}/{PREFIX_BITS} dev eth0\nlink set eth0 up\nlink set lo up\n"
+        f"route add default via {facts.ctld_address}\n"
+    )
+
+
+def drop_wires(facts: LabFacts, numbers: Iterable[int]) -> None:
+    """Remove wires of nodes that are off; a wire that went with its node is fine."""
+    for number in numbers:
+        with contextlib.suppress(LinkError):
+            _ip(["link", "del", facts.wire(number)])
+
+
+def set_wire(facts: LabFacts, number: int, *, up: bool) -> None:
+    """Cut a node's wire, or heal it: packets vanish, nobody is told.
+
+    The wire is taken off the bridge rather than switched off: the node keeps its carrier, as behind a dead switch.
+    """
+    _ip(["link", "set", facts.wire(number), *(["master", facts.bridge] if up else ["nomaster"])])
+
+
+def remove_bridge(facts: LabFacts) -> None:
+    """Remove the lab's bridge and the wires that are left on it; nothing there is fine."""
+    with contextlib.suppress(LinkError):
+        for interface in json.loads(_ip(["-j", "link", "show", "master", facts.bridge]) or "[]"):
+            with contextlib.suppress(LinkError):
+                _ip(["link", "del", interface["ifname"]])
+    with contextlib.suppress(LinkError):
+        _ip(["link", "del", facts.bridge])
+
+
+def has_bridge(facts: LabFacts) -> bool:
+    """Is the lab's bridge there?"""
+    return Path("/sys/class/net", facts.bridge).exists()
+
+
+def _ip(args: Sequence[str], text: str = "") -> str:
+    try:
+        done = subprocess.run(
+            ["ip", *args], input=text, capture_output=True, text=True, timeout=IP_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LinkError(f"`ip` cannot be run (Debian: iproute2): {error}") from error
+    if done.returncode:
+        raise LinkError(f"`ip {' '.join(args)}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _batch(lines: Sequence[str]) -> None:
+    if lines:
+        _ip(["-batch", "-"], "\n".join(lines) + "\n")

@@ -1,0 +1,60 @@
+"""Waiting for a lab's daemons, always with a deadline, and saying what their logs said when it passes.
+
+Called by `slurm_lab` and `database`. The machine's clock is read here and nowhere else in the room but in processes
+that the keeper owns.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.errors import LinkError
+
+POLL_S = 0.03
+TAIL_LINES = 8
+TAIL_BYTES = 16_000
+
+
+def wait_until(true: Callable[[], object], what: str, *, limit_s: float, logs: tuple[Path, ...] = ()) -> None:
+    """Return as soon as `true()` is.
+
+    Raises:
+        LinkError: it was not within the limit; says what was waited for and how the logs end.
+    """
+    deadline = time.monotonic() + limit_s
+    while not true():
+        if time.monotonic() >= deadline:
+            raise LinkError(f"{what}: not within {limit_s:g} s{ends(*logs)}")
+        time.sleep(POLL_S)
+
+
+def wait_gone(pid: int, what: str, *, limit_s: float) -> None:
+    """Return when this process has ended. Raises LinkError when it has not within the limit."""
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not select.select([watched], [], [], limit_s)[0]:
+            raise LinkError(f"{what} (pid {pid}) did not end within {limit_s:g} s")
+    finally:
+        os.close(watched)
+
+
+def ends(*logs: Path) -> str:
+    """The last lines of each log that has any, to be put behind an error."""
+    said = []
+    for log in logs:
+        try:
+            with log.open("rb") as file:
+                file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+        except OSError:
+            continue
+        if lines:
+            said.append(f"\n  the end of {log}:\n    " + "\n    ".join(lines))
+    return "".join(said)

@@ -1,0 +1,359 @@
+"""The leader as a program: its ranks first, then its judgement, and an orderly end of both.
+
+Called by `program` on node rank 0. A restart waits for nothing but the processes it is for: where the job stands is
+read from its journal by a glance, the followers join, the ranks start. Only then, in a thread, the engine, the journal
+and the line to the controller are loaded and opened; what happened meanwhile is kept by `late_controller` and is judged
+in its order. Time passes in the asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from holdfast.adapters.journal import open_journal
+from holdfast.adapters.journal.glance import last_record
+from holdfast.adapters.local.link import NodeLink
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, HoldfastError, JournalError, OrderError
+from holdfast.launch.allocation import AllocationOrchestrator, Judge
+from holdfast.launch.crew import Crew
+from holdfast.launch.ground import Ground, cancel_all, on_signals, until_over
+from holdfast.launch.late_controller import LateController
+from holdfast.launch.leader import Leader
+from holdfast.launch.link import LeaderPort
+from holdfast.launch.options import RunOptions
+from holdfast.launch.output import Voice
+from holdfast.launch.place import JobPlace
+from holdfast.launch.runner import Runner
+from holdfast.model import events as e
+from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
+from holdfast.model.orders import AnyOrder, Notify
+from holdfast.model.records import JobRecord
+from holdfast.ports import Orchestrator
+
+if TYPE_CHECKING:
+    from holdfast.launch.slurm_nodes import SlurmNodes
+    from holdfast.launch.uplink import ControllerLine, Uplink
+
+_NETWORK_FILE_SYSTEMS = frozenset({
+    "nfs", "nfs4", "cifs", "smb3", "9p", "afs", "lustre", "beegfs", "gpfs", "ceph", "wekafs", "glusterfs",
+    "fuse.ceph", "fuse.sshfs", "fuse.glusterfs",
+})  # fmt: skip
+JOURNAL_FILE = "journal.db"
+_BEAT_S = 1.0
+_RANKS_FIRST_S = 1.0
+"""The judgement is loaded after this long at the latest: followers may be late, and the controller wants to hear."""
+_END_S = 10.0
+
+
+class Outfit(Struct):
+    """The leader and what it leads with; `Leader.crew` is set."""
+
+    leader: Leader
+    runner: Runner
+
+
+def ranks_outfit(ground: Ground, judge: Judge) -> Outfit:
+    """The leader of ranks that launchers start themselves."""
+    place, options = ground.place, ground.options
+    view = job_view(place, options)
+    leader = Leader(
+        place,
+        options,
+        policy=judge.policy_for(view.partition, view.recovery.policy if view.recovery else ""),
+        view=view,
+        want_nodes=options.nnodes or len(place.nodes),
+        catalogue=lambda: ground.matcher.get().catalogue,
+        voice=ground.voice,
+        lease_s=ground.lease_s,
+    )
+    if len(place.nodes) > 1 and ground.environ.get("SLURM_JOB_ID"):
+        leader.is_dead = _slurm_nodes(ground).is_dead
+    runner = ground.runner(lambda report: leader.crew.hear(place.node, report))
+    leader.crew = Crew(place, runner, on_report=leader.on_report, on_all_gone=leader.on_all_gone)
+    return Outfit(leader, runner)
+
+
+def _slurm_nodes(ground: Ground) -> SlurmNodes:
+    from holdfast.adapters.slurm.own_job import OwnJob, job_name  # noqa: PLC0415 - only on Slurm
+    from holdfast.launch.slurm_nodes import SlurmNodes  # noqa: PLC0415
+
+    return SlurmNodes(OwnJob(job_name(ground.environ), ground.place.job_dir, ground.environ), ground.place.nodes)
+
+
+async def lead(ground: Ground, judge: Judge, outfit: Outfit) -> tuple[int, str]:
+    """Run the job to its end; returns the exit code and why.
+
+    Raises:
+        HoldfastError: the journal, the port or the job's folder cannot be used; nothing of the job runs any more.
+    """
+    place, leader, runner = ground.place, outfit.leader, outfit.runner
+    leader.controller = late = LateController()
+    on_signals(leader.end_job, lambda signum: leader.crew.pass_signal(signum, is_end=False))
+    tasks: list[asyncio.Task[Any]] = []
+    try:
+        await leader.attach(await _where_it_stands(place))
+        await _open_port(leader, ground)
+        work = [_judge_it(leader, late, ground, judge), runner.watch(), leader.look(), leader.own_lease.keep()]
+        tasks += [asyncio.create_task(part) for part in work]
+        leader.run_soon(_start_first(leader))
+        code = await until_over(leader.is_over, tasks)
+        await _leave(leader, code)
+    finally:
+        await leader.crew.dismiss(1, "the leader failed", 0.0)
+        await cancel_all(tasks[1:])
+        await cancel_all(tasks[:1])
+    return code, leader.why
+
+
+async def _where_it_stands(place: JobPlace) -> JobRecord | None:
+    """The job's record in the journal of the launchers before this one."""
+    try:
+        return last_record(place.job_dir / JOURNAL_FILE, str(place.job))
+    except JournalError:
+        journal = open_journal(journal_url(place.job_dir))
+        try:
+            return next(iter(await journal.jobs(job=str(place.job))), None)
+        finally:
+            await journal.close()
+
+
+async def _judge_it(leader: Leader, late: LateController, ground: Ground, judge: Judge) -> None:
+    """Once the ranks run: the journal, the engine in its controller, and the line to the cluster's; until cancelled."""
+    orchestrator = AllocationOrchestrator(leader, leader.crew, want_nodes=leader.want_nodes, now=time.time)
+    notifiers = [VoiceNotifier(ground.voice)]
+    try:
+        await _ranks_first(leader)
+        # In a thread: what is loaded here takes longer than everything before it, and the ranks must be watched.
+        journal = await asyncio.to_thread(open_journal, journal_url(ground.place.job_dir))
+        try:
+            make = functools.partial(judge.controller, journal, orchestrator, list(notifiers), ground.place.source)
+            real = await asyncio.to_thread(make)
+            await _run_parts(leader, orchestrator, ground, late.run(real))
+        finally:
+            await journal.close()
+    finally:
+        late.end()
+
+
+async def _ranks_first(leader: Leader) -> None:
+    begun = asyncio.ensure_future(leader.until_begun())
+    first: list[asyncio.Future[Any]] = [begun, leader.is_over]
+    try:
+        await asyncio.wait(first, timeout=_RANKS_FIRST_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        begun.cancel()
+
+
+async def _run_parts(
+    leader: Leader, orchestrator: Orchestrator, ground: Ground, controller: Coroutine[Any, Any, None]
+) -> None:
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(controller, name="controller")]
+    tasks.append(asyncio.create_task(leader.keep_own_beat()))
+    from holdfast.launch.uplink import controller_line  # noqa: PLC0415 - only now is there something to forward
+
+    line = controller_line(ground.environ)
+    if line is not None:
+        leader.uplink = _uplink(leader, orchestrator, ground, line)
+        tasks += [asyncio.create_task(leader.uplink.forward()), asyncio.create_task(leader.uplink.beat(_BEAT_S))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        await cancel_all(tasks[1:])
+        if leader.uplink is not None:
+            await leader.uplink.close()
+        leader.controller.stop()
+        with contextlib.suppress(TimeoutError, HoldfastError):
+            await asyncio.wait_for(tasks[0], _END_S)
+        await cancel_all(tasks[:1])
+
+
+_ALLOCATION_ONLY = (e.NodeSilent, e.NodeHeard)
+"""Whether a node is heard here says nothing of whether the cluster hears it: its agent does."""
+
+
+def _uplink(leader: Leader, orchestrator: Orchestrator, ground: Ground, line: ControllerLine) -> Uplink:
+    from holdfast.launch.uplink import Uplink  # noqa: PLC0415 - as above
+
+    link = NodeLink(ground.place.node_dir)
+    return Uplink(
+        line,
+        source=ground.place.source,
+        events_after=lambda after, wait_s: leader.controller.events_after(after, wait_s=wait_s),
+        is_ours=lambda event: event.source == ground.place.source and not isinstance(event, _ALLOCATION_ONLY),
+        beat=lambda: leader.beats.for_cluster(time.time()),
+        on_order=lambda order: _foreign_order(leader, orchestrator, order),
+        on_answer=leader.own_lease.lease.renew,
+        on_unknown=leader.attach_again,
+        job_dir=ground.place.job_dir,
+        is_cut=lambda: link.is_cut,
+        on_line=ground.voice.say,
+    )
+
+
+async def _open_port(leader: Leader, ground: Ground) -> None:
+    if len(ground.place.nodes) == 1:
+        return
+    port = LeaderPort(
+        ground.place,
+        lease_s=ground.lease_s,
+        may_grant=lambda: not leader.own_lease.is_over,
+        on_join=leader.crew.joined_again,
+        on_report=leader.crew.hear,
+        on_lost=leader.on_lost,
+    )
+    leader.crew.port = port
+    await port.open()
+
+
+async def _foreign_order(leader: Leader, orchestrator: Orchestrator, order: AnyOrder) -> None:
+    """An order of the cluster's controller: carry out, and send its outcome back with our other events."""
+    outcome: e.AnyEvent
+    try:
+        detail = await orchestrator.execute(order)
+    except OrderError as error:
+        outcome = e.OrderFailed(
+            id=leader.event_id(), at=time.time(), source=leader.place.source, order=order.id, why=str(error)
+        )
+    else:
+        outcome = e.OrderDone(
+            id=leader.event_id(), at=time.time(), source=leader.place.source, order=order.id, detail=detail
+        )
+    leader.submit(outcome)
+
+
+async def _start_first(leader: Leader) -> None:
+    try:
+        await leader.start_first()
+    except OrderError as error:
+        leader.finish(EXIT_DO_NOT_REQUEUE, f"the ranks could not be started: {error}")
+
+
+async def _leave(leader: Leader, code: int) -> None:
+    """End everything, say that we go, write the stories."""
+    await leader.crew.dismiss(code, leader.why, 0.0)
+    left = e.LauncherLapsed(
+        id=leader.event_id(),
+        at=time.time(),
+        source=leader.place.source,
+        job=leader.place.job,
+        left=True,
+        exit_code=code,
+        restart_count=leader.place.restart_count,
+    )
+    with contextlib.suppress(HoldfastError):
+        seq = await leader.controller.submit(left)
+        if leader.uplink is not None and leader.uplink.is_reachable:
+            await leader.uplink.flush(seq, 2.0)
+        await _write_stories(leader, code)
+
+
+async def _write_stories(leader: Leader, code: int) -> None:
+    incidents = await leader.controller.journal.incidents()
+    if not incidents:
+        return
+    path = story_file(leader.place.job_dir)
+    parts = []
+    for incident in reversed(incidents):
+        head = f"Incident {incident.id}" + (f": {incident.diagnosis.summary}" if incident.diagnosis else "")
+        story = incident.diagnosis.story if incident.diagnosis else ""
+        parts.append("\n".join([head, *([story] if story else []), *(f"  - {line}" for line in incident.story)]))
+    with contextlib.suppress(OSError):
+        path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    # What the job has recovered from is not why it ends now.
+    newest = incidents[0].diagnosis if incidents[0].outcome != "recovered" else None
+    if code and newest is not None and newest.summary and newest.summary not in leader.why:
+        leader.why = f"{newest.summary}; {leader.why}" if leader.why else newest.summary
+    if code:
+        leader.why = f"{leader.why} (story: {path})"
+
+
+def story_file(job_dir: Path) -> Path:
+    """Where the incidents' stories are written when the launcher leaves."""
+    return job_dir / "story.txt"
+
+
+class VoiceNotifier:
+    """Tells whoever reads the launcher's output."""
+
+    def __init__(self, voice: Voice) -> None:
+        self._voice = voice
+
+    async def send(self, notice: Notify) -> None:
+        """See `ports.Notifier`."""
+        self._voice.say(*spoken(notice).splitlines())
+
+
+def spoken(notice: Notify) -> str:
+    """Title and text; a text that begins with what the title says is not told twice."""
+    title, text = notice.title.strip().rstrip("."), notice.text.strip()
+    subject, mark, said = title.partition(": ")
+    if mark and said and text.startswith(said):
+        return f"{subject}: {text}"
+    return f"{title}: {text}" if text else notice.title.strip()
+
+
+def job_view(place: JobPlace, options: RunOptions) -> JobView:
+    """This job as the engine is told of it: what the scheduler wrote down, else what is known here."""
+    written = _written_view(place.job_dir)
+    asked = written.recovery if written is not None and written.recovery is not None else RecoverySpec()
+    if options.max_restarts is not None:
+        asked = structs.replace(asked, enabled=options.max_restarts > 0, max_in_place=options.max_restarts)
+    view = written or JobView(key=place.job, name=place.name or Path(options.argv[0]).name)
+    return structs.replace(
+        view,
+        key=place.job,
+        user=view.user or place.user,
+        partition=view.partition or place.partition,
+        state=SchedulerState.RUNNING,
+        restart_count=place.restart_count,
+        nodes=place.nodes,
+        want_nodes=options.nnodes or len(place.nodes),
+        recovery=asked,
+        drill_ok=place.drill_ok,
+        job_dir=str(place.job_dir),
+        started_at=view.started_at or time.time(),
+        ended_at=0.0,
+        exit_code=None,
+        signal=None,
+    )
+
+
+def _written_view(job_dir: Path) -> JobView | None:
+    class Written(Struct):
+        view: JobView
+
+    try:
+        return msgspec.json.decode((job_dir / "job.json").read_bytes(), type=Written).view
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def journal_url(job_dir: Path) -> str:
+    """The allocation's journal; without shared memory (WAL) where the folder is on a network file system."""
+    return f"sqlite:///{job_dir / JOURNAL_FILE}" + ("?wal=0" if _on_network(job_dir) else "")
+
+
+def _on_network(path: Path) -> bool:
+    best, kind = "", ""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        _, where, fstype, *_ = line.split(" ")
+        where = where.replace("\\040", " ")
+        if len(where) > len(best) and (str(path) + "/").startswith(where.rstrip("/") + "/"):
+            best, kind = where, fstype
+    return kind in _NETWORK_FILE_SYSTEMS

@@ -1,0 +1,77 @@
+"""Which nodes a job's pods are on: Kubernetes tells a pod of its own node only, so they tell each other.
+
+`place` calls it inside a pod that knows its rank and how many there are, but not the others. Each writes its node's
+name into the job's folder, which all share, below the restart that it belongs to, and waits until all have. A pod that
+is started again finds the others' names there at once. Time passes while pods are scheduled: up to half an hour, as
+long as the field has its rendezvous wait while nodes are replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from holdfast.errors import LinkError, UsageError
+
+FOLDER = "pods"
+POLL_S = 0.05
+LIMIT_S = 1800.0
+NAMES_MAX = 253
+COUNTS = ("HOLDFAST_NNODES", "PET_NNODES")
+RANKS = ("HOLDFAST_NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
+"""Ours, the one of Kubeflow's operator, the one of an Indexed Job; the first that is set holds."""
+
+
+def number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    """The first of these variables that holds a whole number."""
+    found = (environ.get(name, "").strip() for name in names)
+    return next((int(text) for text in found if text.isdecimal()), None)
+
+
+def peers(
+    environ: Mapping[str, str], folder: Path, *, node: str, restart: int, limit_s: float = LIMIT_S
+) -> tuple[int, tuple[str, ...]] | None:
+    """This pod's node rank and the nodes of all pods by rank; None where one pod is all there is.
+
+    Args:
+        environ: the launcher's.
+        folder: the job's, shared between nodes.
+        node: the name of this pod's node.
+        restart: which restart of the job this is.
+        limit_s: how long the others may take to come.
+
+    Raises:
+        UsageError: ranks do not fit the count, or two pods share a node.
+        LinkError: not all came.
+    """
+    count, rank = number(environ, COUNTS), number(environ, RANKS)
+    if count is None or count < 2 or rank is None:
+        return None
+    if rank >= count:
+        raise UsageError(f"this pod's node rank is {rank}, and there are {count} pods")
+    place = folder / FOLDER / str(restart)
+    place.mkdir(parents=True, exist_ok=True)
+    staged = place / f".{rank}.{os.getpid()}"
+    staged.write_text(node, encoding="utf-8")
+    staged.replace(place / str(rank))
+    deadline = time.monotonic() + limit_s
+    while True:
+        names = [_read(place / str(other)) for other in range(count)]
+        if all(names):
+            break
+        if time.monotonic() > deadline:
+            missing = ", ".join(str(other) for other, name in enumerate(names) if not name)
+            raise LinkError(f"after {limit_s:g} s the pods of rank {missing} have not come ({place})")
+        time.sleep(POLL_S)
+    if len(set(names)) < count:
+        raise UsageError(f"two pods of this job share a node ({', '.join(names)}): give each pod all GPUs of its node")
+    return rank, tuple(names)
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8")[:NAMES_MAX].strip()
+    return ""

@@ -1,0 +1,51 @@
+"""Evidence about a silent node from Slurm's side: its slurmd takes no connection either. Asked by leaders.
+
+A node that is cut off or switched off cannot say so, and the scheduler itself notices after SlurmdTimeout (300 s by
+default). Two daemons of one machine that fall silent together are the machine. Time passes in the asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from holdfast.adapters.slurm.own_job import NodeAddress, OwnJob
+from holdfast.errors import LinkError, OrderError
+
+CONNECT_S = 0.6
+
+
+async def daemon_answers(where: NodeAddress | None) -> bool:
+    """Whether somebody takes a connection at a node's slurmd port; a node of unknown address is taken to."""
+    if where is None:
+        return True
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(where.address, where.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+class SlurmNodes:
+    """The nodes of our own job.
+
+    Args:
+        own_job: asks the scheduler, once, when first needed.
+        nodes: of the allocation.
+    """
+
+    def __init__(self, own_job: OwnJob, nodes: Sequence[str]) -> None:
+        self._own_job = own_job
+        self._nodes = tuple(nodes)
+        self._known: dict[str, NodeAddress] = {}
+
+    async def is_dead(self, node: str) -> bool:
+        """There is evidence that it does not run: no slurmd answers where the scheduler has it."""
+        if not self._known:
+            try:
+                self._known = await self._own_job.addresses(self._nodes)
+            except (OrderError, LinkError):
+                return False
+        return not await daemon_answers(self._known.get(node))

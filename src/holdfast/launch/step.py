@@ -1,0 +1,221 @@
+"""`holdfast srun --auto-resume=1` as a program: srun under supervision, run again in the same allocation when it fails.
+
+Called by `cli.srun`, which hands in how a controller is made. The engine, its journal and the line to the cluster's
+controller are those of `holdfast run`. Time passes in the asyncio loop that `launch_step` opens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
+from holdfast.adapters.slurm.own_job import JobFacts, NodeAddress, OwnJob, job_name
+from holdfast.adapters.slurm.steps import SrunCall, StepShape, read_call, shape_of
+from holdfast.errors import EXIT_FAILED, EXIT_RESTART_ME, LinkError, OrderError
+from holdfast.launch import process
+from holdfast.launch.allocation import Judge
+from holdfast.launch.ground import Ground
+from holdfast.launch.late_matcher import LateMatcher
+from holdfast.launch.leading import Outfit, job_view
+from holdfast.launch.options import RunOptions
+from holdfast.launch.output import Voice
+from holdfast.launch.own_requeue import requeue_own_job
+from holdfast.launch.place import JobPlace
+from holdfast.launch.process import Exit
+from holdfast.launch.program import run_on
+from holdfast.launch.step_crew import StepCrew
+from holdfast.launch.step_leader import StepLeader
+from holdfast.launch.step_place import (
+    StepFloor,
+    allocated_nodes,
+    check_allocation,
+    claim_folder,
+    floor_of,
+    step_place,
+)
+from holdfast.launch.step_runner import StepRunner
+from holdfast.model.cluster import RecoverySpec
+from holdfast.model.evidence import Remedy
+from holdfast.model.policy import Limits, Mode, Policy
+
+LEASE_S = 2.5
+"""Of a watcher. With the margin and the start of srun, a node that falls silent is replaced within 4 s."""
+_END_GRACE_S = 30.0
+
+
+class StepOptions(Struct, frozen=True, kw_only=True):
+    """What `holdfast srun` was asked for."""
+
+    argv: tuple[str, ...]
+    """srun's own arguments."""
+    spares: int | None = None
+    policy: str = ""
+    """Name of a preset or policy of the set."""
+    max_restarts: int | None = None
+    job_dir: str = ""
+
+
+class _Scene(Struct):
+    """What is known before the first attempt."""
+
+    place: JobPlace
+    call: SrunCall
+    shape: StepShape
+    facts: JobFacts | None
+    addresses: dict[str, NodeAddress]
+    own_job: OwnJob
+    floor: StepFloor
+    root: Path
+
+
+def launch_step(options: StepOptions, environ: Mapping[str, str], judge: Judge) -> int:
+    """Run the step to its end; returns srun's exit code.
+
+    Raises:
+        UserError: the options, the environment or a file is wrong.
+    """
+    check_allocation(environ)
+    call = read_call(options.argv)
+    scene = _look_around(options, call, environ)
+    policy = judge.policy_for(scene.place.partition, options.policy)
+    in_place = (
+        options.max_restarts
+        if options.max_restarts is not None
+        else policy.limits.max_in_place or Limits().max_in_place
+    )
+    run_options = RunOptions(
+        argv=options.argv,
+        is_command=True,
+        nnodes=scene.shape.nodes,
+        standbys="0",
+        max_restarts=in_place,
+        stop_grace_s=_END_GRACE_S,
+        lease_s=LEASE_S,
+    )
+    ground = Ground(
+        place=scene.place,
+        options=run_options,
+        environ=environ,
+        voice=Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S")),
+        matcher=LateMatcher(lambda: read_matcher(read_catalogue())),
+        log_rules=(),
+        tag=f"{scene.place.job}-{scene.place.node}-{secrets.token_hex(6)}",
+        telemetry=scene.place.job_dir / "telemetry",
+        owns_telemetry=False,
+        local_ranks=1,
+        lease_s=LEASE_S,
+        may_renice=False,
+    )
+    process.become_subreaper()
+    made: list[StepLeader] = []
+
+    def outfit(on: Ground) -> Outfit:
+        made.append(_outfit(on, scene, options.policy, policy))
+        return Outfit(made[0], made[0].runner)
+
+    code, why = asyncio.run(_run(ground, judge, outfit, made))
+    return _leave(code, why, made[0], ground, scene)
+
+
+async def _run(
+    ground: Ground, judge: Judge, outfit: Callable[[Ground], Outfit], made: list[StepLeader]
+) -> tuple[int, str]:
+    try:
+        return await run_on(ground, judge, outfit)
+    finally:
+        for leader in made:
+            await leader.leave_watchers()
+
+
+def _look_around(options: StepOptions, call: SrunCall, environ: Mapping[str, str]) -> _Scene:
+    submit = environ.get("SLURM_SUBMIT_DIR", ".")
+    root = Path(options.job_dir or f"{submit}/holdfast-run-{environ['SLURM_JOB_ID']}").absolute()
+    restart_count = int(environ.get("SLURM_RESTART_COUNT", "0") or 0)
+    folder = claim_folder(root, restart_count)
+    own_job = OwnJob(job_name(environ), folder, environ)
+    facts, nodes, addresses = asyncio.run(_facts(own_job, environ))
+    shape = shape_of(call, nodes, environ, spares=options.spares)
+    floor = floor_of(root, folder)
+    place = step_place(environ, folder, shape.candidates, addresses, restart_count)
+    return _Scene(place, call, shape, facts, addresses, own_job, floor, root)
+
+
+async def _facts(
+    own_job: OwnJob, environ: Mapping[str, str]
+) -> tuple[JobFacts | None, tuple[str, ...], dict[str, NodeAddress]]:
+    """What the scheduler says; the environment's word where it does not answer now."""
+    try:
+        facts = await own_job.facts()
+    except (OrderError, LinkError):
+        facts = None
+    nodes = allocated_nodes(environ, facts)
+    try:
+        return facts, nodes, await own_job.addresses(nodes)
+    except (OrderError, LinkError):
+        return facts, nodes, {}
+
+
+def _outfit(ground: Ground, scene: _Scene, policy_name: str, policy: Policy) -> StepLeader:
+    place, options = ground.place, ground.options
+    view = job_view(place, options)
+    asked = view.recovery or RecoverySpec()
+    view = structs.replace(view, recovery=structs.replace(asked, policy=policy_name or asked.policy))
+    leader = StepLeader(
+        place,
+        options,
+        policy=policy,
+        view=view,
+        want_nodes=scene.shape.nodes,
+        catalogue=lambda: ground.matcher.get().catalogue,
+        voice=ground.voice,
+        lease_s=ground.lease_s,
+    )
+    base = {key: value for key, value in ground.environ.items() if key not in {"SLURM_STEP_ID", "SLURM_STEPID"}}
+    base[process.TAG] = ground.tag
+    leader.prepare(scene.own_job, scene.floor, scene.addresses, base)
+    leader.runner = StepRunner(
+        place,
+        scene.call,
+        scene.shape,
+        base=base,
+        user=place.user,
+        matcher=ground.matcher,
+        report=leader.hear,
+        on_end=leader.srun_ended,
+        on_lost=leader.given_up,
+        on_cancelled=leader.cancelled,
+        is_acting=policy.modes.get(Remedy.RESTART_IN_PLACE, policy.mode) is Mode.ACT,
+        voice=ground.voice,
+    )
+    leader.crew = StepCrew(
+        place,
+        leader.runner,
+        candidates=scene.shape.candidates,
+        on_report=leader.on_report,
+        on_all_gone=leader.on_all_gone,
+    )
+    return leader
+
+
+# --- leaving ----------------------------------------------------------------------------------------------------------
+
+
+def _leave(code: int, why: str, leader: StepLeader, ground: Ground, scene: _Scene) -> int:
+    """Srun's own exit code; before that, a requeue when nothing is left to be done in this allocation."""
+    if code == 0:
+        return 0
+    ended = leader.runner.last_exit
+    own = ended.shell_code if ended != Exit() else leader.watch.outcome().shell_code if leader.watch else EXIT_FAILED
+    if code == EXIT_RESTART_ME and leader.recovers:
+        leader.parting.gone |= leader.crew.gone
+        refusal = requeue_own_job(leader, scene.own_job, environ=ground.environ, voice=ground.voice)
+        ground.voice.say(f"{why}; the job is not requeued: {refusal}")
+    elif why and code != 128 + leader.ending:
+        ground.voice.say(f"not run again: {why}")
+    return own or EXIT_FAILED

@@ -1,0 +1,135 @@
+"""Where `holdfast srun` is: the allocation, the step's own folder in the job's, and the numbers to go on with.
+
+A job's script may run several steps. Each invocation has a folder `step-N` with its journal; after a requeue the script
+runs again, and its N-th invocation goes on in the same folder. Attempts and epochs count on over all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from holdfast.adapters.slurm.own_job import JobFacts, NodeAddress, node_names
+from holdfast.errors import UsageError, UserError
+from holdfast.launch.epoch import raise_epoch, read_epoch
+from holdfast.launch.place import JobPlace
+from holdfast.model.cluster import JobKey
+
+EXCLUDED_FILE = "excluded"
+_STEPS_MAX = 10_000
+
+
+class StepFloor(Struct, frozen=True):
+    """The largest numbers that other steps of the job have used."""
+
+    attempt: int = -1
+    epoch: int = 0
+
+
+def check_allocation(environ: Mapping[str, str]) -> None:
+    """Refuse what is no place for a supervised step.
+
+    Raises:
+        UsageError: no allocation, or a heterogeneous one.
+    """
+    if not environ.get("SLURM_JOB_ID"):
+        raise UsageError(
+            "holdfast srun --auto-resume=1 needs an allocation: call it in a script of sbatch, or in salloc"
+        )
+    if environ.get("SLURM_HET_SIZE"):
+        raise UsageError("holdfast srun --auto-resume=1 does not support heterogeneous jobs; run their steps with srun")
+
+
+def allocated_nodes(environ: Mapping[str, str], facts: JobFacts | None) -> tuple[str, ...]:
+    """The nodes that the job has now: it may have shrunk since its script began.
+
+    Raises:
+        UsageError: nothing says which.
+    """
+    nodes = facts.nodes if facts is not None and facts.nodes else node_names(environ.get("SLURM_JOB_NODELIST", ""))
+    if not nodes:
+        raise UsageError("SLURM_JOB_NODELIST names no nodes: this is no allocation that steps can run in")
+    return nodes
+
+
+def claim_folder(root: Path, restart_count: int) -> Path:
+    """This invocation's folder: the first that no invocation of this run of the script has taken.
+
+    Raises:
+        UsageError: the folder cannot be made.
+    """
+    try:
+        for number in range(_STEPS_MAX):
+            folder = root / f"step-{number}"
+            (folder / "logs").mkdir(parents=True, exist_ok=True)
+            try:
+                os.close(os.open(folder / f"claimed-{restart_count}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            except FileExistsError:
+                continue
+            return folder
+    except OSError as error:
+        raise UsageError(f"the job's folder {root} cannot be made: {error.strerror}") from error
+    raise UsageError(f"{root}: {_STEPS_MAX} steps have been run from this script")
+
+
+def floor_of(root: Path, own: Path) -> StepFloor:
+    """What other steps of the job have used; the step's own epoch file is raised to it."""
+    attempt, epoch = -1, 0
+    for folder in root.glob("step-*"):
+        try:
+            epoch = max(epoch, read_epoch(folder))
+        except (OSError, UserError):
+            continue
+        for logs in (folder / "logs").glob("attempt-*"):
+            number = logs.name.removeprefix("attempt-")
+            attempt = max(attempt, int(number)) if number.isdecimal() and folder != own else attempt
+    if epoch:
+        raise_epoch(own, epoch)
+    return StepFloor(attempt, epoch)
+
+
+def note_excluded(folder: Path, nodes: Iterable[str]) -> None:
+    """Write down which nodes this step is kept off, for the other steps of the job."""
+    with contextlib.suppress(OSError):
+        (folder / EXCLUDED_FILE).write_text("".join(f"{node}\n" for node in sorted(nodes)), encoding="utf-8")
+
+
+def excluded_before(root: Path) -> frozenset[str]:
+    """Nodes that any step of the job was kept off."""
+    found: set[str] = set()
+    for path in root.glob(f"step-*/{EXCLUDED_FILE}"):
+        with contextlib.suppress(OSError):
+            found.update(path.read_text(encoding="utf-8").split())
+    return frozenset(found)
+
+
+def step_place(
+    environ: Mapping[str, str],
+    folder: Path,
+    nodes: tuple[str, ...],
+    addresses: Mapping[str, NodeAddress],
+    restart_count: int,
+) -> JobPlace:
+    """The supervisor's place. In salloc it may run on a machine outside the allocation."""
+    here = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    known = addresses.get(here)
+    return JobPlace(
+        job=JobKey(
+            cluster=environ.get("SLURM_CLUSTER_NAME", "slurm"),
+            id=environ["SLURM_JOB_ID"],
+            generation=int(environ.get("HOLDFAST_GENERATION", "1") or 1),
+        ),
+        job_dir=folder,
+        node=here,
+        nodes=nodes,
+        address=known.address if known is not None else socket.gethostname(),
+        restart_count=restart_count,
+        name=environ.get("SLURM_JOB_NAME", ""),
+        user=environ.get("USER", "") or environ.get("LOGNAME", ""),
+        partition=environ.get("SLURM_JOB_PARTITION", ""),
+    )

@@ -1,0 +1,149 @@
+"""The tasks of a step on one node: found by their environment, ended, and proved to be gone.
+
+slurmstepd starts them, so they are nobody's children here: a task is known by the job's id and the attempt's epoch
+that it inherited, and by being below such a process. Used on every node of the allocation, by the supervisor on its
+own node and by the watchers (`step_watch`) on the others. Time passes in the asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.launch.environment import AttemptSpec
+from holdfast.launch.frames import AnyAsk, AnyReport, EndRanks, PassSignal, RanksGone, RanksStarted, StartRanks
+from holdfast.launch.process import descendants, parents
+
+_PAUSE_S = 0.02
+_KILL_LIMIT_S = 60.0
+_LATE_S = (0.1, 0.4, 1.5)
+"""srun may still have been starting tasks when it was ended: looked for again after so long."""
+
+
+def tasks_of(job_id: str, step_dir: str, epochs: Callable[[int], bool]) -> set[int]:
+    """Process ids of the job's tasks whose epoch fits, with everything below them; never this process or those above.
+
+    Args:
+        job_id: SLURM_JOB_ID.
+        step_dir: HOLDFAST_JOB_DIR, which tells steps of one job apart.
+        epochs: which epochs are meant.
+    """
+    job, folder = f"SLURM_JOB_ID={job_id}".encode(), f"HOLDFAST_JOB_DIR={step_dir}".encode()
+    table = parents()
+    found = set()
+    for pid in table:
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        # Only what slurmstepd started has a place among the tasks; srun and the supervisor have the rest alike.
+        if job not in environ or folder not in environ or not any(v.startswith(b"SLURM_PROCID=") for v in environ):
+            continue
+        epoch = next((v[15:] for v in environ if v.startswith(b"HOLDFAST_EPOCH=")), b"")
+        is_step = any(v.startswith(b"SLURM_STEP_ID=") and v[14:].isdigit() for v in environ)
+        if is_step and epoch.isdigit() and epochs(int(epoch)):
+            found.add(pid)
+    found |= descendants(found, table)
+    pid = os.getpid()
+    while pid > 1:
+        found.discard(pid)
+        pid = table.get(pid, 0)
+    return found
+
+
+async def kill_all(find: Callable[[], set[int]], signum: int = signal.SIGKILL) -> bool:
+    """Kill what `find` finds until two looks in a row find nothing; False when something outlives a minute of it."""
+    deadline = time.monotonic() + _KILL_LIMIT_S
+    quiet = 0
+    while quiet < 2:
+        found = await asyncio.to_thread(find)
+        for pid in found:
+            try:
+                os.kill(pid, signum)
+            except (ProcessLookupError, PermissionError):
+                continue
+        quiet = 0 if found else quiet + 1
+        if time.monotonic() > deadline:
+            return False
+        if quiet < 2:
+            await asyncio.sleep(_PAUSE_S if found else _PAUSE_S / 4)
+    return True
+
+
+class HeldAttempt(Struct):
+    """The attempt that may run on this node, in the words that `Follower` asks in."""
+
+    spec: AttemptSpec
+    is_ending: bool = False
+    is_gone: bool = False
+
+
+class WatchRunner:
+    """A watcher's part in the place of `NodeRunner`: it starts nothing, and ends the node's tasks when told or cut off.
+
+    Args:
+        job_id: SLURM_JOB_ID.
+        step_dir: the step's folder.
+        report: takes what is to be said to the supervisor.
+    """
+
+    local_ranks = 1
+
+    def __init__(self, job_id: str, step_dir: str, report: Callable[[AnyReport], None]) -> None:
+        self.attempt: HeldAttempt | None = None
+        self.report = report
+        self._job_id = job_id
+        self._step_dir = step_dir
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def ask_soon(self, ask: AnyAsk) -> None:
+        """Carry out in the background."""
+        match ask:
+            case StartRanks():
+                self.attempt = HeldAttempt(ask.spec)
+                self.report(RanksStarted(attempt=ask.spec.attempt))
+            case EndRanks():
+                self._soon(self.end(ask.attempt, ask.grace_s))
+            case PassSignal() | _:
+                return
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self, number: int, grace_s: float, why: str = "") -> None:  # noqa: ARG002 - srun passes SIGTERM on
+        """End this node's tasks of the attempt and of those before it; reports when none is left."""
+        held = self.attempt
+        if held is None or held.spec.attempt > number:
+            self.report(RanksGone(attempt=number, why=why))
+            return
+        held.is_ending = True
+        if await kill_all(lambda: self._ours(held)):
+            held.is_gone = True
+            self.report(RanksGone(attempt=number, why=why))
+            self._soon(self._look_again(held))
+
+    def _ours(self, held: HeldAttempt) -> set[int]:
+        return tasks_of(self._job_id, self._step_dir, lambda epoch: epoch <= held.spec.epoch)
+
+    async def _look_again(self, held: HeldAttempt) -> None:
+        for pause_s in _LATE_S:
+            await asyncio.sleep(pause_s)
+            await kill_all(lambda: self._ours(held))
+
+    def pass_signal(self, signum: int) -> None:
+        """Nothing: srun passes signals on to all tasks, and none is to come twice."""
+
+    async def watch(self) -> None:
+        """Nothing to look at: the supervisor reads what tasks print."""
+
+    async def close(self, grace_s: float) -> None:
+        """A watcher that leaves ends nothing: its tasks were ended before, or got the scheduler's own signal."""

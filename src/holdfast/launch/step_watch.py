@@ -1,0 +1,67 @@
+"""A watcher: one small process on each node of the allocation, in a step of its own beside the user's.
+
+Started by the supervisor as `srun --overlap ... python -m holdfast.launch.step_watch FOLDER JOB`. It beats, ends the
+node's tasks when told, and ends them by itself when it is cut off from the supervisor for a lease's time, so that what
+runs elsewhere is never doubled. Time passes in the asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.launch.follower import Follower
+from holdfast.launch.ground import cancel_all
+from holdfast.launch.options import RunOptions
+from holdfast.launch.output import Voice
+from holdfast.launch.place import JobPlace
+from holdfast.launch.step_tasks import WatchRunner
+from holdfast.model.cluster import JobKey
+
+LEADER_AWAY_S = 60.0
+"""A watcher whose supervisor does not come back for so long has nothing to watch any more."""
+
+
+async def _watch(folder: Path, job_id: str) -> int:
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    place = JobPlace(job=JobKey(cluster="slurm", id=job_id), job_dir=folder, node=node, node_rank=1, nodes=(node,))
+    options = RunOptions(argv=("srun",), is_command=True, follower_wait_s=LEADER_AWAY_S)
+    voice = Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
+    voice.write_to(folder / "logs" / f"watcher-{node}.log")
+    follower = Follower(place, options, voice=voice, lease_s=3.0)
+    runner = WatchRunner(job_id, str(folder), follower.report)
+    follower.runner = runner
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # The scheduler is ending the job, or this step: the tasks hear of that themselves.
+        loop.add_signal_handler(signum, follower.finish, 0)
+    work = [follower.link.run(), follower.keep_lease()]
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in work]
+    told = asyncio.create_task(_say_when_connected(follower))
+    try:
+        over: asyncio.Future[Any] = follower.is_over
+        await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await follower.leave(0)
+    finally:
+        await cancel_all([*tasks, told])
+    return 0
+
+
+async def _say_when_connected(follower: Follower) -> None:
+    await follower.link.connected.wait()
+    follower.voice.note(f"watching {follower.place.node}")
+
+
+def main() -> None:
+    """`python -m holdfast.launch.step_watch FOLDER JOB`."""
+    sys.exit(asyncio.run(_watch(Path(sys.argv[1]), sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()

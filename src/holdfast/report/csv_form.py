@@ -1,0 +1,71 @@
+"""The report as CSV (RFC 4180): one row for each incident, or each row of a section. For spreadsheets and notebooks.
+
+Pure. Times are Unix seconds, durations seconds; an unknown value is empty. What could be taken for a formula by a
+spreadsheet is quoted with an apostrophe, since causes and stories may hold words from a log.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+from holdfast.model.records import IncidentRecord, Mark
+from holdfast.report.gather import ReportData
+from holdfast.report.sections import sections
+from holdfast.report.timeline import timeline
+
+HEADINGS = (
+    "incident", "jobs", "nodes", "cause", "domain", "confidence", "outcome", "drill", "opened_at", "closed_at",
+    *(f"{mark.value}_at" for mark in Mark if mark is not Mark.CLOSED),
+    "total_s", "slowest_phase", "step_before", "step_resumed", "lost_steps",
+)  # fmt: skip
+
+
+def render_csv(data: ReportData, kind: str = "full") -> str:
+    """Incidents (`full`), or the tables of the fleet or the summary one after another."""
+    if kind == "full":
+        return _lines([HEADINGS, *(_row(incident) for incident in data.incidents)])
+    rows: list[Sequence[object]] = []
+    for section in sections(data, kind):
+        rows.append(("section", *section.headings))
+        rows.extend((section.key, *row) for row in section.rows)
+    return _lines(rows)
+
+
+def _row(incident: IncidentRecord) -> tuple[object, ...]:
+    found = incident.diagnosis
+    cut = timeline(incident)
+    return (
+        incident.id,
+        " ".join(str(key) for key in incident.jobs),
+        " ".join(incident.nodes),
+        found.cause if found else "unknown",
+        found.domain.value if found else "unknown",
+        found.confidence if found else "",
+        incident.outcome or "open",
+        incident.drill,
+        incident.opened_at,
+        incident.closed_at or "",
+        *(incident.marks.get(mark, "") for mark in Mark if mark is not Mark.CLOSED),
+        cut.total_s,
+        cut.slowest,
+        "" if incident.step_before is None else incident.step_before,
+        "" if incident.step_resumed is None else incident.step_resumed,
+        "" if incident.lost_steps is None else incident.lost_steps,
+    )
+
+
+def _lines(rows: Iterable[Sequence[object]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerows([_safe(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _safe(value: object) -> object:
+    if isinstance(value, str) and value[:1] in {"=", "+", "@", "\t", "\r"}:
+        return f"'{value}"
+    if isinstance(value, str) and value[:1] == "-" and not value[1:2].isdigit() and len(value) > 1:
+        return f"'{value}"
+    return value

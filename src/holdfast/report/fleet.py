@@ -1,0 +1,307 @@
+"""A fleet over a span of time: failures by cause, how many came back by themselves, what was lost, and what it cost.
+
+Called by every form of report. Pure: records in, figures out; definitions stand in `definitions`. GPU-hours are those
+of the nodes that a job held; where a node's number of GPUs is not known it counts as one, and `gpus_known` says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from math import ceil, sqrt
+from statistics import linear_regression
+
+from msgspec import Struct
+
+from holdfast.model.events import OperatorCommand
+from holdfast.model.records import IncidentRecord, JobRecord, Mark, NodeRecord
+from holdfast.report.figures import Accounting, Spread, counted, spread
+from holdfast.report.timeline import span
+from holdfast.report.words import ENGLISH, Words
+
+WEEK_S = 7 * 86400.0
+
+
+class Economics(Struct, frozen=True, kw_only=True):
+    """What things cost, as the reader says."""
+
+    gpu_hour: float = 0.0
+    """Price of a GPU-hour; 0: not said, then only GPU-hours are shown."""
+    person_minutes: float = 30.0
+    """Time until a person on call has a stopped job training again: what Holdfast's recoveries are compared with."""
+    spare_nodes: int = 0
+    """Nodes that are kept free as spares."""
+
+
+class Cost(Struct, frozen=True):
+    """GPU-hours, and money where a price is given (0 otherwise)."""
+
+    lost: float
+    """GPU-hours in which jobs held GPUs and did not train for good."""
+    saved: float
+    """GPU-hours that a person's slower restart would have lost on top, over recoveries that needed nobody."""
+    spares: float
+    """GPU-hours of the spares."""
+    lost_money: float
+    saved_money: float
+    spares_money: float
+    arithmetic: str
+
+
+class Week(Struct, frozen=True):
+    """One week of the span."""
+
+    begins_at: float
+    failures: int
+    node_days: float
+    mttr_s: float | None
+
+    @property
+    def per_1000_node_days(self) -> float | None:
+        """Failure rate, None for a week without nodes."""
+        return 1000.0 * self.failures / self.node_days if self.node_days > 0 else None
+
+
+class Fleet(Struct, frozen=True):
+    """The figures of a span. Times are seconds unless named otherwise."""
+
+    since: float
+    until: float
+    nodes: int
+    node_days: float
+    gpus: int
+    gpus_known: bool
+    jobs: int
+    failures: int
+    """Incidents that ended an attempt of a job."""
+    per_1000_node_days: float | None
+    mtbf_s: float | None
+    mttd: Spread
+    mttr: Spread
+    by_cause: dict[str, int]
+    by_domain: dict[str, int]
+    came_back: int
+    by_themselves: int
+    resubmitted: int
+    given_up: int
+    """Failures after which the job trained again; without and with a person; and those without an end in training."""
+    false_alarms: int
+    """Incidents whose node was fenced and came back with no repair, though it had not been lost."""
+    fenced: int
+    lemons: tuple[tuple[str, int], ...]
+    """Nodes with more than one offence, most first."""
+    ettr: float | None
+    goodput_percent: float | None
+    badput_gpu_h: dict[str, float]
+    weeks: tuple[Week, ...]
+    by_hour: tuple[int, ...]
+    """Failures by hour of the day in the report's zone, 24 numbers."""
+    trend_percent_per_week: float | None
+    """Slope of the weekly failure rate against its mean; None under three weeks."""
+    cost: Cost
+
+    @property
+    def automatic_percent(self) -> float | None:
+        """Share of the failures after which the job trained again with nobody's help."""
+        return 100.0 * self.by_themselves / self.failures if self.failures else None
+
+
+def fleet(
+    *,
+    jobs: Sequence[JobRecord],
+    nodes: Sequence[NodeRecord],
+    incidents: Sequence[IncidentRecord],
+    accounts: Sequence[Accounting],
+    commands: Sequence[OperatorCommand],
+    since: float,
+    until: float,
+    economics: Economics,
+    words: Words = ENGLISH,
+) -> Fleet:
+    """All figures of a span; drills and incidents that were only observed are no failures.
+
+    Args:
+        jobs: with their accounts in `accounts`, in the same order.
+        nodes: of the cluster; each counts for the whole span.
+        incidents: that lived in the span.
+        accounts: where each job's wall time went.
+        commands: what people ordered, to tell which recoveries needed nobody.
+        since: begin of the span, Unix seconds.
+        until: its end.
+        economics: prices.
+        words: for the zone that hours of the day are counted in.
+    """
+    failures = [i for i in incidents if i.attempt_before is not None and i.outcome != "observed" and not i.drill]
+    days = max(0.0, until - since) / 86400.0
+    gpus = {node.name: node.view.gpus for node in nodes}
+    back = [incident for incident in failures if Mark.FIRST_STEP in incident.marks]
+    said = sorted(commands, key=lambda command: command.at)
+    times = [command.at for command in said]
+    alone = [incident for incident in back if not _had_help(incident, said, times)]
+    weeks = _weeks(failures, since, until, len(nodes))
+    badput, wall_gpu_s = _badput(jobs, accounts, gpus)
+    wall = sum(a.wall_s for a in accounts)
+    startup = sum(a.badput["startup"] for a in accounts)
+    productive = sum(a.productive_s for a in accounts)
+    fenced = [incident for incident in incidents if Mark.ISOLATED in incident.marks and not incident.drill]
+    return Fleet(
+        since=since,
+        until=until,
+        nodes=len(nodes),
+        node_days=len(nodes) * days,
+        gpus=sum(max(1, count) for count in gpus.values()),
+        gpus_known=bool(gpus) and all(gpus.values()),
+        jobs=len(jobs),
+        failures=len(failures),
+        per_1000_node_days=1000.0 * len(failures) / (len(nodes) * days) if nodes and days > 0 else None,
+        mtbf_s=sum(a.up_s for a in accounts) / len(failures) if failures else None,
+        mttd=spread(span(i, Mark.FAULT, Mark.DETECTED) for i in failures),
+        mttr=spread(span(i, Mark.FAULT, Mark.FIRST_STEP) for i in back),
+        by_cause=counted(i.diagnosis.cause if i.diagnosis else "unknown" for i in failures),
+        by_domain=counted(i.diagnosis.domain.value if i.diagnosis else "unknown" for i in failures),
+        came_back=len(back),
+        by_themselves=len(alone),
+        resubmitted=len(back) - len(alone),
+        given_up=sum(1 for i in failures if i.outcome == "given_up"),
+        false_alarms=sum(1 for incident in fenced if _was_false(incident)),
+        fenced=len(fenced),
+        lemons=_lemons(nodes),
+        ettr=productive / wall if wall > 0 else None,
+        goodput_percent=100.0 * productive / (wall - startup) if wall > startup else None,
+        badput_gpu_h={name: value / 3600.0 for name, value in badput.items()},
+        weeks=weeks,
+        by_hour=_by_hour(failures, words),
+        trend_percent_per_week=_trend(weeks),
+        cost=_cost(alone, jobs, gpus, badput, economics, days, wall_gpu_s),
+    )
+
+
+def _had_help(incident: IncidentRecord, commands: Sequence[OperatorCommand], times: Sequence[float]) -> bool:
+    """Did a person order something about its jobs, nodes or orders while it was open? `commands` in order of time."""
+    end = incident.closed_at or float("inf")
+    for command in commands[bisect_left(times, incident.opened_at) : bisect_right(times, end)]:
+        concerns = (
+            command.job in incident.jobs
+            or (command.node and command.node in incident.nodes)
+            or (command.order and incident.id in command.order)
+        )
+        if concerns:
+            return True
+    return False
+
+
+REPAIRS = frozenset({"reset_gpu", "reboot", "replace", "retire"})
+
+
+def _was_false(incident: IncidentRecord) -> bool:
+    """A node of it came back without any repair."""
+    if Mark.NODE_RETURNED not in incident.marks:
+        return False
+    return not any(remedy.value in REPAIRS for remedy in incident.remedies) and not _node_was_lost(incident)
+
+
+def _node_was_lost(incident: IncidentRecord) -> bool:
+    return incident.diagnosis is not None and incident.diagnosis.cause.startswith("node.")
+
+
+def _lemons(nodes: Sequence[NodeRecord]) -> tuple[tuple[str, int], ...]:
+    counted = [(node.name, len(node.offences)) for node in nodes if len(node.offences) > 1]
+    return tuple(sorted(counted, key=lambda item: (-item[1], item[0])))
+
+
+def _job_gpus(job: JobRecord, gpus: Mapping[str, int]) -> int:
+    """GPUs of the nodes that the job's newest attempt holds."""
+    names = next((a.nodes for a in reversed(job.attempts) if a.nodes), job.view.nodes)
+    return sum(max(1, gpus.get(name, 0)) for name in names) or max(1, job.view.want_nodes)
+
+
+def _badput(
+    jobs: Sequence[JobRecord], accounts: Sequence[Accounting], gpus: Mapping[str, int]
+) -> tuple[dict[str, float], float]:
+    """(GPU-seconds lost by category, GPU-seconds in all)."""
+    lost: dict[str, float] = {}
+    wall = 0.0
+    for job, account in zip(jobs, accounts, strict=True):
+        count = _job_gpus(job, gpus)
+        wall += account.wall_s * count
+        for name, value in account.badput.items():
+            lost[name] = lost.get(name, 0.0) + value * count
+    return lost, wall
+
+
+def _weeks(failures: Sequence[IncidentRecord], since: float, until: float, nodes: int) -> tuple[Week, ...]:
+    if since <= 0 or until <= since:
+        return ()
+    inside: dict[int, list[IncidentRecord]] = {}
+    for incident in failures:
+        if since <= incident.opened_at < until:
+            inside.setdefault(int((incident.opened_at - since) // WEEK_S), []).append(incident)
+    found = []
+    for number in range(ceil((until - since) / WEEK_S)):
+        begin = since + number * WEEK_S
+        end = min(begin + WEEK_S, until)
+        seen = inside.get(number, [])
+        times = spread(span(i, Mark.FAULT, Mark.FIRST_STEP) for i in seen)
+        found.append(Week(begin, len(seen), nodes * (end - begin) / 86400.0, times.mean))
+    return tuple(found)
+
+
+def _by_hour(failures: Sequence[IncidentRecord], words: Words) -> tuple[int, ...]:
+    hours = [0] * 24
+    ahead: dict[int, float] = {}
+    for incident in failures:
+        hour = int(incident.opened_at // 3600)
+        if hour not in ahead:
+            ahead[hour] = words.offset_s(incident.opened_at)
+        hours[int((incident.opened_at + ahead[hour]) // 3600) % 24] += 1
+    return tuple(hours)
+
+
+def _trend(weeks: Sequence[Week]) -> float | None:
+    """Least-squares slope of the weekly rate, in percent of the mean rate; whole weeks only."""
+    rates = [w.per_1000_node_days for w in weeks if w.per_1000_node_days is not None and w.node_days > 0]
+    if len(rates) < 3:
+        return None
+    mean = sum(rates) / len(rates)
+    if mean == 0:
+        return 0.0
+    return 100.0 * linear_regression(range(len(rates)), rates).slope / mean
+
+
+def is_beyond_chance(before: int, after: int, *, z: float = 1.96) -> bool:
+    """Do two counts over spans of equal length differ by more than chance (Poisson, 95 %)?
+
+    The difference of two Poisson counts with the same mean has the variance of their sum.
+    """
+    return abs(after - before) > z * sqrt(max(1, before + after))
+
+
+def _cost(
+    alone: Sequence[IncidentRecord],
+    jobs: Sequence[JobRecord],
+    gpus: Mapping[str, int],
+    badput: Mapping[str, float],
+    economics: Economics,
+    days: float,
+    wall_gpu_s: float,
+) -> Cost:
+    by_key = {job.key: _job_gpus(job, gpus) for job in jobs}
+    person_s = economics.person_minutes * 60.0
+    saved_s = 0.0
+    for incident in alone:
+        ours_s = span(incident, Mark.FAULT, Mark.FIRST_STEP) or 0.0
+        saved_s += max(0.0, person_s - ours_s) * sum(by_key.get(key, 0) for key in incident.jobs)
+    per_node = max(gpus.values(), default=0) or 1
+    lost_h = sum(badput.values()) / 3600.0
+    spares_h = economics.spare_nodes * per_node * days * 24.0
+    price = economics.gpu_hour
+    share = 100.0 * lost_h * 3600.0 / wall_gpu_s if wall_gpu_s > 0 else 0.0
+    arithmetic = (
+        f"lost: {lost_h:.1f} of {wall_gpu_s / 3600.0:.1f} GPU-hours ({share:.1f} %); saved: {len(alone)} recoveries"
+        f" that needed nobody, each against {economics.person_minutes:g} min of a person, x the job's GPUs ="
+        f" {saved_s / 3600.0:.1f} GPU-hours; spares: {economics.spare_nodes} x {per_node} GPUs x {days:.1f} days ="
+        f" {spares_h:.1f} GPU-hours"
+    )
+    return Cost(
+        lost_h, saved_s / 3600.0, spares_h, lost_h * price, saved_s / 3600.0 * price, spares_h * price, arithmetic
+    )

@@ -1,0 +1,171 @@
+"""How often a job should save: the interval that loses least, from what its saves cost and how often it failed.
+
+Called by every form of report. Pure: all times were measured elsewhere. Saving too often holds the training, saving too
+rarely has more of it done again after a failure; between them lies one best interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean, median
+
+from msgspec import Struct, structs
+
+from holdfast.model.records import IncidentRecord, JobRecord, Mark
+from holdfast.report.figures import account
+from holdfast.report.timeline import span
+
+OFF_BY = 2.0
+"""An interval this many times longer or shorter than the best one is worth a word: closer to it the loss is flat
+(at twice the best interval the two losses together are 1.25 times their least)."""
+
+
+class IntervalAdvice(Struct, frozen=True):
+    """One job's interval between durable checkpoints. Seconds; None: not measured."""
+
+    job: str
+    actual_s: float | None
+    """Median time between two durable checkpoints of one attempt."""
+    save_s: float | None
+    """Median time that a save held the training."""
+    mtbf_s: float | None
+    """Time that the job was up for each failure that ended an attempt."""
+    failures: int
+    best_s: float | None
+    loss_actual: float | None
+    """Share of the time that is lost at the actual interval."""
+    loss_best: float | None
+    """The same at the best one."""
+    says: str
+    """The advice in a sentence, or what is missing for one."""
+    drills: int = 0
+    """How many of the failures were drills: with any, the advice is not to be acted on."""
+
+    @property
+    def is_off(self) -> bool:
+        """Is the actual interval so far from the best one that a change is worth while?"""
+        if self.actual_s is None or self.best_s is None:
+            return False
+        return not self.best_s / OFF_BY <= self.actual_s <= self.best_s * OFF_BY
+
+
+def best_interval_s(save_s: float, mtbf_s: float) -> float:
+    """The time between two saves at which least is lost, in seconds.
+
+    Young's first-order optimum is `sqrt(2 w M)` (J. W. Young, A first order approximation to the optimum checkpoint
+    interval, CACM 17(9), 1974), which is also Meta's `sqrt(2 w / (N rf))` with `M = 1 / (N rf)` (A. Kokolis et al.,
+    arXiv:2410.21680). This is Daly's higher-order form of it (J. T. Daly, FGCS 22(3), 2006):
+    `sqrt(2 w M) (1 + sqrt(w / 2M) / 3 + (w / 2M) / 9) - w` for `w < 2 M`, else `M`; it counts from the end of one save
+    to the begin of the next, so `w` is added to give the time from save to save.
+
+    Args:
+        save_s: time that one save holds the training, `w`, more than 0.
+        mtbf_s: mean time between failures of the whole job, `M`, more than 0.
+
+    Raises:
+        ValueError: one of them is not more than 0.
+    """
+    if not (save_s > 0 and mtbf_s > 0):
+        raise ValueError(f"save_s={save_s} and mtbf_s={mtbf_s} must be more than 0")
+    if save_s >= 2 * mtbf_s:
+        return mtbf_s + save_s
+    ratio = save_s / (2 * mtbf_s)
+    return sqrt(2 * save_s * mtbf_s) * (1 + sqrt(ratio) / 3 + ratio / 9)
+
+
+def lost_share(interval_s: float, save_s: float, mtbf_s: float, restart_s: float) -> float:
+    """Share of a job's time (0 to 1) that is lost when it saves every `interval_s`.
+
+    One minus Meta's `ETTR = (1 - (u0 + dt/2) / M) / (1 + w / dt)` (arXiv:2410.21680), with `u0` = `restart_s`, the
+    time from a fault until training goes on.
+    """
+    ettr = (1 - (restart_s + interval_s / 2) / mtbf_s) / (1 + save_s / interval_s)
+    return min(1.0, max(0.0, 1 - ettr))
+
+
+def advise(
+    job: JobRecord,
+    incidents: Sequence[IncidentRecord],
+    *,
+    durable: Sequence[tuple[float, float]],
+    saves_s: Sequence[float],
+    now: float,
+) -> IntervalAdvice:
+    """What a job's history says about its interval.
+
+    Args:
+        job: its record.
+        incidents: those of the report; only the ones that ended an attempt of this job count.
+        durable: (Unix seconds, step) of its durable checkpoints.
+        saves_s: seconds that each save held the training.
+        now: Unix seconds, for a job that still runs.
+    """
+    own = [i for i in incidents if job.key in i.jobs and i.attempt_before is not None and i.outcome != "observed"]
+    up_s = account(job, incidents, now).up_s
+    mtbf_s = up_s / len(own) if own and up_s > 0 else None
+    actual_s = _actual_s(job, durable)
+    cost = [value for value in saves_s if value > 0]
+    save_s = median(cost) if cost else None
+    name = str(job.key)
+    if save_s is None or mtbf_s is None:
+        return IntervalAdvice(
+            name, actual_s, save_s, mtbf_s, len(own), None, None, None, _missing(save_s, failures=len(own))
+        )
+    best_s = best_interval_s(save_s, mtbf_s)
+    restarts = [value for value in (span(i, Mark.FAULT, Mark.FIRST_STEP) for i in own) if value is not None]
+    restart_s = fmean(restarts) if restarts else 0.0
+    loss_best = lost_share(best_s, save_s, mtbf_s, restart_s)
+    loss_actual = None if actual_s is None else lost_share(actual_s, save_s, mtbf_s, restart_s)
+    found = IntervalAdvice(name, actual_s, save_s, mtbf_s, len(own), best_s, loss_actual, loss_best, "")
+    drills = sum(1 for incident in own if incident.drill)
+    return structs.replace(found, says=_sentence(found, drills=drills), drills=drills)
+
+
+def _actual_s(job: JobRecord, durable: Sequence[tuple[float, float]]) -> float | None:
+    """Median gap between durable checkpoints, never across a restart."""
+    starts = sorted(attempt.started_at for attempt in job.attempts if attempt.started_at)
+
+    def attempt_of(at: float) -> int:
+        return sum(1 for start in starts if start <= at)
+
+    times = sorted(at for at, _ in durable)
+    gaps = [after - before for before, after in pairwise(times) if attempt_of(before) == attempt_of(after)]
+    return median(gaps) if gaps else None
+
+
+def _missing(save_s: float | None, *, failures: int) -> str:
+    if save_s is None:
+        return (
+            "No advice: what a save costs was not measured. Put `with holdfast.telemetry.phase('checkpoint'):` around"
+            " saving, or save with holdfast.checkpoint."
+        )
+    reason = "no failure has ended an attempt yet" if not failures else "the time that the job was up is not known"
+    return f"No advice: {reason}, so that nothing tells how often it will fail."
+
+
+def _sentence(found: IntervalAdvice, *, drills: int) -> str:
+    if found.best_s is None or found.save_s is None or found.mtbf_s is None or found.loss_best is None:
+        return ""
+    text = (
+        f"A save holds the training for {_short(found.save_s)} and the job fails every {_short(found.mtbf_s)}: saving"
+        f" every {_short(found.best_s)} loses least ({100 * found.loss_best:.1f} % of the time)"
+    )
+    if found.actual_s is not None and found.loss_actual is not None:
+        text += f"; it saves every {_short(found.actual_s)} ({100 * found.loss_actual:.1f} %)"
+        if found.is_off:
+            text += f", {'more' if found.actual_s < found.best_s else 'less'} often than is worth while"
+    text += "."
+    if drills:
+        text += f" {drills} of its {found.failures} failures were drills: leave those out before acting on this."
+    return text
+
+
+def _short(value: float) -> str:
+    """`0.4 s`, `31 s`, `12 min`, `3.1 h`: two digits are enough for advice."""
+    if value < 10:
+        return f"{value:.2g} s"
+    if value < 120:
+        return f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"

@@ -1,0 +1,115 @@
+"""One timeline of everything that was said about an incident: agents, launchers, scheduler, controller, people.
+
+Called by `holdfast incident ID --timeline`. Events carry two times, where it was seen and when the controller received
+it; a source whose clock is off is shifted by its own median offset, so that lines of different machines stand in the
+order in which things happened. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from msgspec import Struct
+
+from holdfast.model import events as e
+from holdfast.model.records import IncidentRecord
+
+OFF_S = 0.25
+"""Offsets below this are the journey of the message, not the clock."""
+AROUND_S = 30.0
+"""How long before an incident's begin events of its jobs and nodes are shown."""
+
+
+class Line(Struct, frozen=True):
+    """One line. `at`: Unix seconds by the controller's clock; `shifted_s`: what was added to the source's own time."""
+
+    at: float
+    shifted_s: float
+    source: str
+    kind: str
+    place: str
+    text: str
+    seq: int
+
+
+def clock_offsets(events: Sequence[e.AnyEvent]) -> dict[str, float]:
+    """Seconds to add to each source's times; sources that agree with the controller are left out.
+
+    A message takes time, so that received - at is never below the journey; a source whose median says otherwise by more
+    than `OFF_S` has another clock. The journey itself is estimated as the least difference over all sources.
+    """
+    by_source: dict[str, list[float]] = {}
+    for event in events:
+        if event.received_at and event.at:
+            by_source.setdefault(event.source, []).append(event.received_at - event.at)
+    found = {}
+    for source, differences in by_source.items():
+        offset = median(differences)
+        # Late messages (a spool that was sent after an hour) make the median large: the smallest one is the clock's.
+        clock = min(differences) if offset > 0 else offset
+        if abs(clock) > OFF_S:
+            found[source] = clock
+    return found
+
+
+def merged(incident: IncidentRecord, events: Sequence[e.AnyEvent]) -> list[Line]:
+    """Events of the incident, its jobs and its nodes around its time, in corrected order."""
+    offsets = clock_offsets(events)
+    end = incident.closed_at or float("inf")
+    lines = []
+    for event in events:
+        shift = offsets.get(event.source, 0.0)
+        at = event.at + shift
+        if incident.opened_at - AROUND_S <= at <= end + 1.0 and _concerns(event, incident):
+            kind = str(event.__struct_config__.tag)
+            lines.append(Line(at, shift, event.source, kind, _place(event), _text(event), event.seq))
+    return sorted(lines, key=lambda line: (line.at, line.seq))
+
+
+def _concerns(event: e.AnyEvent, incident: IncidentRecord) -> bool:
+    job = getattr(event, "job", None)
+    key = getattr(job, "key", job)
+    if key is not None and key in incident.jobs:
+        return True
+    node = getattr(event, "node", "")
+    name = getattr(node, "name", node)
+    if isinstance(name, str) and name and name in incident.nodes:
+        return True
+    if isinstance(event, e.FindingSeen):
+        return event.finding.id in {finding.id for finding in incident.findings}
+    order = getattr(event, "order", "")
+    return isinstance(order, str) and bool(order) and incident.id in order
+
+
+def _place(event: e.AnyEvent) -> str:
+    if isinstance(event, e.FindingSeen):
+        return str(event.finding.place)
+    node = getattr(event, "node", "")
+    name = getattr(node, "name", node)
+    if isinstance(name, str) and name:
+        return name
+    job = getattr(event, "job", None)
+    key = getattr(job, "key", job)
+    attempt = getattr(event, "attempt", None)
+    return "" if key is None else f"{key}({attempt})" if isinstance(attempt, int) else str(key)
+
+
+def _text(event: e.AnyEvent) -> str:
+    """What the event says, in one line."""
+    match event:
+        case e.FindingSeen():
+            line = event.finding.evidence[0].text if event.finding.evidence else ""
+            return f"{event.finding.summary or event.finding.rule}{': ' + line if line else ''}"
+        case e.OperatorCommand():
+            return f"{event.command.value} by {event.who}{': ' + event.why if event.why else ''}"
+        case _:
+            shown = {
+                name: value
+                for name in event.__struct_fields__
+                if name not in _HIDDEN and isinstance(value := getattr(event, name), str | int | float | bool) and value
+            }
+            return ", ".join(f"{name} {value}" for name, value in shown.items())
+
+
+_HIDDEN = frozenset({"id", "seq", "at", "received_at", "source", "node", "job"})

@@ -1,0 +1,181 @@
+"""What should be changed? Proposals derived from a report's data by rules that are listed in the docs.
+
+Called by the executive summary and by every form of report. Each rule looks at figures and gives nothing, or a proposal
+with its evidence and, where it can be computed, the gain to expect. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from holdfast.model.records import IncidentRecord, Mark
+from holdfast.report.fleet import Fleet
+from holdfast.report.interval import IntervalAdvice
+from holdfast.report.timeline import PHASE_NAMES, seconds_by_phase, span
+
+if TYPE_CHECKING:
+    from holdfast.report.gather import ReportData
+
+NCCL_TIMEOUT_S = 600.0
+"""PyTorch's default time-out of an NCCL collective: a fault that is noticed this late was hidden by it."""
+
+
+class Proposal(Struct, frozen=True):
+    """One thing to change."""
+
+    rule: str
+    what: str
+    evidence: str
+    gain: str
+
+
+class Rule(Struct, frozen=True):
+    """A rule of the list in the docs."""
+
+    name: str
+    when: str
+    look: Callable[[ReportData, Fleet], Iterable[Proposal]]
+
+
+def proposals(data: ReportData, fleet: Fleet) -> list[Proposal]:
+    """What all rules find, in the order of the list."""
+    return [found for rule in RULES for found in rule.look(data, fleet)]
+
+
+def _interval(data: ReportData, _: Fleet) -> Iterable[Proposal]:
+    for advice in data.intervals:
+        if advice.is_off and not advice.drills and advice.best_s is not None and advice.actual_s is not None:
+            yield Proposal(
+                "checkpoint-interval",
+                f"save job {advice.job} every {advice.best_s:.0f} s instead of every {advice.actual_s:.0f} s",
+                advice.says,
+                _interval_gain(advice),
+            )
+
+
+def _interval_gain(advice: IntervalAdvice) -> str:
+    if advice.loss_actual is None or advice.loss_best is None:
+        return ""
+    return f"{100 * (advice.loss_actual - advice.loss_best):.1f} % of the job's time"
+
+
+def _slowest(data: ReportData, _: Fleet) -> Iterable[Proposal]:
+    """The phase on which most of the recoveries' time goes, when it is more than half."""
+    total: dict[str, float] = {}
+    real = [i for i in data.incidents if i.outcome == "recovered"]
+    for incident in real:
+        for name, seconds in seconds_by_phase(incident).items():
+            if name != PHASE_NAMES[Mark.PROVEN]:
+                total[name] = total.get(name, 0.0) + seconds
+    whole = sum(total.values())
+    if whole <= 0 or len(real) < 2:
+        return
+    name, seconds = max(total.items(), key=lambda item: item[1])
+    if seconds > whole / 2:
+        yield Proposal(
+            "slowest-phase",
+            SPEEDUPS.get(name, f'look at the phase "{name}"'),
+            f'"{name}" took {seconds:.1f} of {whole:.1f} s ({100 * seconds / whole:.0f} %) of {len(real)} recoveries',
+            f"up to {seconds / len(real):.1f} s per recovery",
+        )
+
+
+SPEEDUPS = {
+    "detect": "give the scripts telemetry (two lines), so that a hang is found in step times",
+    "diagnose": "shorten waits.settle_s and waits.stacks_s of the policy",
+    "stop": "shorten waits.stop_grace_s: the ranks of a broken attempt have nothing to save",
+    "requeue": "pull the begin time of a requeued job in, and let jobs keep spares in their allocation",
+    "release": "keep more spares: jobs waited for nodes",
+    "start": "keep images and environments on local disks, and use warm standbys (--preload)",
+    "first step": "make loading lighter: warm standbys, checkpoints from the local tier, compiled graphs cached",
+}
+
+
+def _spares(data: ReportData, _: Fleet) -> Iterable[Proposal]:
+    waited = [(i, w) for i in data.incidents if (w := _wait_for_nodes(i)) > 60.0]
+    if waited:
+        longest = max(w for _, w in waited)
+        yield Proposal(
+            "spares",
+            "keep one more spare node",
+            f"{len(waited)} recoveries waited more than a minute for nodes, the longest {longest / 60:.0f} min",
+            f"{sum(w for _, w in waited) / 3600:.1f} hours of waiting",
+        )
+
+
+def _wait_for_nodes(incident: IncidentRecord) -> float:
+    marks = incident.marks
+    begin = max(marks.get(Mark.REQUEUED, 0.0), marks.get(Mark.DIAGNOSED, 0.0))
+    return marks[Mark.RELEASED] - begin if Mark.RELEASED in marks and begin else 0.0
+
+
+def _lemons(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
+    for name, offences in fleet.lemons:
+        if offences >= 3:
+            yield Proposal(
+                "lemon",
+                f"take {name} out of the cluster for good",
+                f"it was fenced {offences} times within 28 days",
+                f"about {offences} failures in 28 days",
+            )
+
+
+def _false(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
+    if fleet.fenced >= 5 and fleet.false_alarms * 5 > fleet.fenced:
+        yield Proposal(
+            "false-alarms",
+            "let the rules that fenced these nodes only advise ([modes] quarantine = advise) until they are mended",
+            f"{fleet.false_alarms} of {fleet.fenced} fenced nodes came back without any repair",
+            f"{fleet.false_alarms} nodes not fenced",
+        )
+
+
+def _hidden(data: ReportData, _: Fleet) -> Iterable[Proposal]:
+    late = [i for i in data.incidents if _detected_after(i) >= NCCL_TIMEOUT_S]
+    if late:
+        yield Proposal(
+            "hidden-by-time-out",
+            "switch hang detection on for these jobs ([hang] enabled) and give their scripts telemetry",
+            f"{len(late)} faults were noticed only {NCCL_TIMEOUT_S / 60:.0f} minutes or more after they happened:"
+            f" {', '.join(i.id for i in late[:5])}",
+            f"{sum(_detected_after(i) for i in late) / 3600:.1f} hours of detection",
+        )
+
+
+def _detected_after(incident: IncidentRecord) -> float:
+    return span(incident, Mark.FAULT, Mark.DETECTED) or 0.0
+
+
+def _unknown(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
+    unknown = fleet.by_cause.get("unknown", 0)
+    if unknown * 5 > max(fleet.failures, 4):
+        yield Proposal(
+            "unknown-causes",
+            "add rules for what these jobs print (holdfast explain, holdfast catalogue test)",
+            f"{unknown} of {fleet.failures} failures have no known cause",
+            "",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "checkpoint-interval",
+        "a job saves more than twice as often, or as rarely, as loses least, and none of its failures was a drill",
+        _interval,
+    ),
+    Rule("slowest-phase", "one phase takes more than half of the time of two recoveries or more", _slowest),
+    Rule("spares", "a recovery waited more than a minute for nodes", _spares),
+    Rule("lemon", "a node was fenced three times or more within 28 days", _lemons),
+    Rule("false-alarms", "of five or more fenced nodes every fifth came back without a repair", _false),
+    Rule("hidden-by-time-out", "a fault was noticed ten minutes or more after it happened", _hidden),
+    Rule("unknown-causes", "every fifth failure, and one at least, has no known cause", _unknown),
+)
+"""All rules; the docs list is generated from it."""
+
+
+def listed() -> Sequence[tuple[str, str]]:
+    """(name, when) of every rule, for the docs."""
+    return [(rule.name, rule.when) for rule in RULES]

@@ -1,0 +1,299 @@
+"""The parts of a report that are tables, once, as plain rows: every form (terminal, Markdown, HTML, CSV) shows them.
+
+Called by the forms. Pure. Text from outside is given as it is; each form escapes it in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from holdfast.report.figures import Spread
+from holdfast.report.fleet import Fleet, is_beyond_chance
+from holdfast.report.gather import ReportData
+from holdfast.report.published import FLEETS
+from holdfast.report.tables import seconds
+from holdfast.report.words import Words
+
+
+class Section(Struct, frozen=True):
+    """One table. Columns named in `numbers` are set to the right."""
+
+    key: str
+    title: str
+    intro: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[str] = frozenset()
+
+
+def sections(data: ReportData, kind: str) -> list[Section]:
+    """The tables of a kind of report that have a row: `full`, `fleet`, `summary`.
+
+    Raises:
+        KeyError: a kind that is not known.
+    """
+    made = [make(data) for make in KINDS[kind]]
+    return [spoken(section, data.words) for section in made if section.rows]
+
+
+def spoken(section: Section, words: Words) -> Section:
+    """The same table in the report's language; `numbers` names its columns in that language."""
+    if words.language == "en":
+        return section
+    return Section(
+        section.key,
+        words.say(section.title),
+        words.say(section.intro),
+        tuple(words.say(heading) for heading in section.headings),
+        tuple(tuple(words.say(value) for value in row) for row in section.rows),
+        frozenset(words.say(heading) for heading in section.numbers),
+    )
+
+
+def objectives(data: ReportData) -> Section:
+    """Verdict per objective."""
+    rows = [(v.objective, v.target, v.measured, v.word, v.arithmetic) for v in data.verdicts]
+    heads = ("objective", "target", "measured", "verdict", "arithmetic")
+    return _section("objectives", "Objectives", "From [slo] of the policy.", heads, rows, numbers=("measured",))
+
+
+def intervals(data: ReportData) -> Section:
+    """How often each job saves, and how often it should."""
+    rows = [
+        (a.job, seconds(a.actual_s), seconds(a.best_s), seconds(a.save_s), seconds(a.mtbf_s), a.says)
+        for a in data.intervals
+    ]
+    heads = ("job", "saves every", "best", "a save holds", "MTBF", "advice")
+    return _section("intervals", "Checkpoint interval", "", heads, rows, numbers=heads[1:5])
+
+
+def performance(data: ReportData) -> Section:
+    """Throughput before and after each recovery."""
+    rows = [
+        (t.incident, _figure(t.before, t.unit), _figure(t.after, t.unit), f"{t.loss_percent:.1f} %")
+        for t in data.throughputs
+        if t.loss_percent is not None
+    ]
+    heads = ("incident", "before", "after", "loss")
+    return _section(
+        "performance", "Throughput before and after", "Medians of neighbouring points.", heads, rows, numbers=heads[1:]
+    )
+
+
+def overview(data: ReportData) -> Section:
+    """The fleet's figures, and those of the span before."""
+    now = _fleet_rows(data.fleet)
+    if data.former is None:
+        return _section("fleet", "Fleet", _span_text(data), ("figure", "value"), now, numbers=("value",))
+    before = dict(_fleet_rows(data.former.fleet))
+    rows = [(name, value, before.get(name, "-")) for name, value in now]
+    intro = f"{_span_text(data)} {_difference(data.fleet, data.former.fleet)}"
+    return _section("fleet", "Fleet", intro, ("figure", "value", "span before"), rows, numbers=("value", "span before"))
+
+
+def _fleet_rows(fleet: Fleet) -> list[tuple[str, str]]:
+    return [
+        ("nodes", f"{fleet.nodes}"),
+        ("GPUs", f"{fleet.gpus}" if fleet.gpus_known else f"{fleet.gpus} (not known of every node)"),
+        ("jobs", f"{fleet.jobs}"),
+        ("failures that ended an attempt", f"{fleet.failures}"),
+        ("failures per 1000 node-days", _figure(fleet.per_1000_node_days)),
+        ("MTBF", seconds(fleet.mtbf_s)),
+        ("MTTD", _spread(fleet.mttd)),
+        ("MTTR", _spread(fleet.mttr)),
+        ("ETTR", "-" if fleet.ettr is None else f"{fleet.ettr:.4f}"),
+        ("goodput", "-" if fleet.goodput_percent is None else f"{fleet.goodput_percent:.2f} %"),
+        ("trained again", f"{fleet.came_back} of {fleet.failures}"),
+        ("with nobody's help", f"{fleet.by_themselves} ({_figure(fleet.automatic_percent)} %)"),
+        ("after a person's order", f"{fleet.resubmitted}"),
+        ("given up", f"{fleet.given_up}"),
+        ("nodes fenced", f"{fleet.fenced}"),
+        ("of these false alarms", f"{fleet.false_alarms}"),
+        ("trend of the failure rate", _trend(fleet)),
+        ("busiest hour", _busiest(fleet)),
+        ("lemons", ", ".join(f"{name} ({count})" for name, count in fleet.lemons[:8]) or "none"),
+    ]
+
+
+def _span_text(data: ReportData) -> str:
+    days = (data.fleet.until - data.fleet.since) / 86400.0
+    return f"{days:.1f} days, {data.fleet.node_days:.1f} node-days. Drills are left out."
+
+
+def _difference(now: Fleet, before: Fleet) -> str:
+    if is_beyond_chance(before.failures, now.failures):
+        return f"{now.failures} failures after {before.failures} in the span before: more than chance explains."
+    return f"{now.failures} failures after {before.failures} in the span before: chance explains the difference."
+
+
+def _trend(fleet: Fleet) -> str:
+    if fleet.trend_percent_per_week is None:
+        return "- (under three weeks)"
+    return f"{fleet.trend_percent_per_week:+.1f} % a week"
+
+
+def _busiest(fleet: Fleet) -> str:
+    """An hour that stands out from an even spread by more than chance, else none."""
+    most = max(fleet.by_hour)
+    even = fleet.failures / 24.0
+    if fleet.failures < 24 or most <= even + 3.5 * even**0.5:
+        return "none stands out"
+    return f"{fleet.by_hour.index(most):02d}:00 ({most} of {fleet.failures})"
+
+
+def causes(data: ReportData) -> Section:
+    """Failures by cause."""
+    counted = data.fleet.by_cause
+    total = sum(counted.values())
+    rows = [(name, f"{count}", f"{100 * count / total:.1f} %") for name, count in counted.items()]
+    return _section("causes", "Failures by cause", "", ("cause", "n", "share"), rows[:40], numbers=("n", "share"))
+
+
+def domains(data: ReportData) -> Section:
+    """Failures by domain."""
+    counted = data.fleet.by_domain
+    total = sum(counted.values())
+    rows = [(name, f"{count}", f"{100 * count / total:.1f} %") for name, count in counted.items()]
+    return _section("domains", "Failures by domain", "", ("domain", "n", "share"), rows, numbers=("n", "share"))
+
+
+def lost(data: ReportData) -> Section:
+    """GPU-hours by category of lost time."""
+    counted = {name: value for name, value in data.fleet.badput_gpu_h.items() if value > 0}
+    total = sum(counted.values())
+    rows = [
+        (name, f"{value:.2f}", f"{100 * value / total:.1f} %", MISSION_CONTROL.get(name, ""))
+        for name, value in sorted(counted.items(), key=lambda item: -item[1])
+    ]
+    heads = ("category (Google's badput)", "GPU-hours", "share", "as Mission Control names it")
+    return _section("lost", "Where time was lost", "", heads, rows, numbers=heads[1:3])
+
+
+MISSION_CONTROL = {
+    "startup": "job start",
+    "detect": "time to detect",
+    "stop": "time to attribute and stop",
+    "restart": "time to requeue and launch",
+    "load": "initialisation and checkpoint load",
+    "recompute": "lost work",
+    "other": "other downtime",
+}
+"""The same category in the words of NVIDIA Mission Control's autonomous job recovery guide."""
+
+
+def money(data: ReportData) -> Section:
+    """Cost and return."""
+    cost, price = data.fleet.cost, data.economics.gpu_hour
+    rows = [
+        ("lost", f"{cost.lost:.2f}", _money(cost.lost_money, price)),
+        ("saved against a person on call", f"{cost.saved:.2f}", _money(cost.saved_money, price)),
+        ("spares kept free", f"{cost.spares:.2f}", _money(cost.spares_money, price)),
+        ("saved - spares", f"{cost.saved - cost.spares:.2f}", _money(cost.saved_money - cost.spares_money, price)),
+    ]
+    heads = ("", "GPU-hours", "money")
+    return _section("cost", "Cost and return", cost.arithmetic, heads, rows, numbers=heads[1:])
+
+
+def _money(value: float, price: float) -> str:
+    return f"{value:,.2f}" if price else "- (no price given)"
+
+
+def published(data: ReportData) -> Section:
+    """This fleet beside published ones."""
+    mine = data.fleet
+    mtbf = mine.mtbf_s / 3600.0 if mine.mtbf_s is not None else None
+    ettr = None if mine.ettr is None else 100.0 * mine.ettr
+    rows = [("this one", f"{mine.gpus}", _figure(mine.per_1000_node_days), _figure(mtbf), _figure(ettr), "this report")]
+    for one in FLEETS:
+        effective = "-" if one.effective_percent is None else f"over {one.effective_percent:g}"
+        rows.append((one.name, f"{one.gpus}", _figure(one.rate), _figure(one.mtbf_h), effective, one.source))
+    heads = ("fleet", "GPUs", "failures per 1000 node-days", "MTBF of a job on all of it [h]", "ETTR [%]", "source")
+    return _section("published", "Beside published fleets", "", heads, rows, numbers=heads[1:5])
+
+
+def proposed(data: ReportData) -> Section:
+    """What should be changed."""
+    rows = [(p.rule, p.what, p.evidence, p.gain or "-") for p in data.proposals]
+    heads = ("rule", "proposal", "evidence", "expected gain")
+    return _section("proposals", "Proposals", "Derived from this data by the rules in docs/reports.md.", heads, rows)
+
+
+def weeks(data: ReportData) -> Section:
+    """The span week by week."""
+    found = data.fleet.weeks
+    rows = [
+        (f"{number}", f"{week.failures}", _figure(week.per_1000_node_days), seconds(week.mttr_s))
+        for number, week in enumerate(found, 1)
+    ]
+    heads = ("week", "failures", "per 1000 node-days", "MTTR")
+    return _section("weeks", "Week by week", "", heads, rows if len(found) > 1 else [], numbers=heads)
+
+
+def ran(data: ReportData) -> Section:
+    """What ran: for the summary."""
+    drills = sum(1 for incident in data.incidents if incident.drill)
+    rows = [
+        ("cluster", data.cluster),
+        ("nodes", f"{data.fleet.nodes}"),
+        ("jobs", f"{len(data.jobs)}"),
+        ("incidents", f"{len(data.incidents)}, {drills} of them drills"),
+        ("recovered", f"{data.totals.recovered}"),
+        ("MTTD", _spread(data.totals.mttd)),
+        ("MTTR", _spread(data.totals.mttr)),
+        ("lost steps", f"{data.totals.steps_lost}"),
+        ("ETTR", "-" if data.totals.ettr is None else f"{data.totals.ettr:.4f}"),
+    ]
+    return _section("ran", "What was run", "", ("", "value"), rows)
+
+
+def problems(data: ReportData) -> Section:
+    """What did not go well."""
+    rows = [
+        (i.id, i.diagnosis.cause if i.diagnosis else "unknown", i.outcome or "open", i.story[-1] if i.story else "")
+        for i in data.incidents
+        if i.outcome not in {"recovered", "observed"}
+    ]
+    return _section("problems", "Problems found", "", ("incident", "cause", "outcome", "last word"), rows[:20])
+
+
+def _environment(data: ReportData) -> Section:
+    from holdfast.report.coverage import environment  # noqa: PLC0415 - it makes sections, too
+
+    return environment(data)
+
+
+def _coverage(data: ReportData) -> Section:
+    from holdfast.report.coverage import coverage  # noqa: PLC0415 - see above
+
+    return coverage(data)
+
+
+KINDS: dict[str, tuple[Callable[[ReportData], Section], ...]] = {
+    "full": (objectives, intervals, performance, proposed),
+    "fleet": (objectives, overview, causes, domains, lost, weeks, money, published, intervals, proposed),
+    "summary": (ran, objectives, _environment, _coverage, problems, proposed),
+}
+
+
+def _section(
+    key: str,
+    title: str,
+    intro: str,
+    headings: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
+    *,
+    numbers: Sequence[str] = (),
+) -> Section:
+    return Section(key, title, intro, headings, tuple(rows), frozenset(numbers))
+
+
+def _figure(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.4g} {unit}".rstrip()
+
+
+def _spread(found: Spread) -> str:
+    if not found.n:
+        return "-"
+    return f"{seconds(found.mean)} (n={found.n}, median {seconds(found.median)}, p95 {seconds(found.p95)})"

@@ -1,0 +1,165 @@
+"""One incident in depth: its phases by the names people use, the jobs it touched, the loss, its nodes before and after.
+
+Called by the page and by Markdown. Pure. What was not measured gets a row that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from holdfast.model.cluster import SchedulerState
+from holdfast.model.events import Command, LauncherAttached, NodeValidated
+from holdfast.model.records import IncidentRecord, JobRecord, JobState, Mark
+from holdfast.report.gather import JobSeries, Point, ReportData
+from holdfast.report.sections import Section
+
+NOT_MEASURED = "not measured"
+NEIGHBOURS = 20
+"""Points on either side of a restart that are compared when no step was computed twice."""
+
+_PHASES: tuple[tuple[str, Mark | None], ...] = (
+    ("detect", Mark.DETECTED),
+    ("diagnose", Mark.DIAGNOSED),
+    ("isolate", Mark.ISOLATED),
+    ("drain", Mark.STOPPED),
+    ("requeue", Mark.REQUEUED),
+    ("wait for a node", Mark.RELEASED),
+    ("image load", None),
+    ("start", Mark.STARTED),
+    ("load checkpoint", Mark.FIRST_STEP),
+    ("recompute", None),
+    ("prove", Mark.PROVEN),
+)
+
+
+def incident_sections(data: ReportData, incident: IncidentRecord) -> list[Section]:
+    """The tables of one incident that have a row."""
+    makers = (phases, affected, losses, machines)
+    return [section for make in makers if (section := make(data, incident)).rows]
+
+
+def phases(data: ReportData, incident: IncidentRecord) -> Section:
+    """Seconds and percent of each phase, cut in order of time: each ends at its mark and begins at the one before."""
+    begin = incident.marks.get(Mark.FAULT, incident.opened_at)
+    extra = {"image load": _attached(data, incident), "recompute": _caught_up(data, incident)}
+    ends = [(name, incident.marks.get(mark) if mark is not None else extra[name]) for name, mark in _PHASES]
+    order = {name: place for place, (name, _) in enumerate(_PHASES)}
+    known = sorted(((max(at, begin), order[name], name) for name, at in ends if at is not None))
+    whole = known[-1][0] - begin if known else 0.0
+    rows, last = {}, begin
+    for at, _, name in known:
+        share = 100.0 * (at - last) / whole if whole > 0 else 0.0
+        rows[name] = (name, f"{at - last:.3f}", f"{share:.1f}", data.words.clock(last), data.words.clock(at))
+        last = at
+    found = [rows.get(name) or (name, "-", "-", NOT_MEASURED, "") for name, _ in _PHASES]
+    heads = ("phase", "seconds", "percent", "from", "to")
+    return Section("phases", "Phases", "", heads, tuple(found) if known else (), frozenset(heads[1:3]))
+
+
+def _attached(data: ReportData, incident: IncidentRecord) -> float | None:
+    """When the new attempt's launcher said its first word: allocation, prolog and image were there by then."""
+    released = incident.marks.get(Mark.RELEASED)
+    started = incident.marks.get(Mark.STARTED)
+    if released is None or started is None:
+        return None
+    at = [
+        event.at
+        for event in data.events
+        if isinstance(event, LauncherAttached) and event.job in incident.jobs and released <= event.at <= started
+    ]
+    return min(at, default=None)
+
+
+def _caught_up(data: ReportData, incident: IncidentRecord) -> float | None:
+    """When the new attempt passed the last step before the fault."""
+    if incident.step_before is None or incident.attempt_after is None or not incident.jobs:
+        return None
+    points = data.series.get(str(incident.jobs[0]), JobSeries()).steps.get(incident.attempt_after, [])
+    return next((point.x for point in points if point.y >= incident.step_before), None)
+
+
+def affected(data: ReportData, incident: IncidentRecord) -> Section:
+    """Jobs that ran into it and jobs that waited meanwhile, and how each came back."""
+    rows = [(str(job.key), "running", _came_back(data, job, incident)) for job in data.jobs if job.key in incident.jobs]
+    rows += [(str(job.key), "waiting", "-") for job in data.jobs if _waited(job, incident)]
+    return Section("affected", "Affected jobs", "", ("job", "role", "how it came back"), tuple(rows))
+
+
+def _came_back(data: ReportData, job: JobRecord, incident: IncidentRecord) -> str:
+    again = next((a for a in job.attempts if a.number == incident.attempt_after), None)
+    ordered = [
+        c for c in data.commands
+        if c.job == job.key and c.at >= incident.opened_at and (not incident.closed_at or c.at <= incident.closed_at)
+    ]  # fmt: skip
+    if again is not None:
+        who = [c.who for c in ordered if c.command in {Command.REQUEUE, Command.RELEASE}]
+        return f"{job.key}({again.number}), by {who[0]}" if who else f"{job.key}({again.number}), by itself"
+    successor = next((other for other in data.jobs if _is_resubmission(job, other, incident)), None)
+    if successor is not None:
+        return f"resubmitted by a person as {successor.key}"
+    return "its attempt went on" if incident.attempt_before is None else "not back"
+
+
+def _is_resubmission(job: JobRecord, other: JobRecord, incident: IncidentRecord) -> bool:
+    """Same name and owner, submitted after the fault, while the first one had ended."""
+    over = job.state in {JobState.GIVEN_UP, JobState.CANCELLED, JobState.COMPLETED}
+    same = (other.view.name, other.view.user) == (job.view.name, job.view.user) and bool(job.view.name)
+    return over and same and other.key != job.key and other.view.submitted_at > incident.opened_at
+
+
+def _waited(job: JobRecord, incident: IncidentRecord) -> bool:
+    """In the queue when the fault came, and not started before the incident was over or a node was fenced for it."""
+    if job.key in incident.jobs or not incident.nodes or not job.view.submitted_at:
+        return False
+    fault = incident.marks.get(Mark.FAULT, incident.opened_at)
+    first = min((a.started_at for a in job.attempts if a.started_at), default=None)
+    return job.view.submitted_at <= fault and (first > fault if first is not None else _is_queued(job))
+
+
+def _is_queued(job: JobRecord) -> bool:
+    return job.view.state in {SchedulerState.PENDING, SchedulerState.HELD}
+
+
+def losses(data: ReportData, incident: IncidentRecord) -> Section:
+    """Does the loss go on where it was? Steps computed twice are compared, else the points beside the gap."""
+    heads = ("steps over", "before", "after", "difference")
+    made = Section("loss", "Loss before and after", "", heads, (), frozenset(heads[1:]))
+    if incident.attempt_before is None or incident.attempt_after is None or not incident.jobs:
+        return made
+    kept = data.series.get(str(incident.jobs[0]), JobSeries()).losses
+    before, after = kept.get(incident.attempt_before, []), kept.get(incident.attempt_after, [])
+    if not before or not after:
+        row: tuple[str, ...] = (NOT_MEASURED, "-", "-", "-")
+    else:
+        row = _compare(before, after)
+    return Section("loss", made.title, "", heads, (row,), made.numbers)
+
+
+def _compare(before: Sequence[Point], after: Sequence[Point]) -> tuple[str, ...]:
+    then = {point.x: point.y for point in before}
+    twice = [(point.x, then[point.x], point.y) for point in after if point.x in then]
+    if twice:
+        step, old, new = max(twice, key=lambda item: abs(item[1] - item[2]))
+        steps = f"{twice[0][0]:.0f}-{twice[-1][0]:.0f} ({len(twice)}), step {step:.0f}"
+        return (steps, f"{old:.6g}", f"{new:.6g}", f"{abs(new - old):.3g}")
+    old, new = median(p.y for p in before[-NEIGHBOURS:]), median(p.y for p in after[:NEIGHBOURS])
+    steps = f"{before[-NEIGHBOURS:][0].x:.0f}-{after[:NEIGHBOURS][-1].x:.0f}, medians"
+    return (steps, f"{old:.6g}", f"{new:.6g}", f"{abs(new - old):.3g}")
+
+
+def machines(data: ReportData, incident: IncidentRecord) -> Section:
+    """What validation said of the incident's nodes before they took work again."""
+    heads = ("node", "time", "validation", "evidence")
+    end = incident.closed_at or float("inf")
+    seen = [
+        event
+        for event in data.events
+        if isinstance(event, NodeValidated) and event.node in incident.nodes and incident.opened_at <= event.at <= end
+    ]
+    rows: list[tuple[str, ...]] = [
+        (e.node, data.words.clock(e.at), "PASS" if e.passed else "FAIL", e.detail or e.instance_id or "-") for e in seen
+    ]
+    rows += [(name, "-", NOT_MEASURED, "-") for name in incident.nodes if name not in {e.node for e in seen}]
+    intro = "Validation gives verdicts; performance figures of a machine before and after are not measured."
+    return Section("machines", "Nodes before and after", intro if rows else "", heads, tuple(rows))

@@ -1,0 +1,217 @@
+"""Where a number comes from: each figure as its parts, each part as the marks it was cut from, each mark as its event.
+
+Called by `holdfast report --trace FIGURE`. Pure: records and events in, a `Trace` out. A mark's event is the one that
+happened, or reached the controller, at the mark's time; a mark without one (its event was dropped by retention, or a
+launcher saw it before it was forwarded) keeps sequence number 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from holdfast.model import events as e
+from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
+from holdfast.report.definitions import definition
+from holdfast.report.gather import ReportData
+from holdfast.report.timeline import span
+
+SPANS: Mapping[str, tuple[Mark, Mark]] = {
+    "MTTD": (Mark.FAULT, Mark.DETECTED),
+    "MTTR": (Mark.FAULT, Mark.FIRST_STEP),
+    "MTTP": (Mark.FAULT, Mark.PROVEN),
+}
+OF_JOBS = ("MTBF", "ETTR", "goodput", "lost steps")
+FIGURES = (*SPANS, *OF_JOBS)
+NEAR_S = 1e-3
+"""Times that differ by less are the same: they went through JSON."""
+
+
+class Source(Struct, frozen=True):
+    """One point that a part was cut from, and the event that set it (`seq` 0: not in this journal)."""
+
+    name: str
+    at: float
+    step: int | None = None
+    seq: int = 0
+    event: str = ""
+    source: str = ""
+
+
+class Part(Struct, frozen=True):
+    """What one incident or attempt contributes."""
+
+    of: str
+    value: float
+    points: tuple[Source, ...]
+
+
+class Trace(Struct, frozen=True):
+    """A figure and all that it is made of."""
+
+    figure: str
+    value: float | None
+    unit: str
+    formula: str
+    arithmetic: str
+    parts: tuple[Part, ...]
+
+
+Events = Mapping[str, Sequence[e.AnyEvent]]
+"""Events by the id of the incident (for spans) or the name of the job (for figures of jobs)."""
+
+
+def wanted(data: ReportData, figure: str) -> tuple[list[IncidentRecord], list[JobRecord]]:
+    """Whose events `trace` needs for this figure."""
+    if figure in SPANS:
+        return [i for i in data.incidents if _span_of(i, figure) is not None], []
+    return [], list(data.jobs)
+
+
+def trace(data: ReportData, figure: str, events: Events) -> Trace:
+    """Take a figure of the report apart.
+
+    Raises:
+        KeyError: a figure that is not in `FIGURES`.
+    """
+    if figure in SPANS:
+        return _of_spans(data, figure, events)
+    return {"MTBF": _mtbf, "ETTR": _ratio, "goodput": _ratio, "lost steps": _lost}[figure](data, figure, events)
+
+
+def _span_of(incident: IncidentRecord, figure: str) -> float | None:
+    if incident.outcome == "observed" or (figure != "MTTD" and incident.outcome != "recovered"):
+        return None
+    return span(incident, *SPANS[figure])
+
+
+def _of_spans(data: ReportData, figure: str, events: Events) -> Trace:
+    parts = []
+    for incident in data.incidents:
+        value = _span_of(incident, figure)
+        if value is None:
+            continue
+        said = events.get(incident.id, ())
+        points = tuple(_mark(mark, incident.marks[mark], said) for mark in SPANS[figure])
+        parts.append(Part(incident.id, value, points))
+    mean = {"MTTD": data.totals.mttd, "MTTR": data.totals.mttr, "MTTP": data.totals.mttp}[figure].mean
+    return Trace(
+        figure, mean, "s", definition(figure).formula, _mean_text([p.value for p in parts], mean), tuple(parts)
+    )
+
+
+def _mean_text(values: Sequence[float], mean: float | None) -> str:
+    if not values or mean is None:
+        return "no incident has both marks"
+    shown = " + ".join(f"{value:.3f}" for value in values[:8]) + (" + ..." if len(values) > 8 else "")
+    return f"({shown}) / {len(values)} = {mean:.3f} s"
+
+
+def _mark(mark: Mark, at: float, events: Sequence[e.AnyEvent]) -> Source:
+    """The event of a mark: seen or received at its time; a fault is the finding's or the drill's own time."""
+    for event in events:
+        own = event.finding.at if isinstance(event, e.FindingSeen) else event.at
+        if mark is Mark.FAULT and abs(own - at) < NEAR_S:
+            return _source(mark.value, at, event)
+    for event in events:
+        if min(abs(event.received_at - at), abs(event.at - at)) < NEAR_S:
+            return _source(mark.value, at, event)
+    return Source(mark.value, at)
+
+
+def _source(name: str, at: float, event: e.AnyEvent, step: int | None = None) -> Source:
+    return Source(name, at, step, event.seq, str(event.__struct_config__.tag), event.source)
+
+
+def _end(attempt: AttemptRecord, events: Sequence[e.AnyEvent]) -> Source:
+    """Until its launcher tells of the end itself: whatever let the engine conclude it, as a finished requeue does."""
+    for event in events:
+        if (
+            attempt.ended_at
+            and min(abs(event.received_at - attempt.ended_at), abs(event.at - attempt.ended_at)) < NEAR_S
+        ):
+            return _source("ended", attempt.ended_at, event, attempt.reached)
+    return Source("ended", attempt.ended_at, attempt.reached)
+
+
+def _of_attempt(attempt: AttemptRecord, events: Sequence[e.AnyEvent]) -> dict[str, Source]:
+    """Start, first step and end of an attempt with their events."""
+    found = {
+        "started": Source("started", attempt.started_at),
+        "first step": Source("first step", attempt.first_step_at, attempt.first_step),
+        "ended": _end(attempt, events),
+    }
+    for event in events:
+        if getattr(event, "attempt", None) != attempt.number:
+            continue
+        match event:
+            case e.AttemptStarted():
+                found["started"] = _source("started", attempt.started_at, event)
+            case e.FirstStepDone():
+                found["first step"] = _source("first step", attempt.first_step_at, event, attempt.first_step)
+            case e.AttemptEnded():
+                found["ended"] = _source("ended", attempt.ended_at, event, attempt.reached)
+            case _:
+                pass
+    return {name: point for name, point in found.items() if point.at}
+
+
+def _mtbf(data: ReportData, figure: str, events: Events) -> Trace:
+    parts = []
+    for job in data.jobs:
+        started = [attempt for attempt in job.attempts if attempt.started_at > 0]
+        for attempt, following in zip(started, [*started[1:], None], strict=True):
+            points = _of_attempt(attempt, events.get(str(job.key), ()))
+            end = attempt.ended_at or (following.started_at if following else data.made_at)
+            ends = points.get("ended") or Source("still up" if following is None else "followed by the next", end)
+            value = max(end, attempt.started_at) - attempt.started_at
+            parts.append(Part(f"{job.key}({attempt.number})", value, (points["started"], ends)))
+    failures = [i.id for i in data.incidents if i.attempt_before is not None and i.outcome != "observed"]
+    up = sum(part.value for part in parts)
+    mtbf_s = data.totals.mtbf_s
+    shown = f" = {mtbf_s:.3f} s" if mtbf_s is not None else ""
+    arithmetic = f"{up:.3f} s up / {len(failures)} failures ({', '.join(failures[:8]) or 'none'}){shown}"
+    return Trace(figure, mtbf_s, "s", definition(figure).formula, arithmetic, tuple(parts))
+
+
+def _ratio(data: ReportData, figure: str, events: Events) -> Trace:
+    """ETTR and goodput: a part for each job, its productive seconds, with the attempts that they lie in."""
+    parts = []
+    for job, found in zip(data.jobs, data.accounts, strict=True):
+        points: list[Source] = []
+        for attempt in job.attempts:
+            of = _of_attempt(attempt, events.get(str(job.key), ())).values()
+            points += [Source(f"({attempt.number}) {p.name}", p.at, p.step, p.seq, p.event, p.source) for p in of]
+        parts.append(Part(str(job.key), found.productive_s, tuple(points)))
+    productive = sum(part.value for part in parts)
+    wall = sum(found.wall_s for found in data.accounts)
+    startup = sum(found.badput["startup"] for found in data.accounts)
+    if figure == "ETTR":
+        value, under, unit = data.totals.ettr, f"{wall:.3f} s of wall time", "ratio"
+    else:
+        value, under, unit = data.totals.goodput_percent, f"({wall:.3f} - {startup:.3f} s of start-up)", "%"
+    shown = "not defined" if value is None else f"{value:.4f}{' %' if unit == '%' else ''}"
+    arithmetic = f"{productive:.3f} s productive / {under} = {shown}"
+    return Trace(figure, value, unit, definition(figure).formula, arithmetic, tuple(parts))
+
+
+def _lost(data: ReportData, figure: str, events: Events) -> Trace:
+    """Steps that an attempt computed again: from its first step to the best step before it."""
+    parts = []
+    for job in data.jobs:
+        reached: int | None = None
+        for attempt in (a for a in job.attempts if a.started_at > 0):
+            last = attempt.reached if attempt.reached is not None else attempt.first_step
+            if reached is not None and attempt.first_step is not None and last is not None:
+                again = max(0, min(reached, last) - attempt.first_step + 1)
+                point = _of_attempt(attempt, events.get(str(job.key), ())).get("first step")
+                if again:
+                    reach = Source("reached before", 0.0, reached)
+                    parts.append(Part(f"{job.key}({attempt.number})", again, (reach, point) if point else (reach,)))
+            if attempt.reached is not None:
+                reached = attempt.reached if reached is None else max(reached, attempt.reached)
+    total = data.totals.steps_lost
+    shown = " + ".join(f"{part.value:.0f}" for part in parts[:12]) + (" + ..." if len(parts) > 12 else "")
+    arithmetic = f"{shown or '0'} = {total} steps"
+    return Trace(figure, float(total), "steps", definition(figure).formula, arithmetic, tuple(parts))

@@ -1,0 +1,85 @@
+"""Judges of simulated histories: what must hold whatever goes wrong, and what must have come about once nothing does.
+
+Each judge takes a `History` and yields complaints, one sentence each; nothing to say is the verdict that all is well.
+They know `model` and the world's deeds only, never the code they judge. `fuzz` and the tests call `judged`. Safety is
+judged over the whole history; liveness only when faults had stopped for as long as the history's bound says.
+How time passes: not at all; a history brings its times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+from holdfast.sim.checkers.incidents import incidents_close, stories_name_the_cause
+from holdfast.sim.checkers.jobs import (
+    attempts_do_not_overlap,
+    budgets_hold,
+    no_restart_after_cancel,
+    retries_are_used,
+)
+from holdfast.sim.checkers.journal import Replay, journal_is_sound, replay_is_the_same
+from holdfast.sim.checkers.nodes import brake_is_kept, drains_are_our_own, no_drain_is_forgotten
+from holdfast.sim.checkers.orders import every_order_has_a_cause, no_order_twice, orders_end
+from holdfast.sim.checkers.restarts import not_onto_a_bad_node
+from holdfast.sim.history import FaultsOver, History
+
+Judge = Callable[[History], Iterator[str]]
+
+SAFETY: tuple[Judge, ...] = (
+    journal_is_sound,
+    no_order_twice,
+    every_order_has_a_cause,
+    brake_is_kept,
+    drains_are_our_own,
+    not_onto_a_bad_node,
+    budgets_hold,
+    no_restart_after_cancel,
+    attempts_do_not_overlap,
+    stories_name_the_cause,
+)
+"""What must hold at every moment."""
+
+LIVENESS: tuple[Judge, ...] = (
+    incidents_close,
+    orders_end,
+    retries_are_used,
+    no_drain_is_forgotten,
+)
+"""What must have come about when nothing has gone wrong for long enough."""
+
+COMPLAINTS_MAX = 5
+"""Complaints kept per judge: the first ones tell the story."""
+
+
+class Complaint(Struct, frozen=True, order=True):
+    """What a judge has to say."""
+
+    judge: str
+    text: str
+
+
+def came_to_rest_in_time(history: History) -> bool:
+    """Did faults stop, and the simulation go on for as long as it may take to come to rest?"""
+    over = [deed for deed in history.deeds if isinstance(deed, FaultsOver)]
+    return bool(over) and history.ended_at >= over[-1].at + over[-1].bound_s
+
+
+def judged(history: History, replay: Replay | None = None) -> list[Complaint]:
+    """All complaints: safety always, liveness when there was time for it, the replay when one is given."""
+    judges = [*SAFETY, *(LIVENESS if came_to_rest_in_time(history) else ())]
+    said = [Complaint(judge.__name__, text) for judge in judges for text in _first(judge(history))]
+    if replay is not None:
+        said += [Complaint("replay_is_the_same", text) for text in _first(replay_is_the_same(history, replay))]
+    return said
+
+
+def _first(texts: Iterator[str]) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        if number >= COMPLAINTS_MAX:
+            return
+        yield text
+
+
+__all__ = ["LIVENESS", "SAFETY", "Complaint", "Judge", "Replay", "came_to_rest_in_time", "judged"]

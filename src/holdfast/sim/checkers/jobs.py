@@ -1,0 +1,223 @@
+"""Jobs: restarted within their budgets, never after a cancel nor beside themselves, and never forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import ENDED, JobKey, SchedulerState
+from holdfast.model.events import Command
+from holdfast.model.evidence import Remedy
+from holdfast.model.policy import Limits
+from holdfast.model.records import IncidentRecord, JobRecord, JobState
+from holdfast.sim.checkers.orders import first_given
+from holdfast.sim.history import PERSON, Cancelled, History, RunBegan, Wrote
+
+S = SchedulerState
+_OPERATOR = "operator."
+"""Causes that are a person's word."""
+
+
+# --- how often --------------------------------------------------------------------------------------------------------
+
+
+class _Spent:
+    """Restarts of one job since its last progress, as the journal shows them."""
+
+    def __init__(self) -> None:
+        self.requeues = 0
+        self.restarts = 0
+        self.durable = 0
+        self.refused = False
+        """A permanent failure of an order about it."""
+        self.attempt = -1
+        """Newest attempt that has started."""
+        self.restarted_after = -1
+        """Newest attempt at the last restart: what that one still reports is no progress since."""
+        self.starts = 0
+        """The scheduler's restart count."""
+        self.start_at_release = 0
+        self.start_of: dict[int, int] = {}
+        """Attempt -> the restart count that it belongs to."""
+
+    def restart(self, *, paid: bool) -> None:
+        """Let start once more."""
+        self.restarts += 1
+        self.requeues += paid
+        self.restarted_after = self.attempt
+        self.start_at_release = self.starts
+
+    def is_since(self, attempt: int) -> bool:
+        """Was this attempt made after the last restart was ordered? Words of older ones may arrive late."""
+        return attempt > self.restarted_after and self.start_of.get(attempt, self.starts) >= self.start_at_release
+
+    def progress(self) -> None:
+        self.requeues = self.restarts = 0
+        self.refused = False
+
+
+def budgets_hold(history: History) -> Iterator[str]:
+    """No job is requeued oftener than its budget allows without progress, and none is given up before that."""
+    causes = {incident.id: incident for incident in history.incidents}
+    records = {job.key: job for job in history.jobs}
+    given = first_given(history)
+    spent: dict[JobKey, _Spent] = {}
+    for step in history.steps:
+        event = step.event
+        _count(spent, event, given)
+        for order in step.orders:
+            if not isinstance(order, o.JobOrder) or order.cause != event.seq:
+                continue
+            count = spent.setdefault(order.job, _Spent())
+            incident = causes.get(order.incident)
+            limits = _limits(history, records.get(order.job))
+            if isinstance(order, o.ReleaseJob):
+                count.restart(paid=not _asked_for(incident))
+                if count.requeues > limits.max_requeues:
+                    yield (
+                        f"{order.id} lets job {order.job} start for the {count.requeues}. time with no progress in "
+                        f"between; its budget is {limits.max_requeues}"
+                    )
+            elif isinstance(order, o.GiveUp) and order.remedy is Remedy.STOP:
+                yield from _too_early(order, count, limits, event, incident)
+
+
+def _asked_for(incident: IncidentRecord | None) -> bool:
+    """A person's wish and a warned departure are no failures, so they cost no retry."""
+    if incident is None:
+        return False
+    diagnosis = incident.diagnosis
+    by_person = any(finding.rule.startswith(_OPERATOR) for finding in incident.findings)
+    told = diagnosis is not None and diagnosis.cause.startswith(_OPERATOR)
+    return Remedy.EVACUATE in incident.remedies or told or by_person
+
+
+def _too_early(
+    order: o.GiveUp, count: _Spent, limits: Limits, event: e.AnyEvent, incident: IncidentRecord | None
+) -> Iterator[str]:
+    """Given up by us, although no budget was used up, nothing was refused and nobody asked."""
+    diagnosis = incident.diagnosis if incident is not None else None
+    # Bad numbers have no way through the queue on their ladder (docs/policy.md): without a launcher nothing is left.
+    hopeless = diagnosis is not None and (diagnosis.restart_helps is False or diagnosis.cause.startswith("loss."))
+    asked = isinstance(event, e.OperatorCommand | e.LauncherLapsed)
+    least = min(limits.max_requeues, max(0, limits.max_same_fingerprint - 1))
+    if asked or hopeless or count.refused or count.restarts >= least:
+        return
+    yield (
+        f"{order.id} gives job {order.job} up after {count.restarts} restarts without progress; its budgets allow "
+        f"{least} at least ({order.why})"
+    )
+
+
+def _count(spent: dict[JobKey, _Spent], event: e.AnyEvent, given: dict[str, tuple[o.AnyOrder, e.AnyEvent]]) -> None:
+    match event:
+        case e.CheckpointSaved() if event.durable:
+            count = spent.setdefault(event.job, _Spent())
+            if event.step > count.durable:
+                count.durable = event.step
+                if count.is_since(event.attempt):
+                    count.progress()
+        case e.AttemptStarted():
+            count = spent.setdefault(event.job, _Spent())
+            count.start_of[event.attempt] = event.restart_count
+            if event.in_place and event.attempt > count.attempt:
+                count.restart(paid=False)
+            count.attempt = max(count.attempt, event.attempt)
+        case e.OrderFailed() if event.permanent:
+            found = given.get(event.order)
+            if found is not None and isinstance(found[0], o.JobOrder):
+                spent.setdefault(found[0].job, _Spent()).refused = True
+        case e.JobObserved() if event.job.state in {S.COMPLETED, S.CANCELLED, S.TIMEOUT}:
+            spent.pop(event.job.key, None)
+        case e.JobObserved():
+            count = spent.setdefault(event.job.key, _Spent())
+            count.starts = max(count.starts, event.job.restart_count)
+        case e.OperatorCommand() if event.job is not None and event.command in {Command.REQUEUE, Command.RELEASE}:
+            spent.setdefault(event.job, _Spent()).progress()
+        case _:
+            pass
+
+
+def _limits(history: History, record: JobRecord | None) -> Limits:
+    """What holds for the job: the policy's numbers with those of its owner."""
+    recovery = record.view.recovery if record is not None else None
+    partition = record.view.partition if record is not None else ""
+    limits = history.policies.for_job(partition, recovery.policy if recovery is not None else "").limits
+    if recovery is None:
+        return limits
+    return Limits(
+        max_in_place=limits.max_in_place if recovery.max_in_place is None else recovery.max_in_place,
+        max_requeues=limits.max_requeues if recovery.max_requeues is None else recovery.max_requeues,
+        max_same_fingerprint=limits.max_same_fingerprint,
+        max_restarts_per_node=limits.max_restarts_per_node,
+    )
+
+
+# --- never ------------------------------------------------------------------------------------------------------------
+
+
+def no_restart_after_cancel(history: History) -> Iterator[str]:
+    """What a person cancelled stays cancelled, unless a person queues it once more."""
+    ended: set[JobKey] = set()
+    for deed in history.deeds:
+        if isinstance(deed, Cancelled):
+            ended.add(deed.job)
+        elif isinstance(deed, RunBegan) and deed.job in ended:
+            if deed.by.startswith(PERSON):
+                ended.discard(deed.job)
+            else:
+                yield f"job {deed.job} was cancelled, and {deed.by or 'somebody'} started it at {deed.at:.0f}"
+    over: set[JobKey] = set()
+    for step in history.steps:
+        event = step.event
+        if isinstance(event, e.JobObserved):
+            if event.job.state is S.CANCELLED:
+                over.add(event.job.key)
+            elif event.job.state not in ENDED:
+                over.discard(event.job.key)
+        for order in step.orders:
+            starts = isinstance(order, o.RequeueHeld | o.ReleaseJob | o.RestartInPlace)
+            if starts and isinstance(order, o.JobOrder) and order.job in over and order.cause == event.seq:
+                yield f"event {event.seq} orders {type(order).__name__} of job {order.job}, which was cancelled"
+
+
+def attempts_do_not_overlap(history: History) -> Iterator[str]:
+    """Each run of a job has a larger epoch than the one before, and no older one's checkpoint is taken beside it."""
+    newest: dict[JobKey, int] = {}
+    for deed in history.deeds:
+        if isinstance(deed, RunBegan):
+            before = newest.get(deed.job)
+            if before is not None and deed.epoch <= before:
+                yield f"job {deed.job} began with epoch {deed.epoch} at {deed.at:.3f}, after epoch {before}"
+            newest[deed.job] = max(deed.epoch, before or 0)
+        elif isinstance(deed, Wrote) and deed.accepted and deed.epoch < newest.get(deed.job, 0):
+            yield (
+                f"epoch {deed.epoch} of job {deed.job} published step {deed.step} at {deed.at:.3f}, while epoch "
+                f"{newest[deed.job]} ran"
+            )
+
+
+# --- in the end -------------------------------------------------------------------------------------------------------
+
+
+def retries_are_used(history: History) -> Iterator[str]:
+    """No job whose recovery is wished for is left lying: held by nobody, failed, or forgotten by the engine."""
+    if history.final is None:
+        return
+    records = {job.key: job for job in history.jobs}
+    starved = history.starved()
+    cancelled = {deed.job for deed in history.deeds if isinstance(deed, Cancelled)}
+    for view in history.final.jobs:
+        record = records.get(view.key)
+        wished = view.recovery is not None and view.recovery.enabled
+        if record is None or not wished or view.key in cancelled or record.state is JobState.GIVEN_UP:
+            continue
+        if view.key in starved:
+            continue
+        if view.state is S.HELD and not record.held_by:
+            yield f"job {view.key} is held, and nobody holds it (engine: {record.state})"
+        elif view.state in {S.FAILED, S.NODE_FAIL}:
+            yield f"job {view.key} has ended as {view.state}, and nothing came of it (engine: {record.state})"
+        elif record.state not in {JobState.WATCHING, JobState.COMPLETED, JobState.CANCELLED} and not record.held_by:
+            yield f"job {view.key} is still {record.state} ({view.state} in the scheduler)"

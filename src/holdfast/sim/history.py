@@ -1,0 +1,190 @@
+"""What a judge is given: the journal as it was stored, and what truly happened in the simulated world meanwhile.
+
+The world writes `Deed`s, in order, at the moment they take effect; `run` adds the journal's steps and records at the
+end. Judges (`sim/checkers`) compare the two and know nothing else. All times are seconds of the simulation's one true
+clock, which nodes and controllers may read wrongly; a journal's own times are those that its controller saw.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from holdfast.model.cluster import JobKey, SchedulerState, WorldView
+from holdfast.model.events import AnyEvent
+from holdfast.model.orders import AnyOrder
+from holdfast.model.policy import PolicySet
+from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+
+PERSON = "person:"
+"""Prefix of `by` in deeds that a person did behind Holdfast's back."""
+SCHEDULER = "scheduler"
+"""`by` of what the scheduler did by itself."""
+
+
+# --- what truly happened ----------------------------------------------------------------------------------------------
+
+
+class Deed(Struct, frozen=True, kw_only=True, tag_field="deed"):
+    """Base of all deeds."""
+
+    at: float
+
+
+class OrderTook(Deed, frozen=True, kw_only=True, tag="order_took"):
+    """An order reached the scheduler, a machine or a launcher. `changed`: it had an effect (else it was so already)."""
+
+    order: str
+    kind: str
+    """The order's tag, such as `requeue_held`."""
+    job: JobKey | None = None
+    node: str = ""
+    instance_id: str = ""
+    """The machine that was behind the node's name at that moment."""
+    changed: bool = True
+
+
+class Drained(Deed, frozen=True, kw_only=True, tag="drained"):
+    """The node takes no new work from here on. `by`: an order's id, or a person."""
+
+    node: str
+    by: str
+    reason: str = ""
+
+
+class Resumed(Deed, frozen=True, kw_only=True, tag="resumed"):
+    """A drain was lifted. `by`: an order's id, or a person."""
+
+    node: str
+    by: str
+
+
+class NodeBroke(Deed, frozen=True, kw_only=True, tag="node_broke"):
+    """This machine has a fault from here on, until it is mended or swapped."""
+
+    node: str
+    instance_id: str
+    fault: str
+
+
+class NodeMended(Deed, frozen=True, kw_only=True, tag="node_mended"):
+    """The machine behind this name is well again. `by`: an order's id, a person, or `self`."""
+
+    node: str
+    instance_id: str
+    by: str = ""
+
+
+class RunBegan(Deed, frozen=True, kw_only=True, tag="run_began"):
+    """Processes of a job begin on these nodes. `epoch` grows with each run of a job, requeued or in place."""
+
+    job: JobKey
+    epoch: int
+    nodes: tuple[str, ...]
+    by: str = ""
+    """The order that let it (a release or a restart in place), a person, or the scheduler."""
+
+
+class RunEnded(Deed, frozen=True, kw_only=True, tag="run_ended"):
+    """No process of that run is left."""
+
+    job: JobKey
+    epoch: int
+    why: str = ""
+
+
+class Wrote(Deed, frozen=True, kw_only=True, tag="wrote"):
+    """A run's process published a checkpoint; `accepted` False: the fence refused it."""
+
+    job: JobKey
+    epoch: int
+    step: int
+    accepted: bool = True
+
+
+class JobFinished(Deed, frozen=True, kw_only=True, tag="job_finished"):
+    """The job did all of its steps."""
+
+    job: JobKey
+
+
+class Cancelled(Deed, frozen=True, kw_only=True, tag="cancelled"):
+    """A person cancelled the job, or let it end for good (`by` names them)."""
+
+    job: JobKey
+    by: str
+
+
+class Faulted(Deed, frozen=True, kw_only=True, tag="faulted"):
+    """The simulation injected a fault.
+
+    `rules` are the causes that a right diagnosis may name; empty: the fault leaves nothing by which it could be known.
+    """
+
+    fault: str
+    kind: str
+    rules: tuple[str, ...] = ()
+    node: str = ""
+    job: JobKey | None = None
+
+
+class FaultsOver(Deed, frozen=True, kw_only=True, tag="faults_over"):
+    """From here on nothing goes wrong any more: everything must come to rest within the bound."""
+
+    bound_s: float
+
+
+AnyDeed = (
+    OrderTook
+    | Drained
+    | Resumed
+    | NodeBroke
+    | NodeMended
+    | RunBegan
+    | RunEnded
+    | Wrote
+    | JobFinished
+    | Cancelled
+    | Faulted
+    | FaultsOver
+)
+
+
+# --- the journal ------------------------------------------------------------------------------------------------------
+
+
+class Step(Struct, frozen=True):
+    """One event as stored, with the orders it led to."""
+
+    event: AnyEvent
+    orders: tuple[AnyOrder, ...] = ()
+
+
+class History(Struct, kw_only=True):
+    """One whole simulation, for judging."""
+
+    steps: list[Step] = field(default_factory=list)
+    """The journal, oldest first."""
+    orders: list[OrderRecord] = field(default_factory=list)
+    incidents: list[IncidentRecord] = field(default_factory=list)
+    """Open and closed."""
+    jobs: list[JobRecord] = field(default_factory=list)
+    nodes: list[NodeRecord] = field(default_factory=list)
+    brakes: list[BrakeRecord] = field(default_factory=list)
+    deeds: list[AnyDeed] = field(default_factory=list)
+    """What truly happened, oldest first."""
+    policies: PolicySet = field(default_factory=PolicySet)
+    ended_at: float = 0.0
+    """When the simulation stopped."""
+    final: WorldView | None = None
+    """The scheduler's own truth at the end."""
+
+    def starved(self) -> set[JobKey]:
+        """Jobs that stand in the queue at the end because too few nodes are left for them."""
+        if self.final is None:
+            return set()
+        usable = [node.name for node in self.final.nodes if node.alive is not False and not node.drained]
+        return {
+            job.key
+            for job in self.final.jobs
+            if job.state is SchedulerState.PENDING and sum(name not in job.excluded for name in usable) < job.want_nodes
+        }

@@ -1,0 +1,281 @@
+"""One validation from begin to end: steps on all nodes, paired tests, who is at fault, verdicts.
+
+Called by the command and by the agent. The order is: every node by itself (all at once), the shared folder, pairs,
+collectives, then judgement. What stands apart from the fleet is measured a second time before a node is blamed for it.
+Time: that of the steps, each within its limit; nothing else waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.ports import Clock
+from holdfast.validate import collectives, outliers, paired
+from holdfast.validate.baselines import Baseline, Kind, judged
+from holdfast.validate.hands import Hands
+from holdfast.validate.registry import Options, Suite
+from holdfast.validate.results import Item, NodeResult, Run, StepResult, Verdict, worst
+from holdfast.validate.results_kept import Plan, Results
+from holdfast.validate.wire import Hello
+
+Baselines = Callable[[Kind], Baseline | None]
+Advise = Callable[[str], str]
+"""An error's text -> what the catalogue advises; empty: it knows nothing of it."""
+Say = Callable[[str], None]
+BUSY = frozenset({"cpu", "cpu-stress", "gpu"})
+BUSY_AT_ONCE = 2
+"""So many nodes of one machine measure their processors at once: the others would only wait for them."""
+GRAVE = ("software.package.", "software.driver.", "software.libfabric", "cpu.correct", "gpu.bits.")
+"""Facts in which a node that stands apart is not fit; in others a person should look."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What a validation is to be."""
+
+    suites: tuple[Suite, ...]
+    options: Options = Options()
+    baseline: str = ""
+    turn: int = 0
+    """Which pairing is taken first."""
+
+
+class Examination:
+    """See the module.
+
+    Args:
+        hands: who runs steps.
+        asked: what is to be done.
+        clock: the time.
+        results: what an earlier try found.
+        baselines: what a node of a kind should reach.
+        advise: the catalogue's advice for an error's text.
+        progress: told a line at a time how far it is.
+    """
+
+    def __init__(
+        self,
+        hands: Hands,
+        asked: Asked,
+        *,
+        clock: Clock,
+        results: Results,
+        baselines: Baselines,
+        advise: Advise = lambda _text: "",
+        progress: Say = lambda _line: None,
+    ) -> None:
+        self.hands = hands
+        self.asked = asked
+        self.clock = clock
+        self.results = results
+        self.progress = progress
+        self._baselines = baselines
+        self._advise = advise
+        self._found: dict[str, list[StepResult]] = {hello.node: [] for hello in hands.nodes}
+        self._extra: dict[str, list[Item]] = {hello.node: [] for hello in hands.nodes}
+        self._gate = asyncio.Semaphore(BUSY_AT_ONCE if self.colocated else max(1, len(hands.nodes)))
+        self.notes: list[str] = []
+        self.rounds: list[str] = []
+
+    # --- what the parts use ---
+
+    @property
+    def alive(self) -> tuple[Hello, ...]:
+        """Nodes that are not lost."""
+        return tuple(hello for hello in self.hands.nodes if hello.node not in self.hands.lost)
+
+    @property
+    def colocated(self) -> bool:
+        """Do nodes share a machine? Then they also share its disks, caches and wires."""
+        boots = Counter(hello.boot for hello in self.hands.nodes if hello.boot)
+        return any(count > 1 for count in boots.values())
+
+    def options(self, hello: Hello, **more: object) -> Options:
+        """What a step on this node is told."""
+        peers = tuple(one.node for one in self.alive)
+        base = replace(self.asked.options, node=hello.node, rank=hello.rank, world=len(peers), peers=peers)
+        return replace(base, **more)
+
+    async def step(self, hello: Hello, step: str, *, key: str = "", **more: object) -> StepResult:
+        """Run a step on a node, or take its earlier result."""
+        name = f"{hello.node} {step}{' ' + key if key else ''}"
+        known = self.results.get(name)
+        if known is not None:
+            return known
+        result = await self.hands.ask(hello.node, step, self.options(hello, **more))
+        self.results.put(name, result)
+        return result
+
+    def add(self, node: str, *items: Item) -> None:
+        """More items of a node."""
+        self._extra[node] += items
+
+    # --- the parts ---
+
+    async def run(self, *, resume: bool = False) -> Run:
+        """Do all of it."""
+        names = tuple(suite.name for suite in self.asked.suites)
+        begin = self.clock.monotonic()
+        plan = self.results.plan(
+            Plan(
+                id=f"v{int(self.clock.now())}-{secrets.token_hex(3)}",
+                at=self.clock.now(),
+                suites=names,
+                deep=self.asked.options.deep,
+                nodes=tuple(hello.node for hello in self.hands.nodes),
+            ),
+            resume=resume,
+        )
+        await self._by_itself()
+        if "shared" in names:
+            await self._shared()
+        if "network" in names:
+            await paired.run(self)
+        if "nccl" in names:
+            await collectives.run(self)
+        nodes = await self._judge()
+        if self.results.taken:
+            self.notes.append(f"{self.results.taken} steps were taken from the interrupted run")
+        return Run(
+            id=plan.id,
+            at=plan.at,
+            seconds=round(self.clock.monotonic() - begin, 2),
+            suites=names,
+            deep=self.asked.options.deep,
+            baseline=self.asked.baseline,
+            nodes=nodes,
+            notes=tuple(self.notes),
+            rounds=tuple(self.rounds),
+        )
+
+    async def _by_itself(self) -> None:
+        deep = self.asked.options.deep
+        first = self.hands.nodes[0].node
+
+        async def one(hello: Hello) -> None:
+            for suite in self.asked.suites:
+                if suite.once and hello.node != first:
+                    continue
+                for step in suite.steps:
+                    if step.deep_only and not deep:
+                        continue
+                    async with self._gate if step.name in BUSY else contextlib.nullcontext():
+                        result = await self.step(hello, step.name)
+                    self._found[hello.node].append(result)
+                    how = result.error or f"{worst(item.verdict for item in result.items)}, {result.seconds:.1f} s"
+                    self.progress(f"{hello.node}: {step.name}: {how}")
+
+        await self._all(one(hello) for hello in self.alive)
+
+    async def _shared(self) -> None:
+        if not self.asked.options.shared:
+            self.notes.append("shared: left out; name a folder that all nodes see with --shared DIR")
+            return
+        token = secrets.token_hex(8)
+        folder = f"{self.asked.options.shared.rstrip('/')}/.holdfast-shared-{token}"
+        won: dict[str, StepResult] = {}
+        for step in ("shared-make", "shared-count", "shared-read"):
+
+            async def one(hello: Hello, step: str = step) -> None:
+                result = await self.step(hello, step, key=token, shared=folder, token=token)
+                if step == "shared-make":
+                    won[hello.node] = result
+                self._found[hello.node].append(result)
+
+            await self._all(one(hello) for hello in self.alive)
+        winners = [node for node, result in won.items() if any(item.value == 1.0 for item in result.items)]
+        if won and not any(result.error for result in won.values()) and len(winners) != 1:
+            why = f"{len(winners)} of {len(won)} nodes created the same file exclusively"
+            for node in winners or won:
+                self.add(node, Item(name="shared.exclusive", verdict=Verdict.FAIL, why=why, advice="see shared.lock"))
+        await self._forget_shared(folder)
+        self.progress("shared: done")
+
+    async def _forget_shared(self, folder: str) -> None:
+        if self.alive:
+            await self.hands.ask(self.alive[0].node, "shared-forget", replace(self.asked.options, shared=folder))
+
+    @staticmethod
+    async def _all(work: Iterable[Awaitable[None]]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(_awaited(one))
+
+    # --- judgement ---
+
+    async def _judge(self) -> tuple[NodeResult, ...]:
+        nodes = [self._node(hello) for hello in self.hands.nodes]
+        apart = outliers.figures_apart([node for node in nodes if not node.lost], colocated=self.colocated)
+        if apart:
+            nodes = await self._again(nodes, apart)
+        for verdict, grave in ((Verdict.FAIL, True), (Verdict.WARN, False)):
+            facts = [one for one in outliers.facts_apart(nodes) if one.item.startswith(GRAVE) is grave]
+            nodes = [outliers.marked(node, facts, verdict) for node in nodes]
+        known = {node.node for node in nodes}
+        nodes += [
+            NodeResult(node=name, rank=len(nodes), lost=why)
+            for name, why in self.hands.lost.items()
+            if name not in known
+        ]
+        return tuple(nodes)
+
+    async def _again(self, nodes: list[NodeResult], apart: Sequence[outliers.Apart]) -> list[NodeResult]:
+        """Measure what stands apart a second time: a node is blamed for what stays."""
+        hellos = {hello.node: hello for hello in self.alive}
+        steps = {item.name: result.step for found in self._found.values() for result in found for item in result.items}
+        redo = {(one.node, steps[one.item]) for one in apart if one.item in steps and one.node in hellos}
+        for node, step in sorted(redo):
+            self.progress(f"{node}: {step}: once more, since it stands apart")
+        fresh = await asyncio.gather(*(self.step(hellos[node], step, key="again") for node, step in sorted(redo)))
+        for (node, _), result in zip(sorted(redo), fresh, strict=True):
+            self._found[node].append(result)
+        nodes = [self._node(hellos[node.node]) if node.node in hellos else node for node in nodes]
+        named = {(one.node, one.item) for one in apart}
+        still = [
+            one
+            for one in outliers.figures_apart([node for node in nodes if not node.lost], colocated=self.colocated)
+            if (one.node, one.item) in named
+        ]
+        return [outliers.marked(node, still, Verdict.FAIL) for node in nodes]
+
+    def _node(self, hello: Hello) -> NodeResult:
+        """A node's items: of a step that was run twice the second ones."""
+        by_name: dict[str, Item] = {}
+        last: dict[str, StepResult] = {}
+        for result in self._found[hello.node]:
+            last[result.step] = result
+            by_name |= {item.name: item for item in result.items}
+        items = [*by_name.values(), *(self._failed(result) for result in last.values() if result.error)]
+        kind = Kind(hello.gpu, hello.instance, hello.cpu)
+        items = [*judged(items, self._baselines(kind)), *self._extra[hello.node]]
+        return NodeResult(
+            node=hello.node,
+            rank=hello.rank,
+            items=tuple(items),
+            steps=tuple(self._found[hello.node]),
+            lost=self.hands.lost.get(hello.node, ""),
+        )
+
+    def _failed(self, result: StepResult) -> Item:
+        """A step that did not end well is a failure of its own."""
+        advice = self._advise(result.error)
+        if result.hung:
+            advice = (
+                advice or "look for processes in state D, a mount or a driver that does not answer: `holdfast check`"
+            )
+        return Item(
+            name=f"{result.step}.ended",
+            verdict=Verdict.FAIL,
+            why=result.error,
+            advice=advice or "run it by hand to see more",
+        )
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work

@@ -1,0 +1,224 @@
+"""The paired tests of a fleet: rounds of two nodes each, and which one is at fault. Called by `examination`.
+
+All pairs of a round run at once on machines of their own, and a few at a time where nodes share one. Time: that of
+the tests, each within its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from holdfast.validate.pairing import Blame, Outcome, Pairing, reasons_of, stories
+from holdfast.validate.results import Item, StepResult, Verdict, number
+from holdfast.validate.wire import Hello
+
+if TYPE_CHECKING:
+    from holdfast.validate.examination import Examination
+
+LIMITS: Mapping[str, tuple[str, float, str]] = {
+    "network.loss": ("lower", 0.01, "{:.1%} of the datagrams were lost"),
+    "network.retransmitted": ("lower", 0.01, "{:.1%} of the TCP segments were sent again"),
+    "network.whole_mtu": ("higher", 0.5, "full-size datagrams vanish"),
+    "network.sums": ("higher", 0.5, "the two computed different sums"),
+    "network.clock_offset": ("lower", 0.5, "the clocks are {:.1f} s apart"),
+}
+"""On a good wire all but the clock are zero or one exactly; 1 % leaves room for a queue that overflowed once."""
+ADVICE = {
+    "network.loss": "check cable, transceiver, port and switch counters (`holdfast check nic infiniband efa`)",
+    "network.retransmitted": "check cable, transceiver, port and switch counters (`holdfast check nic infiniband efa`)",
+    "network.whole_mtu": "set one MTU on all nodes and switch ports, or let ICMP 'fragmentation needed' through",
+    "network.sums": "keep work away: silent corruption; run `holdfast check cpu-stress edac`, then have it replaced",
+    "network.clock_offset": "see that chrony or ntpd runs and has a source: `chronyc tracking`",
+    "network.bandwidth": "check the negotiated speed (`ethtool`), the PCIe link and other traffic",
+    "network.latency": "check power saving, interrupt coalescing and other load",
+}
+SLOW_SHARE = 0.5
+"""Less of the median bandwidth is slow; so is a latency of more than the inverse, and LATENCY_US, above its median."""
+LATENCY_US = 100.0
+AT_ONCE_COLOCATED = 2
+PORT_S = 60.0
+SHOWN = ("network.latency", "network.bandwidth", "network.loss", "network.retransmitted", "network.clock_offset")
+
+
+async def run(examination: Examination) -> None:
+    """All rounds; the nodes get what was found."""
+    hellos = {hello.node: hello for hello in examination.alive}
+    if len(hellos) < 2:
+        await _with_itself(examination)
+        return
+    pairing = Pairing(tuple(hellos), turn=examination.asked.turn)
+    best: dict[str, dict[str, float]] = {node: {} for node in hellos}
+    while wanted := pairing.next_round():
+        number_of_round = len(pairing.rounds) + 1
+        gate = asyncio.Semaphore(AT_ONCE_COLOCATED if examination.colocated else len(wanted))
+        tests = [_gated(gate, examination, hellos[a], hellos[b], number_of_round) for a, b in wanted]
+        found = await asyncio.gather(*tests)
+        outcomes = [
+            outcome
+            for pair, result in zip(wanted, found, strict=True)
+            if (outcome := _outcome(examination, pair, result, found)) is not None
+        ]
+        for pair, result in zip(wanted, found, strict=True):
+            for node in pair:
+                _better(best[node], result)
+        lost_before = set(pairing.nodes) & set(examination.hands.lost)
+        pairing.take(outcomes)
+        if lost_before:
+            pairing.nodes = tuple(node for node in pairing.nodes if node not in lost_before)
+        examination.progress(f"network: {stories(pairing.rounds)[-1]}")
+    examination.rounds += stories(pairing.rounds)
+    _tell(examination, pairing, best)
+
+
+async def _gated(gate: asyncio.Semaphore, examination: Examination, a: Hello, b: Hello, turn: int) -> StepResult:
+    async with gate:
+        return await pair_test(examination, a, b, key=f"{b.node} {turn}")
+
+
+async def pair_test(examination: Examination, asking: Hello, answering: Hello, *, key: str) -> StepResult:
+    """One pair. What the answering end cannot do (it hung, it was lost) is the result's error."""
+    known = examination.results.get(f"{asking.node} pair {key}")
+    if known is not None:
+        return known
+    token = secrets.token_hex(8)
+    ports: asyncio.Queue[int] = asyncio.Queue()
+    listening = examination.options(
+        answering, token=token, listen=answering.address if len(examination.alive) > 1 else ""
+    )
+    serving = asyncio.create_task(
+        examination.hands.ask(
+            answering.node, "pair", listening, lambda told: ports.put_nowait(int(float(told.get("port", 0))))
+        )
+    )
+    waiting = asyncio.create_task(ports.get())
+    try:
+        await asyncio.wait({serving, waiting}, timeout=PORT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            said = serving.result().error if serving.done() else f"it did not listen within {PORT_S:g} s"
+            return StepResult(step="pair", error=f"{answering.node}: {said}")
+        options = examination.options(asking, token=token, peer=answering.address, port=waiting.result())
+        result = await examination.hands.ask(asking.node, "pair", options)
+        served = await serving
+        if served.error and not result.error:
+            result = StepResult(step="pair", error=f"{answering.node}: {served.error}")
+    finally:
+        for task in (serving, waiting):
+            task.cancel()
+        await asyncio.gather(serving, waiting, return_exceptions=True)
+    examination.results.put(f"{asking.node} pair {key}", result)
+    return result
+
+
+async def _with_itself(examination: Examination) -> None:
+    hello = examination.hands.nodes[0]
+    if hello.node in examination.hands.lost:
+        return
+    alone = Hello(node=hello.node, rank=hello.rank, boot=hello.boot, address="127.0.0.1")
+    result = await pair_test(examination, alone, alone, key="itself")
+    why = result.error or "; ".join(reasons_of(_values(result), LIMITS))
+    verdict = Verdict.FAIL if why else Verdict.PASS
+    examination.add(
+        hello.node, *result.items, Item(name="network.loopback", text="a pair with itself", verdict=verdict, why=why)
+    )
+
+
+def _values(result: StepResult) -> dict[str, float]:
+    return {item.name: item.value for item in result.items if item.value is not None}
+
+
+def _outcome(
+    examination: Examination, pair: tuple[str, ...], result: StepResult, round_results: Sequence[StepResult]
+) -> Outcome | None:
+    """The pair's outcome; None when one of the two was lost: that says nothing of the other."""
+    if any(node in examination.hands.lost for node in pair):
+        return None
+    if result.error:
+        return Outcome(pair, (f"no result: {result.error}",))
+    values = _values(result)
+    reasons = list(reasons_of(values, LIMITS))
+    if not examination.colocated:
+        reasons += _slow(values, [_values(one) for one in round_results if not one.error])
+    return Outcome(pair, tuple(reasons))
+
+
+def _slow(mine: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> list[str]:
+    """Much slower than the median of the round's pairs. Three pairs at least make a median."""
+    found = []
+    if len(others) < 3:
+        return []
+    rate, usual = mine.get("network.bandwidth", 0.0), median(one.get("network.bandwidth", 0.0) for one in others)
+    if rate < SLOW_SHARE * usual:
+        found.append(f"{number(rate)} MB/s, the median is {number(usual)}")
+    trip, median_trip = mine.get("network.latency", 0.0), median(one.get("network.latency", 0.0) for one in others)
+    if trip > median_trip / SLOW_SHARE and trip > median_trip + LATENCY_US:
+        found.append(f"a round trip takes {number(trip)} us, the median is {number(median_trip)}")
+    return found
+
+
+def _better(best: dict[str, float], result: StepResult) -> None:
+    """A node's figure is the best that it reached with anybody: the other end may be the slow one."""
+    for item in result.items:
+        if item.value is None or item.name not in SHOWN:
+            continue
+        known = best.get(item.name)
+        pick = max if item.better == "higher" else min
+        best[item.name] = item.value if known is None else pick(known, item.value)
+
+
+UNITS = {
+    "network.latency": ("us round trip", "lower"),
+    "network.bandwidth": ("MB/s, the slower way", "higher"),
+    "network.loss": ("of datagrams", "lower"),
+    "network.retransmitted": ("of TCP segments", "lower"),
+    "network.clock_offset": ("s apart, at least", "lower"),
+}
+
+
+def _tell(examination: Examination, pairing: Pairing, best: Mapping[str, Mapping[str, float]]) -> None:
+    for node, values in best.items():
+        for name, value in values.items():
+            unit, better = UNITS[name]
+            examination.add(node, Item(name=name, value=value, unit=unit, better=better))
+    for blame in pairing.blamed():
+        examination.add(blame.node, _blamed(blame))
+    for node in pairing.undecided():
+        if node in examination.hands.lost:
+            continue
+        reasons = [reason for test in pairing.outcomes if node in test.group for reason in test.reasons]
+        partners = sorted({one for test in pairing.outcomes if node in test.group for one in test.group} - {node})
+        examination.add(
+            node,
+            Item(
+                name="network.pairs",
+                verdict=Verdict.WARN,
+                why=f"with {', '.join(partners)}: {'; '.join(dict.fromkeys(reasons))}; "
+                "no third node tells which one it is",
+                advice="run it with more nodes",
+            ),
+        )
+
+
+def _blamed(blame: Blame) -> Item:
+    rule = next(
+        (name for name, (_, _, text) in LIMITS.items() if any(_same(text, reason) for reason in blame.reasons)),
+        "network.bandwidth",
+    )
+    only_clock = all(_same(LIMITS["network.clock_offset"][2], reason) for reason in blame.reasons)
+    return Item(
+        name="network.pairs",
+        verdict=Verdict.WARN if only_clock else Verdict.FAIL,
+        why=f"with {' and with '.join(blame.partners)}: {'; '.join(blame.reasons)}",
+        advice=ADVICE[rule],
+        source="paired tests",
+    )
+
+
+def _same(text: str, reason: str) -> bool:
+    """Was this reason made from this text?"""
+    head, _, tail = text.partition("{")
+    rest = tail.partition("}")[2]
+    return reason.startswith(head) and reason.endswith(rest) if tail else reason == text

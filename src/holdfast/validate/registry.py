@@ -1,0 +1,183 @@
+"""Every suite and its steps, by name: what the command, the fleet, the agent and the docs read.
+
+A step is a function `(Options) -> list[Item]`, named by `module:function` so that a light one never imports what a
+heavy one needs. No time passes here.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from holdfast.errors import UsageError
+from holdfast.model.toml_lines import did_you_mean
+
+
+class Options(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a step is told."""
+
+    deep: bool = False
+    storage: str = ""
+    """Folder that the storage suite writes to; empty: the machine's folder for temporary files."""
+    shared: str = ""
+    """Folder that all nodes see."""
+    device: str = ""
+    """torch device of the `gpu` suite; empty: `cuda` where there is one."""
+    seconds: float = 0.4
+    """About how long a measurement may take."""
+    node: str = ""
+    rank: int = 0
+    world: int = 1
+    peer: str = ""
+    """Address of the partner of a paired test; empty: this one listens."""
+    port: int = 0
+    listen: str = ""
+    """Address to listen on; empty: all."""
+    token: str = ""
+    """What both ends of a paired test must say."""
+    nccl_tests: str = ""
+    """Folder of nccl-tests' programs; empty: they are looked for on the PATH."""
+    rendezvous_s: float = 0.0
+    """torchrun's rendezvous time-out that jobs use; 0: its own default."""
+    replacement_s: float = 1800.0
+    """How long the replacement of a node takes here."""
+    peers: tuple[str, ...] = ()
+    """Names of all nodes, by rank."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One process of a suite."""
+
+    name: str
+    call: str
+    """`module:function` below `holdfast.validate`."""
+    limit_s: float
+    deep_limit_s: float = 0.0
+    """Limit of a deep run, when it is another."""
+    deep_only: bool = False
+
+    def limit(self, *, deep: bool) -> float:
+        """Seconds until it is killed."""
+        return self.deep_limit_s if deep and self.deep_limit_s else self.limit_s
+
+
+class Suite(Struct, frozen=True, kw_only=True):
+    """What belongs together."""
+
+    name: str
+    about: str
+    needs: str
+    steps: tuple[Step, ...] = ()
+    """Run on each node by itself."""
+    quick: bool = True
+    """Part of a run that names no suites."""
+    once: bool = False
+    """Asked of one node only: it is about the whole cluster."""
+
+
+def _suite(name: str, about: str, needs: str, *steps: Step, quick: bool = True, once: bool = False) -> Suite:
+    return Suite(name=name, about=about, needs=needs, steps=steps, quick=quick, once=once)
+
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        _suite(
+            "software",
+            "versions, driver, limits, container, environment variables that hurt",
+            "nothing",
+            Step(name="software", call="software:look", limit_s=60.0),
+        ),
+        _suite(
+            "cpu",
+            "speed, processor time that is held back, right results, memory bandwidth; deep: stress",
+            "nothing; deep: stress-ng",
+            Step(name="cpu", call="cpu:measure", limit_s=90.0),
+            Step(name="cpu-stress", call="tool_steps:stress", limit_s=90.0, deep_only=True),
+        ),
+        _suite(
+            "storage",
+            "write, fsync, read back, metadata, the pattern of a checkpoint of many ranks",
+            "a folder (--storage)",
+            Step(name="storage", call="storage:measure", limit_s=120.0, deep_limit_s=600.0),
+        ),
+        _suite(
+            "network",
+            "between pairs of nodes: latency, bandwidth, loss, retransmissions, MTU, clock offset, sums",
+            "two nodes; alone: the loopback",
+            Step(name="interfaces", call="interfaces:look", limit_s=60.0),
+        ),
+        _suite(
+            "shared",
+            "a folder seen from all nodes: exclusive creation, locks, what one wrote the others read",
+            "--shared DIR",
+        ),
+        _suite(
+            "pytorch",
+            "versions, build, devices, back ends, one all-reduce of each, threads; deep: torch.compile",
+            "PyTorch",
+            Step(name="pytorch", call="pytorch_torch:look", limit_s=180.0, deep_limit_s=600.0),
+            quick=False,
+        ),
+        _suite(
+            "gpu",
+            "matrix product by type, memory and host bandwidth, the same bits twice and on every node",
+            "PyTorch with CUDA or ROCm",
+            Step(name="gpu", call="gpu_torch:measure", limit_s=300.0, deep_limit_s=900.0),
+            quick=False,
+        ),
+        _suite(
+            "nccl",
+            "collectives: nccl-tests where they are built, else a sweep of torch.distributed over all nodes",
+            "nccl-tests or PyTorch",
+            Step(name="nccl-tests", call="tool_steps:nccl_tests", limit_s=600.0, deep_limit_s=1800.0),
+            quick=False,
+        ),
+        _suite(
+            "efa",
+            "EFA and libfabric: fi_info, fi_pingpong",
+            "libfabric's programs",
+            Step(name="efa", call="tool_steps:efa", limit_s=120.0),
+            quick=False,
+        ),
+        _suite(
+            "ib",
+            "InfiniBand and RoCE: ports, ib_write_bw over the loopback of each port",
+            "an RDMA device, perftest",
+            Step(name="ib", call="tool_steps:infiniband", limit_s=180.0),
+            quick=False,
+        ),
+        _suite(
+            "scheduler",
+            "Slurm settings that would defeat recovery, with the line for slurm.conf",
+            "scontrol",
+            Step(name="scheduler", call="scheduler:look", limit_s=60.0),
+            quick=False,
+            once=True,
+        ),
+    )
+}
+STEPS: dict[str, Step] = {step.name: step for suite in SUITES.values() for step in suite.steps} | {
+    step.name: step
+    for step in (
+        Step(name="pair", call="pair:run", limit_s=150.0),
+        Step(name="shared-make", call="shared:make", limit_s=60.0),
+        Step(name="shared-count", call="shared:count", limit_s=90.0),
+        Step(name="shared-read", call="shared:read", limit_s=60.0),
+        Step(name="shared-forget", call="shared:forget", limit_s=60.0),
+        Step(name="sweep", call="sweep_torch:sweep", limit_s=240.0, deep_limit_s=600.0),
+    )
+}
+
+
+def chosen(names: tuple[str, ...]) -> tuple[Suite, ...]:
+    """Suites by name, in the registry's order; without names the quick ones; `all` for all.
+
+    Raises:
+        UsageError: there is no such suite; names the nearest.
+    """
+    for name in names:
+        if name != "all" and name not in SUITES:
+            raise UsageError(f'there is no suite "{name}"{did_you_mean(name, [*SUITES, "all"])}')
+    if not names:
+        return tuple(suite for suite in SUITES.values() if suite.quick)
+    return tuple(suite for suite in SUITES.values() if "all" in names or suite.name in names)

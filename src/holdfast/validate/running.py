@@ -1,0 +1,108 @@
+"""Runs a step in a process of its own, within its limit, and leaves nothing of it. Called by command, worker, agent.
+
+Time passes until the step ends, at most its limit and a grace; a process that hangs in the kernel is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from holdfast.validate.registry import STEPS, Options
+from holdfast.validate.results import StepResult
+from holdfast.validate.step import Told
+
+KILL_GRACE_S = 2.0
+LINE_MAX = 8 << 20
+TAIL = 4096
+
+
+def _nobody(_told: Mapping[str, float | str]) -> None:
+    """Who is told nothing."""
+
+
+async def run_step(
+    name: str,
+    options: Options,
+    *,
+    env: Mapping[str, str],
+    limit_s: float | None = None,
+    on_told: Callable[[Mapping[str, float | str]], None] = _nobody,
+) -> StepResult:
+    """Run one step to its end or its limit.
+
+    Args:
+        name: of the step.
+        options: what it is told.
+        env: its environment.
+        limit_s: when it is killed; default: its own limit.
+        on_told: called with what it says on the way, such as the port that it listens on.
+    """
+    limit = STEPS[name].limit(deep=options.deep) if limit_s is None else limit_s
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    argv = [sys.executable, "-m", "holdfast.validate.step", str(os.getpid()), name]
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        msgspec.json.encode(options).decode(),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=dict(env),
+        start_new_session=True,
+        limit=LINE_MAX,
+    )
+    end: Told | None = None
+    told: dict[str, float | str] = {}
+    tail = bytearray()
+    reading = asyncio.ensure_future(_keep_tail(process.stderr, tail))
+    hung = False
+    try:
+        async with asyncio.timeout(limit):
+            while process.stdout is not None and (line := await process.stdout.readline()):
+                said = msgspec.json.decode(line, type=Told)
+                if said.items is None and not said.error:
+                    told |= said.told
+                    on_told(said.told)
+                else:
+                    end = said
+    except TimeoutError:
+        hung = True
+    except (msgspec.MsgspecError, ValueError) as error:
+        end = Told(error=f"it said what is no result: {error}")
+    finally:
+        await _end(process)
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading
+    seconds = round(loop.time() - start, 3)
+    if end is not None and end.items is not None:
+        return StepResult(step=name, items=end.items, seconds=seconds, told=told)
+    why = end.error if end is not None else ""
+    if hung:
+        why = f"it did not end within {limit:g} s and was killed"
+    elif not why:
+        last = tail.decode(errors="replace").strip().splitlines()
+        why = f"it ended with {process.returncode}" + (f": {last[-1][:300]}" if last else "")
+    return StepResult(step=name, seconds=seconds, hung=hung, error=why, told=told)
+
+
+async def _keep_tail(stream: asyncio.StreamReader | None, tail: bytearray) -> None:
+    while stream is not None and (data := await stream.read(65_536)):
+        tail += data
+        del tail[:-TAIL]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill the whole group: also after a good end, what the step left behind."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(KILL_GRACE_S):
+            await process.wait()

@@ -1,0 +1,205 @@
+"""The `scheduler` suite: Slurm settings that would defeat recovery, with the line for slurm.conf. A step.
+
+`judge` is pure: what `scontrol show config` and `show partition` print comes in. The meanings are those of
+slurm.conf(5) and torchrun's documentation; what a value must be comes from what Holdfast does (docs/slurm.md). Time:
+scontrol's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from holdfast.validate import tool_runs
+from holdfast.validate.registry import Options
+from holdfast.validate.results import Item, Verdict
+
+LIMIT_S = 20.0
+TORCHRUN_JOIN_S = 600.0
+"""torchrun's default rendezvous join time-out (torch.distributed.elastic, `join_timeout`)."""
+NOWHERE = "Could not establish a configuration source"
+NEVER = 65_533
+"""Slurm's INFINITE and NO_VAL for 16 bits begin here."""
+
+
+def look(options: Options) -> list[Item]:
+    """The step."""
+    path = tool_runs.where("scontrol")
+    if not path:
+        return [Item(name="scheduler.slurm", verdict=Verdict.ABSENT, why="there is no scontrol here")]
+    config = tool_runs.run((path, "show", "config"), LIMIT_S)
+    if NOWHERE in config.err:
+        return [Item(name="scheduler.slurm", verdict=Verdict.ABSENT, why="this machine belongs to no Slurm cluster")]
+    if config.hung or config.code:
+        why = f"scontrol did not answer within {LIMIT_S:g} s" if config.hung else f"scontrol: {config.said}"
+        advice = "see that slurmctld runs and that this node reaches it"
+        return [Item(name="scheduler.slurm", verdict=Verdict.FAIL, why=why, advice=advice)]
+    partitions = tool_runs.run((path, "show", "partition", "-o"), LIMIT_S)
+    return judge(config.out, partitions.out, options.rendezvous_s, options.replacement_s)
+
+
+def told(raw: str) -> dict[str, str]:
+    """`Key = value` lines."""
+    found: dict[str, str] = {}
+    for line in raw.splitlines():
+        key, mark, value = line.partition("=")
+        if mark:
+            found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def judge(config: str, partitions: str, rendezvous_s: float = 0.0, replacement_s: float = 1800.0) -> list[Item]:
+    """What stands in recovery's way. An item each, also for what is well."""
+    known = told(config)
+    return [
+        Item(name="scheduler.slurm", text=known.get("SLURM_VERSION", "unknown version")),
+        _requeue(known),
+        _return_to_service(known),
+        _slurmd_timeout(known),
+        _kill_wait(known),
+        _unkillable(known),
+        _resume(known),
+        _prolog(known),
+        _health_check(known),
+        _reboot(known),
+        _history(known),
+        *_partitions(partitions),
+        _rendezvous(rendezvous_s, replacement_s),
+    ]
+
+
+def _seconds(known: Mapping[str, str], key: str) -> int | None:
+    found = re.match(r"\d+", known.get(key, ""))
+    return int(found.group()) if found else None
+
+
+def _bad(name: str, text: str, why: str, line: str, verdict: Verdict = Verdict.WARN) -> Item:
+    return Item(name=f"scheduler.{name}", text=text, verdict=verdict, why=why, advice=f"slurm.conf: {line}")
+
+
+def _good(name: str, text: str) -> Item:
+    return Item(name=f"scheduler.{name}", text=text)
+
+
+def _requeue(known: Mapping[str, str]) -> Item:
+    value = known.get("JobRequeue", "1")
+    if value == "0":
+        why = "a batch job is not requeued when its node fails, unless it was submitted with --requeue"
+        return _bad("JobRequeue", value, why, "JobRequeue=1", Verdict.FAIL)
+    return _good("JobRequeue", value)
+
+
+def _return_to_service(known: Mapping[str, str]) -> Item:
+    value = known.get("ReturnToService", "0")
+    if value == "2":
+        why = "a node that was marked down returns by itself as soon as it registers, repaired or not"
+        return _bad("ReturnToService", value, why, "ReturnToService=1")
+    if value == "0":
+        why = "a node that went down stays so for ever, also after a reboot that mended it"
+        return _bad("ReturnToService", value, why, "ReturnToService=1")
+    return _good("ReturnToService", value)
+
+
+def _slurmd_timeout(known: Mapping[str, str]) -> Item:
+    value = _seconds(known, "SlurmdTimeout")
+    if value == 0:
+        why = "Slurm never notices that a node has gone: its job hangs until somebody cancels it"
+        return _bad("SlurmdTimeout", "0 s", why, "SlurmdTimeout=120", Verdict.FAIL)
+    if value is not None and value > 600:
+        why = f"a lost node is noticed by Slurm after {value} s, when NCCL has given up (600 s) already"
+        return _bad("SlurmdTimeout", f"{value} s", why, "SlurmdTimeout=120")
+    return _good("SlurmdTimeout", f"{value} s")
+
+
+def _kill_wait(known: Mapping[str, str]) -> Item:
+    value = _seconds(known, "KillWait") or 30
+    if value > 120:
+        why = f"every stop of an attempt takes up to {value} s"
+        return _bad("KillWait", f"{value} s", why, "KillWait=30")
+    return _good("KillWait", f"{value} s")
+
+
+def _unkillable(known: Mapping[str, str]) -> Item:
+    value = _seconds(known, "UnkillableStepTimeout") or 60
+    message = _seconds(known, "MessageTimeout") or 10
+    if value < 5 * message:
+        why = f"below five times MessageTimeout ({message} s) slurmctld drains nodes that only end their job slowly"
+        return _bad("UnkillableStepTimeout", f"{value} s", why, f"UnkillableStepTimeout={max(180, 5 * message)}")
+    if value < 120 and not known.get("UnkillableStepProgram", "(null)").startswith("/"):
+        why = "a rank that writes a checkpoint or dumps core takes longer to end, and its node is drained for it"
+        return _bad("UnkillableStepTimeout", f"{value} s", why, "UnkillableStepTimeout=180")
+    return _good("UnkillableStepTimeout", f"{value} s")
+
+
+def _resume(known: Mapping[str, str]) -> Item:
+    value = _seconds(known, "ResumeTimeout") or 60
+    if known.get("RebootProgram", "(null)").startswith("/") and value < 300:
+        why = f"a node that is rebooted and not back within {value} s is marked down; servers with GPUs take minutes"
+        return _bad("ResumeTimeout", f"{value} s", why, "ResumeTimeout=900")
+    return _good("ResumeTimeout", f"{value} s")
+
+
+def _prolog(known: Mapping[str, str]) -> Item:
+    has = any(known.get(key, "(null)").startswith("/") or known.get(f"{key}[0]") for key in ("Prolog", "Epilog"))
+    value = _seconds(known, "PrologEpilogTimeout")
+    if has and (value is None or value >= NEVER):
+        why = "a Prolog or Epilog that hangs (a dead mount is enough) keeps its node from work for ever"
+        return _bad("PrologEpilogTimeout", known.get("PrologEpilogTimeout", "not set"), why, "PrologEpilogTimeout=300")
+    return _good("PrologEpilogTimeout", known.get("PrologEpilogTimeout", "no prolog"))
+
+
+def _health_check(known: Mapping[str, str]) -> Item:
+    program = known.get("HealthCheckProgram", "(null)")
+    interval = _seconds(known, "HealthCheckInterval") or 0
+    if program.startswith("/") and interval == 0:
+        why = f"{program} is named but never called"
+        return _bad("HealthCheckInterval", "0 s", why, "HealthCheckInterval=300")
+    return _good("HealthCheckProgram", "none" if program == "(null)" else f"{program} every {interval} s")
+
+
+def _reboot(known: Mapping[str, str]) -> Item:
+    program = known.get("RebootProgram", "(null)")
+    if program == "(null)":
+        why = "nodes cannot be rebooted through Slurm: that rung of the repair ladder is missing"
+        return _bad("RebootProgram", "none", why, "RebootProgram=/usr/sbin/reboot")
+    return _good("RebootProgram", program)
+
+
+def _history(known: Mapping[str, str]) -> Item:
+    value = _seconds(known, "MinJobAge")
+    if value is not None and 0 < value < 60:
+        why = f"slurmctld forgets an ended job after {value} s, before its end can be read without accounting"
+        return _bad("MinJobAge", f"{value} s", why, "MinJobAge=300")
+    return _good("MinJobAge", f"{value} s")
+
+
+def _partitions(raw: str) -> list[Item]:
+    found = []
+    for line in raw.splitlines():
+        facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        name = facts.get("PartitionName")
+        if not name:
+            continue
+        mode = facts.get("PreemptMode", "OFF")
+        if "CANCEL" in mode:
+            why = f"a job that is preempted in {name} is cancelled and does not come back"
+            found.append(_bad(f"partition.{name}", mode, why, f"PartitionName={name} ... PreemptMode=REQUEUE"))
+        elif facts.get("State", "UP") != "UP":
+            why = f"partition {name} is {facts['State']}: what is requeued there never starts"
+            found.append(
+                _bad(f"partition.{name}", facts["State"], why, f"scontrol update PartitionName={name} State=UP")
+            )
+        else:
+            found.append(_good(f"partition.{name}", f"up, MaxTime={facts.get('MaxTime', '?')}"))
+    return found
+
+
+def _rendezvous(rendezvous_s: float, replacement_s: float) -> Item:
+    """Torchrun must wait longer for its nodes than their replacement takes."""
+    waits = rendezvous_s or TORCHRUN_JOIN_S
+    text = f"{waits:g} s, a replacement takes {replacement_s:g} s"
+    if waits < replacement_s:
+        why = f"torchrun gives up after {waits:g} s, before a node is replaced ({replacement_s:g} s)"
+        advice = f"torchrun --rdzv-conf=join_timeout={int(replacement_s * 1.25)},timeout={int(replacement_s * 1.25)}"
+        return Item(name="scheduler.rendezvous", text=text, verdict=Verdict.WARN, why=why, advice=advice)
+    return Item(name="scheduler.rendezvous", text=text)

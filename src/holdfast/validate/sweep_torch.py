@@ -1,0 +1,120 @@
+"""A sweep of collectives by torch.distributed: all-reduce, all-gather, reduce-scatter over sizes. A step on each rank.
+
+Needs no build: gloo on processors, NCCL on GPUs. Sums are of small whole numbers, exact in every type, so every wrong
+element is seen. Bus bandwidths are counted as nccl-tests do (doc/PERFORMANCE.md there): all-reduce 2(n-1)/n, the others
+(n-1)/n of the bytes. Time: seconds; the group's own time-out is below the step's limit, so a dead peer is told.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from holdfast.validate.registry import Options
+from holdfast.validate.results import Item, Verdict
+from holdfast.validate.step import Tell
+
+GROUP_S = 150.0
+QUICK_SIZES, DEEP_SIZES = (1 << 16, 1 << 20, 1 << 23), (1 << 16, 1 << 20, 1 << 24, 1 << 27, 1 << 30)
+"""Bytes of the whole message."""
+WARM, REPEATS = 1, 3
+WIDTH = 4
+"""Bytes of a float32."""
+
+
+def sweep(options: Options, tell: Tell) -> list[Item]:
+    """The step."""
+    torch.set_num_threads(1)
+    limit = dt.timedelta(seconds=GROUP_S)
+    first = not options.peer
+    host = options.listen if first else options.peer
+    store = dist.TCPStore(host, options.port, options.world, is_master=first, timeout=limit, wait_for_workers=False)  # type: ignore[attr-defined]
+    if first:
+        tell({"port": float(store.port)})
+    device = torch.device("cuda", 0) if torch.cuda.is_available() and options.device != "cpu" else torch.device("cpu")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=options.rank, world_size=options.world, timeout=limit)
+    items = _measure(options, device, backend)
+    dist.barrier()  # rank 0 holds the store: it may not leave first
+    return items
+
+
+def _measure(options: Options, device: torch.device, backend: str) -> list[Item]:
+    items: list[Item] = []
+    wrong: dict[str, int] = {}
+    for name, run in (("all_reduce", _all_reduce), ("all_gather", _all_gather), ("reduce_scatter", _reduce_scatter)):
+        best = 0.0
+        for size in DEEP_SIZES if options.deep else QUICK_SIZES:
+            rate, differing = run(size // WIDTH // options.world * options.world, options, device)
+            best = max(best, rate)
+            wrong[name] = wrong.get(name, 0) + differing
+        unit = f"GB/s bus bandwidth, {backend}, {options.world} ranks"
+        items.append(Item(name=f"nccl.sweep.{name}", value=best, unit=unit, better="higher"))
+    bad = {name: count for name, count in wrong.items() if count}
+    if bad:
+        why = "wrong sums: " + ", ".join(f"{count} elements of {name}" for name, count in bad.items())
+        items.append(
+            Item(name="nccl.sweep.wrong", verdict=Verdict.FAIL, why=why, advice="test it in pairs: more nodes")
+        )
+    return items
+
+
+def _timed(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the fastest of several calls."""
+    took = []
+    for _ in range(WARM + REPEATS):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - start)
+    return min(took[WARM:])
+
+
+def _mine(count: int, rank: int, device: torch.device) -> torch.Tensor:
+    """Whole numbers that differ by place and rank: their sums are exact in float32."""
+    return (torch.arange(count, device=device, dtype=torch.float32) % 509) + rank
+
+
+def _differences(found: torch.Tensor, expected: torch.Tensor) -> int:
+    return int((found != expected).sum().item())
+
+
+def _all_reduce(count: int, options: Options, device: torch.device) -> tuple[float, int]:
+    world = options.world
+    data = _mine(count, options.rank, device)
+    dist.all_reduce(data)
+    expected = (torch.arange(count, device=device, dtype=torch.float32) % 509) * world + world * (world - 1) / 2
+    wrong = _differences(data, expected)
+    took = _timed(lambda: dist.all_reduce(data), device)
+    return count * WIDTH * 2 * (world - 1) / world / took / 1e9, wrong
+
+
+def _all_gather(count: int, options: Options, device: torch.device) -> tuple[float, int]:
+    world, part = options.world, count // options.world
+    mine = _mine(part, options.rank, device)
+    parts = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(parts, mine)
+    wrong = sum(_differences(found, _mine(part, rank, device)) for rank, found in enumerate(parts))
+    took = _timed(lambda: dist.all_gather(parts, mine), device)
+    return count * WIDTH * (world - 1) / world / took / 1e9, wrong
+
+
+def _reduce_scatter(count: int, options: Options, device: torch.device) -> tuple[float, int]:
+    world, part = options.world, count // options.world
+    whole = _mine(count, options.rank, device)
+    mine = torch.empty(part, device=device)
+    dist.reduce_scatter(mine, list(torch.split(whole, part)))
+    summed = (torch.arange(count, device=device, dtype=torch.float32) % 509) * world + world * (world - 1) / 2
+    wrong = _differences(mine, summed[options.rank * part : (options.rank + 1) * part])
+    took = _timed(lambda: dist.reduce_scatter(mine, list(torch.split(whole, part))), device)
+    return count * WIDTH * (world - 1) / world / took / 1e9, wrong
+
+
+sweep.tells = True  # type: ignore[attr-defined]

@@ -1,0 +1,103 @@
+"""A node of a fleet run: connects to the leader, runs the steps that it asks for, and ends with it.
+
+Called by the command on every node. When the line to the leader ends, whatever runs is killed: nothing outlives a run.
+Time: a beat every BEAT_S; the leader tells a dead worker by its silence or its closed line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+from holdfast.errors import LinkError
+from holdfast.validate.registry import STEPS
+from holdfast.validate.results import StepResult
+from holdfast.validate.running import run_step
+from holdfast.validate.wire import LINE_MAX, Answer, Ask, Hello, hear, introduce, say
+
+BEAT_S = 2.0
+
+
+class Worker:
+    """See the module.
+
+    Args:
+        hello: who this is.
+        env: environment of the steps.
+    """
+
+    def __init__(self, hello: Hello, env: Mapping[str, str]) -> None:
+        self.hello = hello
+        self.admitted = False
+        """The leader has taken it in: when the line ends now, the run is over."""
+        self._env = env
+        self._steps: set[asyncio.Task[None]] = set()
+        self._sending = asyncio.Lock()
+
+    async def run(self, host: str, port: int, secret: str) -> None:
+        """Serve one leader to its end. Raises LinkError when it breaks off."""
+        try:
+            reader, writer = await asyncio.open_connection(host, port, limit=LINE_MAX)
+        except OSError as error:
+            raise LinkError(f"no leader answers at {host}:{port}: {error.strerror or error}") from error
+        beating: asyncio.Task[None] | None = None
+        try:
+            local = writer.get_extra_info("sockname")[0]
+            await introduce(reader, writer, secret, _with_address(self.hello, local))
+            self.admitted = True
+            beating = asyncio.create_task(self._beat(writer))
+            while not (asked := await hear(reader, Ask)).leave:
+                task = asyncio.create_task(self._serve(writer, asked))
+                self._steps.add(task)
+                task.add_done_callback(self._steps.discard)
+        finally:
+            for task in (*self._steps, *([] if beating is None else [beating])):
+                task.cancel()
+            await asyncio.gather(*self._steps, *([] if beating is None else [beating]), return_exceptions=True)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _serve(self, writer: asyncio.StreamWriter, asked: Ask) -> None:
+        if asked.step not in STEPS:
+            result = StepResult(step=asked.step, error="this version of Holdfast has no such step")
+        else:
+            told: asyncio.Queue[Mapping[str, float | str]] = asyncio.Queue()
+            telling = asyncio.create_task(self._tell(writer, asked.number, told))
+            try:
+                result = await run_step(
+                    asked.step, asked.options, env=self._env, limit_s=asked.limit_s, on_told=told.put_nowait
+                )
+            finally:
+                telling.cancel()
+        await self._say(writer, Answer(number=asked.number, result=result))
+
+    async def _tell(
+        self, writer: asyncio.StreamWriter, number: int, told: asyncio.Queue[Mapping[str, float | str]]
+    ) -> None:
+        while True:
+            await self._say(writer, Answer(number=number, told=dict(await told.get())))
+
+    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            with contextlib.suppress(OSError):
+                await self._say(writer, Answer())
+
+    async def _say(self, writer: asyncio.StreamWriter, answer: Answer) -> None:
+        async with self._sending:
+            await say(writer, answer)
+
+
+def _with_address(hello: Hello, local: str) -> Hello:
+    """The address by which others reach it: what it was told, else that of its line to the leader."""
+    return Hello(
+        node=hello.node,
+        rank=hello.rank,
+        boot=hello.boot,
+        address=hello.address or local,
+        gpu=hello.gpu,
+        cpu=hello.cpu,
+        instance=hello.instance,
+    )

@@ -1,0 +1,265 @@
+"""Nodes on a real API server: whose word holds, what a drain respects, how repairs show, what `describe` would show."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.adapters.kubernetes.node_orders import Repairers
+from holdfast.adapters.kubernetes.notices import EventNotifier
+from holdfast.adapters.kubernetes.objects import DRAIN_REASON
+from holdfast.errors import PermanentOrderError, TemporaryOrderError
+from holdfast.lab.kube_lab import KubeLab
+from holdfast.model import orders as o
+from holdfast.model.cluster import SchedulerState
+from holdfast.model.evidence import Remedy, Severity
+from kube_fixture import admin
+from kube_world import KubeWorld, template
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+HEALTH = "holdfast.dev/node-health-status"
+PODS = "/api/v1/namespaces/default/pods"
+BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
+DAEMON_SETS = "/apis/apps/v1/namespaces/default/daemonsets"
+
+
+async def shown(lab: KubeLab, node: str) -> tuple[str | None, bool, list[str]]:
+    """Health label, cordon, and keys of our taints, as the API server has them."""
+    async with admin(lab) as api:
+        found = await api.get(f"/api/v1/nodes/{node}")
+    taints = [taint["key"] for taint in found["spec"].get("taints") or [] if taint["key"].startswith("holdfast.dev/")]
+    return found["metadata"]["labels"].get(HEALTH), bool(found["spec"].get("unschedulable")), taints
+
+
+def quarantine(repair: Remedy) -> o.QuarantineNode:
+    return o.QuarantineNode(id="q", cause=1, node="node01", why="Xid 74: NVLink", repair=repair)
+
+
+@pytest.mark.parametrize(
+    ("repair", "label"),
+    [
+        (Remedy.REPLACE, "UnschedulablePendingReplacement"),
+        (Remedy.REBOOT, "UnschedulablePendingReboot"),
+        (Remedy.NONE, "Unschedulable"),
+    ],
+)
+def test_the_mark_says_which_repair_is_to_come_and_goes_with_it(
+    kube_lab: KubeLab, tmp_path: Path, repair: Remedy, label: str
+) -> None:
+    """Label, cordon and taint come together and are not taken for a person's order; a return leaves `Schedulable`."""
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path)
+        try:
+            await world.orchestrator.execute(quarantine(repair))
+            assert await shown(kube_lab, "node01") == (label, True, [HEALTH])
+            assert (await world.until_node("node01", lambda node: node.drained)).asked == ""
+            await world.orchestrator.execute(o.ReturnNode(id="r", cause=2, node="node01"))
+            assert await shown(kube_lab, "node01") == ("Schedulable", False, [])
+        finally:
+            await world.orchestrator.close()
+
+    asyncio.run(body())
+
+
+def test_a_label_that_a_person_writes_is_an_order(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """Also over a mark of ours that says otherwise."""
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path)
+        try:
+            await world.orchestrator.execute(quarantine(Remedy.REBOOT))
+            async with admin(kube_lab) as api:
+                body = {"metadata": {"labels": {HEALTH: "UnschedulablePendingReplacement"}}}
+                await api.patch("/api/v1/nodes/node01", body)
+            assert (await world.until_node("node01", lambda node: node.asked)).asked == "replace"
+        finally:
+            await world.orchestrator.close()
+
+    asyncio.run(body())
+
+
+def test_a_persons_uncordon_ends_our_quarantine_and_our_taint_with_it(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """`kubectl uncordon` lifts the cordon alone: the taint that would keep work off is ours to take away."""
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path)
+        try:
+            await world.orchestrator.execute(quarantine(Remedy.REPLACE))
+            async with admin(kube_lab) as api:
+                await api.patch("/api/v1/nodes/node01", {"spec": {"unschedulable": None}})
+            await world.until_node("node01", lambda node: not node.drained)
+            async with asyncio.timeout(300):
+                while await shown(kube_lab, "node01") != ("Schedulable", False, []):
+                    await world.orchestrator.observe()
+                    await asyncio.sleep(0.05)
+        finally:
+            await world.orchestrator.close()
+
+    asyncio.run(body())
+
+
+def service_pod(name: str) -> dict[str, Any]:
+    """A pod that is nobody's training, on node01."""
+    pod = template(["sleep", "1000"], grace_s=1)
+    del pod["spec"]["containers"][0]["resources"]
+    pod["spec"]["nodeName"] = "node01"
+    return {"metadata": {"name": name, "labels": {"app": name}}, **pod}
+
+
+def test_a_repair_waits_for_what_a_budget_protects_and_leaves_daemons_alone(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """Pods leave by the eviction API; one that a budget keeps delays the repair; a DaemonSet's pod stays."""
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path)
+        async with admin(kube_lab) as api:
+            try:
+                await _prepare(api)
+                await world.orchestrator.execute(quarantine(Remedy.REBOOT))
+                node = await world.until_node("node01", lambda view: view.drained)
+                order = o.RebootNode(id="b", cause=3, node="node01", boot_id=node.boot_id, why="Xid 73")
+                task = asyncio.create_task(world.orchestrator.execute(order))
+                await _until_gone(api, "free")
+                assert not task.done()
+                names = {pod["metadata"]["name"] for pod in (await api.list_all(PODS))[0]}
+                assert "kept" in names
+                assert any(name.startswith("everywhere") for name in names)
+                await api.delete(f"{BUDGETS}/kept")
+                assert await task == "rebooted"
+                label, cordoned, _ = await shown(kube_lab, "node01")
+                assert (label, cordoned) == ("Unschedulable", True)
+            finally:
+                for path in (BUDGETS, DAEMON_SETS):
+                    await api.call("DELETE", path, body={"kind": "DeleteOptions", "propagationPolicy": "Background"})
+                await world.orchestrator.close()
+
+    asyncio.run(body())
+
+
+async def _prepare(api: Any) -> None:
+    for name in ("free", "kept"):
+        await api.create(PODS, service_pod(name))
+    rule = {"minAvailable": 1, "selector": {"matchLabels": {"app": "kept"}}}
+    await api.create(BUDGETS, {"metadata": {"name": "kept"}, "spec": rule})
+    labels = {"app": "everywhere"}
+    pod = template(["sleep", "1000"], policy="Always", grace_s=1)
+    del pod["spec"]["containers"][0]["resources"]
+    everywhere = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, **pod}}
+    await api.create(DAEMON_SETS, {"metadata": {"name": "everywhere"}, "spec": everywhere})
+    async with asyncio.timeout(300):
+        while True:
+            pods = (await api.list_all(PODS))[0]
+            there = [p for p in pods if p["spec"].get("nodeName") == "node01" and p["status"]["phase"] == "Running"]
+            budget = await api.get(f"{BUDGETS}/kept")
+            if len(there) == 3 and (budget.get("status") or {}).get("currentHealthy") == 1:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def _until_gone(api: Any, name: str) -> None:
+    async with asyncio.timeout(300):
+        while True:
+            if name not in {pod["metadata"]["name"] for pod in (await api.list_all(PODS))[0]}:
+                return
+            await asyncio.sleep(0.05)
+
+
+def test_a_node_without_a_machine_and_a_program_cannot_be_replaced(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """It says what is missing; a node that is not there any more is not asked about."""
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path, repairers=Repairers(limit_s=5.0))
+        try:
+            await world.orchestrator.observe()
+            with pytest.raises(PermanentOrderError, match=r"no cluster\.x-k8s\.io/machine"):
+                await world.orchestrator.execute(o.ReplaceNode(id="p", cause=1, node="node01", why="x"))
+            assert not world.orchestrator.can(o.RebootNode(id="b", cause=1, node="node01"))
+        finally:
+            await world.orchestrator.close()
+
+    asyncio.run(body())
+
+
+def test_an_outside_repairer_is_waited_for_with_a_limit(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """Only marked: somebody else swaps the machine, and the order is done when another one answers."""
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path, repairers=Repairers(by_label=True, limit_s=300.0))
+        hasty = KubeWorld(kube_lab, tmp_path, repairers=Repairers(by_label=True, limit_s=0.5))
+        try:
+            await world.orchestrator.execute(quarantine(Remedy.NONE))
+            before = await world.until_node("node01", lambda view: view.drained)
+            order = o.ReplaceNode(id="p", cause=1, node="node01", instance_id=before.instance_id, why="Xid 74")
+            with pytest.raises(TemporaryOrderError, match="not within"):
+                await hasty.orchestrator.execute(order)
+            task = asyncio.create_task(world.orchestrator.execute(order))
+            async with asyncio.timeout(300):
+                while (await shown(kube_lab, "node01"))[0] != "UnschedulablePendingReplacement":
+                    await asyncio.sleep(0.05)
+            await kube_lab.nodes.execute(o.ReplaceNode(id="outside", cause=1, node="node01"))
+            assert await task == "another machine"
+            after = await world.until_node("node01", lambda view: view.drained)
+            assert after.instance_id != before.instance_id
+            assert after.drain_reason == "[holdfast] Xid 74: NVLink"
+        finally:
+            await world.orchestrator.close()
+            await hasty.orchestrator.close()
+
+    asyncio.run(body())
+
+
+def test_notices_are_events_of_the_job_and_the_node_and_the_same_one_counts_up(
+    kube_lab: KubeLab, tmp_path: Path
+) -> None:
+    """What `kubectl describe` finds: by involved object, with a reason and a count."""
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path)
+        try:
+            key = await world.submit()
+            await world.until_job(key, lambda job: job.state is SchedulerState.RUNNING)
+            notice = o.Notify(
+                id="n", cause=1, topic="i1", severity=Severity.WARNING, title="it restarts", text="Xid 74", job=key
+            )
+            notifier = EventNotifier(world.orchestrator)
+            for _ in range(2):
+                await notifier.send(notice)
+            await notifier.send(o.Notify(id="m", cause=1, topic="i1", title="node01 is back", node="node01"))
+            async with admin(kube_lab) as api:
+                events = (await api.list_all("/api/v1/namespaces/default/events"))[0]
+            ours = {e["reason"]: e for e in events if e.get("reportingComponent") == "holdfast"}
+            assert ours["ItRestarts"]["count"] == 2
+            assert ours["ItRestarts"]["involvedObject"]["kind"] == "PyTorchJob"
+            assert (ours["ItRestarts"]["type"], ours["ItRestarts"]["message"]) == ("Warning", "it restarts: Xid 74")
+            assert ours["Node01IsBack"]["involvedObject"] == {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "name": "node01",
+                "uid": "node01",
+            }
+        finally:
+            await world.orchestrator.close()
+
+    asyncio.run(body())
+
+
+def test_an_admins_reason_is_shown_as_it_stands(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """The annotation is a place for people's reasons, too."""
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path)
+        try:
+            await world.drain_as_admin("node01", "memory swap")
+            async with admin(kube_lab) as api:
+                node = await api.get("/api/v1/nodes/node01")
+            assert node["metadata"]["annotations"][DRAIN_REASON] == "memory swap"
+            assert await world.orchestrator.execute(quarantine(Remedy.REBOOT)) == (
+                "cordoned already by somebody else (memory swap)"
+            )
+        finally:
+            await world.orchestrator.close()
+
+    asyncio.run(body())

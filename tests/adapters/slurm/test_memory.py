@@ -1,0 +1,82 @@
+"""What the adapter remembers: generations, refused starts, whose exclusions are whose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.adapters.slurm.memory import FILE, Memory
+from holdfast.adapters.slurm.output import SlurmJob
+from holdfast.adapters.slurm.starts import was_refused
+
+FIRST = SlurmJob(id="12", user="mei", name="train", command="/home/mei/train.sh", states=frozenset({"RUNNING"}))
+
+
+def test_a_generation_goes_on_while_the_restart_count_grows() -> None:
+    """A requeue resets the submit time and keeps the id: it is the same job."""
+    memory = Memory()
+    for count in (0, 0, 1, 2):
+        seen = memory.seen(replace(FIRST, restart_count=count, submitted_at=1000.0 * count))
+        assert seen.generation == 1
+
+
+@pytest.mark.parametrize(
+    "changed", [{"user": "ana"}, {"name": "eval"}, {"command": "/home/mei/other.sh"}, {"restart_count": 0}]
+)
+def test_another_owner_name_script_or_a_smaller_count_is_another_job(changed) -> None:
+    """Ids are used again."""
+    memory = Memory()
+    memory.seen(replace(FIRST, restart_count=2))
+    assert memory.seen(replace(FIRST, **{"restart_count": 2, **changed})).generation == 2
+
+
+def test_a_job_that_returns_after_its_id_was_gone_is_another(tmp_path: Path) -> None:
+    """Also when everything else is the same, and also after a restart of the controller."""
+    memory = Memory(tmp_path)
+    memory.seen(FIRST)
+    memory.forget(memory.missing(set())[0])
+    assert memory.missing(set()) == []
+    assert Memory(tmp_path).seen(FIRST).generation == 2
+
+
+def test_memory_outlives_the_controller_and_a_torn_line(tmp_path: Path) -> None:
+    """Killed while it wrote, it knows everything but the torn line."""
+    memory = Memory(tmp_path)
+    entry = memory.seen(replace(FIRST, restart_count=1))
+    entry.ours, entry.ended_at = ("node03",), 99.5
+    memory.keep(entry)
+    node = memory.node("node01")
+    node.machine = 3
+    memory.keep(node)
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(b'{"job":{"id":"12","gener')
+    again = Memory(tmp_path)
+    assert (again.jobs["12"].restarts, again.jobs["12"].ours, again.jobs["12"].ended_at) == (1, ("node03",), 99.5)
+    assert again.node("node01").machine == 3
+    assert again.seen(replace(FIRST, restart_count=2)).generation == 1
+
+
+def test_a_start_in_the_second_of_the_kill_was_refused() -> None:
+    """FAILED with code 1 within a second, right after our own kill; anything else is the program's own failure."""
+    memory = Memory()
+    entry = memory.seen(replace(FIRST, restart_count=1))
+    entry.ended_at = 1000.6
+    ended = replace(
+        FIRST, restart_count=1, states=frozenset({"FAILED"}), exit_code=1, started_at=1000.0, ended_at=1000.0
+    )
+    assert was_refused(ended, entry, wrote=None)
+    assert not was_refused(ended, entry, wrote=True)
+    next_second = replace(ended, started_at=1001.0, ended_at=1001.0)
+    assert [was_refused(next_second, entry, wrote=known) for known in (False, None, True)] == [True, False, False]
+    for other in (
+        {"started_at": 1002.0, "ended_at": 1002.0},
+        {"ended_at": 1003.0},
+        {"exit_code": 2},
+        {"signal": 11},
+        {"restart_count": 0},
+        {"states": frozenset({"RUNNING"})},
+        {"batch": False},
+    ):
+        assert not was_refused(replace(ended, **other), entry, wrote=False), other

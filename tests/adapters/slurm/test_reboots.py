@@ -1,0 +1,99 @@
+"""Repairs of a real Slurm's nodes that Slurm's own words make hard to see: one upon another, one that takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.adapters.slurm.looks import Looks
+from holdfast.lab.slurm_lab import SlurmLab
+from holdfast.model import orders as o
+from slurm_world import SlurmWorld, small_lab
+
+pytestmark = pytest.mark.cluster
+
+RESUME_TIMEOUT_S = 2
+ADMIN = "[holdfast] Xid 79"
+_ids = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[SlurmLab]:
+    with small_lab(1, extra_conf=f"ResumeTimeout={RESUME_TIMEOUT_S}") as lab:
+        yield lab
+
+
+def reboot(node: str, boot_id: str = "") -> o.RebootNode:
+    return o.RebootNode(id=f"o{next(_ids)}", cause=1, node=node, boot_id=boot_id, why="Xid 79")
+
+
+def test_a_reboot_right_after_another_is_seen(lab: SlurmLab, tmp_path: Path) -> None:
+    """Slurm's boot times waver by seconds, so that two boots may look like one: the order comes to its end all the same."""
+
+    async def body() -> list[str]:
+        world = SlurmWorld(lab, tmp_path)
+        try:
+            boots = []
+            for _ in range(3):
+                async with asyncio.timeout(60):
+                    await world.orchestrator.execute(reboot("node01"))
+                seen = await world.until_node("node01", lambda node: node.alive)
+                boots.append(seen.boot_id)
+            return boots
+        finally:
+            await world.orchestrator.close()
+
+    assert len(set(asyncio.run(body()))) == 3
+
+
+def test_a_boot_that_takes_longer_than_slurm_waits_is_waited_for(lab: SlurmLab, tmp_path: Path) -> None:
+    """slurmctld calls it down ("reboot timed out"). Once it answers, it is out of service by our reason, and returns."""
+
+    async def body() -> None:
+        world = SlurmWorld(lab, tmp_path)
+        try:
+            await world.orchestrator.execute(
+                o.QuarantineNode(id=f"o{next(_ids)}", cause=1, node="node01", why="Xid 79")
+            )
+            await asyncio.to_thread(lab.crash, "node01")  # so that it does not boot before we let it
+            order = asyncio.create_task(world.orchestrator.execute(reboot("node01")))
+            await world.until(
+                lambda _: "reboot timed out" in lab.run(["scontrol", "show", "node", "node01"]), "given up", 120
+            )
+            await asyncio.to_thread(lab.start_node, "node01")
+            async with asyncio.timeout(60):
+                assert await order == "rebooted"
+            seen = await world.until_node("node01", lambda node: node.alive)
+            assert (seen.drained, seen.drain_reason) == (True, ADMIN)
+            await world.orchestrator.execute(o.ReturnNode(id=f"o{next(_ids)}", cause=1, node="node01"))
+            await world.until_node("node01", lambda node: node.alive and not node.drained)
+        finally:
+            await world.orchestrator.close()
+
+    asyncio.run(body())
+
+
+def test_a_new_machine_is_seen_at_once_however_much_a_look_costs(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where looks are dear the last one is believed while Slurm's states stay; a node that we had replaced is another."""
+
+    async def body() -> None:
+        world = SlurmWorld(lab, tmp_path)
+        try:
+            monkeypatch.setattr(Looks, "cost_s", property(lambda _: 1.0, lambda *_: None), raising=False)
+            before = await world.until_node("node01", lambda node: node.alive)
+            async with asyncio.timeout(60):
+                await world.orchestrator.execute(
+                    o.ReplaceNode(id=f"o{next(_ids)}", cause=1, node="node01", instance_id=before.instance_id)
+                )
+            (after,) = (await world.orchestrator.observe()).nodes
+            assert after.instance_id != before.instance_id
+        finally:
+            await world.orchestrator.close()
+
+    asyncio.run(body())

@@ -1,0 +1,130 @@
+"""Slurm's states as the engine sees them."""
+
+from __future__ import annotations
+
+import pytest
+
+from adapters.slurm.test_output import recorded
+from holdfast.adapters.slurm.node_output import SlurmNode
+from holdfast.adapters.slurm.output import SlurmJob, jobs_of_json
+from holdfast.adapters.slurm.views import alive_of, busy_nodes, is_drained, job_view, joined, node_view, state_of
+from holdfast.model.cluster import JobKey, RecoverySpec, SchedulerState
+
+S = SchedulerState
+KEY = JobKey("lab", "1")
+
+
+def job(*states: str, **more) -> SlurmJob:
+    return SlurmJob(**{"id": "1", "states": frozenset(states), **more})
+
+
+def node(*states: str, reason: str = "", **more) -> SlurmNode:
+    return SlurmNode(name="node01", states=frozenset(states), reason=reason, partitions=("main",), **more)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (job("PENDING"), S.PENDING),
+        (job("PENDING", priority=0), S.HELD),
+        (job("PENDING", reason="JobHeldUser"), S.HELD),
+        (job("PENDING", "REQUEUED"), S.PENDING),
+        (job("PENDING", "SPECIAL_EXIT"), S.HELD),
+        (job("RUNNING"), S.RUNNING),
+        (job("RUNNING", "CONFIGURING"), S.PENDING),
+        (job("CONFIGURING"), S.PENDING),
+        (job("SUSPENDED"), S.RUNNING),
+        (job("COMPLETING"), S.COMPLETING),
+        (job("FAILED", "COMPLETING"), S.COMPLETING),
+        (job("PENDING", "COMPLETING", priority=0), S.COMPLETING),
+        (job("FAILED"), S.FAILED),
+        (job("OUT_OF_MEMORY"), S.FAILED),
+        (job("NODE_FAIL"), S.NODE_FAIL),
+        (job("BOOT_FAIL"), S.NODE_FAIL),
+        (job("TIMEOUT"), S.TIMEOUT),
+        (job("DEADLINE"), S.TIMEOUT),
+        (job("CANCELLED"), S.CANCELLED),
+        (job("PREEMPTED"), S.PREEMPTED),
+        (job("COMPLETED"), S.COMPLETED),
+        (job("A_NEW_STATE"), S.UNKNOWN),
+    ],
+)
+def test_states_of_jobs(seen: SlurmJob, expected: SchedulerState) -> None:
+    """Flags count before the base state; held is what has priority 0; time limits and deadlines are no failures."""
+    assert state_of(seen) is expected
+
+
+def test_a_job_of_mission_control_is_seen_with_its_wish() -> None:
+    """Owner, wish, nodes and exclusions; a waiting job has no start yet, whatever Slurm expects."""
+    jobs = {job.id: job for job in jobs_of_json(recorded("22.05", "squeue--json-many.json"))}
+    view = job_view(jobs["1"], KEY)
+    assert (view.state, view.user, view.partition, view.excluded) == (S.RUNNING, "root", "main", ("node05",))
+    assert view.recovery == RecoverySpec(max_requeues=1)
+    assert len(view.nodes) == 2
+    assert job_view(jobs["7"], KEY).started_at == 0.0
+    assert job_view(jobs["10"], KEY).signal == 11
+
+
+def test_a_job_held_after_a_failed_prolog_has_failed_for_its_node() -> None:
+    """`launch failed requeued held` waits for a person who may never come; the engine is told that its start failed."""
+    seen = job("PENDING", priority=0, reason="JobHeldUser", description="launch failed requeued held")
+    view = job_view(seen, KEY)
+    assert view.state is S.NODE_FAIL
+    assert "launch failed" in view.reason
+
+
+def test_a_heterogeneous_job_is_one_job() -> None:
+    """Under its leader's id, on all its nodes; array tasks stay jobs of their own."""
+    jobs = joined(jobs_of_json(recorded("22.05", "squeue--json-many.json")))
+    by_id = {seen.id: seen for seen in jobs}
+    assert "4" not in by_id
+    assert (len(by_id["3"].nodes), by_id["3"].want_nodes) == (2, 2)
+    assert {"5", "2"} <= set(by_id)
+
+
+def test_busy_nodes_count_everybodys_jobs() -> None:
+    """A node is idle only when no job of any user has processes there."""
+    jobs = [
+        job("RUNNING", id="1", nodes=("a", "b")),
+        job("COMPLETING", id="2", nodes=("b",)),
+        job("FAILED", id="3", nodes=("a",)),
+    ]
+    assert busy_nodes(jobs) == {"a": ["1"], "b": ["1", "2"]}
+
+
+@pytest.mark.parametrize(
+    ("seen", "alive", "drained"),
+    [
+        (node("IDLE"), True, False),
+        (node("ALLOCATED", "DRAIN", reason="memory"), True, True),
+        (node("IDLE", "FAIL", reason="Action:Reboot"), True, True),
+        (node("MIXED", "FAIL", reason="x"), True, True),
+        (node("IDLE", "NOT_RESPONDING"), None, False),
+        (node("DOWN", "NOT_RESPONDING", reason="Not responding"), False, False),
+        (node("DOWN", reason="Node unexpectedly rebooted"), False, False),
+        (node("DOWN", reason="taken out by mei"), None, True),
+        (node("DOWN", reason="[holdfast] lost"), None, True),
+        (node("DOWN", "NOT_RESPONDING", reason="[holdfast] lost"), None, True),
+        (node("DOWN", reason="[holdfast] lost", reason_at=100.0, slurmd_at=130.0), True, True),
+        (node("DOWN", reason="[holdfast] slurmd does not answer", reason_at=100.0, slurmd_at=50.0), False, True),
+        (node("DOWN", "NOT_RESPONDING", reason="Not responding", reason_at=100.0, slurmd_at=50.0), False, False),
+        (node("IDLE", "POWERED_DOWN", "CLOUD"), None, False),
+        (node("ALLOCATED", "POWERING_UP", "CLOUD"), None, False),
+        (node("DOWN", "DRAIN", "REBOOT_ISSUED", reason="[holdfast] x : reboot issued"), None, True),
+        (node("IDLE", "MAINTENANCE"), True, False),
+    ],
+)
+def test_states_of_nodes(seen: SlurmNode, alive: bool | None, drained: bool) -> None:
+    """Silence is unknown, Slurm's own `down` is evidence, a person's is a decision; asleep is neither."""
+    assert (alive_of(seen), is_drained(seen)) == (alive, drained)
+
+
+def test_a_node_tells_what_a_person_asks_with_its_reason() -> None:
+    """Only on a node that was taken out of service, and near misses come as a warning."""
+    facts = {"jobs": (), "topology": {"node01": "core/leaf1"}, "machine": "node01/1", "boot": "slurm:1@5"}
+    asked = node_view(node("IDLE", "FAIL", reason="Action:Replace", gpus=8), **facts)
+    assert (asked.asked, asked.warnings, asked.group, asked.gpus) == ("replace", (), "main", 8)
+    assert (asked.topology, asked.instance_id, asked.boot_id) == ("core/leaf1", "slurm:node01/1", "slurm:1@5")
+    nearly = node_view(node("IDLE", "DRAIN", reason="action:replace"), **facts)
+    assert nearly.asked == ""
+    assert "Action:Replace" in nearly.warnings[0]

@@ -1,0 +1,55 @@
+"""Facts of our own job from recorded output, and the recall job's script. What runs is in tests/launch."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.adapters.slurm.own_job import NodeAddress, job_name, read_addresses, read_job, recall_script
+from holdfast.errors import PermanentOrderError
+
+# `scontrol --oneliner show job` and `show node` of 22.05.8 on the lab, shortened.
+JOB = (
+    "JobId=8 JobName=app.sh UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901758 Nice=0 Account=(null) "
+    "QOS=(null) JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "
+    "Partition=main AllocNode:Sid=localhost:4986 ReqNodeList=(null) ExcNodeList=node[07-08] NodeList=node[01-02,04] "
+    "BatchHost=node01 NumNodes=3 Command=/x/a b.sh WorkDir=/x StdErr=/x/app.out StdIn=/dev/null StdOut=/x/app.out"
+)
+NODE = "NodeName=node03 Arch=x86_64 CoresPerSocket=1 NodeAddr=10.1.0.3 NodeHostName=vm Port=29003 Version=22.05.8"
+
+
+def test_facts_of_the_job_are_read() -> None:
+    """Nodes, exclusions, whether it can be requeued and where it belongs."""
+    facts = read_job(JOB)
+    assert facts.nodes == ("node01", "node02", "node04")
+    assert facts.excluded == ("node07", "node08")
+    assert facts.is_batch
+    assert facts.may_requeue
+    assert (facts.partition, facts.account, facts.output) == ("main", "", "/x/app.out")
+
+
+def test_addresses_of_daemons_are_read() -> None:
+    """An own port is told; 0 and none mean the cluster's."""
+    assert read_addresses(NODE, 6818) == {"node03": NodeAddress("10.1.0.3", 29003)}
+    assert read_addresses(NODE.replace("29003", "0"), 6818)["node03"].port == 6818
+
+
+def test_an_array_task_is_named_so_that_no_other_is_meant() -> None:
+    """The first task's bare job id is that of the whole array."""
+    assert job_name({"SLURM_JOB_ID": "7"}) == "7"
+    assert job_name({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}) == "7_0"
+
+
+def test_the_recall_script_waits_then_excludes_and_pulls_the_start_in() -> None:
+    """Never to `now`: the lab lost jobs that were launched in the second of their kill."""
+    script = recall_script("7_0", ["node01"], 3)
+    assert script.index("PENDING") < script.index("ExcNodeList=node01") < script.index("StartTime=now+1")
+    assert "NumNodes=3" in script
+    assert "NumNodes" not in recall_script("7", [], 0)
+
+
+def test_only_names_of_slurm_reach_the_recall_script() -> None:
+    """It is a shell script: nothing else may stand in it."""
+    with pytest.raises(PermanentOrderError):
+        recall_script("7", ["node01; rm -rf /"], 0)
+    with pytest.raises(PermanentOrderError):
+        recall_script("7 8", [], 0)

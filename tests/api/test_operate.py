@@ -1,0 +1,176 @@
+"""A person's word through the API: who may say it, entity tags, refusals, a fresh look before an approval."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.api.engine_house import EngineHouse, engine_served, job_view, run, until
+from tests.api.test_api import TOKENS, client
+from tests.controller.cases import KEY
+
+from holdfast.api import Role
+from holdfast.client import AsyncClient
+from holdfast.errors import LinkError, RefusedError, StaleError, WireError
+from holdfast.model import events as e
+from holdfast.model.cluster import JobKey
+from holdfast.model.orders import OrderStatus, QuarantineNode
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_an_owner_commands_their_own_jobs_and_nothing_else(tmp_path: Path):
+    """An owner holds their own job, under their own name; another's job, a node and a mode are refused alike."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path, owner="mei") as house:
+            house.world.set_job(job_view(JobKey("test", "8"), (), user="ken"))
+            await until(lambda: "8" in house.server.app.state.fleet.jobs)
+            async with client(house.server, Role.OWNER) as mei:
+                done = await mei.command("hold", job=KEY, why="a look first", who="root")
+                assert done.refused == ""
+                said = (await house.controller.journal.events(kind="operator_command"))[-1]
+                assert (said.who, said.source) == ("mei", "operator:mei")
+                for wrong in (
+                    {"command": "give_up", "job": JobKey("test", "8")},
+                    {"command": "give_up", "job": JobKey("test", "99")},
+                    {"command": "drain", "node": "n1"},
+                    {"command": "set_mode", "value": "observe"},
+                    {"command": "approve", "order": "o1"},
+                ):
+                    with pytest.raises(RefusedError):
+                        await mei.command(**wrong)
+                assert len(await house.controller.journal.events(kind="operator_command")) == 1
+                assert [job.view.user for job in await mei.jobs()] == ["mei", "ken"]
+
+    run(work)
+
+
+def test_a_command_about_what_has_changed_since_is_not_done(tmp_path: Path):
+    """With the tag of a node as it was before its fault, `return` gets 412 and nothing is journalled; with the new tag
+    it is done."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, client(house.server) as operator:
+            before = await operator.tag(node="n2")
+            await house.fault("n2")
+            with pytest.raises(StaleError, match="changed since"):
+                await operator.command("return", node="n2", if_match=before)
+            assert await house.controller.journal.events(kind="operator_command") == []
+            now = await operator.tag(node="n2")
+            assert (await operator.command("return", node="n2", if_match=f'"x", {now}')).refused == ""
+            assert (await operator.command("drain", node="n3", if_match="*")).refused == ""
+
+    run(work)
+
+
+def test_what_the_engine_refuses_comes_back_as_its_sentence(tmp_path: Path):
+    """A release of a job that nobody holds is journalled, refused, and the answer says why."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, client(house.server) as operator:
+            answer = await operator.command("release", job=KEY)
+            assert "nobody holds it" in answer.refused
+            stored = await house.controller.journal.events(kind="operator_command")
+            assert [one.seq for one in stored] == [answer.seq]
+
+    run(work)
+
+
+async def proposed(house: EngineHouse) -> str:
+    """A quarantine that waits for a person."""
+    async with client(house.server) as operator:
+        await operator.command("set_mode", value="advise", group="gpu", why="careful week")
+        await house.fault("n4")
+    fleet = house.server.app.state.fleet
+    await until(lambda: fleet.proposed)
+    found = [one for one in fleet.proposed.values() if isinstance(one.order, QuarantineNode)]
+    assert found
+    return found[0].order.id
+
+
+def test_an_approval_is_judged_by_a_fresh_look_at_the_world(tmp_path: Path):
+    """The node's machine was swapped a moment ago and no look has seen it yet: the approval finds out, and is refused."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, client(house.server) as operator:
+            order = await proposed(house)
+            quiet = asyncio.Event()
+            house.world.wait_change = lambda _limit: quiet.wait()
+            await asyncio.sleep(0.3)
+            node = house.world.nodes["n4"]
+            house.world.nodes["n4"] = msgspec.structs.replace(node, instance_id="another", boot_id="another")
+            answer = await operator.command("approve", order=order, why="go")
+            assert "another machine" in answer.refused or "by now" in answer.refused or "not waiting" in answer.refused
+            assert not house.world.nodes["n4"].drained
+            quiet.set()
+
+    run(work)
+
+
+def test_an_approved_order_is_carried_out(tmp_path: Path):
+    """Approving the proposed quarantine drains the node; a second approval says that it no longer waits."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, client(house.server) as operator:
+            order = await proposed(house)
+            assert (
+                await operator.command("approve", order=order, if_match=await operator.tag(order=order))
+            ).refused == ""
+            await house.settled()
+            assert house.world.nodes["n4"].drained
+            record = (await house.controller.journal.orders(order=order))[0]
+            assert record.status is OrderStatus.DONE
+            assert "not waiting" in (await operator.command("approve", order=order)).refused
+
+    run(work)
+
+
+def test_nothing_is_approved_while_the_world_cannot_be_seen(tmp_path: Path):
+    """Without a fresh look an approval is not taken at all, and the order goes on waiting."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, client(house.server) as operator:
+            order = await proposed(house)
+
+            async def blind() -> None:
+                raise LinkError("slurmctld does not answer")
+
+            house.world.observe = blind
+            with pytest.raises(LinkError, match="does not answer"):
+                await operator.command("approve", order=order)
+            assert order in house.server.app.state.fleet.proposed
+            assert (await operator.command("reject", order=order, why="no")).refused == ""
+
+    run(work)
+
+
+@pytest.mark.parametrize("field", ["who", "why", "node", "value"])
+def test_texts_are_bounded_and_hold_no_control_characters(tmp_path: Path, field: str):
+    """A command cannot bring a terminal's escape sequence, a NUL or a novel into the journal."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, client(house.server) as operator:
+            for bad in ("a\x1b[31mb", "a\x00b", "x" * 3000):
+                with pytest.raises(WireError, match=field):
+                    await operator.command(**{"command": "drain", "node": "n1", "why": "x", field: bad})
+            assert await house.controller.journal.events(kind="operator_command") == []
+
+    run(work)
+
+
+def test_a_command_sent_twice_is_done_once(tmp_path: Path):
+    """A client that gives an id may send again after a broken line: one event, the same answer."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, AsyncClient(house.server.url, TOKENS[Role.OPERATOR]) as operator:
+            body = msgspec.json.encode({"command": "drain", "node": "n5", "id": "once"})
+            first = await operator._call("POST", "/v1/commands", dict, content=body)
+            second = await operator._call("POST", "/v1/commands", dict, content=body)
+            assert first["id"] == second["id"] == "command:once"
+            stored = await house.controller.journal.events(kind="operator_command")
+            assert [one.command for one in stored] == [e.Command.DRAIN]
+
+    run(work)

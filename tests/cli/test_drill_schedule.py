@@ -1,0 +1,104 @@
+"""`holdfast drill schedule`: the calendar of holdfast.toml, run on a real embedded cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import Holdfast
+
+CALENDAR = """
+[[drill.schedule]]
+name = "nightly"
+drills = ["kill9"]
+at = "03:00"
+zone = "Asia/Tokyo"
+"""
+
+
+def test_the_calendar_is_listed(holdfast: Holdfast) -> None:
+    """What is due next, in its own zone; nothing has run yet."""
+    Path("holdfast.toml").write_text(CALENDAR)
+    ran = holdfast("drill", "schedule", "list", columns=120)
+    assert ran.code == 0
+    assert "2027-01-16 03:00:00.000 JST" in ran.out
+    form = json.loads(holdfast("drill", "schedule", "list", "--json").out)
+    assert form["schedules"][0]["next"] == 1_800_036_000.0
+    assert form["schedules"][0]["last"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "code", "part"),
+    [
+        ("", ["list"], 2, "there is no calendar"),
+        (CALENDAR + 'quiet = ["00:00-23:59"]', ["run", "--once"], 2, "ever due"),
+        (CALENDAR + 'quiet = ["2020-01-01..2099-12-31"]', ["run", "--now"], 77, "quiet hours"),
+        (CALENDAR, ["run", "nightli", "--now"], 2, 'no schedule "nightli"; did you mean "nightly"?'),
+        (CALENDAR.replace("kill9", "kill8"), ["run", "--now"], 1, "kill8"),
+        (CALENDAR + 'days = ["monday"]', ["list"], 78, "holdfast.toml:"),
+        (CALENDAR + 'on = "production"', ["list"], 78, "holdfast.toml:"),
+        (CALENDAR + CALENDAR, ["list"], 2, "same name"),
+        (CALENDAR + 'at_ = "x"', ["list"], 78, "at_"),
+    ],
+)
+def test_a_wrong_calendar_is_one_sentence(text: str, argv: list[str], code: int, part: str, holdfast: Holdfast) -> None:
+    """Nothing is broken; the sentence names the line or the schedule. Only clusters made for it can be named."""
+    Path("holdfast.toml").write_text(text)
+    ran = holdfast("drill", "schedule", *argv)
+    assert (ran.code, part in ran.sentence) == (code, True), ran.err
+    assert not Path("drill-results").exists()
+
+
+def scheduled(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", "drill", "schedule", *argv],
+        cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.cluster
+def test_a_run_is_compared_with_the_last_and_a_regression_is_flagged(tmp_path: Path) -> None:
+    """The first has nothing to compare with; a last run made ten times quicker by hand makes the second one worse."""
+    (tmp_path / "holdfast.toml").write_text(CALENDAR)
+    first = scheduled(tmp_path, "run", "nightly", "--now", "--json")
+    assert first.returncode == 0, first.stderr
+    form = json.loads(first.stdout)
+    assert (form["compared_with"], form["regressions"], form["run"]["passed"]) == (None, [], True)
+    kept = Path(form["results"]) / "drills.json"
+    before = json.loads(kept.read_text())
+    before["drills"][0]["recover_s"] = 0.01
+    kept.write_text(json.dumps(before))
+    second = scheduled(tmp_path, "run", "nightly", "--now", "--json")
+    assert second.returncode == 1, second.stderr
+    form = json.loads(second.stdout)
+    assert form["compared_with"] == str(kept.parent)
+    assert [(r["drill"], r["what"], r["before"]) for r in form["regressions"]] == [("kill9", "recover_s", "0.01 s")]
+    assert "worse" in scheduled(tmp_path, "list").stdout
+
+
+@pytest.mark.cluster
+def test_a_run_is_aborted_at_its_limit_and_leaves_nothing_running(tmp_path: Path) -> None:
+    """Three seconds are too few: exit code 1, and no process of its cluster is left."""
+    (tmp_path / "holdfast.toml").write_text(CALENDAR + "limit_min = 0.05\n")
+    ran = scheduled(tmp_path, "run", "--now")
+    assert ran.returncode == 1
+    assert "aborted at its limit" in ran.stderr
+    left = [
+        pid
+        for pid in os.listdir("/proc")
+        if pid.isdigit() and str(tmp_path).encode() in _command(pid) and int(pid) != os.getpid()
+    ]
+    assert left == []
+
+
+def _command(pid: str) -> bytes:
+    try:
+        return Path("/proc", pid, "cmdline").read_bytes()
+    except OSError:
+        return b""

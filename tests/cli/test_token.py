@@ -1,0 +1,118 @@
+"""`holdfast token`: made once and shown once, listed without the secret, revoked for a running controller at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.api.auth import LOOK_AGAIN_S, Role, TokenBook, ensure_tokens
+from holdfast.cli.main import app
+from holdfast.errors import NotFoundError, UsageError
+
+
+def call(*words: str) -> str:
+    result = CliRunner().invoke(app, ["token", *words], catch_exceptions=False)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "controller").mkdir()
+    ensure_tokens(tmp_path / "controller")
+    return tmp_path
+
+
+def test_a_new_token_is_accepted_as_its_role_and_stands_nowhere(folder: Path):
+    """What `create` prints opens the door as the role that was asked for; the book holds only its hash, mode 0600."""
+    token = call("create", "mei", "--role", "owner", "--dir", str(folder)).splitlines()[0].strip()
+    book = folder / "controller" / "tokens"
+    found = TokenBook.load(book).holder(token)
+    assert (found.name, found.role) == ("mei", Role.OWNER)
+    assert token not in book.read_text()
+    assert oct(book.stat().st_mode)[-3:] == "600"
+    listed = json.loads(call("list", "--json", "--dir", str(folder)))["tokens"]
+    assert [(one["name"], one["role"]) for one in listed] == [
+        ("local", "operator"), ("local", "agent"), ("mei", "owner")
+    ]  # fmt: skip
+    assert token not in call("list", "--dir", str(folder))
+    assert listed[-1]["made_at"] > 1e9
+    assert listed[-1]["id"] == found.id
+
+
+def test_a_revoked_token_is_refused_by_a_book_that_is_open(folder: Path):
+    """A controller that runs goes by the changed book within a second, both for bearers and for sessions."""
+    token = json.loads(call("create", "ci", "--dir", str(folder), "--json"))["token"]
+    clock = [1000.0]
+    book = TokenBook.load(folder / "controller" / "tokens", now=lambda: clock[0])
+    identity = book.holder(token)
+    assert book.known(identity.id) == identity
+    call("revoke", "ci", "--dir", str(folder))
+    clock[0] += LOOK_AGAIN_S
+    assert book.holder(token) is None
+    assert book.known(identity.id) is None
+    made = json.loads(call("create", "ci2", "--dir", str(folder), "--json"))
+    clock[0] += LOOK_AGAIN_S
+    assert book.holder(made["token"]).id == made["id"]
+
+
+def test_a_book_that_was_broken_by_hand_goes_on_as_it_was(folder: Path):
+    """A typo in the file locks nobody out and lets nobody in: what was read last holds until it is mended."""
+    path = folder / "controller" / "tokens"
+    token = (folder / "controller" / "token").read_text().strip()
+    clock = [1000.0]
+    book = TokenBook.load(path, now=lambda: clock[0])
+    path.write_text("root me x\n")
+    clock[0] += LOOK_AGAIN_S
+    assert book.holder(token).role is Role.OPERATOR
+    path.write_text("# nobody any more\n")
+    clock[0] += LOOK_AGAIN_S
+    assert book.holder(token) is None
+    assert book.identify("") is None
+
+
+def test_an_expired_token_is_refused(folder: Path):
+    """`--expires` holds to the second; the list says that it is over."""
+    made = json.loads(call("create", "guest", "--expires", "1h", "--dir", str(folder), "--json"))
+    path = folder / "controller" / "tokens"
+    assert TokenBook.load(path, now=lambda: made["expires_at"] - 2).holder(made["token"]) is not None
+    assert TokenBook.load(path, now=lambda: made["expires_at"] + 2).holder(made["token"]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["create", "a b"], "letters, digits"),
+        (["create", "a", "--role", "root"], "one of viewer"),
+        (["create", "a", "--only", "agent:n1"], "--role agent"),
+        (["create", "a", "--expires", "soon"], "30d"),
+        (["create", "a", "--expires", "0d"], "30d"),
+    ],
+)
+def test_wrong_words_are_named(folder: Path, words: list[str], said: str):
+    """Each mistake is one sentence, and no token is made."""
+    before = (folder / "controller" / "tokens").read_text()
+    with pytest.raises(UsageError, match=said):
+        call(*words, "--dir", str(folder))
+    assert (folder / "controller" / "tokens").read_text() == before
+
+
+def test_the_last_token_and_an_unknown_one_cannot_be_revoked(folder: Path):
+    """Nobody locks the door from outside by mistake."""
+    with pytest.raises(NotFoundError, match="no token of 'ghost'"):
+        call("revoke", "ghost", "--dir", str(folder))
+    with pytest.raises(UsageError, match="last token"):
+        call("revoke", "local", "--dir", str(folder))
+    with pytest.raises(UsageError, match="which book"):
+        call("list", "--config", _empty(folder))
+
+
+def _empty(folder: Path) -> str:
+    path = folder / "holdfast.toml"
+    path.write_text("")
+    return str(path)

@@ -1,0 +1,83 @@
+"""Drills from the page: who may, what is compared, and that a run under way is ended with the cockpit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tests.cockpit.served import csrf_of, run, served
+
+from holdfast.adapters.clock import SystemClock
+from holdfast.api import Identity, Role
+from holdfast.cockpit.drills import DrillRoom
+from holdfast.cockpit.pages import Page
+from holdfast.errors import RefusedError, UsageError
+
+pytestmark = pytest.mark.timeout(600)
+OPERATOR = Identity("mei", Role.OPERATOR)
+
+
+def written(folder: Path, name: str, *, recover_s: float, passed: bool = True) -> None:
+    """Results as `holdfast drill run` leaves them."""
+    drill = {
+        "name": "kill9", "kind": "kill", "passed": passed, "skipped": False, "reason": "" if passed else "too slow",
+        "cause": "exit.signal.9", "detect_s": 0.1, "recover_s": recover_s,
+    }  # fmt: skip
+    (folder / name).mkdir(parents=True)
+    form = {"version": 1, "passed": passed, "started_at": 1.7e9, "seconds": 20.0, "drills": [drill]}
+    (folder / name / "drills.json").write_text(json.dumps(form))
+    (folder / name / "asked.json").write_text(json.dumps({"who": "mei", "why": "<b>before the launch</b>"}))
+
+
+def test_two_runs_are_compared_and_the_worse_is_named(tmp_path: Path) -> None:
+    """The newest run beside the one before it: what became slower stands out; a torn folder is left out."""
+
+    async def work() -> None:
+        written(tmp_path / "drills", "20261101T100000Z", recover_s=5.0)
+        written(tmp_path / "drills", "20261102T100000Z", recover_s=15.0)
+        (tmp_path / "drills" / "20261103T100000Z").mkdir()
+        (tmp_path / "drills" / "20261101T100000Z" / "asked.json").unlink()
+        async with served(tmp_path) as house, house.browser(Role.VIEWER) as http:
+            page = (await http.get("/drills")).text
+            assert "kill9: recover_s was 5.00 s, is 15.00 s" in page
+            assert "&lt;b&gt;before the launch&lt;/b&gt;" in page
+            other = await http.get("/drills?before=20261102T100000Z&after=20261101T100000Z")
+            assert "Nothing is worse" in other.text
+
+    run(work)
+
+
+def test_a_run_is_begun_by_an_operator_with_a_reason_and_ended_with_the_cockpit(tmp_path: Path) -> None:
+    """A viewer, an unknown drill, no reason and a second run are refused; stopping leaves no process behind."""
+
+    async def work() -> None:
+        room = DrillRoom(tmp_path, SystemClock(), lambda: None)
+        with pytest.raises(RefusedError, match="operator"):
+            room.start(Identity("v", Role.VIEWER), ["kill9"], "why")
+        with pytest.raises(UsageError, match="no drill"):
+            room.start(OPERATOR, ["--all"], "why")
+        with pytest.raises(UsageError, match="few words"):
+            room.start(OPERATOR, ["kill9"], "")
+        room.start(OPERATOR, ["kill9"], "test")
+        with pytest.raises(RefusedError, match="under way"):
+            room.start(OPERATOR, ["kill9"], "test")
+        assert (await room.page(Page("drills")))["going"] is not None
+        await asyncio.sleep(0)
+        await room.stop()
+        assert room.going is None
+
+    run(work)
+
+
+def test_the_form_of_the_page_begins_a_run(tmp_path: Path) -> None:
+    """What the page says no to stands on the page that follows."""
+
+    async def work() -> None:
+        async with served(tmp_path) as house, house.browser() as http:
+            form = {"csrf": await csrf_of(http, "/drills"), "deed": "run", "drill": "nobody's", "why": "x"}
+            assert (await http.post("/drills", data=form)).status_code == 303
+            assert "there is no drill" in (await http.get("/drills")).text
+
+    run(work)

@@ -1,0 +1,120 @@
+"""The page for people: readable by a screen reader, on a phone, in the dark, and in a real browser without a network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.report.test_forms import report
+from tests.report.test_words import JA, rich_data
+
+from holdfast.cli.pdf import BROWSERS
+from holdfast.report.html import render_html
+from holdfast.report.words import ENGLISH, Words
+
+BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), "")
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """Collects what a screen reader goes by, and that every tag is closed where it was opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text: dict[str, list[str]] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, (tag, self.open[-5:])
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.text.setdefault(self.open[-1], []).append(data.strip())
+
+
+def page(kind: str, words: Words = ENGLISH, script: str | None = "") -> str:
+    made = report() if kind == "full" else rich_data()
+    made.words = words
+    return render_html(made, kind=kind, script=script)
+
+
+@pytest.mark.parametrize("words", [ENGLISH, JA], ids=["en", "ja"])
+@pytest.mark.parametrize("kind", ["full", "fleet", "summary"])
+def test_a_screen_reader_finds_its_way(kind: str, words: Words) -> None:
+    """Language, title, landmarks, one first heading, no skipped level, scoped column heads, labelled plots, a skip link."""
+    reader = Reader()
+    reader.feed(page(kind, words))
+    assert reader.open == []
+    names = [tag for tag, _ in reader.tags]
+    assert dict(reader.tags)["html"]["lang"] == words.language
+    assert reader.text["title"][0]
+    assert names.count("main") == names.count("h1") == names.count("header") == 1
+    levels = [int(tag[1]) for tag in names if re.fullmatch(r"h[1-6]", tag)]
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert all(attrs.get("scope") == "col" for tag, attrs in reader.tags if tag == "th")
+    assert all(attrs.get("aria-label") for _, attrs in reader.tags if attrs.get("role") == "img")
+    ids = [attrs["id"] for _, attrs in reader.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert all(attrs["aria-labelledby"] in ids for _, attrs in reader.tags if "aria-labelledby" in attrs)
+    assert any(tag == "a" and attrs.get("href") == "#main" for tag, attrs in reader.tags)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, WCAG 2.2."""
+    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_text_stands_out_in_light_and_dark() -> None:
+    """Contrast of 4.5 and more (WCAG AA) of every text colour on both grounds, by day and by night."""
+    schemes = re.findall(r":root \{([^}]*--ink[^}]*)\}", page("full"))
+    assert len(schemes) == 3
+    for scheme in schemes:
+        colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", re.sub(r"#(\w)(\w)(\w)\b", r"#\1\1\2\2\3\3", scheme)))
+        for text in ("ink", "soft", "bad", "good"):
+            for ground in ("ground", "panel"):
+                light, dark = sorted((luminance(colours[text]), luminance(colours[ground])), reverse=True)
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ground, scheme)
+
+
+PROBE = """<script>
+addEventListener("load", () => setTimeout(() => {
+  const out = document.documentElement;
+  out.dataset.wide = out.scrollWidth - innerWidth;
+  out.dataset.plots = document.querySelectorAll(".plot svg.main-svg").length;
+  out.dataset.asked = performance.getEntriesByType("resource").filter(r => !r.name.startsWith("data:")).length;
+}, 500));
+</script></body>"""
+
+
+@pytest.mark.skipif(not BROWSER, reason="no Chromium is installed here")
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("kind", ["full", "fleet", "summary"])
+def test_a_real_browser_shows_it_from_disk(kind: str, width: int, tmp_path: Path) -> None:
+    """On a phone's and a desk's width nothing hangs over the edge, plots are drawn, and nothing is fetched."""
+    path = tmp_path / "report.html"
+    path.write_text(page(kind, script=None).replace("</body>", PROBE), encoding="utf-8")
+    ran = subprocess.run(
+        [
+            BROWSER, "--headless", "--disable-gpu", "--no-sandbox", "--virtual-time-budget=6000", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            f"--user-data-dir={tmp_path}/profile", f"--window-size={width},900", "--dump-dom", path.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    probe = dict(re.findall(r'data-(wide|plots|asked)="(-?\d+)"', ran.stdout[:2000]))
+    assert int(probe["wide"]) <= 0
+    assert int(probe["asked"]) == 0
+    assert (int(probe["plots"]) > 0) == (kind == "full")

@@ -1,0 +1,169 @@
+"""Every figure of a report over a recorded history, worked out once more from the raw events in the plainest way.
+
+`recorded/*.jsonl` are canonical exports of the journals of a real embedded cluster and of a real Slurm on one machine
+(three drills on real processes each: a killed rank, a hang, Xid 74 with a replaced node), `...records.json` what their
+controllers had projected. Nothing here uses the code that it checks: raw dictionaries, sums, a sort.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord
+from holdfast.model.wire import decode, decode_event
+from holdfast.report.gather import DETAILS, ReportData
+from holdfast.report.single import phases
+from holdfast.report.trace import trace
+
+HERE = Path(__file__).parent / "recorded"
+
+
+class Raw:
+    """A recording's events as they were written."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        text = (HERE / f"{name}.jsonl").read_text(encoding="utf-8")
+        entries = [json.loads(line) for line in text.splitlines()]
+        self.lines: list[dict[str, Any]] = [entry["event"] for entry in entries]
+        self.orders: list[dict[str, Any]] = [order for entry in entries for order in entry["orders"]]
+        self.attempts = sorted(e["attempt"] for e in self.all("attempt_started"))
+        self.faults = [e["at"] for e in self.all("drill_fired")]
+        self.started = {n: self.all("attempt_started", attempt=n)[0]["at"] for n in self.attempts}
+        self.ended = {e["attempt"]: e for e in self.all("attempt_ended")}
+        self.end = {n: self.ended[n]["at"] if n in self.ended else self._requeued(n) for n in self.attempts}
+        self.first = {n: self.all("first_step_done", attempt=n)[0] for n in self.attempts}
+        self.last = {n: max(e["step"] for e in self.all("step_reached", attempt=n)) for n in self.attempts}
+        for e in (*self.all("attempt_ended"), *self.all("checkpoint_saved", durable=True)):
+            self.last[e["attempt"]] = max(self.last[e["attempt"]], e.get("last_step") or 0, e.get("step") or 0)
+
+    def _requeued(self, attempt: int) -> float:
+        """A launcher that was ended with its job could not tell: the attempt was over when the requeue was done."""
+        requeues = {order["id"] for order in self.orders if order["order"] in {"requeue", "requeue_held"}}
+        done = [e["received_at"] for e in self.all("order_done") if e["order"] in requeues]
+        return min(at for at in done if at > self.started[attempt])
+
+    def all(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+        return [e for e in self.lines if e["event"] == kind and all(e.get(k) == v for k, v in fields.items())]
+
+    def first_after(self, kind: str, at: float, time: str = "at") -> dict[str, Any]:
+        return min((e for e in self.all(kind) if e[time] > at), key=lambda e: e[time])
+
+    def proof(self, attempt: int) -> float:
+        """When the first durable checkpoint beyond the attempt before was known."""
+        saved = self.all("checkpoint_saved", attempt=attempt, durable=True)
+        return min(c["received_at"] for c in saved if c["step"] > self.last[attempt - 1])
+
+
+@pytest.fixture(scope="module", params=["embedded-drills", "slurm-drills"])
+def raw(request: pytest.FixtureRequest) -> Raw:
+    return Raw(request.param)
+
+
+@pytest.fixture(scope="module")
+def data(raw: Raw) -> ReportData:
+    records = json.loads((HERE / f"{raw.name}.records.json").read_text(encoding="utf-8"))
+
+    def read(name: str, kind: type[Any]) -> list[Any]:
+        return [decode(json.dumps(one), kind) for one in records[name]]
+
+    incidents = sorted(read("incidents", IncidentRecord), key=lambda i: i.opened_at)
+    made = ReportData(
+        "t",
+        "lab",
+        raw.lines[-1]["at"] + 1,
+        read("jobs", JobRecord),
+        read("nodes", NodeRecord),
+        incidents,
+        since=raw.lines[0]["at"],
+    )
+    made.events = [decode_event(json.dumps(e)) for e in raw.lines if e["event"] in DETAILS]
+    return made
+
+
+def near(value: float | None) -> Any:
+    return pytest.approx(value, abs=2e-3)
+
+
+def test_detection(raw: Raw, data: ReportData) -> None:
+    """From each drill's fault to the moment at which the controller received the first finding behind it."""
+    times = sorted(raw.first_after("finding_seen", at, "received_at")["received_at"] - at for at in raw.faults)
+    got = data.totals.mttd
+    assert (got.n, got.mean, got.median, got.p95, got.maximum) == (
+        3, near(sum(times) / 3), near(times[1]), near(times[math.ceil(0.95 * 3) - 1]), near(times[2]),
+    )  # fmt: skip
+
+
+def test_recovery(raw: Raw, data: ReportData) -> None:
+    """From each fault to the first step of the attempt that follows, and to the first durable checkpoint behind it."""
+    steps = [raw.first_after("first_step_done", at) for at in raw.faults]
+    assert data.totals.mttr.mean == near(sum(e["at"] - at for e, at in zip(steps, raw.faults, strict=True)) / 3)
+    proofs = [raw.proof(e["attempt"]) for e in steps]
+    assert data.totals.mttp.mean == near(sum(p - at for p, at in zip(proofs, raw.faults, strict=True)) / 3)
+    assert (data.totals.incidents, data.totals.recovered, data.totals.open) == (len(raw.faults), 3, 0)
+
+
+def test_up_time_and_failures(raw: Raw, data: ReportData) -> None:
+    """Seconds in which an attempt's processes ran, over three failures."""
+    up = sum(raw.end[n] - raw.started[n] for n in raw.attempts)
+    assert data.totals.mtbf_s == near(up / len(raw.faults))
+
+
+def test_lost_steps(raw: Raw, data: ReportData) -> None:
+    """Steps that each attempt computed although an earlier one had them."""
+    again = sum(
+        max(0, max(raw.last[m] for m in raw.attempts if m < n) - raw.first[n]["step"] + 1) for n in raw.attempts if n
+    )
+    assert data.totals.steps_lost == again > 0
+
+
+def test_effective_training_time(raw: Raw, data: ReportData) -> None:
+    """Every second of the job by hand: trained seconds less the share spent on steps that were there, over wall time."""
+    productive, best = 0.0, 0
+    for n in raw.attempts:
+        end = next((at for at in raw.faults if raw.started[n] < at < raw.end[n]), raw.end[n])
+        begin, step = raw.first[n]["at"], raw.first[n]["step"]
+        done = raw.last[n] - step
+        again = max(0, min(best, raw.last[n]) - step) if n else 0
+        productive += (end - begin) * (1 - again / max(1, done))
+        best = max(best, raw.last[n])
+    wall = raw.end[raw.attempts[-1]] - raw.started[0]
+    startup = raw.first[0]["at"] - raw.started[0]
+    assert data.totals.ettr == near(productive / wall)
+    assert data.totals.goodput_percent == pytest.approx(100 * productive / (wall - startup), abs=0.2)
+    assert sum(data.totals.badput.values()) == near(wall - productive)
+
+
+def test_causes_and_the_fleet(raw: Raw, data: ReportData) -> None:
+    """Causes as the drills mean them; since all of it was drills, the fleet had no failure."""
+    assert sorted(data.totals.by_cause) == ["exit.signal.9", "hang.rank", "nvidia.xid.74"]
+    assert {i.drill for i in data.incidents} == {e["drill"] for e in raw.all("drill_fired")}
+    assert (data.fleet.failures, data.fleet.fenced, data.fleet.by_cause) == (0, 0, {})
+
+
+def test_phases_of_the_issue_add_up(raw: Raw, data: ReportData) -> None:
+    """Xid 74: the phases that were measured sum to the whole span from the fault to the proof."""
+    incident = data.incidents[-1]
+    rows = phases(data, incident).rows
+    assert [row[0] for row in rows if row[1] != "-"][:2] == ["detect", "isolate"] or rows[0][0] == "detect"
+    measured = [float(row[1]) for row in rows if row[1] != "-"]
+    assert sum(measured) == pytest.approx(raw.proof(3) - raw.faults[-1], abs=0.01)
+
+
+@pytest.mark.parametrize("figure", ["MTTD", "MTTR", "MTTP", "MTBF", "lost steps"])
+def test_each_number_is_followed_to_a_real_event(raw: Raw, data: ReportData, figure: str) -> None:
+    """Every mark of every part names an event of the recording, and the event's time is the mark's."""
+    events = [decode_event(json.dumps(e)) for e in raw.lines]
+    found = trace(data, figure, {i.id: events for i in data.incidents} | {str(j.key): events for j in data.jobs})
+    by_seq = {e["seq"]: e for e in raw.lines}
+    assert found.parts
+    for point in (p for part in found.parts for p in part.points if p.at):
+        assert point.seq, (figure, point)
+        event = by_seq[point.seq]
+        times = [event["at"], event["received_at"], event.get("finding", {}).get("at", 0.0)]
+        assert min(abs(at - point.at) for at in times) < 5e-3, (figure, point)

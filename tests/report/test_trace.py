@@ -1,0 +1,81 @@
+"""A figure followed to its events: parts add up to the figure, and each mark names the event that set it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.report.test_figures import KEY, a_job, first, second, the_incident
+
+from holdfast.model import events as e
+from holdfast.model.evidence import Finding
+from holdfast.report.gather import ReportData
+from holdfast.report.trace import FIGURES, trace, wanted
+
+
+def data() -> ReportData:
+    return ReportData("t", "lab", 999.0, [a_job(first(), second())], [], [the_incident()])
+
+
+def events() -> list[e.AnyEvent]:
+    return [
+        e.AttemptStarted(id="a", at=100.0, received_at=100.0, seq=3, source="launcher:7", job=KEY, attempt=0, epoch=1),
+        e.FindingSeen(
+            id="b", at=151.0, received_at=151.0, seq=7, source="agent:n1",
+            finding=Finding(id="f", rule="exit.signal.11", at=150.0, job=KEY),
+        ),
+        e.AttemptEnded(id="c", at=151.5, received_at=151.5, seq=8, source="launcher:7", job=KEY, attempt=0),
+        e.AttemptStarted(id="d", at=152.0, received_at=152.0, seq=9, source="launcher:7", job=KEY, attempt=1, epoch=2),
+        e.FirstStepDone(id="f", at=155.0, received_at=155.1, seq=11, source="launcher:7", job=KEY, attempt=1, step=31),
+        e.CheckpointSaved(
+            id="g", at=170.0, received_at=170.0, seq=15, source="launcher:7", job=KEY, attempt=1, step=42, durable=True
+        ),
+    ]  # fmt: skip
+
+
+def follow(figure: str) -> object:
+    return trace(data(), figure, {"i-1": events(), "7": events()})
+
+
+def test_a_span_names_the_events_of_both_marks() -> None:
+    """MTTR: the finding that told the fault's own time, and the first step."""
+    found = follow("MTTR")
+    assert (found.value, found.arithmetic) == (5.0, "(5.000) / 1 = 5.000 s")
+    assert [(p.name, p.at, p.seq, p.event, p.source) for p in found.parts[0].points] == [
+        ("fault", 150.0, 7, "finding_seen", "agent:n1"),
+        ("first_step", 155.0, 11, "first_step_done", "launcher:7"),
+    ]
+    assert [p.seq for p in follow("MTTD").parts[0].points] == [7, 7]
+    assert [p.seq for p in follow("MTTP").parts[0].points] == [7, 15]
+
+
+def test_mtbf_is_up_times_over_failures() -> None:
+    """51.5 s and 43 s of two attempts over one incident; the second's end has no event in this journal."""
+    found = follow("MTBF")
+    assert [(p.of, p.value) for p in found.parts] == [("7(0)", 51.5), ("7(1)", 43.0)]
+    assert found.arithmetic == "94.500 s up / 1 failures (i-1) = 94.500 s"
+    assert [point.seq for part in found.parts for point in part.points] == [3, 8, 9, 0]
+
+
+def test_lost_steps_are_those_computed_again() -> None:
+    """Attempt 1 begins at 31 although 41 had been reached: eleven steps."""
+    found = follow("lost steps")
+    assert (found.value, found.arithmetic) == (11.0, "11 = 11 steps")
+    assert [(p.name, p.step, p.seq) for p in found.parts[0].points] == [
+        ("reached before", 41, 0),
+        ("first step", 31, 11),
+    ]
+
+
+def test_ratios_show_what_is_divided() -> None:
+    """70 of 95 s, and of the 85 s after start-up."""
+    assert follow("ETTR").arithmetic == "70.000 s productive / 95.000 s of wall time = 0.7368"
+    assert follow("goodput").arithmetic.startswith("70.000 s productive / (95.000 - 10.000 s of start-up) = 82.35")
+    assert {point.seq for point in follow("ETTR").parts[0].points} >= {3, 8, 9, 11}
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_of_an_empty_journal_is_not_defined(figure: str) -> None:
+    """No parts, no number, no error."""
+    empty = ReportData("t", "lab", 1.0)
+    found = trace(empty, figure, {})
+    assert (found.parts, found.value) == ((), 0.0 if figure == "lost steps" else None)
+    assert wanted(empty, figure) == ([], [])

@@ -1,0 +1,156 @@
+"""Language and zone: every fixed word of a report has a Japanese form, and times stand in the chosen zone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.report.histories import BEGIN
+from tests.report.test_fleet import data
+from tests.report.test_forms import report
+from tests.report.test_interval import advice
+
+from holdfast.errors import ConfigError
+from holdfast.model.policy import Slo
+from holdfast.report import sections as of
+from holdfast.report.definitions import DEFINITIONS
+from holdfast.report.gather import ReportData
+from holdfast.report.html import render_html
+from holdfast.report.markdown import render_markdown
+from holdfast.report.proposals import SPEEDUPS
+from holdfast.report.sections import KINDS
+from holdfast.report.single import incident_sections
+from holdfast.report.tables import HEADINGS, total_rows
+from holdfast.report.timeline import PHASE_NAMES
+from holdfast.report.words import JAPANESE, Words
+
+JA = Words("ja", "Asia/Tokyo")
+TEMPLATES = Path(of.__file__).parent / "templates"
+SAME = {"", "MTTD", "MTTR", "MTTP", "MTBF", "ETTR", "ETTR [%]"}
+"""Symbols that the field writes alike everywhere."""
+
+
+def is_japanese(text: str) -> bool:
+    return bool(re.search(r"[\u3040-\u30ff\u4e00-\u9fff]", text)) or text in SAME
+
+
+def rich_data() -> ReportData:
+    made = data(1)
+    made.slo = Slo(detect_s=1, recover_s=60, availability=99.9, performance_loss=5)
+    made.former = data(2, incidents=80)
+    return made
+
+
+def test_every_heading_title_and_introduction_has_a_japanese_form() -> None:
+    """All tables of all kinds, and those of single incidents: no English word is left at their head."""
+    made = rich_data()
+    tables = [make(made) for makers in KINDS.values() for make in makers]
+    tables += [table for incident in report().incidents for table in incident_sections(report(), incident)]
+    for table in tables:
+        for text in (table.title, *table.headings, table.intro):
+            assert is_japanese(JA.say(text)), (table.key, text)
+
+
+def test_every_fixed_label_and_verdict_has_a_japanese_form() -> None:
+    """Labels of the overview, the summary, cost, totals, marks, phases, verdicts, outcomes, meanings."""
+    made = rich_data()
+    labels = [row[0] for make in (of.overview, of.ran, of.money) for row in make(made).rows]
+    labels += [row[0] for row in total_rows(made.totals)] + [row[2] for row in total_rows(made.totals)]
+    labels += [*HEADINGS.values(), *PHASE_NAMES.values(), *SPEEDUPS.values(), *of.MISSION_CONTROL.values()]
+    labels += ["PASS", "FAIL", "no data", "recovered", "given_up", "cancelled", "observed", "open"]
+    labels += [entry.name for entry in DEFINITIONS if entry.symbol in {"MTTD", "MTTR", "MTTP", "MTBF", "ETTR"}]
+    labels += [proposal.what for proposal in made.proposals] + [proposal.evidence for proposal in made.proposals]
+    labels += [verdict.arithmetic for verdict in made.verdicts if not verdict.arithmetic.startswith("p95")]
+    for label in labels:
+        if label != "GPUs":
+            assert is_japanese(JA.say(label)), label
+
+
+@pytest.mark.parametrize("drill", ["", "xid"])
+@pytest.mark.parametrize("every_s", [10.0, 60.0, 400.0])
+def test_advice_on_intervals_has_a_japanese_form(every_s: float, drill: str) -> None:
+    """Too often, about right, too rarely; with and without drills: no English sentence is left, all figures are."""
+    text = advice(every_s=every_s, drill=drill).says
+    got = JA.say(text)
+    assert is_japanese(got)
+    assert not re.search(r"[a-z]{4,}", got), got
+    assert sorted(re.findall(r"\d+", text)) == sorted(re.findall(r"\d+", got))
+
+
+def test_every_word_of_the_templates_has_a_japanese_form() -> None:
+    """Whatever a shipped template says with t("...") is in the table."""
+    for path in TEMPLATES.iterdir():
+        for text in re.findall(r'\bt\("([^"]+)"\)', path.read_text(encoding="utf-8")):
+            assert text in JAPANESE, (path.name, text)
+
+
+def test_figures_survive_translation() -> None:
+    """Every number of a sentence stands in its Japanese form, too."""
+    for table in (make(rich_data()) for makers in KINDS.values() for make in makers):
+        for text in (table.intro, *(value for row in table.rows for value in row)):
+            assert sorted(re.findall(r"\d+", text)) == sorted(re.findall(r"\d+", JA.say(text))), text
+
+
+def test_the_whole_report_in_japanese() -> None:
+    """The page says its language; headings, totals and verdicts are Japanese, words from the journal stay."""
+    made = report()
+    made.words = JA
+    page = render_html(made, script="")
+    assert '<html lang="ja">' in page
+    for part in ("合計", "インシデント", "検知", "exit.signal.11" if "exit.signal.11" in page else "node03"):
+        assert part in page
+    assert "17:00" in page
+    assert "17:00:50" in render_markdown(made)
+
+
+def test_times_in_a_zone() -> None:
+    """The same moment in UTC, Tokyo, and New York on either side of the change of clocks."""
+    assert Words().time(BEGIN) == "2023-11-14 22:13:20.000 UTC"
+    assert JA.time(BEGIN) == "2023-11-15 07:13:20.000 JST"
+    york = Words("en", "America/New_York")
+    assert (york.offset_s(BEGIN), york.offset_s(BEGIN + 200 * 86400)) == (-18000.0, -14400.0)
+    assert JA.time(0.0) == "-"
+
+
+def test_the_busiest_hour_is_counted_in_the_zone() -> None:
+    """Failures by hour of the day move by the zone's offset."""
+    utc, tokyo = data(1), data(1)
+    tokyo.words = JA
+    assert tokyo.fleet.by_hour == tuple(utc.fleet.by_hour[(hour - 9) % 24] for hour in range(24))
+
+
+# --- templates of a site ---
+
+
+def test_a_sites_template_takes_the_place_of_the_shipped_one(tmp_path: Path) -> None:
+    """One that changes a part, one that is all new; what the folder lacks is the shipped one."""
+    (tmp_path / "report.md").write_text("{{ data.title }}: {{ data.totals.incidents }} of {{ data.cluster | plain }}")
+    assert render_markdown(report(), templates=tmp_path) == "Drill report: 1 of lab\n"
+    assert "<!doctype html>" in render_html(report(), script="", templates=tmp_path)
+    (tmp_path / "base.html").write_text("ACME {% include 'shipped/report.html' %}")
+    (tmp_path / "report.html").write_text("{% extends 'base.html' %}")
+    assert render_html(report(), script="", templates=tmp_path).startswith("ACME <!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "part"),
+    [
+        ("one\n{% if %}", 2, "Expected an expression"),
+        ("one\ntwo\n{{ data.titel }}", 3, "titel"),
+        ("{{ nothing }}", 1, "'nothing' is undefined"),
+        ("a\n\n{{ 1 / 0 }}", 3, "ZeroDivisionError"),
+        ("{% include 'no.html' %}", 1, "no.html"),
+        ("{{ ''.__class__.__mro__ }}", 1, "unsafe"),
+        ("x\n{{ data.title | shout }}", 2, "shout"),
+    ],
+)
+def test_a_broken_template_is_one_sentence(text: str, line: int, part: str, tmp_path: Path) -> None:
+    """The file, the line, and what is wrong there."""
+    (tmp_path / "report.md").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        render_markdown(report(), templates=tmp_path)
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path / 'report.md'}:{line}: ")
+    assert part in said
+    assert "\n" not in said

@@ -1,0 +1,143 @@
+"""Swarms: a fixed set of seeds has nothing to complain of; what fails is made small and can be told in one command."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.sim import fuzz as fuzzing
+from holdfast.sim.faults import plan
+from holdfast.sim.fuzz import CAN_BE_OFF, Trial, examine, search, shrunk
+from holdfast.sim.options import draw
+from sim.mutants import planted
+
+REGRESSIONS = {
+    5: "a job was requeued beyond its budget because it stood in the queue already",
+    8: "an exclusion outlived its node's repair, and the job waited for nodes for ever",
+    13: "a node that failed while the exclusion of others was under way was given to the job",
+    15: "a node that the brake held back was given to a job that had not been on it",
+    26: "a node that its admin took back stayed suspect in service",
+    53: "attempts of starts that had failed early hid the launcher's own, and a job that trained was given up",
+    109: "a job that was started and failed between two looks was waited for for ever",
+    204: "a dead node that a person vouched for was never looked at again",
+    216: "a crash was ignored because a straggler had been told of, and that matter was closed",
+    283: "a late word of a job whose id was used again left a ghost on its nodes",
+    310: "our own requeue, seen late, revived a job that was being given up, and its end was withdrawn",
+    324: "an order was asked for again while its failure was being stored, and dropped",
+    1152: "a launcher that was heard while its job was being given up revived the job, with fresh budgets",
+    1305: "a checkpoint that was told of when the next requeue had been ordered did not give the retries back",
+    2338: "the brake went on holding back a node that a person had taken back into service",
+    5068: "a dead node that its admin took back into service was never looked at again",
+    5093: "a job was released onto nodes that had failed while its release was delayed",
+    7160: "a late word of a launcher whose run had ended revived a job that was given up",
+    8064: "a job was preempted, started and lost while our requeue hung, and was released although in no queue",
+    5242: "a requeue that a person asked for ended in giving up",
+    1165: "a requeue that was taken back took effect later, and nobody released the job",
+    2277: "a node was rebooted that a person had drained while our own drain was under way",
+    2748: "a silence that was stored after it had ended lasted for ever",
+    3479: "a crash heard of before the start of its attempt was charged as if it had been answered already",
+    4878: "a release that had worked was tried again and undid a person's hold",
+    4402: "half of a rack stayed away for ever, and was waited for as long",
+    6647: "a rank that died before its attempt was said to have started was never missed",
+}
+"""Seeds that found a bug, and which. The bugs have tests of their own in tests/decide."""
+
+
+@pytest.mark.parametrize("seed", sorted(REGRESSIONS))
+def test_a_bug_that_was_found_stays_mended(seed):
+    """See REGRESSIONS."""
+    assert examine(Trial(seed=seed)).complaints == ()
+
+
+def test_a_fixed_swarm_finds_nothing():
+    """Ten seeds with the engine's own invariants checked after every event; one of them run twice, byte by byte."""
+    verdicts = []
+    assert search(range(95, 105), on_verdict=verdicts.append) == []
+    assert [verdict.trial.seed for verdict in verdicts] == list(range(95, 105))
+    assert sum(verdict.incidents for verdict in verdicts) > 20
+    assert any(verdict.twice for verdict in verdicts)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_a_long_swarm_finds_nothing():
+    """Two thousand seeds, over two processes."""
+    failed = search(range(2000, 4000), processes=2)
+    assert [(one.trial.command(), one.complaints) for one in failed] == []
+
+
+def test_a_failing_seed_is_made_small_and_told_in_one_command():
+    """With a planted bug: few faults are left, the judge is the same, and the command's words give the same verdict."""
+    with planted("restart onto a bad node"):
+        verdict = examine(Trial(seed=16))
+        assert verdict.judges == {"not_onto_a_bad_node"}
+        small = shrunk(verdict, tries=24)
+        assert small.judges & verdict.judges
+        assert len(small.faults) < len(verdict.faults) / 2
+        words = shlex.split(small.trial.command())
+        assert words[:3] == ["holdfast", "simulate", "fuzz"]
+        named = dict(zip(words[3::2], words[4::2], strict=True))
+        again = Trial(
+            seed=int(named["--from"]),
+            only=tuple(name for name in named["--only"].split(",") if name),
+            off=tuple(named.get("--off", "").split(",")) if "--off" in named else (),
+        )
+        assert again == small.trial
+        assert examine(again).complaints == small.complaints
+
+
+def test_two_processes_say_the_same_as_one():
+    """Verdicts depend on nothing but the trials."""
+    seeds = range(100, 109)
+    alone, beside = [], []
+    search(seeds, on_verdict=alone.append)
+    search(seeds, processes=2, on_verdict=beside.append)
+    assert alone == beside
+
+
+def test_an_error_inside_a_run_is_a_complaint(monkeypatch):
+    """The search goes on; the place is named."""
+
+    def broken(*_given, **_named):
+        raise RuntimeError("loose wire")
+
+    monkeypatch.setattr(fuzzing, "simulate", broken)
+    (complaint,) = examine(Trial(seed=1)).complaints
+    assert complaint.judge == "run_does_not_break"
+    assert "loose wire" in complaint.text
+    assert "test_fuzz.py" in complaint.text
+
+
+def test_a_run_that_never_ends_is_a_complaint(monkeypatch):
+    """It is broken off by an alarm."""
+
+    def for_ever(*_given, **_named):
+        while True:
+            pass
+
+    monkeypatch.setattr(fuzzing, "simulate", for_ever)
+    monkeypatch.setattr(fuzzing, "RUN_LIMIT_S", 0.05)
+    assert examine(Trial(seed=1)).judges == {"run_ends"}
+
+
+def test_two_runs_of_one_seed_that_differ_are_a_complaint(monkeypatch):
+    """As a set's order or a clock would make them."""
+    real = fuzzing.simulate
+    seeds = iter((3, 4))
+    monkeypatch.setattr(fuzzing, "simulate", lambda _options, **_named: real(draw(next(seeds))))
+    assert "same_seed_same_bytes" in examine(Trial(seed=3), twice=True).judges
+
+
+def test_a_trial_leaves_out_what_it_says():
+    """Faults by their ids, options by their names; what does not exist is named."""
+    trial = Trial(seed=2, only=(), off=CAN_BE_OFF)
+    options = trial.options()
+    assert set(options.drop) == {fault.id for fault in plan(draw(2))}
+    assert not any(getattr(options, name) for name in CAN_BE_OFF)
+    assert examine(trial).faults == ()
+    with pytest.raises(UsageError, match="no fault 'ghost-1'"):
+        Trial(seed=2, only=("ghost-1",)).options()
+    with pytest.raises(UsageError, match="'nodes' cannot be switched off"):
+        Trial(seed=2, off=("nodes",)).options()

@@ -1,0 +1,371 @@
+"""The judges of simulated histories: silent on a good one, and each finds what it is there for in a tampered one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.model import events as e
+from holdfast.model import orders as o
+from holdfast.model.cluster import NodeView, SchedulerState
+from holdfast.model.events import Command
+from holdfast.model.evidence import Diagnosis, Remedy
+from holdfast.model.orders import OrderStatus
+from holdfast.model.records import JobState
+from holdfast.sim.checkers import came_to_rest_in_time, judged
+from holdfast.sim.checkers.journal import Replayed, records_of
+from holdfast.sim.history import Cancelled, Drained, Faulted, History, OrderTook, Resumed, RunBegan, Step, Wrote
+from sim.histories import CHECK, JOB, NEW, OLD, REPLACE, REQUEUE, Tale, good, order
+
+
+@pytest.fixture
+def tale() -> Tale:
+    return good()
+
+
+def said_by(history: History) -> set[str]:
+    """Names of the judges that complain."""
+    return {complaint.judge for complaint in judged(history)}
+
+
+def test_a_good_history_has_no_complaints(tale):
+    """Nothing is made up, and liveness is judged too."""
+    assert came_to_rest_in_time(tale.history)
+    assert judged(tale.history) == []
+
+
+def test_liveness_is_judged_only_when_there_was_time(tale):
+    """An incident that is open while faults go on is no failure yet."""
+    tale.incident.closed_at = 0.0
+    assert said_by(tale.history) == {"incidents_close"}
+    tale.history.ended_at = tale.now + 10.0
+    assert said_by(tale.history) == set()
+
+
+# --- the journal ---
+
+
+def test_a_lost_event_is_found(tale):
+    """By its number."""
+    del tale.history.steps[3]
+    assert "journal_is_sound" in said_by(tale.history)
+
+
+def test_an_event_stored_twice_is_found(tale):
+    """By its id, though its number is right."""
+    last = tale.history.steps[-1].event
+    tale.history.steps.append(Step(replace(last, seq=last.seq + 1)))
+    assert said_by(tale.history) == {"journal_is_sound"}
+
+
+def test_two_controllers_of_one_epoch_are_found(tale):
+    """The fence would not tell them apart."""
+    tale.event(e.ControllerStarted, epoch=1)
+    assert said_by(tale.history) == {"journal_is_sound"}
+
+
+def test_a_replay_that_orders_something_else_is_found(tale):
+    """Orders are compared event by event, then the records."""
+    history = tale.history
+    orders = [list(step.orders) for step in history.steps]
+    same = Replayed(orders, records_of(history))
+    assert judged(history, lambda _events: same) == []
+    fewer = Replayed([[] for _ in orders], records_of(history))
+    (complaint,) = judged(history, lambda _events: fewer)
+    assert "led to quarantine_node c1, requeue_held c2; its replay leads to nothing" in complaint.text
+    lost = Replayed(orders, {})
+    assert {"replay_is_the_same"} == {one.judge for one in judged(history, lambda _events: lost)}
+
+
+# --- orders ---
+
+
+def test_an_order_with_two_effects_is_found(tale):
+    """The same id changed the world twice."""
+    tale.took(REPLACE, instance_id=NEW)
+    assert "order c5 had its effect 2 times" in [one.text for one in judged(tale.history)]
+
+
+def test_a_second_outcome_is_found(tale):
+    """Done and done again; done and failed."""
+    tale.event(e.OrderDone, order="c2")
+    tale.event(e.OrderFailed, order="c3", why="no")
+    texts = [one.text for one in judged(tale.history)]
+    assert texts == ["order c2 was done 2 times", "order c3 has failed and is done"]
+
+
+def test_an_outcome_of_an_order_that_nobody_gave_is_found(tale):
+    """A stranger's word."""
+    tale.event(e.OrderDone, order="c99")
+    assert said_by(tale.history) == {"no_order_twice"}
+
+
+def test_an_order_given_again_after_its_outcome_is_found(tale):
+    """What is done must not be asked for again; what is pending may be sent once more."""
+    pending = tale.history.steps[-1]
+    tale.history.steps[-1] = Step(pending.event, (replace(CHECK, cause=1),))
+    assert "no_order_twice" in said_by(tale.history)
+
+
+def test_a_second_requeue_without_a_run_is_found(tale):
+    """One fault, two requeues, though each order had one effect."""
+    first = order(o.RequeueHeld, "c20", restart_count=1)
+    second = order(o.RequeueHeld, "c21", restart_count=2)
+    tale.event(e.FindingSeen, first, second, finding=tale.incident.findings[0])
+    tale.took(first)
+    tale.took(second)
+    assert said_by(tale.history) == {"no_order_twice"}
+
+
+def test_an_order_with_a_wrong_cause_is_found(tale):
+    """It must name the event it was given with."""
+    step = tale.history.steps[7]
+    tale.history.steps[7] = Step(step.event, tuple(replace(one, cause=2) for one in step.orders))
+    assert said_by(tale.history) == {"every_order_has_a_cause"}
+
+
+def test_a_fence_without_evidence_is_found(tale):
+    """Nobody said anything of n4."""
+    tale.event(e.TimerFired, order(o.RebootNode, "c20", node="n4"), timer="x")
+    assert said_by(tale.history) == {"every_order_has_a_cause"}
+
+
+def test_an_order_of_no_incident_and_one_without_evidence_are_found(tale):
+    """Jobs are not touched for nothing."""
+    tale.event(e.TimerFired, replace(REQUEUE, id="c20", incident="i9"), timer="x")
+    assert len(judged(tale.history)) == 2
+    other = good()
+    other.incident.findings = []
+    assert said_by(other.history) == {"every_order_has_a_cause"}
+
+
+def test_an_effect_that_the_journal_does_not_know_is_found(tale):
+    """Journal first, or not at all."""
+    tale.deed(OrderTook, order="c77", kind="reboot_node", node="n2")
+    assert said_by(tale.history) == {"every_order_has_a_cause"}
+
+
+def test_an_order_without_an_outcome_is_found(tale):
+    """In the end only; timers and notices do not count."""
+    tale.history.orders[0].status = OrderStatus.PENDING
+    assert said_by(tale.history) == {"orders_end"}
+
+
+# --- nodes ---
+
+
+def test_more_quarantines_than_the_brake_allows_are_found(tale):
+    """One node an hour is the limit here; a person's drain does not count."""
+    tale.event(
+        e.OperatorCommand, order(o.QuarantineNode, "c20", node="n2"), command=Command.DRAIN, who="mei", node="n2"
+    )
+    assert said_by(tale.history) == set()
+    tale.event(e.NodeGone, order(o.QuarantineNode, "c21", node="n3"), node="n3", evidence="reset")
+    (complaint,) = judged(tale.history)
+    assert "n3 is quarantined (event 23) as number 2 of group 'gpu'" in complaint.text
+
+
+def test_a_quarantine_after_the_window_is_right(tale):
+    """The window moves on, and a person may reset the brake."""
+    tale.event(e.OperatorCommand, command=Command.RESET_BRAKE, who="mei", group="gpu")
+    tale.event(e.NodeGone, order(o.QuarantineNode, "c21", node="n3"), node="n3", evidence="reset")
+    tale.now += 4000.0
+    tale.event(e.NodeGone, order(o.QuarantineNode, "c22", node="n2"), node="n2", evidence="reset")
+    assert said_by(tale.history) == set()
+
+
+def test_lifting_an_admins_drain_is_found(tale):
+    """In the world by who drained, in the journal by the reason."""
+    tale.deed(Drained, node="n2", by="person:admin", reason="memory test")
+    tale.deed(Resumed, node="n2", by="c50")
+    assert said_by(tale.history) == {"drains_are_our_own"}
+    other = good()
+    other.node("n2", drained=True, drain_reason="memory test")
+    other.event(e.NodeGone, order(o.ReturnNode, "c20", node="n2"), node="n2", evidence="x")
+    assert said_by(other.history) == {"drains_are_our_own"}
+
+
+def test_draining_over_an_admins_drain_is_found(tale):
+    """Their reason would be lost."""
+    tale.deed(Drained, node="n2", by="person:admin", reason="memory test")
+    tale.deed(Drained, node="n2", by="c50", reason="[holdfast] x")
+    assert said_by(tale.history) == {"drains_are_our_own"}
+
+
+def test_a_stale_drain_after_a_persons_return_is_found(tale):
+    """An order of before the return may be under way for a moment, not for minutes."""
+    late = order(o.QuarantineNode, "c20", node="n2", instance_id=OLD)
+    tale.event(e.OperatorCommand, late, command=Command.DRAIN, who="mei", node="n2")
+    tale.deed(Drained, node="n2", by="person:admin")
+    tale.deed(Resumed, node="n2", by="person:admin")
+    tale.now += 600.0
+    tale.deed(Drained, node="n2", by="c20")
+    assert "drains_are_our_own" in said_by(tale.history)
+
+
+def test_an_order_that_hits_another_machine_is_found(tale):
+    """n1 is another machine by now."""
+    again = order(o.RebootNode, "c20", instance_id=OLD)
+    tale.event(e.NodeGone, again, node="n1", evidence="x")
+    tale.took(again, instance_id=NEW)
+    assert said_by(tale.history) == {"drains_are_our_own"}
+
+
+def test_a_forgotten_drain_is_found(tale):
+    """Healthy for the engine, drained in the world."""
+    tale.deed(Drained, node="n1", by="c1")
+    assert said_by(tale.history) == {"no_drain_is_forgotten"}
+
+
+# --- jobs ---
+
+
+def test_a_restart_onto_a_bad_node_is_found(tale):
+    """Known bad when the release was ordered; after the return it would be right."""
+    for place, deed in enumerate(tale.history.deeds):
+        if isinstance(deed, RunBegan) and deed.by == "c4":
+            tale.history.deeds[place] = replace(deed, nodes=("n1", "n2"))
+    (complaint,) = judged(tale.history)
+    assert complaint.text == "c4 let job 7 run on n1, known bad since event 8 (nvidia.xid.74)"
+
+
+def test_a_restart_onto_a_returned_node_is_right(tale):
+    """Its machine was swapped, checked and returned."""
+    again = order(o.ReleaseJob, "c20", epoch=3)
+    tale.event(e.OrderDone, again, order="x")
+    tale.deed(RunBegan, job=JOB, epoch=3, nodes=("n1", "n2"), by="c20")
+    assert said_by(tale.history) == {"no_order_twice"}  # only the made-up outcome
+
+
+def test_more_requeues_than_the_budget_are_found(tale):
+    """Three without progress where two are allowed; with progress in between all is well."""
+
+    def releases(tale: Tale, between: Callable[[int], object]) -> set[str]:
+        for number in range(3):
+            tale.event(e.TimerFired, order(o.ReleaseJob, f"c2{number}", epoch=3 + number), timer="x")
+            between(number)
+        return said_by(tale.history)
+
+    assert releases(tale, lambda _: None) == {"budgets_hold"}
+    other = good()
+    save = lambda n: other.event(e.CheckpointSaved, job=JOB, attempt=2, step=30 + n, durable=True)  # noqa: E731
+    assert releases(other, save) == set()
+
+
+def test_giving_up_too_early_is_found(tale):
+    """Nothing was tried since the last progress; when an order was refused for good, or a person asked, it is right."""
+    stop = order(o.GiveUp, "c20", remedy=Remedy.STOP, why="crash loop")
+    tale.event(e.TimerFired, stop, timer="x")
+    assert said_by(tale.history) == {"budgets_hold"}
+    refused = good()
+    again = order(o.RequeueHeld, "c19", restart_count=1)
+    refused.event(e.TimerFired, again, timer="x")
+    refused.event(e.OrderFailed, stop, order="c19", why="may not be requeued")
+    assert said_by(refused.history) == set()
+
+
+def test_a_start_after_a_cancel_is_found(tale):
+    """In the world and in the journal; a person may queue it once more."""
+    tale.deed(Cancelled, job=JOB, by="person:owner")
+    tale.job(SchedulerState.CANCELLED)
+    tale.deed(RunBegan, job=JOB, epoch=3, nodes=("n2",), by="person:owner")
+    assert said_by(tale.history) == set()
+    tale.deed(Cancelled, job=JOB, by="person:owner")
+    tale.event(e.TimerFired, order(o.RequeueHeld, "c20", restart_count=1), timer="x")
+    tale.deed(RunBegan, job=JOB, epoch=4, nodes=("n2",), by="c20")
+    assert len([one for one in judged(tale.history) if one.judge == "no_restart_after_cancel"]) == 2
+
+
+def test_an_old_attempt_that_writes_beside_the_new_one_is_found(tale):
+    """Unless the fence refused it."""
+    tale.deed(Wrote, job=JOB, epoch=1, step=30, accepted=False)
+    assert said_by(tale.history) == set()
+    tale.deed(Wrote, job=JOB, epoch=1, step=30)
+    assert said_by(tale.history) == {"attempts_do_not_overlap"}
+
+
+def test_an_epoch_used_twice_is_found(tale):
+    """Nothing would tell the two attempts apart."""
+    tale.deed(RunBegan, job=JOB, epoch=2, nodes=("n2",), by="scheduler")
+    assert said_by(tale.history) == {"attempts_do_not_overlap"}
+
+
+@pytest.mark.parametrize("state", [SchedulerState.HELD, SchedulerState.FAILED])
+def test_a_job_that_is_left_lying_is_found(tale, state):
+    """Held by nobody, or failed with retries left; a job that was given up or is held by a person is not."""
+    history = tale.history
+    assert history.final is not None
+    history.final = replace(history.final, jobs=(replace(history.final.jobs[0], state=state),))
+    assert said_by(history) == {"retries_are_used"}
+    history.jobs[0].state = JobState.GIVEN_UP
+    assert said_by(history) == set()
+
+
+def test_a_job_for_which_too_few_nodes_are_left_may_wait(tale):
+    """Its incident stays open with it; with enough nodes both are complaints."""
+    history = tale.history
+    assert history.final is not None
+    waiting = replace(history.final.jobs[0], state=SchedulerState.PENDING, want_nodes=2)
+    history.jobs[0].state = JobState.WAITING_FOR_NODES
+    tale.incident.closed_at = 0.0
+    tale.incident.jobs_open = [JOB]
+    one, two = NodeView(name="n1", alive=True), NodeView(name="n2", alive=True)
+    history.final = replace(history.final, jobs=(waiting,), nodes=(one, replace(two, drained=True)))
+    assert said_by(history) == set()
+    history.final = replace(history.final, nodes=(one, two))
+    assert said_by(history) == {"incidents_close", "retries_are_used"}
+
+
+# --- incidents ---
+
+
+def test_a_wrong_cause_is_found(tale):
+    """The fault stood alone, was seen, and something else is named."""
+    tale.incident.diagnosis = Diagnosis(cause="exit.code.1", summary="exit code 1")
+    assert said_by(tale.history) == {"stories_name_the_cause"}
+
+
+def test_a_story_that_does_not_tell_is_found(tale):
+    """The right diagnosis must be told, too."""
+    tale.incident.story = ["Something happened."]
+    assert said_by(tale.history) == {"stories_name_the_cause"}
+
+
+def test_faults_that_come_together_may_be_taken_for_one_another(tale):
+    """Two within minutes: nobody can demand which of them a diagnosis names."""
+    tale.deed(Faulted, fault="crash-2", kind="crash", rules=("exit.signal.11",), job=JOB)
+    tale.incident.diagnosis = Diagnosis(cause="exit.signal.11", summary="signal 11")
+    assert said_by(tale.history) == set()
+
+
+def test_complaints_are_bounded(tale):
+    """The first ones tell the story."""
+    for number in range(20):
+        tale.event(e.OrderDone, order=f"c9{number}")
+    assert len(judged(tale.history)) == 5
+
+
+def test_what_sets_something_anew_has_one_effect(tale):
+    """An older exclusion, withdrawn and hung, takes effect after a newer one, which then sets its own once more."""
+    older, newer = order(o.SetExcluded, "c20"), order(o.SetExcluded, "c21")
+    tale.event(e.TimerFired, older, timer="t")
+    tale.event(e.TimerFired, newer, timer="t")
+    for one in (newer, older, newer):
+        tale.took(one)
+    assert "no_order_twice" not in said_by(tale.history)
+    tale.took(newer)
+    assert "order c21 had its effect 2 times" in [one.text for one in judged(tale.history)]
+
+
+@pytest.mark.parametrize(("by", "complains"), [("person:ada", False), ("c7", True)])
+def test_a_person_who_lifts_a_bad_nodes_drain_lets_the_job_run_there(tale, by, complains):
+    """Between our release and the start: nobody could know. Our own return of a bad node is no excuse."""
+    release = order(o.ReleaseJob, "c22", epoch=3)
+    tale.event(e.NodeGone, node="n4", evidence="its lease ended")
+    tale.event(e.TimerFired, release, timer="t")
+    tale.took(release)
+    tale.deed(Resumed, node="n4", by=by)
+    tale.deed(RunBegan, job=JOB, epoch=3, nodes=("n3", "n4"), by="c22")
+    assert ("not_onto_a_bad_node" in said_by(tale.history)) is complains
