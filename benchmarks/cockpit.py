@@ -13,33 +13,25 @@ import json
 import random
 import shutil
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-import api_reads
 import httpx
 import msgspec
-from api_reads import finding, world
+from filled import FINDINGS, RATE, filled_controller, finding
 
-from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.journal import open_journal
-from holdfast.adapters.memory import MemoryNotifier
-from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.api import ApiServer, TokenBook
 from holdfast.cockpit import Cockpit, router
-from holdfast.controller import Controller, Settings
-from holdfast.decide.engine import Engine
+from holdfast.controller import Controller
 from holdfast.model import events as e
 
-RATE, VIEWERS, ROUNDS, LIVE_S, SHOTS = 200, 200, 60, 20.0, 40
+VIEWERS, ROUNDS, LIVE_S, SHOTS = 200, 60, 20.0, 40
 PATHS = (
     "/", "/jobs", "/jobs?q=u3&state=running", "/jobs/17", "/nodes", "/nodes/n0017", "/incidents", "/incidents?q=xid.79",
     "/orders", "/audit", "/efficiency", "/drills", "/settings",
 )  # fmt: skip
 
 
-NUMBERS = itertools.count(api_reads.FINDINGS + 1)
+NUMBERS = itertools.count(FINDINGS + 1)
 """Ids are never used twice: the controller would drop what it knows."""
 
 
@@ -169,32 +161,13 @@ async def measure(controller: Controller, cockpit: Cockpit, url: str) -> None:
 
 
 async def main() -> None:
-    if "--quick" in sys.argv:
-        api_reads.FINDINGS //= 10
-    with tempfile.TemporaryDirectory() as folder:
-        journal = open_journal(f"sqlite:///{Path(folder)}/journal.db")
-        clock, presets = SystemClock(), packaged_presets()
-        policies, _ = read_policy(None, presets)
-
-        def engine(state: bytes | None) -> Engine:
-            return Engine(policies, presets=presets) if state is None else Engine.restore(state, policies)
-
-        controller = Controller(
-            journal, engine, world(clock), [], [MemoryNotifier()], clock, holder="bench", settings=Settings(watch_s=5.0)
-        )
-        running = asyncio.create_task(controller.run())
-        await controller.ready.wait()
-        began = time.perf_counter()
-        await api_reads.fill(controller)
-        print(f"filled in {time.perf_counter() - began:.0f} s, event {controller.seq}", flush=True)
+    findings = FINDINGS // 10 if "--quick" in sys.argv else FINDINGS
+    async with filled_controller(findings) as (controller, folder, presets):
         tokens = TokenBook()
-        cockpit = Cockpit(controller, tokens, presets, drills=Path(folder) / "drills")
+        cockpit = Cockpit(controller, tokens, presets, drills=folder / "drills")
         api = ApiServer(controller, tokens=tokens, pages=[router(cockpit)], sessions=cockpit.sessions)
         async with api, cockpit:
             await measure(controller, cockpit, api.url)
-        controller.stop()
-        await running
-        await journal.close()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from tests.api.engine_house import engine_served, run
 from tests.api.test_api import TOKENS, client, event, served
@@ -16,7 +17,7 @@ from tests.api.test_api import TOKENS, client, event, served
 from holdfast.api import Role, reads
 from holdfast.api.reads import decode_cursor, encode_cursor
 from holdfast.client import AsyncClient
-from holdfast.errors import UsageError
+from holdfast.errors import JournalError, UsageError
 from holdfast.model import events as e
 
 pytestmark = pytest.mark.timeout(600)
@@ -249,5 +250,58 @@ def test_the_client_reads_all_pages_and_follows_the_stream(tmp_path: Path):
                     assert isinstance(one, e.ControllerStarted)
                     break
             assert [deed.what for deed in await reader.audit()] == ["controller_started"]
+
+    run(work)
+
+
+def test_the_whole_state_follows_every_commit(tmp_path: Path):
+    """What is kept between two questions is renewed: each answer equals the journal's records at that time."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, web(house.server) as http:
+            journal = house.controller.journal
+            for round_ in range(3):
+                if round_:
+                    await house.controller.submit(
+                        e.NodeSilent(id=f"silent{round_}", at=time.time(), source="controller", node="n1", for_s=30.0)
+                        if round_ == 1
+                        else e.NodeHeard(id="heard", at=time.time(), source="controller", node="n1")
+                    )
+                seq = house.controller.seq
+                said = (await http.get("/v1/state")).json()
+                assert said["seq"] >= seq
+                assert said["health"]["ready"]
+                for name, records in (
+                    ("jobs", await journal.jobs()),
+                    ("nodes", await journal.nodes()),
+                    ("incidents", await journal.incidents(limit=100)),
+                    ("brakes", await journal.brakes()),
+                ):
+                    assert said[name] == msgspec.json.decode(msgspec.json.encode(records)), name
+                silent = {one["name"]: one.get("silent", False) for one in said["nodes"]}
+                assert silent["n1"] is (round_ == 1)
+
+    run(work)
+
+
+def test_a_state_that_could_not_be_read_to_its_end_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A failure between jobs and nodes loses no record's change."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house:
+            whole = house.server.app.state.whole
+            await whole.json()
+            silent = e.NodeSilent(id="silent", at=time.time(), source="controller", node="n1", for_s=30.0)
+            await house.controller.submit(silent)
+
+            async def broken(**_: object):
+                raise JournalError("torn cable")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(house.controller.journal, "nodes", broken)
+                with pytest.raises(JournalError):
+                    await whole.json()
+            said = msgspec.json.decode(await whole.json())
+            assert [one["name"] for one in said["nodes"] if one.get("silent")] == ["n1"]
 
     run(work)

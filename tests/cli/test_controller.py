@@ -199,6 +199,21 @@ def test_a_wrong_key_in_the_policy_ends_the_command_with_its_line(tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
+def test_a_cluster_that_cannot_be_there_is_never_called_ready(tmp_path: Path):
+    """A context that the kubeconfig does not know: exit code 78, one sentence, and no word of being ready before."""
+    done = subprocess.run(
+        [HOLDFAST, "controller", "--dir", str(tmp_path / "c"), "--cluster=kubernetes:WRONG", "--listen=127.0.0.1:0"],
+        env={**os.environ, "KUBECONFIG": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 78
+    assert "WRONG" in done.stderr
+    assert "controller is ready" not in done.stderr
+    assert not (tmp_path / "c" / "controller" / "controller.json").exists()
+
+
 def test_a_damaged_journal_is_refused(tmp_path: Path):
     """Nothing is done on the word of a file that cannot be trusted."""
     folder = tmp_path / "c" / "controller"

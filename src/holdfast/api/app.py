@@ -17,6 +17,7 @@ from holdfast.api.auth import Reviewer, Sessions, TokenBook
 from holdfast.api.limits import LimitGate, Limits
 from holdfast.api.metrics import Tally
 from holdfast.api.problems import on_bug, on_deep, on_http, on_ours
+from holdfast.api.whole import WholeState
 from holdfast.controller import Controller
 from holdfast.controller.fleet import Fleet
 from holdfast.errors import HoldfastError
@@ -62,6 +63,7 @@ def make_app(
                 "fleet": fleet if fleet is not None else Fleet(),
                 "tally": tally if tally is not None else Tally(),
                 "collectors": tuple(collectors),
+                "whole": WholeState(controller),
             }
         ),
         exception_handlers={

@@ -14,12 +14,14 @@ from urllib.parse import urlencode
 from litestar import Request, Response, get
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, QueryParameter
 from msgspec import Struct
 
 from holdfast.api import reads
 from holdfast.api.auth import Role, needs
 from holdfast.api.operate import etag_of
+from holdfast.api.whole import WholeState
 from holdfast.controller import Controller, Health
 from holdfast.errors import NotFoundError
 from holdfast.model.events import AnyEvent, FindingSeen, PolicyLoaded
@@ -31,7 +33,6 @@ EVENTS_MAX = 1000
 EVENTS_BESIDE = 1000
 """Events that come with a single record: its newest."""
 WAIT_S_MAX = 60.0
-INCIDENTS_IN_STATE = 100
 SEQ_MAX = 2**62
 
 Limit = Annotated[int, QueryParameter(ge=1, le=EVENTS_MAX, description="Records of one page.")]
@@ -133,19 +134,16 @@ class _UnchangedError(HTTPException):
         super().__init__(status_code=304, headers={"ETag": tag})
 
 
-@get("/state", guards=_viewer, tags=["read"])
-async def whole_state(state: State) -> StateAnswer:
+@get(
+    "/state",
+    guards=_viewer,
+    tags=["read"],
+    responses={200: ResponseSpec(StateAnswer, description="Everything at a glance.")},
+)
+async def whole_state(state: State) -> Response[bytes]:
     """Jobs, nodes, incidents and brakes: all of them, so large on a large cluster; the lists come in pages."""
-    controller: Controller = state.controller
-    journal, seq = controller.journal, controller.seq
-    return StateAnswer(
-        seq=seq,
-        health=controller.health(),
-        jobs=await journal.jobs(),
-        nodes=await journal.nodes(),
-        incidents=await journal.incidents(limit=INCIDENTS_IN_STATE),
-        brakes=await journal.brakes(),
-    )
+    whole: WholeState = state.whole
+    return Response(await whole.json(), media_type="application/json")
 
 
 @get("/events", guards=_viewer, tags=["read"])

@@ -28,7 +28,7 @@ from holdfast import __version__
 from holdfast.adapters.notice_settings import NotifyConfig
 from holdfast.adapters.repair.settings import RepairConfig
 from holdfast.cli.config import ConfigOption, KubernetesConfig, Settings, SlurmConfig, service_settings
-from holdfast.cli.kubernetes_cluster import close, make_kubernetes, more_notifiers
+from holdfast.cli.kubernetes_cluster import close, make_kubernetes, more_notifiers, read_pods
 from holdfast.cli.repairs import make_repairs
 from holdfast.cli.turns import ElectOption, JournalUrlOption, holder_name, lead, mirrored, open_patiently, pod_role
 from holdfast.errors import HoldfastError, JournalBusyError, JournalError, UsageError
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 PORT = 8470
 LEASE_S = 10.0
+FIRST_LOOK_S = 5.0
+"""So long "ready" waits for the first look at the cluster: a cluster that cannot be there ends the controller."""
 
 _log = structlog.get_logger("holdfast.controller")
 
@@ -305,6 +307,7 @@ async def serve(options: Options) -> None:
             holder=holder_name(options.folder, options.journal),
             lease_s=options.lease_s,
         )
+        read_pods(orchestrator, the_controller)
         cockpit = Cockpit(the_controller, tokens, presets, drills=options.folder / "drills")
         api = ApiServer(
             the_controller,
@@ -353,6 +356,9 @@ async def until_ended(
             mirror = mirrored(the_controller, wanted=options.kubernetes.mirror_incidents, kubeconfig=kubeconfig)
             async with api, cockpit, mirror, pod_role(options.pod, "active", kubeconfig):
                 await load_policy(the_controller, toml, options.policy)
+                await first_look(the_controller, task)
+                if task.done():
+                    return
                 facts = {"url": api.url, "pid": os.getpid(), "epoch": the_controller.epoch, "version": __version__}
                 publish(options.folder / "controller.json", {**facts, "started_at": time.time()})
                 _log.info("controller is ready", url=api.url, cluster=options.cluster)
@@ -361,6 +367,13 @@ async def until_ended(
         ready.cancel()
         the_controller.stop()
         await task
+
+
+async def first_look(the_controller: Controller, task: asyncio.Task[None]) -> None:
+    """Return when the cluster was looked at (in vain, too), the controller has ended, or `FIRST_LOOK_S` are over."""
+    tried = asyncio.create_task(the_controller.watch.tried.wait())
+    await asyncio.wait([task, tried], timeout=FIRST_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+    tried.cancel()
 
 
 async def load_policy(the_controller: Controller, toml: str, file: Path | None, why: str = "start") -> None:

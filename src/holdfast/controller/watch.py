@@ -48,6 +48,8 @@ class Watch:
         self.looks = 0
         self.looked_at = 0.0
         """Clock's `now` of the last look that saw something; 0.0: none yet."""
+        self.tried = asyncio.Event()
+        """Set once a look has ended in any way that lets the watch go on: seen, refused, or not answered."""
 
     async def run(self) -> None:
         """Look for ever."""
@@ -57,6 +59,7 @@ class Watch:
             try:
                 world = await within(self._clock, self._settings.observe_limit_s, self._orchestrator.observe())
             except (LinkError, TimeoutError) as error:
+                self.tried.set()
                 why = str(error) or f"no answer within {self._settings.observe_limit_s:g} s"
                 if self._clock.monotonic() - blind_since >= self._settings.blind_after_s and not self._state().blind:
                     _log.warning("the orchestrator cannot be read", why=why)
@@ -91,6 +94,7 @@ class Watch:
         """Submit what is different, and return when it is stored."""
         self.looks += 1
         self.looked_at = self._clock.now()
+        self.tried.set()
         stored = [self._submit(event) for event in self._differences(world)]
         if self._state().blind:
             stored.append(

@@ -1,0 +1,85 @@
+"""The answer of `/v1/state`: everything at a glance, as bytes that are kept and renewed where commits touched them.
+
+On a large cluster the records are megabytes of JSON. They are read from the journal and written as JSON when somebody
+asks for the first time; after that only those that a commit has touched since the last answer are. Called by
+`routes_state.py`. Time passes while the journal reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.controller import Controller
+from holdfast.model.records import JobRecord, NodeRecord
+from holdfast.ports import Entry
+
+INCIDENTS_IN_STATE = 100
+NAMED_MAX = 1000
+"""When more has changed, everything is read: a question that names thousands is no quicker."""
+
+
+class WholeState:
+    """See the module. It listens to the controller from the first question on."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._jobs: dict[str, dict[str, bytes]] = {}
+        """By id, then by the whole key: several clusters may know the same id."""
+        self._nodes: dict[str, bytes] = {}
+        self._old_jobs: set[str] = set()
+        self._old_nodes: set[str] = set()
+        self._lock = asyncio.Lock()
+        self._listens = False
+        self._loaded = False
+        """Everything that was touched before the last answer is in what is kept."""
+
+    def take(self, entries: Sequence[Entry]) -> None:
+        """Note what a commit has touched; a listener of the controller."""
+        for entry in entries:
+            self._old_jobs.update(str(job.key) for job in entry.touched.jobs)
+            self._old_nodes.update(node.name for node in entry.touched.nodes)
+
+    async def json(self) -> bytes:
+        """A `StateAnswer` as JSON. Records may be newer than its `seq`, never older.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        controller, journal = self._controller, self._controller.journal
+        async with self._lock:
+            seq = controller.seq
+            await self._renew()
+            incidents = await journal.incidents(limit=INCIDENTS_IN_STATE)
+            brakes = await journal.brakes()
+            jobs = b",".join(record for records in self._jobs.values() for record in records.values())
+            nodes = b",".join(self._nodes.values())
+        encode = msgspec.json.encode
+        return b'{"seq":%d,"health":%b,"jobs":[%b],"nodes":[%b],"incidents":%b,"brakes":%b}' % (
+            seq, encode(controller.health()), jobs, nodes, encode(incidents), encode(brakes),
+        )  # fmt: skip
+
+    async def _renew(self) -> None:
+        journal = self._controller.journal
+        if not self._listens:
+            self._controller.listeners.append(self.take)
+            self._listens = True
+        jobs, self._old_jobs = self._old_jobs, set()
+        nodes, self._old_nodes = self._old_nodes, set()
+        loaded, self._loaded = self._loaded and max(len(jobs), len(nodes)) <= NAMED_MAX, False
+        if not loaded:
+            self._keep(await journal.jobs(), await journal.nodes())
+        else:
+            # What is not read to the end leaves `_loaded` unset, so that the next answer reads everything.
+            self._keep(await journal.jobs(job=sorted(jobs)) if jobs else (), ())
+            self._keep((), await journal.nodes(node=sorted(nodes)) if nodes else ())
+        self._loaded = True
+
+    def _keep(self, jobs: Iterable[JobRecord], nodes: Iterable[NodeRecord]) -> None:
+        encode = msgspec.json.encode
+        for job in jobs:
+            self._jobs.setdefault(str(job.key), {})[f"{job.key.cluster} {job.key}"] = encode(job)
+        for node in nodes:
+            self._nodes[node.name] = encode(node)
