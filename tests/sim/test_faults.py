@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 
+import msgspec
 import pytest
 
 from holdfast.errors import UsageError
 from holdfast.sim.causes import LLAMA3, LLAMA3_RATE, LLAMA3_STOPS, best_interval_s, formula_ettr
-from holdfast.sim.faults import KINDS, lemons, node_name, plan, topology
-from holdfast.sim.options import DAY_S, SimOptions, changed, draw, from_json
+from holdfast.sim.faults import KINDS, lemons, log, node_name, plan, power, topology
+from holdfast.sim.options import DAY_S, EDITION_2, SimOptions, changed, draw, from_json
 
 LARGE = SimOptions(nodes=2048, fault_s=54 * DAY_S, failures=LLAMA3_RATE)
 
@@ -35,6 +37,26 @@ def test_one_seed_is_one_plan_and_another_seed_another():
     """Equal options give equal plans."""
     assert plan(LARGE) == plan(LARGE)
     assert plan(LARGE) != plan(changed(LARGE, seed=1))
+
+
+def test_a_plan_is_the_same_on_every_machine():
+    """To the bit. The C library's logarithm is not: without fused multiply-add it gives another last bit here."""
+    assert log(float.fromhex("0x1.d8856edf681ebp-1")).hex() == "-0x1.48abcbd514045p-4"
+    assert (log(1.0), power(2048 / 128, 0.5), power(3.0, 0.0)) == (0.0, 4.0, 1.0)
+    written = msgspec.json.encode(plan(draw(4711)))
+    assert hashlib.sha256(written).hexdigest() == "97911bcd1d0fe8cb5f70581aa5cd1f7df72304225bc0c2fc3637de2f32a421c9"
+
+
+def test_seeds_of_the_first_edition_draw_what_they_always_drew():
+    """What was added to the swarm since is off below `EDITION_2`, and on in a good part of the seeds from there."""
+
+    def added(seed: int) -> list[bool]:
+        options = draw(seed)
+        return [value > 0.0 for value in (options.clock_drift_ppm, options.link_faults, options.echoes)]
+
+    assert not any(any(added(seed)) for seed in range(EDITION_2 - 100, EDITION_2))
+    on = [added(seed) for seed in range(EDITION_2, EDITION_2 + 100)]
+    assert all(30 < sum(one[which] for one in on) < 90 for which in range(3))
 
 
 def test_turning_a_kind_off_leaves_the_other_kinds_where_they_were():

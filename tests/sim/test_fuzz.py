@@ -10,7 +10,7 @@ from holdfast.errors import UsageError
 from holdfast.sim import fuzz as fuzzing
 from holdfast.sim.faults import plan
 from holdfast.sim.fuzz import CAN_BE_OFF, Trial, examine, search, shrunk
-from holdfast.sim.options import draw
+from holdfast.sim.options import EDITION_2, draw
 from sim.mutants import planted
 
 REGRESSIONS = {
@@ -60,11 +60,17 @@ def test_a_fixed_swarm_finds_nothing():
     assert any(verdict.twice for verdict in verdicts)
 
 
+def test_a_fixed_swarm_of_the_second_edition_finds_nothing():
+    """With clocks that run fast or slow, links that are down, and peers that complain."""
+    assert search(range(EDITION_2, EDITION_2 + 6)) == []
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_a_long_swarm_finds_nothing():
-    """Two thousand seeds, over two processes."""
-    failed = search(range(2000, 4000), processes=2)
+@pytest.mark.parametrize("first", [2000, EDITION_2])
+def test_a_long_swarm_finds_nothing(first):
+    """A thousand seeds of each edition, over two processes."""
+    failed = search(range(first, first + 1000), processes=2)
     assert [(one.trial.command(), one.complaints) for one in failed] == []
 
 

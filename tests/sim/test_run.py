@@ -234,3 +234,43 @@ def test_nothing_is_preempted_that_would_not_make_room():
     high = JobPlan(id="2", nodes=7, priority=1, arrives_s=600.0)
     result = simulate(changed(QUIET, jobs=(low, high), preempt=True, fault_s=7200.0, converge_s=0.0))
     assert [one.what for one in result.truth if one.what == "job_requeued"] == []
+
+
+def test_a_peer_that_complains_of_a_broken_collective_does_not_take_the_blame():
+    """Each crash has an echo on another node, sooner or later than the crash itself is told; the crash is named."""
+    result = simulate(changed(QUIET, crashes=40.0, echoes=1.0, seed=2))
+    rules = [entry.event.finding.rule for entry in result.entries() if isinstance(entry.event, e.FindingSeen)]
+    assert rules.count("nccl.remote") >= 3
+    causes = [one.diagnosis.cause for one in result.incidents if one.diagnosis is not None]
+    assert len(causes) >= 3
+    assert set(causes) == {"exit.signal.11"}
+    assert result.converged
+
+
+def test_a_link_that_is_down_breaks_jobs_until_it_is_up_and_is_told_of_as_cleared():
+    """Its agent sees it and says when it is over; all comes to rest."""
+    result = simulate(changed(QUIET, link_faults=12.0, seed=2))
+    ends = [one for one in result.truth if one.what == "fault_ended" and one.fault.startswith("cable")]
+    assert len(ends) >= 3
+    events = [entry.event for entry in result.entries()]
+    seen = [one.finding.rule for one in events if isinstance(one, e.FindingSeen)]
+    assert {"check.fabric_port_down", "nccl.ib.port"} <= set(seen)
+    assert any(isinstance(one, e.FindingCleared) and one.rule == "check.fabric_port_down" for one in events)
+    assert {one.diagnosis.cause for one in result.incidents if one.diagnosis is not None} <= {
+        "check.fabric_port_down",
+        "nccl.ib.port",
+    }
+    assert (result.converged, result.refused) == (True, [])
+    assert result.ledgers[0].completed
+
+
+def test_clocks_of_nodes_drift_apart():
+    """By what the option says: a node's findings are stamped ever further from the time at which they come in."""
+    result = simulate(changed(QUIET, crashes=40.0, clock_drift_ppm=2000.0, seed=3))
+    ahead: dict[str, list[float]] = {}
+    for entry in result.entries():
+        event = entry.event
+        if event.source.startswith("launcher") and not isinstance(event, e.LauncherLapsed):
+            ahead.setdefault(event.source, []).append(event.at - event.received_at)
+    moved = [abs(values[-1] - values[0]) for values in ahead.values()]
+    assert 1.0 < max(moved) <= 2000e-6 * (result.ended_at - result.started_at) + 2.0

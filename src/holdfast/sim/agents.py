@@ -63,7 +63,7 @@ class Agents:
             return
         self._number += 1
         name = f"agent:{node.name}/{self._number}"
-        at = self._world.now() + node.offset_s
+        at = self._world.clock_of(node)
         place = Place(node=node.name, gpu=gpu)
         found = finding(rule, id=name, at=at, place=place, kind=EvidenceKind.LOG)
         self.send(e.FindingSeen(id=name, at=at, source=f"agent:{node.name}", finding=found), node)
@@ -71,7 +71,7 @@ class Agents:
     def cleared(self, node: Node, rule: str) -> None:
         """A condition has gone."""
         self._number += 1
-        name, at = f"agent:{node.name}/{self._number}", self._world.now() + node.offset_s
+        name, at = f"agent:{node.name}/{self._number}", self._world.clock_of(node)
         self.send(e.FindingCleared(id=name, at=at, source=f"agent:{node.name}", rule=rule, node=node.name), node)
 
     def send(self, event: e.AnyEvent, node: Node | None) -> None:

@@ -15,7 +15,7 @@ from holdfast.sim.control import ControlPlane
 from holdfast.sim.operators import Operators
 from holdfast.sim.record import Fault
 from holdfast.sim.scheduler import RUNS, Job, Scheduler
-from holdfast.sim.training import Attempt
+from holdfast.sim.training import LINK_RULE, Attempt
 from holdfast.sim.world import Node, World
 
 
@@ -172,6 +172,25 @@ class Breaker:
         self._took(fault, hit[0])
         hit[1].breaks(hit[1].nodes[int(fault.luck * len(hit[1].nodes))].name, fault.cause, fault.id)
 
+    def cable(self, fault: Fault) -> None:
+        """A link of the node is down: ranks there cannot reach their peers, on whatever machine, until it is up."""
+        node = self._node(fault)
+        self._took(fault, self.scheduler.running_on(node))
+        node.links[fault.id] = fault.label
+        seen = node.up and fault.luck < self.world.options.attribution
+        if seen:
+            self.agents.sees(node, fault.cause)
+        attempt = self._on(node)
+        if attempt is not None:
+            attempt.breaks(node.name, LINK_RULE, fault.id)
+
+        def up_again() -> None:
+            node.links.pop(fault.id, None)
+            if seen and node.up and not node.links:
+                self.agents.cleared(node, fault.cause)
+
+        self._lasts(fault, up_again)
+
     def hang(self, fault: Fault) -> None:
         """Nothing moves."""
         hit = self._training(fault)
@@ -288,6 +307,7 @@ _EFFECTS: dict[str, Callable[[Breaker, Fault], None]] = {
     "gpu": Breaker.gpu,
     "node": Breaker.node,
     "crash": Breaker.crash,
+    "cable": Breaker.cable,
     "link": Breaker.crash,
     "hang": Breaker.hang,
     "corruption": Breaker.corruption,

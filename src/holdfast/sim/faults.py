@@ -7,8 +7,8 @@ same faults, and a failing run shrinkable. Times are seconds since the run's beg
 
 from __future__ import annotations
 
+import decimal
 import itertools
-import math
 import random
 from collections.abc import Iterator
 
@@ -21,6 +21,7 @@ KINDS = {
     "gpu": "a part of the node breaks; its agent sees it, and a job there dies",
     "node": "the node stops",
     "crash": "a rank ends by itself",
+    "cable": "a node's link to the fabric is down for minutes; its agent sees it, a job there breaks, and again",
     "link": "a connection breaks for a moment and a rank dies of it",
     "hang": "nobody dies, nothing moves",
     "corruption": "numbers go bad; it shows some steps later, and checkpoints in between hold it",
@@ -44,6 +45,19 @@ KINDS = {
 def luck(options: SimOptions, name: str) -> random.Random:
     """A stream of its own, the same on every machine."""
     return random.Random(f"{name}/{options.seed}")  # noqa: S311 - repeatable, not secret
+
+
+def log(x: float) -> float:
+    """Natural logarithm, rounded correctly: the C library's differs in its last bit between processors."""
+    return float(decimal.Decimal(x).ln(_EXACT))
+
+
+def power(x: float, y: float) -> float:
+    """`x` to the `y`, the same on every machine."""
+    return float(_EXACT.power(decimal.Decimal(x), decimal.Decimal(y)))
+
+
+_EXACT = decimal.Context(prec=28)
 
 
 def plan(options: SimOptions) -> tuple[Fault, ...]:
@@ -77,7 +91,7 @@ def lemons(options: SimOptions) -> list[int]:
 
 def failures_per_day(options: SimOptions, nodes: int) -> float:
     """Failures of components a day on so many of the nodes."""
-    growth = math.pow(options.nodes / options.scale_from, options.scale_exponent)
+    growth = power(options.nodes / options.scale_from, options.scale_exponent)
     return options.failures / 1000.0 * nodes * growth
 
 
@@ -85,7 +99,7 @@ def _times(dice: random.Random, per_day: float, until_s: float) -> Iterator[floa
     """A Poisson process."""
     at = 0.0
     while per_day > 0.0:
-        at += dice.expovariate(per_day) * DAY_S
+        at += -log(1.0 - dice.random()) / per_day * DAY_S
         if at >= until_s:
             return
         yield at
@@ -165,6 +179,7 @@ def _groups(options: SimOptions) -> Iterator[Fault]:
 _SINGLES: tuple[tuple[str, str, float, float, str], ...] = (
     ("crash", "crashes", 0.0, 0.0, "exit.signal.11"),
     ("hang", "hangs", 0.0, 0.0, "hang.step"),
+    ("cable", "link_faults", 60.0, 1800.0, "check.fabric_port_down"),
     ("straggler", "stragglers", 600.0, 14400.0, "straggler.rank"),
     ("corruption", "corruptions", 0.0, 0.0, "loss.nan"),
     ("storage", "storage_outages", 60.0, 1800.0, "fs.stale"),

@@ -36,7 +36,7 @@ CHUNK = 8
 """Seeds handed to a process at once."""
 TWICE_EVERY = 25
 """Every so many seeds a run is made twice, and both must give the same bytes."""
-CAN_BE_OFF = (*SHARES, "message_jitter_s", "clock_drift_s", "lemons", "preempt")
+CAN_BE_OFF = (*SHARES, "message_jitter_s", "clock_drift_s", "clock_drift_ppm", "echoes", "lemons", "preempt")
 """Options of a swarm that are no planned faults: what shrinking tries without."""
 
 

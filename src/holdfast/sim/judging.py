@@ -55,8 +55,10 @@ _EFFECTS = frozenset(
 """Words that are the effect of the order they name."""
 _ALSO: Mapping[str, tuple[str, ...]] = {
     "node.lost": ("scheduler.node_fail",),
+    "check.fabric_port_down": ("nccl.ib.port",),
 }
-"""Causes that name the same fault as well: the scheduler's word for a node that went away under a job."""
+"""Causes that name the same fault as well: the scheduler's word for a node that went away under a job, a
+rank's for the link that its agent sees down."""
 
 
 def complaints_about(result: SimResult, *, engine: EngineClass = Engine) -> list[Complaint]:

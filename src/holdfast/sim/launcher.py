@@ -230,7 +230,7 @@ class Launcher(Allocation):
         return f"{self.source}/{self.restart_count}.{self._number}"
 
     def _at(self) -> float:
-        return self.world.now() + self.leader.offset_s
+        return self.world.clock_of(self.leader)
 
     def _say(self, event: e.AnyEvent, *, forward: bool = True) -> None:
         """To our own engine, and once that has it, to the cluster's controller."""
@@ -364,11 +364,25 @@ class Launcher(Allocation):
     def rank_ended(self, node: str, rule: str, fault: str) -> None:
         """See `training.Watcher`. An empty rule: its node went with it, and is told of as such."""
         del fault
+        self._echo(node)
         if rule:
             self._how = exit_of(rule)
             self.world.later(
                 self.world.options.detect_s, lambda: self._found(rule, node, EvidenceKind.EXIT, summary=rule)
             )
+
+    def _echo(self, node: str) -> None:
+        """A rank elsewhere waits in a collective for the one that ended: its library says that a peer is lost."""
+        world, attempt = self.world, self.attempt
+        peers = [one.name for one in attempt.nodes if one.name != node] if attempt is not None else []
+        if not peers or not world.chance("echo", world.options.echoes):
+            return
+        dice = world.dice("echo")
+        peer = peers[int(dice.random() * len(peers))]
+        world.later(
+            world.options.detect_s * dice.uniform(0.1, 1.5),
+            lambda: self._found("nccl.remote", peer, EvidenceKind.LOG) if attempt is self.attempt else None,
+        )
 
     def stalled(self, fault: str) -> None:
         """See `training.Watcher`."""

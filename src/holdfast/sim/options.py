@@ -108,6 +108,10 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     crashes: float = 0.0
     """Ends of a rank that have nothing to do with a node."""
     hangs: float = 0.0
+    link_faults: float = 0.0
+    """Links of nodes to the fabric that are down for minutes."""
+    echoes: float = 0.0
+    """Share of ends of a rank of which a peer complains, too: its collective fails, and it says so in its own words."""
 
     # --- how soon things are seen ---
     detect_s: float = 0.2
@@ -128,7 +132,9 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     message_duplicate: float = 0.0
     message_reorder: float = 0.0
     clock_drift_s: float = 0.0
-    """A node's clock is off by up to so much."""
+    """A node's clock is off by up to so much when the run begins."""
+    clock_drift_ppm: float = 0.0
+    """And it runs fast or slow: by up to so many microseconds in a second."""
     partitions: float = 0.0
 
     # --- the scheduler's commands, as shares of commands ---
@@ -207,6 +213,9 @@ _KINDS = (
     "torn_writes",
     "slow_fsync",
 )
+EDITION_2 = 10_000
+"""Seeds from this one on draw more: clocks that run fast or slow, links that are down, peers that complain. Those
+before draw what they always drew, so that a seed that found a bug goes on meaning what it meant."""
 SHARES = (
     "message_loss",
     "message_duplicate",
@@ -266,6 +275,10 @@ def draw(seed: int) -> SimOptions:
     for name in SHARES:
         values[name] = dice.uniform(0.01, 0.3) if dice.random() < 0.5 else 0.0
     values["preempt"] = dice.random() < 0.5
+    if seed >= EDITION_2:
+        values["clock_drift_ppm"] = dice.choice((0.0, 50.0, 500.0))
+        values["link_faults"] = dice.uniform(0.2, 2.0) * _INTENSE if dice.random() < 0.5 else 0.0
+        values["echoes"] = dice.choice((0.0, 0.5, 1.0))
     return SimOptions(**values)
 
 

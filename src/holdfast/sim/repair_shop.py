@@ -56,7 +56,7 @@ class SimRepair:
         await self._world.clock.sleep(options.validate_s)
         if not node.heard:
             raise TemporaryOrderError(f"{node.name} does not answer", retry_after_s=30.0)
-        bad = bool(node.broken) or self._world.chance("validate", options.validate_fail)
+        bad = bool(node.broken or node.links) or self._world.chance("validate", options.validate_fail)
         self._world.say("node_checked", who="repair", node=node.name, detail="failed" if bad else "passed")
         if bad:
             raise PermanentOrderError("dcgmi diag -r 3: fail")

@@ -16,6 +16,8 @@ from holdfast.sim.world import Node, World
 
 SICK_S = 120.0
 """A job that trains on a broken machine breaks again within about this time."""
+LINK_RULE = "nccl.ib.port"
+"""What a rank says whose link is down."""
 
 
 class Watcher(Protocol):
@@ -173,7 +175,7 @@ class Attempt:
     def _look_at_machines(self) -> None:
         """What is broken breaks a job again, sooner or later."""
         for node in self.nodes:
-            for fault in node.broken:
+            for fault in (*node.broken, *node.links):
                 wait_s = SICK_S * (0.2 + self.world.dice("sick").random())
                 self._after_own(wait_s, functools.partial(self._strike, node, fault))
                 return
@@ -181,6 +183,8 @@ class Attempt:
     def _strike(self, node: Node, fault: str) -> None:
         if self.is_well and fault in node.broken:
             self.breaks(node.name, "exit.signal.6", fault)
+        elif self.is_well and fault in node.links:
+            self.breaks(node.name, LINK_RULE, fault)
 
     def _after_own(self, seconds: float, do: Callable[[], None]) -> None:
         """Later, unless this attempt is over by then."""

@@ -6,7 +6,6 @@ cases can make a difference. Durations are virtual seconds. Every run is the rea
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -16,6 +15,7 @@ from msgspec import Struct, field
 
 from holdfast.errors import UsageError
 from holdfast.sim.causes import best_interval_s, formula_ettr
+from holdfast.sim.faults import power
 from holdfast.sim.ledger import CATEGORIES
 from holdfast.sim.options import DAY_S, JobPlan, SimOptions
 from holdfast.sim.record import Ledger, SimResult
@@ -60,7 +60,7 @@ class Question(Struct, frozen=True, kw_only=True):
     @property
     def rate(self) -> float:
         """Failures per node and second."""
-        growth = math.pow(self.nodes / self.scale_from, self.scale_exponent) if self.scale_exponent else 1.0
+        growth = power(self.nodes / self.scale_from, self.scale_exponent) if self.scale_exponent else 1.0
         return self.failures * growth / 1000.0 / DAY_S
 
 

@@ -31,9 +31,11 @@ class Node:
         "job",
         "known_down",
         "lemon",
+        "links",
         "machines",
         "name",
         "offset_s",
+        "rate_ppm",
         "reason",
         "retired",
         "spare",
@@ -42,13 +44,16 @@ class Node:
         "view",
     )
 
-    def __init__(self, index: int, path: str, *, spare: bool, lemon: bool, offset_s: float) -> None:
+    def __init__(self, index: int, path: str, *, spare: bool, lemon: bool, offset_s: float, rate_ppm: float) -> None:
         self.index = index
         self.name = node_name(index)
         self.topology = path
         self.spare = spare
         self.lemon = lemon
         self.offset_s = offset_s
+        """How far its clock was off when the run began."""
+        self.rate_ppm = rate_ppm
+        """Microseconds in a second that its clock runs fast."""
         self.up = True
         self.cuts: set[str] = set()
         """Faults that cut it off from every other node."""
@@ -56,6 +61,8 @@ class Node:
         """Faults that keep it from the controller only."""
         self.broken: dict[str, str] = {}
         """Fault -> the repair that mends it."""
+        self.links: dict[str, str] = {}
+        """Fault -> label, of its links to the fabric that are down: no repair of the machine mends a cable."""
         self.drained = False
         self.reason = ""
         self.retired = False
@@ -113,7 +120,7 @@ class World:
         """Something that the scheduler shows has changed."""
         self._dice: dict[str, random.Random] = {}
         bad = set(lemons(options))
-        drift = luck(options, "drift")
+        drift, rates = luck(options, "drift"), luck(options, "drift/rate")
         self.nodes: dict[str, Node] = {}
         for index in range(options.nodes):
             node = Node(
@@ -122,6 +129,7 @@ class World:
                 spare=index >= options.nodes - options.spares,
                 lemon=index in bad,
                 offset_s=drift.uniform(-1.0, 1.0) * options.clock_drift_s,
+                rate_ppm=rates.uniform(-1.0, 1.0) * options.clock_drift_ppm,
             )
             self.nodes[node.name] = node
 
@@ -130,6 +138,10 @@ class World:
     def now(self) -> float:
         """Virtual Unix seconds."""
         return self.clock.now()
+
+    def clock_of(self, node: Node) -> float:
+        """What the node takes the time for."""
+        return self.now() + node.offset_s + node.rate_ppm * 1e-6 * self.clock.monotonic()
 
     def later(self, seconds: float, do: Callable[[], None]) -> Callable[[], None]:
         """Do it after so long; the returned function forgets it."""
