@@ -51,13 +51,29 @@ agent; those that ask for other exporters (DCGM, node_exporter's InfiniBand) are
    must be below slurm.conf's `MinJobAge` (300 s by default).
 5. Grafana: import the four files; each asks for its Prometheus once.
 
+What a drill did on purpose carries the label `drill="true"` (nodes, open incidents, and so their alerts); the Alertmanager example calls nobody for it,
+and `NodeCountDrop` does not count nodes that a drill has taken away.
+
 Labels are bounded: states, domains, kinds, groups, partitions. Single nodes are named only while they are not healthy, single jobs only while they run
 under guard, each up to 500; users of the Slurm exporter up to 200.
 """
 TRACES = """\
 ## Traces
 
-`pip install 'holdfast[otel]'` brings OpenTelemetry's libraries; the controller does not send traces of incidents yet.
+With `pip install 'holdfast[otel]'` and
+
+```toml
+[traces]
+endpoint = "http://collector:4318/v1/traces"   # OTLP over HTTP
+headers_file = "/etc/holdfast/otlp-headers"    # `name: value` lines, mode 0600; may be left out
+cluster = "training-a"                         # default: the cluster's name in job ids
+```
+
+in the controller's holdfast.toml (or OpenTelemetry's own `OTEL_EXPORTER_OTLP_ENDPOINT`), each incident that closes is sent as one trace: a root from the
+fault to the close with cause, domain, outcome, jobs, nodes, drill and the findings as events, a span for each phase of the timeline (`detect`, `diagnose`,
+`isolate`, ... `prove`), and `repair node`, `return node`. A job that was given up is an error. Ids come from the incident's own, so the same incident is
+the same trace. Recovery never waits for the collector: what it does not take is tried again and then dropped, and what a killed controller had not sent
+is not sent later; the journal has it all (`holdfast incident`, `holdfast report`).
 """
 
 

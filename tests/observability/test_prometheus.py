@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import msgspec
@@ -35,10 +36,14 @@ from holdfast.agent.controller_link import ControllerLink, FixedAddress
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
 from holdfast.api import Role
+from holdfast.api.limits import LimitGate
+from holdfast.api.metrics import ControllerCollector, Tally
+from holdfast.controller import Figures
+from holdfast.controller.fleet import Fleet, IncidentLine, NodeLine
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Domain, Finding, Place, Severity
-from holdfast.model.records import Mark
+from holdfast.model.records import Mark, NodeState
 from holdfast.ports import Entry, Touched
 
 pytestmark = pytest.mark.timeout(600)
@@ -103,6 +108,39 @@ def test_prometheus_and_alertmanager_take_their_files():
     said(program("amtool"), "check-config", config)
     routed = said(program("amtool"), "config", "routes", "test", f"--config.file={config}", "severity=critical")
     assert routed.strip().startswith("pager")
+    drilled = said(
+        program("amtool"), "config", "routes", "test", f"--config.file={config}", "severity=critical", "drill=true"
+    )
+    assert drilled.split()[0] == "chat", "nobody is called out of bed by a drill"
+
+
+def test_what_a_drill_did_is_marked():
+    """Nodes and open incidents of a drill carry drill="true"; all others have an empty label, which is none."""
+    fleet = Fleet()
+    fleet.nodes = {
+        "n1": NodeLine("n1", NodeState.QUARANTINED, "gpu", incident="i1"),
+        "n2": NodeLine("n2", NodeState.QUARANTINED, "gpu", incident="i2"),
+        "n3": NodeLine("n3", NodeState.HEALTHY, "gpu"),
+    }
+    fleet.incidents = {"i1": IncidentLine("i1", 50.0, drill="xid74"), "i2": IncidentLine("i2", 70.0)}
+    standing_in = SimpleNamespace(
+        health=lambda: SimpleNamespace(
+            ready=1, failing="", blind=False, looked_at=0.0, seq=0, epoch=0, queue=0, orders=0
+        ),
+        figures=Figures(),
+        presence=SimpleNamespace(beats=0),
+    )
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in ControllerCollector(standing_in, fleet, Tally(), LimitGate()).collect()
+        for sample in family.samples
+    }
+    assert found["holdfast_node_unhealthy", "n1", "gpu", "quarantined", "true"] == 1
+    assert found["holdfast_node_unhealthy", "n2", "gpu", "quarantined", ""] == 1
+    assert found["holdfast_nodes", "gpu", "quarantined", "true"] == 1
+    assert found["holdfast_nodes", "gpu", "healthy", ""] == 1
+    assert found["holdfast_incident_oldest_open_timestamp_seconds", "true"] == 50
+    assert found["holdfast_incident_oldest_open_timestamp_seconds", ""] == 70
 
 
 def test_dashboards_are_what_their_maker_makes():

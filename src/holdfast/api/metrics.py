@@ -19,13 +19,15 @@ from holdfast import __version__
 from holdfast.api.limits import LimitGate
 from holdfast.controller import Controller
 from holdfast.controller.figures import BOUNDS_S
-from holdfast.controller.fleet import Fleet
+from holdfast.controller.fleet import Fleet, NodeLine
 from holdfast.model import events as e
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.records import IncidentRecord, Mark, NodeState
 from holdfast.ports import Entry
 
 NAMED_MAX = 500
+DRILL = "true"
+"""Value of the label `drill` on what a drill did on purpose."""
 """Nodes, and jobs, that are named one by one."""
 PHASE_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)
 PHASES: tuple[tuple[str, Mark, Mark], ...] = (
@@ -151,10 +153,10 @@ class ControllerCollector(Collector):
         for state, count in sorted(Counter(line.state.value for line in self._fleet.jobs.values()).items()):
             jobs.add_metric([state], count)
         yield jobs
-        nodes = GaugeMetricFamily("holdfast_nodes", "Nodes by group and state.", labels=["group", "state"])
-        counted = Counter((line.group, line.state.value) for line in self._fleet.nodes.values())
-        for (group, state), count in sorted(counted.items()):
-            nodes.add_metric([group, state], count)
+        nodes = GaugeMetricFamily("holdfast_nodes", "Nodes by group and state.", labels=["group", "state", "drill"])
+        counted = Counter((line.group, line.state.value, self._drill(line)) for line in self._fleet.nodes.values())
+        for labels, count in sorted(counted.items()):
+            nodes.add_metric(labels, count)
         yield nodes
         tripped = GaugeMetricFamily("holdfast_brake_tripped", "1 while the quarantine brake holds.", labels=["group"])
         held = GaugeMetricFamily("holdfast_brake_waiting_nodes", "Nodes that the brake holds back.", labels=["group"])
@@ -167,16 +169,21 @@ class ControllerCollector(Collector):
     def _nodes(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "holdfast_node_unhealthy",
-            "1 for each node that is not healthy, by its state.",
-            labels=["node", "group", "state"],
+            'For each node that is not healthy, by its state; `drill="true"`: a drill made it so.',
+            labels=["node", "group", "state", "drill"],
         )
         sick = [line for line in self._fleet.nodes.values() if line.state is not NodeState.HEALTHY]
         for line in sorted(sick, key=lambda one: one.name)[:NAMED_MAX]:
-            family.add_metric([line.name, line.group, line.state.value], 1.0)
+            family.add_metric([line.name, line.group, line.state.value, self._drill(line)], 1.0)
         yield family
         yield GaugeMetricFamily(
             "holdfast_nodes_silent", "Nodes not heard of.", sum(line.silent for line in self._fleet.nodes.values())
         )
+
+    def _drill(self, line: NodeLine) -> str:
+        """`true` for a node that is not healthy because of a drill; an empty label is none at all."""
+        incident = self._fleet.incidents.get(line.incident) if line.state is not NodeState.HEALTHY else None
+        return DRILL if incident is not None and incident.drill else ""
 
     def _jobs(self) -> Iterator[Metric]:
         step = GaugeMetricFamily("holdfast_job_step", "Newest step known of a guarded job.", labels=["job"])
@@ -220,11 +227,15 @@ class ControllerCollector(Collector):
         for domain, count in sorted(Counter(line.domain.value for line in now_open).items()):
             family.add_metric([domain], count)
         yield family
-        yield GaugeMetricFamily(
+        oldest = GaugeMetricFamily(
             "holdfast_incident_oldest_open_timestamp_seconds",
-            "Unix time at which the oldest open incident was opened; 0: none is open.",
-            min((line.opened_at for line in now_open), default=0.0),
+            'Unix time at which the oldest open incident was opened, drills\' (`drill="true"`) apart; 0: none is open.',
+            labels=["drill"],
         )
+        oldest.add_metric([""], min((line.opened_at for line in now_open if not line.drill), default=0.0))
+        if drills := [line.opened_at for line in now_open if line.drill]:
+            oldest.add_metric([DRILL], min(drills))
+        yield oldest
         yield CounterMetricFamily("holdfast_incidents_opened", "Incidents opened.", value=tally.opened)
         closed = CounterMetricFamily(
             "holdfast_incidents_closed", "Incidents closed, by domain and outcome.", labels=["domain", "outcome"]

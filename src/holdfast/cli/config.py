@@ -71,6 +71,8 @@ class KubernetesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Puts another machine in a node's place; without it a node's Cluster API Machine is deleted, where it has one."""
     agent_account: str = ""
     """NAMESPACE/NAME of the ServiceAccount by whose tokens agents log in; without it they need tokens of the book."""
+    check_template: str = ""
+    """NAMESPACE/NAME of the PodTemplate that checks a repaired node; without it the node's agent does."""
     mirror_incidents: bool = False
     """Show incidents as objects too (`kubectl get incidents`); needs the CRD of deploy/kubernetes."""
     repair_by_label: bool = False
@@ -89,6 +91,8 @@ class ReportConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """`en` or `ja`."""
     templates: str = ""
     """A folder with the site's own `report.html` or `report.md`."""
+    prometheus: str = ""
+    """Address of a Prometheus that the summary asks which alerts fired."""
 
 
 class DrillConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,6 +101,17 @@ class DrillConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     results: str = ""
     """Folder of their results; default: `drill-results` in the working folder."""
     schedule: tuple[Schedule, ...] = ()
+
+
+class TracesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[traces]`: where traces of incidents go."""
+
+    endpoint: str = ""
+    """OTLP over HTTP, whole: `http://collector:4318/v1/traces`. Empty: OTEL_EXPORTER_OTLP_ENDPOINT, else nowhere."""
+    headers_file: str = ""
+    """A file of `name: value` lines that go with each request, mode 0600: they may hold a secret."""
+    cluster: str = ""
+    """The cluster's name in the traces; default: as the journal's jobs have it."""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +136,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     repair: RepairConfig = RepairConfig()
     notify: NotifyConfig = NotifyConfig()
     """Who is told of what: docs/notices.md."""
+    traces: TracesConfig = TracesConfig()
     report: ReportConfig = ReportConfig()
     drill: DrillConfig = DrillConfig()
     log_rules: str = ""

@@ -27,7 +27,7 @@ from msgspec import Struct
 from holdfast import __version__
 from holdfast.adapters.notice_settings import NotifyConfig
 from holdfast.adapters.repair.settings import RepairConfig
-from holdfast.cli.config import ConfigOption, KubernetesConfig, Settings, SlurmConfig, service_settings
+from holdfast.cli.config import ConfigOption, KubernetesConfig, Settings, SlurmConfig, TracesConfig, service_settings
 from holdfast.cli.kubernetes_cluster import close, make_kubernetes, more_notifiers, read_pods
 from holdfast.cli.repairs import make_repairs
 from holdfast.cli.turns import ElectOption, JournalUrlOption, holder_name, lead, mirrored, open_patiently, pod_role
@@ -69,6 +69,8 @@ class Options(Struct, frozen=True, kw_only=True):
     kubernetes: KubernetesConfig = KubernetesConfig()
     repair: RepairConfig = RepairConfig()
     notify: NotifyConfig = NotifyConfig()
+    traces: TracesConfig = TracesConfig()
+    traces_headers: Path | None = None
     topology: str = ""
     """`slurm`, or an absolute path."""
 
@@ -119,6 +121,8 @@ def controller(
         kubernetes=settings.config.kubernetes,
         repair=settings.config.repair,
         notify=settings.config.notify,
+        traces=settings.config.traces,
+        traces_headers=settings.path(settings.config.traces.headers_file),
         topology=topology_of(settings),
         host=host,
         port=port,
@@ -276,6 +280,7 @@ async def serve(options: Options) -> None:
     from holdfast.api import ApiServer, TokenBook  # noqa: PLC0415
     from holdfast.api.auth import ensure_tokens  # noqa: PLC0415
     from holdfast.cli.notices import FleetFacts, make_outbox  # noqa: PLC0415
+    from holdfast.cli.traces import make_exporter, traced  # noqa: PLC0415
     from holdfast.cockpit import Cockpit, router  # noqa: PLC0415
     from holdfast.controller import Controller  # noqa: PLC0415
     from holdfast.decide.engine import Engine  # noqa: PLC0415
@@ -284,6 +289,7 @@ async def serve(options: Options) -> None:
     outbox = make_outbox(options.notify, options.folder, facts, clock)
     presets = packaged_presets()
     policies, toml = read_policy(options.policy, presets)
+    exporter = make_exporter(options.traces, options.traces_headers)
 
     def engine(state: bytes | None) -> Engine:
         if state is None:
@@ -320,7 +326,7 @@ async def serve(options: Options) -> None:
             reviewer=(reviewer := make_reviewer(options.kubernetes)),
         )
         facts.fleet = api.fleet
-        async with outbox:
+        async with outbox, traced(the_controller, exporter, options.traces.cluster):
             with signals(the_controller, options):
                 await until_ended(the_controller, api, cockpit, options, toml)
     finally:
