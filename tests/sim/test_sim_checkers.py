@@ -266,6 +266,16 @@ def test_giving_up_too_early_is_found(tale):
     assert said_by(refused.history) == set()
 
 
+def test_a_crash_that_came_back_after_somebody_elses_restart_has_come_back(tale):
+    """Preempted while its restart in place was ordered, it was started by the scheduler, and crashed as before."""
+    stop = order(o.GiveUp, "c20", remedy=Remedy.STOP, why="crash loop")
+    tale.event(e.AttemptStarted, job=JOB, attempt=2, epoch=3, restart_count=1)
+    tale.event(e.CheckpointSaved, job=JOB, attempt=2, step=90, durable=True)
+    tale.event(e.AttemptStarted, job=JOB, attempt=4, epoch=5, restart_count=2)
+    tale.event(e.TimerFired, stop, timer="x")
+    assert said_by(tale.history) == set()
+
+
 def test_a_start_after_a_cancel_is_found(tale):
     """In the world and in the journal; a person may queue it once more."""
     tale.deed(Cancelled, job=JOB, by="person:owner")

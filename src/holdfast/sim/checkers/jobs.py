@@ -38,6 +38,8 @@ class _Spent:
         self.starts = 0
         """The scheduler's restart count."""
         self.start_at_release = 0
+        self.let = False
+        """Released, and not seen to run since."""
         self.start_of: dict[int, int] = {}
         """Attempt -> the restart count that it belongs to."""
 
@@ -47,6 +49,22 @@ class _Spent:
         self.requeues += paid
         self.restarted_after = self.attempt
         self.start_at_release = self.starts
+
+    def ran(self, event: e.AttemptStarted) -> None:
+        """An attempt has started: by a restart in place, by our release, or by somebody else.
+
+        What the scheduler or a person started anew was a restart, too: the same crash has then come back all the same.
+        """
+        before = self.start_of.get(self.attempt, event.restart_count)
+        self.start_of[event.attempt] = event.restart_count
+        if event.attempt <= self.attempt:
+            return
+        if event.in_place:
+            self.restart(paid=False)
+        elif event.restart_count > before and not self.let:
+            self.restarts += 1
+        self.let = False
+        self.attempt = event.attempt
 
     def is_since(self, attempt: int) -> bool:
         """Was this attempt made after the last restart was ordered? Words of older ones may arrive late."""
@@ -74,6 +92,7 @@ def budgets_hold(history: History) -> Iterator[str]:
             limits = _limits(history, records.get(order.job))
             if isinstance(order, o.ReleaseJob):
                 count.restart(paid=not _asked_for(incident))
+                count.let = True
                 if count.requeues > limits.max_requeues:
                     yield (
                         f"{order.id} lets job {order.job} start for the {count.requeues}. time with no progress in "
@@ -119,11 +138,7 @@ def _count(spent: dict[JobKey, _Spent], event: e.AnyEvent, given: dict[str, tupl
                 if count.is_since(event.attempt):
                     count.progress()
         case e.AttemptStarted():
-            count = spent.setdefault(event.job, _Spent())
-            count.start_of[event.attempt] = event.restart_count
-            if event.in_place and event.attempt > count.attempt:
-                count.restart(paid=False)
-            count.attempt = max(count.attempt, event.attempt)
+            spent.setdefault(event.job, _Spent()).ran(event)
         case e.OrderFailed() if event.permanent:
             found = given.get(event.order)
             if found is not None and isinstance(found[0], o.JobOrder):
