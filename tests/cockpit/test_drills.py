@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from tests.cockpit.served import csrf_of, run, served
+from tests.controller.cases import until
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.api import Identity, Role
 from holdfast.cockpit.drills import DrillRoom
 from holdfast.cockpit.pages import Page
 from holdfast.errors import RefusedError, UsageError
+from holdfast.model.events import DrillRun
 
 pytestmark = pytest.mark.timeout(600)
 OPERATOR = Identity("mei", Role.OPERATOR)
@@ -53,7 +55,15 @@ def test_a_run_is_begun_by_an_operator_with_a_reason_and_ended_with_the_cockpit(
     """A viewer, an unknown drill, no reason and a second run are refused; stopping leaves no process behind."""
 
     async def work() -> None:
-        room = DrillRoom(tmp_path, SystemClock(), lambda: None)
+        told: list[DrillRun] = []
+
+        def submit(event: DrillRun) -> asyncio.Future[int]:
+            told.append(event)
+            stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            stored.set_result(len(told))
+            return stored
+
+        room = DrillRoom(tmp_path, SystemClock(), lambda: None, submit)
         with pytest.raises(RefusedError, match="operator"):
             room.start(Identity("v", Role.VIEWER), ["kill9"], "why")
         with pytest.raises(UsageError, match="no drill"):
@@ -64,9 +74,38 @@ def test_a_run_is_begun_by_an_operator_with_a_reason_and_ended_with_the_cockpit(
         with pytest.raises(RefusedError, match="under way"):
             room.start(OPERATOR, ["kill9"], "test")
         assert (await room.page(Page("drills")))["going"] is not None
-        await asyncio.sleep(0)
-        await room.stop()
+        await until(lambda: told)
+        await room.stop("mei")
         assert room.going is None
+        assert [(one.phase, one.who, one.drills, one.why) for one in told] == [
+            ("started", "mei", ("kill9",), "test"),
+            ("stopped", "mei", ("kill9",), "test"),
+        ]
+        assert told[0].run == told[1].run
+        assert told[0].id != told[1].id
+
+    run(work)
+
+
+def test_a_run_from_the_page_stands_on_the_audit_page_and_in_the_api(tmp_path: Path) -> None:
+    """Who, why and what came of it, each an event of the journal; a run that is stopped says by whom."""
+
+    async def work() -> None:
+        async with served(tmp_path) as house, house.browser() as http:
+            form = {"csrf": await csrf_of(http, "/drills"), "deed": "run", "drill": "kill9", "why": "before <b>launch"}
+            await http.post("/drills", data=form)
+            await until(lambda: any(isinstance(one, DrillRun) for one in house.cockpit.board.deeds))
+            await http.post("/drills", data={**form, "deed": "stop"})
+            await until(lambda: sum(isinstance(one, DrillRun) for one in house.cockpit.board.deeds) == 2)
+            page = (await http.get("/audit?q=kill9")).text
+            assert "drill run started" in page
+            assert "drill run stopped" in page
+            assert "before &lt;b&gt;launch" in page
+            said = (await http.get("/v1/audit")).json()
+            assert [one["what"] for one in said if one["what"].startswith("drill")] == [
+                "drill_run stopped", "drill_run started"
+            ]  # fmt: skip
+            assert said[0]["who"] == "the-operator"
 
     run(work)
 

@@ -19,6 +19,7 @@ FIELDS = {
     "job": KEY, "node": "n1", "order": "o1", "timer": "t", "command": e.Command.DRAIN, "who": "mei", "toml": "",
     "finding": Finding(id="f", rule="r", at=1.0, place=Place(node="n1"), job=KEY), "rule": "r", "boot_id": "b",
     "for_s": 1.5, "evidence": "x", "passed": True, "blind": True, "why": "w", "epoch": 3, "restart_count": 1,
+    "drills": ("d",), "phase": "started", "run": "r",
     "attempt": 1, "step": 5, "durable": True, "drill": "d", "kind": "k", "exit_code": 85, "topic": "t", "after_s": 2.0,
 }  # fmt: skip
 

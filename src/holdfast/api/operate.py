@@ -21,7 +21,7 @@ from holdfast.errors import LinkError, NotFoundError, RefusedError, StaleError, 
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
-from holdfast.model.records import BrakeRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.records import BrakeRecord, JobRecord, JobState, NodeRecord, OrderRecord
 from holdfast.model.wire import encode
 from holdfast.ports import Entry
 
@@ -77,7 +77,7 @@ async def operate(
         controller: whose cluster it is about.
         identity: who asks, as the guard found it.
         asked: the command.
-        if_match: `etag_of` the target as the person saw it; empty or `*`: whatever it is by now.
+        if_match: `etag_of` the target as the person saw it, or `gist_of` it; empty or `*`: whatever it is by now.
 
     Raises:
         RefusedError: this identity may not say it.
@@ -95,7 +95,8 @@ async def operate(
         await _look(controller)
     if if_match not in {"", "*"}:
         target = await target_of(controller, asked)
-        if target is None or etag_of(target) not in [tag.strip() for tag in if_match.split(",")]:
+        seen = {tag.strip() for tag in if_match.split(",")}
+        if target is None or not seen & {etag_of(target), gist_of(target)}:
             raise StaleError("it has changed since you looked: look again, then decide")
     event = e.OperatorCommand(
         id=f"command:{asked.id or uuid.uuid4().hex}",
@@ -229,3 +230,27 @@ async def target_of(
 def etag_of(record: Struct) -> str:
     """A strong entity tag: equal records have equal tags, and a record that changes gets another one."""
     return f'"{xxhash.xxh3_64_hexdigest(encode(record))}"'
+
+
+def gist_of(record: Struct) -> str:
+    """A tag of what a person's decision about it rests on.
+
+    A job's steps, a node's times of beats and the like may change meanwhile; another attempt, incident, machine or hold
+    may not. Forms of pages carry it: while somebody writes a reason, a training job does not stand still.
+    """
+    match record:
+        case NodeRecord():
+            view = record.view
+            gist: tuple[Any, ...] = (
+                "node", record.name, record.state, record.incident, record.instance_id or view.instance_id,
+                view.drained, sorted(view.jobs),
+            )  # fmt: skip
+        case JobRecord():
+            number = record.attempt.number if record.attempt is not None else -1
+            gist = ("job", str(record.key), number, record.incident, record.held_by, record.state in _OVER)
+        case _:
+            return etag_of(record)
+    return f'"gist-{xxhash.xxh3_64_hexdigest(encode(gist))}"'
+
+
+_OVER = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})

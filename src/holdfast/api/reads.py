@@ -26,7 +26,7 @@ from holdfast.model.wire import kind_of
 T = TypeVar("T")
 
 PAGE_MAX = 1000
-DEEDS = ("operator_command", "policy_loaded", "controller_started", "drill_fired")
+DEEDS = ("operator_command", "policy_loaded", "controller_started", "drill_fired", "drill_run")
 """Kinds of events that are somebody's deed."""
 
 
@@ -159,6 +159,9 @@ def _deed(event: e.AnyEvent, orders_given: Sequence[Any]) -> Deed:
             return Deed(event.seq, event.at, event.who, event.command.value, target, value, event.why, refused, given)
         case e.PolicyLoaded():
             return Deed(event.seq, event.at, event.source, "policy_loaded", event.file, orders=given)
+        case e.DrillRun():
+            what, drills = f"drill_run {event.phase}", ", ".join(event.drills)
+            return Deed(event.seq, event.at, event.who, what, drills, event.detail, event.why, orders=given)
         case e.DrillFired():
             target = event.node or str(event.job or "")
             return Deed(event.seq, event.at, event.source, "drill", target, event.kind, event.drill, orders=given)

@@ -314,7 +314,13 @@ async def serve(options: Options) -> None:
             lease_s=options.lease_s,
         )
         read_pods(orchestrator, the_controller)
-        cockpit = Cockpit(the_controller, tokens, presets, drills=options.folder / "drills")
+        cockpit = Cockpit(
+            the_controller,
+            tokens,
+            presets,
+            drills=options.folder / "drills",
+            sessions=options.folder / "sessions.json",
+        )
         api = ApiServer(
             the_controller,
             host=options.host,

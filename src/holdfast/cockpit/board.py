@@ -25,11 +25,11 @@ INCIDENTS_MAX = 20_000
 """Kept for lists and the search, newest first; older ones are found by their address."""
 DEEDS_MAX = 5_000
 REFUSALS_MAX = 1_000
-DEEDS = ("operator_command", "policy_loaded", "controller_started")
+DEEDS = ("operator_command", "policy_loaded", "controller_started", "drill_run")
 """Kinds of events that the audit page lists."""
 WAITING = frozenset({OrderStatus.PROPOSED, OrderStatus.PENDING})
 
-Deed = e.OperatorCommand | e.PolicyLoaded | e.ControllerStarted
+Deed = e.OperatorCommand | e.PolicyLoaded | e.ControllerStarted | e.DrillRun
 OnChange = Callable[[frozenset[str], bool], None]
 """Called with the keys of the pages that changed, and whether a person should see it at once."""
 

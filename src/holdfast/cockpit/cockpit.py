@@ -37,6 +37,7 @@ class Cockpit:
         tokens: who is let in; empty: everyone, as `local`.
         presets: texts of policy presets by name, to ask what they would have done.
         drills: folder for results of drills that are run from the page.
+        sessions: file that keeps people logged in over a restart; None: they log in again.
     """
 
     def __init__(
@@ -46,17 +47,21 @@ class Cockpit:
         presets: Mapping[str, str] | None = None,
         *,
         drills: Path,
+        sessions: Path | None = None,
     ) -> None:
         self.controller = controller
         self.board = Board(presets)
-        self.sessions = SessionBook(tokens, controller.clock)
+        self.sessions = SessionBook(tokens, controller.clock, sessions)
         self.hub = Hub(self._make, self._cells, lambda: self.controller.seq)
         self.pages = Pages(controller, self.board)
         self.replayer = Replayer(controller, presets or {})
         self.settings = SettingsPage(controller, self.board, presets or {})
         self.efficiency = Efficiency(controller, lambda: self.hub.changed(frozenset({"efficiency"}), notable=True))
         self.drills = DrillRoom(
-            drills, controller.clock, lambda: self.hub.changed(frozenset({"drills"}), notable=False)
+            drills,
+            controller.clock,
+            lambda: self.hub.changed(frozenset({"drills"}), notable=False),
+            controller.submit,
         )
         self.pages.add("settings", "settings.html", self.settings.page)
         self.pages.add("efficiency", "efficiency.html", self.efficiency.page)
@@ -77,6 +82,7 @@ class Cockpit:
     ) -> None:
         self.controller.listeners.remove(self.board.take)
         self.hub.close()
+        self.sessions.save()
         self.efficiency.stop()
         await self.drills.stop()
         if self._task is not None:

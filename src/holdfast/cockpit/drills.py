@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from holdfast.api.auth import Identity, Role
 from holdfast.cockpit.pages import Page, Values
 from holdfast.drill.scenario import shipped
 from holdfast.drill.schedule import regressions
-from holdfast.errors import RefusedError, UsageError
+from holdfast.errors import HoldfastError, RefusedError, UsageError
+from holdfast.model.events import DrillRun
 from holdfast.ports import Clock
 
 RUNS_MAX = 50
@@ -75,13 +76,24 @@ class Going(Struct):
     since: float
     lines: deque[str]
     folder: str = ""
+    stopped_by: str = ""
     task: asyncio.Task[None] | None = None
 
 
 class DrillRoom:
-    """See the module. `folder` holds a folder for each run; `changed` is told when there is something new to show."""
+    """See the module.
 
-    def __init__(self, folder: Path, clock: Clock, changed: Callable[[], None]) -> None:
+    Args:
+        folder: holds a folder for each run.
+        clock: tells the time of a run.
+        changed: called when there is something new to show.
+        submit: has a run's start and end journalled; a run that cannot be journalled does not begin.
+    """
+
+    def __init__(
+        self, folder: Path, clock: Clock, changed: Callable[[], None], submit: Callable[[DrillRun], Awaitable[int]]
+    ) -> None:
+        self._submit = submit
         self._folder = folder
         self._clock = clock
         self._changed = changed
@@ -134,18 +146,21 @@ class DrillRoom:
         _log.info("drills are run from the cockpit", names=names, who=identity.name, why=why)
         going.task = asyncio.create_task(self._run(going), name="drills")
 
-    async def stop(self) -> None:
+    async def stop(self, who: str = "the end of the controller") -> None:
         """End the run that is under way, with all that it has started."""
         going = self.going
         if going is not None and going.task is not None:
+            going.stopped_by = who
             going.task.cancel()
             await asyncio.gather(going.task, return_exceptions=True)
+            self.going = None  # also when it was stopped before it had begun
 
     async def _run(self, going: Going) -> None:
         out = self._folder / going.folder
         command = [sys.executable, "-m", "holdfast", "drill", "run", *going.names, "--out", str(out)]
         process: asyncio.subprocess.Process | None = None
         try:
+            await self._tell(going, "started")
             out.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -160,7 +175,7 @@ class DrillRoom:
             (out / ASKED).write_bytes(msgspec.json.encode({"who": going.who, "why": going.why}))
         except TimeoutError:
             self.failed = f"The run was ended at its limit of {LIMIT_S:g} s."
-        except OSError as error:
+        except (OSError, HoldfastError) as error:
             self.failed = f"The run could not be started: {error}"
         finally:
             if process is not None and process.returncode is None:
@@ -168,7 +183,32 @@ class DrillRoom:
             if process is not None and process.returncode and not (out / RESULTS).exists() and not self.failed:
                 self.failed = f"The run ended with code {process.returncode}: {' '.join(list(going.lines)[-2:])}"
             self.going = None
+            self._ended(going, passed=process is not None and process.returncode == 0)
             self._changed()
+
+    def _tell(self, going: Going, phase: str, detail: str = "") -> Awaitable[int]:
+        return self._submit(
+            DrillRun(
+                id=f"drill-run:{going.folder}:{going.since:.3f}:{phase}",
+                at=self._clock.now(),
+                source="cockpit",
+                who=going.who,
+                drills=going.names,
+                phase=phase,
+                run=going.folder,
+                why=going.why,
+                detail=detail[:500],
+            )
+        )
+
+    def _ended(self, going: Going, *, passed: bool) -> None:
+        """Have the end journalled. Nobody waits for it: at the controller's own end the journal may be closed."""
+        if going.stopped_by:
+            self._tell(going, "stopped", f"by {going.stopped_by}")
+        elif passed:
+            self._tell(going, "passed")
+        else:
+            self._tell(going, "failed", self.failed)
 
     async def _read(self, process: asyncio.subprocess.Process, going: Going) -> None:
         stream = process.stdout

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
-from holdfast.api.operate import etag_of
+from holdfast.api.operate import etag_of, gist_of
 from holdfast.cockpit import phases
 from holdfast.cockpit.board import Board
 from holdfast.cockpit.lines import JobLine, NodeLine
@@ -239,7 +239,7 @@ class Pages:
             "stacks": next((one for one in reversed(events) if isinstance(one, e.StacksCaptured)), None),
             "around": newest[0] if newest else None,
             "can": _job_commands(job),
-            "etag": "",
+            "etag": gist_of(job),
         }
 
     async def _node(self, page: Page) -> Values:
@@ -252,7 +252,7 @@ class Pages:
             "incidents": self._board.incidents_of(node=page.name)[:ROWS],
             "history": list(reversed(events))[:DEED_ROWS],
             "kind_of": kind_of,
-            "etag": "",
+            "etag": gist_of(found[0]),
             "jobs": [self._board.jobs.get(job) or job for job in found[0].view.jobs],
         }
 
@@ -344,6 +344,8 @@ def _deed_words(deed: Any) -> str:
     if isinstance(deed, e.OperatorCommand):
         target = f"{deed.node} {deed.job or ''} {deed.order} {deed.group}"
         return f"{deed.who} {deed.command} {target} {deed.why} {deed.value}".casefold()
+    if isinstance(deed, e.DrillRun):
+        return f"drill run {deed.who} {deed.phase} {' '.join(deed.drills)} {deed.why} {deed.detail}".casefold()
     return f"{kind_of(deed)} {deed.source}".casefold()
 
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from holdfast.report.timeline import Timeline
+from holdfast.report.timeline import PHASE_NAMES, Timeline
 
 WIDTH = 1000.0
 LEAST = 4.0
 """A phase of a few milliseconds is still seen."""
+
+
+TONES = {name: number for number, name in enumerate(PHASE_NAMES.values())}
 
 
 class Bar(Struct, frozen=True):
@@ -23,7 +26,7 @@ class Bar(Struct, frozen=True):
     seconds: float
     percent: float
     tone: int
-    """One of six colours that people with colour-blindness can tell apart."""
+    """Number of its colour: each kind of phase has one of its own, the same on every page."""
 
 
 def bars(timeline: Timeline) -> list[Bar]:
@@ -33,7 +36,8 @@ def bars(timeline: Timeline) -> list[Bar]:
     raw = [max(LEAST, WIDTH * phase.seconds / timeline.total_s) for phase in timeline.phases]
     scale = WIDTH / sum(raw)
     found, x = [], 0.0
-    for number, (phase, width) in enumerate(zip(timeline.phases, raw, strict=True)):
-        found.append(Bar(phase.name, round(x, 2), round(width * scale, 2), phase.seconds, phase.percent, number % 6))
+    for phase, width in zip(timeline.phases, raw, strict=True):
+        tone = TONES[phase.name]
+        found.append(Bar(phase.name, round(x, 2), round(width * scale, 2), phase.seconds, phase.percent, tone))
         x += width * scale
     return found

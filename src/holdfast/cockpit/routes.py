@@ -151,13 +151,14 @@ def _asked(query: str) -> tuple[tuple[str, str], ...]:
 def personal(request: Request[Any, Any, Any], session: Session, live: str, query: str) -> dict[str, Any]:
     """What depends on who looks."""
     flash, bad = session.flash, session.flash_is_bad
-    session.flash = ""
+    draft, session.flash, session.draft = session.draft, "", ""
     return {
         "me": session.identity,
         "may_operate": session.identity.may(Role.OPERATOR) or session.identity.role is Role.OWNER,
         "csrf": session.csrf,
         "flash": flash,
         "flash_is_bad": bad,
+        "draft_why": draft,
         "live": f"{live}?{query}" if query and ":" not in live else live,
         "here": request.url.path + (f"?{query}" if query else ""),
         "asset": files.address,
@@ -252,7 +253,7 @@ async def run_drill(request: Request[Any, Any, Any]) -> Redirect:
         if form.get("deed") == "stop":
             if not session.identity.may(Role.OPERATOR):
                 raise RefusedError("stopping a run needs an operator's token")
-            await room.stop()
+            await room.stop(session.identity.name)
             session.flash, session.flash_is_bad = "The run was stopped.", False
         else:
             room.start(session.identity, [form.get("drill", "")], why)
@@ -273,6 +274,7 @@ async def operate(request: Request[Any, Any, Any]) -> Redirect:
     """A person's word. What came of it stands on the page that follows."""
     session, form = await writer(request)
     session.flash, session.flash_is_bad = await deeds.deed(of(request).controller, session.identity, form)
+    session.draft = form.get("why", "")[:2000] if session.flash_is_bad else ""
     return Redirect(local_path(form.get("next", "/")), status_code=HTTP_303_SEE_OTHER)
 
 

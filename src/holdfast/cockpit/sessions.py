@@ -2,9 +2,10 @@
 
 A session's cookie holds 256 random bits; the server keeps only their SHA-256, who it is, and a secret for forms. A new
 session is made at log-in (so one that was planted before is worth nothing), and it holds no longer than the token that
-it was opened with: the token book is asked at every request. Sessions live in memory, so a restart of the controller
-ends them. On a server without tokens (loopback only) everyone is `local`, and a session is opened at the first page.
-Called by `routes.py`; `Sessions` of `api/auth.py` is fulfilled here, so that scripts of our pages may use `/v1` too.
+it was opened with: the token book is asked at every request. Sessions outlive a restart of the controller in a file of
+its folder, which holds no cookie, only digests; a standby with a folder of its own asks for a log-in. On a server
+without tokens (loopback only) everyone is `local`, and a session is opened at the first page. Called by `routes.py`;
+`Sessions` of `api/auth.py` is fulfilled here, so that scripts of our pages may use `/v1` too.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+import structlog
 from litestar.connection import ASGIConnection
 from litestar.datastructures import Cookie
 from msgspec import Struct
@@ -30,6 +34,7 @@ SESSIONS_MAX = 5_000
 TRIES_MAX = 10
 TRIES_S = 60.0
 """So many wrong tokens from one address in this time; then it waits."""
+_log = structlog.get_logger("holdfast.cockpit")
 
 
 class Session(Struct):
@@ -41,16 +46,63 @@ class Session(Struct):
     flash: str = ""
     """What the next page shows once."""
     flash_is_bad: bool = False
+    draft: str = ""
+    """The reason of a command that was not done, for the form to have again."""
+
+
+class Kept(Struct, frozen=True):
+    """A session as the file has it."""
+
+    name: str
+    """SHA-256 of what the cookie holds."""
+    identity: str
+    csrf: str
+    seen_at: float
 
 
 class SessionBook:
-    """Open sessions. `clock` tells when one has been idle for too long."""
+    """Open sessions.
 
-    def __init__(self, book: TokenBook, clock: Clock) -> None:
+    Args:
+        book: who holds which token, asked at every request.
+        clock: tells when a session has been idle for too long.
+        file: keeps them over a restart, mode 0600; None: they end with the process.
+    """
+
+    def __init__(self, book: TokenBook, clock: Clock, file: Path | None = None) -> None:
         self._book = book
         self._clock = clock
+        self._file = file
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._wrong: OrderedDict[str, list[float]] = OrderedDict()
+        if file is not None and not self.is_open_to_all:
+            self._read(file)
+
+    def _read(self, file: Path) -> None:
+        try:
+            kept = msgspec.json.decode(file.read_bytes(), type=list[Kept])
+        except (OSError, msgspec.DecodeError) as error:
+            if not isinstance(error, FileNotFoundError):
+                _log.warning("nobody stays logged in: the file of sessions cannot be read", file=str(file))
+            return
+        for one in kept[-SESSIONS_MAX:]:
+            identity = self._book.known(one.identity)
+            if identity is not None:
+                self._sessions[one.name] = Session(identity, one.csrf, one.seen_at)
+
+    def save(self) -> None:
+        """Write who is logged in; at each log-in and log-out, and at the controller's end."""
+        if self._file is None or self.is_open_to_all:
+            return
+        kept = [Kept(name, one.identity.id, one.csrf, one.seen_at) for name, one in self._sessions.items()]
+        staged = self._file.with_name(f".{self._file.name}.new")
+        try:
+            staged.touch(mode=0o600)
+            staged.chmod(0o600)
+            staged.write_bytes(msgspec.json.encode(kept))
+            staged.replace(self._file)
+        except OSError as error:
+            _log.warning("who is logged in was not written down: they log in again after a restart", why=str(error))
 
     @property
     def is_open_to_all(self) -> bool:
@@ -63,6 +115,7 @@ class SessionBook:
         self._sessions[_digest(secret)] = Session(identity, secrets.token_urlsafe(32), self._clock.now())
         while len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
+        self.save()
         return secret
 
     def log_in(self, token: str, address: str) -> str | None:
@@ -99,8 +152,8 @@ class SessionBook:
 
     def end(self, secret: str | None) -> None:
         """Log out."""
-        if secret:
-            self._sessions.pop(_digest(secret), None)
+        if secret and self._sessions.pop(_digest(secret), None) is not None:
+            self.save()
 
     def of(self, connection: ASGIConnection[Any, Any, Any, Any]) -> Session | None:
         """The session of a request."""

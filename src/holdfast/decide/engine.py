@@ -353,6 +353,11 @@ def _drill_fired(engine: Engine, turn: Turn, event: e.DrillFired) -> None:
     incidents.drill_fired(turn, Drill(event.drill, event.at, job, event.node))
 
 
+def _drill_run(engine: Engine, turn: Turn, event: e.DrillRun) -> None:
+    """Nothing of this cluster was touched."""
+    del engine, turn, event
+
+
 def _without_engine(function: Callable[[Turn, Any], object]) -> Callable[[Engine, Turn, Any], None]:
     def handler(engine: Engine, turn: Turn, event: Any) -> None:
         del engine
@@ -390,4 +395,5 @@ _HANDLERS: dict[type[Any], Callable[[Engine, Turn, Any], None]] = {
     e.TimerFired: _timer,
     e.ControllerStarted: _controller_started,
     e.DrillFired: _drill_fired,
+    e.DrillRun: _drill_run,
 }

@@ -311,6 +311,19 @@ class DrillFired(Event, frozen=True, kw_only=True, tag="drill_fired"):
     step: int | None = None
 
 
+class DrillRun(Event, frozen=True, kw_only=True, tag="drill_run"):
+    """A person had drills run on a cluster of their own, beside this one. For the audit; judgement must not use it."""
+
+    who: str
+    drills: tuple[str, ...]
+    phase: str
+    """`started`, then `passed`, `failed` or `stopped`."""
+    run: str
+    """The run's name, the same at its start and its end."""
+    why: str = ""
+    detail: str = ""
+
+
 AnyEvent = (
     JobObserved
     | JobVanished
@@ -340,4 +353,5 @@ AnyEvent = (
     | TimerFired
     | ControllerStarted
     | DrillFired
+    | DrillRun
 )

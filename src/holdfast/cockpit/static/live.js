@@ -12,6 +12,13 @@ function keepFocus(part, change) {
   if (key) part.querySelector(key)?.focus({ preventScroll: true });
 }
 
+// The form says which state of the thing its writer has seen: what the page shows, until they begin to write.
+function seen(part) {
+  const form = document.querySelector("form.deeds");
+  const field = form?.elements.seen;
+  if (field && !form.contains(document.activeElement) && !form.elements.why?.value) field.value = part.querySelector("data").value;
+}
+
 export function start(changed) {
   const page = document.body.dataset.live;
   if (!page || !window.EventSource) return;
@@ -29,6 +36,7 @@ export function start(changed) {
       const part = document.querySelector(`[data-part="${CSS.escape(name)}"]`);
       if (!part) continue;
       keepFocus(part, () => { part.innerHTML = html; });
+      if (name === "seen") seen(part);
       changed(part);
     }
     for (const [name, [word, label]] of Object.entries(said.cells)) {
