@@ -1,5 +1,6 @@
 """Attribution: which of many findings is the root, and what is blamed."""
 
+import time
 import timeit
 
 from holdfast.decide.diagnosis import DiagnosisContext, diagnose
@@ -182,6 +183,7 @@ def test_thin_evidence_is_unknown():
 
 
 def test_it_is_fast():
-    """A few findings are judged in well under a millisecond."""
+    """A few findings are judged in well under a millisecond of processor time."""
     some = [*peers(100.1, 5), found("exit.signal.11", 100.0, rank=5)]
-    assert timeit.timeit(lambda: diagnose(some, EIGHT), number=200) / 200 < 0.002
+    rounds = timeit.repeat(lambda: diagnose(some, EIGHT), number=20, repeat=10, timer=time.thread_time)
+    assert min(rounds) / 20 < 0.002

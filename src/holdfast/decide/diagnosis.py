@@ -17,6 +17,7 @@ from enum import IntEnum
 from msgspec import Struct
 
 from holdfast.decide import diagnosis_story
+from holdfast.decide.lost_peers import named_peer, silent_rank
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Diagnosis, Domain, Finding, JudgedFinding, Remedy, Role, Severity
 
@@ -36,6 +37,8 @@ DETAIL_S = 0.04
 """The lines of one message lie this close; without times a line counts for a millisecond."""
 TIMEOUT_SLACK_S = 45.0
 BLAMED_NODES_MAX = 3
+PEER_LOSS_S = 120.0
+"""A transport gives up on a lost link within about this time (InfiniBand's retries, TCP's resets)."""
 RANKS_SHOWN_MAX = 16
 
 
@@ -109,7 +112,12 @@ _VAGUE = (
     "mpi.abort",
     "mpi.exited",
     "torch.dataloader.crashed",
+    "torch.dataloader.killed",
     "generic.",
+    "composer.killed",
+)
+_KILLED = frozenset(
+    {"exit.signal.9", "process.killed", "slurm.task.killed", "torch.elastic.failed.killed", "torch.dataloader.killed"}
 )
 _QUIET_EXITS = ("exit.code.", "exit.signal.6", "exit.signal.15", "slurm.task.exited")
 _SPECIFIC_ELASTIC = ("torch.elastic.failed.segfault",)
@@ -261,7 +269,7 @@ def _root(candidates: list[Candidate], findings: Sequence[Finding], context: Dia
     bereft = _bereft(findings, context)
     firm = [c for c in candidates if c.weight is not Weight.WARNING and not _explained_exit(c, bereft)]
     if not firm:
-        return None
+        return _warned_peers(candidates, bereft)
     failures = [c.at for c in firm if c.weight < Weight.LOST]
     failures += [f.at - context.offsets.get(f.place.node, 0.0) for f in findings if f.role is Role.CASCADE]
     first = min(failures, default=firm[0].at)
@@ -359,9 +367,7 @@ def _lateness(plain: list[Candidate]) -> Callable[[Candidate], float]:
 
 
 def _was_killed(candidate: Candidate) -> bool:
-    return candidate.finding.rule in {"exit.signal.9", "process.killed", "torch.elastic.failed.killed"} or (
-        candidate.finding.captures.get("code") in {"-9", "137"}
-    )
+    return candidate.finding.rule in _KILLED or candidate.finding.captures.get("code") in {"-9", "137"}
 
 
 def _hardware(firm: list[Candidate], first: float, context: DiagnosisContext) -> Candidate | None:
@@ -389,6 +395,19 @@ def _warned(earliest: Candidate, candidates: list[Candidate]) -> Candidate | Non
     return min(near, key=lambda c: abs(c.at - earliest.at), default=None)
 
 
+def _warned_peers(candidates: list[Candidate], bereft: Mapping[int, float]) -> Candidate | None:
+    """A network's warning shortly before ranks lost their peers, where nothing else says why they did."""
+    first = min(bereft.values(), default=None)
+    if first is None:
+        return None
+    near = [
+        c
+        for c in candidates
+        if c.weight is Weight.WARNING and c.finding.domain is Domain.NETWORK and -NEAR_S <= first - c.at <= PEER_LOSS_S
+    ]
+    return min(near, key=lambda c: abs(c.at - first), default=None)
+
+
 def _fan_out(root: Candidate, candidates: list[Candidate]) -> list[Candidate]:
     """The same trouble on several ranks is one."""
     key = root.finding.fingerprint or root.finding.rule
@@ -401,6 +420,8 @@ def _rivals(root: Candidate, same: list[Candidate], candidates: list[Candidate])
     found: dict[str, Finding] = {}
     for c in candidates:
         if c.finding.id in ids or c.weight < Weight.SIGNAL or abs(c.at - root.at) > FLUSH_S:
+            continue
+        if root.weight is Weight.HARDWARE is c.weight and not (root.node and c.node):
             continue
         if root.weight >= Weight.LOST and (c.node == root.node or c.weight < root.weight):
             continue
@@ -453,6 +474,10 @@ def _suspects(
     """Ranks, nodes and GPUs to suspect, most likely first."""
     ranks = list(dict.fromkeys(c.rank for c in [root, *same] if c.rank is not None))
     nodes = list(dict.fromkeys(c.node for c in [root, *same] if c.node))
+    if root.weight is Weight.HARDWARE and not nodes:
+        # A rank's own error does not say where it ran; the kernel log of one node that tells of the same does.
+        told = {f.place.node for f in findings if f.place.node and _is_hardware(f) and abs(f.at - root.at) <= NEAR_S}
+        nodes = list(told) if len(told) == 1 else []
     if root.weight is Weight.SYMPTOM and not root.finding.rule.startswith("hang.rank"):
         odd = laggards(findings, context)
         if odd:
@@ -471,6 +496,10 @@ def _suspects(
         if c.finding.place.gpu is not None or c.finding.place.gpu_id
     ]
     return tuple(ranks[:RANKS_SHOWN_MAX]), tuple(nodes), tuple(dict.fromkeys(gpus))
+
+
+def _is_hardware(finding: Finding) -> bool:
+    return finding.role is Role.ROOT and _weight(finding) is Weight.HARDWARE
 
 
 def _named_by_launcher(findings: Sequence[Finding], nodes: list[str]) -> tuple[list[int], list[str]]:
@@ -547,14 +576,18 @@ def _unknown(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosi
     judged = tuple(JudgedFinding(f.id, f.rule, Role.CONTEXT if f.role is Role.ROOT else f.role, "") for f in findings)
     shown = sorted((f for f in findings if f.role in {Role.ROOT, Role.CASCADE}), key=lambda f: f.at)
     odd = laggards(findings, context)
+    if not odd and (silent := silent_rank(findings)) is not None:
+        odd = (silent,)
+    peer = named_peer(findings)
     return Diagnosis(
         cause="unknown",
         summary="No finding explains the failure." if findings else "Nothing was found.",
         confidence=0.2 if shown else 0.1,
+        nodes=(peer,) if peer else (),
         ranks=odd,
         fingerprint=f"unknown:{shown[0].rule}" if shown else "unknown",
         judged=judged,
-        story=diagnosis_story.tell_unknown(shown, _strange(findings)),
+        story=diagnosis_story.tell_unknown(shown, _strange(findings), suspects=(peer, odd)),
     )
 
 

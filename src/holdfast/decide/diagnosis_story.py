@@ -120,9 +120,17 @@ def _new_lines(strange: Sequence[Finding]) -> list[str]:
     return [f"Printed near the end and never while the job was well: {quoted}."] if quoted else []
 
 
-def tell_unknown(shown: Sequence[Finding], strange: Sequence[Finding] = ()) -> str:
-    """What can be said when nothing explains the failure."""
+def tell_unknown(
+    shown: Sequence[Finding], strange: Sequence[Finding] = (), *, suspects: tuple[str, tuple[int, ...]] = ("", ())
+) -> str:
+    """What can be said when nothing explains the failure; `suspects` is the peer that others lost, and odd ranks."""
     new = _new_lines(strange)
+    peer, odd = suspects
+    if peer:
+        new.insert(0, f"Most ranks that lost a peer lost {peer}: its own log may tell why.")
+    if odd:
+        named = f"Rank{'s' if len(odd) > 1 else ''} {listed([str(rank) for rank in odd])}"
+        new.insert(0, f"{named} did not say what the others said.")
     if not shown:
         return " ".join(["Nothing that was seen explains the failure.", *new])
     names = listed(list(dict.fromkeys(f.summary or f.rule for f in shown)))

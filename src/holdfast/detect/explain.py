@@ -22,6 +22,7 @@ from holdfast.detect.hyperpod_rules import finding_rule
 from holdfast.detect.log_rule_reading import RuleOutcome, is_hang
 from holdfast.detect.matcher import Match, StreamSource
 from holdfast.detect.stack_groups import group_stacks
+from holdfast.detect.thin_evidence import WHO_KILLED, ended_without_reason, lasting_warnings
 from holdfast.detect.unnamed import HELD_UP, UnnamedErrors, best_left, findings_of, names_a_cause
 from holdfast.model.evidence import Diagnosis, Domain, Evidence, EvidenceKind, Finding, Place, Role, Severity
 
@@ -153,6 +154,7 @@ class LogReading:
         self._places: dict[str, Kept] = {}
         self._ruled: dict[str, tuple[Finding, int, int]] = {}
         self._timeouts: set[int] = set()
+        self._passed: set[str] = set()
         self._ranks: set[int] = set()
         self._flight: Missing | None = None
         self._odd: tuple[int, ...] = ()
@@ -326,6 +328,7 @@ class LogReading:
             if file.back.get(finding.rule, 0) > k.order:
                 # It came back by itself: a cause only where a time-out points at it.
                 finding = replace(finding, severity=Severity.WARNING)
+                self._passed.add(finding.id)
             why = self._set_aside(k, file)
             if why:
                 self.aside[finding.id] = why
@@ -471,6 +474,8 @@ class LogReading:
         """The diagnosis in the documented form, with a verdict."""
         if diagnosis.cause == "unknown":
             return self._without_cause(diagnosis)
+        if ended_without_reason(diagnosis, self.findings):
+            return self._unknown(diagnosis, diagnosis.summary, f"{diagnosis.story} {WHO_KILLED}")
         return Explanation(
             verdict="fault",
             domain=str(diagnosis.domain),
@@ -486,11 +491,11 @@ class LogReading:
     def _without_cause(self, diagnosis: Diagnosis) -> Explanation:
         troubled = [f for f in self.findings if f.severity in {Severity.ERROR, Severity.FATAL}]
         if troubled:
-            return Explanation(
-                "unknown", "unknown", "unknown", "Something failed, but no line names a cause.", diagnosis.confidence,
-                None, Suspects(diagnosis.nodes, diagnosis.ranks, diagnosis.gpus), self._evidence(diagnosis),
-                diagnosis.story,
-            )  # fmt: skip
+            return self._unknown(diagnosis, "Something failed, but no line names a cause.", diagnosis.story)
+        if lasting := lasting_warnings(self.findings, frozenset(self._passed)):
+            nodes = tuple(dict.fromkeys(f.place.node for f in lasting if f.place.node))
+            seen = f"{lasting[-1].summary}, and no line says that it came back or that a job failed of it."
+            return self._unknown(replace(diagnosis, nodes=diagnosis.nodes or nodes), seen, diagnosis.story)
         lines = sum(file.progress_lines for file in self.files)
         done = any(file.completed is not None for file in self.files)
         facts = [f"{lines} progress lines" if lines else "", "the work was completed" if done else ""]
@@ -502,6 +507,11 @@ class LogReading:
         return Explanation(
             "healthy", "unknown", "none", "Nothing is wrong in these logs.", confidence, None, Suspects(), (), story
         )
+
+    def _unknown(self, diagnosis: Diagnosis, summary: str, story: str) -> Explanation:
+        suspects = Suspects(diagnosis.nodes, diagnosis.ranks, diagnosis.gpus)
+        shown = self._evidence(diagnosis)
+        return Explanation("unknown", "unknown", "unknown", summary, diagnosis.confidence, None, suspects, shown, story)
 
     def _evidence(self, diagnosis: Diagnosis) -> tuple[EvidenceLine, ...]:
         """Lines with the root first, then cascade, then context; in order of the logs within each."""

@@ -25,6 +25,9 @@ _PREFIX = re.compile(
     | \[pod/(?P<pod>[^\]/]+)/[^\]]+\]\s
     | \[(?P<bare>\d{1,7})\]\s(?=\[)
     | \[(?:titan|NeMo\s[IWED])\]\s
+    | \d{1,8}\.\d{1,3}s\t\d{1,8}\t
+    | (?:[a-z][\w.-]{0,60}/\d{1,6}\s)(?=\[(?:default|rank|trainer|worker))
+    | [0-9a-f]{8}\s\|\|\s
     | std(?:err|out):\s
     | \|\s(?=\d{4}-\d\d-\d\d|\[rank\d)
     | (?P<service>[a-z][a-z0-9_.-]{0,60}\d)\s{1,4}\|\s(?=\S|\s{2})

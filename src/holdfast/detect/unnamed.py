@@ -36,6 +36,8 @@ _TELLING = (
     "process.exited",
 )
 """What mostly follows from something else, but where nothing else is told says at least what failed."""
+_HOW_IT_ENDED = ("process.aborted", "process.terminate", "slurm.task.aborted")
+_PEER_CLOSED = ("nccl.peer_closed", "nccl.remote", "gloo.peer", "torch.store.lost")
 HELD_UP = frozenset({"k8s.scheduling"})
 """What may pass by itself: a cause only in a log that tells of nothing else."""
 _ENDED_ONLY = ("exit.code.", "process.exited", "slurm.task.exited", "mpi.abort", "deepspeed.exit")
@@ -178,10 +180,18 @@ def best_left(findings: list[Finding]) -> list[Finding]:
     told = min(
         (f for f in findings if f.rule.startswith(_TELLING) or f.rule in HELD_UP), key=lambda f: f.at, default=None
     )
-    if told is None:
+    if told is None or (told.rule.startswith(_HOW_IT_ENDED) and _lost_a_peer(findings, told.at)):
         return findings
     risen = replace(told, role=Role.ROOT, severity=Severity.ERROR, confidence=0.6)
     return [risen if f is told else f for f in findings]
+
+
+def _lost_a_peer(findings: Sequence[Finding], before: float) -> bool:
+    """Whether a process that ended had lost a peer before: then its end says nothing of the cause."""
+    return any(
+        f.role is Role.CASCADE and f.domain is Domain.NETWORK and f.at <= before and f.rule.startswith(_PEER_CLOSED)
+        for f in findings
+    )
 
 
 def names_a_cause(finding: Finding) -> bool:
