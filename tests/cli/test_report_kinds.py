@@ -147,6 +147,19 @@ def test_a_merged_timeline_as_table_and_json(holdfast: Holdfast, journal: Path) 
     assert none["lines"] == []
 
 
+@pytest.mark.parametrize("suffix", ["csv", "json", "md"])
+def test_a_timeline_is_exported(suffix: str, holdfast: Holdfast, tmp_path: Path) -> None:
+    """All lines go to the file, in the form that its suffix names."""
+    journal = make(tmp_path / "then.db", records(), at=NOW - 170)
+    path = tmp_path / f"lines.{suffix}"
+    ran = holdfast("incident", "i-1", "--timeline", "-o", path, "--zone", "Asia/Tokyo", "--journal", journal)
+    assert (ran.code, ran.out) == (0, "")
+    count = len(json.loads(holdfast("incident", "i-1", "--timeline", "--json", "--journal", journal).out)["lines"])
+    text = path.read_bytes().decode()
+    found = {"json": text.count('"seq":'), "csv": text.count("\r\n") - 1, "md": text.count(" JST ")}[suffix]
+    assert found == count > 0
+
+
 def test_others_like_it(holdfast: Holdfast, tmp_path: Path) -> None:
     """The same cause a day before is found with what was tried and how long it took."""
     touched = records()
@@ -168,6 +181,10 @@ def test_others_like_it(holdfast: Holdfast, tmp_path: Path) -> None:
     [
         (["i-1", "--timeline", "--similar"], "two views"),
         (["i-1", "--only", "agent"], "--only narrows --timeline"),
+        (["i-1", "-o", "x.csv"], "-o and --zone are for --timeline"),
+        (["i-1", "--timeline", "-o", "x.txt"], "ends in .csv, .json or .md"),
+        (["i-1", "--timeline", "-o", "/nowhere/x.md"], "cannot write /nowhere/x.md"),
+        (["i-1", "--timeline", "--zone", "Mars"], '"Mars" is no time zone'),
         (["i-7", "--timeline"], 'no incident "i-7"'),
     ],
 )

@@ -93,6 +93,7 @@ def test_json_form_is_stable() -> None:
     """Top-level fields and an incident's fields are exactly the documented ones."""
     form = json.loads(render_json(report()))
     assert sorted(form) == [
+        "alerts",
         "cluster",
         "fleet",
         "incidents",

@@ -9,10 +9,10 @@ from tests.report.test_forms import report
 
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
-from holdfast.model.evidence import Diagnosis, Finding, Place, Role
+from holdfast.model.evidence import Diagnosis, Evidence, EvidenceKind, Finding, Place, Role
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.csv_form import HEADINGS, render_csv
-from holdfast.report.merged import clock_offsets, merged
+from holdfast.report.merged import clock_offsets, merged, narrowed
 from holdfast.report.similar import similar
 
 KEY = JobKey("lab", "7")
@@ -58,6 +58,30 @@ def test_only_what_concerns_the_incident_is_shown() -> None:
     )
     lines = merged(incident(), [other, ended(1, 900.0, 900.0, "launcher:7"), ended(2, 1001.0, 1001.0, "launcher:7")])
     assert [line.seq for line in lines] == [2]
+
+
+def test_each_line_says_whose_word_it_is() -> None:
+    """Kernel, application, scheduler, person: by the evidence, each piece of it in a line; narrowed by any of them."""
+    seen = Finding(
+        id="f", rule="nvidia.xid.74", at=1001.0, place=Place(node="n1"), evidence=(
+            Evidence(EvidenceKind.LOG, "NVRM: Xid 74", file="kmsg", line=7),
+            Evidence(EvidenceKind.LOG, "NCCL WARN", file="slurm-7.out", line=3),
+            Evidence(EvidenceKind.COUNTER, "3 of 4 links"),
+        ),
+    )  # fmt: skip
+    base = {"at": 1001.0, "received_at": 1001.0}
+    events = [
+        e.FindingSeen(id="a", **base, seq=1, source="agent:n1", finding=seen),
+        e.OperatorCommand(id="b", **base, seq=2, source="api", command=e.Command.REQUEUE, job=KEY, who="kim"),
+        ended(3, 1001.0, 1001.0, "slurm"),
+    ]
+    lines = merged(incident(nodes=["n1"], findings=[seen]), events)
+    assert [(line.origin, line.seq) for line in lines] == [
+        ("kernel", 1), ("application", 1), ("agent", 1), ("person", 2), ("scheduler", 3)
+    ]  # fmt: skip
+    assert lines[1].text == "slurm-7.out:3: NCCL WARN"
+    assert [line.seq for line in narrowed(lines, "kernel, person")] == [1, 2]
+    assert narrowed(lines, "") == lines
 
 
 def with_cause(name: str, cause: str, fingerprint: str, at: float) -> IncidentRecord:

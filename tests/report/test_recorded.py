@@ -17,7 +17,7 @@ import pytest
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord
 from holdfast.model.wire import decode, decode_event
 from holdfast.report.gather import DETAILS, ReportData
-from holdfast.report.single import phases
+from holdfast.report.single import cost, phases
 from holdfast.report.trace import trace
 
 HERE = Path(__file__).parent / "recorded"
@@ -153,6 +153,18 @@ def test_phases_of_the_issue_add_up(raw: Raw, data: ReportData) -> None:
     assert [row[0] for row in rows if row[1] != "-"][:2] == ["detect", "isolate"] or rows[0][0] == "detect"
     measured = [float(row[1]) for row in rows if row[1] != "-"]
     assert sum(measured) == pytest.approx(raw.proof(3) - raw.faults[-1], abs=0.01)
+
+
+def test_what_each_incident_cost(raw: Raw, data: ReportData) -> None:
+    """From each fault to the first step behind it, times the GPUs that its nodes tell (a node without GPUs is one)."""
+    records = json.loads((HERE / f"{raw.name}.records.json").read_text(encoding="utf-8"))
+    gpus = {node["view"]["name"]: max(1, node["view"].get("gpus", 0)) for node in records["nodes"]}
+    held = sum(gpus[name] for name in records["jobs"][0]["attempts"][-1]["nodes"])
+    for incident, at in zip(data.incidents, raw.faults, strict=True):
+        still = raw.first_after("first_step_done", at)["at"] - at
+        (row,) = cost(data, incident).rows
+        assert (row[4], float(row[2])) == (f"{held}", near(still))
+        assert float(row[5]) == pytest.approx(still * held / 3600, abs=1e-4 * held)
 
 
 @pytest.mark.parametrize("figure", ["MTTD", "MTTR", "MTTP", "MTBF", "lost steps"])

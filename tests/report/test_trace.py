@@ -8,7 +8,7 @@ from tests.report.test_figures import KEY, a_job, first, second, the_incident
 from holdfast.model import events as e
 from holdfast.model.evidence import Finding
 from holdfast.report.gather import ReportData
-from holdfast.report.trace import FIGURES, trace, wanted
+from holdfast.report.trace import COUNTS, FIGURES, GPU_HOURS, trace, wanted
 
 
 def data() -> ReportData:
@@ -72,10 +72,23 @@ def test_ratios_show_what_is_divided() -> None:
     assert {point.seq for point in follow("ETTR").parts[0].points} >= {3, 8, 9, 11}
 
 
+def test_counts_of_the_fleet_name_their_incidents() -> None:
+    """One failure, recovered by itself: it is both; its part has all its marks with their events."""
+    for figure in ("failures", "automatic"):
+        found = follow(figure)
+        assert (found.value, [part.of for part in found.parts]) == (1.0, ["i-1"])
+        assert {point.seq for part in found.parts for point in part.points} >= {7, 11, 15}
+    assert [follow(figure).value for figure in ("given up", "false alarms")] == [0.0, 0.0]
+    hours = follow("GPU hours lost")
+    assert hours.value == pytest.approx(25.0 / 3600.0)
+    assert sum(part.value for part in hours.parts) == pytest.approx(hours.value)
+
+
 @pytest.mark.parametrize("figure", FIGURES)
 def test_a_figure_of_an_empty_journal_is_not_defined(figure: str) -> None:
     """No parts, no number, no error."""
     empty = ReportData("t", "lab", 1.0)
     found = trace(empty, figure, {})
-    assert (found.parts, found.value) == ((), 0.0 if figure == "lost steps" else None)
+    counts = figure in {"lost steps", *COUNTS, GPU_HOURS}
+    assert (found.parts, found.value) == ((), 0.0 if counts else None)
     assert wanted(empty, figure) == ([], [])

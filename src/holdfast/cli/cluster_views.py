@@ -6,6 +6,7 @@ Each reads once and prints once; `--json` prints the forms of docs/json-forms.md
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from holdfast.cli import json_forms, screen
 from holdfast.cli.absent import missing
 from holdfast.cli.cluster_tables import for_people, incident_page, incidents_table, job_page, jobs_table, nodes_view
 from holdfast.cli.config import ConfigOption, DirOption, JournalOption, JsonOption, UrlOption
+from holdfast.cli.house_style import house_style
 from holdfast.cli.incident_lines import (
     lines_form,
     read_lines,
@@ -22,6 +24,7 @@ from holdfast.cli.incident_lines import (
     show_lines,
     show_similar,
     similar_form,
+    write_lines,
 )
 from holdfast.cli.records import Records, Where, read
 from holdfast.errors import UsageError
@@ -29,6 +32,7 @@ from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeR
 from holdfast.model.toml_lines import did_you_mean
 from holdfast.report.merged import Line
 from holdfast.report.similar import Similar
+from holdfast.report.words import Words
 
 INCIDENTS_MAX = 1000
 
@@ -143,7 +147,20 @@ def incident(
         bool, typer.Option("--timeline", help="Every event about it, of all machines, by one clock.")
     ] = False,
     only: Annotated[
-        str, typer.Option("--only", metavar="TEXT", help="Of --timeline: sources or events that begin so.")
+        str,
+        typer.Option(
+            "--only",
+            metavar="TEXT,...",
+            help="Of --timeline: who said it (kernel, application, scheduler, agent, launcher, controller, person), "
+            "sources, events or places that begin so.",
+        ),
+    ] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write --timeline to this file: .csv, .json or .md."),
+    ] = None,
+    zone: Annotated[
+        str, typer.Option(metavar="ZONE", help="Of --timeline: times in this zone. Default: holdfast.toml's, else UTC.")
     ] = "",
     alike: Annotated[bool, typer.Option("--similar", help="Has this happened before, and what helped?")] = False,
     cluster_dir: DirOption = None,
@@ -157,6 +174,8 @@ def incident(
         raise UsageError("--timeline and --similar are two views: give one of them")
     if only and not timeline:
         raise UsageError("--only narrows --timeline: give both")
+    if (output is not None or zone) and not timeline:
+        raise UsageError("-o and --zone are for --timeline: give it too")
 
     async def the_one(records: Records) -> IncidentRecord:
         found = await records.incidents(incident=incident_id)
@@ -167,7 +186,7 @@ def incident(
 
     where = Where(cluster_dir, url, journal, config)
     if timeline:
-        _timeline(where, the_one, only, json=json)
+        _timeline(where, the_one, only, output, house_style(zone, "", None, config)[0], json=json)
         return
     if alike:
         _alike(where, the_one, json=json)
@@ -186,16 +205,18 @@ def incident(
 Finder = Callable[[Records], Awaitable[IncidentRecord]]
 
 
-def _timeline(where: Where, find: Finder, only: str, *, json: bool) -> None:
+def _timeline(where: Where, find: Finder, only: str, output: Path | None, words: Words, *, json: bool) -> None:
     async def look(records: Records) -> tuple[IncidentRecord, list[Line]]:
         record = await find(records)
         return record, await read_lines(records, record, only)
 
     record, lines = read(where, look)
-    if json:
+    if output is not None:
+        write_lines(output, record, lines, words)
+    elif json:
         screen.say_json(lines_form(record, lines))
     else:
-        show_lines(record, lines)
+        show_lines(record, lines, words)
 
 
 def _alike(where: Where, find: Finder, *, json: bool) -> None:

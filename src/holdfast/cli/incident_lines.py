@@ -5,6 +5,7 @@ Called by `cluster_views`. Reads once and prints once.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,18 +13,20 @@ from rich.text import Text
 
 from holdfast.cli import screen
 from holdfast.cli.records import Records
+from holdfast.errors import UsageError, UserError
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import IncidentRecord
-from holdfast.report.merged import AROUND_S, Line, merged
+from holdfast.report.merged import AROUND_S, Line, merged, narrowed
 from holdfast.report.similar import Similar, similar
 from holdfast.report.tables import seconds, utc
+from holdfast.report.words import Words
 
 VERSION = 1
 PAGE = 1000
 
 
 async def read_lines(records: Records, incident: IncidentRecord, only: str) -> list[Line]:
-    """The merged timeline, narrowed to lines whose source or kind begins with `only`."""
+    """The merged timeline, narrowed as `merged.narrowed` does it."""
     found: dict[int, AnyEvent] = {}
     wanted = [{"incident": incident.id}, *({"job": str(key)} for key in incident.jobs)]
     wanted += [{"node": name} for name in incident.nodes]
@@ -34,18 +37,20 @@ async def read_lines(records: Records, incident: IncidentRecord, only: str) -> l
             after = page[-1].seq
             if page[-1].at > (incident.closed_at or float("inf")) + AROUND_S:
                 break
-    lines = merged(incident, [found[seq] for seq in sorted(found)])
-    return [line for line in lines if line.source.startswith(only) or line.kind.startswith(only)]
+    return narrowed(merged(incident, [found[seq] for seq in sorted(found)]), only)
 
 
-def show_lines(incident: IncidentRecord, lines: list[Line]) -> None:
-    """One row for each event."""
-    table = screen.table("time (UTC)", "s", "source", "event", "place", "what", "seq", right=("s", "seq"))
+def show_lines(incident: IncidentRecord, lines: list[Line], words: Words) -> None:
+    """One row for each line."""
+    table = screen.table(
+        f"time ({words.zone})", "s", "said by", "source", "event", "place", "what", "seq", right=("s", "seq")
+    )
     for line in lines:
         shift = f" (shift {line.shifted_s:+.1f} s)" if line.shifted_s else ""
         table.add_row(
-            utc(line.at)[11:-4],
+            words.clock(line.at),
             f"{line.at - incident.opened_at:+.3f}",
+            line.origin,
             Text(screen.clean(f"{line.source}{shift}")),
             line.kind,
             Text(screen.clean(line.place)),
@@ -58,6 +63,43 @@ def show_lines(incident: IncidentRecord, lines: list[Line]) -> None:
 def lines_form(incident: IncidentRecord, lines: list[Line]) -> dict[str, Any]:
     """`{version, incident, lines: [...]}`."""
     return {"version": VERSION, "incident": incident.id, "lines": msgspec.to_builtins(lines)}
+
+
+def write_lines(path: Path, incident: IncidentRecord, lines: list[Line], words: Words) -> None:
+    """Export them: .csv (times in Unix seconds), .json, or .md.
+
+    Raises:
+        UsageError: another suffix.
+        UserError: it cannot be written.
+    """
+    if path.suffix == ".csv":
+        from holdfast.report.csv_form import csv_lines  # noqa: PLC0415 - `holdfast incident` alone starts without it
+
+        heads = Line.__struct_fields__
+        text = csv_lines([heads, *([getattr(line, name) for name in heads] for line in lines)])
+    elif path.suffix == ".json":
+        text = msgspec.json.format(msgspec.json.encode(lines_form(incident, lines)), indent=2).decode() + "\n"
+    elif path.suffix == ".md":
+        text = _as_markdown(incident, lines, words)
+    else:
+        raise UsageError(f"-o {path}: write to a file that ends in .csv, .json or .md")
+    try:
+        path.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    screen.say(f"{path}", err=True)
+
+
+def _as_markdown(incident: IncidentRecord, lines: list[Line], words: Words) -> str:
+    from holdfast.report.templating import plain  # noqa: PLC0415 - as above
+
+    out = [f"# {plain(incident.id)}", "", "| time | s | said by | source | event | place | what | seq |"]
+    out.append("|---|---:|---|---|---|---|---|---:|")
+    for line in lines:
+        told = (line.origin, line.source, line.kind, line.place, screen.clean(line.text))
+        cells = [words.time(line.at), f"{line.at - incident.opened_at:+.3f}", *map(plain, told), f"{line.seq}"]
+        out.append("| " + " | ".join(cells) + " |")
+    return "\n".join(out) + "\n"
 
 
 async def read_similar(records: Records, incident: IncidentRecord) -> list[Similar]:

@@ -18,19 +18,20 @@ import typer
 from msgspec import Struct
 from rich.progress import Progress
 
+from holdfast.cli import report_options as options
 from holdfast.cli import screen
 from holdfast.cli.absent import missing
 from holdfast.cli.config import ConfigOption, JournalOption, UrlOption, load_settings
+from holdfast.cli.house_style import house_style
 from holdfast.cli.records import Records, Where, notes_of, read, writer_of
 from holdfast.cli.report_trace import figure_named, read_trace, show_trace, trace_form
 from holdfast.errors import NotFoundError, UsageError, UserError
 from holdfast.model.events import AnyEvent, PolicyLoaded
 from holdfast.model.policy import Slo
-from holdfast.model.toml_lines import nearest
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.trace import Trace
-from holdfast.report.words import LANGUAGES, Words
+from holdfast.report.words import Words
 
 ROWS_MAX = 1000
 """As many incidents as the API gives at once."""
@@ -76,6 +77,8 @@ class Asked(Struct, frozen=True):
     figure: str
     """A figure to follow to its events; empty: the report itself."""
     words: Words
+    alerts_of: tuple[str, str] = ("", "")
+    """A Prometheus's address, and what named it; empty: none is asked."""
 
 
 def report(
@@ -84,43 +87,27 @@ def report(
         Kind, typer.Option("--kind", help="Incidents and jobs; the fleet's figures; or one page for those who decide.")
     ] = Kind.FULL,
     journal: JournalOption = None,
-    cluster_dir: Annotated[
-        Path | None, typer.Option("--dir", metavar="CLUSTER_DIR", help="Read the journal in this cluster's folder.")
-    ] = None,
+    cluster_dir: options.ClusterDir = None,
     url: UrlOption = None,
-    job: Annotated[str, typer.Option("--job", metavar="ID", help="Only this job.")] = "",
-    incident: Annotated[str, typer.Option("--incident", metavar="ID", help="Only this incident.")] = "",
-    last: Annotated[str, typer.Option("--last", metavar="TIME", help="Only what lived then: 12h, 30d, 4w.")] = "",
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Set the span of --last beside the one before it (--kind fleet).")
-    ] = False,
-    policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Objectives ([slo]) from this policy. Default: the journal's.")
-    ] = None,
-    gpu_hour: Annotated[float, typer.Option(metavar="PRICE", min=0.0, help="Price of a GPU-hour.")] = 0.0,
-    person_minutes: Annotated[
-        float, typer.Option(min=0.0, help="How long a person on call takes to restart a job, to compare with.")
-    ] = 30.0,
-    spare_nodes: Annotated[int, typer.Option(min=0, help="Nodes kept free as spares, for the cost.")] = 0,
-    figure: Annotated[
-        str,
-        typer.Option(
-            "--trace", metavar="FIGURE", help="Follow MTTD, MTTR, MTTP, MTBF, ETTR, goodput, lost-steps to events."
-        ),
-    ] = "",
-    zone: Annotated[
-        str, typer.Option(metavar="ZONE", help="Times in this zone, such as Asia/Tokyo. Default: UTC.")
-    ] = "",
-    language: Annotated[str, typer.Option(metavar="en|ja", help="Language of the report. Default: en.")] = "",
-    templates: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Your own report.html or report.md, in place of the shipped ones."),
-    ] = None,
+    job: options.Job = "",
+    incident: options.IncidentId = "",
+    last: options.Last = "",
+    compare: options.Compare = False,
+    policy: options.PolicyFile = None,
+    gpu_hour: options.GpuHour = 0.0,
+    holdfast_hour: options.HoldfastHour = 0.0,
+    person_minutes: options.PersonMinutes = 30.0,
+    spare_nodes: options.SpareNodes = 0,
+    prometheus: options.Prometheus = "",
+    figure: options.Figure = "",
+    zone: options.Zone = "",
+    language: options.Language = "",
+    templates: options.Templates = None,
     form: Annotated[
         Format | None, typer.Option("--format", help="Default: by the suffix of FILE, else terminal.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    output: options.Output = None,
+    json: options.AsJson = False,
     config: ConfigOption = None,
 ) -> None:
     """Report incidents with their phases, and MTTD, MTTR, MTBF, ETTR, goodput. Definitions: docs/definitions.md."""
@@ -134,11 +121,13 @@ def report(
     since = at - parse_last(last) if last else 0.0
     where = _where(cluster_dir, url, journal, config)
 
-    prices = Economics(gpu_hour=gpu_hour, person_minutes=person_minutes, spare_nodes=spare_nodes)
-    words, own = _house_style(zone, language, templates, config)
-    asked = Asked(
-        kind, job, incident, last, since, at, compare, policy, prices, figure_named(figure) if figure else "", words
+    prices = Economics(
+        gpu_hour=gpu_hour, person_minutes=person_minutes, spare_nodes=spare_nodes, holdfast_hour=holdfast_hour
     )
+    words, own = house_style(zone, language, templates, config)
+    alerts_of = _prometheus(prometheus, kind, config)
+    followed = figure_named(figure) if figure else ""
+    asked = Asked(kind, job, incident, last, since, at, compare, policy, prices, followed, words, alerts_of)
     _make(where, asked, cluster_dir, lambda data, found: _tell(data, found, chosen, kind, output, own))
 
 
@@ -191,28 +180,14 @@ def _tell_trace(found: Trace, data: ReportData, chosen: Format, output: Path | N
         screen.say(f"holdfast: {note}", err=True)
 
 
-def _house_style(zone: str, language: str, templates: Path | None, config: Path | None) -> tuple[Words, Path | None]:
-    """Options win over `[report]` of holdfast.toml.
-
-    Raises:
-        UsageError: no such zone or language.
-        ConfigError: see `config.load_settings`.
-    """
-    settings = load_settings(config)
-    house = settings.config.report
-    said_zone, said_language = zone or house.zone or "UTC", language or house.language or "en"
-    if said_language not in LANGUAGES:
-        raise UsageError(f'--language "{said_language}" is not known here: write {" or ".join(LANGUAGES)}')
-    words = Words(said_language, said_zone)
-    try:
-        words.clock(1.0)
-    except (ValueError, OSError, KeyError) as error:
-        from zoneinfo import available_timezones  # noqa: PLC0415 - reads a whole folder
-
-        near = nearest(said_zone, available_timezones())
-        hint = f'; did you mean "{near}"?' if near else "; write it like Asia/Tokyo"
-        raise UsageError(f'--zone "{said_zone}" is no time zone{hint}') from error
-    return words, templates or settings.path(house.templates)
+def _prometheus(url: str, kind: Kind, config: Path | None) -> tuple[str, str]:
+    """The address and who said it: the option, or `[report] prometheus`, which other kinds pass over."""
+    if url:
+        if kind is not Kind.SUMMARY:
+            raise UsageError("--prometheus is asked for the summary's coverage: give --kind summary")
+        return url, "--prometheus"
+    found = load_settings(config).config.report.prometheus if kind is Kind.SUMMARY else ""
+    return found, "[report] prometheus" if found else ""
 
 
 async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | None]:
@@ -247,6 +222,10 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
         if asked.compare:
             found.former = await span(max(0.0, 2 * asked.since - asked.now), asked.since)
         found.words = asked.words
+        if asked.alerts_of[0]:
+            from holdfast.cli.report_alerts import read_alerts  # noqa: PLC0415 - only where one is asked
+
+            found.alerts = await read_alerts(*asked.alerts_of, found.fleet.since, found.made_at)
         followed = await read_trace(records, found, asked.figure) if asked.figure else None
         found.notes += [*writer_of(records, asked.now), *notes_of(records)]
         return found, followed

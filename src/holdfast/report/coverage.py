@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.model.events import DrillFired, NodeValidated
 from holdfast.model.orders import Notify, OrderStatus
+from holdfast.report.alerts import counted, expected, missed, unfounded
 from holdfast.report.gather import JobSeries, Point, ReportData
 from holdfast.report.sections import Section
 
@@ -13,8 +14,7 @@ HEADS = ("what", "coverage", "remark")
 def coverage(data: ReportData) -> Section:
     """Percent of attempts with each metric, faults that were noticed, incidents that people were told of."""
     rows = [*_metrics(data), *_drills(data), *_notices(data)]
-    rows.append(("alerts of Prometheus", "not measured", "their firing is not in the journal"))
-    rows.append(("GPU and network metrics", "not measured", "agents journal findings, not samples"))
+    rows += _alerts(data)
     return Section("coverage", "Observability coverage", "", HEADS, tuple(rows), frozenset({"coverage"}))
 
 
@@ -68,6 +68,27 @@ def _notices(data: ReportData) -> list[tuple[str, str, str]]:
     untold = [name for name in real if name not in told]
     remark = f"nobody was told of: {', '.join(untold[:8])}" if untold else "-"
     return [("incidents that people were told of", _share(len(real) - len(untold), len(real)), remark)]
+
+
+def _alerts(data: ReportData) -> list[tuple[str, str, str]]:
+    """Of Prometheus: what fired, what should have, which targets answered, which nodes had metrics."""
+    if data.alerts is None:
+        why = "give --prometheus URL"
+        return [("alerts of Prometheus", "not measured", why), ("GPU and network metrics", "not measured", why)]
+    told, until = data.alerts, data.made_at
+    wanted = expected(data.incidents, until)
+    lacking = missed(told, wanted)
+    wrong = unfounded(told, data.incidents, until)
+    names = ", ".join(f"{one.name} of {one.incident}" for one in lacking[:8])
+    strange = ", ".join(f"{one.name} {one.node}".rstrip() for one in wrong[:8])
+    rows = [
+        ("alerts that fired", f"{len(told.firing)}", counted(told)),
+        ("alerts that should have fired", _share(len(wanted) - len(lacking), len(wanted)), names or "-"),
+        ("alerts for which no incident gives a reason", f"{len(wrong)}", strange or "-"),
+    ]
+    rows += [(f"targets of {job} that answered", f"{100 * share:.1f} %", "-") for job, share in sorted(told.up.items())]
+    rows += [(f"nodes with {kind} metrics", _share(count, len(data.nodes)), "-") for kind, count in told.having.items()]
+    return rows
 
 
 def _share(part: int, whole: int) -> str:

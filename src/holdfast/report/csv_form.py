@@ -25,12 +25,12 @@ HEADINGS = (
 def render_csv(data: ReportData, kind: str = "full") -> str:
     """Incidents (`full`), or the tables of the fleet or the summary one after another."""
     if kind == "full":
-        return _lines([HEADINGS, *(_row(incident) for incident in data.incidents)])
+        return csv_lines([HEADINGS, *(_row(incident) for incident in data.incidents)])
     rows: list[Sequence[object]] = []
     for section in sections(data, kind):
         rows.append(("section", *section.headings))
         rows.extend((section.key, *row) for row in section.rows)
-    return _lines(rows)
+    return csv_lines(rows)
 
 
 def _row(incident: IncidentRecord) -> tuple[object, ...]:
@@ -56,7 +56,8 @@ def _row(incident: IncidentRecord) -> tuple[object, ...]:
     )
 
 
-def _lines(rows: Iterable[Sequence[object]]) -> str:
+def csv_lines(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV; nothing in them can become a spreadsheet's formula."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerows([_safe(value) for value in row] for row in rows)

@@ -31,6 +31,8 @@ class Economics(Struct, frozen=True, kw_only=True):
     """Time until a person on call has a stopped job training again: what Holdfast's recoveries are compared with."""
     spare_nodes: int = 0
     """Nodes that are kept free as spares."""
+    holdfast_hour: float = 0.0
+    """Price of an hour of what Holdfast itself runs on (controllers, database), in the money of `gpu_hour`."""
 
 
 class Cost(Struct, frozen=True):
@@ -46,6 +48,13 @@ class Cost(Struct, frozen=True):
     saved_money: float
     spares_money: float
     arithmetic: str
+    holdfast_money: float = 0.0
+    """What running Holdfast itself cost over the span."""
+
+    @property
+    def net_money(self) -> float:
+        """What was saved, less spares and Holdfast."""
+        return self.saved_money - self.spares_money - self.holdfast_money
 
 
 class Week(Struct, frozen=True):
@@ -96,6 +105,8 @@ class Fleet(Struct, frozen=True):
     weeks: tuple[Week, ...]
     by_hour: tuple[int, ...]
     """Failures by hour of the day in the report's zone, 24 numbers."""
+    by_day: tuple[int, ...]
+    """Failures by day of the week in the report's zone, 7 numbers, Monday first."""
     trend_percent_per_week: float | None
     """Slope of the weekly failure rate against its mean; None under three weeks."""
     cost: Cost
@@ -104,6 +115,37 @@ class Fleet(Struct, frozen=True):
     def automatic_percent(self) -> float | None:
         """Share of the failures after which the job trained again with nobody's help."""
         return 100.0 * self.by_themselves / self.failures if self.failures else None
+
+
+class Groups(Struct, frozen=True):
+    """The incidents that the fleet's counts count."""
+
+    failures: list[IncidentRecord]
+    back: list[IncidentRecord]
+    """Failures after which the job trained again."""
+    alone: list[IncidentRecord]
+    """Of these, with nobody's help."""
+    given_up: list[IncidentRecord]
+    fenced: list[IncidentRecord]
+    false: list[IncidentRecord]
+    """Fenced, and back without any repair."""
+
+
+def groups(incidents: Sequence[IncidentRecord], commands: Sequence[OperatorCommand]) -> Groups:
+    """Drills and incidents that were only observed are in none of them."""
+    failures = [i for i in incidents if i.attempt_before is not None and i.outcome != "observed" and not i.drill]
+    back = [incident for incident in failures if Mark.FIRST_STEP in incident.marks]
+    said = sorted(commands, key=lambda command: command.at)
+    times = [command.at for command in said]
+    fenced = [incident for incident in incidents if Mark.ISOLATED in incident.marks and not incident.drill]
+    return Groups(
+        failures=failures,
+        back=back,
+        alone=[incident for incident in back if not _had_help(incident, said, times)],
+        given_up=[incident for incident in failures if incident.outcome == "given_up"],
+        fenced=fenced,
+        false=[incident for incident in fenced if _was_false(incident)],
+    )
 
 
 def fleet(
@@ -131,19 +173,16 @@ def fleet(
         economics: prices.
         words: for the zone that hours of the day are counted in.
     """
-    failures = [i for i in incidents if i.attempt_before is not None and i.outcome != "observed" and not i.drill]
+    found = groups(incidents, commands)
+    failures, back, alone = found.failures, found.back, found.alone
     days = max(0.0, until - since) / 86400.0
     gpus = {node.name: node.view.gpus for node in nodes}
-    back = [incident for incident in failures if Mark.FIRST_STEP in incident.marks]
-    said = sorted(commands, key=lambda command: command.at)
-    times = [command.at for command in said]
-    alone = [incident for incident in back if not _had_help(incident, said, times)]
     weeks = _weeks(failures, since, until, len(nodes))
     badput, wall_gpu_s = _badput(jobs, accounts, gpus)
     wall = sum(a.wall_s for a in accounts)
     startup = sum(a.badput["startup"] for a in accounts)
     productive = sum(a.productive_s for a in accounts)
-    fenced = [incident for incident in incidents if Mark.ISOLATED in incident.marks and not incident.drill]
+    by_hour, by_day = _by_hour(failures, words)
     return Fleet(
         since=since,
         until=until,
@@ -162,15 +201,16 @@ def fleet(
         came_back=len(back),
         by_themselves=len(alone),
         resubmitted=len(back) - len(alone),
-        given_up=sum(1 for i in failures if i.outcome == "given_up"),
-        false_alarms=sum(1 for incident in fenced if _was_false(incident)),
-        fenced=len(fenced),
+        given_up=len(found.given_up),
+        false_alarms=len(found.false),
+        fenced=len(found.fenced),
         lemons=_lemons(nodes),
         ettr=productive / wall if wall > 0 else None,
         goodput_percent=100.0 * productive / (wall - startup) if wall > startup else None,
         badput_gpu_h={name: value / 3600.0 for name, value in badput.items()},
         weeks=weeks,
-        by_hour=_by_hour(failures, words),
+        by_hour=by_hour,
+        by_day=by_day,
         trend_percent_per_week=_trend(weeks),
         cost=_cost(alone, jobs, gpus, badput, economics, days, wall_gpu_s),
     )
@@ -209,7 +249,7 @@ def _lemons(nodes: Sequence[NodeRecord]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(counted, key=lambda item: (-item[1], item[0])))
 
 
-def _job_gpus(job: JobRecord, gpus: Mapping[str, int]) -> int:
+def job_gpus(job: JobRecord, gpus: Mapping[str, int]) -> int:
     """GPUs of the nodes that the job's newest attempt holds."""
     names = next((a.nodes for a in reversed(job.attempts) if a.nodes), job.view.nodes)
     return sum(max(1, gpus.get(name, 0)) for name in names) or max(1, job.view.want_nodes)
@@ -222,7 +262,7 @@ def _badput(
     lost: dict[str, float] = {}
     wall = 0.0
     for job, account in zip(jobs, accounts, strict=True):
-        count = _job_gpus(job, gpus)
+        count = job_gpus(job, gpus)
         wall += account.wall_s * count
         for name, value in account.badput.items():
             lost[name] = lost.get(name, 0.0) + value * count
@@ -246,15 +286,18 @@ def _weeks(failures: Sequence[IncidentRecord], since: float, until: float, nodes
     return tuple(found)
 
 
-def _by_hour(failures: Sequence[IncidentRecord], words: Words) -> tuple[int, ...]:
-    hours = [0] * 24
+def _by_hour(failures: Sequence[IncidentRecord], words: Words) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Failures by hour of the day, and by day of the week; 1 January 1970 was a Thursday."""
+    hours, days = [0] * 24, [0] * 7
     ahead: dict[int, float] = {}
     for incident in failures:
         hour = int(incident.opened_at // 3600)
         if hour not in ahead:
             ahead[hour] = words.offset_s(incident.opened_at)
-        hours[int((incident.opened_at + ahead[hour]) // 3600) % 24] += 1
-    return tuple(hours)
+        local = int((incident.opened_at + ahead[hour]) // 3600)
+        hours[local % 24] += 1
+        days[(local // 24 + 3) % 7] += 1
+    return tuple(hours), tuple(days)
 
 
 def _trend(weeks: Sequence[Week]) -> float | None:
@@ -285,7 +328,7 @@ def _cost(
     days: float,
     wall_gpu_s: float,
 ) -> Cost:
-    by_key = {job.key: _job_gpus(job, gpus) for job in jobs}
+    by_key = {job.key: job_gpus(job, gpus) for job in jobs}
     person_s = economics.person_minutes * 60.0
     saved_s = 0.0
     for incident in alone:
@@ -302,6 +345,10 @@ def _cost(
         f" {saved_s / 3600.0:.1f} GPU-hours; spares: {economics.spare_nodes} x {per_node} GPUs x {days:.1f} days ="
         f" {spares_h:.1f} GPU-hours"
     )
+    running = economics.holdfast_hour * days * 24.0
+    if running:
+        arithmetic += f"; Holdfast: {economics.holdfast_hour:g} an hour x {days * 24.0:.1f} h = {running:.2f}"
+    saved_h = saved_s / 3600.0
     return Cost(
-        lost_h, saved_s / 3600.0, spares_h, lost_h * price, saved_s / 3600.0 * price, spares_h * price, arithmetic
+        lost_h, saved_h, spares_h, lost_h * price, saved_h * price, spares_h * price, arithmetic, holdfast_money=running
     )

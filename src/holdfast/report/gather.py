@@ -17,6 +17,7 @@ from holdfast.model.orders import Notify
 from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Sample
+from holdfast.report.alerts import Alerts
 from holdfast.report.figures import Accounting, Totals, accounts_of, totals
 from holdfast.report.fleet import Economics, Fleet, fleet
 from holdfast.report.interval import IntervalAdvice, advise
@@ -24,6 +25,7 @@ from holdfast.report.objectives import Verdict, judge
 from holdfast.report.proposals import Proposal, proposals
 from holdfast.report.throughput import Throughput, throughput
 from holdfast.report.words import ENGLISH, Words
+from holdfast.validate.history import FIGURE
 
 DETAILS = ("launcher_attached", "node_validated", "drill_fired")
 """Kinds of events that tell phases, machines and drills."""
@@ -102,6 +104,10 @@ class ReportData(Struct, dict=True):
     """Of the kinds in `DETAILS`, oldest first; empty for a fleet."""
     notices: list[OrderRecord] = field(default_factory=list)
     """Orders that told people of something; empty for a fleet."""
+    measured: dict[str, list[Sample]] = field(default_factory=dict)
+    """Per node of an incident: what `holdfast validate` measured, oldest first; empty for a fleet."""
+    alerts: Alerts | None = None
+    """What Prometheus said of the span, when it was asked."""
     has_series: bool = False
     """Steps, losses and the like were read."""
     slo: Slo = Slo()
@@ -218,6 +224,9 @@ async def gather(
             data.events += [one for one in await _events(journal, kind) if since <= one.at <= (until or now)]
         told = await journal.orders(incident=incident, limit=10_000)
         data.notices = [record for record in told if isinstance(record.order, Notify)]
+        if any(record.nodes or record.attempt_before is not None for record in incidents):
+            for sample in await journal.samples(FIGURE, "node:*"):
+                data.measured.setdefault(sample.subject.removeprefix("node:").partition("/")[0], []).append(sample)
     for done, record in enumerate(jobs, 1):
         if data.has_series:
             data.series[str(record.key)] = await _series(journal, record.key, record, since)

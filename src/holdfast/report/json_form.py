@@ -4,6 +4,7 @@ Form: `{version, title, cluster, made_at, notes, totals, jobs: [{job, ettr, wall
 intervals: [{job, actual_s, save_s, mtbf_s, failures, best_s, loss_actual, loss_best, says}],
 objectives: [{objective, target, measured, passed, arithmetic, verdict}],
 throughput: [{incident, unit, before, after, loss_percent}], fleet: {...}, proposals: [{rule, what, evidence, gain}],
+alerts: {source, firing, up, having} or null,
 incidents: [{id, outcome, drill, cause, domain, summary, suspects, marks, phases, total_s, slowest, lost_steps,
 story}]}`.
 Times are Unix seconds, durations seconds.
@@ -84,6 +85,7 @@ def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
         "throughput": [{**msgspec.to_builtins(t), "loss_percent": t.loss_percent} for t in data.throughputs],
         "fleet": msgspec.to_builtins(data.fleet),
         "proposals": msgspec.to_builtins(data.proposals),
+        "alerts": msgspec.to_builtins(data.alerts),
         "incidents": [incident_form(incident) for incident in incidents],
     }
 

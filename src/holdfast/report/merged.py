@@ -13,6 +13,7 @@ from statistics import median
 from msgspec import Struct
 
 from holdfast.model import events as e
+from holdfast.model.evidence import Evidence, EvidenceKind
 from holdfast.model.records import IncidentRecord
 
 OFF_S = 0.25
@@ -31,6 +32,8 @@ class Line(Struct, frozen=True):
     place: str
     text: str
     seq: int
+    origin: str = ""
+    """Whose word it is: kernel, application, scheduler, agent, launcher, controller, person, drill."""
 
 
 def clock_offsets(events: Sequence[e.AnyEvent]) -> dict[str, float]:
@@ -63,8 +66,59 @@ def merged(incident: IncidentRecord, events: Sequence[e.AnyEvent]) -> list[Line]
         at = event.at + shift
         if incident.opened_at - AROUND_S <= at <= end + 1.0 and _concerns(event, incident):
             kind = str(event.__struct_config__.tag)
-            lines.append(Line(at, shift, event.source, kind, _place(event), _text(event), event.seq))
+            place, seq = _place(event), event.seq
+            lines.append(Line(at, shift, event.source, kind, place, _text(event), seq, _origin(event)))
+            if isinstance(event, e.FindingSeen):
+                lines += [
+                    Line(at, shift, event.source, "evidence", place, _quoted(one), seq, _spoken_by(one, event))
+                    for one in event.finding.evidence[1:]
+                ]
     return sorted(lines, key=lambda line: (line.at, line.seq))
+
+
+def narrowed(lines: Sequence[Line], only: str) -> list[Line]:
+    """Lines whose origin, source, kind or place begins with one of the words of `only` (commas between them)."""
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    if not words:
+        return list(lines)
+    return [
+        line
+        for line in lines
+        if any(field.startswith(word) for word in words for field in (line.origin, line.source, line.kind, line.place))
+    ]
+
+
+_KERNEL_FILES = ("kmsg", "kern.log", "messages", "syslog", "dmesg")
+_SCHEDULERS = frozenset({"slurm", "kubernetes", "local", "memory"})
+
+
+def _origin(event: e.AnyEvent) -> str:
+    if isinstance(event, e.OperatorCommand):
+        return "person"
+    if isinstance(event, e.FindingSeen) and event.finding.evidence:
+        return _spoken_by(event.finding.evidence[0], event)
+    head = event.source.partition(":")[0]
+    return "scheduler" if head in _SCHEDULERS else head
+
+
+def _spoken_by(one: Evidence, event: e.AnyEvent) -> str:
+    """Whose word a piece of evidence is; what an agent or a launcher concluded is its own."""
+    match one.kind:
+        case EvidenceKind.LOG:
+            return "kernel" if one.file.startswith(_KERNEL_FILES) else "application"
+        case EvidenceKind.EXIT | EvidenceKind.STACK | EvidenceKind.TELEMETRY:
+            return "application"
+        case EvidenceKind.SCHEDULER:
+            return "scheduler"
+        case EvidenceKind.PERSON:
+            return "person"
+        case _:
+            return event.source.partition(":")[0]
+
+
+def _quoted(one: Evidence) -> str:
+    where = f"{one.file}:{one.line}: " if one.file and one.line else f"{one.file}: " if one.file else ""
+    return f"{where}{one.text}"
 
 
 def _concerns(event: e.AnyEvent, incident: IncidentRecord) -> bool:
@@ -99,7 +153,7 @@ def _text(event: e.AnyEvent) -> str:
     """What the event says, in one line."""
     match event:
         case e.FindingSeen():
-            line = event.finding.evidence[0].text if event.finding.evidence else ""
+            line = _quoted(event.finding.evidence[0]) if event.finding.evidence else ""
             return f"{event.finding.summary or event.finding.rule}{': ' + line if line else ''}"
         case e.OperatorCommand():
             return f"{event.command.value} by {event.who}{': ' + event.why if event.why else ''}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from holdfast.model.events import DrillFired
 from holdfast.report.figures import Spread
 from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
@@ -71,15 +72,16 @@ def intervals(data: ReportData) -> Section:
 
 def performance(data: ReportData) -> Section:
     """Throughput before and after each recovery."""
-    rows = [
-        (t.incident, _figure(t.before, t.unit), _figure(t.after, t.unit), f"{t.loss_percent:.1f} %")
-        for t in data.throughputs
-        if t.loss_percent is not None
-    ]
-    heads = ("incident", "before", "after", "loss")
-    return _section(
-        "performance", "Throughput before and after", "Medians of neighbouring points.", heads, rows, numbers=heads[1:]
-    )
+    limit = data.slo.performance_loss
+    rows = []
+    for t in data.throughputs:
+        if t.loss_percent is not None:
+            verdict = "-" if not limit else "PASS" if t.loss_percent <= limit else "FAIL"
+            sides = (_figure(t.before, t.unit), _figure(t.after, t.unit))
+            rows.append((t.incident, *sides, f"{t.loss_percent:.1f} %", f"{limit:g} %" if limit else "-", verdict))
+    heads = ("incident", "before", "after", "loss", "tolerance", "verdict")
+    intro = "Medians of neighbouring points."
+    return _section("performance", "Throughput before and after", intro, heads, rows, numbers=heads[1:5])
 
 
 def overview(data: ReportData) -> Section:
@@ -112,7 +114,8 @@ def _fleet_rows(fleet: Fleet) -> list[tuple[str, str]]:
         ("nodes fenced", f"{fleet.fenced}"),
         ("of these false alarms", f"{fleet.false_alarms}"),
         ("trend of the failure rate", _trend(fleet)),
-        ("busiest hour", _busiest(fleet)),
+        ("busiest hour", _busiest(fleet.by_hour, "{:02d}:00".format)),
+        ("busiest day of the week", _busiest(fleet.by_day, DAYS.__getitem__)),
         ("lemons", ", ".join(f"{name} ({count})" for name, count in fleet.lemons[:8]) or "none"),
     ]
 
@@ -134,13 +137,16 @@ def _trend(fleet: Fleet) -> str:
     return f"{fleet.trend_percent_per_week:+.1f} % a week"
 
 
-def _busiest(fleet: Fleet) -> str:
-    """An hour that stands out from an even spread by more than chance, else none."""
-    most = max(fleet.by_hour)
-    even = fleet.failures / 24.0
-    if fleet.failures < 24 or most <= even + 3.5 * even**0.5:
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+
+def _busiest(counts: Sequence[int], name: Callable[[int], str]) -> str:
+    """The one that stands out from an even spread by more than chance, else none."""
+    most, total = max(counts), sum(counts)
+    even = total / len(counts)
+    if total < 24 or most <= even + 3.5 * even**0.5:
         return "none stands out"
-    return f"{fleet.by_hour.index(most):02d}:00 ({most} of {fleet.failures})"
+    return f"{name(counts.index(most))} ({most} of {total})"
 
 
 def causes(data: ReportData) -> Section:
@@ -190,7 +196,8 @@ def money(data: ReportData) -> Section:
         ("lost", f"{cost.lost:.2f}", _money(cost.lost_money, price)),
         ("saved against a person on call", f"{cost.saved:.2f}", _money(cost.saved_money, price)),
         ("spares kept free", f"{cost.spares:.2f}", _money(cost.spares_money, price)),
-        ("saved - spares", f"{cost.saved - cost.spares:.2f}", _money(cost.saved_money - cost.spares_money, price)),
+        ("running Holdfast", "-", f"{cost.holdfast_money:,.2f}" if cost.holdfast_money else "- (no price given)"),
+        ("saved - spares - Holdfast", f"{cost.saved - cost.spares:.2f}", _money(cost.net_money, price)),
     ]
     heads = ("", "GPU-hours", "money")
     return _section("cost", "Cost and return", cost.arithmetic, heads, rows, numbers=heads[1:])
@@ -234,8 +241,12 @@ def weeks(data: ReportData) -> Section:
 def ran(data: ReportData) -> Section:
     """What ran: for the summary."""
     drills = sum(1 for incident in data.incidents if incident.drill)
+    names = sorted({event.drill for event in data.events if isinstance(event, DrillFired)})
+    begin, end = data.fleet.since, data.fleet.until
     rows = [
         ("cluster", data.cluster),
+        ("span", f"{data.words.time(begin)} - {data.words.time(end)} ({(end - begin) / 86400.0:.2f} d)"),
+        ("drills", (", ".join(names[:20]) + (" ..." if len(names) > 20 else "")) or "none"),
         ("nodes", f"{data.fleet.nodes}"),
         ("jobs", f"{len(data.jobs)}"),
         ("incidents", f"{len(data.incidents)}, {drills} of them drills"),

@@ -11,6 +11,7 @@ from statistics import median
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.events import Command, LauncherAttached, NodeValidated
 from holdfast.model.records import IncidentRecord, JobRecord, JobState, Mark
+from holdfast.report.fleet import job_gpus
 from holdfast.report.gather import JobSeries, Point, ReportData
 from holdfast.report.sections import Section
 
@@ -35,7 +36,7 @@ _PHASES: tuple[tuple[str, Mark | None], ...] = (
 
 def incident_sections(data: ReportData, incident: IncidentRecord) -> list[Section]:
     """The tables of one incident that have a row."""
-    makers = (phases, affected, losses, machines)
+    makers = (phases, affected, cost, losses, machines, figures)
     return [section for make in makers if (section := make(data, incident)).rows]
 
 
@@ -121,6 +122,28 @@ def _is_queued(job: JobRecord) -> bool:
     return job.view.state in {SchedulerState.PENDING, SchedulerState.HELD}
 
 
+def cost(data: ReportData, incident: IncidentRecord) -> Section:
+    """Lost steps and GPU-hours of each job that it stopped: standing still, and computing steps once more."""
+    heads = ("job", "lost steps", "stood still [s]", "computed again [s]", "GPUs", "GPU-hours")
+    rows = []
+    if incident.attempt_before is not None:
+        gpus = {node.name: node.view.gpus for node in data.nodes}
+        begin = incident.marks.get(Mark.FAULT, incident.opened_at)
+        first = incident.marks.get(Mark.FIRST_STEP)
+        still = max(0.0, (first or incident.closed_at or data.made_at) - begin)
+        caught = _caught_up(data, incident)
+        again = max(0.0, caught - first) if caught is not None and first is not None else None
+        for job in data.jobs:
+            if job.key in incident.jobs:
+                held = job_gpus(job, gpus)
+                steps = "-" if incident.lost_steps is None else f"{incident.lost_steps}"
+                hours = (still + (again or 0.0)) * held / 3600.0
+                shown = "-" if again is None else f"{again:.3f}"
+                rows.append((str(job.key), steps, f"{still:.3f}", shown, f"{held}", f"{hours:.4f}"))
+    intro = "GPU-hours = (stood still + computed again) x GPUs; a node whose GPUs are not known counts as one."
+    return Section("lost-to-it", "What it cost", intro if rows else "", heads, tuple(rows), frozenset(heads[1:]))
+
+
 def losses(data: ReportData, incident: IncidentRecord) -> Section:
     """Does the loss go on where it was? Steps computed twice are compared, else the points beside the gap."""
     heads = ("steps over", "before", "after", "difference")
@@ -161,5 +184,44 @@ def machines(data: ReportData, incident: IncidentRecord) -> Section:
         (e.node, data.words.clock(e.at), "PASS" if e.passed else "FAIL", e.detail or e.instance_id or "-") for e in seen
     ]
     rows += [(name, "-", NOT_MEASURED, "-") for name in incident.nodes if name not in {e.node for e in seen}]
-    intro = "Validation gives verdicts; performance figures of a machine before and after are not measured."
-    return Section("machines", "Nodes before and after", intro if rows else "", heads, tuple(rows))
+    return Section("machines", "Nodes before and after", "", heads, tuple(rows))
+
+
+def figures(data: ReportData, incident: IncidentRecord) -> Section:
+    """What `holdfast validate` measured of its nodes last before the fault, and first after it.
+
+    A node that took another's place stands here, too: it has no figure before, the replaced one may have none after.
+    """
+    heads = ("node", "figure", "before", "after", "change")
+    fault = incident.marks.get(Mark.FAULT, incident.opened_at)
+    rows: list[tuple[str, ...]] = []
+    for node in (*incident.nodes, *_came_in(data, incident)):
+        known: dict[str, dict[bool, float]] = {}
+        for one in data.measured.get(node, ()):
+            sides = known.setdefault(one.subject.partition("/")[2], {})
+            is_after = one.at > fault
+            if not is_after or True not in sides:
+                sides[is_after] = one.value
+        for name, sides in sorted(known.items()):
+            before, after = sides.get(False), sides.get(True)
+            change = f"{100.0 * (after / before - 1.0):+.1f} %" if before and after is not None else "-"
+            shown = ("-" if value is None else f"{value:.4g}" for value in (before, after))
+            rows.append((node, name, *shown, change))
+    missing = [node for node in incident.nodes if not any(row[0] == node for row in rows)]
+    rows += [(node, NOT_MEASURED, "-", "-", "-") for node in missing]
+    intro = "Figures of `holdfast validate` that this journal holds: the last before the fault, the first after it."
+    return Section(
+        "measured", "Node performance before and after", intro if rows else "", heads, tuple(rows), frozenset(heads[2:])
+    )
+
+
+def _came_in(data: ReportData, incident: IncidentRecord) -> list[str]:
+    """Nodes that the attempt after it holds and the one before it did not."""
+    found: list[str] = []
+    for job in data.jobs:
+        if job.key in incident.jobs:
+            held = {attempt.number: attempt.nodes for attempt in job.attempts}
+            before = held.get(incident.attempt_before if incident.attempt_before is not None else -1, ())
+            after = held.get(incident.attempt_after if incident.attempt_after is not None else -1, ())
+            found += [name for name in after if name not in before and name not in incident.nodes]
+    return list(dict.fromkeys(found))

@@ -14,6 +14,7 @@ from msgspec import Struct
 from holdfast.model import events as e
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
 from holdfast.report.definitions import definition
+from holdfast.report.fleet import groups, job_gpus
 from holdfast.report.gather import ReportData
 from holdfast.report.timeline import span
 
@@ -23,7 +24,10 @@ SPANS: Mapping[str, tuple[Mark, Mark]] = {
     "MTTP": (Mark.FAULT, Mark.PROVEN),
 }
 OF_JOBS = ("MTBF", "ETTR", "goodput", "lost steps")
-FIGURES = (*SPANS, *OF_JOBS)
+COUNTS = ("failures", "automatic", "given up", "false alarms")
+"""Figures of the fleet that count incidents; drills are none of them."""
+GPU_HOURS = "GPU hours lost"
+FIGURES = (*SPANS, *OF_JOBS, *COUNTS, GPU_HOURS)
 NEAR_S = 1e-3
 """Times that differ by less are the same: they went through JSON."""
 
@@ -66,6 +70,8 @@ def wanted(data: ReportData, figure: str) -> tuple[list[IncidentRecord], list[Jo
     """Whose events `trace` needs for this figure."""
     if figure in SPANS:
         return [i for i in data.incidents if _span_of(i, figure) is not None], []
+    if figure in COUNTS:
+        return _counted(data, figure), []
     return [], list(data.jobs)
 
 
@@ -77,6 +83,10 @@ def trace(data: ReportData, figure: str, events: Events) -> Trace:
     """
     if figure in SPANS:
         return _of_spans(data, figure, events)
+    if figure in COUNTS:
+        return _count(data, figure, events)
+    if figure == GPU_HOURS:
+        return _gpu_hours(data, figure, events)
     return {"MTBF": _mtbf, "ETTR": _ratio, "goodput": _ratio, "lost steps": _lost}[figure](data, figure, events)
 
 
@@ -99,6 +109,59 @@ def _of_spans(data: ReportData, figure: str, events: Events) -> Trace:
     return Trace(
         figure, mean, "s", definition(figure).formula, _mean_text([p.value for p in parts], mean), tuple(parts)
     )
+
+
+def _counted(data: ReportData, figure: str) -> list[IncidentRecord]:
+    """The incidents that a figure of the fleet counts."""
+    found = groups(data.incidents, data.commands)
+    return {
+        "failures": found.failures,
+        "automatic": found.alone,
+        "given up": found.given_up,
+        "false alarms": found.false,
+    }[figure]
+
+
+def _count(data: ReportData, figure: str, events: Events) -> Trace:
+    """A part of 1 for each incident, with all its marks."""
+    parts = []
+    for incident in _counted(data, figure):
+        said = events.get(incident.id, ())
+        marks = sorted(incident.marks.items(), key=lambda item: item[1])
+        parts.append(Part(incident.id, 1.0, tuple(_mark(mark, at, said) for mark, at in marks)))
+    whole = {"false alarms": data.fleet.fenced}.get(figure, data.fleet.failures)
+    beside = "nodes fenced" if figure == "false alarms" else "failures"
+    text = f"{len(parts)} incidents" if figure == "failures" else f"{len(parts)} of {whole} {beside}"
+    return Trace(figure, float(len(parts)), "incidents", FORMULAS[figure], text, tuple(parts))
+
+
+FORMULAS: Mapping[str, str] = {
+    "failures": "incidents that ended an attempt of a job; drills and incidents that were only observed are left out",
+    "automatic": "failures after which the job trained again, while no person ordered anything about its jobs, nodes"
+    " or orders",
+    "given up": "failures whose outcome is given_up",
+    "false alarms": "fenced nodes that came back without reset, reboot or replacement, though they had not been lost",
+    GPU_HOURS: "seconds of every job that were not productive, times the GPUs that it holds, over 3600",
+}
+"""Of the figures that `definitions` does not hold, since only a fleet has them."""
+
+
+def _gpu_hours(data: ReportData, figure: str, events: Events) -> Trace:
+    """A part for each job: its lost seconds times its GPUs, with the attempts that they lie between."""
+    gpus = {node.name: node.view.gpus for node in data.nodes}
+    parts = []
+    for job, found in zip(data.jobs, data.accounts, strict=True):
+        points = [
+            Source(f"({attempt.number}) {p.name}", p.at, p.step, p.seq, p.event, p.source)
+            for attempt in job.attempts
+            for p in _of_attempt(attempt, events.get(str(job.key), ())).values()
+        ]
+        hours = sum(found.badput.values()) * job_gpus(job, gpus) / 3600.0
+        parts.append(Part(str(job.key), hours, tuple(points)))
+    value = data.fleet.cost.lost
+    shown = " + ".join(f"{part.value:.4f}" for part in parts[:8]) + (" + ..." if len(parts) > 8 else "")
+    text = f"{shown or '0'} = {value:.4f} GPU-hours"
+    return Trace(figure, value, "GPU-hours", FORMULAS[figure], text, tuple(parts))
 
 
 def _mean_text(values: Sequence[float], mean: float | None) -> str:

@@ -47,8 +47,27 @@ JAPANESE: dict[str, str] = {
     "nodes fenced": "隔離されたノード", "of these false alarms": "うち誤検知", "trend of the failure rate": "障害率の傾向",
     "busiest hour": "障害の多い時間帯", "lemons": "不良ノード", "none stands out": "突出なし", "this one": "このフリート",
     "this report": "このレポート", "lost": "損失", "saved against a person on call": "当番者対応に対する節約",
-    "spares kept free": "予備ノード", "saved - spares": "節約 - 予備", "- (no price given)": "- (単価の指定なし)",
-    "- (under three weeks)": "- (3週間未満)",
+    "spares kept free": "予備ノード", "saved - spares - Holdfast": "節約 - 予備 - Holdfast", "- (no price given)": "- (単価の指定なし)",
+    "- (under three weeks)": "- (3週間未満)", "busiest day of the week": "障害の多い曜日",
+    "Monday ({n} of {m})": "月曜({m}件中{n}件)", "Tuesday ({n} of {m})": "火曜({m}件中{n}件)",
+    "Wednesday ({n} of {m})": "水曜({m}件中{n}件)", "Thursday ({n} of {m})": "木曜({m}件中{n}件)",
+    "Friday ({n} of {m})": "金曜({m}件中{n}件)", "Saturday ({n} of {m})": "土曜({m}件中{n}件)",
+    "Sunday ({n} of {m})": "日曜({m}件中{n}件)", "running Holdfast": "Holdfastの運用",
+    "span": "期間", "drills": "訓練", "tolerance": "許容",
+    "What it cost": "失われたもの", "stood still [s]": "停止 [s]", "computed again [s]": "再計算 [s]", "change": "変化",
+    "Node performance before and after": "ノード性能の前後",
+    "GPU-hours = (stood still + computed again) x GPUs; a node whose GPUs are not known counts as one.":
+        "GPU時間 = (停止 + 再計算) x GPU数。GPU数が不明なノードは1と数える。",
+    "Figures of `holdfast validate` that this journal holds: the last before the fault, the first after it.":
+        "このジャーナルにある `holdfast validate` の数値: 障害前の最後と障害後の最初。",
+    "give --prometheus URL": "--prometheus URL を指定", "alerts of Prometheus": "Prometheusのアラート",
+    "GPU and network metrics": "GPUとネットワークの指標", "alerts that fired": "発報したアラート",
+    "alerts that should have fired": "発報すべきだったアラート",
+    "alerts for which no incident gives a reason": "該当するインシデントのないアラート",
+    "targets of {job} that answered": "応答した対象({job})", "nodes with {kind} metrics": "{kind}の指標があるノード",
+    "nodes validated": "検証済みノード", "nodes known": "既知のノード", "steps": "ステップ", "tokens or samples": "トークンまたはサンプル",
+    "injected faults that were noticed": "検知された注入障害", "incidents that people were told of": "通知されたインシデント",
+    "no drill ran": "訓練なし", "of attempts": "試行のうち", "metrics of jobs": "ジョブの指標",
     "fault": "障害", "detected": "検知", "diagnosed": "診断", "isolated": "隔離", "stopped": "停止", "requeued": "再投入",
     "released": "解放", "proven": "証明", "startup": "起動", "detect": "検知", "stop": "停止", "restart": "再起動",
     "load": "読み込み", "recompute": "再計算", "other": "その他", "recover": "復旧", "availability": "可用性",
@@ -92,6 +111,8 @@ JAPANESE: dict[str, str] = {
     "worst of n={n} ({incident}): {rest}": "n={n} のうち最悪({incident}): {rest}",
     "lost: {lost} of {all} GPU-hours ({share}); saved: {n} recoveries that needed nobody, each against {m} min of a person, x the job's GPUs = {saved} GPU-hours; spares: {k} x {gpus} GPUs x {days} days = {spares} GPU-hours":
         "損失: {all} GPU時間中 {lost}({share})。節約: 人手なしの復旧 {n}件、それぞれ当番者の {m} 分と比較、x ジョブのGPU数 = {saved} GPU時間。予備: {k} x {gpus} GPU x {days} 日 = {spares} GPU時間",
+    "lost: {lost} of {all} GPU-hours ({share}); saved: {n} recoveries that needed nobody, each against {m} min of a person, x the job's GPUs = {saved} GPU-hours; spares: {k} x {gpus} GPUs x {days} days = {spares} GPU-hours; Holdfast: {price} an hour x {h} h = {sum}":
+        "損失: {all} GPU時間中 {lost}({share})。節約: 人手なしの復旧 {n}件、それぞれ当番者の {m} 分と比較、x ジョブのGPU数 = {saved} GPU時間。予備: {k} x {gpus} GPU x {days} 日 = {spares} GPU時間。Holdfast: 1時間 {price} x {h} h = {sum}",
     "save job {job} every {best} s instead of every {now} s": "ジョブ {job} の保存間隔を {now} s から {best} s に変更",
     "{share} of the job's time": "ジョブ時間の {share}",
     '"{name}" took {part} of {whole} s ({share}) of {n} recoveries': "「{name}」が復旧{n}件の {whole} s 中 {part} s({share})を占める",
@@ -134,8 +155,6 @@ JAPANESE: dict[str, str] = {
     "No advice: no failure has ended an attempt yet, so that nothing tells how often it will fail.": "助言なし: まだ障害がなく、頻度が分からない。",
     "No advice: the time that the job was up is not known, so that nothing tells how often it will fail.":
         "助言なし: ジョブの稼働時間が不明で、頻度が分からない。",
-    "Validation gives verdicts; performance figures of a machine before and after are not measured.":
-        "検証は合否のみを示す。交換前後の性能値は計測されていない。",
     # the page
     "Cluster": "クラスター", "made": "作成", "by": "作成元:", "Job": "ジョブ", "suspects:": "疑い:", "lost steps:": "失われたステップ:",
     "Step over wall time": "経過時間とステップ", "Loss over step": "ステップと損失関数",
