@@ -49,7 +49,11 @@ agent; those that ask for other exporters (DCGM, node_exporter's InfiniBand) are
 4. Slurm: from 25.11 slurmctld has metrics of its own; before, `holdfast slurm-exporter` on one machine that may run `squeue`: it asks `squeue` and `sinfo`
    once a scrape, at most every 5 s. Times that jobs waited and ran are counted when a look first shows them started or ended, so its scrape interval
    must be below slurm.conf's `MinJobAge` (300 s by default).
-5. Grafana: import the four files; each asks for its Prometheus once.
+5. `remote_write` in prometheus.yml for what must outlive this Prometheus; have Prometheus scrape itself, so that its own series say how far a store is behind.
+6. `holdfast doctor --prometheus URL` then says, exporter by exporter, how many targets are scraped and answer, how old the newest sample is and which
+   versions run (nodes that were forgotten in an upgrade show as a second version), whether the rules are loaded and evaluate, and whether each remote
+   store keeps up; it ends with 1 when something that should answer does not. Without the option it looks at this machine's own ports 9100, 9400, 9471, 9472.
+7. Grafana: import the four files; each asks for its Prometheus once.
 
 What a drill did on purpose carries the label `drill="true"` (nodes, open incidents, and so their alerts); the Alertmanager example calls nobody for it,
 and `NodeCountDrop` does not count nodes that a drill has taken away.
