@@ -46,6 +46,18 @@ REGRESSIONS = {
 """Seeds that found a bug, and which. The bugs have tests of their own in tests/decide."""
 
 
+TWO_JOURNALS = {
+    7500: "what a lost lease cut off was begun again in the order of a set of tasks, which is that of their addresses",
+}
+"""Seeds that gave two journals in two runs."""
+
+
+@pytest.mark.parametrize("seed", sorted(TWO_JOURNALS))
+def test_a_seed_that_gave_two_journals_gives_one(seed):
+    """See TWO_JOURNALS."""
+    assert examine(Trial(seed=seed), twice=True).complaints == ()
+
+
 @pytest.mark.parametrize("seed", sorted(REGRESSIONS))
 def test_a_bug_that_was_found_stays_mended(seed):
     """See REGRESSIONS."""

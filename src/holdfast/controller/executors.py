@@ -34,7 +34,7 @@ TEXT_MAX = 2000
 
 
 async def within(
-    clock: Clock, seconds: float, work: Coroutine[Any, Any, T], *, running: set[asyncio.Task[Any]] | None = None
+    clock: Clock, seconds: float, work: Coroutine[Any, Any, T], *, running: dict[asyncio.Task[Any], None] | None = None
 ) -> T:
     """Await `work` for at most so long by the clock port; raises TimeoutError after it has ended the work.
 
@@ -42,8 +42,8 @@ async def within(
     """
     task = asyncio.ensure_future(work)
     if running is not None:
-        running.add(task)
-        task.add_done_callback(running.discard)
+        running[task] = None
+        task.add_done_callback(lambda done: running.pop(done, None))
     late = False
 
     def stop() -> None:
@@ -89,7 +89,8 @@ class Executors:
         self._may_act = may_act
         self._node_now = node_now
         self._lanes: dict[str, deque[o.AnyOrder]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        # In order of their beginning, not sets: a simulation must cut them off in the same order each time.
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._known: set[str] = set()
         self._reporting: set[str] = set()
@@ -97,7 +98,7 @@ class Executors:
         self._again: dict[str, o.AnyOrder] = {}
         """Of these, the ones that the engine has asked for once more before their task had ended."""
         self._killed = False
-        self._acts: set[asyncio.Task[Any]] = set()
+        self._acts: dict[asyncio.Task[Any], None] = {}
         """What adapters are doing now."""
         self._interrupted = False
         self.epoch = 0
@@ -121,8 +122,8 @@ class Executors:
         queue.append(order)
         if len(queue) == 1:
             task = asyncio.create_task(self._serve(lane, queue), name=f"lane {lane}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = None
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     def settle(self, order_id: str) -> None:
         """The order's end is stored, from wherever it came: do not begin it, nor hand it out, any more.

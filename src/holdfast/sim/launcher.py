@@ -55,7 +55,7 @@ class Launcher(Allocation):
         self.in_place = 0
         self.controller: Controller | None = None
         self._number = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._begun = asyncio.Event()
         self._ends: dict[int, asyncio.Event] = {}
         self._did: set[str] = set()
@@ -82,11 +82,11 @@ class Launcher(Allocation):
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None and not self._leaving:
             raise error
 

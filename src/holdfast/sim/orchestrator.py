@@ -27,11 +27,12 @@ class SimOrchestrator:
         self._world = world
         self._scheduler = scheduler
         self._changed = asyncio.Event()
-        self._waiters: set[asyncio.Event] = set()
+        self._waiters: dict[asyncio.Event, None] = {}
+        """In order: two controllers are woken in the same order each time."""
         world.on_change = self._ring
 
     def _ring(self) -> None:
-        for waiter in self._waiters:
+        for waiter in list(self._waiters):
             waiter.set()
         self._changed.set()
 
@@ -46,13 +47,13 @@ class SimOrchestrator:
         if self._changed.is_set():
             return True
         waiter = asyncio.Event()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         cancel = self._world.later(timeout_s, waiter.set)
         try:
             await waiter.wait()
         finally:
             cancel()
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
         return self._changed.is_set()
 
     def can(self, order: o.AnyOrder) -> bool:
