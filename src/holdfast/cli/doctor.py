@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.cli.exporters import of_prometheus, on_this_machine
 from holdfast.cli.machine import State, facts
 from holdfast.errors import EXIT_FAILED
 
@@ -22,12 +23,21 @@ def doctor(
     json: Annotated[
         bool, typer.Option("--json", help="Print the facts as JSON: name, state, found, serves, advice.")
     ] = False,
+    prometheus: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Ask this Prometheus, too: are node, DCGM, Slurm and Holdfast's own exporters scraped, do they "
+            "answer, "
+            "how fresh and of which version are they, are the rules loaded, is remote_write keeping up?",
+        ),
+    ] = "",
 ) -> None:
     """Say what of this machine Holdfast can use, what is missing, why it matters and how to get it.
 
-    Exit code 1 only when something is broken that Holdfast cannot work without.
+    Exit code 1 only when something is broken: Holdfast cannot work without it, or it was asked for and does not answer.
     """
-    found = facts()
+    found = [*facts(), *on_this_machine(), *(of_prometheus(prometheus) if prometheus else ())]
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.adapters.slurm import commands
+from holdfast.adapters.slurm.figures import SlurmCollector, SlurmLooks
 from holdfast.adapters.slurm.output import JobEnd, ends_of_sacct
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.lab.slurm_lab import SlurmLab
@@ -32,6 +33,39 @@ def ends(lab: SlurmLab, *jobs: str) -> dict[str, JobEnd]:
         return ends_of_sacct(await Tool(lab.facts.conf, lab.env()).text(commands.ends(jobs)))
 
     return asyncio.run(body())
+
+
+def test_the_exporter_sees_a_real_cluster(lab: SlurmLab) -> None:
+    """A running job, a held one and a drained node of real daemons become figures; without daemons it says so."""
+    running = lab.sbatch(["--output=/dev/null"], script="#!/bin/bash\nsleep 600\n")
+    held = lab.sbatch(["--output=/dev/null", "--hold"], script="#!/bin/bash\nsleep 600\n")
+    lab.until_job(running, "RUNNING", limit_s=120)
+    lab.run(["scontrol", "update", "nodename=node02", "state=drain", "reason=figures"])
+    collector = SlurmCollector(SlurmLooks(lab.facts.conf), look_again_s=0.0)
+
+    def figures() -> dict[tuple[str, ...], float]:
+        return {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in collector.collect()
+            for sample in family.samples
+        }
+
+    def shown() -> bool:
+        found = figures()
+        return bool(
+            found["slurm_up",]
+            and found.get(("slurm_jobs", "main", "running"))
+            and found.get(("slurm_jobs", "main", "pending"))
+            and any(found.get(("slurm_nodes", state)) for state in ("drained", "draining"))
+        )
+
+    try:
+        wait_until(shown, "the exporter shows jobs and nodes", limit_s=120, logs=(lab.ctld_log,))
+    finally:
+        lab.run(["scancel", running, held])
+        lab.run(["scontrol", "update", "nodename=node02", "state=resume"])
+    nowhere = SlurmCollector(SlurmLooks(lab.facts.conf.with_name("none.conf")), look_again_s=0.0)
+    assert next(iter(nowhere.collect())).samples[0].value == 0
 
 
 def test_every_end_of_a_job_is_read_from_accounting(lab: SlurmLab) -> None:

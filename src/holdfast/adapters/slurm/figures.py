@@ -112,8 +112,14 @@ class SlurmLooks:
 
     async def _look(self) -> Look:
         tool = Tool(self._conf)
-        jobs, nodes = await asyncio.gather(tool.run(SQUEUE), tool.run(SINFO))
-        return Look(self._now(), parse_jobs(jobs.decode("utf-8", "replace")), parse_nodes(nodes.decode()))
+        # Both to their end, also when one fails: this loop ends with the look, and must leave no half-read process.
+        said = await asyncio.gather(tool.run(SQUEUE), tool.run(SINFO), return_exceptions=True)
+        texts = []
+        for one in said:
+            if isinstance(one, BaseException):
+                raise one
+            texts.append(one.decode("utf-8", "replace"))
+        return Look(self._now(), parse_jobs(texts[0]), parse_nodes(texts[1]))
 
 
 class _Times:
@@ -187,7 +193,11 @@ class SlurmCollector(Collector):
     def _count(self, look: Look) -> None:
         before = self._last
         started = {(job.id, job.started): job for job in look.jobs if job.started and _has_started(job)}
-        over = {(job.id, job.ended): job for job in look.jobs if _is_over(job) and job.started and job.ended}
+        over = {
+            (job.id, job.ended): job
+            for job in look.jobs
+            if _is_over(job) and _has_started(job) and job.started and job.ended
+        }
         if before is not None:
             for key in started.keys() - self._started:
                 self._waits.add(max(0.0, started[key].started - started[key].submitted))
@@ -224,7 +234,9 @@ class SlurmCollector(Collector):
 
 
 def _has_started(job: QueuedJob) -> bool:
-    return job.state not in WAITING
+    # A job that was cancelled while it waited gets the time of its end as its start.
+    never_ran = job.state.startswith("cancelled") and job.started == job.ended
+    return job.state not in WAITING and not never_ran
 
 
 def _is_over(job: QueuedJob) -> bool:
