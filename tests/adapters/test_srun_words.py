@@ -64,6 +64,22 @@ def test_a_cancel_is_known_in_whatever_order_its_three_lines_come(lines: tuple[s
     assert fate_of(*lines).is_cancelled(3.0)
 
 
+@pytest.mark.parametrize("lines", list(itertools.permutations([ABORTED, KILLED])))
+def test_an_abort_without_a_reason_is_a_cancel_once_all_is_said(lines: tuple[str, ...]) -> None:
+    """slurmstepd's own line is lost when its connection ends with the tasks."""
+    assert not fate_of(*lines).is_cancelled(3.0)
+    assert fate_of(*lines).is_cancelled(3.0, is_all_said=True)
+
+
+TIME_LIMIT = CANCELLED.removesuffix("***") + "DUE TO TIME LIMIT ***"
+
+
+@pytest.mark.parametrize("lines", list(itertools.permutations([ABORTED, KILLED, TIME_LIMIT])))
+def test_a_time_limit_is_no_cancel(lines: tuple[str, ...]) -> None:
+    """slurmctld ends the step in the same way, and slurmstepd says why."""
+    assert not fate_of(*lines).is_cancelled(3.0, is_all_said=True)
+
+
 def test_a_killed_task_alone_is_no_cancel() -> None:
     """`kill -9` of a task, and of all of them."""
     assert not fate_of(KILLED, "srun: Force Terminated StepId=18.0").is_cancelled(2.0)

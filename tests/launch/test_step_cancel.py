@@ -52,8 +52,22 @@ def supervise(folder: Path, body: list[str], *words: str) -> subprocess.Complete
         [KILLED, PAUSE, CANCELLED, "exit 137"],
         [ABORTED, KILLED, PAUSE, CANCELLED, "exit 137"],
         [CANCELLED, "exit 143"],
+        [ABORTED, KILLED, "exit 137"],
+        [ABORTED, KILLED, PAUSE, PAUSE, "exit 137"],
+        [KILLED, PAUSE, ABORTED, "exit 137"],
+        [ABORTED, "exit 137"],
     ],
-    ids=["cancel first", "task first", "task long before", "known to be over", "no word of a task"],
+    ids=[
+        "cancel first",
+        "task first",
+        "task long before",
+        "known to be over",
+        "no word of a task",
+        "slurmstepd's word is lost",
+        "lost and srun stays",
+        "lost and task long before",
+        "lost and no word of a task",
+    ],
 )
 def test_a_cancelled_step_is_not_run_again(tmp_path: Path, body: list[str]) -> None:
     """Whether slurmstepd's word or the task's end is read first, even when the restart has been ordered by then."""
@@ -65,8 +79,13 @@ def test_a_cancelled_step_is_not_run_again(tmp_path: Path, body: list[str]) -> N
 
 @pytest.mark.parametrize(
     "body",
-    [[KILLED, "exit 137"], [KILLED, PAUSE, "exit 137"], [KILLED, OWN, CANCELLED, "exit 137"]],
-    ids=["at once", "srun stays", "Slurm's own deed"],
+    [
+        [KILLED, "exit 137"],
+        [KILLED, PAUSE, "exit 137"],
+        [KILLED, OWN, CANCELLED, "exit 137"],
+        [ABORTED, KILLED, OWN, "exit 137"],
+    ],
+    ids=["at once", "srun stays", "Slurm's own deed", "Slurm's own deed, its reason last"],
 )
 def test_a_killed_task_brings_a_new_step(tmp_path: Path, body: list[str]) -> None:
     """The same end of a task without a person's cancel is a fault, and is answered."""

@@ -251,14 +251,21 @@ class StepRunner:
         if attempt.first_bad is not None or attempt.is_ending:
             self._tell_cancelled(attempt)
 
-    def _tell_cancelled(self, attempt: StepAttempt) -> None:
-        if not attempt.is_cancel_told and not attempt.is_gone and attempt.fate.is_cancelled(time.monotonic()):
+    def _tell_cancelled(self, attempt: StepAttempt, *, is_all_said: bool = False) -> None:
+        if attempt.is_cancel_told or attempt.is_gone:
+            return
+        if attempt.fate.is_cancelled(time.monotonic(), is_all_said=is_all_said):
             attempt.is_cancel_told = True
             self._on_cancelled(attempt.spec.attempt, "the step was cancelled")
             self._release(attempt)
 
+    def _waited(self, attempt: StepAttempt) -> None:
+        """A reason for the step's end would have come by now."""
+        self._tell_cancelled(attempt, is_all_said=True)
+        self._release(attempt)
+
     def _release(self, attempt: StepAttempt) -> None:
-        """No word of a cancel came, or it has been told: what was kept back is as it looks."""
+        """It is known whether a person cancelled the step, and has been told: what was kept back is as it looks."""
         undecided, attempt.undecided = attempt.undecided, []
         for node, report in undecided:
             self._report(node, report)
@@ -282,7 +289,7 @@ class StepRunner:
                 attempt.kept_back.append((ended.node, report))
             elif attempt.fate.is_aborted and ended.signal in _KILLED and not attempt.is_cancel_told:
                 attempt.undecided.append((ended.node, report))
-                asyncio.get_running_loop().call_later(_WORD_S, self._release, attempt)
+                asyncio.get_running_loop().call_later(_WORD_S, self._waited, attempt)
             else:
                 self._report(ended.node, report)
         elif (node := lost_node(line)) is not None:
@@ -367,7 +374,7 @@ class StepRunner:
                 # Of a step with a terminal nothing is read; the person who sits there knows who ended it.
                 self._on_cancelled(attempt.spec.attempt, "the step with a terminal was killed")
             elif not how.is_success:
-                self._tell_cancelled(attempt)
+                self._tell_cancelled(attempt, is_all_said=True)
             self._release(attempt)
             for node, report in attempt.kept_back:
                 self._report(node, report)
@@ -456,6 +463,8 @@ class StepRunner:
             if attempt.stream is not None:
                 at = time.time()
                 self._tell(attempt, attempt.stream.flush(at), at, rank=None, file="output.log")
+        if attempt.first_bad is not None:
+            self._tell_cancelled(attempt, is_all_said=True)
         attempt.is_gone = True
         attempt.log.close()
         attempt.files.keep_soon()

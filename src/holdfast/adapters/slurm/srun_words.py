@@ -93,7 +93,9 @@ class StepFate:
 
     `scancel JOB.STEP` shows as slurmstepd's CANCELLED without a reason. That line, srun's words about the step and its
     words about tasks come over three connections, in any order: who wants to know must have read all that srun
-    printed, or at least wait when the step is known to be over (`is_aborted`).
+    printed, or at least wait when the step is known to be over (`is_aborted`). Slurmstepd's line is sometimes lost: its
+    connection ends with the tasks. An abort for which no reason has come by then is a cancel as well: slurmctld ends a
+    step that nobody asked it to end only with its node or at a time limit, and says so.
 
     Args:
         job: SLURM_JOB_ID: what tasks print of other steps does not count.
@@ -116,13 +118,20 @@ class StepFate:
         if found is not None:
             due = found["due"] or ""
             is_plain = not due or _NO_REASON.match(due) is not None
-            if found["job"] == self._job and is_plain and not self._is_explained:
+            if found["job"] == self._job and not is_plain:
+                self._is_explained, self.is_aborted = True, False
+            elif found["job"] == self._job and not self._is_explained:
                 self._cancelled_at = now
         elif _OWN_REASON.match(line):
             self._is_explained, self.is_aborted = True, False
         elif _ABORTED.match(line) and not self._is_explained:
             self.is_aborted = True
 
-    def is_cancelled(self, now: float) -> bool:
-        """A person has cancelled it lately."""
-        return now - self._cancelled_at < CANCEL_HOLDS_S
+    def is_cancelled(self, now: float, *, is_all_said: bool = False) -> bool:
+        """A person has cancelled it lately.
+
+        Args:
+            now: the same clock as that of `take`.
+            is_all_said: no reason can come any more, so that an abort without one counts.
+        """
+        return now - self._cancelled_at < CANCEL_HOLDS_S or (is_all_said and self.is_aborted)
