@@ -175,6 +175,10 @@ def test_nobody_sees_a_page_without_a_token_that_may_read(tmp_path: Path) -> Non
             assert (await http.get("/live")).status_code == 403
             assert (await http.get("/jobs/7?chart=steps")).status_code == 303
             assert (await http.post("/login", data={"token": "hft_wrong"})).status_code == 403
+            shared = (await http.get("/jobs?q=gpt&state=running")).headers["location"]
+            assert "%2Fjobs%3Fq%3Dgpt%26state%3Drunning" in shared, (
+                "a shared link leads where it says, after the log-in"
+            )
             answer = await http.post("/login", data={"token": TOKENS[Role.AGENT], "next": "/nodes/n1"})
             assert (await http.get("/")).status_code == 403
             answer = await http.post("/login", data={"token": TOKENS[Role.VIEWER], "next": "/nodes/n1"})

@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 from tests.api.engine_house import EngineHouse, engine_served, job_view, until
 from tests.api.test_api import TOKENS
 
+from holdfast import __version__
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.emulated import devices
@@ -38,6 +39,8 @@ from holdfast.agent.node_loop import AgentSettings, NodeAgent
 from holdfast.api import Role
 from holdfast.api.limits import LimitGate
 from holdfast.api.metrics import ControllerCollector, Tally
+from holdfast.cli.exporters import of_prometheus
+from holdfast.cli.machine import State
 from holdfast.controller import Figures
 from holdfast.controller.fleet import Fleet, IncidentLine, NodeLine
 from holdfast.model import events as e
@@ -298,6 +301,12 @@ def test_every_query_is_answered_by_a_prometheus_that_scrapes_a_real_holdfast(tm
                     wrong = [one["lastError"] for group in rules for one in group["rules"] if one.get("lastError")]
                     assert wrong == []
                     assert sum(len(group["rules"]) for group in rules) >= 20
+                    told = {one.name: one for one in await asyncio.to_thread(of_prometheus, url)}
+                    for name in ("prometheus", "holdfast-controller", "holdfast-agent", "slurm", "holdfast's rules"):
+                        assert told[name].state is State.OK, told[name]
+                    assert f"version {__version__}" in told["holdfast-controller"].found
+                    assert told["node"].state is State.MISSING
+                    assert told["remote_write"].state is State.ABSENT
 
     asyncio.run(work())
 

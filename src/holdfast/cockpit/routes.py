@@ -359,7 +359,8 @@ async def static(request: Request[Any, Any, Any], name: FromPath[str]) -> Respon
 
 def _on_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     if isinstance(error, LogInError):
-        following = request.url.path if request.method == "GET" and request.url.path != "/live" else "/"
+        following, query = request.url.path if request.method == "GET" else "/", str(request.url.query or "")
+        following += f"?{query}" if query and request.method == "GET" else ""
         if request.url.path == "/live":
             return Response("log in first", status_code=403, media_type="text/plain")
         return Redirect("/login?" + urlencode({"next": following}), status_code=HTTP_303_SEE_OTHER)
