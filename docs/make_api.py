@@ -89,9 +89,12 @@ change anything. Beyond loopback the server does not start without tokens.
 
 ## How quick
 
-With 2,000 nodes, 5,000 jobs and 100,000 findings in SQLite, and 200 findings a second coming in (`benchmarks/api_reads.py`, 2 cores, 2026-11-21): every
-route that gives one page or one record answers with a median of 2 to 9 ms and a p95 of 2 to 14 ms, the slowest (`/v1/findings?node=`) with 46 and 65 ms;
-lists of 1,000 records take 15 to 24 ms. `/v1/state`, which gives everything (1.9 MB), takes 76 ms and up to 350 ms: programs should page or stream.
+With 2,000 nodes, 5,000 jobs and 100,000 findings in SQLite, and 200 findings a second coming in (`benchmarks/api_reads.py`, 2 cores that other work
+shared, given precedence, 2026-11-22): every route that gives one page or one record answers with a median of 2 to 8 ms and a p95 of 2 to 13 ms
+(`/v1/jobs?limit=100` 51 ms); lists of 1,000 records take 15 to 29 ms, `/metrics` 29 and 37 ms. `/v1/state`, which gives everything (1.9 MB), takes 14 ms
+and 40 ms: its records are kept as JSON, and only what commits have touched since the last answer is read again. The first answer reads everything.
+
+Commands take `If-Match` with the `ETag` of a job, node or order: 412, and nothing done, when it has changed since.
 """
 
 
