@@ -130,7 +130,7 @@ class Kept:
         answer = self.client.post("/v1/commands", json={"command": command, "who": "mei", "why": "test", **target})
         answer.raise_for_status()
 
-    def until(self, holds: Callable[[], Any], what: str, limit_s: float = 20.0) -> Any:
+    def until(self, holds: Callable[[], Any], what: str, limit_s: float = 90.0) -> Any:
         """Wait until it is so; fails the test with the controller's log."""
         deadline = time.monotonic() + limit_s
         while True:

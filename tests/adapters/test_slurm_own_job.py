@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from pathlib import Path
+
 import pytest
 
-from holdfast.adapters.slurm.own_job import NodeAddress, job_name, read_addresses, read_job, recall_script
+from holdfast.adapters.slurm import own_job
+from holdfast.adapters.slurm.own_job import NodeAddress, OwnJob, job_name, read_addresses, read_job, recall_script
 from holdfast.errors import PermanentOrderError
 
 # `scontrol --oneliner show job` and `show node` of 22.05.8 on the lab, shortened.
@@ -43,6 +48,8 @@ def test_the_recall_script_waits_then_excludes_and_pulls_the_start_in() -> None:
     """Never to `now`: the lab lost jobs that were launched in the second of their kill."""
     script = recall_script("7_0", ["node01"], 3)
     assert script.index("PENDING") < script.index("ExcNodeList=node01") < script.index("StartTime=now+1")
+    # It cancels itself when that second has come: its end is what wakes the scheduler.
+    assert script.index("StartTime=now+1") < script.index('while [ "$(date +%s)" -le') < script.index("scancel")
     assert "NumNodes=3" in script
     assert "NumNodes" not in recall_script("7", [], 0)
 
@@ -53,3 +60,27 @@ def test_only_names_of_slurm_reach_the_recall_script() -> None:
         recall_script("7", ["node01; rm -rf /"], 0)
     with pytest.raises(PermanentOrderError):
         recall_script("7 8", [], 0)
+
+
+# Answers as slurmctld does while it starts, the first time for each verb; then as it does of a requeued job.
+SCONTROL = """#!/bin/sh
+case "$*" in *show*) verb=show;; *requeue*) verb=requeue;; *) verb=update;; esac
+echo "$verb" >> calls
+if [ ! -e "$verb" ]; then touch "$verb"
+  echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1; fi
+case $verb in show) echo '{job}';; update) exit 0;;
+  requeue) echo "Job is pending execution for job 8" >&2; exit 1;; esac
+"""
+
+
+def test_a_requeue_outlasts_a_slurmctld_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question and order is asked again; one that had its effect although its answer was lost counts as done."""
+    monkeypatch.setattr(own_job, "AGAIN_S", (0.0, 0.0))
+    for name, script in (("scontrol", SCONTROL.replace("{job}", JOB)), ("sbatch", "#!/bin/sh\necho 9\n")):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    monkeypatch.setenv("PATH", environ["PATH"])
+    said = asyncio.run(OwnJob("8", tmp_path, environ).requeue(["node02"], gone={"node02"}, size=3))
+    assert said == "requeued; job 9 calls it back at once without node02,node07,node08"
+    assert (tmp_path / "calls").read_text().split() == ["show", "show", "update", "update", "requeue", "requeue"]

@@ -51,6 +51,22 @@ def test_an_admin_who_resumes_our_drain_ends_our_order(idle):
     assert idle.engine.open_incidents() == []
 
 
+def test_a_return_that_is_stale_leaves_no_node_out_for_good(idle):
+    """The adapter sees that the machine was swapped before the engine does: the new one is checked, then returned."""
+    drained(idle)
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    idle.node("n2", instance_id="machine-new", boot_id="boot-new")
+    idle.done(o.ReplaceNode)
+    idle.do(e.NodeValidated, node="n2", passed=True, instance_id="machine-new")
+    idle.fail(o.ReturnNode, "n2 is another machine now")
+    idle.node("n2", instance_id="machine-newer", boot_id="boot-newer")
+    assert idle.ns() is NodeState.VALIDATING
+    idle.do(e.NodeValidated, node="n2", passed=True, instance_id="machine-newer")
+    assert idle.open(o.ReturnNode).instance_id == "machine-newer"
+    idle.done(o.ReturnNode)
+    assert idle.ns() is NodeState.HEALTHY
+
+
 def test_our_own_return_seen_before_its_outcome_is_not_an_admins_word(idle):
     """A controller that was killed between the effect and its outcome sees the node resumed first: our order did it."""
     drained(idle)

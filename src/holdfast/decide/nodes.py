@@ -101,6 +101,8 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
         if ours or (theirs and not node.drained_by_us):
             _resumed_by_person(turn, node)
             return True
+        dead = node.view.alive is False and old.alive is False
+        return dead and phase(node) is NodeState.HEALTHY and not node.incident  # theirs, and it may be given out now
     return False
 
 
@@ -121,12 +123,16 @@ def _first_seen(turn: Turn, view: NodeView) -> None:
     turn.state.nodes[view.name] = node
     _count(turn, view.group, 1)
     turn.touch(node)
-    if view.drained and view.drain_reason.startswith(OWN_REASON):
-        # A drain of ours that this engine does not remember: nobody else will lift it, so it is checked and lifted.
+    _found_drained(turn, node)
+
+
+def _found_drained(turn: Turn, node: NodeRecord) -> None:
+    """A drain of ours that this engine does not remember: nobody else will lift it, so it is checked and lifted."""
+    if node.view.drained and node.view.drain_reason.startswith(OWN_REASON):
         turn.move_node(node, NodeTrigger.QUARANTINE)
         turn.move_node(node, NodeTrigger.FENCED)
         node.drained_by_us = True
-        turn.tell(node, f"It was found drained by us ({view.drain_reason}).")
+        turn.tell(node, f"It was found drained by us ({node.view.drain_reason}).")
         repair.validate(turn, node, "our old drain was found")
 
 
@@ -182,6 +188,7 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
     state = phase(node)
     if state is NodeState.HEALTHY:
         node.clean_at = turn.now
+        _found_drained(turn, node)  # its return failed as stale: the adapter saw the new machine before we did
         return
     turn.withdraw(about(node), "the machine was swapped for another")
     if state is NodeState.VALIDATING:
@@ -241,6 +248,7 @@ def vanished(turn: Turn, event: e.NodeVanished) -> None:
             turn.stamp(incident, Mark.NODE_REPAIRED)
         incidents.node_settled(turn, incident, node, "it left the cluster.")
     turn.state.context.pop(about(node), None)
+    turn.state.heard.pop(node.name, None)
     del turn.state.nodes[node.name]
 
 
@@ -268,6 +276,7 @@ def heard(turn: Turn, name: str) -> None:
     if node is None or not node.silent:
         return
     node.silent = False
+    turn.state.heard[name] = turn.now
     turn.cancel_timer(f"silent:{name}")
     if node.state is NodeState.UNKNOWN:
         trigger = NodeTrigger(f"heard_{node.before_unknown}")

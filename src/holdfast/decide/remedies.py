@@ -105,7 +105,9 @@ def choose(job: JobRecord, policy: Policy, diagnosis: Diagnosis, facts: Facts) -
         return Choice(R.NONE, f"the ladder for {kind} troubles does nothing to jobs")
     verdict = budgets.judge(job, limits, kind, diagnosis, facts.broke)
     if verdict.stop and R.STOP in ladder:
-        return Choice(R.STOP, verdict.why)
+        spent = R.REQUEUE in ladder and bool(_refusal(R.REQUEUE, job, limits, facts, verdict))
+        # Whether the evidence shows a loop may hang on a line read in time; that the limit is reached does not.
+        return Choice(R.STOP, f"{verdict.why}, and {_requeues(job)}, which is the limit" if spent else verdict.why)
     if diagnosis.restart_helps is False and diagnosis.confidence >= 0.9 and not facts.moved and R.STOP in ladder:
         return Choice(R.STOP, f"{diagnosis.summary or diagnosis.cause}: a restart does not mend that")
     passed: list[str] = []
@@ -139,8 +141,12 @@ def _refusal(rung: Remedy, job: JobRecord, limits: Limits, facts: Facts, verdict
         if not (facts.alive and facts.launcher):
             return "nothing runs that could save a checkpoint"
     elif rung is R.REQUEUE and job.requeues >= limits.max_requeues and not (facts.in_queue and facts.asked):
-        return f"{_times(job.requeues, 'requeue')} with no progress in between, which is the limit"
+        return f"{_requeues(job)} with no progress in between, which is the limit"
     return ""
+
+
+def _requeues(job: JobRecord) -> str:
+    return _times(job.requeues, "requeue")
 
 
 def _times(number: int, noun: str) -> str:

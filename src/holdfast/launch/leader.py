@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -41,6 +41,7 @@ from holdfast.model.records import JobRecord, JobState
 if TYPE_CHECKING:  # loaded when the first ranks run
     from holdfast.detect.catalogue import Catalogue
     from holdfast.detect.rhythm import Rhythm
+    from holdfast.launch.slurm_nodes import SlurmNodes
     from holdfast.launch.uplink import Uplink
     from holdfast.launch.watch import AttemptWatch
 
@@ -101,8 +102,7 @@ class Leader:
         self.is_over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.why = ""
         self.parting = Parting()
-        self.is_dead: Callable[[str], Awaitable[bool]] | None = None
-        """Asked of a node whose lease has run out: is there evidence, from elsewhere, that it does not run?"""
+        self.evidence: SlurmNodes | None = None
         self._view = view
         self._catalogue = catalogue
         self._rhythm: Rhythm | None = None
@@ -544,6 +544,8 @@ class Leader:
             quiet_s = mono - heard
             if quiet_s > self.own_lease.lease.lease_s and node not in self._silent and node in self._follower_nodes():
                 self._silent.add(node)
+                if self.evidence is not None:
+                    self.evidence.look_ahead(node)
                 self.submit(
                     e.NodeSilent(
                         id=self.event_id(), at=at, source=self.place.source, node=node, for_s=round(quiet_s, 1)
@@ -556,7 +558,7 @@ class Leader:
             self.run_soon(self._lease_over(node, at))
 
     async def _lease_over(self, node: str, at: float) -> None:
-        if self.is_dead is not None and await self.is_dead(node):
+        if self.evidence is not None and await self.evidence.is_dead(node):
             self.on_lost(node, "it has not answered, and neither does its scheduler's daemon")
         elif self.watch is not None:
             why = f"{node} has not answered, and its attempt lease has run out: its ranks are killed"

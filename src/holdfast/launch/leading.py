@@ -76,7 +76,7 @@ def ranks_outfit(ground: Ground, judge: Judge) -> Outfit:
         lease_s=ground.lease_s,
     )
     if len(place.nodes) > 1 and ground.environ.get("SLURM_JOB_ID"):
-        leader.is_dead = _slurm_nodes(ground).is_dead
+        leader.evidence = _slurm_nodes(ground)
     runner = ground.runner(lambda report: leader.crew.hear(place.node, report))
     leader.crew = Crew(place, runner, on_report=leader.on_report, on_all_gone=leader.on_all_gone)
     return Outfit(leader, runner)

@@ -40,9 +40,18 @@ class SlurmNodes:
         self._own_job = own_job
         self._nodes = tuple(nodes)
         self._known: dict[str, NodeAddress] = {}
+        self._ahead: dict[str, asyncio.Task[bool]] = {}
+
+    def look_ahead(self, node: str) -> None:
+        """It is silent: `is_dead` will be asked of it soon, and shall not have to wait for a connection then."""
+        self._ahead[node] = asyncio.create_task(self._probe(node))
 
     async def is_dead(self, node: str) -> bool:
         """There is evidence that it does not run: no slurmd answers where the scheduler has it."""
+        ahead = self._ahead.pop(node, None)
+        return (ahead is not None and await ahead) or await self._probe(node)
+
+    async def _probe(self, node: str) -> bool:
         if not self._known:
             try:
                 self._known = await self._own_job.addresses(self._nodes)

@@ -35,6 +35,8 @@ _PROBES_S = (0.0, 0.1, 0.3)
 _AGAIN_S = 1.0
 _AGAIN_MAX_S = 60.0
 _INTERRUPT_S = 5.0
+_LEAVE_S = 1.0
+_LEAVE_LOST_S = 0.1
 
 
 class Watchers:
@@ -82,12 +84,16 @@ class Watchers:
         """A step of watchers has been started and not ended."""
         return any(child.exit is None for child in self._children)
 
-    async def close(self) -> None:
-        """They were told to leave; what has not is ended with its step."""
+    async def close(self, *, is_whole: bool) -> None:
+        """They were told to leave; what has not is ended with its step.
+
+        Args:
+            is_whole: no node is lost; the srun of a watcher on a lost node would not end by itself.
+        """
         self.is_closed = True
         for child in self._children:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(_LEAVE_S if is_whole else _LEAVE_LOST_S):
                     await child.exited.wait()
             if child.exit is None:
                 child.send(signal.SIGKILL)
@@ -296,4 +302,4 @@ class StepLeader(Leader):
     async def leave_watchers(self) -> None:
         """After the followers were told to leave."""
         with contextlib.suppress(HoldfastError):
-            await self.watchers.close()
+            await self.watchers.close(is_whole=not self.crew.gone)

@@ -10,7 +10,7 @@ import pytest
 from holdfast.lab.slurm_lab import SlurmLab
 from slurm_keeper import Kept, keeping
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 ONCE = """#!/bin/bash
 #SBATCH --ntasks=1 --output=/dev/null
@@ -41,8 +41,8 @@ def judge(kept: Kept, lab: SlurmLab, jobs: list[str]) -> None:
         rows = lab.run(["squeue", "-h", "-t", "all", "-O", "JobID:12,State:16,RestartCnt:6"]).splitlines()
         return {row.split()[0]: (row.split()[1], row.split()[2]) for row in rows}
 
-    kept.until(lambda: all(seen()[job] == ("RUNNING", "1") for job in jobs), "all run again, requeued once", 60)
-    kept.until(lambda: all(kept.state(job) == "proving" for job in jobs), "all are proving", 30)
+    kept.until(lambda: all(seen()[job] == ("RUNNING", "1") for job in jobs), "all run again, requeued once")
+    kept.until(lambda: all(kept.state(job) == "proving" for job in jobs), "all are proving")
     for job in jobs:
         story = " ".join(kept.job(job)["story"])
         assert "exit code 3" in story

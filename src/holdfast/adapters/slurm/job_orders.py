@@ -9,6 +9,7 @@ pulled in. A job that Slurm queued by itself meanwhile is taken as it is. Readin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from holdfast.adapters.slurm.old_output import OldOutput
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.adapters.slurm.tool import Tool, is_queued, over_already
 from holdfast.adapters.slurm.views import NO_ANSWER, PREFIX, is_completing, state_of
-from holdfast.errors import PermanentOrderError, TemporaryOrderError
+from holdfast.errors import OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import ENDED, JobKey, SchedulerState
 
@@ -32,6 +33,10 @@ POLL_MAX_S = 0.5
 SLOW_END_S = 5.0
 """Longer than a launcher's lease (3 s) and its margin."""
 CONNECT_S = 0.7
+KILL_S = 5.0
+KILL_BESIDE_LOSS_S = 1.0
+"""Scancel sleeps 5 s and tries again, ten times, while a job is completing; its tasks are being ended then anyway. A
+node's loss sets it completing at any moment."""
 S = SchedulerState
 _ORDERS = (o.RequeueHeld, o.SetExcluded, o.ReleaseJob, o.GiveUp)
 _QUEUED = frozenset({S.PENDING, S.HELD})
@@ -157,7 +162,7 @@ class JobOrders:
             return await self._hold_queued(order.job, "it was waiting")
         if not job.requeue:
             await self._tool.run(commands.allow_requeue(job.ref))
-        if state is S.RUNNING:
+        if state is S.RUNNING and not is_completing(job):
             await self._kill(job, gently=waits_for(job, reading.jobs), batch=not order.gone)
         if order.gone:
             job = await self._write_off(order, reading, job)
@@ -187,12 +192,13 @@ class JobOrders:
         if gently:
             return
         listed = commands.steps_of(await self._tool.text(commands.steps(job.ref)))
+        limit_s = KILL_S if batch else KILL_BESIDE_LOSS_S
         try:
             if listed:
-                await self._tool.run(commands.kill_steps(listed))
+                await self._tool.run(commands.kill_steps(listed), limit_s=limit_s, again=False)
             if job.batch and batch:
-                await self._tool.run(commands.kill_batch(job.ref))
-        except PermanentOrderError as error:
+                await self._tool.run(commands.kill_batch(job.ref), limit_s=limit_s, again=False)
+        except OrderError as error:
             _log.info("tasks could not be killed ahead of the requeue", job=job.ref, why=str(error))
 
     async def _requeuehold(self, key: JobKey, job: SlurmJob) -> None:
@@ -272,7 +278,8 @@ class JobOrders:
         if state is S.RUNNING:
             listed = commands.steps_of(await self._tool.text(commands.steps(job.ref)))
             if listed:
-                await self._tool.run(commands.kill_steps(listed))
+                with contextlib.suppress(OrderError):  # the cancel below ends them too, only less quickly
+                    await self._tool.run(commands.kill_steps(listed), limit_s=KILL_S, again=False)
         await self._tool.run(commands.cancel(job.ref))
         try:
             now = await self._until(order.job, lambda seen: state_of(seen) in ENDED)

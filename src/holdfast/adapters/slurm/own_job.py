@@ -6,11 +6,16 @@ a time limit. Time passes in the asyncio loop.
 A requeued job gets a begin time in the future (121 s with the default credential time). Only a job that is PENDING
 takes another begin time or other excluded nodes, and by then nothing of the requeued job runs any more that could say
 so. Therefore a small job of the same owner, the recall job, is submitted first: it waits until the requeued job is
-pending, sets both, and ends. Where the site refuses that job, the requeue still happens, at the scheduler's own pace.
+pending, sets both, and cancels itself when the begin time has come: a cancelled job's end has the main scheduler run at
+once, which nothing else does then (an update or an ordinary end within batch_sched_delay, 3 s; without either the
+backfill's turn, 30 s, would have to come). Where the site refuses that job, the requeue still happens, at the
+scheduler's own pace.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +24,7 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from msgspec import Struct
 
 from holdfast.adapters.slurm.once import run_once
+from holdfast.adapters.slurm.tool import is_queued
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 
 _LIMIT_S = 10.0
@@ -27,6 +33,8 @@ _JOB = re.compile(r"^\d+(_\d+)?$")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z/:]*)=(\S*)")
 _RETRIED = ("Socket timed out", "Transient error", "temporarily unavailable", "Unable to contact slurm controller")
 RECALL_LIMIT_MIN = 5
+AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0)
+"""Pauses between tries of a requeue while slurmctld is busy or away: its restart must not cost the job its return."""
 
 
 class JobFacts(Struct, frozen=True):
@@ -111,18 +119,28 @@ def recall_script(job: str, excluded: Sequence[str], size: int) -> str:
     lines = [
         "#!/bin/sh",
         f"# Written by Holdfast: brings the requeued job {job} back without waiting for its begin time.",
-        f"n={(60 * RECALL_LIMIT_MIN - 30) * 5}",
+        f"n={(60 * RECALL_LIMIT_MIN - 30) * 8}",
         f'while [ "$(squeue --noheader --jobs={job} --format=%T 2>/dev/null)" != PENDING ]; do',
         '  n=$((n - 1)); [ "$n" -gt 0 ] || exit 1',
-        "  sleep 0.2",
+        "  sleep 0.1",
         "done",
     ]
     if excluded:
         lines.append(f"scontrol update JobId={job} ExcNodeList={','.join(excluded)}")
     if size:
         lines.append(f"scontrol update JobId={job} NumNodes={size}")
-    lines.append(f"scontrol update JobId={job} StartTime=now+1")
+    lines += [
+        f"scontrol update JobId={job} StartTime=now+1",
+        "# The scheduler would sleep over that time. A cancelled job's end wakes it at once, an ordinary end in 3 s.",
+        "s=$(date +%s); n=60",
+        'while [ "$(date +%s)" -le "$s" ] && [ "$n" -gt 0 ]; do n=$((n - 1)); sleep 0.05; done',
+        'scancel "$SLURM_JOB_ID"; sleep 1',
+    ]
     return "\n".join([*lines, ""])
+
+
+def _shrunk(job: str, keep: Sequence[str]) -> list[str]:
+    return ["scontrol", "update", f"JobId={job}", f"NodeList={','.join(keep)}"]
 
 
 class OwnJob:
@@ -158,6 +176,14 @@ class OwnJob:
             raise TemporaryOrderError(why) if any(mark in why for mark in _RETRIED) else PermanentOrderError(why)
         return done.out.decode(errors="replace")
 
+    async def _patiently(self, *argv: str) -> str:
+        """`_run`, again and again while slurmctld is busy or away. Only for what may be done twice."""
+        for pause_s in AGAIN_S:
+            with contextlib.suppress(TemporaryOrderError):
+                return await self._run(*argv)
+            await asyncio.sleep(pause_s)
+        return await self._run(*argv)
+
     async def facts(self) -> JobFacts:
         """What the scheduler says of the job. Raises OrderError or LinkError."""
         return read_job(await self._run("scontrol", "--oneliner", "show", "job", self.name))
@@ -172,7 +198,7 @@ class OwnJob:
 
         Raises OrderError or LinkError.
         """
-        await self._run("scontrol", "update", f"JobId={self.name}", f"NodeList={','.join(keep)}")
+        await self._run(*_shrunk(self.name, keep))
 
     async def requeue(self, exclude: Sequence[str], *, gone: Collection[str] = (), size: int = 0) -> str:
         """Requeue the job and have it come back at once without these nodes. Our own processes end by this.
@@ -185,7 +211,7 @@ class OwnJob:
 
         Returns what can be promised, as a sentence. Raises OrderError or LinkError when it is not requeued.
         """
-        facts = await self.facts()
+        facts = read_job(await self._patiently("scontrol", "--oneliner", "show", "job", self.name))
         if not facts.is_batch:
             raise PermanentOrderError("it is no batch job, so it cannot be requeued")
         if not facts.may_requeue:
@@ -193,7 +219,8 @@ class OwnJob:
         excluded = sorted({*exclude, *gone, *facts.excluded})
         keep = [node for node in facts.nodes if node not in gone]
         if keep and len(keep) < len(facts.nodes):
-            await self.let_go(keep)
+            with contextlib.suppress(PermanentOrderError):  # then the job comes back when Slurm has given the node up
+                await self._patiently(*_shrunk(self.name, keep))
         try:
             recall = await self._submit_recall(facts, excluded, size if size > len(keep) else 0)
         except (TemporaryOrderError, PermanentOrderError) as error:
@@ -201,7 +228,11 @@ class OwnJob:
         else:
             off = f" without {','.join(excluded)}" if excluded else ""
             promise = f"requeued; job {recall} calls it back at once{off}"
-        await self._run("scontrol", "requeue", self.name)
+        try:
+            await self._patiently("scontrol", "requeue", self.name)
+        except PermanentOrderError as error:
+            if not is_queued(str(error)):  # a try before had its effect, although its answer was lost
+                raise
         return promise
 
     async def _submit_recall(self, facts: JobFacts, excluded: Sequence[str], size: int) -> str:
@@ -224,5 +255,5 @@ class OwnJob:
             for key, value in self._environ.items()
             if not key.startswith(("SBATCH_", "SLURM_", "SLURMD_", "HOLDFAST_")) or key == "SLURM_CONF"
         }
-        told = await self._run("sbatch", *options, str(script), environ=environ)
+        told = await self._run("sbatch", *options, str(script), environ=environ)  # twice would be two jobs
         return told.strip().partition(";")[0]
