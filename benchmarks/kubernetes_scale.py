@@ -18,69 +18,30 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from holdfast.adapters.kubernetes.api import STRATEGIC, KubeApi
+from holdfast.adapters.kubernetes.api import KubeApi
 from holdfast.adapters.kubernetes.looks import Looks
 from holdfast.lab.kube_control import CONTROLLERS, SCHEDULER
+from holdfast.lab.kube_hollow import CONTAINER, HollowCluster
 from holdfast.lab.kube_lab import KubeLab, KubeLabSettings
 
-AT_ONCE = 48
 JOBS = 50
-READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
 
 
 async def fill(api: KubeApi, nodes: int, pods: int) -> None:
-    """Make the hollow cluster."""
-    gate = asyncio.Semaphore(AT_ONCE)
-
-    async def one_node(number: int) -> None:
-        async with gate:
-            name = f"gpu-{number:04d}"
-            body = {
-                "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
-                "spec": {"providerID": name},
-            }
-            await api.create("/api/v1/nodes", body)
-            info = {"bootID": f"b{number}", "machineID": f"m{number}", "systemUUID": f"s{number}"}
-            info |= dict.fromkeys(("kernelVersion", "osImage", "containerRuntimeVersion", "kubeletVersion"), "x")
-            info |= dict.fromkeys(("kubeProxyVersion", "operatingSystem", "architecture"), "x")
-            status = {"conditions": [READY], "nodeInfo": info, "capacity": {"nvidia.com/gpu": "8", "pods": "110"}}
-            await api.patch(f"/api/v1/nodes/{name}/status", {"status": status}, STRATEGIC)
-
-    async def one_pod(number: int, owner: dict[str, Any]) -> None:
-        async with gate:
-            name = f"{owner['name']}-{number:05d}"
-            env = [{"name": f"VARIABLE_{index}", "value": "x" * 40} for index in range(10)]
-            containers = [{"name": "main", "image": "registry/training:1", "command": ["train"], "env": env}]
-            body = {
-                "metadata": {"name": name, "labels": {"job-name": owner["name"]}, "ownerReferences": [owner]},
-                "spec": {"nodeName": f"gpu-{number % nodes:04d}", "containers": containers},
-            }
-            await api.create("/api/v1/namespaces/default/pods", body)
-            running = {"name": "main", "image": "x", "imageID": "", "ready": True, "restartCount": 0}
-            running["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-            status = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z", "containerStatuses": [running]}
-            await api.patch(f"/api/v1/namespaces/default/pods/{name}/status", {"status": status})
-
-    await asyncio.gather(*(one_node(number) for number in range(nodes)))
+    """Make the hollow cluster: the pods belong to `JOBS` jobs."""
     owners = []
     for number in range(JOBS):
-        spec = {
-            "parallelism": pods // JOBS,
-            "template": {"spec": {"restartPolicy": "Never", "containers": [CONTAINER]}},
-        }
+        template = {"spec": {"restartPolicy": "Never", "containers": [CONTAINER]}}
         notes = {"holdfast.dev/auto-resume": "true"}
+        spec = {"parallelism": pods // JOBS, "template": template}
         body = {"metadata": {"name": f"train-{number}", "annotations": notes}, "spec": spec}
         made = (await api.create("/apis/batch/v1/namespaces/default/jobs", body))["metadata"]
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": made["name"], "uid": made["uid"], "controller": True}
         owners.append(owner)
-    await asyncio.gather(*(one_pod(number, owners[number % JOBS]) for number in range(pods)))
-
-
-CONTAINER = {"name": "main", "image": "registry/training:1", "command": ["train"]}
+    await HollowCluster(api, nodes).fill(pods, owners)
 
 
 async def relists(lab: KubeLab, times: int) -> list[float]:

@@ -22,6 +22,7 @@ WORDS = (
     ("namespace: holdfast\n", f'namespace: "{NAMESPACE}"\n'),
     ("http://holdfast.holdfast.svc:8470", f"http://holdfast.{NAMESPACE}.svc:8470"),
     ('agent_account = "holdfast/', f'agent_account = "{NAMESPACE}/'),
+    ('check_template = "holdfast/', f'check_template = "{NAMESPACE}/'),
     ("replicas: 2 ", "replicas: {{ .Values.controller.replicas }} "),
     ("name: holdfast-journal,", "name: {{ .Values.journal.secret }},"),
     ("key: url}", "key: {{ .Values.journal.key }}}"),

@@ -137,13 +137,13 @@ async def make_pod(root: KubeApi, name: str, node: str, account: str = "holdfast
 # --- rights ---
 
 
-async def may(api: KubeApi, user: str, verb: str, group: str, resource: str, namespace: str) -> bool:
+async def may(api: KubeApi, user: str, verb: str, group: str, resource: str, namespace: str, name: str = "") -> bool:
     resource, _, sub = resource.partition("/")
     spec = {
         "user": user,
         "groups": ["system:serviceaccounts", "system:authenticated"],
         "resourceAttributes": {
-            "verb": verb, "group": group, "resource": resource, "subresource": sub, "namespace": namespace
+            "verb": verb, "group": group, "resource": resource, "subresource": sub, "namespace": namespace, "name": name
         },
     }  # fmt: skip
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
@@ -158,6 +158,9 @@ def test_the_controller_may_do_what_it_does_and_nothing_else(lab: KubeLab):
         ("patch", "", "nodes", ""),
         ("delete", "", "pods", "training"),
         ("create", "", "pods/eviction", "training"),
+        ("get", "", "pods/log", "training"),
+        ("get", "", "podtemplates", NAMESPACE, "holdfast-check"),
+        ("create", "", "pods", NAMESPACE),
         *((verb, "batch", "jobs", "training") for verb in ("list", "watch", "create", "patch", "delete")),
         *((verb, "kubeflow.org", "pytorchjobs", "training") for verb in ("list", "watch", "create", "patch", "delete")),
         ("create", "", "events", "training"),
@@ -172,6 +175,7 @@ def test_the_controller_may_do_what_it_does_and_nothing_else(lab: KubeLab):
         ("create", "", "pods", "training"),
         ("patch", "", "pods", "training"),
         ("create", "", "pods/exec", "training"),
+        ("get", "", "podtemplates", NAMESPACE, "another"),
         ("delete", "", "nodes", ""),
         ("update", "", "nodes/status", ""),
         ("create", "", "serviceaccounts/token", NAMESPACE),

@@ -92,9 +92,16 @@ async def health_back(stage: KubernetesStage, node: str) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("away_s", [pytest.param(6.0), pytest.param(60.0, marks=pytest.mark.soak)])
-def test_an_api_server_that_is_away_in_the_middle_of_a_recovery_costs_time_only(away_s: float) -> None:
-    """Killed as soon as the node is marked: one incident, one restart, the node rebooted once, nothing lost."""
+@pytest.mark.parametrize(
+    ("away_s", "forgets"),
+    [
+        pytest.param(6.0, True, id="6s-compacted"),
+        pytest.param(60.0, False, id="60s", marks=pytest.mark.soak),
+        pytest.param(60.0, True, id="60s-compacted", marks=pytest.mark.soak),
+    ],
+)
+def test_an_api_server_that_is_away_in_the_middle_of_a_recovery_costs_time_only(away_s: float, forgets: bool) -> None:
+    """Killed as soon as the node is marked, every watch expired when it is back: one incident, restart and reboot."""
 
     async def body() -> None:
         async with stage_of(2, 1) as stage:
@@ -103,6 +110,8 @@ def test_an_api_server_that_is_away_in_the_middle_of_a_recovery_costs_time_only(
             await stage.breaker.kmsg(node, XID.format(73))
             await health(stage, node, "UnschedulablePendingReboot")
             await asyncio.to_thread(stage.lab.stop, "kube-apiserver")
+            if forgets:
+                await asyncio.to_thread(stage.lab.compact)
             await asyncio.sleep(away_s)
             await asyncio.to_thread(stage.lab.run, "kube-apiserver")
             after = await stage.until(
@@ -110,6 +119,8 @@ def test_an_api_server_that_is_away_in_the_middle_of_a_recovery_costs_time_only(
             )
             await health_back(stage, node)
             assert after.view.restart_count == 1
+            boots = list((stage.folder / "nodes" / node).glob("kmsg.*"))
+            assert len(boots) == 1, "each boot puts the kernel log of the one before away"
             found = await stage.eyes.incidents()
             assert len(of_node(found, "xid.73")) == 1
             async with asyncio.timeout(LIMIT_S):

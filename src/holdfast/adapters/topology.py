@@ -157,6 +157,11 @@ class Placed:
         self._said = ""
         self.name = inner.name
 
+    @property
+    def inner(self) -> Orchestrator:
+        """The orchestrator itself."""
+        return self._inner
+
     async def observe(self) -> WorldView:
         """See `ports.Orchestrator.observe`."""
         if time.monotonic() - self._read_at >= READ_AGAIN_S:

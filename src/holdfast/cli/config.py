@@ -73,6 +73,8 @@ class KubernetesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """NAMESPACE/NAME of the ServiceAccount by whose tokens agents log in; without it they need tokens of the book."""
     check_template: str = ""
     """NAMESPACE/NAME of the PodTemplate that checks a repaired node; without it the node's agent does."""
+    pod_log_s: float = 3.0
+    """A failed job's end waits so long for the logs of its failed pods to be read; 0: they are not."""
     mirror_incidents: bool = False
     """Show incidents as objects too (`kubectl get incidents`); needs the CRD of deploy/kubernetes."""
     repair_by_label: bool = False

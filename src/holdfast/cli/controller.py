@@ -313,7 +313,7 @@ async def serve(options: Options) -> None:
             holder=holder_name(options.folder, options.journal),
             lease_s=options.lease_s,
         )
-        read_pods(orchestrator, the_controller)
+        read_pods(orchestrator, the_controller, limit_s=options.kubernetes.pod_log_s)
         cockpit = Cockpit(
             the_controller,
             tokens,

@@ -5,15 +5,23 @@ Called by `holdfast controller` when it starts. No time passes here.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from holdfast.cli.config import KubernetesConfig
 from holdfast.errors import UsageError
+from holdfast.model.events import FindingSeen
 from holdfast.ports import Notifier, Orchestrator
 
 if TYPE_CHECKING:
     from holdfast.adapters.kubernetes.client import KubernetesOrchestrator
+    from holdfast.controller import Controller
+
+_log = structlog.get_logger("holdfast.kubernetes")
 
 
 def make_kubernetes(context: str, folder: Path | None, config: KubernetesConfig) -> KubernetesOrchestrator:
@@ -21,14 +29,20 @@ def make_kubernetes(context: str, folder: Path | None, config: KubernetesConfig)
 
     Raises:
         UsageError: kubernetes-asyncio is not installed.
+        ConfigError: a setting is not understood.
     """
+    from holdfast.adapters.kubernetes import library  # noqa: PLC0415 - only this kind of cluster needs it
+
     try:
-        import kubernetes_asyncio.config  # noqa: F401, PLC0415 - only this kind of cluster needs it
+        library.load()
     except ImportError as error:
         raise UsageError("--cluster kubernetes needs a library more: pip install 'holdfast[kubernetes]'") from error
+    from holdfast.adapters.kubernetes.check_pod import template_place  # noqa: PLC0415
     from holdfast.adapters.kubernetes.client import KubernetesOrchestrator, KubernetesSettings  # noqa: PLC0415
     from holdfast.adapters.kubernetes.node_orders import Repairers  # noqa: PLC0415
 
+    if config.check_template:
+        template_place(config.check_template)
     repairers = Repairers(
         reboot=config.reboot_program,
         replace=config.replace_program,
@@ -44,24 +58,50 @@ def make_kubernetes(context: str, folder: Path | None, config: KubernetesConfig)
             cluster=config.cluster,
             prefix=config.prefix,
             repairers=repairers,
+            check_template=config.check_template,
         )
     )
 
 
-def more_notifiers(orchestrator: Orchestrator) -> list[Notifier]:
-    """On Kubernetes every notice also is an Event of its job and node."""
+def the_adapter(orchestrator: Orchestrator) -> KubernetesOrchestrator | None:
+    """The Kubernetes adapter, also behind a topology; None on any other kind of cluster."""
     if orchestrator.name != "kubernetes":
-        return []
+        return None
     from holdfast.adapters.kubernetes.client import KubernetesOrchestrator  # noqa: PLC0415
+
+    found = getattr(orchestrator, "inner", orchestrator)
+    return found if isinstance(found, KubernetesOrchestrator) else None
+
+
+def more_notifiers(orchestrator: Orchestrator) -> list[Notifier]:
+    """On Kubernetes every notice also is an Event of its job, its pods and its node."""
+    adapter = the_adapter(orchestrator)
+    if adapter is None:
+        return []
     from holdfast.adapters.kubernetes.notices import EventNotifier  # noqa: PLC0415
 
-    return [EventNotifier(orchestrator)] if isinstance(orchestrator, KubernetesOrchestrator) else []
+    return [EventNotifier(adapter)]
+
+
+def read_pods(orchestrator: Orchestrator, the_controller: Controller, *, limit_s: float) -> None:
+    """Have what failed pods said last be known before their job's end is judged, if that is wanted at all."""
+    adapter = the_adapter(orchestrator)
+    if adapter is None or limit_s <= 0:
+        return
+    from holdfast.adapters.catalogue_files import read_catalogue, read_matcher  # noqa: PLC0415
+    from holdfast.adapters.kubernetes.pod_logs import PodLogs  # noqa: PLC0415
+
+    async def tell(found: Sequence[FindingSeen]) -> None:
+        stored = [the_controller.submit(event) for event in found]
+        for outcome in await asyncio.gather(*stored, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                _log.warning("what a pod said could not be taken in", why=str(outcome))
+
+    adapter.pod_logs = PodLogs(lambda: read_matcher(read_catalogue()), the_controller.clock, tell, limit_s=limit_s)
 
 
 async def close(orchestrator: Orchestrator) -> None:
     """Let go of the API server. Other kinds of clusters hold nothing open."""
-    if orchestrator.name == "kubernetes":
-        from holdfast.adapters.kubernetes.client import KubernetesOrchestrator  # noqa: PLC0415
-
-        if isinstance(orchestrator, KubernetesOrchestrator):
-            await orchestrator.close()
+    adapter = the_adapter(orchestrator)
+    if adapter is not None:
+        await adapter.close()

@@ -17,8 +17,8 @@ from holdfast.lab.kube_build import KubeBinaries
 
 ETCD, API, CONTROLLERS, SCHEDULER = "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"
 DAEMONS = (ETCD, API, CONTROLLERS, SCHEDULER)
-PORTS = 5
-"""A lab takes so many ports in a row: API server, etcd for clients, etcd for peers, two of the others."""
+PORTS = 6
+"""A lab takes so many ports in a row: API server, etcd for clients and for peers, two of the others, kubelets' logs."""
 
 
 class ControlPlane(Struct, frozen=True, kw_only=True):
@@ -44,6 +44,11 @@ class ControlPlane(Struct, frozen=True, kw_only=True):
         return f"http://127.0.0.1:{self.port + 1}"
 
     @property
+    def logs_port(self) -> int:
+        """Where the API server asks for containers' output."""
+        return self.port + 5
+
+    @property
     def kubeconfig(self) -> Path:
         """The administrator's."""
         return self.folder / "kubeconfig"
@@ -52,6 +57,11 @@ class ControlPlane(Struct, frozen=True, kw_only=True):
     def certificate(self) -> Path:
         """What the API server shows; it signs itself."""
         return self.folder / "certs" / "apiserver.crt"
+
+    @property
+    def key(self) -> Path:
+        """The certificate's."""
+        return self.certificate.with_suffix(".key")
 
     def log(self, daemon: str) -> Path:
         """A daemon's log."""
@@ -78,6 +88,7 @@ class ControlPlane(Struct, frozen=True, kw_only=True):
         words += ["--service-account-issuer=https://kubernetes.default.svc"]
         words += [f"--service-account-key-file={keys / 'sa.pub'}"]
         words += [f"--service-account-signing-key-file={keys / 'sa.key'}"]
+        words += ["--kubelet-preferred-address-types=InternalIP"]  # a node's name is known to nobody here
         return [*words, "--endpoint-reconciler-type=none", "--profiling=false", "--event-ttl=1h"]
 
     def _common(self, name: str, offset: int) -> list[str]:

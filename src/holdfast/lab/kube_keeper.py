@@ -31,6 +31,7 @@ from holdfast.errors import HoldfastError, LinkError, NotFoundError, PermanentOr
 from holdfast.lab.kube_build import KubeBinaries
 from holdfast.lab.kube_control import API, CONTROLLERS, DAEMONS, ETCD, ControlPlane
 from holdfast.lab.kube_kubelet import Kubelets
+from holdfast.lab.kube_logs import LogServer
 from holdfast.lab.kube_operator import Operator
 from holdfast.lab.waiting import ends
 
@@ -74,6 +75,7 @@ class KubeCluster(Cluster):
         self._codes: dict[str, int] = {}
         self._kubelets: Kubelets | None = None
         self._operator: Operator | None = None
+        self._logs: LogServer | None = None
         self._api: KubeApi | None = None
         self._wanted_ready_fd = settings.ready_fd
 
@@ -202,7 +204,10 @@ class KubeCluster(Cluster):
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
         try:
             await self.start_plane()
-            self._kubelets = Kubelets(self.api, self.fleet.nodes, {}, gpus=self._kube.gpus)
+            self._kubelets = Kubelets(
+                self.api, self.fleet.nodes, {}, gpus=self._kube.gpus, logs_port=self.plane.logs_port
+            )
+            await self._serve_logs(self._kubelets)
             self._operator = Operator(self.api)
             self._keep(self._kubelets.run())
             self._keep(self._operator.run())
@@ -214,7 +219,16 @@ class KubeCluster(Cluster):
         finally:
             await self._end_plane()
 
+    async def _serve_logs(self, kubelets: Kubelets) -> None:
+        self._logs = LogServer(kubelets.log_of)
+        try:
+            await self._logs.start(self.plane.logs_port, certificate=self.plane.certificate, key=self.plane.key)
+        except OSError as error:
+            raise LinkError(f"the kubelets' port {self.plane.logs_port} cannot be opened: {error}") from error
+
     async def _end_plane(self) -> None:
+        if self._logs is not None:
+            await self._logs.close()
         if self._kubelets is not None:
             await self._kubelets.close()
         if self._api is not None:

@@ -74,11 +74,14 @@ class PodRun:
 class Kubelets:
     """See the module. `nodes` is the keeper's fleet; it tells by `task_*`, `node_lost` and `nodes_changed`."""
 
-    def __init__(self, api: KubeApi, nodes: Mapping[str, LocalNode], env: Mapping[str, str], *, gpus: int) -> None:
+    def __init__(
+        self, api: KubeApi, nodes: Mapping[str, LocalNode], env: Mapping[str, str], *, gpus: int, logs_port: int
+    ) -> None:
         self._api = api
         self._nodes = nodes
         self._env = env
         self._gpus = gpus
+        self._logs_port = logs_port
         self._pods: dict[str, PodRun] = {}
         self._tasks: dict[str, tuple[PodRun, Run]] = {}
         self._work: dict[str, asyncio.Task[None]] = {}
@@ -128,6 +131,20 @@ class Kubelets:
                 run.task = ""
         self._registered.pop(node, None)
         self._beat.set()
+
+    def log_of(self, namespace: str, name: str, container: str) -> Path | None:
+        """The newest log of a container on a node that can be reached; None when there is none."""
+        for run in self._pods.values():
+            about, node = run.pod["metadata"], self._nodes.get(run.node)
+            if (about["namespace"], about["name"]) == (namespace, name) and node is not None and node.reachable:
+                folder = self._log_folder(run, node, container)
+                return max(folder.glob("*.log"), key=lambda path: int(path.stem), default=None)
+        return None
+
+    @staticmethod
+    def _log_folder(pod: PodRun, node: LocalNode, container: str) -> Path:
+        about = pod.pod["metadata"]
+        return node.folder / "var/log/pods" / f"{about['namespace']}_{about['name']}_{pod.uid}" / container
 
     # --- nodes ---
 
@@ -184,6 +201,7 @@ class Kubelets:
                 {"type": "Hostname", "address": node.name},
             ]
             status["nodeInfo"] = node_info(node)
+            status["daemonEndpoints"] = {"kubeletEndpoint": {"Port": self._logs_port}}
         await self._api.patch(f"{path}/status", {"status": status}, STRATEGIC)
         if fresh:
             self._registered[node.name] = node.boot_id
@@ -335,7 +353,7 @@ class Kubelets:
         container = next(c for c in pod.pod["spec"]["containers"] if c["name"] == run.name)
         about = pod.pod["metadata"]
         task = f"{about['name']}.{pod.uid}.{run.name}.{run.restarts}"
-        folder = node.folder / "var/log/pods" / f"{about['namespace']}_{about['name']}_{pod.uid}" / run.name
+        folder = self._log_folder(pod, node, run.name)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             own = kube_pod.environment(pod.pod, container)

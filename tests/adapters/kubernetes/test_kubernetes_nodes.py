@@ -16,8 +16,8 @@ from holdfast.lab.kube_lab import KubeLab
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.evidence import Remedy, Severity
-from kube_fixture import admin
-from kube_world import KubeWorld, template
+from kube_fixture import CONFIG_MAPS, admin
+from kube_world import KubeWorld, program, template
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 HEALTH = "holdfast.dev/node-health-status"
@@ -211,6 +211,83 @@ def test_an_outside_repairer_is_waited_for_with_a_limit(kube_lab: KubeLab, tmp_p
     asyncio.run(body())
 
 
+def test_a_controller_killed_while_a_machine_is_replaced_is_succeeded_by_one_that_knows(
+    kube_lab: KubeLab, tmp_path: Path
+) -> None:
+    """The cluster itself keeps what the node was: the next controller marks the new machine, and nothing is left over."""
+
+    async def body() -> None:
+        first = KubeWorld(kube_lab, tmp_path / "a", repairers=Repairers(by_label=True, limit_s=300.0))
+        heir = KubeWorld(kube_lab, tmp_path / "b", repairers=Repairers(by_label=True, limit_s=300.0))
+        try:
+            await first.orchestrator.execute(quarantine(Remedy.REPLACE))
+            before = await first.until_node("node01", lambda view: view.drained)
+            order = o.ReplaceNode(id="p", cause=1, node="node01", instance_id=before.instance_id, why="Xid 74")
+            task = asyncio.create_task(first.orchestrator.execute(order))
+            async with admin(kube_lab) as api, asyncio.timeout(300):
+                while not (await api.list_all(CONFIG_MAPS, {"labelSelector": "holdfast.dev/put-away=true"}))[0]:
+                    await asyncio.sleep(0.05)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                await first.orchestrator.close()
+                await kube_lab.nodes.execute(o.ReplaceNode(id="outside", cause=1, node="node01"))
+                await heir.until_node("node01", lambda view: view.instance_id != before.instance_id)
+                assert await heir.orchestrator.execute(order) == "another machine"
+                node = await heir.until_node("node01", lambda view: view.drain_reason.startswith("[holdfast]"))
+                assert node.drain_reason == "[holdfast] Xid 74: NVLink"
+                assert (await api.list_all(CONFIG_MAPS, {"labelSelector": "holdfast.dev/put-away=true"}))[0] == []
+            assert await heir.orchestrator.execute(order) == "it is another machine already"
+        finally:
+            await first.orchestrator.close()
+            await heir.orchestrator.close()
+
+    asyncio.run(body())
+
+
+CHECKS = "echo $NODE is looked at; exit $(cat {verdict})"
+
+
+def test_a_repaired_node_is_checked_by_a_pod_on_it_before_it_takes_work(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """Rebooted, then `InProgress` while the pod runs past the cordon; only a pod that ends well is a passed check."""
+    verdict = tmp_path / "verdict"
+
+    async def body() -> None:
+        repairers = Repairers(reboot=program(kube_lab, "reboot"), limit_s=300.0)
+        world = KubeWorld(kube_lab, tmp_path, repairers=repairers, check_template="default/checks")
+        order = o.ValidateNode(id="v1", cause=3, node="node01")
+        try:
+            async with admin(kube_lab) as api:
+                pod = template(["/bin/sh", "-c", CHECKS.format(verdict=verdict)], NODE="node01")
+                pod["spec"]["tolerations"] = [{"operator": "Exists"}]
+                with pytest.raises(TemporaryOrderError, match="check_template: default/checks"):
+                    await world.orchestrator.execute(order)
+                templates = "/api/v1/namespaces/default/podtemplates"
+                await api.create(templates, {"metadata": {"name": "checks"}, "template": pod})
+                await world.orchestrator.execute(quarantine(Remedy.REBOOT))
+                before = await world.until_node("node01", lambda view: view.drained)
+                await world.orchestrator.execute(o.RebootNode(id="b", cause=2, node="node01", boot_id=before.boot_id))
+                for code, said in ((2, "exit code 2"), (0, "")):
+                    verdict.write_text(str(code))
+                    order = o.ValidateNode(id=f"v{code}", cause=3, node="node01")
+                    if said:
+                        with pytest.raises(PermanentOrderError, match=f"{said}.*node01 is looked at"):
+                            await world.orchestrator.execute(order)
+                    else:
+                        assert await world.orchestrator.execute(order) == "node01 is looked at"
+                    assert (await shown(kube_lab, "node01"))[:2] == ("Unschedulable", True)
+                    node = await api.get("/api/v1/nodes/node01")
+                    assert node["metadata"]["labels"]["holdfast.dev/deep-health-check-status"] == "InProgress"
+                await world.orchestrator.execute(o.ReturnNode(id="r", cause=4, node="node01"))
+                node = await api.get("/api/v1/nodes/node01")
+                assert node["metadata"]["labels"]["holdfast.dev/deep-health-check-status"] == "Passed"
+                assert await shown(kube_lab, "node01") == ("Schedulable", False, [])
+                await api.delete(f"{templates}/checks")
+        finally:
+            await world.orchestrator.close()
+
+    asyncio.run(body())
+
+
 def test_notices_are_events_of_the_job_and_the_node_and_the_same_one_counts_up(
     kube_lab: KubeLab, tmp_path: Path
 ) -> None:
@@ -230,10 +307,13 @@ def test_notices_are_events_of_the_job_and_the_node_and_the_same_one_counts_up(
             await notifier.send(o.Notify(id="m", cause=1, topic="i1", title="node01 is back", node="node01"))
             async with admin(kube_lab) as api:
                 events = (await api.list_all("/api/v1/namespaces/default/events"))[0]
-            ours = {e["reason"]: e for e in events if e.get("reportingComponent") == "holdfast"}
+            mine = [e for e in events if e.get("reportingComponent") == "holdfast"]
+            ours = {e["reason"]: e for e in mine if e["involvedObject"]["kind"] != "Pod"}
             assert ours["ItRestarts"]["count"] == 2
             assert ours["ItRestarts"]["involvedObject"]["kind"] == "PyTorchJob"
             assert (ours["ItRestarts"]["type"], ours["ItRestarts"]["message"]) == ("Warning", "it restarts: Xid 74")
+            about = {(e["involvedObject"]["kind"], e["reason"]) for e in mine}
+            assert ("Pod", "ItRestarts") in about
             assert ours["Node01IsBack"]["involvedObject"] == {
                 "apiVersion": "v1",
                 "kind": "Node",

@@ -133,3 +133,30 @@ def test_what_is_put_away_comes_back_whole():
     assert back is not None
     assert (back.id, back.put_away, back.manifest) == (job.id, True, job.manifest)
     assert patches.taken_out({"metadata": {"annotations": {}}, "data": {}}, KINDS) is None
+
+
+def test_a_train_jobs_pods_are_kept_off_nodes_by_a_patch_of_its_runtime():
+    """Under our own name beside others'; with nothing to exclude ours goes; the trainer hears of the restart."""
+    theirs = {"manager": "kueue.x-k8s.io/manager", "trainingRuntimeSpec": {}}
+    spec = {"runtimeRef": {"name": "torch"}, "trainer": {"numNodes": 2}, "suspend": True, "runtimePatches": [theirs]}
+    status = {"jobsStatus": [{"name": "node"}, {"name": "initializer"}]}
+    about = {"name": "t", "namespace": "default", "uid": "u", "annotations": {"holdfast.dev/excluded": "n1"}}
+    found = Workload(
+        kind=KINDS["TrainJob"], version="v1alpha1", manifest={"metadata": about, "spec": spec, "status": status}
+    )
+    made = patches.remade(found, restore_step=None)
+    other, ours = made["spec"]["runtimePatches"]
+    parts = ours["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert (other, ours["manager"], [part["name"] for part in parts]) == (
+        theirs,
+        "holdfast.dev/controller",
+        ["node", "initializer"],
+    )
+    affinity = parts[0]["template"]["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}]
+    assert {"name": "HOLDFAST_RESTART_COUNT", "value": "0"} in made["spec"]["trainer"]["env"]
+    assert (made["spec"]["suspend"], "status" in made) == (False, False)
+    made["metadata"] |= {"uid": "v", "annotations": {}}
+    free = patches.remade(Workload(kind=KINDS["TrainJob"], version="v1alpha1", manifest=made), restore_step=None)
+    assert free["spec"]["runtimePatches"] == [theirs]

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.adapters.kubernetes import library
 from holdfast.errors import ConfigError, LinkError, PermanentOrderError, TemporaryOrderError
 
 REQUEST_S = 30.0
@@ -115,11 +116,8 @@ class KubeApi:
         Raises:
             ConfigError: there is no usable kubeconfig, context or service account.
         """
-        from kubernetes_asyncio import config  # noqa: PLC0415 - two seconds of imports that only this adapter needs
-        from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415
-        from kubernetes_asyncio.client.rest import RESTClientObject  # noqa: PLC0415
-
-        configuration = Configuration()
+        config, make_configuration, make_connections = library.load()
+        configuration = make_configuration()
         cluster, namespace = "kubernetes", "default"
         try:
             if not context and kubeconfig is None and await asyncio.to_thread(TOKEN_FILE.exists):
@@ -141,7 +139,7 @@ class KubeApi:
                 f"no way to an API server (context {context or 'current'!r}): {error}", file=where
             ) from error
         configuration.connection_pool_maxsize = 0
-        return cls(configuration, RESTClientObject(configuration), cluster=cluster, namespace=namespace.strip())
+        return cls(configuration, make_connections(configuration), cluster=cluster, namespace=namespace.strip())
 
     async def close(self) -> None:
         """Close all connections."""

@@ -20,15 +20,19 @@ from msgspec.structs import replace
 from holdfast.adapters.kubernetes import node_orders, patches
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
 from holdfast.adapters.kubernetes.asks import Vocabulary
+from holdfast.adapters.kubernetes.check_pod import CheckPods
 from holdfast.adapters.kubernetes.job_orders import JobOrders
 from holdfast.adapters.kubernetes.looks import Looks
 from holdfast.adapters.kubernetes.memory import Memory
 from holdfast.adapters.kubernetes.node_orders import NodeOrders, Repairers
 from holdfast.adapters.kubernetes.objects import GENERATION, Node, Pod, Workload, job_view, node_view
+from holdfast.adapters.kubernetes.pod_logs import PodLogs
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, WorldView
 
+_ENDED_BADLY = frozenset({SchedulerState.FAILED, SchedulerState.TIMEOUT})
+"""Ends that the pods' own words may explain; a lost node has its own evidence, and its kubelet does not answer."""
 _log = structlog.get_logger("holdfast.kubernetes")
 
 
@@ -44,6 +48,8 @@ class KubernetesSettings(Struct, frozen=True, kw_only=True):
     prefix: str = "holdfast.dev"
     """Of the node's health labels, taint and annotations."""
     repairers: Repairers = Repairers()
+    check_template: str = ""
+    """`NAMESPACE/NAME` of the PodTemplate that checks a repaired node; empty: its agent does."""
 
 
 class KubernetesOrchestrator:
@@ -54,11 +60,14 @@ class KubernetesOrchestrator:
     def __init__(self, settings: KubernetesSettings | None = None) -> None:
         self.settings = settings if settings is not None else KubernetesSettings()
         self.memory = Memory(self.settings.folder)
+        self.pod_logs: PodLogs | None = None
+        """Reads what failed pods said last; None: nobody wants to know."""
         self._words = Vocabulary(prefix=self.settings.prefix)
         self._api: KubeApi | None = None
         self._looks: Looks | None = None
         self._jobs: JobOrders | None = None
         self._nodes: NodeOrders | None = None
+        self._checks: CheckPods | None = None
         self._world: WorldView | None = None
         self._seen = -1
         self._begun: set[tuple[str, int]] = set()
@@ -86,6 +95,9 @@ class KubernetesOrchestrator:
                 looks = Looks(self._api)
                 self._jobs = JobOrders(looks, find=self.find)
                 self._nodes = NodeOrders(looks, self._words, self.settings.repairers)
+                if self.settings.check_template:
+                    limit_s = self.settings.repairers.limit_s
+                    self._checks = CheckPods(looks, self.settings.check_template, limit_s=limit_s)
                 self._looks = looks
             return self._looks
 
@@ -127,7 +139,7 @@ class KubernetesOrchestrator:
 
     def _away(self, looks: Looks) -> tuple[NodeView, ...]:
         """Nodes that are being replaced and have no Node just now: they have not left the cluster."""
-        replacing = self._nodes.replacing if self._nodes is not None else {}
+        replacing = self._nodes.kept.all() if self._nodes is not None else {}
         return tuple(
             replace(node_view(node, jobs=(), words=self._words), alive=False, state_text="being replaced")
             for name, node in replacing.items()
@@ -144,7 +156,15 @@ class KubernetesOrchestrator:
             self._begun.add(mark)
         elif not any(pod.live for pod in pods):
             self._begun.discard(mark)
+        if view.state in _ENDED_BADLY and not self._is_read(job, view.key, pods):
+            return replace(view, state=SchedulerState.COMPLETING)
         return view
+
+    def _is_read(self, job: Workload, key: JobKey, pods: list[Pod]) -> bool:
+        """Is what its failed pods said known? Its end is told only then."""
+        if self.pod_logs is None or self._looks is None:
+            return True
+        return self.pod_logs.told_of(self.api, job, key, pods, then=self._looks.changed)
 
     def _node(self, node: Node, jobs: tuple[str, ...]) -> NodeView:
         known = self._views.get(node.metadata.uid)
@@ -197,6 +217,8 @@ class KubernetesOrchestrator:
 
     def can(self, order: o.AnyOrder) -> bool:
         """See ports.Orchestrator."""
+        if isinstance(order, o.ValidateNode):
+            return bool(self.settings.check_template)
         if isinstance(order, o.NodeOrder):
             return node_orders.can(order, self.settings.repairers)
         return isinstance(order, o.RequeueHeld | o.SetExcluded | o.ReleaseJob | o.GiveUp)
@@ -210,6 +232,9 @@ class KubernetesOrchestrator:
             await looks.fresh()
             if isinstance(order, o.JobOrder) and self._jobs is not None:
                 return await self._jobs.execute(order)
+            if isinstance(order, o.ValidateNode) and self._nodes is not None and self._checks is not None:
+                await self._nodes.in_checks(order)
+                return await self._checks.execute(order)
             if isinstance(order, o.NodeOrder) and self._nodes is not None:
                 return await self._nodes.execute(order)
         except LinkError as error:
@@ -223,6 +248,8 @@ class KubernetesOrchestrator:
         for task in list(self._chores.values()):
             task.cancel()
         await asyncio.gather(*self._chores.values(), return_exceptions=True)
+        if self.pod_logs is not None:
+            await self.pod_logs.close()
         if self._looks is not None:
             await self._looks.close()
         if self._api is not None:

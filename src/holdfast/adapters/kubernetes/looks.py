@@ -185,10 +185,10 @@ class Looks:
         self.api = api
         self.version = 0
         """Grows with every change of any copy."""
-        self.nodes: Store[Node] = Store(api, "/api/v1/nodes", Node, self._changed)
-        self.pods: Store[Pod] = Store(api, "/api/v1/pods", Pod, self._changed)
+        self.nodes: Store[Node] = Store(api, "/api/v1/nodes", Node, self.changed)
+        self.pods: Store[Pod] = Store(api, "/api/v1/pods", Pod, self.changed)
         self.put_away: Store[Json] = Store(
-            api, "/api/v1/configmaps", dict, self._changed, query={"labelSelector": f"{PUT_AWAY}=true"}
+            api, "/api/v1/configmaps", dict, self.changed, query={"labelSelector": f"{PUT_AWAY}=true"}
         )
         self.kinds: dict[str, tuple[Kind, str, Store[Json]]] = {}
         """What is served here: kind, version, copy."""
@@ -197,7 +197,8 @@ class Looks:
         self._probed_at = 0.0
         self._discovered_at = 0.0
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
+        """There is something new: whoever waits for a change looks again."""
         self.version += 1
         self._news.set()
         self._news = asyncio.Event()
@@ -227,7 +228,7 @@ class Looks:
                 for version in (one for one in kind.versions if one in served.get(kind.group, [])):
                     found = await self.api.get(f"/apis/{kind.group}/{version}")
                     if any(one["name"] == kind.plural for one in found.get("resources") or []):
-                        store: Store[Json] = Store(self.api, kind.path(version), dict, self._changed)
+                        store: Store[Json] = Store(self.api, kind.path(version), dict, self.changed)
                         self.kinds[kind.name] = kind, version, store
                         self._keep(store)
                         break

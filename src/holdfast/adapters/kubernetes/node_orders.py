@@ -20,6 +20,7 @@ from msgspec import Struct
 from holdfast.adapters.kubernetes import patches
 from holdfast.adapters.kubernetes.api import MERGE, ApiError, KubeApi
 from holdfast.adapters.kubernetes.asks import PENDING, Vocabulary
+from holdfast.adapters.kubernetes.kept_nodes import KeptNodes
 from holdfast.adapters.kubernetes.looks import Looks
 from holdfast.adapters.kubernetes.objects import (
     DRAIN_REASON,
@@ -86,11 +87,13 @@ class NodeOrders:
         self._api: KubeApi = looks.api
         self._words = words
         self._repairers = repairers
-        self.replacing: dict[str, Node] = {}
+        self.kept = KeptNodes(looks, limit_s=repairers.limit_s)
         """Nodes whose machine is being replaced, as they were: their Node may be gone for a while."""
 
     async def execute(self, order: o.NodeOrder) -> str:
         """See ports.Orchestrator."""
+        if isinstance(order, o.ReplaceNode) and (before := self._begun(order)) is not None:
+            return await self._end_replacement(order, before)
         node = self._looks.node(order.node)
         if node is None:
             raise PermanentOrderError(f"there is no node {order.node} in this cluster")
@@ -157,6 +160,16 @@ class NodeOrders:
         await self.change(order.node, lambda now: patches.retired(now, self._words, why=order.why, now=stamp()))
         return "out of service for a person"
 
+    async def in_checks(self, order: o.ValidateNode) -> None:
+        """Show that the node is in its checks. Raises TemporaryOrderError when it is another machine, or not there."""
+        node = self._looks.node(order.node)
+        if node is None:
+            raise TemporaryOrderError(f"there is no node {order.node} just now")
+        if order.instance_id.startswith("k8s:") and order.instance_id != f"k8s:{machine_of(node)}":
+            raise TemporaryOrderError(f"{order.node} is another machine now")
+        if is_ours(node) and (node.metadata.labels or {}).get(self._words.deep) != "InProgress":
+            await self.change(order.node, lambda now: patches.in_checks(now, self._words))
+
     # --- repair ---
 
     async def _mark(self, node: Node, why: str, repair: str) -> None:
@@ -188,18 +201,32 @@ class NodeOrders:
         if node.spec.unschedulable:
             await self._mark(node, order.why, "replace")
             await self._evict(order.node)
-        self.replacing[order.node] = self._looks.node(order.node) or node
+        before = self._looks.node(order.node) or node
+        await self.kept.keep(before)
         try:
             if self._repairers.replace:
                 await self._run(self._repairers.replace, order.node)
             elif not self._repairers.by_label:
                 await self._delete_machine(order.node)
-            if not await self._came_back(order.node, machine_of(node)):
-                return "its Node is gone for good: whatever took its place has another name"
-            await self._settle(order.node, self.replacing[order.node], order.why)
-        finally:
-            del self.replacing[order.node]
-        return "another machine"
+        except PermanentOrderError:
+            await self.kept.forget(order.node)
+            raise
+        return await self._end_replacement(order, before)
+
+    def _begun(self, order: o.ReplaceNode) -> Node | None:
+        """The node as it was, when this replacement was begun and its machine is gone: an earlier controller's, too."""
+        before, now = self.kept.all().get(order.node), self._looks.node(order.node)
+        if before is None or order.instance_id not in {"", f"k8s:{machine_of(before)}"}:
+            return None
+        return before if now is None or machine_of(now) != machine_of(before) else None
+
+    async def _end_replacement(self, order: o.ReplaceNode, before: Node) -> str:
+        """Wait for the new machine, and mark it as the old one was."""
+        came = await self._came_back(order.node, machine_of(before))
+        if came:
+            await self._settle(order.node, before, order.why)
+        await self.kept.forget(order.node)
+        return "another machine" if came else "its Node is gone for good: whatever took its place has another name"
 
     async def _came_back(self, name: str, before: str) -> bool:
         """Another machine under this name. False when there has been no Node of this name for a while."""
@@ -222,6 +249,9 @@ class NodeOrders:
             return
         reason = drain_reason(before)
         now = self._looks.node(name)
+        theirs = (now.metadata.annotations or {}).get(DRAIN_REASON, PREFIX) if now is not None else PREFIX
+        if not theirs.startswith(PREFIX):
+            return  # a person has taken the new machine out of service, and said why
         if now is not None and drain_reason(now) != reason:
             await self.change(
                 name,

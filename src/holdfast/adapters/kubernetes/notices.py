@@ -1,4 +1,4 @@
-"""Holdfast's notices as Kubernetes Events on the job and the node they are about, where `kubectl describe` shows them.
+"""Holdfast's notices as Kubernetes Events on the job, its pods and the node, where `kubectl describe` shows them.
 
 A `ports.Notifier`, wired beside the others when the cluster is a Kubernetes. The same notice again counts up the Event
 that is there instead of making another. Events are kept by the API server for an hour or so. No time passes here.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from holdfast.adapters.kubernetes.api import MERGE, ApiError
 from holdfast.adapters.kubernetes.client import KubernetesOrchestrator
-from holdfast.adapters.kubernetes.objects import Json, Node, Workload
+from holdfast.adapters.kubernetes.objects import Json, Node, Pod, Workload
 from holdfast.errors import LinkError, TemporaryOrderError
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import Notify
@@ -21,6 +22,8 @@ from holdfast.model.orders import Notify
 COMPONENT = "holdfast"
 MESSAGE_MAX = 1000
 REASON_MAX = 60
+PODS_MAX = 8
+"""Of a job with more pods, so many are told."""
 
 
 def reason_of(title: str) -> str:
@@ -61,6 +64,20 @@ def event(notice: Notify, about: Json, *, now: str) -> Json:
     }
 
 
+def about_pod(pod: Pod) -> Json:
+    """Reference to a pod."""
+    about = pod.metadata
+    return {"apiVersion": "v1", "kind": "Pod", "namespace": about.namespace, "name": about.name, "uid": about.uid}
+
+
+def pods_to_tell(notice: Notify, pods: Sequence[Pod]) -> list[Pod]:
+    """The pods that a notice about their job is about: those on its node, else the failed ones, else the first."""
+    here = [pod for pod in pods if notice.node and pod.spec.node_name == notice.node]
+    failed = [pod for pod in pods if pod.status.phase == "Failed"]
+    first = sorted(pods, key=lambda pod: pod.metadata.name)[:1]
+    return sorted(here or failed or first, key=lambda pod: pod.metadata.name)[:PODS_MAX]
+
+
 class EventNotifier:
     """See the module."""
 
@@ -76,6 +93,8 @@ class EventNotifier:
             node = looks.node(notice.node) if notice.node else None
             if job is not None and not job.put_away:
                 await self._tell(event(notice, about_job(job), now=now))
+                for pod in pods_to_tell(notice, looks.pods_by_workload().get(job.uid, [])):
+                    await self._tell(event(notice, about_pod(pod), now=now))
             if node is not None:
                 await self._tell(event(notice, about_node(node), now=now))
         except LinkError as error:

@@ -116,6 +116,7 @@ class Terminated(Struct, frozen=True, rename="camel"):
     exit_code: int = 0
     signal: int | None = None
     reason: str = ""
+    finished_at: str | None = None
 
 
 class ContainerState(Struct, frozen=True, rename="camel"):

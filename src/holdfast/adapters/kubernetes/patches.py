@@ -39,6 +39,10 @@ Json = dict[str, Any]
 PUT_AWAY = f"{HOLDFAST}/put-away"
 """Label of a ConfigMap that keeps a job's manifest while there is no job."""
 MANIFEST = "manifest.json"
+MANAGER = f"{HOLDFAST}/controller"
+"""Who we are in a TrainJob's patches of its runtime."""
+TRAINER_JOB = "node"
+"""FIELD: the replicated job of a training runtime that holds the trainer, before the status names any."""
 DETAILS_MAX = 10
 LABEL_MAX = 63
 _SERVERS_OWN = (
@@ -186,7 +190,6 @@ def resumed(job: Workload, *, restore_step: int | None) -> Json:
 def remade(job: Workload, *, restore_step: int | None) -> Json:
     """The job as it is to be made anew: same name, owner, labels and notes; without what the server gave it."""
     manifest = copy.deepcopy(job.manifest)
-    manifest.pop("status", None)
     about = manifest["metadata"]
     for key in _SERVERS_OWN:
         about.pop(key, None)
@@ -194,6 +197,7 @@ def remade(job: Workload, *, restore_step: int | None) -> Json:
     notes[LINEAGE] = job.lineage
     notes.setdefault(FIRST_CREATED, job.about.get("creationTimestamp") or "")
     _prepare(job.kind, manifest, restarts=job.restarts, restore_step=restore_step)
+    manifest.pop("status", None)
     notes.pop(HELD, None)
     kept = notes.pop(PARALLELISM, None)
     if job.kind.name == "Job":
@@ -222,6 +226,9 @@ def _prepare(kind: Kind, manifest: Json, *, restarts: int, restore_step: int | N
         "HOLDFAST_RESTART_COUNT": str(restarts),
         "HOLDFAST_RESTORE_STEP": None if restore_step is None else str(restore_step),
     }
+    if kind.name == "TrainJob":
+        _patch_runtime(manifest, excluded, variables)
+        return
     for _, template in templates(kind, manifest):
         if template:
             _keep_off(template, excluded)
@@ -232,6 +239,28 @@ def _prepare(kind: Kind, manifest: Json, *, restarts: int, restore_step: int | N
 def _with(entries: Sequence[Json], variables: Mapping[str, str | None]) -> list[Json]:
     kept = [entry for entry in entries if entry["name"] not in variables]
     return [*kept, *({"name": name, "value": value} for name, value in variables.items() if value is not None)]
+
+
+def _patch_runtime(manifest: Json, nodes: Sequence[str], variables: Mapping[str, str | None]) -> None:
+    """A TrainJob's pods are its runtime's: what is ours of them stands in a patch of the runtime, by our name."""
+    spec = manifest["spec"]
+    trainer = spec.setdefault("trainer", {})
+    trainer["env"] = _with(trainer.get("env") or [], variables)
+    others = [one for one in spec.get("runtimePatches") or [] if one.get("manager") != MANAGER]
+    status = (manifest.get("status") or {}).get("jobsStatus") or []
+    names = [one["name"] for one in status] or [TRAINER_JOB]
+    template: Json = {"spec": {}}
+    _keep_off(template, nodes)
+    ours = [{"name": name, "template": {"spec": {"template": template}}} for name in names] if nodes else []
+    if ours:
+        spec["runtimePatches"] = [
+            *others,
+            {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": ours}}}},
+        ]
+    elif others:
+        spec["runtimePatches"] = others
+    else:
+        spec.pop("runtimePatches", None)
 
 
 def _keep_off(template: Json, nodes: Iterable[str]) -> None:

@@ -1,0 +1,103 @@
+"""Nodes whose machine is being replaced, kept in the cluster itself: a ConfigMap each, for whoever takes over.
+
+While a machine is replaced its Node may be gone, and the new one's Node knows nothing of our cordon. `node_orders`
+keeps the old Node here before it begins, and `client` shows it as being replaced meanwhile; a controller that finds one
+of another's goes on from there. Kept beside put-away jobs and seen by the same watch. What is too old is ignored: an
+order that was withdrawn leaves one behind, which the next one takes away. Pure but for `KeptNodes`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import msgspec
+import structlog
+
+from holdfast.adapters.kubernetes.api import ApiError
+from holdfast.adapters.kubernetes.asks import HOLDFAST
+from holdfast.adapters.kubernetes.looks import Looks
+from holdfast.adapters.kubernetes.objects import Json, Node, seconds
+from holdfast.adapters.kubernetes.patches import MANIFEST, PUT_AWAY
+from holdfast.errors import LinkError
+
+KIND = "Node"
+SLACK_S = 900.0
+"""Beyond the longest repair: clocks of controllers and API server differ by minutes."""
+_log = structlog.get_logger("holdfast.kubernetes")
+
+
+def name_of(node: str) -> str:
+    """Its ConfigMap's name."""
+    return f"holdfast-node-{re.sub('[^a-z0-9.-]', '-', node.lower())}"[:253]
+
+
+def kept(node: Node) -> Json:
+    """The ConfigMap."""
+    about = {
+        "name": name_of(node.metadata.name),
+        "labels": {PUT_AWAY: "true"},
+        "annotations": {f"{HOLDFAST}/kind": KIND},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": about,
+        "data": {MANIFEST: msgspec.json.encode(node).decode()},
+    }
+
+
+def taken_out(config_map: Json) -> Node | None:
+    """The node that a ConfigMap keeps; None when it is none of ours or cannot be read."""
+    if (config_map["metadata"].get("annotations") or {}).get(f"{HOLDFAST}/kind") != KIND:
+        return None
+    try:
+        return msgspec.json.decode((config_map.get("data") or {}).get(MANIFEST, ""), type=Node)
+    except msgspec.MsgspecError:
+        return None
+
+
+class KeptNodes:
+    """See the module. `limit_s`: how long a replacement may take at most."""
+
+    def __init__(self, looks: Looks, *, limit_s: float) -> None:
+        self._looks = looks
+        self._limit_s = limit_s
+
+    def all(self) -> dict[str, Node]:
+        """Name -> the node as it was when its replacement began."""
+        oldest = time.time() - self._limit_s - SLACK_S
+        found: dict[str, Node] = {}
+        for config_map in self._looks.put_away.items.values():
+            node = taken_out(config_map)
+            if node is not None and seconds(config_map["metadata"].get("creationTimestamp")) >= oldest:
+                found[node.metadata.name] = node
+        return found
+
+    async def keep(self, node: Node) -> None:
+        """Keep it until `forget`. Raises ApiError, LinkError."""
+        body, place = kept(node), f"/api/v1/namespaces/{self._looks.api.namespace}/configmaps"
+        known = next((one for one in self._looks.put_away.items.values() if taken_out(one) == node), None)
+        if known is not None and node.metadata.name in self.all():
+            return
+        try:
+            answer = await self._looks.api.create(place, body)
+        except ApiError as error:
+            if not error.conflict:
+                raise
+            await self._looks.api.delete(f"{place}/{body['metadata']['name']}")
+            answer = await self._looks.api.create(place, body)
+        self._looks.put_away.take(answer)
+
+    async def forget(self, name: str) -> None:
+        """It is replaced, or will not be."""
+        for config_map in list(self._looks.put_away.items.values()):
+            node, about = taken_out(config_map), config_map["metadata"]
+            if node is None or node.metadata.name != name:
+                continue
+            try:
+                path = f"/api/v1/namespaces/{about['namespace']}/configmaps/{about['name']}"
+                await self._looks.api.delete(path, uid=about["uid"])
+            except (ApiError, LinkError) as error:
+                if not (isinstance(error, ApiError) and (error.gone or error.conflict)):
+                    _log.warning("a kept node was left behind", node=name, why=str(error))

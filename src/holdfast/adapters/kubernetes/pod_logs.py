@@ -1,0 +1,193 @@
+"""The last words of failed pods, read by the pod log API before their job is told to have failed.
+
+`client` asks `told_of` for each job that seems to have ended badly: until the logs are read, or have been waited for
+long enough, the job counts as completing, so that what its pods said is known when its end is judged. Only jobs without
+a launcher are read, which reads its own ranks. A pod may print anything: what is read is bounded, and its lines explain
+an end, they never cause one. Time: one request for each failed pod, several at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import PurePath
+
+import structlog
+
+from holdfast.adapters.kubernetes.api import ApiError, KubeApi
+from holdfast.adapters.kubernetes.objects import Json, Pod, Workload, seconds, templates
+from holdfast.detect.catalogue import StreamKind
+from holdfast.detect.findings import RuleRates, counted, to_finding
+from holdfast.detect.matcher import Matcher, StreamSource
+from holdfast.errors import LinkError
+from holdfast.model.cluster import JobKey
+from holdfast.model.events import FindingSeen
+from holdfast.model.evidence import Place, Role
+from holdfast.ports import Clock
+
+PODS_MAX = 16
+"""Per job; those that ended by themselves come before those that were ended."""
+LINES = 2000
+BYTES = 1 << 18
+OLD_S = 900.0
+"""What ended longer ago is history that an earlier controller has judged."""
+KEPT_MAX = 10_000
+_ENDED_BY_OTHERS = frozenset({137, 143})
+_FAULTS = frozenset({Role.ROOT, Role.CASCADE, Role.CONTEXT})
+_log = structlog.get_logger("holdfast.kubernetes")
+
+
+class PodLogs:
+    """See the module.
+
+    Args:
+        matcher: makes the compiled catalogue; called in a thread, when the first pod has failed.
+        clock: the time.
+        tell: takes the findings, and returns when they are stored or cannot be.
+        limit_s: a job's end does not wait longer for its logs; what has come by then is looked at.
+    """
+
+    def __init__(
+        self,
+        matcher: Callable[[], Matcher],
+        clock: Clock,
+        tell: Callable[[Sequence[FindingSeen]], Awaitable[None]],
+        *,
+        limit_s: float,
+    ) -> None:
+        self._make = matcher
+        self._matcher: Matcher | None = None
+        self._making = asyncio.Lock()
+        self._clock = clock
+        self._tell = tell
+        self._limit_s = limit_s
+        self._done: dict[str, None] = {}
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._refused = False
+
+    def told_of(
+        self, api: KubeApi, job: Workload, key: JobKey, pods: Iterable[Pod], *, then: Callable[[], None]
+    ) -> bool:
+        """Have the failed pods of this job been read? If not it is begun, and `then` is called at its end."""
+        unread = [] if has_launcher(job) else [pod for pod in failed(pods) if pod.metadata.uid not in self._done]
+        if not unread:
+            return True
+        if job.id not in self._reading:
+            work = self._read(api, key, job.restarts, unread[:PODS_MAX])
+            task = self._reading[job.id] = asyncio.create_task(work, name=f"pod logs of {job.id}")
+
+            def over(_: asyncio.Task[None]) -> None:
+                self._reading.pop(job.id, None)
+                self._done.update(dict.fromkeys(pod.metadata.uid for pod in unread))
+                while len(self._done) > KEPT_MAX:
+                    del self._done[next(iter(self._done))]
+                then()
+
+            task.add_done_callback(over)
+        return False
+
+    async def close(self) -> None:
+        """End what is being read."""
+        tasks = list(self._reading.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, api: KubeApi, key: JobKey, attempt: int, pods: Sequence[Pod]) -> None:
+        read: list[tuple[Pod, str, bytes]] = []
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await asyncio.gather(*(self._read_pod(api, pod, read) for pod in pods))
+        except TimeoutError:
+            _log.warning("not all logs of failed pods could be read in time", job=key.id, limit_s=self._limit_s)
+        matcher = await self._the_matcher() if read else None
+        for pod, name, text in read:
+            if matcher is not None:
+                found = await asyncio.to_thread(findings, matcher, text, key, attempt, pod, name, self._clock.now())
+                await self._tell(found)
+
+    async def _read_pod(self, api: KubeApi, pod: Pod, read: list[tuple[Pod, str, bytes]]) -> None:
+        about = pod.metadata
+        path = f"/api/v1/namespaces/{about.namespace}/pods/{about.name}/log"
+        for container in pod.status.container_statuses or []:
+            query = {"container": container.name, "tailLines": str(LINES), "limitBytes": str(BYTES)}
+            try:
+                text = await api.raw("GET", path, query=query, limit_s=self._limit_s)
+            except (ApiError, LinkError) as error:
+                self._say(error, about.name)
+            else:
+                read.append((pod, f"{about.name}/{container.name}", text))
+
+    async def _the_matcher(self) -> Matcher:
+        async with self._making:
+            if self._matcher is None:
+                self._matcher = await asyncio.to_thread(self._make)
+            return self._matcher
+
+    def _say(self, error: Exception, pod: str) -> None:
+        refused = isinstance(error, ApiError) and error.status == 403
+        if refused and self._refused:
+            return
+        self._refused = self._refused or refused
+        hint = ": give the controller get of pods/log" if refused else ""
+        _log.warning("a failed pod's log cannot be read", pod=pod, why=f"{error}{hint}")
+
+
+def failed(pods: Iterable[Pod]) -> list[Pod]:
+    """Pods that ended badly and not long ago, those that ended by themselves first."""
+    now = time.time()
+    found: list[tuple[bool, float, str, Pod]] = []
+    for pod in pods:
+        states = [one.state.terminated for one in pod.status.container_statuses or [] if one.state is not None]
+        ends = [end for end in states if end is not None]
+        bad = [end for end in ends if end.exit_code != 0]
+        if not bad:
+            continue
+        at = max(seconds(end.finished_at) for end in bad)
+        if at and now - at > OLD_S:
+            continue
+        told_to = all(end.exit_code in _ENDED_BY_OTHERS for end in bad)
+        found.append((told_to, at, pod.metadata.name, pod))
+    return [entry[3] for entry in sorted(found, key=lambda entry: entry[:3])]
+
+
+def has_launcher(job: Workload) -> bool:
+    """Do its pods run `holdfast run`, which reads what its ranks print?"""
+    for _, template in templates(job.kind, job.manifest):
+        for container in (template.get("spec") or {}).get("containers") or []:
+            words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+            if _is_launcher(container, words):
+                return True
+    return False
+
+
+def _is_launcher(container: Json, words: Sequence[str]) -> bool:
+    if any(entry.get("name") == "HOLDFAST_JOB_ID" for entry in container.get("env") or ()):
+        return True
+    return any(PurePath(word).name == "holdfast" and "run" in words[index + 1 :] for index, word in enumerate(words))
+
+
+def findings(
+    matcher: Matcher, text: bytes, key: JobKey, attempt: int, pod: Pod, name: str, at: float
+) -> list[FindingSeen]:
+    """What a pod's log says of its end. The same log gives the same ids, whoever reads it."""
+    node = pod.spec.node_name
+    stream = matcher.stream(StreamSource(kind=StreamKind.OUTPUT, name=name, node=node))
+    rates = RuleRates()
+    found: list[FindingSeen] = []
+    for match in [*stream.feed(text, at), *stream.flush(at)]:
+        count = rates.admit(match.rule, match.rank, at) if match.rule.role in _FAULTS else 0
+        if not count:
+            continue
+        finding = to_finding(
+            match,
+            source_place=Place(node=node, rank=match.rank),
+            job=key,
+            attempt=attempt,
+            at=at,
+            id_prefix=f"pod:{pod.metadata.uid}",
+            file=name,
+        )
+        found.append(FindingSeen(id=f"seen:{finding.id}", at=at, source="kubernetes", finding=counted(finding, count)))
+    return found

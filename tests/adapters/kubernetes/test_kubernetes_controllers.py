@@ -1,0 +1,184 @@
+"""`holdfast controller` as a process on a real API server: two with clocks five minutes apart; what failed pods said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.adapters.journal.reading_postgres import PostgresReading
+from holdfast.lab.kube_lab import KubeLab
+from holdfast.model import events as e
+from holdfast.model.cluster import JobKey, SchedulerState
+from holdfast.model.evidence import Domain, Finding, Place, Remedy, Role
+from kube_controllers import CLUSTER, LIMIT_S, Replica, leader, until
+from kube_fixture import PYTORCH, admin
+from kube_world import KubeWorld, pytorch_job, template
+from postgres_fixture import Postgres
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+class Seen:
+    """Everything that the API server tells of pods and nodes, from now on."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, str] = {}
+        """Uid -> name."""
+        self.machines: dict[str, set[str]] = {}
+
+    async def follow(self, lab: KubeLab) -> None:
+        async with admin(lab) as api, asyncio.TaskGroup() as group:
+            for path in ("/api/v1/nodes", "/api/v1/namespaces/default/pods"):
+                items, version = await api.list_all(path)
+                for item in items:
+                    self.take(item)
+                group.create_task(self._watch(api, path, version))
+
+    async def _watch(self, api: object, path: str, version: str) -> None:
+        async for event in api.watch(path, version, for_s=900):  # type: ignore[attr-defined]
+            if event.type not in {"BOOKMARK", "DELETED"}:
+                self.take(event.object)
+
+    def take(self, found: dict) -> None:
+        about, provider = found["metadata"], found["spec"].get("providerID", "")
+        if provider:
+            self.machines.setdefault(about["name"], set()).add(provider)
+        elif not provider and "containers" in found["spec"]:
+            self.pods[about["uid"]] = about["name"]
+
+
+@contextlib.asynccontextmanager
+async def following(seen: Seen, lab: KubeLab) -> AsyncIterator[None]:
+    task = asyncio.create_task(seen.follow(lab))
+    try:
+        yield
+        assert not task.done(), "the test's own watch broke"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def xid(node: str) -> e.FindingSeen:
+    seen = Finding(
+        id=f"xid-{node}", rule="nvidia.xid.74", at=time.time(), domain=Domain.HARDWARE, role=Role.ROOT,
+        remedy=Remedy.REPLACE, place=Place(node=node, gpu=3),
+    )  # fmt: skip
+    return e.FindingSeen(id=f"seen-{node}", at=time.time(), finding=seen)
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
+def test_replicas_with_clocks_five_minutes_apart_restart_a_job_once(
+    kube_lab: KubeLab, tmp_path: Path, postgres: Postgres, how: signal.Signals
+) -> None:
+    """The leader stalls, or dies, when the node is marked; the other goes on: one incident, restart and replacement."""
+    url = postgres.schema_url()
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path / "eyes", cluster=CLUSTER)
+        replicas: list[Replica] = []
+        seen = Seen()
+        try:
+            async with following(seen, kube_lab):
+                for name, ahead_s in (("a", 150.0), ("b", -150.0)):
+                    replicas.append(Replica(tmp_path / name, ahead_s, kube_lab, url))
+                key = await world.submit(nodes=2, **{"holdfast.dev/auto-resume": "true"})
+                job = await world.until_job(key, lambda view: view.state is SchedulerState.RUNNING)
+                first, epoch = await leader(replicas)
+                node = job.nodes[-1]
+
+                async def knows() -> bool:
+                    async with first.client() as client:
+                        return any(one.view.state is SchedulerState.RUNNING for one in await client.jobs(job=str(key)))
+
+                await until(knows, "the leader knows the job", replicas)
+                async with first.client() as client:
+                    await client.ingest(f"agent:{node}", [xid(node)])
+                await world.until_node(node, lambda view: view.drain_reason.startswith("[holdfast]"))
+                first.process.send_signal(how)
+                heir, _ = await leader([one for one in replicas if one is not first], epoch)
+                if how is signal.SIGSTOP:
+                    first.process.send_signal(signal.SIGCONT)
+                    # It believes that it leads, and is told otherwise by the journal.
+                    assert await asyncio.to_thread(first.process.wait, LIMIT_S) == 70
+                again = await world.until_job(
+                    key, lambda view: view.restart_count >= 1 and view.state is SchedulerState.RUNNING
+                )
+                assert (again.restart_count, node in again.nodes) == (1, False)
+
+                async def replaced() -> bool:
+                    return len(seen.machines[node]) > 1
+
+                await until(replaced, "the node is another machine", replicas)
+                assert heir.process.poll() is None
+            assert len(seen.machines[node]) == 2, "replaced once"
+            assert len(seen.pods) == 4, f"two pods, and two again: {seen.pods}"
+            await judge(url, node, key)
+        finally:
+            await world.orchestrator.close()
+            for one in replicas:
+                one.end()
+
+    asyncio.run(body())
+
+
+async def judge(url: str, node: str, key: JobKey) -> None:
+    """By the journal: one incident of this fault, one controller after the other, no order twice."""
+    reading = PostgresReading(url)
+    incidents, entries = await reading.incidents(), await reading.entries(limit=100_000)
+    await reading.close()
+    about = [one for one in incidents if any(finding.rule == "nvidia.xid.74" for finding in one.findings)]
+    assert [(one.nodes, one.jobs) for one in about] == [([node], [key])]
+    epochs = [one.event.epoch for one in entries if isinstance(one.event, e.ControllerStarted)]
+    assert epochs == sorted(set(epochs))
+    assert len(epochs) >= 2
+    given = [(type(order).__name__, getattr(order, "node", "")) for one in entries for order in one.orders]
+    for kind in ("QuarantineNode", "ReplaceNode"):
+        assert given.count((kind, node)) == 1, given
+    assert sum(kind == "RequeueHeld" for kind, _ in given) == 1, given
+
+
+FAILS = """\
+echo 'step 12 loss 3.1'
+echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 3 has a total capacity of 79.11 GiB'
+exit 1
+"""
+
+
+def test_what_a_failed_pod_said_is_the_diagnosis(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """No launcher, no agent: the pod's own log says why, is kept as evidence, and the job's Events tell it."""
+
+    async def body() -> None:
+        replica = Replica(tmp_path / "a", 0.0, kube_lab)
+        try:
+            await leader([replica])
+            async with admin(kube_lab) as api, replica.client() as client:
+                job = pytorch_job("oom", template(["/bin/sh", "-c", FAILS]), **{"holdfast.dev/auto-resume": "true"})
+                await api.create(PYTORCH, job)
+
+                async def judged() -> object:
+                    found = [one for one in await client.incidents() if any("oom" in job.id for job in one.jobs)]
+                    return next((one for one in found if one.diagnosis is not None), None)
+
+                incident = await until(judged, "the failed job has a diagnosis", [replica])
+                assert incident.diagnosis.cause == "torch.cuda.oom", replica.log.read_text()[-3000:]
+                (seen,) = [one for one in incident.findings if one.rule == "torch.cuda.oom"]
+                assert "128.00 MiB" in seen.evidence[0].text
+                assert (seen.evidence[0].file, seen.place.gpu, seen.attempt) == ("oom-master-0/main", 3, 0)
+
+                async def told() -> object:
+                    events, _ = await api.list_all("/api/v1/namespaces/default/events")
+                    ours = [one for one in events if one.get("reportingComponent") == "holdfast"]
+                    kinds = {one["involvedObject"]["kind"] for one in ours if "no memory left" in one["message"]}
+                    return kinds >= {"PyTorchJob", "Pod"}
+
+                await until(told, "Events of the job and its pod say so", [replica])
+        finally:
+            replica.end()
+
+    asyncio.run(body())
