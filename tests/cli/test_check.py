@@ -106,6 +106,26 @@ def test_the_prolog_drains_for_a_bad_node_only(node, program, tmp_path):
     assert script("epilog.sh", tmp_path / "missing").returncode == 0
 
 
+def test_the_prolog_measures_when_it_is_told_to(tmp_path):
+    """Only "not fit" drains; a node that is fit, suites of a wrong name, and a program that breaks do not."""
+    program = tmp_path / "holdfast"
+    for said, code, expected in (
+        ("node1: pass", 0, 0),
+        ("not fit: node1", 1, 1),
+        ('holdfast: there is no suite "cpuu"', 2, 0),
+        ("Traceback (most recent call last):", 1, 0),
+    ):
+        program.write_text(
+            f'#!/bin/sh\n[ "$1" = check ] && exit 0\necho "$@" > {tmp_path}/asked\necho \'{said}\'\nexit {code}\n'
+        )
+        program.chmod(0o755)
+        ran = script("prolog.sh", program, HOLDFAST_PROLOG_SUITES="software,cpu")
+        assert (ran.returncode, said in ran.stdout) == (expected, True)
+        assert (tmp_path / "asked").read_text().split() == [
+            "validate", "--suite", "software,cpu", "--journal", "none", "--quiet"
+        ]  # fmt: skip
+
+
 def test_the_health_check_program_overwrites_nobodys_reason(node, program, tmp_path):
     """It drains a bad node once, leaves an admin's drain alone, and lifts only its own."""
     said, reason = tmp_path / "said", tmp_path / "reason"

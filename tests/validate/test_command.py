@@ -10,13 +10,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
-from holdfast.cli.validate import Advice, without
+from holdfast.cli.validate import Advice, own_command, without
 from holdfast.cli.validate_pages import as_csv, export, keep
 from holdfast.errors import UsageError
 from holdfast.report.validation import render_html, render_markdown
 from holdfast.validate.history import Point, Trend
 from holdfast.validate.place import addresses, host_and_port, place_of
+from holdfast.validate.registry import SUITES
 from holdfast.validate.results import Item, NodeResult, Run, Verdict
 
 pytestmark = pytest.mark.timeout(600)
@@ -85,15 +87,27 @@ def test_what_is_asked_wrongly_is_one_sentence(tmp_path: Path) -> None:
         export(sample(), [], tmp_path / "x.pdf")
 
 
+MANIFEST = Path(__file__).resolve().parents[2] / "examples" / "kubernetes" / "validate-job.yaml"
+
+
 def test_pods_meet_at_an_address_with_a_secret(tmp_path: Path) -> None:
-    """As a Kubernetes Job with completion index: two processes, one of them the leader; the other only serves."""
+    """The shipped Job's own arguments, as two processes, one of them the leader; the other only serves."""
+    _, job = yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
     port = 21_000 + os.getpid() % 9000
-    words = ["--suite", "software", "--leader", f"127.0.0.1:{port}", "--expect", "2", "--journal", "none"]
+    ours = {"--suite": "software", "--leader": f"127.0.0.1:{port}", "--expect": "2", "--storage": str(tmp_path)}
+    words = []
+    for word in container["args"]:
+        name, _, value = word.partition("=")
+        words.append(f"{name}={ours.get(name, value)}" if value else name)
+    assert {word.partition("=")[0] for word in words} >= set(ours)
+    assert {one["name"] for one in container["env"]} == {"NODE_NAME", "HOLDFAST_VALIDATE_SECRET"}
     env = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
     env |= {"HOLDFAST_VALIDATE_SECRET": "0123456789abcdef", "HOME": str(tmp_path)}
     pods = [
         subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "validate", *words],
+            [sys.executable, "-m", "holdfast", *words],
             env={**env, "JOB_COMPLETION_INDEX": str(index), "NODE_NAME": f"pod-{index}"}, cwd=tmp_path,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
@@ -103,6 +117,30 @@ def test_pods_meet_at_an_address_with_a_secret(tmp_path: Path) -> None:
     assert [pod.returncode for pod in pods] == [0, 0], said
     assert "(2 nodes: software" in said[0]
     assert "nodes" not in said[1]
+
+
+def test_the_shipped_job_expects_as_many_pods_as_it_has_and_names_its_leader() -> None:
+    """N stands in three places; the leader is the pod of index 0, under the headless service's name."""
+    service, job = yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    args = dict(word.partition("=")[::2] for word in pod["containers"][0]["args"])
+    assert spec["completions"] == spec["parallelism"] == int(args["--expect"])
+    assert spec["completionMode"] == "Indexed"
+    job_name, service_name = job["metadata"]["name"], service["metadata"]["name"]
+    assert args["--leader"].partition(":")[0] == f"{job_name}-0.{service_name}"
+    assert pod["subdomain"] == service_name
+    assert service["spec"]["selector"] == {"job-name": job_name}
+    assert all(suite in SUITES for suite in args["--suite"].split(","))
+
+
+def test_a_command_that_is_no_program_is_called_by_its_interpreter(tmp_path: Path) -> None:
+    """`python -m holdfast` names a module's file, which srun cannot run."""
+    program = tmp_path / "holdfast"
+    program.write_text("#!/bin/sh\n")
+    module = str(tmp_path / "__main__.py")
+    assert own_command([module, "validate"]) == [sys.executable, "-m", "holdfast", "validate"]
+    program.chmod(0o755)
+    assert own_command([str(program), "validate"]) == [str(program), "validate"]
 
 
 def test_the_role_follows_from_the_scheduler() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import random
 from pathlib import Path
 
+import pytest
+
 from holdfast.adapters.journal import open_journal
 from holdfast.validate.history import Point, ageing, change_point, read, samples_of, trends
 from holdfast.validate.results import Item, NodeResult, Run
@@ -21,11 +23,15 @@ def run_of(day: int, value: float, driver: str) -> Run:
     return Run(id=f"v{day}", at=1_700_000_000 + day * DAY, nodes=(NodeResult(node="node01", items=items),))
 
 
-def test_a_change_after_a_driver_update_is_found_with_the_driver(tmp_path: Path) -> None:
-    """Kept in the journal, read back, told with what changed at the same run."""
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+def test_a_change_after_a_driver_update_is_found_with_the_driver(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Kept in the journal, in a file or in PostgreSQL, read back, told with what changed at the same run."""
+    url = f"sqlite:///{tmp_path}/j.db" if store == "sqlite" else request.getfixturevalue("postgres").schema_url()
 
     async def kept() -> list:
-        journal = open_journal(f"sqlite:///{tmp_path}/j.db")
+        journal = open_journal(url)
         draw = random.Random(1)
         for day in range(14):
             driver, level = ("550.54", 790.0) if day < 8 else ("560.35", 700.0)

@@ -159,3 +159,44 @@ def test_twenty_healthy_runs_blame_nobody(netns_lab: SlurmLab, tmp_path: Path) -
         run, took, said = validate(netns_lab, folder, {})
         assert run.blamed == (), (number, why(run), said)
         print(f"run {number}: {took:.1f} s")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_all_nodes_in_depth_name_the_one_bad_node(netns_lab: SlurmLab, tmp_path: Path) -> None:
+    """`holdfast validate --nodes all --deep`, which calls srun itself: pairs and halves name the lossy node alone."""
+    netns_lab.run(["srun", "--nodelist=node03", "--nodes=1", "bash", "-c", LOSSY])
+    argv = [sys.executable, "-m", "holdfast", "validate", "--nodes", "all", "--deep", "--suite", "network,nccl"]
+    argv += ["--journal", "none", "--out", str(tmp_path / "run")]
+    try:
+        ran = subprocess.run(
+            argv, env=netns_lab.env(), cwd=netns_lab.folder / "jobs", capture_output=True, text=True, timeout=3000
+        )
+    finally:
+        netns_lab.run(["srun", "--nodelist=node03", "nft", "delete", "table", "inet", "lossy"])
+    assert (tmp_path / "run" / "run.json").exists(), ran.stdout + ran.stderr
+    run = msgspec.json.decode((tmp_path / "run" / "run.json").read_bytes(), type=Run)
+    print("\n".join(run.rounds), f"{run.seconds:.0f} s")
+    assert (len(run.nodes), run.blamed, ran.returncode) == (8, ("node03",), 1), (why(run), ran.stdout + ran.stderr)
+
+
+@pytest.mark.soak
+def test_a_cancelled_step_is_resumed_with_what_it_had(netns_lab: SlurmLab, tmp_path: Path) -> None:
+    """srun is cancelled as soon as a step has ended: the second run keeps id and results, and all eight are judged."""
+    steps = tmp_path / "run" / "steps.jsonl"
+    cancel = f"(until [ -s {steps} ]; do sleep 0.1; done; scancel --signal=KILL $SLURM_JOB_ID) &"
+    script = tmp_path / "broken.sh"
+    words = f"--suite cpu,storage,network --journal none --out {tmp_path}/run"
+    script.write_text(f'#!/bin/bash\n[ "$SLURM_PROCID" = 0 ] && {cancel}\n{HOLDFAST} {words}\n')
+    script.chmod(0o755)
+    argv = ["srun", "--nodes=8", "--ntasks-per-node=1", str(script)]
+    broken = subprocess.run(
+        argv, env=netns_lab.env(), cwd=netns_lab.folder / "jobs", capture_output=True, text=True, timeout=600
+    )
+    assert broken.returncode != 0
+    assert not (tmp_path / "run" / "run.json").exists()
+    kept = steps.read_text().splitlines()
+    run, _, said = validate(netns_lab, tmp_path, {}, "--suite", "cpu,storage,network", "--resume")
+    assert run.blamed == (), (why(run), said)
+    assert len(run.nodes) == 8
+    assert steps.read_text().splitlines()[: len(kept) - 1] == kept[:-1]

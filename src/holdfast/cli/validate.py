@@ -239,17 +239,24 @@ def _become_srun(nodes: str, partition: str) -> None:
     """Call srun for this very command, without --nodes; this process becomes it."""
     if not shutil.which("srun"):
         raise UsageError("--nodes needs Slurm's srun on the PATH")
-    argv = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--label=0"]
+    argv = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
     argv += [f"--partition={partition}"] if partition else []
     if nodes == "all":
         argv.append(f"--nodelist={screen.fold(_idle(partition))}")
     else:
         argv.append(f"--nodes={nodes}" if nodes.isdigit() else f"--nodelist={nodes}")
     try:
-        os.execvp("srun", [*argv, *without(sys.argv, ("--nodes", "--partition"))])  # noqa: S606 - becomes srun
+        os.execvp("srun", [*argv, *without(own_command(sys.argv), ("--nodes", "--partition"))])  # noqa: S606 - becomes srun
     except OSError as error:
         screen.say(f"holdfast: cannot run srun: {error.strerror}", err=True)
         raise typer.Exit(EXIT_UNAVAILABLE) from error
+
+
+def own_command(argv: Sequence[str]) -> list[str]:
+    """This very command for another process to run: a module's file (`python -m holdfast`) is no program."""
+    if shutil.which(argv[0]):
+        return list(argv)
+    return [sys.executable, "-m", "holdfast", *argv[1:]]
 
 
 def without(words: Sequence[str], options: tuple[str, ...]) -> list[str]:
