@@ -34,8 +34,9 @@ POLL_S = 0.005
 BACKLOG = 1024
 CONNECTIONS_MAX = 32_768
 """Kept connections: one per agent and launcher. The server's own default, its backlog, would keep all others out."""
-HEADER_WAIT_MS = 10_000
-"""A request whose head trickles in for longer than this is cut off."""
+HEADER_WAIT_MS = 30_000
+"""A request whose head trickles in for longer than this is cut off, and so is a kept connection that is idle for so
+long: longer than clients keep theirs (`client.http.KEEP_S`), so that none finds its connection cut as it writes."""
 
 
 class ApiServer:

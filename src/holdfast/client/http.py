@@ -28,6 +28,8 @@ from holdfast.ports import Sample
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
+KEEP_S = 20.0
+"""An idle connection is kept for two beats of an agent: not every beat opens one. The server waits longer."""
 PAGE = 1000
 QUIET_S = 60.0
 """A stream says something at least every 15 s; one that is silent for longer is cut off."""
@@ -118,6 +120,7 @@ class AsyncClient:
             base_url=self.url,
             headers=headers,
             timeout=timeout_s,
+            limits=httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=KEEP_S),
             transport=transport,
             trust_env=False,
             verify=_trust(ca_file) if ca_file is not None else True,

@@ -20,6 +20,7 @@ from holdfast.model.toml_lines import build, config_error, did_you_mean, load_to
 
 DEFAULT_FILE = Path("/etc/holdfast/agent.toml")
 POLL_S = 15.0
+SITE = "site/"
 
 
 class CheckSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +73,9 @@ class NodeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Follow violations of the policies that the site has set in DCGM."""
     fabric_provider: str = "efa"
     """libfabric's name of the fabric for the loopback."""
+    site_checks: str = "/etc/holdfast/checks.d"
+    """Folder of the site's own checks: executables that end as Nagios' plug-ins do; empty: none. `site/NAME` in
+    `disable` switches one off."""
     profile: Profile = Profile()
     limits: Limits = Limits()
     checks: dict[str, CheckSettings] = {}
@@ -82,6 +86,11 @@ class NodeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         known = self.checks.get(name, CheckSettings())
         off = any(matches(pattern, name) for pattern in self.disable)
         return msgspec.structs.replace(known, enabled=False) if off else known
+
+    @property
+    def site_off(self) -> tuple[str, ...]:
+        """Names of the site's own checks that are switched off."""
+        return tuple(word.removeprefix(SITE) for word in self.disable if word.startswith(SITE))
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -139,6 +148,8 @@ def parse_config(text: str, file: str = "") -> NodeConfig:
     ]
     for key in ("disable", "validate"):
         for word in getattr(config, key):
+            if key == "disable" and word.startswith(SITE):
+                continue
             try:
                 chosen((word,))
             except ConfigError as error:

@@ -62,6 +62,10 @@ class Reach:
         self.fabric_provider = fabric_provider
         self.policy_lines = PolicyLines()
         self._followers: dict[tuple[str, ...], Follower] = {}
+        self.site_checks = ""
+        """Folder of the site's own checks; empty: none."""
+        self.site_off: tuple[str, ...] = ()
+        """Those of its files that are switched off."""
         self.mode = Mode.PERIODIC
         self.job = ""
         self.gpus = Reader(self.env)

@@ -127,6 +127,7 @@ class Looker:
     async def look(self, source: Source, checks: Sequence[Check], mode: Mode) -> list[Verdict]:
         """Read the source and judge: one verdict per check, in order."""
         self.reach.mode = mode
+        self.reach.site_checks, self.reach.site_off = self.config.site_checks, self.config.site_off
         limits = [limit for check in checks if (limit := self.config.of(check.name).limit_s) is not None]
         LIMIT_S.set(max(limits, default=None))
         # The source ends by itself at its own limit; this one is for a source that does not.

@@ -20,6 +20,8 @@ OUTPUT_MAX = 4 << 20
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Slurm's prolog and health check run in an almost empty environment."""
 KILL_GRACE_S = 1.0
+EXIT_GRACE_S = 5.0
+"""A busy machine notices an exit so much later than the end of the output; a tool that lives on is killed."""
 
 
 class Ran(Struct, frozen=True, kw_only=True):
@@ -59,7 +61,7 @@ async def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str]) -> Ra
     try:
         async with asyncio.timeout(limit_s):
             out, err = await asyncio.shield(reading)
-        async with asyncio.timeout(KILL_GRACE_S):
+        async with asyncio.timeout(EXIT_GRACE_S):
             await process.wait()
     except TimeoutError:
         hung = True

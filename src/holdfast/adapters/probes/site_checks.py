@@ -1,0 +1,162 @@
+"""A site's own checks: executables in a folder, with the exit codes of Nagios.
+
+Each is a file that its owner alone may write, run without arguments within the check's time limit, in a process group
+of its own that is killed at the limit; `HOLDFAST_CHECK_MODE` tells it when it is run. 0 is well, 1 a warning, 2 is
+critical; anything else, a kill or a hang says nothing, and what the same file said before still holds. Judging is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from holdfast.adapters.probes import tools
+from holdfast.adapters.probes.check import ANY_TIME, Check, Judging, Problem, Reading, Source
+from holdfast.adapters.probes.reach import Reach, limit
+from holdfast.model.evidence import Place
+
+LIMIT_S = 20.0
+"""For each file; all are run at the same time."""
+FILES_MAX = 16
+SAID_MAX = 200
+WELL, WARNING, CRITICAL = 0, 1, 2
+_LEARNED = "site:"
+_LEFT_OVER = ("~", ".bak", ".orig", ".rpmnew", ".rpmsave", ".dpkg-dist", ".dpkg-new", ".dpkg-old", ".swp")
+"""Ends of names that editors and package managers leave behind."""
+
+
+class SiteResult(Struct, frozen=True, kw_only=True):
+    """How one of the site's files ended."""
+
+    path: str
+    code: int | None
+    """None: it was killed, hung, or could not be run."""
+    said: str = ""
+    hung: bool = False
+
+
+def found(folder: Path, off: Sequence[str] = ()) -> tuple[list[Path], dict[str, str]]:
+    """The executables of a folder in order of their names, and those that are refused, with the reason.
+
+    Raises:
+        OSError: the folder cannot be read.
+        ValueError: others may write into it, or it holds too many.
+    """
+    if _others_write(folder.stat()):
+        raise ValueError(f"{folder} is writable by others, or of another user: nothing of it is run")
+    good: list[Path] = []
+    refused: dict[str, str] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name.endswith(_LEFT_OVER) or path.name in off:
+            continue
+        try:
+            facts = path.stat()
+        except OSError as error:
+            refused[str(path)] = f"{error.strerror}"
+            continue
+        if not stat.S_ISREG(facts.st_mode) or not facts.st_mode & 0o111:
+            continue
+        if _others_write(facts):
+            refused[str(path)] = "it is writable by others, or of another user: not run"
+        else:
+            good.append(path)
+    if len(good) > FILES_MAX:
+        raise ValueError(f"{folder} holds {len(good)} executables, at most {FILES_MAX} are run: put some into one")
+    return good, refused
+
+
+def _others_write(facts: os.stat_result) -> bool:
+    return facts.st_uid not in {0, os.geteuid()} or bool(facts.st_mode & 0o022)
+
+
+async def _site(reach: Reach) -> Reading:
+    if not reach.site_checks:
+        return Reading(absent="no folder of the site's checks is named")
+    folder = Path(reach.site_checks)
+    try:
+        files, refused = await asyncio.to_thread(found, folder, reach.site_off)
+    except FileNotFoundError:
+        return Reading(absent=f"there is no folder {folder}")
+    except (OSError, ValueError) as error:
+        return Reading(failed=f"{error}")
+    if not files and not refused:
+        return Reading(absent=f"{folder} holds no executable")
+    env = {**reach.env, "HOLDFAST_CHECK_MODE": reach.mode.value, "HOLDFAST_CHECK_JOB": reach.job}
+    ran = await asyncio.gather(*(tools.run((str(path),), limit(LIMIT_S), env) for path in files))
+    results = [SiteResult(path=path, code=None, said=why) for path, why in refused.items()]
+    results += [_result(str(path), one) for path, one in zip(files, ran, strict=True)]
+    return Reading(facts=tuple(results))
+
+
+def _result(path: str, ran: tools.Ran) -> SiteResult:
+    if ran.hung:
+        said = f"did not end within {limit(LIMIT_S):g} s and was killed"
+        return SiteResult(path=path, code=None, said=said, hung=True)
+    # Nagios shows the first line of standard output; the rest and what follows a bar are figures.
+    line = next((line for line in (*ran.out.splitlines(), *ran.err.splitlines()) if line.strip()), "")
+    said = "".join(char for char in line.split("|")[0].strip() if char.isprintable())[:SAID_MAX]
+    if ran.code in {WELL, WARNING, CRITICAL}:
+        return SiteResult(path=path, code=ran.code, said=said)
+    return SiteResult(path=path, code=None, said=f"ended with {ran.code}: {said}" if said else f"ended with {ran.code}")
+
+
+def site(facts: tuple[SiteResult, ...], judging: Judging) -> list[Problem]:
+    """What the site's files say; one that could not tell keeps what it said last."""
+    known = judging.learned
+    names = {_LEARNED + one.path for one in facts}
+    for key in [key for key in known if key.startswith(_LEARNED) and key not in names]:
+        del known[key]
+    problems: list[Problem] = []
+    for one in facts:
+        key = _LEARNED + one.path
+        if one.code is None:
+            rule = "check.hung" if one.hung else "check.unreadable"
+            summary = f"{Path(one.path).name}: {one.said}"
+            problems.append(Problem(rule=rule, summary=summary, place=Place(path=one.path), text=summary, warning=True))
+        elif one.code == WELL:
+            known.pop(key, None)
+        else:
+            known[key] = f"{one.code}|{one.said}"
+        if key in known:
+            problems.append(_problem(one.path, known[key]))
+    return problems
+
+
+def _problem(path: str, remembered: str) -> Problem:
+    code, _, said = remembered.partition("|")
+    warning = code != str(CRITICAL)
+    return Problem(
+        rule="check.site_warning" if warning else "check.site",
+        summary=f"{Path(path).name}: {said or ('a warning' if warning else 'critical')}",
+        place=Place(path=path),
+        text=said,
+        warning=warning,
+    )
+
+
+SITE_SOURCES = (
+    Source(
+        name="site",
+        about="the site's own executables in `site_checks`, all at once, each within the limit",
+        needs="executables in `site_checks`, writable by their owner alone",
+        limit_s=LIMIT_S + 5.0,
+        every_s=60.0,
+        read=_site,
+    ),
+)
+SITE_CHECKS = (
+    Check(
+        name="site",
+        about="what the site's own checks say (exit codes of Nagios)",
+        source="site",
+        modes=ANY_TIME,
+        judge=site,
+        rules=("check.site", "check.site_warning", "check.hung", "check.unreadable"),
+        looks=2,
+    ),
+)
