@@ -254,6 +254,16 @@ def test_more_requeues_than_the_budget_are_found(tale):
     assert releases(other, save) == set()
 
 
+def test_a_requeue_that_a_person_asked_for_costs_nothing(tale):
+    """Whatever incident it is ordered for."""
+    tale.event(e.OperatorCommand, command=Command.REQUEUE, who="ada", why="x", job=JOB)
+    for number in range(3):
+        tale.event(e.TimerFired, order(o.ReleaseJob, f"c2{number}", epoch=3 + number), timer="x")
+    assert said_by(tale.history) == set()
+    tale.event(e.TimerFired, order(o.ReleaseJob, "c23", epoch=6), timer="x")
+    assert said_by(tale.history) == {"budgets_hold"}
+
+
 def test_giving_up_too_early_is_found(tale):
     """Nothing was tried since the last progress; when an order was refused for good, or a person asked, it is right."""
     stop = order(o.GiveUp, "c20", remedy=Remedy.STOP, why="crash loop")

@@ -10,6 +10,8 @@ from holdfast.sim.history import Faulted, History
 
 NEAR_S = 900.0
 """Faults of one node or job that are closer than this may rightly be taken for one another."""
+_DOMAIN = "node.lost.domain"
+_GROUPS = frozenset({"switch", "rack", "power"})
 EARLY_S = 60.0
 """Clocks of nodes go wrong by so much at most."""
 
@@ -39,6 +41,8 @@ def stories_name_the_cause(history: History) -> Iterator[str]:
             diagnosis = incident.diagnosis
             if not rules & set(fault.rules) or diagnosis is None:
                 continue
+            if diagnosis.cause == _DOMAIN and _domain_failed(incident, faults):
+                continue  # what it began with was swallowed by the loss of all that stands around it
             if diagnosis.cause not in fault.rules:
                 yield (
                     f"incident {incident.id} names {diagnosis.cause}; it was {fault.fault} ({', '.join(fault.rules)})"
@@ -50,6 +54,12 @@ def stories_name_the_cause(history: History) -> Iterator[str]:
 def _alone(fault: Faulted, faults: list[Faulted]) -> bool:
     """No other fault is near enough in time to be meant."""
     return not any(other.fault != fault.fault and abs(other.at - fault.at) <= NEAR_S for other in faults)
+
+
+def _domain_failed(incident: IncidentRecord, faults: list[Faulted]) -> bool:
+    """Did a switch, rack or power feed fail while it was open?"""
+    until = incident.closed_at or float("inf")
+    return any(fault.kind in _GROUPS and incident.opened_at - NEAR_S <= fault.at <= until for fault in faults)
 
 
 def _of(fault: Faulted, incidents: list[IncidentRecord]) -> Iterator[IncidentRecord]:

@@ -38,6 +38,8 @@ class _Spent:
         self.starts = 0
         """The scheduler's restart count."""
         self.start_at_release = 0
+        self.asked = False
+        """A person has asked for a restart, and it has not been let start since."""
         self.let = False
         """Released, and not seen to run since."""
         self.start_of: dict[int, int] = {}
@@ -91,8 +93,8 @@ def budgets_hold(history: History) -> Iterator[str]:
             incident = causes.get(order.incident)
             limits = _limits(history, records.get(order.job))
             if isinstance(order, o.ReleaseJob):
-                count.restart(paid=not _asked_for(incident))
-                count.let = True
+                count.restart(paid=not (_asked_for(incident) or count.asked))
+                count.let, count.asked = True, False
                 if count.requeues > limits.max_requeues:
                     yield (
                         f"{order.id} lets job {order.job} start for the {count.requeues}. time with no progress in "
@@ -149,7 +151,9 @@ def _count(spent: dict[JobKey, _Spent], event: e.AnyEvent, given: dict[str, tupl
             count = spent.setdefault(event.job.key, _Spent())
             count.starts = max(count.starts, event.job.restart_count)
         case e.OperatorCommand() if event.job is not None and event.command in {Command.REQUEUE, Command.RELEASE}:
-            spent.setdefault(event.job, _Spent()).progress()
+            count = spent.setdefault(event.job, _Spent())
+            count.progress()
+            count.asked = True
         case _:
             pass
 
