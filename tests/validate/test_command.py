@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from holdfast.cli.validate import Advice, own_command, without
-from holdfast.cli.validate_pages import as_csv, export, keep
+from holdfast.cli.validate_pages import as_csv, export, keep, say_history
 from holdfast.errors import UsageError
 from holdfast.report.validation import render_html, render_markdown
 from holdfast.validate.history import Point, Trend
@@ -205,12 +205,18 @@ def test_csv_has_a_row_for_each_item_and_no_formula() -> None:
     assert lines[4].startswith("node03,2,lost,fail")
 
 
-def test_history_survives_in_the_journal(tmp_path: Path) -> None:
-    """Each run adds to it; without a journal nothing is kept."""
-    url = f"sqlite:///{tmp_path}/v.db"
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+def test_history_survives_in_the_journal(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each run adds to it, in a file or in PostgreSQL, and it is told from there; without a journal nothing is kept."""
+    url = f"sqlite:///{tmp_path}/v.db" if store == "sqlite" else request.getfixturevalue("postgres").schema_url()
     for day in range(3):
         found = keep(sample(1_700_000_000.0 + day * 86400), url)
     assert {(trend.node, len(trend.points)) for trend in found} == {("node01", 3), ("node02", 3)}
+    say_history(url, node="node01", items=(), report=tmp_path / "h.csv", json=True)
+    assert [len(trend["points"]) for trend in json.loads(capsys.readouterr().out)["trends"]] == [3]
+    assert (tmp_path / "h.csv").read_text().count("node01") == 3
     assert keep(sample(), "") == []
 
 

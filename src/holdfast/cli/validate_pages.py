@@ -135,9 +135,9 @@ def say_history(url: str, *, node: str, items: tuple[str, ...], report: Path | N
         NotFoundError: there is no history, or none of these.
         UsageError: the file's name asks for no known form.
     """
-    path = Path(url.partition("///")[2])
-    if not url or not path.exists():
-        raise NotFoundError(f"there is no history in {path}: `holdfast validate` begins one")
+    head, _, name = url.partition("///")
+    if not url or (head == "sqlite:" and not Path(name).exists()):
+        raise NotFoundError(f"there is no history in {name or 'no journal'}: `holdfast validate` begins one")
     found = asyncio.run(_history(url, node, items))
     if not found:
         raise NotFoundError(f"no history of {node or 'any node'}{': ' + ', '.join(items) if items else ''}")
