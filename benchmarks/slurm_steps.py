@@ -2,7 +2,7 @@
 
     rank killed                   `kill -9` of a rank  -> first task of the new step (bound: 0.5 s)
     node lost, spare in the job   power off            -> first task of the new step (bound: 4 s)
-    node lost, no spare           power off            -> script of the requeued job
+    node lost, no spare           power off            -> script of the requeued job (bound: 5 s)
 
 beside what Slurm alone does: a script that calls srun again in a loop, and a job that is requeued (`scontrol requeue`
 by hand; the lost node itself Slurm notices after SlurmdTimeout, 300 s by default, which is not waited for here).
@@ -135,7 +135,7 @@ CASES = {
     "rank killed, holdfast srun": (rank_killed, 0.5),
     "rank killed, srun in a loop": (rank_killed_by_hand, None),
     "node lost, spare, holdfast srun": (node_lost, 4.0),
-    "node lost, no spare, requeued by holdfast srun": (node_lost_without_spare, None),
+    "node lost, no spare, requeued by holdfast srun": (node_lost_without_spare, 5.0),
     "rank killed, scontrol requeue": (requeued_by_hand, None),
 }
 

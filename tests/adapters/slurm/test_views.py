@@ -5,9 +5,18 @@ from __future__ import annotations
 import pytest
 
 from adapters.slurm.test_output import recorded
-from holdfast.adapters.slurm.node_output import SlurmNode
+from holdfast.adapters.slurm.node_output import SlurmNode, nodes_of_text
 from holdfast.adapters.slurm.output import SlurmJob, jobs_of_json
-from holdfast.adapters.slurm.views import alive_of, busy_nodes, is_drained, job_view, joined, node_view, state_of
+from holdfast.adapters.slurm.views import (
+    alive_of,
+    busy_nodes,
+    is_drained,
+    is_lost,
+    job_view,
+    joined,
+    node_view,
+    state_of,
+)
 from holdfast.model.cluster import JobKey, RecoverySpec, SchedulerState
 
 S = SchedulerState
@@ -128,3 +137,16 @@ def test_a_node_tells_what_a_person_asks_with_its_reason() -> None:
     nearly = node_view(node("IDLE", "DRAIN", reason="action:replace"), **facts)
     assert nearly.asked == ""
     assert "Action:Replace" in nearly.warnings[0]
+
+
+def test_nodes_that_power_saving_wakes_or_switches_off_are_neither_lost_nor_drained() -> None:
+    """A waking node does not respond yet, which is no evidence; it takes work, since it is woken for it."""
+    seen = {node.name: node for node in nodes_of_text(recorded("22.05", "scontrol-show-nodes-cloud.txt").decode())}
+    assert {name: found.states - {"CLOUD"} for name, found in seen.items()} == {
+        "cloud02": {"MIXED", "NOT_RESPONDING", "POWERING_UP"},
+        "cloud03": {"IDLE", "NOT_RESPONDING", "POWERING_UP"},
+        "cloud04": {"IDLE", "POWERING_DOWN"},
+    }
+    assert [(alive_of(found), is_drained(found), is_lost(found)) for found in seen.values()] == [
+        (None, False, False)
+    ] * 3
