@@ -196,6 +196,39 @@ AGAIN = [
     Whole("json-error", json_steps(20) + '{"ts": "2025-06-02T09:00:30Z", "level": "error", "msg": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4 and 8x4)"}\n', "fault", domain="application"),
 ]  # fmt: skip
 
+LATER = [
+    Whole("neox-assert", "".join(f"node1: [2025-06-02 09:0{i}:00,123] [INFO] [logging.py:96:log_dist] [Rank 0] step={i}, skipped=0, lr=[0.0001], mom=[[0.9, 0.95]]\nnode1:  samples/sec: 31.2 | iteration        {i}/  143000 | elapsed time per iteration (ms): 8201.2 | learning rate 1.0E-04 | lm_loss 3.1 | loss scale: 4096.0 | number of skipped iterations: 0 | number of nan iterations: 0 |\n" for i in range(1,9)) + traceback(0,"AssertionError: batch 1041 is shorter than its index says", fmt="node1: "), "fault", ("python.","data."), "application"),
+    Whole("axolotl-cuda", hf(30)+traceback(1,"torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 1; 23.69 GiB total capacity; 21.9 GiB already allocated; 300.06 MiB free; 22.4 GiB reserved in total by PyTorch)",fmt="")+"ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 1 (pid: 4712) of binary: /root/venv/bin/python3\n"+elastic(1,1),"fault",("torch.cuda.oom",),"application",(1,)),
+    Whole("hang-gloo-cpu", titan(10)+"".join(traceback(r,"RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete") for r in (0,1,3)),"fault",("gloo.timeout",)),
+    Whole("rdzv-closed", "W0602 09:00:00.1 100 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1267] The node 'node02_100_0' has failed to send a keep-alive heartbeat to the rendezvous '77' due to an error of type RendezvousConnectionError.\n"+traceback(0,"torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed. See inner exception for details.",fmt=""),"unknown"),
+    Whole("hf-hub-gone", traceback(0,"requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/api/models/x/y",fmt="")+"\nThe above exception was the direct cause of the following exception:\n\n"+traceback(0,"huggingface_hub.errors.GatedRepoError: 401 Client Error. (Request ID: Root=1-6)",fmt=""),"fault",domain="application"),
+    Whole("dns", traceback(0,"requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /x (Caused by NameResolutionError(\"<urllib3.connection.HTTPSConnection object at 0x7f>: Failed to resolve 'huggingface.co' ([Errno -3] Temporary failure in name resolution)\"))",fmt=""),"fault",domain="network"),
+    Whole("quota", megatron(5)+traceback(0,"OSError: [Errno 122] Disk quota exceeded: '/home/mei/ckpt/iter_5'"),"fault",domain="storage"),
+    Whole("stale-nfs", megatron(5)+traceback(0,"OSError: [Errno 116] Stale file handle: '/data/corpus.bin'"),"fault",domain="storage"),
+    Whole("eio", megatron(5)+traceback(0,"OSError: [Errno 5] Input/output error: '/data/corpus.bin'"),"fault",domain="storage"),
+    Whole("cudnn", titan(5)+traceback(2,"RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),"fault",("cuda.cudnn",)),
+    Whole("cublas", titan(5)+traceback(2,"RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),"fault",("cuda.cublas",)),
+    Whole("xid13-app", titan(5)+"[ 812.1] NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name=python, Graphics SM Warp Exception on (GPC 2, TPC 1, SM 0): Out Of Range Address\n[ 812.2] NVRM: Xid (PCI:0000:3b:00): 43, pid=4711, name=python, Ch 00000010\n"+traceback(3,"RuntimeError: CUDA error: an illegal memory access was encountered"),"fault",domain="application"),
+    Whole("xid63-then-ok", "[ 812.1] NVRM: Xid (PCI:0000:3b:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping, reset gpu to activate\n"+titan(10)+ENDED,"healthy"),
+    Whole("xid119", megatron(5)+"Mar  1 10:01:00 n7 kernel: NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, name=python, Timeout after 45s of waiting for RPC response from GPU7 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20802a02 0x8).\n","fault",("nvidia.xid.119",),"hardware",nodes=("n7",)),
+    Whole("hung-task-nfs", "Mar  1 10:01:00 n7 kernel: nfs: server fs1 not responding, still trying\nMar  1 10:03:00 n7 kernel: INFO: task python:4711 blocked for more than 120 seconds.\n","fault",domain="storage"),
+    Whole("nvme-dead","[ 9127.1] nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0xffff\n[ 9128.1] nvme nvme0: Removing after probe failure status: -19\n[ 9128.2] blk_update_request: I/O error, dev nvme0n1, sector 2048 op 0x1:(WRITE)\n","fault",domain="storage"),
+    Whole("kernel-oom","[ 9127.1] python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0\n[ 9127.2] Out of memory: Killed process 4711 (python) total-vm:912345kB, anon-rss:812345kB, file-rss:0kB, shmem-rss:0kB, UID:1000 pgtables:1kB oom_score_adj:0\n","fault",domain="application"),
+    Whole("evicted","Events:\n  Type     Reason   Age   From     Message\n  ----     ------   ----  ----     -------\n  Warning  Evicted  1m    kubelet  The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi.\n  Normal   Killing  1m    kubelet  Stopping container pytorch\n","fault",("k8s.evicted",)),
+    Whole("imagepull",'  Warning  Failed     2m (x4 over 3m)  kubelet  Failed to pull image "r.example/t:9": rpc error: code = NotFound desc = failed to pull and unpack image\n  Warning  Failed     2m  kubelet  Error: ErrImagePull\n  Normal   BackOff    1m  kubelet  Back-off pulling image "r.example/t:9"\n',"fault",("k8s.image",)),
+    Whole("json-eval","Evaluating: 100%|##########| 50/50 [00:10<00:00,  4.9it/s]\n{'eval_loss': 1.2, 'eval_failed': 0, 'eval_exact_match': 0.41, 'eval_error_rate': 0.1}\nPredictions with errors were written to errors.json\n","healthy"),
+    Whole("lightning-sanity","Sanity Checking DataLoader 0: 100%|##########| 2/2\n/opt/env/lib/python3.11/site-packages/lightning/pytorch/trainer/connectors/data_connector.py:424: The 'val_dataloader' does not have many workers which may be a bottleneck.\nEpoch 0, global step 100: 'val_loss' reached 2.1 (best 2.1), saving model to 'x.ckpt' as top 1\nMetric val_loss improved. New best score: 2.1\n`Trainer.fit` stopped: `max_steps=100` reached.\n","healthy"),
+    Whole("early-stop","Epoch 9: 100%|##########| 100/100 [00:10<00:00,  9.9it/s, val_loss=nan]\nMonitored metric val_loss = nan is not finite. Previous best value was 2.1. Signaling Trainer to stop.\n","fault",("loss.",),"application"),
+    Whole("mosaic-healthy","2025-06-02 09:00:00,211: rank0[4711][MainThread]: WARNING: streaming.base.dataset: shard download failed, retrying (1/3)\n"+composer(),"healthy"),
+    Whole("ckpt-retry","WARNING: saving to s3://b/ckpt failed (attempt 1/3): timed out\nINFO: checkpoint saved to s3://b/ckpt\n"+megatron(10),"healthy"),
+    Whole("jit-warn","W0602 09:00:00.100000 4711 torch/_dynamo/convert_frame.py:906] [0/8] torch._dynamo hit config.cache_size_limit (8)\nW0602 09:00:00.100000 4711 torch/_dynamo/convert_frame.py:906] [0/8]    last reason: 0/0: tensor 'L['x']' size mismatch at index 0. expected 8, actual 4\n/tmp/x.py:1: RuntimeWarning: divide by zero encountered in log\n"+nanogpt(30),"healthy"),
+    Whole("sigusr1","slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2025-03-01T10:05:00 DUE TO PREEMPTION ***\n","fault",("slurm.preempted",),"operator"),
+    Whole("megatron-exit-signal", megatron(20)+" [default0]: exiting program after receiving SIGTERM.\nsaving checkpoint at iteration      20 to /ckpt in torch_dist format\n  successfully saved checkpoint from iteration      20 to /ckpt\n","healthy"),
+    Whole("megatron-exit-interval", megatron(20)+"exiting program after 230.0 minutes\n","healthy"),
+    Whole("rank-exited-quietly", titan(10)+"E0301 10:30:00.100000 100 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 3 (pid: 2630) of binary: /opt/env/bin/python\n"+elastic(3,1),"fault",domain="application",ranks=(3,)),
+    Whole("tensor-nan-assert", nanogpt(20)+"iter 20: loss nan, time 212.20ms, mfu 38.21%\n"*8,"fault",("loss.",),"application"),
+]  # fmt: skip
+
 
 @pytest.mark.parametrize("log", HEALTHY, ids=lambda log: log.name)
 def test_healthy_whatever_its_words(log, tmp_path):
@@ -212,4 +245,10 @@ def test_root_cause_or_unknown(log, tmp_path):
 @pytest.mark.parametrize("log", AGAIN, ids=lambda log: log.name)
 def test_forms_met_later(log, tmp_path):
     """Prefixes, schedulers' words and metric lines of a second look at public logs are read rightly too."""
+    assert_right(log, tmp_path)
+
+
+@pytest.mark.parametrize("log", LATER, ids=lambda log: log.name)
+def test_logs_that_no_rule_was_changed_for(log, tmp_path):
+    """Logs written after all rules were: each was right at first sight."""
     assert_right(log, tmp_path)
