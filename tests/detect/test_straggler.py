@@ -92,6 +92,7 @@ def test_uneven_stage():
     assert [(f.kind, f.stage) for f in found] == [("stage", 3)]
 
 
+@pytest.mark.timeout(600)
 def test_precision_and_recall():
     """Over 300 random jobs, half of them with a rank 1.15 to 3 times slower: both 0.95 or more, with blips throughout."""
     hit = missed = false = 0
