@@ -55,7 +55,7 @@ PLURALS = {
 }
 WHOLE_CLUSTER = {"Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 def objects() -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def lab() -> Iterator[KubeLab]:
 
 def run(work: Any) -> Any:
     async def bounded() -> Any:
-        async with asyncio.timeout(110):
+        async with asyncio.timeout(600):
             return await work
 
     return asyncio.run(bounded())
