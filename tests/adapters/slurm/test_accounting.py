@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,8 +36,8 @@ def ends(lab: SlurmLab, *jobs: str) -> dict[str, JobEnd]:
     return asyncio.run(body())
 
 
-def test_the_exporter_sees_a_real_cluster(lab: SlurmLab) -> None:
-    """A running job, a held one and a drained node of real daemons become figures; without daemons it says so."""
+def test_the_exporter_sees_a_real_cluster(lab: SlurmLab, tmp_path: Path) -> None:
+    """A running job, a held one and a drained node of real daemons become figures; without a cluster it says so."""
     running = lab.sbatch(["--output=/dev/null"], script="#!/bin/bash\nsleep 600\n")
     held = lab.sbatch(["--output=/dev/null", "--hold"], script="#!/bin/bash\nsleep 600\n")
     lab.until_job(running, "RUNNING", limit_s=120)
@@ -64,7 +65,9 @@ def test_the_exporter_sees_a_real_cluster(lab: SlurmLab) -> None:
     finally:
         lab.run(["scancel", running, held])
         lab.run(["scontrol", "update", "nodename=node02", "state=resume"])
-    nowhere = SlurmCollector(SlurmLooks(lab.facts.conf.with_name("none.conf")), look_again_s=0.0)
+    bad = tmp_path / "slurm.conf"
+    bad.write_text("NoSuchKey=1\n")
+    nowhere = SlurmCollector(SlurmLooks(bad), look_again_s=0.0)
     assert next(iter(nowhere.collect())).samples[0].value == 0
 
 

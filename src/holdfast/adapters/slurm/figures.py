@@ -26,6 +26,8 @@ from holdfast.errors import HoldfastError
 SQUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%P|%u|%V|%S|%e")
 SINFO = ("sinfo", "--noheader", "--Node", "--format=%N|%T")
 LOOK_AGAIN_S = 5.0
+LOOK_S = 8.0
+"""Below the ten seconds that Prometheus waits for a scrape: so `slurm_up` 0 is heard while Slurm is away."""
 GAP_S_MAX = 300.0
 """A longer pause between two looks counts as this long: the exporter did not see what was in between."""
 USERS_MAX = 200
@@ -113,7 +115,9 @@ class SlurmLooks:
     async def _look(self) -> Look:
         tool = Tool(self._conf)
         # Both to their end, also when one fails: this loop ends with the look, and must leave no half-read process.
-        said = await asyncio.gather(tool.run(SQUEUE), tool.run(SINFO), return_exceptions=True)
+        said = await asyncio.gather(
+            *(tool.run(argv, limit_s=LOOK_S, again=False) for argv in (SQUEUE, SINFO)), return_exceptions=True
+        )
         texts = []
         for one in said:
             if isinstance(one, BaseException):
