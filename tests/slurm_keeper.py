@@ -35,6 +35,8 @@ class Kept:
         self.policy.write_text(policy or TINY)
         self.config = folder / "site.toml"
         self.config.write_text(config)
+        self.more: tuple[str, ...] = ()
+        """Further options of `holdfast controller`."""
         self.listen = "127.0.0.1:0"
         """Nodes with networks of their own reach the lab's own address."""
         self.process: subprocess.Popen[bytes] | None = None
@@ -44,13 +46,23 @@ class Kept:
         """Start it and wait until it serves."""
         facts = self.folder / "controller" / "controller.json"
         facts.unlink(missing_ok=True)
+        self.launch()
+        self.connect(limit_s)
+
+    def launch(self) -> None:
+        """Start it, without waiting: one that stands by serves nothing yet."""
         argv = [sys.executable, "-m", "holdfast.cli.main", "controller", "--dir", str(self.folder)]
         argv += ["--cluster", f"slurm:{self.lab.facts.conf}", "--listen", self.listen]
-        argv += ["--policy", str(self.policy), "--config", str(self.config)]
+        argv += ["--policy", str(self.policy), "--config", str(self.config), *self.more]
         with (self.folder / "controller.log").open("ab") as log:
             self.process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.lab.env(), start_new_session=True
             )
+
+    def connect(self, limit_s: float = 60.0) -> None:
+        """Wait until it serves."""
+        assert self.process is not None
+        facts = self.folder / "controller" / "controller.json"
         deadline = time.monotonic() + limit_s
         while not facts.exists():
             assert self.process.poll() is None, self.log()
