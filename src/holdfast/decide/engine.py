@@ -36,9 +36,6 @@ from holdfast.model.policy import PolicySet
 from holdfast.model.policy_toml import parse_policy
 from holdfast.model.records import IncidentRecord, OrderRecord, Touched
 
-CLOCKS_S = 60.0
-"""Clocks of nodes go wrong by so much at most; what is older than that beside another word is older."""
-
 
 class Engine:
     """Judgement over one cluster (scope `cluster`) or inside one allocation (scope `allocation`)."""
@@ -179,10 +176,6 @@ def _node_heard(engine: Engine, turn: Turn, event: e.NodeHeard) -> None:
 
 def _node_gone(engine: Engine, turn: Turn, event: e.NodeGone) -> None:
     del engine
-    node = turn.state.nodes.get(event.node)
-    if node is not None and not node.silent and event.at + CLOCKS_S < turn.state.heard.get(event.node, 0.0):
-        turn.tell(node, f"A late word of its loss ({event.evidence}) is of before it was heard again.")
-        return
     findings.node_gone(turn, event.node, event.evidence)
 
 

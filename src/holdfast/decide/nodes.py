@@ -248,7 +248,6 @@ def vanished(turn: Turn, event: e.NodeVanished) -> None:
             turn.stamp(incident, Mark.NODE_REPAIRED)
         incidents.node_settled(turn, incident, node, "it left the cluster.")
     turn.state.context.pop(about(node), None)
-    turn.state.heard.pop(node.name, None)
     del turn.state.nodes[node.name]
 
 
@@ -276,7 +275,6 @@ def heard(turn: Turn, name: str) -> None:
     if node is None or not node.silent:
         return
     node.silent = False
-    turn.state.heard[name] = turn.now
     turn.cancel_timer(f"silent:{name}")
     if node.state is NodeState.UNKNOWN:
         trigger = NodeTrigger(f"heard_{node.before_unknown}")
