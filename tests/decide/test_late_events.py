@@ -283,6 +283,17 @@ def test_a_timer_that_was_replaced_does_not_fire_early(play):
     assert kinds(play.fire("job:")) == ["RequeueHeld"]
 
 
+def test_a_timer_counts_when_the_clock_has_gone_back(play):
+    """A controller that takes over with a clock five minutes behind must not wait until its clock has caught up."""
+    play.xid()
+    name = next(timer for timer in play.engine.state.timers if timer.startswith("job:"))
+    order = play.engine.state.timers[name].order
+    behind = play.now - 300.0
+    fired = e.TimerFired(id=e.fired_id(order.id), at=behind, received_at=behind, seq=play.count + 1, timer=name)
+    orders = play.send(fired)
+    assert "RequeueHeld" in kinds(orders)
+
+
 def test_a_timer_nobody_knows_is_ignored(play):
     """Cancelled in the meantime."""
     assert play.do(e.TimerFired, timer="job:c/7#1") == []

@@ -53,7 +53,7 @@ class Waiting(Struct, frozen=True):
     @property
     def event_id(self) -> str:
         """Id of the event that this timer will become."""
-        return f"timer:{self.order}"
+        return e.fired_id(self.order)
 
 
 class Lease(Struct, frozen=True):

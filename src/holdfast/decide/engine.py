@@ -284,8 +284,10 @@ def _timer(engine: Engine, turn: Turn, event: e.TimerFired) -> None:
     if waiting is None:
         return
     early = waiting.due_at - turn.now
-    if early > TIMER_SLACK_S:
-        # A firing of the timer that this one has replaced, or a clock that was set: wait for the rest.
+    if early > TIMER_SLACK_S and event.id != e.fired_id(waiting.order.id):
+        # A firing of the timer that this one has replaced: wait for the rest. The timer's own firing counts even when
+        # it seems early: the clock was set back, or that of a controller that has taken over is behind, and time stands
+        # still here until it has caught up.
         turn.start_timer(event.timer, early, waiting.order.incident)
         return
     del turn.state.timers[event.timer]

@@ -285,9 +285,14 @@ class OrderFailed(Event, frozen=True, kw_only=True, tag="order_failed"):
 
 
 class TimerFired(Event, frozen=True, kw_only=True, tag="timer_fired"):
-    """A wait is over."""
+    """A wait is over. Its id is `fired_id` of the order that began the wait."""
 
     timer: str
+
+
+def fired_id(order: str) -> str:
+    """Id of the event that ends the wait which this `StartTimer` began: a wait that was replaced ends under another."""
+    return f"timer:{order}"
 
 
 class ControllerStarted(Event, frozen=True, kw_only=True, tag="controller_started"):
