@@ -578,7 +578,7 @@ def _unknown(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosi
     odd = laggards(findings, context)
     if not odd and (silent := silent_rank(findings)) is not None:
         odd = (silent,)
-    peer = named_peer(findings)
+    peer = named_peer(findings, context.nodes)
     return Diagnosis(
         cause="unknown",
         summary="No finding explains the failure." if findings else "Nothing was found.",
