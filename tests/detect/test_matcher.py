@@ -6,8 +6,10 @@ import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.detect.catalogue import StreamKind
+from holdfast.detect.findings import to_finding
 from holdfast.detect.lines import take_apart
 from holdfast.detect.matcher import FOLD_MIN, Matcher, ProgressReading, StreamSource
+from holdfast.model.evidence import Place
 
 MATCHER = Matcher(read_catalogue())
 XID = b"[1.0] NVRM: Xid (PCI:0000:b9:00): 74, pid=1, NVLink: fatal error detected on link 6(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)\n"
@@ -16,6 +18,17 @@ TRACE = """[rank{r}]: Traceback (most recent call last):
 [rank{r}]:     x
 [rank{r}]: ValueError: bad {r}
 """.format
+
+
+ELASTIC_TABLE = """Root Cause (first observed failure):
+[0]:
+  time      : 2025-03-01_10:00:00
+  host      : node01
+  rank      : RANK (local_rank: 0)
+  exitcode  : 1 (pid: 77)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+"""
 
 
 def ids(matches):
@@ -56,6 +69,27 @@ def test_captures_and_places():
         "/home/mei/train.py",
         "83",
     )
+
+
+@pytest.mark.parametrize(
+    ("digits", "number"),
+    [("7", 7), ("007", 7), ("10000000", 10_000_000), ("10000001", None), ("99999999999", None), ("9" * 5000, None)],
+    ids=["7", "007", "most", "too many", "many more", "5000 digits"],
+)
+def test_ranks_and_gpus_that_no_job_has(digits, number):
+    """Anyone may write any number into a log: it is no place, and stops nothing."""
+    told = StreamSource(kind=StreamKind.ANY, rank=3)
+    reading = MATCHER.stream(told)
+    match = (reading.feed(f"srun: error: a: task {digits}: Terminated\n".encode(), 0.0) + reading.flush(0.0))[0]
+    assert match.rank == (3 if number is None else number)
+    match = stream().feed(f"Memory access fault by GPU node-{digits} (Agent handle: 0x5)\n".encode(), 0.0)[0]
+    assert to_finding(match, source_place=Place(gpu=5), job=None, attempt=None, at=1.0, id_prefix="f").place.gpu == (
+        5 if number is None else number
+    )
+    table = ELASTIC_TABLE.replace("RANK", digits).encode()
+    reading = stream()
+    match = (reading.feed(table, 0.0) + reading.flush(0.0))[-1]
+    assert (match.rule.id, match.rank) == ("exit.code.1", number)
 
 
 def test_kernel_lines_in_a_jobs_output_are_not_believed():

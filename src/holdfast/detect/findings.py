@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from holdfast.detect.catalogue import Catalogue, Rule
+from holdfast.detect.lines import place_number
 from holdfast.detect.matcher import Match
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
@@ -119,11 +120,11 @@ def summary_of(rule: Rule, captures: Mapping[str, str]) -> str:
 
 def _place(match: Match, source: Place) -> Place:
     captures = match.captures
-    gpu = int(captures["gpu"]) if captures.get("gpu", "").isdigit() else source.gpu
+    gpu = place_number(captures.get("gpu", ""))
     return Place(
         node=match.node or source.node,
         rank=match.rank if match.rank is not None else source.rank,
-        gpu=gpu,
+        gpu=gpu if gpu is not None else source.gpu,
         gpu_id=captures.get("gpu_id", source.gpu_id),
         link=captures.get("link", source.link),
         path=captures.get("path", source.path)[:CAPTURE_TEXT_MAX],

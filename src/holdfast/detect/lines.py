@@ -15,6 +15,10 @@ from msgspec import Struct
 ANSI = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])")
 """Colour, cursor and title sequences (ECMA-48 CSI and OSC)."""
 
+PLACE_MAX = 10_000_000
+"""Greatest rank or GPU that is believed; anyone may write any digits into a log."""
+PLACE_DIGITS_MAX = 32
+
 _PREFIX = re.compile(
     r"""\s*(?:
       \[(?:rank|Rank|RANK)\s?:?\s?(?P<rank>\d{1,6})\]:?\s?
@@ -114,6 +118,12 @@ def take_apart(text: str, year: int = 1970) -> Line:
     head = text[: len(text) - len(body)]
     key = "" if rank is None and not node else re.sub(r"[^\[\]A-Za-z0-9_/-]|\d+:\d+\S*|\d{4}-\S*", "", head)
     return Line(body, rank, local, node, at, dated, key if rank is None else f"{rank}/{node}")
+
+
+def place_number(text: str) -> int | None:
+    """The rank or GPU that a log names in digits; None for what is no number, or none that a job could have."""
+    number = int(text) if len(text) <= PLACE_DIGITS_MAX and text.isdecimal() else None
+    return number if number is not None and number <= PLACE_MAX else None
 
 
 def without_host(body: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from holdfast.detect import database as database_of
 from holdfast.detect import xid
 from holdfast.detect.catalogue import UNNAMED, Catalogue, Rule, StreamKind
 from holdfast.detect.database import hits
-from holdfast.detect.lines import ANSI, Line, take_apart, without_host, year_of
+from holdfast.detect.lines import ANSI, Line, place_number, take_apart, without_host, year_of
 from holdfast.detect.records import RECORDS, Record
 from holdfast.model.evidence import Role
 
@@ -524,8 +524,8 @@ class BlockReader:
             self.counted = start
         source = self.stream.source
         rank = line.rank if line.rank is not None else source.rank
-        if (captured := captures.get("rank", "")).isdigit():
-            rank = int(captured)
+        if (captured := place_number(captures.get("rank", ""))) is not None:
+            rank = captured
         node = captures.get("node") or line.node or source.node
         line_no = self.line_no if self.stream.numbered else 0
         offset = self.base + (start if self.original is None else self.original_place())

@@ -10,7 +10,7 @@ import re
 
 from msgspec import Struct
 
-from holdfast.detect.lines import Line
+from holdfast.detect.lines import Line, place_number
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w]*(?:\.[A-Za-z_]\w*)*)(?::\s?(?P<message>.*))?$")
@@ -127,7 +127,7 @@ class ElasticFailure(Record):
             self.captures["node"] = value
         elif name == "rank" and (found := re.match(r"(\d+) \(local_rank: (\d+)\)", value)):
             self.captures |= {"rank": found[1], "local_rank": found[2]}
-            self.rank = int(found[1])
+            self.rank = place_number(found[1])
         elif name == "exitcode" and (found := re.match(r"(-?\d+)(?: \(pid: (\d+)\))?", value)):
             self.captures["code"] = found[1]
             if found[2]:
