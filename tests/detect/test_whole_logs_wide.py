@@ -170,7 +170,8 @@ TROUBLE = [
 
 AGAIN = [
     Whole("notebook-prefix", "".join(f"{600 + i}.1s\t{i}\tstep {i}/4000 | loss 2.{90 - i} | 812 ms\n" for i in range(20)) + traceback(0, "KeyError: 'mel'", fmt="704.7s\t1461\t") + "705.1s\t1477\tpapermill.exceptions.PapermillExecutionError: \n", "fault", ("python.", "data."), "application"),
-    Whole("interrupted-srun", hf(20) + "srun: forcing job termination\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nslurmstepd: error: *** STEP 43230.0 ON node-gpu03 CANCELLED AT 2025-04-15T19:07:03 ***\nsrun: error: node-gpu03: task 0: Killed\n", "fault", domain="operator"),
+    Whole("interrupted-srun", hf(20) + "srun: sending Ctrl-C to StepId=43230.0\nsrun: forcing job termination\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nslurmstepd: error: *** STEP 43230.0 ON node-gpu03 CANCELLED AT 2025-04-15T19:07:03 ***\nsrun: error: node-gpu03: task 0: Killed\n", "fault", domain="operator"),
+    Whole("terminated-srun", hf(20) + "srun: forcing job termination\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nslurmstepd: error: *** STEP 43230.0 ON node-gpu03 CANCELLED AT 2025-04-15T19:07:03 ***\nsrun: error: node-gpu03: task 0: Killed\n", "unknown"),
     Whole("scancel-step", megatron(10) + "slurmstepd: error: *** STEP 41995.0 ON clr1247 CANCELLED AT 2025-03-01T10:03:25 DUE to SIGNAL Terminated ***\n", "unknown"),
     Whole("slurm-25-prefix", megatron(10) + "[2025-03-01T10:02:00.123] error: *** STEP 7.0 ON node1 CANCELLED AT 2025-03-01T10:02:00 DUE TO TIME LIMIT ***\n", "fault", ("slurm.time_limit",), "operator"),
     Whole("srun-out-of-memory", hf(20) + "slurmstepd: error: Detected 1 oom_kill event in StepId=32436650.0. Some of the step tasks have been OOM Killed.\nsrun: error: gpu006: task 0: Out Of Memory\n", "fault", ("oom.",), "application"),
