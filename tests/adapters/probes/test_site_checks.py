@@ -6,12 +6,13 @@ import os
 import pytest
 
 from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.probes.check import Mode, Status
+from holdfast.adapters.probes.check import Judging, Limits, Mode, Profile, Status
 from holdfast.adapters.probes.checks import CHECKS, SOURCES
 from holdfast.adapters.probes.config import parse_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import Looker, exit_code
-from holdfast.adapters.probes.site_checks import FILES_MAX
+from holdfast.adapters.probes.site_checks import FILES_MAX, SiteResult, site
+from holdfast.detect.counters import CounterFold
 
 CHECK = [CHECKS["site"]]
 
@@ -51,6 +52,12 @@ def look(one, mode=Mode.PROLOG):
     return asyncio.run(body())
 
 
+def judging(learned):
+    """What the judge of a look gets that remembers this."""
+    return Judging(profile=Profile(), limits=Limits(), mode=Mode.PERIODIC, at=0.0, now=0.0, counters=CounterFold(), courses={},
+                   learned=learned)  # fmt: skip
+
+
 def told(verdict):
     return [(problem.rule, problem.summary) for problem in verdict.problems]
 
@@ -86,7 +93,8 @@ def test_one_that_hangs_is_killed_and_keeps_what_it_said(folder):
     script(folder, "a", f'[ -e {flag} ] && exec sleep 600; echo "bad cable"; exit 2')
     script(folder, "b", f"[ -e {flag} ] && exec sleep 600; exit 0")
     one = looker(folder)
-    assert told(look(one)) == [("check.site", "a: bad cable")]
+    for _ in range(2):
+        assert told(look(one)) == [("check.site", "a: bad cable")]
     flag.touch()
     one.config = settings(folder, limit_s=2.0)
     assert told(look(one)) == [
@@ -101,6 +109,48 @@ def test_one_that_hangs_is_killed_and_keeps_what_it_said(folder):
     script(folder, "c", "exit 0")
     assert told(look(one)) == []
     assert not [key for key in one.memory.learned if key.startswith("site:")]
+
+
+def test_one_stray_answer_and_a_hang_are_not_two_looks():
+    """What a file said once does not outlive a look without a verdict; what it said twice does, also over a restart."""
+    critical = SiteResult(path="/c/a", code=2, said="bad cable")
+    odd = SiteResult(path="/c/a", code=None, said="ended with 7")
+    learned = {}
+
+    def rules(result):
+        return [problem.rule for problem in site((result,), judging(learned))]
+
+    assert rules(critical) == ["check.site"]
+    assert rules(odd) == ["check.unreadable"]
+    assert rules(critical) == ["check.site"]
+    assert rules(odd) == ["check.unreadable", "check.site"]
+    assert rules(SiteResult(path="/c/a", code=1)) == ["check.site_warning"]
+    assert rules(critical) == ["check.site"]
+    assert rules(odd) == ["check.unreadable"]
+    assert rules(SiteResult(path="/c/a", code=0)) == []
+    assert not learned
+    learned["site:/c/a"] = "2|bad cable"  # as versions without a count wrote it
+    assert rules(odd) == ["check.unreadable", "check.site"]
+    assert rules(critical) == ["check.site"]
+    assert learned == {"site:/c/a": "2*2|bad cable"}
+
+
+def test_the_agent_does_not_count_a_stray_answer_with_a_hang(folder):
+    """Critical once, then no verdict for good: nothing is quarantined."""
+    flag = folder.parent / "odd"
+    script(folder, "a", f"[ -e {flag} ] && exit 7; exit 2")
+    one = looker(folder)
+    assert told(look(one, Mode.PERIODIC)) == []
+    flag.touch()
+    seen = [rule for _ in range(3) for rule, _ in told(look(one, Mode.PERIODIC))]
+    assert set(seen) == {"check.unreadable"}
+
+
+def test_one_that_cannot_be_started_says_why(folder):
+    """An interpreter that is not there is told, not an exit code that there never was."""
+    path = script(folder, "a", "exit 0")
+    path.write_text("#!/no/such/interpreter\n")
+    assert told(look(looker(folder))) == [("check.unreadable", "a: could not be run: No such file or directory")]
 
 
 def test_what_others_may_write_is_not_run(folder):

@@ -52,6 +52,8 @@ def test_output_is_bounded_and_missing_tools_are_said(monkeypatch):
     monkeypatch.setattr(tools, "OUTPUT_MAX", 1000)
     ran = asyncio.run(tools.run(("sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' x"), 20.0, os.environ))
     assert (ran.code, len(ran.out)) == (0, 1000)
+    ran = asyncio.run(tools.run(("sh", "-c", "echo a long line; echo another >&2"), 60.0, os.environ, 6))
+    assert (ran.code, ran.out, ran.err) == (0, "a long", "anothe")
     assert "No such file" in asyncio.run(tools.run(("/nowhere/tool",), 1.0, {})).err
     assert tools.where("sh", {})  # also in Slurm's empty environment
     assert tools.where("no-such-tool-here", os.environ) == ""

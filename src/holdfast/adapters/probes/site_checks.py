@@ -2,7 +2,8 @@
 
 Each is a file that its owner alone may write, run without arguments within the check's time limit, in a process group
 of its own that is killed at the limit; `HOLDFAST_CHECK_MODE` tells it when it is run. 0 is well, 1 a warning, 2 is
-critical; anything else, a kill or a hang says nothing, and what the same file said before still holds. Judging is pure.
+critical; anything else, a kill or a hang says nothing, and what the same file said in two looks before still holds.
+Judging is pure.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ LIMIT_S = 20.0
 """For each file; all are run at the same time."""
 FILES_MAX = 16
 SAID_MAX = 200
+OUTPUT_MAX = 64 << 10
+"""Bytes that are kept of what one file prints; the rest is read and dropped."""
 WELL, WARNING, CRITICAL = 0, 1, 2
 _LEARNED = "site:"
+_SURE = 2
+"""What a file said in so many looks of its own still holds when it cannot tell; a single answer may be a stray one."""
 _LEFT_OVER = ("~", ".bak", ".orig", ".rpmnew", ".rpmsave", ".dpkg-dist", ".dpkg-new", ".dpkg-old", ".swp")
 """Ends of names that editors and package managers leave behind."""
 
@@ -87,7 +92,7 @@ async def _site(reach: Reach) -> Reading:
     if not files and not refused:
         return Reading(absent=f"{folder} holds no executable")
     env = {**reach.env, "HOLDFAST_CHECK_MODE": reach.mode.value, "HOLDFAST_CHECK_JOB": reach.job}
-    ran = await asyncio.gather(*(tools.run((str(path),), limit(LIMIT_S), env) for path in files))
+    ran = await asyncio.gather(*(tools.run((str(path),), limit(LIMIT_S), env, OUTPUT_MAX // 2) for path in files))
     results = [SiteResult(path=path, code=None, said=why) for path, why in refused.items()]
     results += [_result(str(path), one) for path, one in zip(files, ran, strict=True)]
     return Reading(facts=tuple(results))
@@ -97,6 +102,8 @@ def _result(path: str, ran: tools.Ran) -> SiteResult:
     if ran.hung:
         said = f"did not end within {limit(LIMIT_S):g} s and was killed"
         return SiteResult(path=path, code=None, said=said, hung=True)
+    if ran.code is None:
+        return SiteResult(path=path, code=None, said=f"could not be run: {ran.err}"[:SAID_MAX])
     # Nagios shows the first line of standard output; the rest and what follows a bar are figures.
     line = next((line for line in (*ran.out.splitlines(), *ran.err.splitlines()) if line.strip()), "")
     said = "".join(char for char in line.split("|")[0].strip() if char.isprintable())[:SAID_MAX]
@@ -106,7 +113,7 @@ def _result(path: str, ran: tools.Ran) -> SiteResult:
 
 
 def site(facts: tuple[SiteResult, ...], judging: Judging) -> list[Problem]:
-    """What the site's files say; one that could not tell keeps what it said last."""
+    """What the site's files say; one that could not tell keeps what it said in two looks before."""
     known = judging.learned
     names = {_LEARNED + one.path for one in facts}
     for key in [key for key in known if key.startswith(_LEARNED) and key not in names]:
@@ -121,14 +128,24 @@ def site(facts: tuple[SiteResult, ...], judging: Judging) -> list[Problem]:
         elif one.code == WELL:
             known.pop(key, None)
         else:
-            known[key] = f"{one.code}|{one.said}"
+            code, times, _ = _recalled(known.get(key, ""))
+            times = min(times + 1, _SURE) if code == str(one.code) else 1
+            known[key] = f"{one.code}*{times}|{one.said}"
         if key in known:
-            problems.append(_problem(one.path, known[key]))
+            code, times, said = _recalled(known[key])
+            if one.code is not None or times >= _SURE:
+                problems.append(_problem(one.path, code, said))
     return problems
 
 
-def _problem(path: str, remembered: str) -> Problem:
-    code, _, said = remembered.partition("|")
+def _recalled(remembered: str) -> tuple[str, int, str]:
+    """Exit code, in how many looks it came, words. What an older version wrote has no count, and was a lasting one."""
+    head, _, said = remembered.partition("|")
+    code, _, times = head.partition("*")
+    return code, int(times) if times.isdecimal() else _SURE, said
+
+
+def _problem(path: str, code: str, said: str) -> Problem:
     warning = code != str(CRITICAL)
     return Problem(
         rule="check.site_warning" if warning else "check.site",

@@ -41,9 +41,17 @@ def where(name: str, env: Mapping[str, str]) -> str:
     return shutil.which(name, path=env.get("PATH") or DEFAULT_PATH) or ""
 
 
-async def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str]) -> Ran:
-    """Run `argv`; never raises for what the tool does."""
+async def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str], kept_max: int | None = None) -> Ran:
+    """Run `argv`; never raises for what the tool does.
+
+    Args:
+        argv: path of the tool, and its arguments.
+        limit_s: after so many seconds its whole process group is killed.
+        env: its environment.
+        kept_max: so many bytes are kept of each of its two outputs; default: OUTPUT_MAX.
+    """
     loop = asyncio.get_running_loop()
+    kept = OUTPUT_MAX if kept_max is None else kept_max
     start = loop.time()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -56,7 +64,7 @@ async def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str]) -> Ra
         )
     except OSError as error:
         return Ran(argv=tuple(argv), err=error.strerror or str(error))
-    reading = asyncio.ensure_future(asyncio.gather(_bounded(process.stdout), _bounded(process.stderr)))
+    reading = asyncio.ensure_future(asyncio.gather(_bounded(process.stdout, kept), _bounded(process.stderr, kept)))
     hung = False
     try:
         async with asyncio.timeout(limit_s):
@@ -91,9 +99,9 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-async def _bounded(stream: asyncio.StreamReader | None) -> bytes:
-    """All that comes, of which the first OUTPUT_MAX bytes are kept."""
+async def _bounded(stream: asyncio.StreamReader | None, kept_max: int) -> bytes:
+    """All that comes, of which the first bytes are kept."""
     kept = bytearray()
     while stream is not None and (data := await stream.read(65_536)):
-        kept += data[: max(0, OUTPUT_MAX - len(kept))]
+        kept += data[: max(0, kept_max - len(kept))]
     return bytes(kept)
