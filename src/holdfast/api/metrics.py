@@ -26,9 +26,9 @@ from holdfast.model.records import IncidentRecord, Mark, NodeState
 from holdfast.ports import Entry
 
 NAMED_MAX = 500
+"""Nodes, and jobs, that are named one by one."""
 DRILL = "true"
 """Value of the label `drill` on what a drill did on purpose."""
-"""Nodes, and jobs, that are named one by one."""
 PHASE_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)
 PHASES: tuple[tuple[str, Mark, Mark], ...] = (
     ("detect", Mark.FAULT, Mark.DETECTED),
