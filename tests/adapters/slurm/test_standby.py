@@ -9,7 +9,7 @@ import pytest
 from holdfast.lab.slurm_lab import SlurmLab
 from slurm_keeper import Kept
 
-pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(900)]
 
 ONCE = """#!/bin/bash
 #SBATCH --ntasks=1 --output=/dev/null
