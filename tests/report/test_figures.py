@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.model.cluster import JobKey, JobView
 from holdfast.model.evidence import Diagnosis, Domain
+from holdfast.model.policy import Slo
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
-from holdfast.report.figures import account, spread, totals
+from holdfast.report.figures import CATEGORIES, account, opened_in, spread, totals
+from holdfast.report.gather import ReportData, gather
+from holdfast.report.interval import advise
 from holdfast.report.timeline import seconds_by_phase, span, timeline
+from holdfast.report.trace import trace
 
 KEY = JobKey("lab", "7")
 
@@ -94,15 +101,16 @@ def test_incidents_that_were_only_observed_are_not_failures() -> None:
     assert totals([], [seen], now=1.0).incidents == 0
 
 
-@given(
-    st.lists(
-        st.tuples(*[st.floats(0, 100)] * 4, st.integers(0, 50), st.integers(0, 50)),
-        min_size=1,
-        max_size=6,
-    )
+Rows = list[tuple[float, float, float, float, int, int]]
+ROWS = st.lists(
+    st.tuples(*[st.floats(0, 100)] * 4, st.integers(0, 50), st.integers(0, 50)),
+    min_size=1,
+    max_size=6,
 )
-def test_parts_always_add_up_to_the_wall_time(rows: list[tuple[float, float, float, float, int, int]]) -> None:
-    """Whatever is missing or out of order, productive time and badput sum to the wall time and none is negative."""
+
+
+def a_history(rows: Rows) -> tuple[JobRecord, list[IncidentRecord], float]:
+    """A job whose attempts each end with an incident, its incidents, and the end of the last one."""
     attempts, incidents, at = [], [], 1000.0
     for number, (gap, load, run, detect, start_step, steps) in enumerate(rows):
         began = at + gap
@@ -127,9 +135,164 @@ def test_parts_always_add_up_to_the_wall_time(rows: list[tuple[float, float, flo
             )
         )
         at = end
-    got = account(a_job(*attempts), incidents, now=at)
+    return a_job(*attempts), incidents, at
+
+
+@given(ROWS)
+def test_parts_always_add_up_to_the_wall_time(rows: Rows) -> None:
+    """Whatever is missing or out of order, productive time and badput sum to the wall time and none is negative."""
+    job, incidents, at = a_history(rows)
+    got = account(job, incidents, now=at)
     assert got.productive_s + sum(got.badput.values()) == pytest.approx(got.wall_s)
     assert min(got.productive_s, *got.badput.values()) >= -1e-6
+
+
+@given(ROWS, st.lists(st.floats(900.0, 2400.0), min_size=3, max_size=3), st.booleans(), st.sets(st.integers(0, 5)))
+def test_two_spans_side_by_side_are_the_span_of_both(
+    rows: Rows, cuts: list[float], runs_on: bool, untold: set[int]
+) -> None:
+    """Every figure over [a, m] plus that over [m, b] is the one over [a, b], wherever the cuts lie in the history."""
+    job, incidents, at = a_history(rows)
+    for attempt in job.attempts:
+        if attempt.number in untold or (runs_on and attempt is job.attempts[-1]):
+            attempt.ended_at = 0.0
+    begin, middle, end = sorted(cuts)
+    now = at + 10.0
+    ahead, behind, whole = (
+        account(job, incidents, now, since=since, until=until)
+        for since, until in ((begin, middle), (middle, end), (begin, end))
+    )
+    for name in ("wall_s", "productive_s", "up_s", "steps_lost"):
+        assert getattr(ahead, name) + getattr(behind, name) == pytest.approx(getattr(whole, name), abs=1e-6), name
+    for name in CATEGORIES:
+        assert ahead.badput[name] + behind.badput[name] == pytest.approx(whole.badput[name], abs=1e-6), name
+    for got in (ahead, behind, whole):
+        assert got.productive_s + sum(got.badput.values()) == pytest.approx(got.wall_s, abs=1e-6)
+    counted = [*opened_in(incidents, begin, middle), *opened_in(incidents, middle, end)]
+    assert counted == opened_in(incidents, begin, end)
+
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+BEGAN = 1_700_000_000.0
+NOW = BEGAN + 90 * DAY
+FAILED_AFTER = (15, 25, 35, 45, 55, 65, 75, 85)
+"""Days."""
+
+
+class Ninety:
+    """A job of 90 days on two nodes with eight failures, one every ten days, and an hour for each step.
+
+    Each: detected 1 h after the fault, stopped 2 h, started 3 h, the first step 4 h after it, 11 steps done again.
+    """
+
+    def __init__(self) -> None:
+        begins = [BEGAN, *(BEGAN + day * DAY + 3 * HOUR for day in FAILED_AFTER)]
+        faults = [BEGAN + day * DAY for day in FAILED_AFTER]
+        attempts, step = [], 1
+        for number, (begin, end) in enumerate(zip(begins, [*faults, NOW], strict=True)):
+            last = step + round((end - begin) / HOUR) - 1
+            ended_at = end + 2 * HOUR if end < NOW else 0.0
+            attempts.append(
+                AttemptRecord(
+                    number, started_at=begin, first_step_at=begin + HOUR, first_step=step, last_step=last, ended_at=ended_at
+                )
+            )  # fmt: skip
+            step = last - 10
+        self.job = JobRecord(key=KEY, view=JobView(KEY, want_nodes=2), attempts=attempts)
+        self.found = [
+            IncidentRecord(
+                id=f"i-{number}",
+                opened_at=fault + HOUR,
+                closed_at=fault + 5 * HOUR,
+                outcome="recovered",
+                jobs=[KEY],
+                attempt_before=number,
+                attempt_after=number + 1,
+                marks={Mark.FAULT: fault, Mark.DETECTED: fault + HOUR, Mark.FIRST_STEP: fault + 4 * HOUR},
+            )
+            for number, fault in enumerate(faults)
+        ]
+
+    async def jobs(self, **_: Any) -> list[JobRecord]:
+        return [self.job]
+
+    async def incidents(self, **_: Any) -> list[IncidentRecord]:
+        return self.found[::-1]
+
+    async def nodes(self, **_: Any) -> list[Any]:
+        return []
+
+    orders = events = nodes
+
+    async def samples(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+
+def over(since: float, until: float = 0.0) -> ReportData:
+    return asyncio.run(gather(Ninety(), title="t", cluster="lab", now=NOW, since=since, until=until))
+
+
+@pytest.mark.parametrize("until", [0.0, BEGAN + 60 * DAY])
+def test_thirty_days_of_ninety_by_hand(until: float) -> None:
+    """Three failures in 720 h, of which each costs 1 h to detect, stop, restart, load and 10 h again; so the month before."""
+    data = over((until or NOW) - 30 * DAY, until)
+    [got] = data.accounts
+    hours = {name: value / HOUR for name, value in got.badput.items()}
+    assert hours == pytest.approx(
+        {"startup": 0, "detect": 3, "stop": 3, "restart": 3, "load": 3, "recompute": 30, "other": 0}, abs=1e-6
+    )
+    assert (got.wall_s / HOUR, got.up_s / HOUR, got.productive_s / HOUR) == pytest.approx((720, 717, 678))
+    assert (data.totals.incidents, data.totals.recovered, data.fleet.failures) == (3, 3, 3)
+    assert data.totals.mtbf_s == data.fleet.mtbf_s == pytest.approx(717 / 3 * HOUR)
+    assert data.totals.ettr == data.fleet.ettr == pytest.approx(678 / 720)
+    assert data.totals.goodput_percent == pytest.approx(100 * 678 / 720)
+    assert (data.totals.steps_lost, data.fleet.cost.lost) == (33, pytest.approx(2 * 42))
+    data.slo = Slo(availability=99.0)
+    assert data.verdicts[0].measured == f"{100 * (1 - 12 / 720):.3f} %"
+    advice = advise(
+        data.jobs[0], data.counted, durable=[], saves_s=[], now=data.now, since=data.since, until=data.until
+    )
+    assert (advice.failures, advice.mtbf_s) == (3, pytest.approx(717 / 3 * HOUR))
+    assert sum(part.value for part in trace(data, "MTBF", {}).parts) == pytest.approx(717 * HOUR)
+    assert sum(part.value for part in trace(data, "ETTR", {}).parts) == pytest.approx(678 * HOUR)
+    assert sum(part.value for part in trace(data, "lost steps", {}).parts) == 33
+    assert sum(part.value for part in trace(data, "GPU hours lost", {}).parts) == pytest.approx(84)
+
+
+def test_the_whole_history_is_bounded_by_nothing() -> None:
+    """2160 h, eight failures, an hour of start-up, and MTBF as it was always counted."""
+    data = over(0.0)
+    assert (data.accounts[0].wall_s / HOUR, data.totals.badput["startup"] / HOUR) == pytest.approx((2160, 1))
+    assert data.totals.mtbf_s == pytest.approx((2160 - 8) / 8 * HOUR)
+    assert data.totals.steps_lost == 88
+
+
+def test_an_incident_that_is_open_across_a_boundary_counts_once() -> None:
+    """Cut half an hour after it was detected: a failure of the span before, whose time is shared out over both."""
+    cut = BEGAN + 85 * DAY + 1.5 * HOUR
+    before, after = over(cut - DAY, cut), over(cut)
+    assert [len(data.incidents) for data in (before, after)] == [1, 1]
+    assert (
+        [data.fleet.failures for data in (before, after)]
+        == [data.totals.incidents for data in (before, after)]
+        == [1, 0]
+    )
+    lost = [{name: v / HOUR for name, v in data.totals.badput.items() if v > 1e-6} for data in (before, after)]
+    assert lost[0] == pytest.approx({"detect": 1.0, "stop": 0.5})
+    assert lost[1] == pytest.approx({"stop": 0.5, "restart": 1.0, "load": 1.0, "recompute": 10.0})
+    assert [data.totals.steps_lost for data in (before, after)] == [0, 11]
+    before.slo = after.slo = Slo(availability=99.0)
+    wall = [data.accounts[0].wall_s / HOUR for data in (before, after)]
+    assert wall == pytest.approx([24.0, 118.5])
+    shown = [data.verdicts[0].measured for data in (before, after)]
+    assert shown == [f"{100 * (1 - down / whole):.3f} %" for down, whole in zip((1.5, 2.5), wall, strict=True)]
+
+
+def test_a_span_before_a_job_began_knows_nothing_of_it() -> None:
+    """No job, no time, no failure."""
+    data = over(BEGAN - 30 * DAY, BEGAN)
+    assert (data.jobs, data.incidents, data.accounts, data.totals.ettr) == ([], [], [], None)
 
 
 def test_spread_uses_the_nearest_rank() -> None:

@@ -165,7 +165,7 @@ def _figures(data: ReportData, now: float) -> Figures:
         made_at=now,
         totals=[(name, value, meaning) for name, value, meaning in total_rows(data.totals, data.words)],
         badput=[(name, value) for name, value in badput_rows(data.totals, data.words)],
-        tables=[*tables[:2], downtime(data.incidents), by_cause(data.incidents), by_job(data), *tables[2:]],
+        tables=[*tables[:2], downtime(data.counted), by_cause(data.counted), by_job(data), *tables[2:]],
         trend=weeks,
     )
 

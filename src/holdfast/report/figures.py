@@ -6,6 +6,7 @@ The accounting of a job gives every second of its wall time to exactly one categ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from statistics import fmean, median
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from holdfast.model.cluster import JobKey
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
 from holdfast.report.timeline import span
 
+PRODUCTIVE = "productive"
 CATEGORIES = ("startup", "detect", "stop", "restart", "load", "recompute", "other")
 
 
@@ -28,7 +30,7 @@ class Spread(Struct, frozen=True):
 
 
 class Accounting(Struct, frozen=True):
-    """Where one job's wall time went, in seconds. `productive_s` + the sum of `badput` = `wall_s`."""
+    """Where one job's wall time in a span went, in seconds. `productive_s` + the sum of `badput` = `wall_s`."""
 
     job: str
     wall_s: float
@@ -37,6 +39,7 @@ class Accounting(Struct, frozen=True):
     up_s: float
     """Time in which an attempt's processes were running."""
     steps_kept: int
+    """The best step of the attempts that began before the span's end."""
     steps_lost: int
 
     @property
@@ -85,74 +88,131 @@ def step_seconds(attempt: AttemptRecord, end: float) -> float | None:
     return max(0.0, end - attempt.first_step_at) / (attempt.reached - attempt.first_step)
 
 
-def account(job: JobRecord, incidents: Sequence[IncidentRecord], now: float) -> Accounting:
-    """Give every second from the first attempt's start to its end (or `now`) to one category."""
+def account(
+    job: JobRecord, incidents: Sequence[IncidentRecord], now: float, *, since: float = 0.0, until: float = inf
+) -> Accounting:
+    """Give every second of a span from the first attempt's start to the last one's end (or `now`) to one category.
+
+    Args:
+        job: its record.
+        incidents: all that ended an attempt of it, also those outside the span.
+        now: Unix seconds at which the records were read: a running attempt lasts until then.
+        since: begin of the span, Unix seconds. What lies before it counts for the span before.
+        until: its end. Steps computed again count in the span that holds their attempt's first step.
+    """
     attempts = [attempt for attempt in job.attempts if attempt.started_at > 0]
-    badput = dict.fromkeys(CATEGORIES, 0.0)
-    if not attempts:
-        return Accounting(str(job.key), 0.0, 0.0, badput, 0.0, 0, 0)
+    spent = dict.fromkeys((PRODUCTIVE, *CATEGORIES), 0.0)
     ended = {i.attempt_before: i for i in incidents if i.attempt_before is not None and job.key in i.jobs}
-    productive = up = 0.0
+    up = wall = 0.0
     kept = lost = 0
     reached: int | None = None
-    for index, attempt in enumerate(attempts):
-        following = attempts[index + 1] if index + 1 < len(attempts) else None
-        end = attempt.ended_at or (following.started_at if following else now)
-        end = max(end, attempt.started_at)
-        up += end - attempt.started_at
-        incident = ended.get(attempt.number)
-        trained_until = min(max(_fault(incident, end), attempt.started_at), end)
-        first = attempt.first_step_at if attempt.first_step_at > 0 else trained_until
-        first = min(max(first, attempt.started_at), trained_until)
-        badput["startup" if index == 0 else "load"] += first - attempt.started_at
-        again, steps = _recompute(attempt, reached, trained_until - first)
-        badput["recompute"] += again
-        lost += steps
-        productive += trained_until - first - again
-        if attempt.reached is not None:
-            kept = max(kept, attempt.reached)
-            reached = max(reached, attempt.reached) if reached is not None else attempt.reached
-        _after_fault(badput, incident, trained_until, end)
-        if following is not None:
-            badput["restart"] += max(0.0, following.started_at - end)
-    wall = (attempts[-1].ended_at or now) - attempts[0].started_at
-    badput["other"] += max(0.0, wall - productive - sum(badput.values()))
-    return Accounting(str(job.key), wall, productive, badput, up, kept, lost)
+    for index, (attempt, end) in enumerate(zip(attempts, ends(attempts, now), strict=True)):
+        following = attempts[index + 1].started_at if index + 1 < len(attempts) else end
+        last = attempt.reached
+        steps, share = _again(attempt, last, reached)
+        if attempt.started_at < until and max(end, following) > since:
+            up += max(0.0, min(end, until) - max(attempt.started_at, since))
+            pieces = _pieces(attempt, ended.get(attempt.number), end, following, share, is_first=index == 0)
+            if attempt.started_at >= since and following <= until and end <= until:
+                for category, begin, finish in pieces:
+                    spent[category] += finish - begin
+            else:
+                for category, begin, finish in pieces:
+                    spent[category] += max(0.0, min(finish, until) - max(begin, since))
+        if steps and since <= first_step_at(attempt) < until:
+            lost += steps
+        if last is not None:
+            kept = max(kept, last) if attempt.started_at < until else kept
+            reached = last if reached is None or last > reached else reached
+    if attempts:
+        wall = max(0.0, min(attempts[-1].ended_at or now, until) - max(attempts[0].started_at, since))
+    spent["other"] = max(0.0, wall - sum(spent.values()))
+    return Accounting(str(job.key), wall, spent.pop(PRODUCTIVE), spent, up, kept, lost)
 
 
-def _fault(incident: IncidentRecord | None, default: float) -> float:
-    return default if incident is None else incident.marks.get(Mark.FAULT, default)
+def ends(attempts: Sequence[AttemptRecord], now: float) -> list[float]:
+    """When each attempt's processes ended: as told, else when the next began, else `now`; never before its start."""
+    following = [*(attempt.started_at for attempt in attempts[1:]), now]
+    return [max(a.ended_at or after, a.started_at) for a, after in zip(attempts, following, strict=False)]
 
 
-def _after_fault(badput: dict[str, float], incident: IncidentRecord | None, fault: float, end: float) -> None:
-    """Split the time between the fault and the attempt's end into detect and stop."""
-    if end <= fault:
-        return
-    detected = end if incident is None else min(max(incident.marks.get(Mark.DETECTED, fault), fault), end)
-    badput["detect"] += detected - fault
-    badput["stop"] += end - detected
+def first_step_at(attempt: AttemptRecord) -> float:
+    """When an attempt completed its first step; its start, when that is not known."""
+    return attempt.first_step_at or attempt.started_at
 
 
-def _recompute(attempt: AttemptRecord, before: int | None, trained_s: float) -> tuple[float, int]:
-    """Seconds and steps that this attempt spent on steps up to `before`, which an earlier one had completed already."""
+def _pieces(
+    attempt: AttemptRecord,
+    incident: IncidentRecord | None,
+    end: float,
+    following: float,
+    share: float,
+    *,
+    is_first: bool,
+) -> tuple[tuple[str, float, float], ...]:
+    """(category, begin, end) from an attempt's start to that of the next one; each begins where the one before it ends.
+
+    Args:
+        attempt: with a start.
+        incident: that ended it.
+        end: of its processes, Unix seconds.
+        following: the next one's start; `end` for the last attempt.
+        share: of its training that was done before.
+        is_first: of the job.
+    """
+    started = attempt.started_at
+    fault = detected = end
+    if incident is not None:
+        fault = min(max(incident.marks.get(Mark.FAULT, end), started), end)
+        detected = min(max(incident.marks.get(Mark.DETECTED, fault), fault), end)
+    first = min(max(attempt.first_step_at, started), fault) if attempt.first_step_at > 0 else fault
+    # What is computed again comes first: an attempt begins at its checkpoint.
+    again = first + (fault - first) * share
+    return (
+        ("startup" if is_first else "load", started, first),
+        ("recompute", first, again),
+        (PRODUCTIVE, again, fault),
+        ("detect", fault, detected),
+        ("stop", detected, end),
+        ("restart", end, max(end, following)),
+    )
+
+
+def steps_again(attempt: AttemptRecord, before: int | None) -> int:
+    """Steps that this attempt spent on steps up to `before`, which an earlier one had completed already."""
+    return _again(attempt, attempt.reached, before)[0]
+
+
+def _again(attempt: AttemptRecord, last: int | None, before: int | None) -> tuple[int, float]:
+    """As `steps_again`, and their share (0 to 1) of the time from its first step on; `last`: what it reached."""
     if before is None or attempt.first_step is None:
-        return 0.0, 0
-    reached = attempt.reached if attempt.reached is not None else attempt.first_step
+        return 0, 0.0
+    reached = attempt.first_step if last is None else last
     steps = max(0, min(before, reached) - attempt.first_step + 1)
-    done = reached - attempt.first_step + 1
     # The first step's own duration is part of the load phase: what is left is spread evenly over the others.
-    share = max(0, steps - 1) / max(1, done - 1)
-    return trained_s * min(1.0, share), steps
+    return steps, min(1.0, max(0, steps - 1) / max(1, reached - attempt.first_step))
 
 
-def accounts_of(jobs: Sequence[JobRecord], incidents: Sequence[IncidentRecord], now: float) -> list[Accounting]:
-    """One account for each job, in the same order; incidents that were only observed ended no attempt."""
+def opened_in(incidents: Iterable[IncidentRecord], since: float, until: float = inf) -> list[IncidentRecord]:
+    """The incidents that a span counts, each one in exactly one of two neighbouring spans."""
+    return [incident for incident in incidents if since <= incident.opened_at < until]
+
+
+def accounts_of(
+    jobs: Sequence[JobRecord],
+    incidents: Sequence[IncidentRecord],
+    now: float,
+    *,
+    since: float = 0.0,
+    until: float = inf,
+) -> list[Accounting]:
+    """One account for each job, in the same order, as `account`; incidents that were only observed ended no attempt."""
     by_job: dict[JobKey, list[IncidentRecord]] = {}
     for incident in incidents:
         if incident.outcome != "observed":
             for key in incident.jobs:
                 by_job.setdefault(key, []).append(incident)
-    return [account(job, by_job.get(job.key, ()), now) for job in jobs]
+    return [account(job, by_job.get(job.key, ()), now, since=since, until=until) for job in jobs]
 
 
 def totals(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from math import inf
 from typing import Any, Protocol
 
 from msgspec import Struct, field
@@ -18,7 +19,7 @@ from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Sample
 from holdfast.report.alerts import Alerts
-from holdfast.report.figures import Accounting, Totals, accounts_of, totals
+from holdfast.report.figures import Accounting, Totals, accounts_of, opened_in, totals
 from holdfast.report.fleet import Economics, Fleet, fleet
 from holdfast.report.interval import IntervalAdvice, advise
 from holdfast.report.objectives import Verdict, judge
@@ -89,7 +90,7 @@ class ReportData(Struct, dict=True):
     jobs: list[JobRecord] = field(default_factory=list)
     nodes: list[NodeRecord] = field(default_factory=list)
     incidents: list[IncidentRecord] = field(default_factory=list)
-    """Oldest first."""
+    """That lived in the span, oldest first. What is counted are `counted`."""
     series: dict[str, JobSeries] = field(default_factory=dict)
     """Per job name (`1778`)."""
     reference_losses: list[Point] = field(default_factory=list)
@@ -116,22 +117,42 @@ class ReportData(Struct, dict=True):
     """Language and time zone."""
     former: ReportData | None = None
     """The span of the same length before, when it was asked for."""
+    history: list[IncidentRecord] = field(default_factory=list)
+    """Incidents of these jobs at any time: what ended an attempt tells where its time went. Empty: `incidents`."""
+    read_at: float = 0.0
+    """When the records were read, for a span that ended (at `made_at`) before; 0: at `made_at`, and it has no end."""
+
+    @property
+    def now(self) -> float:
+        """Until when a running attempt lasts, Unix seconds."""
+        return self.read_at or self.made_at
+
+    @property
+    def until(self) -> float:
+        """End of the span, Unix seconds; infinite when it lasts to now."""
+        return self.made_at if self.read_at else inf
+
+    @cached_property
+    def counted(self) -> list[IncidentRecord]:
+        """The incidents that opened in the span, oldest first: one that lives in two spans counts in the first only."""
+        return opened_in(self.incidents, self.since, self.until)
 
     @cached_property
     def totals(self) -> Totals:
         """All figures; see `definitions`."""
-        return totals(self.jobs, self.incidents, self.made_at, self.accounts)
+        return totals(self.jobs, self.counted, self.now, self.accounts)
 
     @cached_property
     def accounts(self) -> list[Accounting]:
-        """Where each job's wall time went, in the order of `jobs`."""
-        return accounts_of(self.jobs, self.incidents, self.made_at)
+        """Where each job's wall time in the span went, in the order of `jobs`."""
+        history = self.history or self.incidents
+        return accounts_of(self.jobs, history, self.now, since=self.since, until=self.until)
 
     @cached_property
     def throughputs(self) -> list[Throughput]:
         """Training speed before and after each incident that ended an attempt."""
         found = []
-        for incident in self.incidents:
+        for incident in self.counted:
             series = self.series.get(str(incident.jobs[0])) if incident.jobs else None
             if incident.attempt_before is not None and series is not None:
                 found.append(throughput(incident, series))
@@ -140,8 +161,14 @@ class ReportData(Struct, dict=True):
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """Objectives of the policy, judged."""
-        real = [i for i in self.incidents if i.outcome != "observed"]
-        return judge(self.slo, incidents=real, accounts=self.accounts, throughputs=self.throughputs)
+        return judge(
+            self.slo,
+            incidents=self.history or self.incidents,
+            accounts=self.accounts,
+            throughputs=self.throughputs,
+            since=self.since,
+            until=self.until,
+        )
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -154,7 +181,7 @@ class ReportData(Struct, dict=True):
         return fleet(
             jobs=self.jobs,
             nodes=self.nodes,
-            incidents=self.incidents,
+            incidents=self.counted,
             accounts=self.accounts,
             commands=self.commands,
             since=begin,
@@ -178,7 +205,17 @@ class ReportData(Struct, dict=True):
                 continue
             durable = [(point.x, point.y) for point in series.checkpoints]
             saves_s = [point.y for point in series.saves]
-            found.append(advise(job, self.incidents, durable=durable, saves_s=saves_s, now=self.made_at))
+            found.append(
+                advise(
+                    job,
+                    self.counted,
+                    durable=durable,
+                    saves_s=saves_s,
+                    now=self.now,
+                    since=self.since,
+                    until=self.until,
+                )
+            )
         return [advice for advice in found if advice.actual_s is not None or advice.save_s is not None]
 
 
@@ -196,27 +233,29 @@ async def gather(
     with_details: bool = True,
     on_job: Callable[[int, int], None] | None = None,
 ) -> ReportData:
-    """Read records and series. `job` and `incident` narrow the report, `since` and `until` what lived then (Unix s).
+    """Read records and series. `job` and `incident` narrow the report, `since` and `until` its span (Unix seconds).
 
     `with_series=False` leaves out what only plots, intervals and throughput need, `with_details=False` what only single
     incidents and the coverage need; `on_job(done, of)` is called as each
     job's series have been read: what takes long in a large journal.
     """
-    jobs = [record for record in await journal.jobs() if job in ("", str(record.key)) and _lives(record, since)]
+    jobs = [record for record in await journal.jobs() if job in ("", str(record.key)) and _lives(record, since, until)]
     found = await journal.incidents(limit=100_000)
-    incidents = [
+    history = [
         record
         for record in sorted(found, key=lambda record: record.opened_at)
-        if incident in ("", record.id)
-        and (not job or any(str(key) == job for key in record.jobs))
-        and (record.closed_at or now) >= since
-        and (not until or record.opened_at <= until)
+        if incident in ("", record.id) and (not job or any(str(key) == job for key in record.jobs))
+    ]
+    incidents = [
+        record for record in history if (record.closed_at or now) >= since and (not until or record.opened_at < until)
     ]
     if incident:
         concerned = {key for record in incidents for key in record.jobs}
         jobs = [record for record in jobs if record.key in concerned]
     data = ReportData(title, cluster, until or now, jobs, await journal.nodes(), incidents, since=since)
-    commands = [one for one in await _events(journal, "operator_command") if since <= one.at <= (until or now)]
+    data.history, data.read_at = history, now if until else 0.0
+    # Also those after the span: a person's help for an incident of the span may have come later.
+    commands = [one for one in await _events(journal, "operator_command") if since <= one.at <= now]
     data.commands = [one for one in commands if isinstance(one, OperatorCommand)]
     data.has_series = with_series or (with_details and sum(len(j.attempts) for j in jobs) <= SERIES_MAX)
     if with_details:
@@ -245,10 +284,12 @@ async def _events(journal: Records, kind: str) -> list[AnyEvent]:
     return found
 
 
-def _lives(record: JobRecord, since: float) -> bool:
-    """Did the job do anything after `since`?"""
+def _lives(record: JobRecord, since: float, until: float) -> bool:
+    """Did the job do anything from `since` to `until` (0: now)?"""
     if not record.attempts:
-        return record.since >= since
+        return record.since >= since and (not until or record.since < until)
+    if until and record.attempts[0].started_at >= until:
+        return False
     return any((attempt.ended_at or attempt.started_at) >= since or not attempt.ended_at for attempt in record.attempts)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean, median
 
 from msgspec import Struct, structs
@@ -92,6 +92,8 @@ def advise(
     durable: Sequence[tuple[float, float]],
     saves_s: Sequence[float],
     now: float,
+    since: float = 0.0,
+    until: float = inf,
 ) -> IntervalAdvice:
     """What a job's history says about its interval.
 
@@ -101,9 +103,11 @@ def advise(
         durable: (Unix seconds, step) of its durable checkpoints.
         saves_s: seconds that each save held the training.
         now: Unix seconds, for a job that still runs.
+        since: begin of the report's span, Unix seconds.
+        until: its end.
     """
     own = [i for i in incidents if job.key in i.jobs and i.attempt_before is not None and i.outcome != "observed"]
-    up_s = account(job, incidents, now).up_s
+    up_s = account(job, incidents, now, since=since, until=until).up_s
     mtbf_s = up_s / len(own) if own and up_s > 0 else None
     actual_s = _actual_s(job, durable)
     cost = [value for value in saves_s if value > 0]

@@ -6,12 +6,13 @@ Called by every form of report. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from msgspec import Struct
 
 from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, Mark
-from holdfast.report.figures import Accounting, spread
+from holdfast.report.figures import Accounting, opened_in, spread
 from holdfast.report.throughput import Throughput
 from holdfast.report.timeline import span
 
@@ -40,23 +41,29 @@ def judge(
     incidents: Sequence[IncidentRecord],
     accounts: Sequence[Accounting],
     throughputs: Sequence[Throughput],
+    since: float = 0.0,
+    until: float = inf,
 ) -> list[Verdict]:
     """Every objective that is set, in the order of the policy.
 
     Args:
         slo: what the policy asks for.
-        incidents: of the report; those that were only observed are left out.
-        accounts: where the jobs' wall time went, one for each job.
+        incidents: of the report's jobs, also from before the span; those that were only observed are left out.
+        accounts: where the jobs' wall time in the span went, one for each job.
         throughputs: training speed before and after, one for each incident.
+        since: begin of the span, Unix seconds: incidents are judged in the span in which they opened, but availability
+            by all time without training in it.
+        until: its end.
     """
-    real = [incident for incident in incidents if incident.outcome != "observed"]
+    lived = [incident for incident in incidents if incident.outcome != "observed"]
+    real = opened_in(lived, since, until)
     found = []
     if slo.detect_s:
         found.append(_within("detect", slo.detect_s, [span(i, Mark.FAULT, Mark.DETECTED) for i in real]))
     if slo.recover_s:
         found.append(_recovery(slo.recover_s, real))
     if slo.availability:
-        found.append(_availability(slo.availability, real, accounts))
+        found.append(_availability(slo.availability, sum(_down_s(i, since, until) for i in lived), accounts))
     if slo.performance_loss:
         found.append(_performance(slo.performance_loss, throughputs))
     return found
@@ -88,13 +95,12 @@ def _recovery(limit_s: float, real: Sequence[IncidentRecord]) -> Verdict:
     return Verdict("recover", verdict.target, verdict.measured, passed, arithmetic)
 
 
-def _availability(percent: float, real: Sequence[IncidentRecord], accounts: Sequence[Accounting]) -> Verdict:
+def _availability(percent: float, down_s: float, accounts: Sequence[Accounting]) -> Verdict:
     """Time from each fault to the first new step, against the time that the jobs were there."""
     target = f">= {percent:g} %"
     wall_s = sum(account.wall_s for account in accounts)
     if wall_s <= 0:
         return Verdict("availability", target, "-", None, "no job ran")
-    down_s = sum(_down_s(incident) for incident in real)
     measured = 100.0 * max(0.0, 1.0 - down_s / wall_s)
     budget_s = wall_s * (1.0 - percent / 100.0)
     month_min = MONTH_S * (1.0 - percent / 100.0) / 60.0
@@ -105,13 +111,13 @@ def _availability(percent: float, real: Sequence[IncidentRecord], accounts: Sequ
     return Verdict("availability", target, f"{measured:.3f} %", down_s <= budget_s, arithmetic)
 
 
-def _down_s(incident: IncidentRecord) -> float:
-    """Seconds in which the jobs of an incident could not train; an incident without a new step counts to its end."""
+def _down_s(incident: IncidentRecord, since: float, until: float) -> float:
+    """Seconds of a span in which the jobs of an incident could not train; to its end when no new step came."""
     if incident.attempt_before is None:
         return 0.0
     fault = incident.marks.get(Mark.FAULT, incident.opened_at)
     again = incident.marks.get(Mark.FIRST_STEP) or incident.closed_at or fault
-    return max(0.0, again - fault) * max(1, len(incident.jobs))
+    return max(0.0, min(again, until) - max(fault, since)) * max(1, len(incident.jobs))
 
 
 def _performance(percent: float, throughputs: Sequence[Throughput]) -> Verdict:

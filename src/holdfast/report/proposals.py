@@ -65,7 +65,7 @@ def _interval_gain(advice: IntervalAdvice) -> str:
 def _slowest(data: ReportData, _: Fleet) -> Iterable[Proposal]:
     """The phase on which most of the recoveries' time goes, when it is more than half."""
     total: dict[str, float] = {}
-    real = [i for i in data.incidents if i.outcome == "recovered"]
+    real = [i for i in data.counted if i.outcome == "recovered"]
     for incident in real:
         for name, seconds in seconds_by_phase(incident).items():
             if name != PHASE_NAMES[Mark.PROVEN]:
@@ -95,7 +95,7 @@ SPEEDUPS = {
 
 
 def _spares(data: ReportData, _: Fleet) -> Iterable[Proposal]:
-    waited = [(i, w) for i in data.incidents if (w := _wait_for_nodes(i)) > 60.0]
+    waited = [(i, w) for i in data.counted if (w := _wait_for_nodes(i)) > 60.0]
     if waited:
         longest = max(w for _, w in waited)
         yield Proposal(
@@ -134,7 +134,7 @@ def _false(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
 
 
 def _hidden(data: ReportData, _: Fleet) -> Iterable[Proposal]:
-    late = [i for i in data.incidents if _detected_after(i) >= NCCL_TIMEOUT_S]
+    late = [i for i in data.counted if _detected_after(i) >= NCCL_TIMEOUT_S]
     if late:
         yield Proposal(
             "hidden-by-time-out",

@@ -14,6 +14,7 @@ from msgspec import Struct
 from holdfast.model import events as e
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
 from holdfast.report.definitions import definition
+from holdfast.report.figures import ends, first_step_at, steps_again
 from holdfast.report.fleet import groups, job_gpus
 from holdfast.report.gather import ReportData
 from holdfast.report.timeline import span
@@ -69,7 +70,7 @@ Events = Mapping[str, Sequence[e.AnyEvent]]
 def wanted(data: ReportData, figure: str) -> tuple[list[IncidentRecord], list[JobRecord]]:
     """Whose events `trace` needs for this figure."""
     if figure in SPANS:
-        return [i for i in data.incidents if _span_of(i, figure) is not None], []
+        return [i for i in data.counted if _span_of(i, figure) is not None], []
     if figure in COUNTS:
         return _counted(data, figure), []
     return [], list(data.jobs)
@@ -98,7 +99,7 @@ def _span_of(incident: IncidentRecord, figure: str) -> float | None:
 
 def _of_spans(data: ReportData, figure: str, events: Events) -> Trace:
     parts = []
-    for incident in data.incidents:
+    for incident in data.counted:
         value = _span_of(incident, figure)
         if value is None:
             continue
@@ -113,7 +114,7 @@ def _of_spans(data: ReportData, figure: str, events: Events) -> Trace:
 
 def _counted(data: ReportData, figure: str) -> list[IncidentRecord]:
     """The incidents that a figure of the fleet counts."""
-    found = groups(data.incidents, data.commands)
+    found = groups(data.counted, data.commands)
     return {
         "failures": found.failures,
         "automatic": found.alone,
@@ -220,17 +221,24 @@ def _of_attempt(attempt: AttemptRecord, events: Sequence[e.AnyEvent]) -> dict[st
     return {name: point for name, point in found.items() if point.at}
 
 
+def _cut(begin: Source, end: Source, data: ReportData) -> tuple[Source, Source]:
+    """What lies in the report's span of the time between two points."""
+    first = begin if begin.at >= data.since else Source("the span begins", data.since)
+    return first, end if end.at <= data.until else Source("the span ends", data.until)
+
+
 def _mtbf(data: ReportData, figure: str, events: Events) -> Trace:
     parts = []
     for job in data.jobs:
         started = [attempt for attempt in job.attempts if attempt.started_at > 0]
-        for attempt, following in zip(started, [*started[1:], None], strict=True):
+        for attempt, end in zip(started, ends(started, data.now), strict=True):
+            if attempt.started_at >= data.until or end <= data.since:
+                continue
             points = _of_attempt(attempt, events.get(str(job.key), ()))
-            end = attempt.ended_at or (following.started_at if following else data.made_at)
-            ends = points.get("ended") or Source("still up" if following is None else "followed by the next", end)
-            value = max(end, attempt.started_at) - attempt.started_at
-            parts.append(Part(f"{job.key}({attempt.number})", value, (points["started"], ends)))
-    failures = [i.id for i in data.incidents if i.attempt_before is not None and i.outcome != "observed"]
+            last = points.get("ended") or Source("still up" if attempt is started[-1] else "followed by the next", end)
+            cut = _cut(points["started"], last, data)
+            parts.append(Part(f"{job.key}({attempt.number})", max(0.0, cut[1].at - cut[0].at), cut))
+    failures = [i.id for i in data.counted if i.attempt_before is not None and i.outcome != "observed"]
     up = sum(part.value for part in parts)
     mtbf_s = data.totals.mtbf_s
     shown = f" = {mtbf_s:.3f} s" if mtbf_s is not None else ""
@@ -265,13 +273,11 @@ def _lost(data: ReportData, figure: str, events: Events) -> Trace:
     for job in data.jobs:
         reached: int | None = None
         for attempt in (a for a in job.attempts if a.started_at > 0):
-            last = attempt.reached if attempt.reached is not None else attempt.first_step
-            if reached is not None and attempt.first_step is not None and last is not None:
-                again = max(0, min(reached, last) - attempt.first_step + 1)
+            again = steps_again(attempt, reached)
+            if again and data.since <= first_step_at(attempt) < data.until:
                 point = _of_attempt(attempt, events.get(str(job.key), ())).get("first step")
-                if again:
-                    reach = Source("reached before", 0.0, reached)
-                    parts.append(Part(f"{job.key}({attempt.number})", again, (reach, point) if point else (reach,)))
+                reach = Source("reached before", 0.0, reached)
+                parts.append(Part(f"{job.key}({attempt.number})", again, (reach, point) if point else (reach,)))
             if attempt.reached is not None:
                 reached = attempt.reached if reached is None else max(reached, attempt.reached)
     total = data.totals.steps_lost
