@@ -4,7 +4,9 @@ limits, and that nothing is lost when a service or the controller goes away."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -21,8 +23,10 @@ from holdfast.adapters.clock import SystemClock, VirtualClock, run_virtual
 from holdfast.adapters.notice_settings import Destination, NotifyConfig
 from holdfast.adapters.notify.outbox import Outbox
 from holdfast.adapters.notify.routing import (
+    TEXT_MAX,
     Facts,
     Message,
+    batches,
     check,
     joined,
     quiet_for_s,
@@ -203,6 +207,31 @@ def test_what_waits_outlives_the_controller(tmp_path: Path, web: Web, monkeypatc
     assert oct((tmp_path / "outbox.jsonl").stat().st_mode)[-3:] == "600"
 
 
+def test_half_a_line_on_a_full_disk_takes_no_other_with_it(tmp_path: Path, monkeypatch):
+    """The disk is full in the middle of a line: the notice is refused, and the one before and the next one are kept."""
+    config = NotifyConfig(to=(Destination(name="hook", url="json://127.0.0.1:9"),))
+    path, plain = tmp_path / "outbox.jsonl", os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if not os.path.samestat(os.fstat(descriptor), path.stat()):
+            return plain(descriptor, data)
+        if not data.startswith(b"{"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return plain(descriptor, data[:20])
+
+    async def work() -> None:
+        box = Outbox(config, path, AppriseDeliverer(), lambda _n: INCIDENT, SystemClock())
+        await box.send(notice(1))
+        with monkeypatch.context() as patch:
+            patch.setattr("holdfast.adapters.notify.outbox.os.write", full)
+            with pytest.raises(TemporaryOrderError, match="No space left"):
+                await box.send(notice(2))
+        await box.send(notice(3))
+
+    asyncio.run(work())
+    assert [json.loads(line)["message"]["title"][-3:] for line in path.read_text().splitlines()] == ["(1)", "(3)"]
+
+
 def test_a_full_disk_refuses_the_notice_so_that_the_journal_keeps_it(tmp_path: Path):
     """When the outbox cannot be written the order is not done: the executors try again."""
     config = NotifyConfig(to=(Destination(name="hook", url="json://127.0.0.1:9"),))
@@ -326,6 +355,150 @@ def test_above_the_limit_an_hour_the_rest_waits_and_comes_as_one(tmp_path: Path)
     assert kept.got[5][0] - kept.got[0][0] >= 3600
 
 
+def test_a_storm_of_long_titles_is_told_whole(tmp_path: Path):
+    """200 notices that fit into no single message: each is found once over all digests, with its incident's link; the
+    gravest come first, and what was taken is what was told."""
+    clock = VirtualClock()
+    kept = Kept(clock)
+    config = NotifyConfig(link="https://h.example", to=(Destination(name="a", url="x", per_hour=4),))
+
+    async def work() -> None:
+        async with Outbox(config, tmp_path / "o", kept, lambda _n: INCIDENT, clock) as box:
+            for number in range(200):
+                grave = Severity.ERROR if number % 10 == 9 else Severity.WARNING
+                title = f"m{number:03} " + "long " * 30
+                await box.send(notice(number, topic=f"i{number:03}", severity=grave, title=title))
+            await clock.sleep(24 * 3600)
+            assert box.waiting() == {"a": 0}
+
+    run_virtual(work())
+    text = "\n".join(f"{message.title}\n{message.text}" for _, message in kept.got)
+    assert {text.count(f": m{number:03} ") for number in range(200)} == {1}
+    assert {text.count(f"https://h.example/incidents/i{number:03}") for number in range(200)} == {1}
+    assert max(len(message.text) for _, message in kept.got) <= TEXT_MAX
+    assert sum(message.count for _, message in kept.got) == 200
+    first = kept.got[0][1]
+    assert first.text.count("ERROR:") == min(20, first.count)
+    assert first.title == f"{first.count} notices, {200 - first.count} more follow"
+
+
+def test_long_texts_of_one_matter_are_told_whole(tmp_path: Path):
+    """Notices of one matter whose texts do not fit into one message come as several, in order; a text that is too long
+    by itself says that it was cut."""
+    clock = VirtualClock()
+    kept = Kept(clock)
+    config = NotifyConfig(to=(Destination(name="a", url="x", template="{{ notice.title }}:" + "x" * 1500),))
+
+    async def work() -> None:
+        async with Outbox(config, tmp_path / "o", kept, lambda _n: Facts(), clock) as box:
+            for number in range(7):
+                await box.send(notice(number, title=f"t{number}"))
+            await clock.sleep(600)
+
+    run_virtual(work())
+    assert [message.count for _, message in kept.got] == [2, 2, 2, 1]
+    text = "\n".join(message.text for _, message in kept.got)
+    assert [text.index(f"t{number}:") for number in range(7)] == sorted(text.index(f"t{n}:") for n in range(7))
+    long = Destination(name="a", url="x", template="y" * 9000)
+    cut = render(long, NotifyConfig(), notice(title="z" * 300), Facts())
+    assert (len(cut.text), "cut here" in cut.text[-200:], cut.title[-3:], len(cut.title)) == (4000, True, "...", 200)
+
+
+def test_what_is_grave_goes_at_once_above_the_limit(tmp_path: Path):
+    """The hour's messages are used up: a fatal notice does not wait for the next one, and the rest does, for one digest."""
+    clock = VirtualClock()
+    kept = Kept(clock)
+    config = NotifyConfig(group_s=0.0, to=(Destination(name="a", url="x", per_hour=2),))
+    sent_at: dict[str, float] = {}
+
+    async def work() -> None:
+        async with Outbox(config, tmp_path / "o", kept, lambda _n: Facts(), clock) as box:
+            for number in range(5):
+                await box.send(notice(number, topic=f"m{number}", title=f"m{number}"))
+                await clock.sleep(10)
+            for name in ("f1", "f2"):
+                sent_at[name] = clock.now()
+                await box.send(notice(9, topic=name, severity=Severity.FATAL, title=name))
+                await clock.sleep(10)
+            assert box.waiting() == {"a": 3}
+            await clock.sleep(7200)
+
+    run_virtual(work())
+    assert [message.title for _, message in kept.got] == ["m0", "m1", "f1", "f2", "3 notices"]
+    assert {message.title: at for at, message in kept.got if message.title in sent_at} == sent_at
+    assert kept.got[-1][0] >= kept.got[2][0] + 3600
+
+
+@pytest.mark.parametrize("per_hour", [60, 2])
+def test_what_was_told_by_itself_is_closed_by_itself(tmp_path: Path, per_hour: int):
+    """Two matters are opened singly; one ends in a storm, after a restart: its end is a message of its own topic, also
+    when the hour's messages are used up; the storm is a digest, and what ends in it was never told by itself."""
+    clock = VirtualClock()
+    kept = Kept(clock)
+    config = NotifyConfig(to=(Destination(name="a", url="x", per_hour=per_hour),))
+    over: set[str] = set()
+
+    def box() -> Outbox:
+        return Outbox(config, tmp_path / "o", kept, lambda n: Facts(is_over=n.topic in over), clock)
+
+    async def first() -> None:
+        async with box() as opened:
+            for topic in ("kept", "ends"):
+                await opened.send(notice(1, topic=topic, severity=Severity.ERROR, title=topic))
+                await clock.sleep(10)
+
+    async def second() -> None:
+        async with box() as later:
+            over.update({"ends", "m3"})
+            for number in range(8):
+                await later.send(notice(number, topic=f"m{number}", title=f"m{number}"))
+            await later.send(notice(9, topic="ends", severity=Severity.INFO, title="released"))
+            await later.send(notice(10, topic="ends", severity=Severity.INFO, title="recovered"))
+            await clock.sleep(7200)
+            assert later.waiting() == {"a": 0}
+
+    run_virtual(first())
+    run_virtual(second())
+    told = [(message.topic, message.is_over) for _, message in kept.got]
+    assert sorted(told) == sorted([("kept", False), ("ends", False), ("digest", False), ("ends", True)])
+    assert next(message.count for _, message in kept.got if message.topic == "digest") == 8
+
+
+def test_what_was_told_by_itself_is_remembered_within_bounds(tmp_path: Path, monkeypatch):
+    """The file is written anew now and then: what is open and where threads are outlives that; the oldest is forgotten,
+    and the file stays small."""
+    monkeypatch.setattr("holdfast.adapters.notify.outbox.MATTERS_MAX", 20)
+    monkeypatch.setattr("holdfast.adapters.notify.outbox.COMPACT_LINES", 10)
+    clock = VirtualClock()
+    kept = Kept(clock)
+    config = NotifyConfig(group_s=0.0, to=(Destination(name="a", url="x", per_hour=1000),))
+
+    async def work() -> None:
+        async with Outbox(config, tmp_path / "o", kept, lambda _n: Facts(), clock) as box:
+            for number in range(100):
+                await box.send(notice(number, topic=f"m{number}"))
+                await clock.sleep(1)
+        async with Outbox(config, tmp_path / "o", kept, lambda _n: Facts(is_over=True), clock) as box:
+            for number in (1, 2, 3, 4, 5, 95):
+                await box.send(notice(number, topic=f"m{number}"))
+            await clock.sleep(10)
+
+    run_virtual(work())
+    assert [message.topic for _, message in kept.got[100:]] == ["digest", "m95"]
+    assert len((tmp_path / "o").read_text().splitlines()) < 80
+
+
+def test_closing_and_telling_take_turns():
+    """Many ends at once keep a fatal notice waiting for a few messages only; a fatal storm does not hold ends back."""
+    waiting = [
+        (n, Message(f"old{n}", Severity.INFO, "t", "", is_over=True)) for n in range(30)
+    ] + [(99, Message("new", Severity.FATAL, "t", ""))]  # fmt: skip
+    told = {f"old{n}" for n in range(30)}
+    found = batches(waiting, told, only_from=Severity.FATAL)
+    assert [batch[0][0] for batch in found] == [99, 0, 1, 2, 3, 4]
+    assert batches(waiting[:30], set(), only_from=Severity.FATAL) == []
+
+
 def test_in_quiet_hours_only_what_is_grave_is_said_and_the_rest_in_the_morning(tmp_path: Path):
     """A warning at night waits for seven o'clock in its zone; a fatal one goes at once; both arrive."""
     clock = VirtualClock()
@@ -423,9 +596,11 @@ def test_an_unknown_service_is_named_without_its_secret(tmp_path: Path):
 
 
 def test_joining_keeps_what_is_gravest():
-    """A digest is as grave as its gravest part, and over only when all of it is."""
+    """A digest is as grave as its gravest part, and over only when all of it is; one matter is over with its last word."""
     parts = [Message("a", Severity.INFO, "x", "", is_over=True), Message("b", Severity.ERROR, "y", "")]
     assert (joined(parts).severity, joined(parts).is_over, joined(parts[:1])) == (Severity.ERROR, False, parts[0])
+    matter = [Message("a", Severity.ERROR, "opened", ""), Message("a", Severity.INFO, "recovered", "", is_over=True)]
+    assert (joined(matter).severity, joined(matter).is_over) == (Severity.ERROR, True)
 
 
 def test_the_test_command_says_what_each_destination_did(tmp_path: Path, web: Web):

@@ -1,9 +1,9 @@
 """Notices that wait for their destination, on disk until it has taken them: at least once, in order, never blocking.
 
 The controller's executors hand a notice over (`send`); it is in the outbox's file, flushed, before that returns, and
-the journal's order is done. One task a destination sends what waits: grouped by matter, held back in quiet hours, as a
-digest above its limit an hour, again and again until the service takes it. A restart goes on where it was; what was
-taken and not yet marked is sent twice rather than never. Time passes by the clock port.
+the journal's order is done. One task a destination sends what waits: grouped by matter, held back in quiet hours, as
+digests above its limit an hour (`routing.batches`), again and again until the service takes it. A restart goes on where
+it was; what was taken and not yet marked is sent twice rather than never. Time passes by the clock port.
 """
 
 from __future__ import annotations
@@ -26,21 +26,25 @@ from prometheus_client.registry import Collector
 
 from holdfast.adapters.notice_settings import Destination, NotifyConfig
 from holdfast.adapters.notify.routing import (
+    DIGEST,
     Facts,
     Message,
+    Numbered,
+    batches,
     joined,
     quiet_for_s,
     render,
     wants,
 )
 from holdfast.errors import TemporaryOrderError
+from holdfast.model.evidence import Severity
 from holdfast.model.orders import Notify
 from holdfast.ports import Clock
 
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 300.0
-DIGEST_FROM = 5
-"""So many matters at once become one digest."""
 COMPACT_LINES = 2000
+MATTERS_MAX = 2000
+"""So many matters that were told by themselves are remembered, and so many threads; the oldest are forgotten first."""
 _log = structlog.get_logger("holdfast.notice")
 
 
@@ -56,7 +60,10 @@ class Deliverer(Protocol):
 
 
 class _Line(Struct, omit_defaults=True):
-    """One line of the file: a notice that waits (`n`, `to`, `message`), or numbers that were taken (`done`)."""
+    """One line of the file: a notice that waits (`n`, `to`, `message`), or numbers that were taken (`done`).
+
+    With the latter: the message's topic, its thread there, and whether that matter is over.
+    """
 
     n: int = 0
     to: str = ""
@@ -64,6 +71,7 @@ class _Line(Struct, omit_defaults=True):
     done: list[int] = field(default_factory=list)
     topic: str = ""
     thread: str = ""
+    over: bool = False
 
 
 class Outbox(Collector):
@@ -90,12 +98,17 @@ class Outbox(Collector):
         self._deliverer = deliverer
         self._facts = facts
         self._clock = clock
-        self._waiting: dict[str, deque[tuple[int, Message]]] = {one.name: deque() for one in config.to}
+        self._waiting: dict[str, deque[Numbered]] = {one.name: deque() for one in config.to}
         self._bells = {one.name: asyncio.Event() for one in config.to}
         self._threads: dict[tuple[str, str], str] = {}
+        self._told: dict[tuple[str, str], None] = {}
+        """Destination and topic of what was told by itself and is not over, in the order of the last word."""
+        self._held: set[str] = set()
+        """Destinations for which something waits because of their limit."""
         self._sent_at: dict[str, deque[float]] = {one.name: deque() for one in config.to}
         self._number = 0
         self._lines = 0
+        self._compact_at = COMPACT_LINES
         self._tasks: list[asyncio.Task[None]] = []
         self.outcomes: Counter[tuple[str, str]] = Counter()
 
@@ -139,32 +152,34 @@ class Outbox(Collector):
             while not queue:
                 self._bells[to.name].clear()
                 await self._bells[to.name].wait()
-            batch = await self._next(to)
-            if batch:
+            for batch in await self._next(to):
                 await self._insist(to, batch)
 
-    async def _next(self, to: Destination) -> list[tuple[int, Message]]:
-        """What goes out as one message now, in order; empty: look again."""
+    async def _next(self, to: Destination) -> list[list[Numbered]]:
+        """What goes out now, a list for each message; empty: look again."""
         queue = self._waiting[to.name]
         await self._clock.sleep(self._config.group_s)
         now = self._clock.now()
-        loud = [one for one in queue if quiet_for_s(to, one[1].severity, now) == 0.0]
+        quiet_s = {severity: quiet_for_s(to, severity, now) for severity in Severity}
+        loud = [one for one in queue if quiet_s[one[1].severity] == 0.0]
         if not loud:
-            await self._until_loud(to, min(quiet_for_s(to, one[1].severity, now) for one in queue))
+            await self._pause(to, min(quiet_s[message.severity] for _, message in queue))
             return []
-        room = self._room(to, now)
-        if room > 0.0:
-            await self._clock.sleep(room)
-            return (
-                list(queue) if all(quiet_for_s(to, one[1].severity, self._clock.now()) == 0 for one in queue) else loud
-            )
-        if len({message.topic for _, message in loud}) >= DIGEST_FROM:
-            return loud
-        topic = loud[0][1].topic
-        return [one for one in loud if one[1].topic == topic]
+        told = {topic for name, topic in self._told if name == to.name}
+        room_s = self._room_s(to, now)
+        if room_s > 0.0:
+            self._held.add(to.name)
+            found = batches(loud, told, only_from=to.quiet_unless)
+            if not found:
+                await self._pause(to, room_s)
+            return found
+        found = batches(loud, told, is_digest=to.name in self._held)
+        if sum(len(batch) for batch in found) == len(loud):
+            self._held.discard(to.name)
+        return found
 
-    async def _until_loud(self, to: Destination, seconds: float) -> None:
-        """Wait for the end of the quiet hours, or for something that is grave enough to be said in them."""
+    async def _pause(self, to: Destination, seconds: float) -> None:
+        """Wait for the end of the quiet hours or for room, or for something that is grave enough to be said before."""
         bell = self._bells[to.name]
         bell.clear()
         ringing = asyncio.ensure_future(bell.wait())
@@ -175,16 +190,16 @@ class Outbox(Collector):
             ringing.cancel()
             waking.cancel()
 
-    def _room(self, to: Destination, now: float) -> float:
+    def _room_s(self, to: Destination, now: float) -> float:
         """Seconds until one more message keeps within the limit an hour; 0.0: now."""
         sent = self._sent_at[to.name]
         while sent and sent[0] <= now - 3600.0:
             sent.popleft()
-        return max(0.0, sent[0] + 3600.0 - now) if len(sent) >= to.per_hour else 0.0
+        return max(0.0, sent[-to.per_hour] + 3600.0 - now) if len(sent) >= to.per_hour else 0.0
 
-    async def _insist(self, to: Destination, batch: list[tuple[int, Message]]) -> None:
+    async def _insist(self, to: Destination, batch: list[Numbered]) -> None:
         pause_s = RETRY_FIRST_S
-        message = joined([one for _, one in batch])
+        message = joined([one for _, one in batch], more=len(self._waiting[to.name]) - len(batch))
         while True:
             try:
                 thread = self._threads.get((to.name, message.topic), "")
@@ -197,30 +212,44 @@ class Outbox(Collector):
                 continue
             self.outcomes[to.name, "sent"] += 1
             self._sent_at[to.name].append(self._clock.now())
-            self._taken(to, batch, message.topic, named)
+            self._taken(to, batch, message, named)
             return
 
-    def _taken(self, to: Destination, batch: list[tuple[int, Message]], topic: str, thread: str) -> None:
+    def _taken(self, to: Destination, batch: list[Numbered], message: Message, thread: str) -> None:
         numbers = {number for number, _ in batch}
         kept = [one for one in self._waiting[to.name] if one[0] not in numbers]
         self._waiting[to.name].clear()
         self._waiting[to.name].extend(kept)
-        if thread:
-            self._threads[to.name, topic] = thread
+        self._remember(to.name, message.topic, thread, is_over=message.is_over)
         # It was taken; when this cannot be written, it will be told once more after a restart.
         with contextlib.suppress(TemporaryOrderError):
-            self._write([_Line(to=to.name, done=sorted(numbers), topic=topic, thread=thread)])
+            self._write(
+                [_Line(to=to.name, done=sorted(numbers), topic=message.topic, thread=thread, over=message.is_over)]
+            )
+
+    def _remember(self, name: str, topic: str, thread: str, *, is_over: bool) -> None:
+        """Of a message that was taken: where its matter's thread is, and whether its end must be told by itself."""
+        key = (name, topic)
+        self._told.pop(key, None)
+        if topic != DIGEST and not is_over:
+            self._told[key] = None
+        if thread:
+            self._threads.pop(key, None)
+            self._threads[key] = thread
+        for kept in (self._told, self._threads):
+            while len(kept) > MATTERS_MAX:
+                del kept[next(iter(kept))]
 
     # --- the file ---
 
     def _write(self, lines: list[_Line]) -> None:
-        if self._lines > COMPACT_LINES:
+        if self._lines > self._compact_at:
             self._compact()
+        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(descriptor, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-                os.fsync(descriptor)
+                _append(descriptor, data)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -234,7 +263,10 @@ class Outbox(Collector):
             for name, queue in self._waiting.items()
             for number, message in queue
         ]
-        rows += [_Line(to=name, topic=topic, thread=said) for (name, topic), said in list(self._threads.items())[-500:]]
+        rows += [
+            _Line(to=key[0], topic=key[1], thread=self._threads.get(key, ""), over=key not in self._told)
+            for key in [*(key for key in self._threads if key not in self._told), *self._told]
+        ]
         staged = self._path.with_name(f".{self._path.name}.new")
         with contextlib.suppress(OSError):
             with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -243,6 +275,7 @@ class Outbox(Collector):
                 os.fsync(file.fileno())
             staged.replace(self._path)
             self._lines = len(rows)
+            self._compact_at = max(COMPACT_LINES, 2 * len(rows))
 
     def _read(self) -> None:
         """Take up what waited when the last controller ended. A torn last line was never acknowledged."""
@@ -256,13 +289,14 @@ class Outbox(Collector):
                 line = msgspec.json.decode(row, type=_Line)
             except msgspec.DecodeError:
                 continue
+            self._lines += 1
             self._number = max(self._number, line.n)
             if line.message is not None:
                 waiting[line.n] = line
             for number in line.done:
                 waiting.pop(number, None)
-            if line.thread:
-                self._threads[line.to, line.topic] = line.thread
+            if line.topic:
+                self._remember(line.to, line.topic, line.thread, is_over=line.over)
         for number, line in sorted(waiting.items()):
             if line.message is not None and line.to in self._waiting:
                 self._waiting[line.to].append((number, line.message))
@@ -281,3 +315,16 @@ class Outbox(Collector):
         for name, count in self.waiting().items():
             waits.add_metric([name], count)
         yield waits
+
+
+def _append(descriptor: int, data: bytes) -> None:
+    """All of it, flushed to disk, or nothing: half a line would take the next one with it. Raises OSError."""
+    size = os.fstat(descriptor).st_size
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.fsync(descriptor)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, size)
+        raise

@@ -1,13 +1,15 @@
 """Which notice goes where, when, and how it reads: pure. Called by `outbox.py`; every time is handed in.
 
-A destination takes what is grave enough for it and of its domains, partitions and owners. In its quiet hours only what
-is at least `quiet_unless` goes out at once; above `per_hour` messages the rest waits and goes out as one digest.
+A destination takes what is grave enough for it and of its domains, partitions and owners. In its quiet hours, and above
+`per_hour` messages, only what is at least `quiet_unless` goes out at once; the rest waits and comes as digests. A
+digest holds as many notices as fit into one message; the others wait for the next one. What was told by itself is
+closed by itself, so that a service that keeps matters (PagerDuty) is told of their end.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from zoneinfo import ZoneInfo
 
 from jinja2 import StrictUndefined, TemplateError
@@ -21,6 +23,13 @@ from holdfast.model.orders import Notify
 
 GRAVITY = {severity: place for place, severity in enumerate(Severity)}
 TITLE_MAX, TEXT_MAX = 200, 4000
+CUT = "\n... (cut here; the whole notice stands in notices.jsonl of the controller's folder)"
+DIGEST = "digest"
+"""The topic of a message about several matters."""
+DIGEST_FROM = 5
+"""So many matters at once become one digest."""
+CLOSING_MAX = 5
+"""So many matters are closed by themselves between two other messages."""
 TEMPLATE = """\
 {{ notice.text }}
 {%- if facts.drill %}
@@ -74,6 +83,12 @@ class Message(Struct, frozen=True):
     text: str
     is_over: bool = False
     count: int = 1
+    link: str = ""
+    """Of its incident in the cockpit; empty: none."""
+
+
+Numbered = tuple[int, Message]
+"""A message and its number in the outbox."""
 
 
 def check(config: NotifyConfig) -> None:
@@ -156,22 +171,97 @@ def render(destination: Destination, config: NotifyConfig, notice: Notify, facts
     title = f"Resolved: {notice.title}" if facts.is_over else notice.title
     if facts.drill:
         title = f"Drill: {title}"
-    return Message(notice.topic, notice.severity, _line(title)[:TITLE_MAX], text.strip()[:TEXT_MAX], facts.is_over)
+    return Message(
+        notice.topic,
+        notice.severity,
+        _cut(_line(title), TITLE_MAX, "..."),
+        _cut(text.strip(), TEXT_MAX, CUT),
+        facts.is_over,
+        link=links["incident"],
+    )
 
 
-def joined(messages: Sequence[Message]) -> Message:
-    """Several messages as one: of one matter under its first title, of several as a digest, the gravest first."""
+def joined(messages: Sequence[Message], more: int = 0) -> Message:
+    """Several messages as one: of one matter under its last title, of several as a digest, the gravest first.
+
+    Args:
+        messages: what `fitting` gave; nothing of it is left out.
+        more: so many wait for the next message.
+    """
     if len(messages) == 1:
         return messages[0]
-    worst = max(messages, key=lambda one: GRAVITY[one.severity])
-    is_over = all(one.is_over for one in messages)
+    last, severity = messages[-1], max((one.severity for one in messages), key=GRAVITY.__getitem__)
     count = sum(one.count for one in messages)
     if len({one.topic for one in messages}) == 1:
-        lines = [f"{one.title}\n{one.text}".strip() for one in messages]
-        return Message(worst.topic, worst.severity, messages[-1].title, "\n\n".join(lines)[:TEXT_MAX], is_over, count)
+        text = "\n\n".join(_part(one) for one in messages)
+        return Message(last.topic, severity, last.title, text, last.is_over, count, last.link)
     ordered = sorted(messages, key=lambda one: -GRAVITY[one.severity])
-    lines = [f"{one.severity.upper()}: {one.title}" for one in ordered]
-    return Message("digest", worst.severity, f"{count} notices", "\n".join(lines)[:TEXT_MAX], is_over, count)
+    is_over = all(one.is_over for one in messages)
+    title = f"{count} notices, {more} more follow" if more else f"{count} notices"
+    return Message(DIGEST, severity, title, "\n".join(_digest_line(one) for one in ordered), is_over, count)
+
+
+def fitting(waiting: Sequence[Numbered]) -> list[Numbered]:
+    """The first of these that `joined` makes one message of at most TEXT_MAX characters; at least one."""
+    is_digest = len({message.topic for _, message in waiting}) > 1
+    gap, write = (1, _digest_line) if is_digest else (2, _part)
+    found: list[Numbered] = []
+    size = -gap
+    for one in waiting:
+        size += gap + len(write(one[1]))
+        if found and size > TEXT_MAX:
+            break
+        found.append(one)
+    # What was counted as lines may turn out to be of one matter only, whose texts are told.
+    return fitting(found) if is_digest and len({message.topic for _, message in found}) == 1 else found
+
+
+def batches(
+    waiting: Sequence[Numbered], told: Container[str], *, only_from: Severity | None = None, is_digest: bool = False
+) -> list[list[Numbered]]:
+    """What goes out now, a list for each message; empty: nothing may.
+
+    Args:
+        waiting: what may be said at this hour, in order.
+        told: topics that were told by themselves and are not over.
+        only_from: the destination has had its messages of the hour: only this grave may go, and what closes a matter.
+        is_digest: all of it as one message, however few matters there are.
+    """
+    closing = dict.fromkeys(one.topic for _, one in waiting if one.is_over and one.topic in told)
+    others = [
+        one
+        for one in waiting
+        if one[1].topic not in closing and (only_from is None or GRAVITY[one[1].severity] >= GRAVITY[only_from])
+    ]
+    found: list[list[Numbered]] = []
+    if others:
+        if not is_digest and len({message.topic for _, message in others}) < DIGEST_FROM:
+            others = [one for one in others if one[1].topic == others[0][1].topic]
+        found.append(fitting(_gravest_first(others)))
+    ends = ([one for one in waiting if one[1].topic == topic] for topic in list(closing)[:CLOSING_MAX])
+    return [*found, *map(fitting, ends)]
+
+
+def _gravest_first(waiting: Sequence[Numbered]) -> list[Numbered]:
+    """By the gravest notice of each matter; within a matter the order stays."""
+    gravest: dict[str, int] = {}
+    for _, message in waiting:
+        gravest[message.topic] = max(gravest.get(message.topic, 0), GRAVITY[message.severity])
+    places = {topic: place for place, topic in enumerate(gravest)}
+    return sorted(waiting, key=lambda one: (-gravest[one[1].topic], places[one[1].topic]))
+
+
+def _digest_line(message: Message) -> str:
+    return f"{message.severity.upper()}: {message.title} {message.link}".rstrip()
+
+
+def _part(message: Message) -> str:
+    return f"{message.title}\n{message.text}".strip()
+
+
+def _cut(text: str, limit: int, mark: str) -> str:
+    """At most `limit` characters; what is cut says so."""
+    return text if len(text) <= limit else text[: limit - len(mark)] + mark
 
 
 def _line(text: str) -> str:
