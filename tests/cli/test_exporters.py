@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -100,6 +101,46 @@ def test_a_store_that_falls_behind_or_loses_samples_is_broken() -> None:
     del recorded.queries["max(prometheus_remote_storage_highest"]
     recorded.yaml = "remote_write:\n- url: https://store\n"
     assert recorded.facts()["remote_write"].state is State.MISSING
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://scraper:s3cr3t@prometheus:9090/path",
+        "https://scraper:s3@cr3t@prometheus:9090/path",
+        "https://scraper:s3/cr3t@prometheus:9090/path",
+        "https://scraper:1/s3?cr3t@prometheus:99999/path",
+        "https://s3cr3t@prometheus:9090/path",
+        "scraper:s3cr3t@prometheus:9090/path",
+        "https://prometheus:9090/path?token=s3cr3t",
+    ],
+)
+def test_a_password_in_the_address_is_never_said(url: str) -> None:
+    """Neither where all is well nor in an error, httpx's own (which quotes the address asked) included."""
+
+    def refuse(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(401)
+
+    def die(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError(f"cannot reach {request.url} of {url}")
+
+    for answer in (Recorded().answer, refuse, die):
+        facts = of_prometheus(url, httpx.MockTransport(answer))
+        said = " ".join(f"{one.found} {one.advice}" for one in facts)
+        assert "prometheus:9" in said
+        assert not [word for word in ("s3", "cr3t", "scraper") if word in said]
+
+
+def test_the_password_of_the_address_is_used() -> None:
+    """What is not said is sent, decoded."""
+    seen: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers["Authorization"])
+        return httpx.Response(403)
+
+    of_prometheus("https://me:p%40w@prometheus:9090", httpx.MockTransport(answer))
+    assert seen == ["Basic " + base64.b64encode(b"me:p@w").decode()]
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"data": 3}', b'{"data": {"version": "2"}}'])

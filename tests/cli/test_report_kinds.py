@@ -65,6 +65,21 @@ def test_the_summary_is_short(report: Report) -> None:
     assert len(ran.out.splitlines()) < 66
 
 
+def test_a_prometheus_that_is_away_costs_the_summary_only_its_alerts(report: Report) -> None:
+    """`[report] prometheus` that does not answer is a note; `--prometheus` that does not is an error. No password."""
+    url = "http://me:s3cr3t@127.0.0.1:1"
+    Path("h.toml").write_text(f'[report]\nprometheus = "{url}"\n')
+    ran = report("--kind", "summary", "--config", "h.toml", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    form = json.loads(ran.out)
+    assert form["alerts"] is None
+    assert [note for note in form["notes"] if "[report] prometheus http://127.0.0.1:1: no answer" in note]
+    assert "The alerts are not measured" in report("--kind", "summary", "--config", "h.toml").out
+    asked = report("--kind", "summary", "--prometheus", url)
+    assert (asked.code, "--prometheus http://127.0.0.1:1: no answer" in asked.sentence) == (69, True)
+    assert "s3cr3t" not in ran.out + asked.out + asked.err
+
+
 def test_objectives_come_from_a_policy_file(report: Report) -> None:
     """`--policy FILE`: its `[slo]` is judged; a file with a mistake is one sentence with its line."""
     Path("p.toml").write_text("[slo]\ndetect_s = 0.05\nrecover_s = 60\n")

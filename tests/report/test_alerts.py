@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast.adapters.prometheus import Prometheus
+from holdfast.adapters.prometheus import Prometheus, shown
 from holdfast.cli.report_alerts import read_alerts
 from holdfast.errors import LinkError, UsageError
 from holdfast.lab.waiting import wait_until
@@ -112,6 +112,63 @@ def test_an_address_that_is_none_is_refused() -> None:
     """Before anything is asked."""
     with pytest.raises(UsageError, match="write an address"):
         Prometheus("prom.example:9090")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://p:9090/x", "http://p:9090/x"),
+        ("https://me:pw@p/x", "https://p/x"),
+        ("https://me:p@w@p", "https://p"),
+        ("https://me:p/w@p", "https://p"),
+        ("https://me:p?w#@p?token=t", "https://p"),
+        ("me:pw@p:9090", "p:9090"),
+        ("//me:pw@p", "//p"),
+        ("", ""),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(url: str, said: str) -> None:
+    """User, password and query, also of what is no proper address."""
+    assert shown(url) == said
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://me:s3cr3t@127.0.0.1:1", "https://me:s3/cr3t@127.0.0.1:1", "me:s3cr3t@p", "http://me:s3cr3t@p:99999"],
+)
+def test_no_error_says_the_password(url: str) -> None:
+    """An address that is none, and one where nobody answers."""
+    with pytest.raises((UsageError, LinkError)) as caught:
+        asyncio.run(read_alerts(url, "--prometheus", BEGIN, BEGIN + 60))
+    assert not [word for word in ("s3", "cr3t", "me:") if word in str(caught.value)]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        None, 3, "x", {"a": 1}, [None], ["a"], [{}], [{"metric": []}], [{"metric": {}, "value": [1]}],
+        [{"metric": {}, "value": [1, "NaN"], "values": [["NaN", "1"]]}], [{"metric": None, "value": [1, "1"]}],
+        [{"metric": {}, "value": [1, {}], "values": [1]}], [{"metric": {}, "value": [1, "+Inf"], "values": [[1]]}],
+    ],
+)  # fmt: skip
+def test_odd_answers_are_one_sentence(result: object) -> None:
+    """Whatever stands in an answer: that it is no Prometheus's is said, and nothing else is raised."""
+    body = {"status": "success", "data": {"result": result}}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=body))
+
+    async def ask(question: str) -> None:
+        async with Prometheus("http://there:9", transport=transport) as there:
+            if question == "firing":
+                await there.firing(0.0, 10.0)
+            elif question == "up":
+                await there.up(0.0, 10.0)
+            else:
+                await there.instances(["a"], 0.0, 10.0)
+
+    for question in ("firing", "up", "instances"):
+        if (question, result) != ("instances", [{"metric": None, "value": [1, "1"]}]):
+            with pytest.raises(LinkError, match="no Prometheus"):
+                asyncio.run(ask(question))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 from msgspec import Struct
 
+from holdfast.adapters.prometheus import asked_at, said_by_http, shown
 from holdfast.cli.machine import Fact, State
 
 ASK_S = 10.0
@@ -73,15 +74,16 @@ class Asked:
 def of_prometheus(url: str, transport: httpx.BaseTransport | None = None) -> list[Fact]:
     """What Prometheus at this address says of the fleet's exporters and of itself."""
     try:
-        with httpx.Client(base_url=url, timeout=ASK_S, trust_env=False, transport=transport) as http:
+        base, auth = asked_at(url)
+        with httpx.Client(base_url=base, auth=auth, timeout=ASK_S, trust_env=False, transport=transport) as http:
             asked = Asked(http)
             version = str(asked.get("status/buildinfo").get("version", ""))
             targets = asked.get("targets", state="active")["activeTargets"]
-            facts = [Fact("prometheus", State.OK, f"{version} at {url}", "alerts and dashboards")]
+            facts = [Fact("prometheus", State.OK, f"{version} at {shown(url)}", "alerts and dashboards")]
             facts += [_exporter(asked, one, targets) for one in EXPORTERS]
             return [*facts, _rules(asked), *_stores(asked)]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"{url}: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}"
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"{shown(url)}: {said_by_http(error)}"
         return [Fact("prometheus", State.BROKEN, why, "alerts and dashboards", "is it a Prometheus, and does it run?")]
 
 
@@ -159,9 +161,7 @@ def _lag(asked: Asked) -> list[tuple[str, float]]:
 
 
 def _store(url: str, behind_s: float, lost: float, serves: str) -> Fact:
-    # An address may hold a password.
-    shown = re.sub(r"//[^/@]*@", "//", url)
-    word = f"{shown}: {behind_s:.0f} s behind, {lost:.0f} samples lost in 15 minutes"
+    word = f"{shown(url)}: {behind_s:.0f} s behind, {lost:.0f} samples lost in 15 minutes"
     if behind_s > BEHIND_S or lost > 0:
         return Fact("remote_write", State.BROKEN, word, serves, "is the store up, and its password right?")
     return Fact("remote_write", State.OK, word, serves)

@@ -223,9 +223,10 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
             found.former = await span(max(0.0, 2 * asked.since - asked.now), asked.since)
         found.words = asked.words
         if asked.alerts_of[0]:
-            from holdfast.cli.report_alerts import read_alerts  # noqa: PLC0415 - only where one is asked
+            from holdfast.cli.report_alerts import alerts_or_note  # noqa: PLC0415 - only where one is asked
 
-            found.alerts = await read_alerts(*asked.alerts_of, found.fleet.since, found.made_at)
+            found.alerts, why = await alerts_or_note(*asked.alerts_of, found.fleet.since, found.made_at)
+            found.notes += [why] if why else []
         followed = await read_trace(records, found, asked.figure) if asked.figure else None
         found.notes += [*writer_of(records, asked.now), *notes_of(records)]
         return found, followed
