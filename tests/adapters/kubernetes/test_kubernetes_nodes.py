@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.adapters.kubernetes.check_pod import pod_name
 from holdfast.adapters.kubernetes.node_orders import Repairers
 from holdfast.adapters.kubernetes.notices import EventNotifier
 from holdfast.adapters.kubernetes.objects import DRAIN_REASON
@@ -266,7 +267,7 @@ def test_a_repaired_node_is_checked_by_a_pod_on_it_before_it_takes_work(kube_lab
                 await world.orchestrator.execute(quarantine(Remedy.REBOOT))
                 before = await world.until_node("node01", lambda view: view.drained)
                 await world.orchestrator.execute(o.RebootNode(id="b", cause=2, node="node01", boot_id=before.boot_id))
-                for code, said in ((2, "exit code 2"), (0, "")):
+                for code, said in ((2, "exit code 2"), (1, "exit code 1"), (0, "")):
                     verdict.write_text(str(code))
                     order = o.ValidateNode(id=f"v{code}", cause=3, node="node01")
                     if said:
@@ -286,6 +287,51 @@ def test_a_repaired_node_is_checked_by_a_pod_on_it_before_it_takes_work(kube_lab
             await world.orchestrator.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.soak
+def test_a_check_pod_that_somebody_deletes_is_no_word_about_its_node_and_none_is_left_behind(
+    kube_lab: KubeLab, tmp_path: Path
+) -> None:
+    """Who deletes it has its containers killed: that is tried again. Who stops waiting leaves it to the next order."""
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path, check_template="default/long")
+        first, second = (o.ValidateNode(id=name, cause=1, node="node01") for name in ("first", "second"))
+        templates = "/api/v1/namespaces/default/podtemplates"
+        async with admin(kube_lab) as api:
+            try:
+                pod = template(["sleep", "1000"], grace_s=1)
+                await api.create(templates, {"metadata": {"name": "long"}, "template": pod})
+                task = asyncio.create_task(world.orchestrator.execute(first))
+                await _until_pod(world, pod_name(first), "Running")
+                await api.delete(f"{PODS}/{pod_name(first)}")
+                with pytest.raises(TemporaryOrderError, match="deleted"):
+                    await task
+                task = asyncio.create_task(world.orchestrator.execute(second))
+                await _until_pod(world, pod_name(second), "Running")
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                assert "deletionTimestamp" not in (await api.get(f"{PODS}/{pod_name(second)}"))["metadata"]
+                order = o.ReturnNode(id="r", cause=2, node="node01")
+                assert await world.orchestrator.execute(order) == "in service already"
+                await _until_pod(world, pod_name(second), "")
+            finally:
+                await api.delete(f"{templates}/long")
+                await world.orchestrator.close()
+
+    asyncio.run(body())
+
+
+async def _until_pod(world: KubeWorld, name: str, phase: str) -> None:
+    """Until the adapter's own copy shows the pod so; empty: there is none."""
+    looks = await world.orchestrator.connect()
+
+    def holds() -> bool | None:
+        pods = [pod for pod in looks.pods.items.values() if pod.metadata.name == name]
+        return ([pod.status.phase for pod in pods] == ([phase] if phase else [])) or None
+
+    await looks.until(holds, f"{name} is not {phase or 'gone'}", limit_s=300.0)
 
 
 def test_notices_are_events_of_the_job_and_the_node_and_the_same_one_counts_up(

@@ -31,6 +31,8 @@ from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, WorldView
 
+CHECK_MIN_S = 60.0
+"""A check pod's limit is that of a repair less this, and never shorter than this."""
 _ENDED_BADLY = frozenset({SchedulerState.FAILED, SchedulerState.TIMEOUT})
 """Ends that the pods' own words may explain; a lost node has its own evidence, and its kubelet does not answer."""
 _log = structlog.get_logger("holdfast.kubernetes")
@@ -96,7 +98,8 @@ class KubernetesOrchestrator:
                 self._jobs = JobOrders(looks, find=self.find)
                 self._nodes = NodeOrders(looks, self._words, self.settings.repairers)
                 if self.settings.check_template:
-                    limit_s = self.settings.repairers.limit_s
+                    # Its own word comes before the executor's limit, which would cut it off without one.
+                    limit_s = max(CHECK_MIN_S, self.settings.repairers.limit_s - CHECK_MIN_S)
                     self._checks = CheckPods(looks, self.settings.check_template, limit_s=limit_s)
                 self._looks = looks
             return self._looks
@@ -233,15 +236,24 @@ class KubernetesOrchestrator:
             if isinstance(order, o.JobOrder) and self._jobs is not None:
                 return await self._jobs.execute(order)
             if isinstance(order, o.ValidateNode) and self._nodes is not None and self._checks is not None:
-                await self._nodes.in_checks(order)
-                return await self._checks.execute(order)
+                return await self._check(order, self._nodes, self._checks)
             if isinstance(order, o.NodeOrder) and self._nodes is not None:
+                if self._checks is not None:
+                    await self._checks.clear(order.node)
                 return await self._nodes.execute(order)
         except LinkError as error:
             raise TemporaryOrderError(str(error)) from error
         except ApiError as error:
             raise error.as_order_error() from error
         raise PermanentOrderError(f"Kubernetes does not carry out {type(order).__name__}")
+
+    async def _check(self, order: o.ValidateNode, nodes: NodeOrders, checks: CheckPods) -> str:
+        try:
+            await nodes.in_checks(order)
+        except PermanentOrderError as error:
+            # That its mark cannot be set is no word about the node.
+            raise TemporaryOrderError(str(error)) from error
+        return await checks.execute(order)
 
     async def close(self) -> None:
         """Stop watching and close the connections."""

@@ -45,7 +45,8 @@ class PodLogs:
         matcher: makes the compiled catalogue; called in a thread, when the first pod has failed.
         clock: the time.
         tell: takes the findings, and returns when they are stored or cannot be.
-        limit_s: a job's end does not wait longer for its logs; what has come by then is looked at.
+        limit_s: a job's end does not wait longer for its logs; what has come by then is looked at. Reading, looking and
+            telling end after twice that, whatever is left.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class PodLogs:
             work = self._read(api, key, job.restarts, unread[:PODS_MAX])
             task = self._reading[job.id] = asyncio.create_task(work, name=f"pod logs of {job.id}")
 
-            def over(_: asyncio.Task[None]) -> None:
+            def over(ended: asyncio.Task[None]) -> None:
                 self._reading.pop(job.id, None)
+                if not ended.cancelled() and (error := ended.exception()) is not None:
+                    _log.error("reading a failed job's logs broke", job=job.id, why=repr(error), exc_info=error)
                 self._done.update(dict.fromkeys(pod.metadata.uid for pod in unread))
                 while len(self._done) > KEPT_MAX:
                     del self._done[next(iter(self._done))]
@@ -95,17 +98,29 @@ class PodLogs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, api: KubeApi, key: JobKey, attempt: int, pods: Sequence[Pod]) -> None:
+        whole = asyncio.timeout(2 * self._limit_s)
+        try:
+            async with whole:
+                read = await self._read_pods(api, key, pods)
+                matcher = await self._the_matcher(whole) if read else None
+                for pod, name, text in read:
+                    if matcher is not None:
+                        at = self._clock.now()
+                        found = await asyncio.to_thread(findings, matcher, text, key, attempt, pod, name, at)
+                        await self._tell(found)
+        except TimeoutError:
+            if not whole.expired():
+                raise
+            _log.warning("failed pods' logs could not be looked at in time", job=key.id, limit_s=2 * self._limit_s)
+
+    async def _read_pods(self, api: KubeApi, key: JobKey, pods: Sequence[Pod]) -> list[tuple[Pod, str, bytes]]:
         read: list[tuple[Pod, str, bytes]] = []
         try:
             async with asyncio.timeout(self._limit_s):
                 await asyncio.gather(*(self._read_pod(api, pod, read) for pod in pods))
         except TimeoutError:
             _log.warning("not all logs of failed pods could be read in time", job=key.id, limit_s=self._limit_s)
-        matcher = await self._the_matcher() if read else None
-        for pod, name, text in read:
-            if matcher is not None:
-                found = await asyncio.to_thread(findings, matcher, text, key, attempt, pod, name, self._clock.now())
-                await self._tell(found)
+        return read
 
     async def _read_pod(self, api: KubeApi, pod: Pod, read: list[tuple[Pod, str, bytes]]) -> None:
         about = pod.metadata
@@ -119,11 +134,17 @@ class PodLogs:
             else:
                 read.append((pod, f"{about.name}/{container.name}", text))
 
-    async def _the_matcher(self) -> Matcher:
-        async with self._making:
-            if self._matcher is None:
-                self._matcher = await asyncio.to_thread(self._make)
-            return self._matcher
+    async def _the_matcher(self, whole: asyncio.Timeout) -> Matcher:
+        """Made once for all jobs: that takes its time, which does not count against the limit of the first."""
+        if self._matcher is None:
+            loop = asyncio.get_running_loop()
+            left_s = (whole.when() or loop.time()) - loop.time()
+            whole.reschedule(None)
+            async with self._making:
+                if self._matcher is None:
+                    self._matcher = await asyncio.to_thread(self._make)
+            whole.reschedule(loop.time() + left_s)
+        return self._matcher
 
     def _say(self, error: Exception, pod: str) -> None:
         refused = isinstance(error, ApiError) and error.status == 403
