@@ -34,6 +34,8 @@ PAIR_S = 600.0
 LATE_S = 0.5
 """A timer of the same name that fired in the recorded history is waited for so long: clocks and loops have their own
 order of things, and the same policy must give the same account."""
+ASSUMED = "assumed"
+"""Source of events that nobody has recorded."""
 USUAL_S = 1.0
 """How long an order takes of which this history has no example."""
 
@@ -160,6 +162,8 @@ class _Shadow:
         """Recorded order -> its outcome and how long it took."""
         self._given_at: dict[str, float] = {}
         """Recorded order -> when it was given."""
+        self._machines: dict[tuple[str, str], str] = {}
+        """Node and its recorded machine -> the one that is assumed to have taken its place."""
         self._issued: set[str] = set()
         """Own orders. Both engines name orders alike, so the two are never looked up in one table."""
 
@@ -195,6 +199,10 @@ class _Shadow:
                 self._handle(e.TimerFired(id="", at=timer_at, timer=timer), max(timer_at, self._now))
 
     def _handle(self, event: e.AnyEvent, now: float) -> None:
+        if isinstance(event, e.AgentAttached) and event.source == ASSUMED and event.instance_id:
+            before = self.engine.state.nodes.get(event.node)
+            if before is not None:
+                self._machines[event.node, before.instance_id] = event.instance_id
         self._seq += 1
         self._now = max(self._now, now)
         fields: dict[str, Any] = {"seq": self._seq, "received_at": self._now}
@@ -274,6 +282,10 @@ class _Shadow:
             case e.OperatorCommand() if event.order:
                 proposed = self._proposed(self.proposals.get(event.order))
                 return structs.replace(event, order=proposed) if proposed else None
+            case e.NodeObserved():
+                machine = self._machines.get((event.node.name, event.node.instance_id))
+                view = structs.replace(event.node, instance_id=machine, boot_id=machine) if machine else event.node
+                return structs.replace(event, node=view)
             case _:
                 return event
 
@@ -300,7 +312,7 @@ def _answer(outcome: e.AnyEvent, own: str) -> e.AnyEvent:
 
 def _imagined(order: AnyOrder, seq: int) -> list[e.AnyEvent]:
     """What would come of an order if it worked."""
-    base: dict[str, Any] = {"id": f"assumed:{order.id}", "at": 0.0, "source": "assumed"}
+    base: dict[str, Any] = {"id": f"assumed:{order.id}", "at": 0.0, "source": ASSUMED}
     done = e.OrderDone(**base, order=order.id, detail="assumed")
     match order:
         case o.StopAttempt():
