@@ -298,7 +298,7 @@ class Kubelets:
     def _touch(self, run: PodRun) -> None:
         """Have the pod attended to; once more if that is under way."""
         key = f"pod:{run.uid}"
-        if key in self._work:
+        if self._is_at_work(key):
             self._again.add(run.uid)
         else:
             self._do(key, self._attend_pod(run))
@@ -388,11 +388,16 @@ class Kubelets:
 
     def _do(self, key: str, work: Coroutine[Any, Any, None]) -> None:
         """Have it done in the background, one at a time for each key."""
-        if key in self._work:
+        if self._is_at_work(key):
             work.close()
             return
         task = self._work[key] = asyncio.create_task(self._guarded(work), name=key)
-        task.add_done_callback(lambda _: self._work.pop(key, None))
+        task.add_done_callback(lambda done: self._work.pop(key, None) if self._work.get(key) is done else None)
+
+    def _is_at_work(self, key: str) -> bool:
+        """Work that has ended looks at nothing any more, also before its callback has run."""
+        task = self._work.get(key)
+        return task is not None and not task.done()
 
     @staticmethod
     async def _guarded(work: Coroutine[Any, Any, None]) -> None:

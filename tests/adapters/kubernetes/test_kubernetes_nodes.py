@@ -231,7 +231,7 @@ def test_a_controller_killed_while_a_machine_is_replaced_is_succeeded_by_one_tha
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 await first.orchestrator.close()
-                await kube_lab.nodes.execute(o.ReplaceNode(id="outside", cause=1, node="node01"))
+                await kube_lab.nodes.execute(o.ReplaceNode(id="outside-later", cause=1, node="node01"))
                 await heir.until_node("node01", lambda view: view.instance_id != before.instance_id)
                 assert await heir.orchestrator.execute(order) == "another machine"
                 node = await heir.until_node("node01", lambda view: view.drain_reason.startswith("[holdfast]"))
