@@ -8,7 +8,6 @@ break it and mend it, `down` ends everything. No systemd and no containers; `--n
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from rich.text import Text
 
 from holdfast.cli import lab_kubernetes, screen
 from holdfast.cli.config import JsonOption
+from holdfast.cli.lab_parts import NodeArgument, group, lab_folder
 from holdfast.errors import EXIT_FAILED, LinkError, UsageError
 from holdfast.lab import slurm_lab
 from holdfast.lab.settings import LabSettings
@@ -33,18 +33,13 @@ LabDirOption = Annotated[
     Path | None,
     typer.Option("--dir", metavar="DIR", help="The lab's folder. Default: ~/.cache/holdfast/slurm-lab."),
 ]
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node: node03.")]
 
 
-def _group(about: str) -> typer.Typer:
-    return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
-
-
-app = _group("Real schedulers on this machine, to try things on and to break.")
-slurm = _group("A real Slurm of many nodes on this machine.")
-node_app = _group("Break, mend, add and remove nodes of the lab.")
-ctld_app = _group("Stop, kill and start slurmctld.")
-dbd_app = _group("Stop, kill and start slurmdbd.")
+app = group("Real schedulers on this machine, to try things on and to break.")
+slurm = group("A real Slurm of many nodes on this machine.")
+node_app = group("Break, mend, add and remove nodes of the lab.")
+ctld_app = group("Stop, kill and start slurmctld.")
+dbd_app = group("Stop, kill and start slurmdbd.")
 app.add_typer(slurm, name="slurm")
 app.add_typer(lab_kubernetes.app, name="kubernetes")
 slurm.add_typer(node_app, name="node")
@@ -52,14 +47,8 @@ slurm.add_typer(ctld_app, name="ctld")
 slurm.add_typer(dbd_app, name="dbd")
 
 
-def default_lab() -> Path:
-    """Where a lab lies when nothing else is said. Short, because Slurm puts sockets below it."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path.home() / ".cache") / "holdfast" / "slurm-lab"
-
-
 def _folder(given: Path | None) -> Path:
-    return (given or default_lab()).expanduser().resolve()
+    return lab_folder(given, "slurm-lab")
 
 
 @slurm.command()

@@ -7,7 +7,6 @@ run pods as processes; `env` says how to use it; `node` and `daemon` break it an
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
 import signal
 from collections.abc import Coroutine
@@ -18,6 +17,7 @@ import typer
 
 from holdfast.cli import screen
 from holdfast.cli.config import JsonOption
+from holdfast.cli.lab_parts import NodeArgument, group, lab_folder
 from holdfast.errors import EXIT_FAILED
 from holdfast.lab import kube_build, kube_lab
 from holdfast.lab.kube_lab import KubeLab, KubeLabSettings
@@ -29,29 +29,18 @@ LabDirOption = Annotated[
     Path | None,
     typer.Option("--dir", metavar="DIR", help="The lab's folder. Default: ~/.cache/holdfast/kubernetes-lab."),
 ]
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node: node03.")]
 DaemonArgument = Annotated[str, typer.Argument(metavar="DAEMON", help="etcd, kube-apiserver and their like.")]
 
 
-def _group(about: str) -> typer.Typer:
-    return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
-
-
-app = _group("A real Kubernetes control plane, with nodes that run pods as processes.")
-node_app = _group("Break and mend nodes of the lab.")
-daemon_app = _group("Kill and start daemons of the control plane.")
+app = group("A real Kubernetes control plane, with nodes that run pods as processes.")
+node_app = group("Break and mend nodes of the lab.")
+daemon_app = group("Kill and start daemons of the control plane.")
 app.add_typer(node_app, name="node")
 app.add_typer(daemon_app, name="daemon")
 
 
-def default_lab() -> Path:
-    """Where a lab lies when nothing else is said."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path.home() / ".cache") / "holdfast" / "kubernetes-lab"
-
-
 def _folder(given: Path | None) -> Path:
-    return (given or default_lab()).expanduser().resolve()
+    return lab_folder(given, "kubernetes-lab")
 
 
 @app.command()

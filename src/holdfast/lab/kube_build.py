@@ -21,6 +21,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from holdfast.errors import LinkError, UsageError
+from holdfast.lab.settings import cache_folder
 from holdfast.lab.waiting import ends
 
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -56,8 +57,7 @@ class KubeBinaries(Struct, frozen=True):
 
 def cache() -> Path:
     """Where built programs are kept, a folder for each version of the source package."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path.home() / ".cache") / "holdfast" / "kubernetes"
+    return cache_folder("kubernetes")
 
 
 def built(folder: Path | None = None) -> KubeBinaries | None:

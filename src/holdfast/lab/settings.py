@@ -28,6 +28,12 @@ SUBNETS = 128
 NODE_NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
 
 
+def cache_folder(name: str) -> Path:
+    """A lab's own place in the user's cache. Short, because Slurm puts sockets below it."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "holdfast" / name
+
+
 class LabSettings(Struct, frozen=True, kw_only=True):
     """What was asked for. Durations in seconds."""
 
