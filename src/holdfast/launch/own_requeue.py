@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from holdfast.adapters.slurm.own_job import OwnJob
@@ -47,21 +47,41 @@ def requeue_own_job(leader: Leader, own_job: OwnJob, *, environ: Mapping[str, st
     if count >= allowed:
         return f"{count} requeues without a new checkpoint in between, which is the limit"
     size = environ.get("SLURM_JOB_NUM_NODES", "")
-    try:
-        (folder / FILE).write_text(
-            json.dumps({"count": count + 1, "durable_step": leader.parting.durable_step}), encoding="utf-8"
-        )
-        promise = asyncio.run(
-            own_job.requeue(leader.parting.exclude, gone=leader.parting.gone, size=int(size) if size.isdecimal() else 0)
-        )
-    except (OrderError, LinkError) as error:
-        return str(error)
-    except OSError as error:
-        return f"{folder / FILE}: {error.strerror}"
-    voice.say(promise)
-    _end_old_sruns(environ)
+    with _end_put_off(environ):
+        try:
+            (folder / FILE).write_text(
+                json.dumps({"count": count + 1, "durable_step": leader.parting.durable_step}), encoding="utf-8"
+            )
+            promise = asyncio.run(
+                own_job.requeue(
+                    leader.parting.exclude, gone=leader.parting.gone, size=int(size) if size.isdecimal() else 0
+                )
+            )
+        except (OrderError, LinkError) as error:
+            return str(error)
+        except OSError as error:
+            return f"{folder / FILE}: {error.strerror}"
+        voice.say(promise)
+        _end_old_sruns(environ)
     time.sleep(_ENDED_BY_SCHEDULER_S)
     return "the scheduler has not ended this run of it"
+
+
+@contextlib.contextmanager
+def _end_put_off(environ: Mapping[str, str]) -> Iterator[None]:
+    """The scheduler's SIGTERM, which follows the requeue at once, has its effect when this is left, not before.
+
+    It may end our command as well, so that the requeue seems to have failed: it is what says that the run is over.
+    """
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if came:
+            _end_old_sruns(environ)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _end_old_sruns(environ: Mapping[str, str]) -> None:
