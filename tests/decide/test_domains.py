@@ -88,6 +88,31 @@ def test_nodes_count_as_well_again_when_they_are_back(word: str):
     assert play.closed[-1].outcome == "recovered"
 
 
+def test_who_boots_while_the_scheduler_cannot_reach_it_stays_lost():
+    """Power came back behind a rack that is cut off (seed 8159): a new boot alone lets no job start there."""
+    play = behind_a_switch()
+    lose(play, *sixteen())
+    play.node("n9", alive=False, boot_id="second-n9")
+    assert play.n("n9").boot_id == "second-n9"
+    assert play.n("n9").gone
+    assert play.ns("n9") is NodeState.SUSPECT
+    play.node("n9", alive=None)
+    assert play.ns("n9") is NodeState.SUSPECT
+    play.node("n9", alive=True)
+    assert not play.n("n9").gone
+    assert play.ns("n9") is NodeState.HEALTHY
+
+
+def test_who_boots_out_of_the_schedulers_reach_is_back_by_its_agents_word():
+    """A scheduler with boot ids of its own goes on calling it down; the agent that speaks after that boot runs."""
+    play = behind_a_switch()
+    lose(play, *sixteen())
+    play.node("n9", alive=False, boot_id="slurm:2")
+    assert play.ns("n9") is NodeState.SUSPECT
+    play.do(e.AgentAttached, node="n9", boot_id="second-n9", instance_id="machine-n9")
+    assert play.ns("n9") is NodeState.HEALTHY
+
+
 def test_who_stays_away_when_the_others_are_back_is_fenced_by_itself():
     """Power came back, one machine did not: after the wait it is a lost node like any other."""
     play = behind_a_switch()

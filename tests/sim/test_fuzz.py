@@ -43,6 +43,7 @@ REGRESSIONS = {
     6647: "a rank that died before its attempt was said to have started was never missed",
     7732: "a dead node that a person took over and put back into service was never looked at again",
     8867: "a requeue that a person asked for was charged: the judge looked at its incident only",
+    8159: "a node that booted behind a rack that was cut off counted as well, and a job could start there",
     8308: "a crash that came back after a preemption was called given up too early: the judge missed a restart",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own in tests/decide."""

@@ -74,7 +74,7 @@ def observed(turn: Turn, event: e.NodeObserved) -> str:
         incident = repair.incident_of(turn, node)
         if waited and incident is not None:
             quarantine(turn, node, incident, ", ".join(node.findings[:3]))  # the new group's brake decides now
-    same_machine = not identity(turn, node, view.boot_id, view.instance_id)
+    same_machine = not identity(turn, node, view.boot_id, view.instance_id, down=view.alive is False)
     if view.warnings and view.warnings != old.warnings:
         _warn(turn, node)
     taken_back = _whose_drain(turn, node, old, same_machine=same_machine)
@@ -159,14 +159,23 @@ def _is_other(node: NodeRecord, kind: str, value: str) -> bool:
     return bool(before)
 
 
-def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str) -> bool:
-    """Take note of boot and machine. True when either is another one than before."""
+def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, down: bool = False) -> bool:
+    """Take note of boot and machine. True when either is another one than before.
+
+    Args:
+        turn: the event's turn.
+        node: whose they are.
+        boot_id: its boot; empty: not known.
+        instance_id: its machine; empty: not known.
+        down: said by a scheduler that cannot reach it. A boot alone does not bring such a node back.
+    """
     machine = _is_other(node, "instance_id", instance_id)
     boot = _is_other(node, "boot_id", boot_id)
     if not (machine or boot):
         return False
     turn.touch(node)
-    node.gone = False
+    booting = down and not machine
+    node.gone = node.gone and booting
     if machine:
         node.offences = []
         turn.tell(node, f"It is another machine now ({instance_id}).")
@@ -178,7 +187,7 @@ def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str) -> bo
         repair.new_identity(turn, node)
     elif machine:
         _swapped(turn, node)
-    else:
+    elif not booting:
         back(turn, node)
     return True
 
