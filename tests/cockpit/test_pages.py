@@ -567,6 +567,7 @@ def test_figures_are_gathered_behind_the_page(tmp_path: Path) -> None:
             check(page)
             assert page.count("no price given") <= 1, "only what Holdfast itself costs is not asked for here"
             assert (await http.get("/efficiency?days=abc&month=2026-13&price=-1")).status_code == 200
-            assert (await http.get("/efficiency?chart=trend")).status_code == 200
+            assert (await http.get("/efficiency?chart=times")).status_code == 200
+            assert (await http.get("/efficiency?chart=trend")).status_code == 404
 
     run(work)

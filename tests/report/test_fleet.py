@@ -52,6 +52,8 @@ def test_figures_are_what_the_records_say(seed: int) -> None:
     assert fleet.cost.lost_money == pytest.approx(2 * lost)
     up = sum((a.ended_at or made.made_at) - a.started_at for job in made.jobs for a in job.attempts)
     assert fleet.mtbf_s == pytest.approx(up / len(real))
+    assert sum(week.up_s for week in fleet.weeks) == pytest.approx(up)
+    assert all(week.mtbf_s == pytest.approx(week.up_s / week.failures) for week in fleet.weeks if week.failures)
 
 
 def test_a_fenced_node_that_came_back_unrepaired_is_a_false_alarm() -> None:

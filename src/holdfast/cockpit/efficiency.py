@@ -18,10 +18,10 @@ from msgspec import Struct
 
 from holdfast.cockpit.pages import Page, Values
 from holdfast.controller import Controller
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.model.records import IncidentRecord
 from holdfast.report.figures import spread
-from holdfast.report.fleet import Economics
+from holdfast.report.fleet import Economics, Week
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.sections import Section, sections
 from holdfast.report.tables import badput_rows, seconds, total_rows
@@ -78,8 +78,7 @@ class Figures(Struct, frozen=True):
     totals: list[tuple[str, str, str]]
     badput: list[tuple[str, str]]
     tables: list[Section]
-    trend: list[tuple[float, float | None, float | None, int]]
-    """Per week: begin, failures per 1000 node-days, MTTR in seconds, failures."""
+    trend: tuple[Week, ...]
 
 
 class Efficiency:
@@ -104,25 +103,19 @@ class Efficiency:
                 await asyncio.wait([task], timeout=WAIT_S)
         return {"asked": asked, "found": self._kept.get(asked), "spans": SPANS, "months": _months(now)}
 
-    def chart(self, page: Page) -> dict[str, object]:
-        """Trends by week as a figure; empty until the figures are there."""
+    def chart(self, page: Page, name: str) -> dict[str, object]:
+        """A trend by week as a figure: `failures` (rate and MTBF) or `times` (MTTD and MTTR); empty until it is there.
+
+        Raises:
+            NotFoundError: there is no such chart.
+        """
+        if name not in CHARTS:
+            raise NotFoundError(f"there is no chart {name!r} here")
         found = self._kept.get(Asked.of(page))
-        weeks = found.trend if found is not None else []
+        weeks = found.trend if found is not None else ()
         if len(weeks) < 2:
             return {"data": [], "layout": {}}
-        x = [round(begin * 1000) for begin, _, _, _ in weeks]
-        bars = {"type": "bar", "name": "failures per 1000 node-days", "x": x, "y": [week[1] for week in weeks]}
-        line = {"type": "scatter", "mode": "lines+markers", "name": "MTTR (s)", "x": x, "y": [w[2] for w in weeks]}
-        layout = {
-            "height": 300,
-            "margin": {"l": 50, "r": 50, "t": 10, "b": 40},
-            "xaxis": {"type": "date"},
-            "yaxis": {"title": {"text": "per 1000 node-days"}},
-            "yaxis2": {"title": {"text": "s"}, "overlaying": "y", "side": "right"},
-            "legend": {"orientation": "h", "y": -0.25},
-        }
-        colours = ({"marker": {"color": "#56B4E9"}}, {"line": {"color": "#D55E00"}, "yaxis": "y2"})
-        return {"data": [bars | colours[0], line | colours[1]], "layout": layout}
+        return _failures_by_week(weeks) if name == "failures" else _times_by_week(weeks)
 
     def stop(self) -> None:
         """Make nothing more."""
@@ -160,14 +153,56 @@ class Efficiency:
 
 def _figures(data: ReportData, now: float) -> Figures:
     tables = [section for section in sections(data, "fleet") if section.key != "published"]
-    weeks = [(week.begins_at, week.per_1000_node_days, week.mttr_s, week.failures) for week in data.fleet.weeks]
     return Figures(
         made_at=now,
         totals=[(name, value, meaning) for name, value, meaning in total_rows(data.totals, data.words)],
         badput=[(name, value) for name, value in badput_rows(data.totals, data.words)],
         tables=[*tables[:2], downtime(data.counted), by_cause(data.counted), by_job(data), *tables[2:]],
-        trend=weeks,
+        trend=data.fleet.weeks,
     )
+
+
+CHARTS = ("failures", "times")
+BAR, LINE, OTHER = "#56B4E9", "#D55E00", "#0072B2"
+"""Of Okabe and Ito's set; every line also has a mark of its own."""
+
+
+def _failures_by_week(weeks: Sequence[Week]) -> dict[str, object]:
+    x = [round(week.begins_at * 1000) for week in weeks]
+    hours = [None if week.mtbf_s is None else week.mtbf_s / 3600.0 for week in weeks]
+    rates = [week.per_1000_node_days for week in weeks]
+    return _trend(
+        {"type": "bar", "name": "failures per 1000 node-days", "x": x, "y": rates, "marker": {"color": BAR}},
+        _line("MTBF (h)", x, hours, LINE, "circle") | {"yaxis": "y2"},
+        units=("per 1000 node-days", "h"),
+    )
+
+
+def _times_by_week(weeks: Sequence[Week]) -> dict[str, object]:
+    x = [round(week.begins_at * 1000) for week in weeks]
+    return _trend(
+        _line("MTTD (s)", x, [week.mttd_s for week in weeks], OTHER, "diamond"),
+        _line("MTTR (s)", x, [week.mttr_s for week in weeks], LINE, "circle") | {"yaxis": "y2"},
+        units=("MTTD, s", "MTTR, s"),
+    )
+
+
+def _line(name: str, x: Sequence[int], y: Sequence[float | None], colour: str, mark: str) -> dict[str, object]:
+    looks = {"line": {"color": colour}, "marker": {"symbol": mark, "size": 9}}
+    return {"type": "scatter", "mode": "lines+markers", "name": name, "x": x, "y": y} | looks
+
+
+def _trend(*traces: dict[str, object], units: tuple[str, str]) -> dict[str, object]:
+    """Two series over the weeks' begins, the second one with a scale of its own on the right."""
+    layout = {
+        "height": 300,
+        "margin": {"l": 50, "r": 60, "t": 10, "b": 40},
+        "xaxis": {"type": "date"},
+        "yaxis": {"title": {"text": units[0]}, "rangemode": "tozero"},
+        "yaxis2": {"title": {"text": units[1]}, "overlaying": "y", "side": "right", "rangemode": "tozero"},
+        "legend": {"orientation": "h", "y": -0.25},
+    }
+    return {"data": list(traces), "layout": layout}
 
 
 PHASES = {

@@ -220,11 +220,11 @@ async def an_incident(
 
 @get("/efficiency")
 async def efficiency(request: Request[Any, Any, Any], chart: FromQuery[str] = "") -> Response[Any]:
-    """Where the time went, or the chart of it."""
+    """Where the time went, or a chart of it."""
     if not chart:
         return await page(request, "efficiency")
     looker(request)
-    return figure(of(request).efficiency.chart(Page.parse(f"efficiency?{request.url.query or ''}")))
+    return figure(of(request).efficiency.chart(Page.parse(f"efficiency?{request.url.query or ''}"), chart))
 
 
 @post("/settings", status_code=HTTP_200_OK)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from holdfast.model.events import OperatorCommand
 from holdfast.model.records import IncidentRecord, JobRecord, Mark, NodeRecord
-from holdfast.report.figures import Accounting, Spread, counted, spread
+from holdfast.report.figures import Accounting, Spread, counted, ends, spread
 from holdfast.report.timeline import span
 from holdfast.report.words import ENGLISH, Words
 
@@ -63,7 +63,15 @@ class Week(Struct, frozen=True):
     begins_at: float
     failures: int
     node_days: float
+    mttd_s: float | None
     mttr_s: float | None
+    up_s: float
+    """Time within the week in which attempts of any job were running."""
+
+    @property
+    def mtbf_s(self) -> float | None:
+        """Mean time between failures, None for a week without a failure."""
+        return self.up_s / self.failures if self.failures else None
 
     @property
     def per_1000_node_days(self) -> float | None:
@@ -177,7 +185,7 @@ def fleet(
     failures, back, alone = found.failures, found.back, found.alone
     days = max(0.0, until - since) / 86400.0
     gpus = {node.name: node.view.gpus for node in nodes}
-    weeks = _weeks(failures, since, until, len(nodes))
+    weeks = _weeks(failures, jobs, since, until, len(nodes))
     badput, wall_gpu_s = _badput(jobs, accounts, gpus)
     wall = sum(a.wall_s for a in accounts)
     startup = sum(a.badput["startup"] for a in accounts)
@@ -269,21 +277,40 @@ def _badput(
     return lost, wall
 
 
-def _weeks(failures: Sequence[IncidentRecord], since: float, until: float, nodes: int) -> tuple[Week, ...]:
+def _weeks(
+    failures: Sequence[IncidentRecord], jobs: Sequence[JobRecord], since: float, until: float, nodes: int
+) -> tuple[Week, ...]:
     if since <= 0 or until <= since:
         return ()
+    up = _up_by_week(jobs, since, until)
     inside: dict[int, list[IncidentRecord]] = {}
     for incident in failures:
         if since <= incident.opened_at < until:
             inside.setdefault(int((incident.opened_at - since) // WEEK_S), []).append(incident)
     found = []
-    for number in range(ceil((until - since) / WEEK_S)):
+    for number, up_s in enumerate(up):
         begin = since + number * WEEK_S
         end = min(begin + WEEK_S, until)
         seen = inside.get(number, [])
-        times = spread(span(i, Mark.FAULT, Mark.FIRST_STEP) for i in seen)
-        found.append(Week(begin, len(seen), nodes * (end - begin) / 86400.0, times.mean))
+        detect = spread(span(i, Mark.FAULT, Mark.DETECTED) for i in seen)
+        again = spread(span(i, Mark.FAULT, Mark.FIRST_STEP) for i in seen)
+        found.append(Week(begin, len(seen), nodes * (end - begin) / 86400.0, detect.mean, again.mean, up_s))
     return tuple(found)
+
+
+def _up_by_week(jobs: Sequence[JobRecord], since: float, until: float) -> list[float]:
+    """Seconds in which attempts ran, for each week of the span; their sum is that of the accounts' `up_s`."""
+    up = [0.0] * ceil((until - since) / WEEK_S)
+    for job in jobs:
+        attempts = [attempt for attempt in job.attempts if attempt.started_at > 0]
+        for attempt, ended in zip(attempts, ends(attempts, until), strict=True):
+            begin, end = max(attempt.started_at, since), min(ended, until)
+            for number in range(max(0, int((begin - since) // WEEK_S)), len(up)):
+                week = since + number * WEEK_S
+                if week >= end:
+                    break
+                up[number] += max(0.0, min(end, week + WEEK_S) - max(begin, week))
+    return up
 
 
 def _by_hour(failures: Sequence[IncidentRecord], words: Words) -> tuple[tuple[int, ...], tuple[int, ...]]:

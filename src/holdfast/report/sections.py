@@ -231,10 +231,10 @@ def weeks(data: ReportData) -> Section:
     """The span week by week."""
     found = data.fleet.weeks
     rows = [
-        (f"{number}", f"{week.failures}", _figure(week.per_1000_node_days), seconds(week.mttr_s))
-        for number, week in enumerate(found, 1)
+        (f"{number}", f"{w.failures}", _figure(w.per_1000_node_days), *map(seconds, (w.mttd_s, w.mttr_s, w.mtbf_s)))
+        for number, w in enumerate(found, 1)
     ]
-    heads = ("week", "failures", "per 1000 node-days", "MTTR")
+    heads = ("week", "failures", "per 1000 node-days", "MTTD", "MTTR", "MTBF")
     return _section("weeks", "Week by week", "", heads, rows if len(found) > 1 else [], numbers=heads)
 
 

@@ -1,0 +1,255 @@
+"""The efficiency page over a journal that the real engine wrote, each figure worked out again from its events alone.
+
+Five weeks with three failures at chosen times; nothing here uses the code that it checks: sums, means, a sort.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from statistics import fmean
+
+import msgspec
+import pytest
+from tests.cockpit.served import run
+from tests.decide.play import KEY, Play
+
+from holdfast.adapters.memory import MemoryJournal, MemoryStore
+from holdfast.cockpit.efficiency import Efficiency, Figures
+from holdfast.cockpit.pages import Page
+from holdfast.cockpit.rendering import parts
+from holdfast.errors import NotFoundError
+from holdfast.model import events as e
+from holdfast.ports import Entry, Touched
+from holdfast.report.tables import seconds
+
+DAY_S = 86400.0
+NOW = 1_790_000_000.0
+SINCE = NOW - 30 * DAY_S
+"""Four whole weeks and two days."""
+STEP_S = 10.0
+FAULTS = ((1, 40.0, 3.0, 100.0), (4, 30.0, 1.0, 60.0), (23, 20.0, 2.0, 200.0))
+"""Day of the span, then seconds: until somebody saw it, until the ranks had ended, until the next first step."""
+
+
+class Recorded(Play):
+    """A play whose events are also what a controller would have written into its journal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[Entry] = []
+
+    def send(self, event: e.AnyEvent) -> list:
+        orders = super().send(event)
+        touched = msgspec.msgpack.encode(self.engine.touched())  # records live on: what is written is a copy
+        self.entries.append(Entry(event, orders, msgspec.msgpack.decode(touched, type=Touched)))
+        return orders
+
+
+def history() -> Recorded:
+    """A job that began a day before the span, failed as in `FAULTS`, and runs on."""
+    play = Recorded()
+    play.now = SINCE - DAY_S
+    play.running()
+    for number, (day, detect_s, stop_s, again_s) in enumerate(FAULTS):
+        fault = SINCE + day * DAY_S
+        play.now = fault - 5.0
+        play.step(number, 1000 * (number + 1))
+        play.now = fault + detect_s
+        play.crash(number, seen_at=fault)
+        play.now += stop_s
+        play.restart_in_place(number + 1)
+        play.now += again_s
+        play.first_step(number + 1, 1000 * (number + 1) - 49, resumed_from=1000 * (number + 1) - 50)
+        play.now += 600.0
+        play.checkpoint(number + 1, 1000 * (number + 1) + 10)
+    return play
+
+
+class Clock:
+    """Stands still at the span's end."""
+
+    def now(self) -> float:
+        return NOW
+
+
+class Desk:
+    """What of a controller the figures are made from."""
+
+    def __init__(self, play: Recorded) -> None:
+        self.clock = Clock()
+        self.journal = MemoryJournal(MemoryStore())
+        self._play = play
+
+    async def write(self) -> None:
+        await self.journal.acquire("test", lease_s=60.0, now=NOW)
+        await self.journal.append(self._play.entries)
+
+
+@pytest.fixture(scope="module")
+def play() -> Recorded:
+    return history()
+
+
+@pytest.fixture(scope="module")
+def made(play: Recorded) -> tuple[Figures, dict[str, dict], str]:
+    """Figures, charts by name, and the page's part as HTML."""
+    kept: list = []
+
+    async def work() -> None:
+        desk, there = Desk(play), asyncio.Event()
+        await desk.write()
+        efficiency = Efficiency(desk, there.set)  # type: ignore[arg-type]
+        page = Page.parse("efficiency?days=30&price=2.5")
+        await efficiency.page(page)
+        await there.wait()
+        values = await efficiency.page(page)
+        charts = {name: efficiency.chart(page, name) for name in ("failures", "times")}
+        with pytest.raises(NotFoundError):
+            efficiency.chart(page, "nothing")
+        html = parts("efficiency.html", values)["figures"]
+        kept.append((values["found"], charts, html))
+        efficiency.stop()
+
+    run(work)
+    return kept[0]
+
+
+# --- the same, from the events ---
+
+
+def of(play: Recorded, kind: type) -> list:
+    return [event for event in play.events if isinstance(event, kind)]
+
+
+def faults(play: Recorded) -> list[float]:
+    return [event.finding.at for event in of(play, e.FindingSeen)]
+
+
+def detects(play: Recorded) -> list[float]:
+    return [event.received_at - event.finding.at for event in of(play, e.FindingSeen)]
+
+
+def repairs(play: Recorded) -> list[float]:
+    """From each fault to the first step after it."""
+    firsts = [event.at for event in of(play, e.FirstStepDone)]
+    return [min(at for at in firsts if at > fault) - fault for fault in faults(play)]
+
+
+def runs(play: Recorded) -> list[tuple[float, float]]:
+    """Begin and end of each attempt; the last one lasts to now."""
+    begins = [event.at for event in of(play, e.AttemptStarted)]
+    ends = [event.at for event in of(play, e.AttemptEnded)]
+    return list(zip(begins, [*ends, NOW], strict=True))
+
+
+def up(play: Recorded, begin: float, end: float) -> float:
+    """Seconds within a span in which an attempt ran."""
+    return sum(max(0.0, min(end, last) - max(begin, first)) for first, last in runs(play))
+
+
+def weeks(play: Recorded) -> list[tuple[float, float, list[int]]]:
+    """Begin, end, and the numbers of the failures of each."""
+    found = []
+    begin = SINCE
+    while begin < NOW:
+        end = min(begin + 7 * DAY_S, NOW)
+        detected = [fault + late for fault, late in zip(faults(play), detects(play), strict=True)]
+        found.append((begin, end, [n for n, at in enumerate(detected) if begin <= at < end]))
+        begin += 7 * DAY_S
+    return found
+
+
+def table(figures: Figures, key: str) -> list[tuple[str, ...]]:
+    return [row for section in figures.tables if section.key == key for row in section.rows]
+
+
+def test_the_history_is_what_the_test_thinks(play: Recorded) -> None:
+    """Three failures, four attempts, the last of which runs."""
+    assert len(faults(play)) == 3
+    assert len(of(play, e.AttemptStarted)) == 4
+    assert len(of(play, e.AttemptEnded)) == 3
+    assert detects(play) == pytest.approx([one[1] for one in FAULTS], abs=0.1)
+    assert play.j.key == KEY
+
+
+def test_mttd_mttr_and_mtbf_of_each_week(play: Recorded, made: tuple) -> None:
+    """The table of weeks and both charts: a week without a failure has a rate of 0 and no means; the last is short."""
+    figures, charts, html = made
+    rows = table(figures, "weeks")
+    assert len(rows) == len(weeks(play)) == 5
+    rates, mttd, mttr, mtbf = [], [], [], []
+    for number, (begin, end, failed) in enumerate(weeks(play)):
+        rates.append(1000.0 * len(failed) / (4 * (end - begin) / DAY_S))
+        mttd.append(fmean(detects(play)[n] for n in failed) if failed else None)
+        mttr.append(fmean(repairs(play)[n] for n in failed) if failed else None)
+        mtbf.append(up(play, begin, end) / len(failed) if failed else None)
+        told = (seconds(mttd[-1]), seconds(mttr[-1]), seconds(mtbf[-1]))
+        assert rows[number] == (f"{number + 1}", f"{len(failed)}", f"{rates[-1]:.4g}", *told)
+    assert [len(failed) for _, _, failed in weeks(play)] == [2, 0, 0, 1, 0]
+    assert mttd[1] is None
+    bars, line = charts["failures"]["data"]
+    assert bars["x"] == line["x"] == [round(begin * 1000) for begin, _, _ in weeks(play)]
+    assert bars["y"] == pytest.approx(rates)
+    assert line["y"] == [one and pytest.approx(one / 3600.0) for one in mtbf]
+    detect, again = charts["times"]["data"]
+    assert detect["y"] == [one and pytest.approx(one, abs=1e-3) for one in mttd]
+    assert again["y"] == [one and pytest.approx(one, abs=1e-3) for one in mttr]
+    assert {"bar", "circle", "diamond"} == {
+        one.get("marker", {}).get("symbol", one["type"]) for chart in charts.values() for one in chart["data"]
+    }, "no two series of a chart differ by colour alone"
+    for heading in ("MTTD", "MTTR", "MTBF"):
+        assert f">{heading}</th>" in html
+
+
+def test_figures_of_the_whole_span(play: Recorded, made: tuple) -> None:
+    """MTTD, MTTR, MTBF in the table of the fleet, and the share of the time in which it trained for good."""
+    figures, _, html = made
+    told = dict(row[:2] for row in table(figures, "fleet"))
+    assert told["failures that ended an attempt"] == "3"
+    assert told["MTTD"].startswith(f"{seconds(fmean(detects(play)))} (n=3, median {seconds(30.0)}, p95 {seconds(40.0)}")
+    assert told["MTTR"].startswith(f"{seconds(fmean(repairs(play)))} (n=3")
+    assert told["MTBF"] == seconds(up(play, SINCE, NOW) / 3)
+    # Every second of the span is in an attempt, or lost between a fault and the first step after it; a part of the
+    # following attempt computes again what was lost: 50 steps of the 50 + n that it has told of.
+    ettr = float(told["ETTR"])
+    lost = sum(repairs(play)) + sum(again(play))
+    assert ettr == pytest.approx((NOW - SINCE - lost) / (NOW - SINCE), abs=1e-4)
+    assert figures.totals[0][1] in html
+
+
+def again(play: Recorded) -> list[float]:
+    """Seconds of each attempt but the first that went into steps done before, by its own mean pace."""
+    found = []
+    reached = 0
+    starts = of(play, e.FirstStepDone)
+    for number, (first, (_, end)) in enumerate(zip(starts, runs(play), strict=True)):
+        told = [
+            event.step for event in of(play, e.StepReached) + of(play, e.CheckpointSaved) if event.attempt == number
+        ]
+        last = max([first.step, *told])
+        fault = faults(play)[number] if number < len(FAULTS) else end
+        if number:
+            repeated = min(reached, last) - first.step
+            found.append((fault - first.at) * repeated / (last - first.step))
+        reached = max(reached, last)
+    return found
+
+
+def test_downtime_by_phase_by_cause_and_by_job(play: Recorded, made: tuple) -> None:
+    """Seconds from fault to seen are `detect`; every phase's sum and share, and the cause's median and p95."""
+    figures, _, _ = made
+    phases = {row[0]: row[1:] for row in table(figures, "downtime")}
+    count, total, share, median, p95, longest = phases["detect"]
+    assert (count, total) == ("3", seconds(sum(detects(play))))
+    assert (median, p95, longest) == (seconds(30.0), seconds(40.0), seconds(40.0))
+    proofs = [event.at for event in of(play, e.CheckpointSaved)]
+    whole = sum(min(at for at in proofs if at > fault) - fault for fault in faults(play))
+    assert share == f"{100 * sum(detects(play)) / whole:.1f} %"
+    assert sum(float(row[2].removesuffix(" %")) for row in phases.values()) == pytest.approx(100.0, abs=0.5)
+    ((cause, n, found, late, training, _),) = table(figures, "by-cause")
+    assert (cause, n) == ("exit.signal.11", "3")
+    assert (found, late) == (seconds(30.0), seconds(40.0))
+    assert training == seconds(sorted(repairs(play))[1])
+    ((job, _, wall, _, where),) = table(figures, "by-job")
+    assert (job, wall) == ("7", seconds(NOW - SINCE))
+    assert "recompute" in where
