@@ -41,6 +41,7 @@ REGRESSIONS = {
     4878: "a release that had worked was tried again and undid a person's hold",
     4402: "half of a rack stayed away for ever, and was waited for as long",
     6647: "a rank that died before its attempt was said to have started was never missed",
+    7721: "a launcher that had been cut off told of a loss half an hour old, and the node, heard since, was lost anew",
     7732: "a dead node that a person took over and put back into service was never looked at again",
     8867: "a requeue that a person asked for was charged: the judge looked at its incident only",
     8159: "a node that booted behind a rack that was cut off counted as well, and a job could start there",

@@ -171,12 +171,12 @@ def _node_observed(engine: Engine, turn: Turn, event: e.NodeObserved) -> None:
 
 def _node_heard(engine: Engine, turn: Turn, event: e.NodeHeard) -> None:
     del engine
-    nodes.heard(turn, event.node)
+    nodes.spoke(turn, event.node, event.at)
 
 
 def _node_gone(engine: Engine, turn: Turn, event: e.NodeGone) -> None:
     del engine
-    findings.node_gone(turn, event.node, event.evidence)
+    findings.told_gone(turn, event)
 
 
 def _node_validated(engine: Engine, turn: Turn, event: e.NodeValidated) -> None:

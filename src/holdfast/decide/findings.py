@@ -23,6 +23,8 @@ _ACTS_FROM_LOGS = ("hang.", "straggler.", "loss.", "node.", "exit.", "hyperpod."
 """Rules that are judgements of a detector, whatever their evidence is made of, or our own checkpoint library's word."""
 _NOT_BACK = frozenset({JobState.STOPPING, JobState.DIAGNOSING, JobState.HELD})
 LATE_SLACK_S = 1.0
+CLOCKS_S = 60.0
+"""Clocks of nodes go wrong by so much at most: what is older than that beside another node's word is older."""
 """Clocks differ: evidence counts as older than something only when it is older by more than this."""
 
 
@@ -209,6 +211,18 @@ def _remember_domain(turn: Turn, keys: list[str], incident: IncidentRecord) -> N
 
 
 # --- about a node -----------------------------------------------------------------------------------------------------
+
+
+def told_gone(turn: Turn, event: e.NodeGone) -> None:
+    """A launcher's word of a node's loss. One from before the node was heard again is old news.
+
+    It comes late when the launcher was cut off as well, and by then what it saw has been dealt with.
+    """
+    node = turn.state.nodes.get(event.node)
+    if node is not None and not node.silent and event.at + CLOCKS_S < turn.state.spoke.get(event.node, 0.0):
+        turn.tell(node, f"A late word of its loss ({event.evidence}) is of before it was heard again.")
+        return
+    node_gone(turn, event.node, event.evidence)
 
 
 def node_gone(turn: Turn, name: str, evidence: str) -> None:

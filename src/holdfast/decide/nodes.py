@@ -257,6 +257,7 @@ def vanished(turn: Turn, event: e.NodeVanished) -> None:
             turn.stamp(incident, Mark.NODE_REPAIRED)
         incidents.node_settled(turn, incident, node, "it left the cluster.")
     turn.state.context.pop(about(node), None)
+    turn.state.spoke.pop(node.name, None)
     del turn.state.nodes[node.name]
 
 
@@ -294,6 +295,13 @@ def heard(turn: Turn, name: str) -> None:
         back(turn, node)
 
 
+def spoke(turn: Turn, name: str, at: float) -> None:
+    """Its agent's own word, at this time of its clock: it is heard, and ran then."""
+    if name in turn.state.nodes:
+        turn.state.spoke[name] = max(turn.state.spoke.get(name, 0.0), min(at, turn.now))
+    heard(turn, name)
+
+
 def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
     """An agent reports, perhaps after a boot or on another machine."""
     if turn.in_allocation:
@@ -301,7 +309,7 @@ def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
     node = record_of(turn, event.node)
     node.drill_ok = event.drill_ok
     turn.touch(node)
-    heard(turn, event.node)
+    spoke(turn, event.node, event.at)
     identity(turn, node, event.boot_id, event.instance_id)
 
 

@@ -13,6 +13,8 @@ from holdfast.sim.history import PERSON, History, Resumed, RunBegan
 
 _STARTS = (o.ReleaseJob, o.RestartInPlace)
 _LOST = "node.lost"
+_CLOCKS_S = 60.0
+"""Clocks of nodes go wrong by so much at most."""
 _Clearing = e.FindingCleared | e.NodeValidated | e.OperatorCommand | e.NodeVanished
 
 
@@ -27,6 +29,8 @@ class _Suspicion:
         self._machine: dict[str, str] = {}
         self._drained: dict[str, bool] = {}
         self._alive: dict[str, bool] = {}
+        self._spoke_at: dict[str, float] = {}
+        """Node -> when its agent last said something of itself: a word of its loss from before that is over."""
 
     def take(self, event: e.AnyEvent, orders: tuple[o.AnyOrder, ...]) -> None:
         """Fold one step."""
@@ -36,13 +40,14 @@ class _Suspicion:
                 if seen_at >= self._clean_at.get(place, 0.0):
                     self.bad.setdefault(place, (event.seq, event.finding.rule))
             case e.NodeGone():
-                self.bad.setdefault(event.node, (event.seq, _LOST))
+                if event.at + _CLOCKS_S >= self._spoke_at.get(event.node, 0.0):
+                    self.bad.setdefault(event.node, (event.seq, _LOST))
             case e.NodeObserved():
                 self._observed(event)
-            case e.AgentAttached():
-                self._shows(event.node, event.instance_id, event)
-                self._speaks(event.node, event)
-            case e.NodeHeard():
+            case e.AgentAttached() | e.NodeHeard():
+                if isinstance(event, e.AgentAttached):
+                    self._shows(event.node, event.instance_id, event)
+                self._spoke_at[event.node] = max(self._spoke_at.get(event.node, 0.0), event.at)
                 self._speaks(event.node, event)
             case e.TimerFired() if self._alive.get(event.timer.removeprefix("node:")):
                 # Looked at again a while after its loss was told: the scheduler went on saying that it runs.
