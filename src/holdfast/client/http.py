@@ -369,7 +369,7 @@ def _error(response: httpx.Response) -> HoldfastError:
         return NotFoundError(detail)
     if status == httpx.codes.PRECONDITION_FAILED:
         return StaleError(detail)
-    if status >= 500 or status == httpx.codes.TOO_MANY_REQUESTS:
+    if status >= 500 or status in {httpx.codes.TOO_MANY_REQUESTS, httpx.codes.REQUEST_TIMEOUT}:
         return LinkError(f"the controller cannot answer now: {detail}")
     return WireError(detail)
 

@@ -157,12 +157,7 @@ class Uplink:
                 continue
             ours = [event for event in events[:_BATCH] if self._is_ours(event)]
             try:
-                if ours:
-                    self._check_cut()
-                    await (await self._line.client()).ingest(self._source, ours)
-            except WireError as error:
-                # What it cannot read it will never read; the events after it must not wait for ever.
-                self._on_line(f"the controller does not take an event of ours: {error}")
+                await self._deliver(ours)
             except HoldfastError:
                 await self._line.close()
                 await asyncio.sleep(pause_s)
@@ -172,6 +167,23 @@ class Uplink:
             self.sent = events[:_BATCH][-1].seq
             with contextlib.suppress(OSError):
                 self._file.write_text(f"{self.sent}\n", encoding="ascii")
+
+    async def _deliver(self, events: Sequence[AnyEvent]) -> None:
+        if not events:
+            return
+        self._check_cut()
+        try:
+            answer = await (await self._line.client()).ingest(self._source, events)
+            for why in answer.refused:
+                self._on_line(f"the controller does not take an event of ours: {why}")
+        except WireError as error:
+            # What it cannot read it will never read; it is found by halves, and the others do not wait for ever.
+            if len(events) == 1:
+                self._on_line(f"the controller does not take an event of ours, `{events[0].id}`: {error}")
+                return
+            middle = len(events) // 2
+            await self._deliver(events[:middle])
+            await self._deliver(events[middle:])
 
     async def close(self) -> None:
         """Let go of the connection and of orders under way."""

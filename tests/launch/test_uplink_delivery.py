@@ -1,0 +1,84 @@
+"""What a launcher does when the controller does not take an event: that one is named and left, its neighbours arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.errors import LinkError, WireError
+from holdfast.launch.uplink import Uplink
+from holdfast.model import events as e
+from holdfast.model.cluster import JobKey
+from holdfast.model.wire import IngestAnswer
+
+KEY = JobKey("here", "31")
+
+
+class Controller:
+    """Stands for the client: refuses a whole batch for one bad event, as a controller does that cannot read it."""
+
+    def __init__(self, bad: frozenset[str], away: int = 0) -> None:
+        self.bad, self.away, self.taken = bad, away, list[str]()
+
+    async def client(self) -> Controller:
+        return self
+
+    async def close(self) -> None:
+        return
+
+    async def ingest(self, source: str, events: Sequence[e.AnyEvent]) -> IngestAnswer:
+        assert source == "launcher:31"
+        if self.away:
+            self.away -= 1
+            raise LinkError("away")
+        if any(event.id in self.bad for event in events):
+            raise WireError("cannot be read")
+        self.taken += [event.id for event in events]
+        return IngestAnswer(seq=9, stored=len(events), refused=["may not send it"] if events[0].id == "e0" else [])
+
+
+def deliver(line: Controller, count: int, folder: Path) -> list[str]:
+    """What was said for people until all is sent."""
+    said: list[str] = []
+
+    def event(number: int) -> e.AnyEvent:
+        return e.AttemptEnded(id=f"e{number}", at=1.0, source="launcher:31", seq=number + 1, job=KEY, attempt=0)
+
+    async def events_after(seq: int, wait_s: float) -> Sequence[e.AnyEvent]:
+        return [event(number) for number in range(seq, count)]
+
+    async def body() -> None:
+        uplink = Uplink(
+            line,  # type: ignore[arg-type]
+            source="launcher:31",
+            events_after=events_after,
+            is_ours=lambda _: True,
+            beat=lambda: None,  # type: ignore[arg-type, return-value]
+            on_order=lambda _: asyncio.sleep(0),
+            on_answer=lambda _: None,
+            on_unknown=lambda: None,
+            job_dir=folder,
+            is_cut=lambda: False,
+            on_line=said.append,
+        )
+        sending = asyncio.create_task(uplink.forward())
+        assert await uplink.flush(count, 60.0)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+    asyncio.run(body())
+    return said
+
+
+def test_one_event_that_cannot_be_read_does_not_cost_its_neighbours(tmp_path: Path) -> None:
+    """It is found by halves and named; all the others are delivered, in order, once each."""
+    line = Controller(frozenset({"e3", "e8"}), away=1)
+    said = deliver(line, 11, tmp_path)
+    assert line.taken == [f"e{n}" for n in range(11) if n not in {3, 8}]
+    assert said == [
+        "the controller does not take an event of ours: may not send it",
+        "the controller does not take an event of ours, `e3`: cannot be read",
+        "the controller does not take an event of ours, `e8`: cannot be read",
+    ]
+    assert (tmp_path / "forwarded").read_text() == "11\n"
