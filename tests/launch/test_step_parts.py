@@ -14,6 +14,7 @@ from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.slurm.own_job import JobFacts, NodeAddress
 from holdfast.adapters.slurm.steps import read_call
 from holdfast.errors import UsageError
+from holdfast.launch import slurm_nodes
 from holdfast.launch.epoch import raise_epoch, read_epoch
 from holdfast.launch.slurm_nodes import SlurmNodes, daemon_answers
 from holdfast.launch.step_files import StepFiles
@@ -120,8 +121,8 @@ def test_a_nodes_tasks_are_found_by_job_folder_and_epoch_and_all_end() -> None:
             task.wait(5)
 
 
-def test_a_node_is_dead_when_its_daemon_takes_no_connection() -> None:
-    """Refused is evidence, a connection is not, and where nothing is known nothing is claimed."""
+def test_a_node_is_dead_when_its_daemon_takes_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused is evidence, a connection is not, nor an old look; where nothing is known nothing is claimed."""
 
     class Known:
         async def addresses(self, nodes: object) -> dict[str, NodeAddress]:
@@ -138,11 +139,13 @@ def test_a_node_is_dead_when_its_daemon_takes_no_connection() -> None:
         server.close()
         await server.wait_closed()
         assert await nodes.is_dead("node01")
+        monkeypatch.setattr(slurm_nodes, "FRESH_S", 1000.0)
+        nodes.look_ahead("node01")
         nodes.look_ahead("node01")  # what was seen then counts, although somebody listens there by now
-        await asyncio.sleep(0)
         await asyncio.wait(list(nodes._ahead.values()))
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", port)
         assert await nodes.is_dead("node01")
+        nodes._ahead["node01"] = asyncio.create_task(asyncio.sleep(0, (True, asyncio.get_running_loop().time() - 1001)))
         assert not await nodes.is_dead("node01")
         server.close()
         await server.wait_closed()

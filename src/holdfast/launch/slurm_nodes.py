@@ -13,6 +13,8 @@ from holdfast.adapters.slurm.own_job import NodeAddress, OwnJob
 from holdfast.errors import LinkError, OrderError
 
 CONNECT_S = 0.6
+FRESH_S = 2.0
+"""A look that found nobody counts so long: a node may have answered again since."""
 
 
 async def daemon_answers(where: NodeAddress | None) -> bool:
@@ -40,21 +42,33 @@ class SlurmNodes:
         self._own_job = own_job
         self._nodes = tuple(nodes)
         self._known: dict[str, NodeAddress] = {}
-        self._ahead: dict[str, asyncio.Task[bool]] = {}
+        self._asking = asyncio.Lock()
+        self._ahead: dict[str, asyncio.Task[tuple[bool, float]]] = {}
 
     def look_ahead(self, node: str) -> None:
         """It is silent: `is_dead` will be asked of it soon, and shall not have to wait for a connection then."""
-        self._ahead[node] = asyncio.create_task(self._probe(node))
+        if (before := self._ahead.pop(node, None)) is not None:
+            before.cancel()
+        self._ahead[node] = asyncio.create_task(self._look(node))
 
     async def is_dead(self, node: str) -> bool:
         """There is evidence that it does not run: no slurmd answers where the scheduler has it."""
         ahead = self._ahead.pop(node, None)
-        return (ahead is not None and await ahead) or await self._probe(node)
+        if ahead is not None:
+            dead, at = await ahead
+            if dead and asyncio.get_running_loop().time() - at <= FRESH_S:
+                return True
+        return await self._probe(node)
+
+    async def _look(self, node: str) -> tuple[bool, float]:
+        dead = await self._probe(node)
+        return dead, asyncio.get_running_loop().time()
 
     async def _probe(self, node: str) -> bool:
-        if not self._known:
-            try:
-                self._known = await self._own_job.addresses(self._nodes)
-            except (OrderError, LinkError):
-                return False
+        async with self._asking:  # nodes that fall silent together are one question to the scheduler
+            if not self._known:
+                try:
+                    self._known = await self._own_job.addresses(self._nodes)
+                except (OrderError, LinkError):
+                    return False
         return not await daemon_answers(self._known.get(node))

@@ -119,10 +119,11 @@ def recall_script(job: str, excluded: Sequence[str], size: int) -> str:
     lines = [
         "#!/bin/sh",
         f"# Written by Holdfast: brings the requeued job {job} back without waiting for its begin time.",
-        f"n={(60 * RECALL_LIMIT_MIN - 30) * 8}",
+        "# Eight questions a second for the first moments; a job that takes long to end is asked about each second.",
+        "n=0; s=$(date +%s)",
         f'while [ "$(squeue --noheader --jobs={job} --format=%T 2>/dev/null)" != PENDING ]; do',
-        '  n=$((n - 1)); [ "$n" -gt 0 ] || exit 1',
-        "  sleep 0.1",
+        f'  n=$((n + 1)); [ "$(($(date +%s) - s))" -lt {60 * RECALL_LIMIT_MIN - 30} ] || exit 1',
+        '  if [ "$n" -lt 60 ]; then sleep 0.1; else sleep 1; fi',
         "done",
     ]
     if excluded:
