@@ -550,6 +550,7 @@ def test_a_job_whose_id_was_used_before_has_a_page(tmp_path: Path) -> None:
             chart = await http.get("/jobs/9%232?chart=steps")
             assert chart.headers["content-type"].startswith("application/json")
             assert (await http.get("/jobs/9%232?chart=ranks")).status_code == 200
+            assert (await http.get("/jobs/9%232?chart=loss")).json()["data"] == []
             assert (await http.get("/nodes/n3?chart=temperature")).status_code == 200
 
     run(work)

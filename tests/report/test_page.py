@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -103,7 +104,8 @@ addEventListener("load", () => setTimeout(() => {
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("kind", ["full", "fleet", "summary"])
 def test_a_real_browser_shows_it_from_disk(kind: str, width: int, tmp_path: Path) -> None:
-    """On a phone's and a desk's width nothing hangs over the edge, plots are drawn, and nothing is fetched."""
+    """On a phone's and a desk's width nothing hangs over the edge, plots are drawn, and nothing is fetched. Moments are
+    the report's, wherever its reader lives."""
     path = tmp_path / "report.html"
     path.write_text(page(kind, script=None).replace("</body>", PROBE), encoding="utf-8")
     ran = subprocess.run(
@@ -112,8 +114,11 @@ def test_a_real_browser_shows_it_from_disk(kind: str, width: int, tmp_path: Path
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
             f"--user-data-dir={tmp_path}/profile", f"--window-size={width},900", "--dump-dom", path.as_uri(),
         ],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=120, check=True, env={**os.environ, "TZ": "Asia/Kolkata"},
     )  # fmt: skip
+    ticks = re.findall(r'class="xtick"><text[^>]*>(?:<tspan[^>]*>)?(\d\d:\d\d:\d\d)', ran.stdout)
+    assert bool(ticks) == (kind == "full")
+    assert {tick[:4] for tick in ticks} <= {"08:0"}, ticks  # the report's 90 s begin at 08:00:00 UTC
     probe = dict(re.findall(r'data-(wide|plots|asked)="(-?\d+)"', ran.stdout[:2000]))
     assert int(probe["wide"]) <= 0
     assert int(probe["asked"]) == 0

@@ -1,7 +1,7 @@
-"""Charts as Plotly figures in plain data: steps of a job, step times by rank, temperature of a node.
+"""Charts as Plotly figures in plain data: steps and losses of a job, step times by rank, temperature of a node.
 
 The reports' own gathering and plots are used, over one job only. Called by `routes.py`. Times are those of the samples,
-in UTC; what is long is thinned, so that a page on a phone can hold it.
+in Unix milliseconds, which Plotly shows in the viewer's zone; what is long is thinned, so that a phone can hold it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from holdfast.errors import NotFoundError
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Journal, Sample
-from holdfast.report.gather import Point, gather
-from holdfast.report.plots import step_plot
+from holdfast.report.gather import Point, ReportData, gather
+from holdfast.report.plots import loss_plot, step_plot
 
 POINTS_MAX = 1_500
 """Of one line."""
@@ -55,10 +55,33 @@ class _OneJob(Struct):
 
 async def steps(controller: Controller, name: str, incidents: list[str]) -> dict[str, Any]:
     """Step over wall time: attempts, durable checkpoints, incidents."""
+    data = await _gathered(controller, name, incidents[:50])
+    series = data.series.get(name)
+    if series is not None:
+        for attempt, points in series.steps.items():
+            series.steps[attempt] = thinned(points)
+        series.checkpoints = thinned(series.checkpoints)
+    return step_plot(data, name)
+
+
+async def losses(controller: Controller, name: str) -> dict[str, Any]:
+    """Loss over step, a line per attempt: what was computed again lies on what was there before."""
+    data = await _gathered(controller, name, [])
+    series = data.series.get(name)
+    if series is not None:
+        for attempt, points in series.losses.items():
+            series.losses[attempt] = thinned(points)
+    made = loss_plot(data, name)
+    made["layout"]["height"] = 300
+    return made
+
+
+async def _gathered(controller: Controller, name: str, incidents: list[str]) -> ReportData:
+    """The newest attempts of a job, and these incidents of it."""
     record = await _job(controller, name)
     record.attempts = record.attempts[-ATTEMPTS:]
-    found = [one for ident in incidents[:50] for one in await controller.journal.incidents(incident=ident)]
-    data = await gather(
+    found = [one for ident in incidents for one in await controller.journal.incidents(incident=ident)]
+    return await gather(
         _OneJob(controller.journal, record, found),
         title="",
         cluster="",
@@ -66,12 +89,6 @@ async def steps(controller: Controller, name: str, incidents: list[str]) -> dict
         job=name,
         with_details=False,
     )
-    series = data.series.get(name)
-    if series is not None:
-        for attempt, points in series.steps.items():
-            series.steps[attempt] = thinned(points)
-        series.checkpoints = thinned(series.checkpoints)
-    return step_plot(data, name)
 
 
 async def ranks(controller: Controller, name: str) -> dict[str, Any]:

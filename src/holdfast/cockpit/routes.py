@@ -191,6 +191,8 @@ async def a_job(request: Request[Any, Any, Any], name: FromPath[str], chart: Fro
     cockpit = of(request)
     if chart == "ranks":
         return figure(await charts.ranks(cockpit.controller, named(name)))
+    if chart == "loss":
+        return figure(await charts.losses(cockpit.controller, named(name)))
     lines = cockpit.board.incidents_of(job=named(name))
     return figure(await charts.steps(cockpit.controller, named(name), [line.id for line in lines]))
 

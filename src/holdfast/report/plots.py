@@ -16,7 +16,7 @@ ATTEMPT_COLOURS = (BLUE, GREEN, PURPLE, SKY, ORANGE)
 
 
 def _moment(at: float) -> float:
-    """Plotly takes milliseconds since the epoch and shows them in UTC."""
+    """Milliseconds since the epoch. Plotly shows such numbers in the viewer's zone: a report makes them texts."""
     return round(at * 1000.0, 1)
 
 
@@ -58,7 +58,7 @@ def step_plot(data: ReportData, job: str) -> dict[str, Any]:
 
 
 def _shifted(figure: dict[str, Any], words: Words) -> dict[str, Any]:
-    """Plotly shows UTC: in another zone every moment is moved by what the zone is ahead, and the axis names it."""
+    """For a zone other than UTC every moment is moved by what that zone is ahead, and the axis names it."""
     if words.zone == "UTC":
         return figure
 

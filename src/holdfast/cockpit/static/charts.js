@@ -26,15 +26,32 @@ function colours() {
   return { ink: style.getPropertyValue("--ink").trim(), grid: style.getPropertyValue("--line").trim() };
 }
 
+const inUtc = (moment) => `${new Date(moment).toISOString().replace("T", " ").slice(0, 19)} UTC`;
+
+// Plotly shows moments that are numbers in the viewer's zone: the axis names it, and UTC is on hover.
+function tellZone(figure) {
+  const axis = figure.layout?.xaxis;
+  if (axis?.type !== "date") return;
+  for (const trace of figure.data) {
+    const hover = trace.x.map(inUtc);
+    trace.customdata = trace.z ? trace.z.map(() => hover) : hover;
+    trace.hovertemplate = (trace.hovertemplate ?? "%{y}<extra>%{fullData.name}</extra>").replace("<extra>", "<br>%{customdata}<extra>");
+  }
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "your zone";
+  axis.title = { ...axis.title, text: `${axis.title?.text ?? "time"} (${zone})` };
+  axis.nticks = innerWidth < 600 ? 4 : 10;
+}
+
 async function draw(element) {
   const answer = await fetch(element.dataset.chart, { headers: { accept: "application/json" } });
   if (!answer.ok) return;
   const figure = await answer.json();
   if (!figure.data?.length) { element.textContent = element.dataset.empty || "Nothing was measured yet."; element.classList.remove("plot"); return; }
+  tellZone(figure);
   const Plotly = await load();
   const { ink, grid } = colours();
   const layout = { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink }, ...figure.layout };
-  for (const axis of ["xaxis", "yaxis"]) layout[axis] = { gridcolor: grid, linecolor: grid, ...layout[axis] };
+  for (const axis of ["xaxis", "yaxis"]) layout[axis] = { automargin: true, gridcolor: grid, linecolor: grid, ...layout[axis] };
   element.replaceChildren();
   await Plotly.react(element, figure.data, layout, { responsive: true, displaylogo: false, displayModeBar: false });
   element.dataset.drawn = "yes";
