@@ -136,6 +136,10 @@ class Tail:
         total, still_open = self._connection.execute(query).fetchone()
         return int(total), int(still_open)
 
+    def attempts_started(self) -> int:
+        query = "SELECT count(*) FROM events WHERE kind = 'attempt_started'"
+        return int(self._connection.execute(query).fetchone()[0])
+
     def job_state(self, job: str) -> str:
         row = self._connection.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone()
         return str(row[0]) if row else ""

@@ -185,6 +185,9 @@ class Chaos:
     async def play(self, one: Round) -> None:
         """Inject, kill, wait for the recovery, judge."""
         await self._until(self._progressed(), "the job goes on before the fault")
+        # The first attempt is told of when the ranks have long begun: a launcher that is ended before told nobody.
+        known = len(self.faults) + 1
+        await self._until(lambda: self.tail.attempts_started() >= known, "the controller knows what is running")
         before = self.tail.newest()
         await self._inject(one)
         began = time.monotonic()
