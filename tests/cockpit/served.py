@@ -28,7 +28,9 @@ from holdfast.model.evidence import Role as FindingRole
 from holdfast.model.policy_toml import parse_policy
 
 KEY = JobKey("test", "7")
-TOKENS = {role: new_token() for role in (Role.VIEWER, Role.AGENT, Role.OPERATOR)}
+TOKENS = {role: new_token() for role in Role}
+OWNER = "mei"
+"""Whose job the job is."""
 CSRF = re.compile(r'name="csrf" value="([^"]+)"')
 
 
@@ -95,7 +97,7 @@ def nodes_of(count: int) -> list[NodeView]:
 
 
 def the_job(**more: object) -> JobView:
-    fields: dict[str, object] = {"name": "gpt", "user": "mei", "partition": "gpu"}
+    fields: dict[str, object] = {"name": "gpt", "user": OWNER, "partition": "gpu"}
     return JobView(
         key=KEY, state=SchedulerState.RUNNING, nodes=("n1", "n2"), recovery=RecoverySpec(), want_nodes=2,
         started_at=time.time() - 60, **(fields | more),
@@ -127,7 +129,8 @@ async def served(
         return Engine.restore(state, policies, presets=presets)
 
     book = folder / "tokens"
-    book.write_text("".join(book_line(token, role, f"the-{role}") for role, token in TOKENS.items()))
+    names = {role: OWNER if role is Role.OWNER else f"the-{role}" for role in TOKENS}
+    book.write_text("".join(book_line(token, role, names[role]) for role, token in TOKENS.items()))
     book.chmod(0o600)
     the_tokens = TokenBook.load(book) if tokens else TokenBook()
     store = open_journal(journal or f"sqlite:///{folder}/journal.db")

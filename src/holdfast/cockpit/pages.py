@@ -213,7 +213,13 @@ class Pages:
         if not found:
             raise NotFoundError(f"there is no order {page.name!r}")
         about = self._board.incidents.get(found[0].order.incident)
-        return {"order": found[0], "summary": about.summary if about is not None else "", "etag": etag_of(found[0])}
+        job = self._board.jobs.get(str(getattr(found[0].order, "job", "")))
+        return {
+            "order": found[0],
+            "owner": job.user if job is not None else "",
+            "summary": about.summary if about is not None else "",
+            "etag": etag_of(found[0]),
+        }
 
     async def _audit(self, page: Page) -> Values:
         words = page.ask("q").casefold().split()
@@ -233,6 +239,7 @@ class Pages:
         newest = await self._controller.journal.incidents(incident=lines[0].id) if lines else []
         return {
             "job": job,
+            "owner": job.view.user,
             "name": str(job.key),
             "incidents": lines[:ROWS],
             "checkpoints": _checkpoints(events)[:200],

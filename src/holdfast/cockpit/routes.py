@@ -18,7 +18,7 @@ from litestar.response import Redirect, Stream
 from litestar.status_codes import HTTP_200_OK, HTTP_303_SEE_OTHER
 
 from holdfast import __version__
-from holdfast.api.auth import LOCAL, Role
+from holdfast.api.auth import LOCAL, Identity, Role
 from holdfast.cockpit import charts, deeds, files, rendering
 from holdfast.cockpit.cockpit import Cockpit
 from holdfast.cockpit.pages import Page
@@ -137,7 +137,8 @@ async def page(request: Request[Any, Any, Any], kind: str, name: str = "", **mor
     live = f"{kind}:{name}" if name else kind
     asked = Page.parse(f"{live}?{query}" if query else live) if not name else Page(kind, name, tuple(_asked(query)))
     template, values = await cockpit.pages.values(asked)
-    html = rendering.whole(template, values | personal(request, session, live, query) | more)
+    own = personal(request, session, live, query) | {"may_operate": may_order(session.identity, values)}
+    html = rendering.whole(template, values | own | more)
     answer = Response(html, media_type=HTML)
     if fresh:
         answer.set_cookie(cookie(fresh, secure=is_secure(request)))
@@ -148,13 +149,21 @@ def _asked(query: str) -> tuple[tuple[str, str], ...]:
     return Page.parse(f"x?{query}").asked
 
 
+def may_order(identity: Identity, values: dict[str, Any]) -> bool:
+    """Does the page have forms for this person? An owner has them on their own jobs' pages and on those jobs' orders.
+
+    What is sent is judged anew by `api.operate`.
+    """
+    is_own = identity.role is Role.OWNER and values.get("owner", "") == identity.name
+    return is_own or identity.may(Role.OPERATOR)
+
+
 def personal(request: Request[Any, Any, Any], session: Session, live: str, query: str) -> dict[str, Any]:
     """What depends on who looks."""
     flash, bad = session.flash, session.flash_is_bad
     draft, session.flash, session.draft = session.draft, "", ""
     return {
         "me": session.identity,
-        "may_operate": session.identity.may(Role.OPERATOR) or session.identity.role is Role.OWNER,
         "csrf": session.csrf,
         "flash": flash,
         "flash_is_bad": bad,
