@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -15,11 +15,12 @@ import pytest
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.errors import LinkError, UserError
+from holdfast.validate import collectives
 from holdfast.validate.examination import Asked, Examination
 from holdfast.validate.hands import Fleet
 from holdfast.validate.paired import pair_test
 from holdfast.validate.registry import Options, chosen
-from holdfast.validate.results import Run, Verdict
+from holdfast.validate.results import Run, StepResult, Verdict
 from holdfast.validate.results_kept import Results
 from holdfast.validate.wire import Hello
 from holdfast.validate.worker import Worker
@@ -118,6 +119,32 @@ def test_a_node_that_computes_wrong_sums_is_named_by_pairs_and_alone(tmp_path: P
     (node,) = (node for node in run.nodes if node.node == "n2")
     assert node.item("cpu.correct").why == "it computes wrong sums"
     assert "the two computed different sums" in node.item("network.pairs").why
+
+
+def test_a_node_at_fault_in_the_pairs_does_not_stretch_the_collectives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left out of every sweep and its line says why; the others are measured."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import math\nright = math.fsum\nmath.fsum = lambda values: right(values) * (1 + 2**-50)\n"
+    )
+    swept: list[list[str]] = []
+
+    async def sweep(_: Examination, ranks: Sequence[Hello]) -> list[StepResult]:
+        swept.append([hello.node for hello in ranks])
+        return [StepResult(step="sweep") for _ in ranks]
+
+    monkeypatch.setattr(collectives, "sweep", sweep)
+
+    async def body() -> Run:
+        async with fleet_of(4, n2={"PYTHONPATH": str(tmp_path)}) as (fleet, _):
+            return await examination(fleet, "network,nccl").run()
+
+    run = asyncio.run(body())
+    assert swept == [["n0", "n1", "n3"]]
+    assert run.blamed == ("n2",)
+    (node,) = (node for node in run.nodes if node.node == "n2")
+    assert node.item("nccl.group").text == "left out: at fault in the paired tests (network.pairs)"
 
 
 def test_a_node_killed_in_the_middle_is_reported_and_its_partner_is_not_blamed() -> None:

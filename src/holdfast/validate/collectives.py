@@ -2,7 +2,8 @@
 
 One process a node joins a sweep of torch.distributed. When the whole group fails (wrong sums, an error, no end), it is
 halved until pairs remain, and each suspect meets a node of a group that passed. Time: that of the sweeps, each within
-its limit: log2(nodes) of them and two more at most.
+its limit: log2(nodes) of them and two more at most. Nodes that the paired tests have found at fault do not take part:
+one lossy wire would stretch every one of these sweeps to its limit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ ADVICE = "keep work away from it and read its step's error; `holdfast check` loo
 
 async def run(examination: Examination) -> None:
     """The sweep, the hunt, the items."""
-    alive = examination.alive
+    alive = [hello for hello in examination.alive if hello.node not in examination.unfit]
+    if len(alive) < 2 < len(examination.alive):
+        alive = list(examination.alive)
+    for hello in examination.alive:
+        if hello not in alive:
+            left_out = "left out: at fault in the paired tests (network.pairs)"
+            examination.add(hello.node, Item(name="nccl.group", verdict=Verdict.ABSENT, text=left_out))
     if len(alive) < 2:
         await _alone(examination)
         return

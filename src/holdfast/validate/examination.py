@@ -82,6 +82,8 @@ class Examination:
         self._gate = asyncio.Semaphore(BUSY_AT_ONCE if self.colocated else max(1, len(hands.nodes)))
         self.notes: list[str] = []
         self.rounds: list[str] = []
+        self.unfit: set[str] = set()
+        """Nodes at fault in the paired tests: what needs all nodes would only wait for them."""
 
     # --- what the parts use ---
 

@@ -184,7 +184,10 @@ def _tell(examination: Examination, pairing: Pairing, best: Mapping[str, Mapping
             unit, better = UNITS[name]
             examination.add(node, Item(name=name, value=value, unit=unit, better=better))
     for blame in pairing.blamed():
-        examination.add(blame.node, _blamed(blame))
+        item = _blamed(blame)
+        examination.add(blame.node, item)
+        if item.verdict is Verdict.FAIL:
+            examination.unfit.add(blame.node)
     for node in pairing.undecided():
         if node in examination.hands.lost:
             continue
