@@ -305,3 +305,41 @@ def test_a_state_that_could_not_be_read_to_its_end_is_read_anew(tmp_path: Path, 
             assert [one["name"] for one in said["nodes"] if one.get("silent")] == ["n1"]
 
     run(work)
+
+
+def test_what_nobody_asks_for_is_not_kept_and_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """More was touched than a question names: nothing is kept until somebody asks; what is dropped while it is read
+    is read once more."""
+    monkeypatch.setattr("holdfast.api.whole.NAMED_MAX", 2)
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house:
+            whole, journal = house.server.app.state.whole, house.controller.journal
+            everything = len(msgspec.json.decode(await whole.json())["nodes"])
+            silent = [
+                e.NodeSilent(id=f"s{n}", at=time.time(), source="controller", node=f"n{n}", for_s=30.0)
+                for n in range(1, 5)
+            ]
+            for event in silent[:3]:
+                await house.controller.submit(event)
+            assert not whole._nodes
+            assert not whole._jobs
+            said = msgspec.json.decode(await whole.json())
+            assert [one["name"] for one in said["nodes"] if one.get("silent")] == ["n1", "n2", "n3"]
+            assert len(said["nodes"]) == everything
+            await house.controller.submit(silent[3])
+            read = journal.nodes
+
+            async def dropped(**which: object):
+                found = await read(**which)
+                if which:
+                    whole._drop()
+                return found
+
+            monkeypatch.setattr(journal, "nodes", dropped)
+            said = msgspec.json.decode(await whole.json())
+            assert len(said["nodes"]) == everything
+            assert sum(1 for one in said["nodes"] if one.get("silent")) == 4
+            assert len(said["jobs"]) == 1
+
+    run(work)

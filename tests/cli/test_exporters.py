@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from conftest import Holdfast
-from holdfast.cli.exporters import of_prometheus, on_this_machine
+from holdfast.cli.exporters import PAGE_MAX, of_prometheus, on_this_machine
 from holdfast.cli.machine import Fact, State
 
 URL = "http://prometheus:9090"
@@ -166,6 +167,27 @@ def test_exporters_of_this_machine_are_found_at_their_ports() -> None:
     assert found["node metrics"].found == "port 9100, 2 series, version 1.5.0"
     assert found["dcgm metrics"].state is State.MISSING
     assert found["slurm metrics"].state is State.ABSENT
+
+
+def test_a_page_without_an_end_is_read_to_a_bound() -> None:
+    """Whatever listens at an exporter's port: no more than `PAGE_MAX` is read, and what came is told."""
+    sent = 0
+
+    class Endless(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            nonlocal sent
+            while True:
+                sent += 1
+                yield b"up 1\n" * 10_000
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.port == 9100:
+            return httpx.Response(200, stream=Endless())
+        raise httpx.ConnectError("refused")
+
+    found = {one.name: one for one in on_this_machine(httpx.MockTransport(answer))}
+    assert found["node metrics"].state is State.OK
+    assert sent <= PAGE_MAX // 50_000 + 1
 
 
 def test_doctor_ends_with_1_when_the_named_prometheus_does_not_answer(holdfast: Holdfast) -> None:

@@ -87,6 +87,39 @@ def test_a_run_is_begun_by_an_operator_with_a_reason_and_ended_with_the_cockpit(
     run(work)
 
 
+def test_the_end_of_a_stopped_run_leaves_the_next_one_alone(tmp_path: Path) -> None:
+    """Somebody begins another run as soon as the first is over, before its stop has returned: the second is under way."""
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        told: list[DrillRun] = []
+        began: list[str] = []
+
+        def submit(event: DrillRun) -> asyncio.Future[int]:
+            told.append(event)
+            stored: asyncio.Future[int] = loop.create_future()
+            if event.phase == "started":
+                return stored  # the journal takes its time: no process is started
+            if not began:
+                began.append("second")
+                room.start(OPERATOR, ["kill9"], "second")
+            stored.set_result(len(told))
+            return stored
+
+        room = DrillRoom(tmp_path, SystemClock(), lambda: None, submit)
+        room.start(OPERATOR, ["kill9"], "first")
+        await until(lambda: told)
+        await room.stop("mei")
+        assert room.going is not None
+        assert room.going.why == "second"
+        await room.stop("mei")
+        assert room.going is None
+        await asyncio.sleep(0)
+        assert [(one.phase, one.why) for one in told][:2] == [("started", "first"), ("stopped", "first")]
+
+    run(work)
+
+
 def test_a_run_from_the_page_stands_on_the_audit_page_and_in_the_api(tmp_path: Path) -> None:
     """Who, why and what came of it, each an event of the journal; a run that is stopped says by whom."""
 

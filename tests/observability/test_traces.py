@@ -12,6 +12,7 @@ import pytest
 from tests.api.engine_house import engine_served, run, until
 from tests.report.test_spans import incident
 
+from holdfast.cli import traces as traces_module
 from holdfast.cli.config import TracesConfig
 from holdfast.cli.traces import IncidentTraces, make_exporter, traced
 from holdfast.errors import ConfigError
@@ -49,6 +50,37 @@ def test_an_incident_is_sent_once_when_it_closes():
     assert all(one.parent.span_id == sent[0].context.span_id for one in sent[1:])
     assert sent[1].start_time == 100 * 10**9
     assert sent[0].resource.attributes["service.name"] == "holdfast-controller"
+
+
+def test_the_end_does_not_wait_for_a_collector_that_is_away(monkeypatch: pytest.MonkeyPatch):
+    """The loop is over while the last batch still hangs in the exporter."""
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    asked, answers = threading.Event(), threading.Event()
+
+    class Away(SpanExporter):
+        def export(self, _spans) -> SpanExportResult:
+            asked.set()
+            answers.wait(90)
+            return SpanExportResult.FAILURE
+
+        def shutdown(self) -> None:
+            pass
+
+    monkeypatch.setattr(traces_module, "END_S", 0.01)
+
+    async def work() -> None:
+        traces = IncidentTraces(Away(), "c")
+        traces.take([closing(incident())])
+        await traces.close()
+
+    asyncio.run(work())
+    (thread,) = [one for one in threading.enumerate() if one.name == traces_module.END_THREAD]
+    assert not answers.is_set()
+    wait_until(asked.is_set, "the last batch is tried", limit_s=90)
+    answers.set()
+    thread.join(90)
+    assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -104,7 +136,9 @@ def test_a_recovery_of_the_real_engine_arrives_at_a_collector(tmp_path: Path, co
     run(work)
 
 
-def test_bad_settings_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_bad_settings_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """No endpoint: no traces. A wrong address, a missing file, a line that is no header: each is named."""
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
@@ -117,3 +151,14 @@ def test_bad_settings_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "bad").write_text("ok: 1\nnonsense\n")
     with pytest.raises(ConfigError, match=r"bad:2: write one header"):
         make_exporter(config, tmp_path / "bad")
+    (tmp_path / "open").write_text("Authorization: Bearer s3cr3t\n")
+    (tmp_path / "open").chmod(0o622)
+    with pytest.raises(ConfigError, match=r"open: others may write .*chmod 600") as refused:
+        make_exporter(config, tmp_path / "open")
+    assert "s3cr3t" not in str(refused.value)
+    for mode, is_told in ((0o600, False), (0o644, True)):
+        (tmp_path / "open").chmod(mode)
+        capsys.readouterr()
+        assert make_exporter(config, tmp_path / "open") is not None
+        said = capsys.readouterr()
+        assert ("everyone on this machine may read" in said.out + said.err) is is_told

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.report.test_figures import KEY, a_job, first, second, the_incident
 
+from holdfast.adapters.memory import MemoryJournal, MemoryStore
 from holdfast.model.cluster import NodeView
 from holdfast.model.policy import Slo
 from holdfast.model.records import NodeRecord
 from holdfast.ports import Sample
+from holdfast.report import gather as gather_module
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import JobSeries, Point, ReportData
 from holdfast.report.sections import money, performance
@@ -60,6 +64,31 @@ def test_a_nodes_figures_before_and_after() -> None:
         ("c", "gpu.matmul", "-", "101", "-"),
         ("x", "not measured", "-", "-", "-"),
     )
+
+
+def test_only_the_figures_of_the_incidents_nodes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its nodes, and of the node that came in for one; with very many all are asked for at once, none other kept."""
+    made = data()
+    made.incidents[0].nodes = ["a"]
+    told = [*measured("a", (10.0, 1.0)), *measured("b", (10.0, 2.0)), *measured("c", (10.0, 3.0))]
+    told += measured("c2", (10.0, 4.0))
+    asked: list[str] = []
+
+    class Journal(MemoryJournal):
+        async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
+            asked.append(subject)
+            return await super().samples(series, subject, after=after)
+
+    async def work() -> dict[str, list[Sample]]:
+        journal = Journal(MemoryStore())
+        await journal.add_samples(told)
+        return await gather_module._measured(journal, made.jobs, made.incidents)
+
+    for most, subjects in ((500, ["node:a/*", "node:c/*"]), (1, ["node:*"])):
+        monkeypatch.setattr(gather_module, "MEASURED_MAX", most)
+        asked.clear()
+        assert asyncio.run(work()) == {"a": told[:1], "c": told[2:3]}
+        assert asked == subjects
 
 
 @pytest.mark.parametrize(("limit", "words"), [(0.0, ("-", "-")), (30.0, ("30 %", "PASS")), (10.0, ("10 %", "FAIL"))])

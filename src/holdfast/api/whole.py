@@ -1,8 +1,9 @@
 """The answer of `/v1/state`: everything at a glance, as bytes that are kept and renewed where commits touched them.
 
 On a large cluster the records are megabytes of JSON. They are read from the journal and written as JSON when somebody
-asks for the first time; after that only those that a commit has touched since the last answer are. Called by
-`routes_state.py`. Time passes while the journal reads.
+asks for the first time; after that only those that a commit has touched since the last answer are. When more than
+`NAMED_MAX` were touched and nobody has asked, nothing is kept any longer. Called by `routes_state.py`. Time passes
+while the journal reads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from holdfast.ports import Entry
 
 INCIDENTS_IN_STATE = 100
 NAMED_MAX = 1000
-"""When more has changed, everything is read: a question that names thousands is no quicker."""
+"""When more has changed, all is dropped and read anew: a question that names thousands is no quicker."""
 
 
 class WholeState:
@@ -35,12 +36,22 @@ class WholeState:
         self._listens = False
         self._loaded = False
         """Everything that was touched before the last answer is in what is kept."""
+        self._dropped = 0
+        """How often all of it was dropped."""
 
     def take(self, entries: Sequence[Entry]) -> None:
         """Note what a commit has touched; a listener of the controller."""
         for entry in entries:
             self._old_jobs.update(str(job.key) for job in entry.touched.jobs)
             self._old_nodes.update(node.name for node in entry.touched.nodes)
+        if max(len(self._old_jobs), len(self._old_nodes)) > NAMED_MAX:
+            self._drop()
+
+    def _drop(self) -> None:
+        for kept in (self._jobs, self._nodes, self._old_jobs, self._old_nodes):
+            kept.clear()
+        self._loaded = False
+        self._dropped += 1
 
     async def json(self) -> bytes:
         """A `StateAnswer` as JSON. Records may be newer than its `seq`, never older.
@@ -51,9 +62,9 @@ class WholeState:
         controller, journal = self._controller, self._controller.journal
         async with self._lock:
             seq = controller.seq
-            await self._renew()
             incidents = await journal.incidents(limit=INCIDENTS_IN_STATE)
             brakes = await journal.brakes()
+            await self._renew()  # last: what is kept may be dropped whenever something else is waited for
             jobs = b",".join(record for records in self._jobs.values() for record in records.values())
             nodes = b",".join(self._nodes.values())
         encode = msgspec.json.encode
@@ -66,16 +77,18 @@ class WholeState:
         if not self._listens:
             self._controller.listeners.append(self.take)
             self._listens = True
+        dropped = self._dropped
         jobs, self._old_jobs = self._old_jobs, set()
         nodes, self._old_nodes = self._old_nodes, set()
-        loaded, self._loaded = self._loaded and max(len(jobs), len(nodes)) <= NAMED_MAX, False
-        if not loaded:
-            self._keep(await journal.jobs(), await journal.nodes())
-        else:
+        loaded, self._loaded = self._loaded, False
+        if loaded:
             # What is not read to the end leaves `_loaded` unset, so that the next answer reads everything.
             self._keep(await journal.jobs(job=sorted(jobs)) if jobs else (), ())
             self._keep((), await journal.nodes(node=sorted(nodes)) if nodes else ())
-        self._loaded = True
+        if not loaded or self._dropped != dropped:
+            dropped = self._dropped
+            self._keep(await journal.jobs(), await journal.nodes())
+        self._loaded = self._dropped == dropped
 
     def _keep(self, jobs: Iterable[JobRecord], nodes: Iterable[NodeRecord]) -> None:
         encode = msgspec.json.encode

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 from msgspec import Struct
 
+from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.prometheus import asked_at, said_by_http, shown
 from holdfast.cli.machine import Fact, State
 
@@ -24,6 +25,7 @@ BEHIND_S = 120.0
 RULES = "holdfast-"
 """How the groups of the rules that ship begin."""
 PAGE_MAX = 4 * 1024 * 1024
+PAGE_S = 5.0
 
 
 class Exporter(Struct, frozen=True):
@@ -173,12 +175,27 @@ def on_this_machine(transport: httpx.BaseTransport | None = None) -> list[Fact]:
         return [_local(http, kind) for kind in EXPORTERS if kind.port]
 
 
+def _page(http: httpx.Client, url: str) -> str:
+    """At most `PAGE_MAX` bytes of it, and what has come within `PAGE_S`: whatever listens there is not to be trusted.
+
+    Raises:
+        httpx.HTTPError: it does not answer, or with an error.
+    """
+    clock = SystemClock()
+    until, found = clock.monotonic() + PAGE_S, bytearray()
+    with http.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
+        answer.raise_for_status()
+        for piece in answer.iter_bytes():
+            found += piece
+            if len(found) >= PAGE_MAX or clock.monotonic() > until:
+                break
+    return bytes(found[:PAGE_MAX]).decode("utf-8", "replace")
+
+
 def _local(http: httpx.Client, kind: Exporter) -> Fact:
     name, url = f"{kind.job} metrics", f"http://127.0.0.1:{kind.port}/metrics"
     try:
-        answer = http.get(url)
-        answer.raise_for_status()
-        text = answer.text[:PAGE_MAX]
+        text = _page(http, url)
     except httpx.ConnectError:
         return Fact(name, State.ABSENT, f"nothing listens on port {kind.port}", kind.serves)
     except httpx.HTTPError as error:

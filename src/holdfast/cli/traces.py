@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
+import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,7 @@ NANO = 1_000_000_000
 SEND_MS = 1000
 END_S = 5.0
 """So long the controller's end waits for the collector to take what is left."""
+END_THREAD = "holdfast-traces-end"
 TOLD_MAX = 10_000
 
 _log = structlog.get_logger("holdfast.controller")
@@ -74,10 +77,23 @@ class IncidentTraces:
             self._processor.on_end(readable(span, self._resource))
 
     async def close(self) -> None:
-        """Send what is left, for at most `END_S`."""
-        with contextlib.suppress(TimeoutError):
+        """Send what is left, for at most `END_S`; what the collector has not taken by then is given up."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        shutdown: Callable[[], object] = self._processor.shutdown
+
+        def end() -> None:
+            shutdown()
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                loop.call_soon_threadsafe(done.set)
+
+        # The loop's own threads are waited for at its end, as long as OpenTelemetry waits for a collector that is away.
+        threading.Thread(target=end, name=END_THREAD, daemon=True).start()
+        try:
             async with asyncio.timeout(END_S):
-                await asyncio.to_thread(self._processor.shutdown)
+                await done.wait()
+        except TimeoutError:
+            _log.warning("the collector has not taken the last traces", waited_s=END_S)
 
 
 def readable(span: Span, resource: object) -> ReadableSpan:
@@ -127,15 +143,24 @@ def make_exporter(config: TracesConfig, headers_file: Path | None = None) -> Spa
 
 
 def read_headers(path: Path | None) -> dict[str, str] | None:
-    """Headers of a file, one `name: value` a line; None: there is no file. Raises ConfigError."""
+    """Headers of a file, one `name: value` a line; None: there is no file.
+
+    Raises:
+        ConfigError: it cannot be read, others may write it, or a line is not understood; names file and line.
+    """
     if path is None:
         return None
     file = str(path)
     try:
         lines = path.read_text(encoding="ascii").splitlines()
+        mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not ASCII text"
         raise ConfigError(f"cannot be read as [traces] headers_file: {why}", file=file) from error
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError("others may write this file of [traces] headers: chmod 600 it", file=file)
+    if mode & stat.S_IROTH:
+        _log.warning("everyone on this machine may read this file of [traces] headers: chmod 600 it", file=file)
     found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         name, mark, value = line.partition(":")

@@ -153,7 +153,7 @@ class DrillRoom:
             going.stopped_by = who
             going.task.cancel()
             await asyncio.gather(going.task, return_exceptions=True)
-            self.going = None  # also when it was stopped before it had begun
+            self._over(going)  # also when it was stopped before it had begun
 
     async def _run(self, going: Going) -> None:
         out = self._folder / going.folder
@@ -182,9 +182,14 @@ class DrillRoom:
                 await _end(process)
             if process is not None and process.returncode and not (out / RESULTS).exists() and not self.failed:
                 self.failed = f"The run ended with code {process.returncode}: {' '.join(list(going.lines)[-2:])}"
-            self.going = None
+            self._over(going)
             self._ended(going, passed=process is not None and process.returncode == 0)
             self._changed()
+
+    def _over(self, going: Going) -> None:
+        """Another run that has begun meanwhile stays."""
+        if self.going is going:
+            self.going = None
 
     def _tell(self, going: Going, phase: str, detail: str = "") -> Awaitable[int]:
         return self._submit(

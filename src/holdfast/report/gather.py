@@ -34,6 +34,10 @@ SERIES_MAX = 2000
 """With more attempts than this only a report of kind `full` reads the series."""
 
 
+MEASURED_MAX = 500
+"""When the figures of more nodes are wanted, one question for all is the quicker one."""
+
+
 class Records(Protocol):
     """What `gather` reads: part of `ports.Journal`, so a journal fits, and so does a live controller's API."""
 
@@ -263,15 +267,38 @@ async def gather(
             data.events += [one for one in await _events(journal, kind) if since <= one.at <= (until or now)]
         told = await journal.orders(incident=incident, limit=10_000)
         data.notices = [record for record in told if isinstance(record.order, Notify)]
-        if any(record.nodes or record.attempt_before is not None for record in incidents):
-            for sample in await journal.samples(FIGURE, "node:*"):
-                data.measured.setdefault(sample.subject.removeprefix("node:").partition("/")[0], []).append(sample)
+        data.measured = await _measured(journal, jobs, incidents)
     for done, record in enumerate(jobs, 1):
         if data.has_series:
             data.series[str(record.key)] = await _series(journal, record.key, record, since)
         if on_job is not None:
             on_job(done, len(jobs))
     return data
+
+
+async def _measured(
+    journal: Records, jobs: list[JobRecord], incidents: list[IncidentRecord]
+) -> dict[str, list[Sample]]:
+    """Figures of the incidents' nodes, and of those that took their place."""
+    wanted = {node for record in incidents for node in record.nodes}
+    held = {job.key: {attempt.number: attempt.nodes for attempt in job.attempts} for job in jobs}
+    for record in incidents:
+        for key in record.jobs:
+            nodes = held.get(key, {})
+            before = nodes.get(-1 if record.attempt_before is None else record.attempt_before, ())
+            wanted.update(
+                set(nodes.get(-1 if record.attempt_after is None else record.attempt_after, ())) - set(before)
+            )
+    if len(wanted) > MEASURED_MAX:
+        found = await journal.samples(FIGURE, "node:*")
+    else:
+        found = [one for node in sorted(wanted) for one in await journal.samples(FIGURE, f"node:{node}/*")]
+    measured: dict[str, list[Sample]] = {}
+    for sample in found:
+        node = sample.subject.removeprefix("node:").partition("/")[0]
+        if node in wanted:
+            measured.setdefault(node, []).append(sample)
+    return measured
 
 
 async def _events(journal: Records, kind: str) -> list[AnyEvent]:
