@@ -563,6 +563,8 @@ def test_own_templates_and_those_that_break():
     assert render(own, config, notice(title="t"), INCIDENT).text == "mei: t https://h.example/incidents/i1"
     broken = Destination(name="a", url="x", template="{{ facts.nothing.more }}")
     assert render(broken, config, notice(), INCIDENT).text.startswith("text 1\n(the template of a")
+    divides = Destination(name="a", url="x", template="{{ 1 / (links.dashboard | length) }}")
+    assert render(divides, config, notice(), INCIDENT).text.startswith("text 1\n(the template of a")
     hostile = Notify(id="o", cause=1, topic="i", title="{{ 7*7 }}", text="{{ ''.__class__.__mro__ }}")
     said = render(Destination(name="a", url="x"), config, hostile, INCIDENT)
     assert (said.title, "{{ ''.__class__" in said.text) == ("{{ 7*7 }}", True)
@@ -578,6 +580,14 @@ def test_own_templates_and_those_that_break():
         ({"to": (Destination(name="a", url="x", quiet="late"),)}, "22:00-07:00"),
         ({"to": (Destination(name="a", url="x", zone="Mars/Base"),)}, "no time zone"),
         ({"to": (Destination(name="a", url="x", template="{% if"),)}, "template"),
+        (
+            {"to": (Destination(name="a", url="x", template="{{ notice.titel }}"),)},
+            "no attribute 'titel'; it has notice",
+        ),
+        ({"to": (Destination(name="a", url="x", template="{{ facts.nodes }}"),)}, r"facts \(summary, domain"),
+        ({"to": (Destination(name="a", url="x", template="{{ links.board }}"),)}, r"links \(incident, dashboard\)"),
+        ({"to": (Destination(name="a", url="x", template="{{ incident.id }}"),)}, "'incident' is undefined"),
+        ({"to": (Destination(name="a", url="x", template="{{ notice.title + 1 }}"),)}, "template cannot be used"),
         ({"to": (Destination(name="a", url="x", per_hour=0),)}, "per_hour"),
     ],
 )

@@ -9,7 +9,7 @@ closed by itself, so that a service that keeps matters (PagerDuty) is told of th
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from zoneinfo import ZoneInfo
 
 from jinja2 import StrictUndefined, TemplateError
@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from holdfast.adapters.notice_settings import Destination, NotifyConfig
 from holdfast.errors import ConfigError
+from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import Notify
 
@@ -87,6 +88,20 @@ class Message(Struct, frozen=True):
     """Of its incident in the cockpit; empty: none."""
 
 
+EXAMPLE = Notify(
+    id="o1", cause=1, incident="i1", topic="i1", severity=Severity.ERROR, title="7(0) is requeued, held",
+    text="Xid 74 on n1", job=JobKey("cluster", "7"), node="n1",
+)  # fmt: skip
+EXAMPLE_FACTS = Facts("Xid 74 on n1", "hardware", "gpu", "mei", is_over=True, steps=("Look.",), drill="xid_74")
+EXAMPLE_LINKS = {"incident": "https://holdfast.example/incidents/i1", "dashboard": "https://grafana.example/d/1"}
+"""Every field is set: a template that cannot be filled with these is wrong."""
+TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a template can raise: a site's own may divide, or add a number to a text."""
+TEMPLATE_HAS = (
+    "it has notice (severity, title, text, job, node, topic, incident), "
+    f"facts ({', '.join(Facts.__struct_fields__)}) and links ({', '.join(EXAMPLE_LINKS)})"
+)
+
 Numbered = tuple[int, Message]
 """A message and its number in the outbox."""
 
@@ -105,11 +120,18 @@ def check(config: NotifyConfig) -> None:
         quiet_span(one)
         try:
             ZoneInfo(one.zone)
-            SandboxedEnvironment(undefined=StrictUndefined).from_string(one.template or TEMPLATE)
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"{place}: there is no time zone {one.zone!r}") from error
-        except TemplateError as error:
-            raise ConfigError(f"{place}: the template cannot be read: {error}") from error
+        try:
+            _filled(one.template, EXAMPLE, EXAMPLE_FACTS, EXAMPLE_LINKS)
+        except TEMPLATE_ERRORS as error:
+            raise ConfigError(f"{place}: the template cannot be used: {error}; {TEMPLATE_HAS}") from error
+
+
+def _filled(template: str, notice: Notify, facts: Facts, links: Mapping[str, str]) -> str:
+    """The text of a notice. Raises one of `TEMPLATE_ERRORS`."""
+    made = SandboxedEnvironment(undefined=StrictUndefined).from_string(template or TEMPLATE)
+    return made.render(notice=notice, facts=facts, links=links)
 
 
 def wants(destination: Destination, notice: Notify, facts: Facts) -> bool:
@@ -163,10 +185,9 @@ def render(destination: Destination, config: NotifyConfig, notice: Notify, facts
         "incident": f"{config.link.rstrip('/')}/incidents/{incident}" if config.link and incident else "",
         "dashboard": config.dashboard,
     }
-    environment = SandboxedEnvironment(undefined=StrictUndefined)
     try:
-        text = environment.from_string(destination.template or TEMPLATE).render(notice=notice, facts=facts, links=links)
-    except TemplateError as error:
+        text = _filled(destination.template, notice, facts, links)
+    except TEMPLATE_ERRORS as error:
         text = f"{notice.text}\n(the template of {destination.name} cannot be used: {error})"
     title = f"Resolved: {notice.title}" if facts.is_over else notice.title
     if facts.drill:
