@@ -307,14 +307,15 @@ class NodeAgent:
         self._seen(self.health.finding(Problem(rule="check.spool_dropped", summary=summary, text=summary), now))
 
     def _samples(self) -> list[SamplePoint]:
-        """The hottest GPU, once a minute: what pages plot, not what is judged."""
-        now = self._clock.now()
+        """What pages plot, not what is judged: what ranks tell, and once a minute the hottest GPU."""
+        points = self.slurm_output.points() if self.slurm_output is not None else []
         gpus = self.health.looker.gpus if self.health is not None else ()
         degrees = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
-        if not degrees or self._clock.monotonic() - self._sampled_at < SAMPLE_EVERY_S:
-            return []
-        self._sampled_at = self._clock.monotonic()
-        return [SamplePoint("gpu_temp", f"node:{self.identity.name}", now, float(max(degrees)))]
+        if degrees and self._clock.monotonic() - self._sampled_at >= SAMPLE_EVERY_S:
+            self._sampled_at = self._clock.monotonic()
+            now = self._clock.now()
+            points.append(SamplePoint("gpu_temp", f"node:{self.identity.name}", now, float(max(degrees))))
+        return points
 
     def _make_beat(self) -> Beat:
         return Beat(

@@ -3,9 +3,9 @@
 A plain `sbatch` script without `holdfast run` is recovered by the controller alone; what its tasks print says why it
 failed and how far it came. The files are found from what the job's processes have open, each on the node that has it
 open, so that a file has one reader; a job with a launcher is left to the launcher. What is read becomes findings about
-the job's attempt, and its progress lines first step, steps and durable checkpoints. Lines of a job's output never move
-a node by themselves: the engine holds them against an end that they explain. Time comes from the clock port; a look
-costs some milliseconds every `LOOK_S`.
+the job's attempt, and its progress lines first step, steps and durable checkpoints; ranks with telemetry say the same
+by their slots. Lines of a job's output never move a node by themselves: the engine holds them against an end that they
+explain. Time comes from the clock port; a look costs some milliseconds every `LOOK_S`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from msgspec import Struct
 
 from holdfast.adapters.slurm.open_files import OpenJob, open_jobs
 from holdfast.adapters.tail import Tailer
+from holdfast.agent.job_slots import SlotPoints, progress_of, read_slots
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import LineStream, Match, Matcher, StreamSource
-from holdfast.model.cluster import JobKey
+from holdfast.model.cluster import JobKey, attempt_name
 from holdfast.model.events import AnyEvent, CheckpointSaved, FindingSeen, FirstStepDone, StepReached
 from holdfast.model.evidence import Place, Role
+from holdfast.model.wire import SamplePoint
 from holdfast.ports import Clock
+from holdfast.telemetry.slot import SlotView
 
 LOOK_S = 1.0
 IDLE_S = 3.0
@@ -33,6 +36,7 @@ IDLE_S = 3.0
 MARK_EVERY_S = 10.0
 LINGER_S = 5.0
 """A file is followed so long after nobody has it open any more: last words may be on their way."""
+_Slots = dict[tuple[str, int], list[SlotView]]
 _FAULTS = frozenset({Role.ROOT, Role.CASCADE, Role.CONTEXT})
 
 
@@ -89,6 +93,7 @@ class SlurmOutput:
         self._files: dict[str, _Followed] = {}
         self._attempts: dict[tuple[str, int], _Attempt] = {}
         self._rates = RuleRates()
+        self._points = SlotPoints()
         self._tailer = Tailer(self._on_data, self._on_reset, poll_s=LOOK_S)
 
     async def run(self) -> None:
@@ -96,11 +101,35 @@ class SlurmOutput:
         self._tailer.start()
         try:
             while True:
-                jobs = await asyncio.to_thread(self._look)
+                jobs, slots = await asyncio.to_thread(self._look_with_slots)
                 self.take(jobs)
+                self.take_slots(slots)
                 await self._clock.sleep(LOOK_S if jobs or self._files else IDLE_S)
         finally:
             self._tailer.close()
+
+    def _look_with_slots(self) -> tuple[list[OpenJob], _Slots]:
+        jobs = self._look()
+        return jobs, {(job.job_id, job.restart_count): read_slots(job) for job in jobs if job.telemetry}
+
+    def take_slots(self, slots: _Slots) -> None:
+        """Progress by what the ranks tell; of jobs that `take` follows."""
+        now = self._clock.now()
+        for run, views in slots.items():
+            attempt = self._attempts.get(run)
+            if attempt is None:
+                continue
+            self._points.take(attempt_name(str(attempt.key), attempt.number), views)
+            step, resumed, durable = progress_of(views)
+            if step is not None and step > (-1 if attempt.step is None else attempt.step):
+                self._reached(attempt, step, resumed, now)
+            if durable:
+                self._saved(attempt, durable, "", now)
+
+    def points(self) -> list[SamplePoint]:
+        """What the next beat takes along."""
+        self._points.keep({attempt_name(str(one.key), one.number) for one in self._attempts.values()})
+        return self._points.points(self._clock.now())
 
     def take(self, jobs: list[OpenJob]) -> None:
         """Follow what these jobs write; let go of what nobody has written to for a while."""
@@ -183,19 +212,24 @@ class SlurmOutput:
         text = match.captures.get("step", "")
         step = int(text) if text.isdecimal() else None
         if match.rule.role is Role.PROGRESS and step is not None:
-            first, attempt.step = attempt.step is None, step
-            if first:
-                resumed = max(0, step - 1)
-                self._report(FirstStepDone(**self._words(attempt, now), step=step, resumed_from=resumed))
-            if now - attempt.told_at >= MARK_EVERY_S:
-                self._mark(attempt, now)
+            self._reached(attempt, step, max(0, step - 1), now)
         elif match.rule.role is Role.CHECKPOINT:
             step = attempt.step if step is None else step
             # "Finished staging" is no proof of anything on disk.
-            if step is not None and step > attempt.durable and "staging" not in match.text.lower():
-                attempt.durable = step
-                path = match.captures.get("path", "")
-                self._report(CheckpointSaved(**self._words(attempt, now), step=step, durable=True, path=path))
+            if step is not None and "staging" not in match.text.lower():
+                self._saved(attempt, step, match.captures.get("path", ""), now)
+
+    def _reached(self, attempt: _Attempt, step: int, resumed: int, now: float) -> None:
+        first, attempt.step = attempt.step is None, step
+        if first:
+            self._report(FirstStepDone(**self._words(attempt, now), step=step, resumed_from=resumed))
+        if now - attempt.told_at >= MARK_EVERY_S:
+            self._mark(attempt, now)
+
+    def _saved(self, attempt: _Attempt, step: int, path: str, now: float) -> None:
+        if step > attempt.durable:
+            attempt.durable = step
+            self._report(CheckpointSaved(**self._words(attempt, now), step=step, durable=True, path=path))
 
     def _mark(self, attempt: _Attempt, now: float) -> None:
         if attempt.step is not None and attempt.step > attempt.told:

@@ -4,8 +4,10 @@ Called by the launcher and the agent on the node of the rank, never in the train
 reads a clock; times in a `SlotView` are those of the rank. `layout` tells how a record stays whole.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from struct import Struct
 from zlib import crc32
 
@@ -109,9 +111,15 @@ def read_slot(path: str | Path) -> SlotView:
 
 def _page(path: Path) -> bytes:
     try:
-        # One unbuffered read of the whole page: the shorter the copy, the rarer a torn one.
-        with path.open("rb", buffering=0) as file:
-            page = file.read(at.SLOT_BYTES) or b""
+        # One unbuffered read of the whole page: the shorter the copy, the rarer a torn one. A name that leads elsewhere
+        # or to a pipe is a user's trick on a reader with more rights.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if not S_ISREG(os.fstat(descriptor).st_mode):
+                raise SlotMissingError(f"{path}: cannot be read (no regular file)")
+            page = os.read(descriptor, at.SLOT_BYTES)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise SlotMissingError(f"{path}: cannot be read ({error.strerror})") from error
     if page[: len(at.MAGIC)] != at.MAGIC[: len(page)]:

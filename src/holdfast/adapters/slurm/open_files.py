@@ -17,6 +17,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from holdfast.telemetry.writer import ENV_DIR
+
 PROC = Path("/proc")
 _TITLE = re.compile(r"slurmstepd: \[([0-9]+)\.(\w+)\]")
 _LOGS = (".log", ".out", ".err", ".txt")
@@ -24,6 +26,8 @@ _NOT_OUTPUT = ("/dev/", "/proc/", "/sys/", "/run/")
 _LAUNCHERS = ("holdfast", "holdfast.cli.main", "holdfast.cli.entry", "holdfast.launch")
 FILES_MAX = 64
 """Files followed per job."""
+_SLOT_PLACES = ("/dev/shm/", "/run/", "/tmp/")  # noqa: S108 - where a node's own memory and disk are: no look may hang
+_SLOT_FOLDERS_MAX = 4
 
 
 class OpenJob(Struct, frozen=True, kw_only=True):
@@ -37,6 +41,10 @@ class OpenJob(Struct, frozen=True, kw_only=True):
     has_launcher: bool = False
     """Its output is read by the launcher itself."""
     files: tuple[str, ...] = ()
+    telemetry: tuple[str, ...] = ()
+    """Folders of telemetry slots that its processes name."""
+    writers: frozenset[int] = frozenset()
+    """Processes that name one, each by the number that it knows itself by: that of its own namespace."""
 
 
 class _Process(Struct):
@@ -78,12 +86,17 @@ def _job(
     tree = list(_below(stepds, children))
     environ: dict[str, str] = {}
     launcher = False
+    telemetry: dict[str, None] = {}
+    writers: set[int] = set()
     files: dict[tuple[int, int], str] = {}
     for pid in tree:
         process = processes[pid]
         launcher = launcher or any(os.path.basename(w) in _LAUNCHERS for w in process.words[:6])  # noqa: PTH119 - words
-        if not environ:
-            environ = _environ(proc, pid, job_id)
+        told = _environ(proc, pid, job_id)
+        environ = environ or told
+        if (folder := os.path.normpath(told.get(ENV_DIR, ""))).startswith(_SLOT_PLACES):
+            telemetry[folder] = None
+            writers.add(_own_number(proc, pid))
         for descriptor, path, identity in _written(proc, pid):
             tool = process.words[:1] and os.path.basename(process.words[0]) == "srun"  # noqa: PTH119 - a word of argv
             if descriptor in {1, 2} or tool or path.endswith(_LOGS):
@@ -100,6 +113,8 @@ def _job(
         node=environ.get("SLURMD_NODENAME", ""),
         has_launcher=launcher,
         files=tuple(sorted(files.values())[:FILES_MAX]),
+        telemetry=tuple(telemetry)[:_SLOT_FOLDERS_MAX],
+        writers=frozenset(writers),
     )
 
 
@@ -121,6 +136,13 @@ def _processes(proc: Path) -> Iterator[_Process]:
             parent = int((place / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
             words = (place / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
             yield _Process(int(entry.name), parent, place.stat().st_uid, tuple(word for word in words if word))
+
+
+def _own_number(proc: Path, pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+        return int(status.partition("\nNSpid:")[2].partition("\n")[0].split()[-1])
+    return pid
 
 
 def _environ(proc: Path, pid: int, job_id: str) -> dict[str, str]:

@@ -1,0 +1,11 @@
+#!/bin/sh
+# slurm.conf: TaskProlog=/etc/holdfast/slurm/task_prolog.sh   (runs as the user before each task; `export` lines count)
+#
+# Gives jobs without `holdfast run` a folder for telemetry in the node's memory, so that the agent of the node sees their
+# steps, losses and checkpoints. Ranks take their number from RANK, as torchrun sets it. epilog.sh removes the folder.
+[ -n "$HOLDFAST_TELEMETRY_DIR" ] && exit 0
+dir=/dev/shm/holdfast-telemetry-$(/usr/bin/id -u)-$SLURM_JOB_ID
+if /bin/mkdir -m 700 "$dir" 2>/dev/null || [ -O "$dir" ]; then
+    echo "export HOLDFAST_TELEMETRY_DIR=$dir"
+fi
+exit 0
