@@ -21,7 +21,9 @@ from holdfast.model.cluster import JobKey, NodeView
 
 pytestmark = pytest.mark.timeout(600)
 
-PAGES = ("/", "/jobs", "/nodes", "/incidents", "/orders", "/audit", "/efficiency", "/drills", "/settings")
+PAGES = (
+    "/", "/jobs", "/nodes", "/incidents", "/orders", "/audit", "/efficiency", "/drills", "/settings", "/validation"
+)  # fmt: skip
 VOID = {"meta", "link", "br", "img", "input", "hr", "rect", "path"}
 
 PAYLOADS = (
@@ -90,7 +92,7 @@ def test_every_page_is_there_and_whole(tmp_path: Path) -> None:
         async with served(tmp_path) as house, house.browser(Role.VIEWER) as http:
             await house.fault()
             incident = house.cockpit.board.open_incidents()[0].id
-            for path in (*PAGES, "/jobs/7", "/nodes/n1", f"/incidents/{incident}"):
+            for path in (*PAGES, "/jobs/7", "/nodes/n1", "/validation/n1", f"/incidents/{incident}"):
                 answer = await http.get(path)
                 assert answer.status_code == 200, (path, answer.text[:500])
                 policy = answer.headers["content-security-policy"]

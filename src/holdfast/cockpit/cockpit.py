@@ -22,6 +22,7 @@ from holdfast.cockpit.live import Cells, Hub, Parts
 from holdfast.cockpit.pages import Page, Pages
 from holdfast.cockpit.sessions import SessionBook
 from holdfast.cockpit.settings import SettingsPage
+from holdfast.cockpit.validation import Validations
 from holdfast.cockpit.what_if import Replayer
 from holdfast.controller import Controller
 
@@ -65,7 +66,9 @@ class Cockpit:
         )
         self.pages.add("settings", "settings.html", self.settings.page)
         self.pages.add("efficiency", "efficiency.html", self.efficiency.page)
+        self.validations = Validations(controller)
         self.pages.add("drills", "drills.html", self.drills.page)
+        self.pages.add("validation", "validation.html", self.validations.page)
         self.ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 

@@ -163,9 +163,9 @@ class Pages:
         nodes = self._board.nodes
         if self._racks_of != self._board.layout:
             found: dict[str, list[str]] = {}
-            for name in sorted(nodes, key=_natural):
+            for name in sorted(nodes, key=natural):
                 found.setdefault(nodes[name].rack, []).append(name)
-            self._racks = sorted(found.items(), key=lambda item: _natural(item[0]))
+            self._racks = sorted(found.items(), key=lambda item: natural(item[0]))
             self._racks_of = self._board.layout
         return [(rack, [nodes[name] for name in names]) for rack, names in self._racks]
 
@@ -176,7 +176,7 @@ class Pages:
             if _job_is(job, state) and all(word in _words_of(job) for word in words)
         ]  # fmt: skip
         found.sort(key=lambda job: (not job.is_troubled, job.is_over, not job.is_running, -job.since))
-        return {"jobs": _slice(found, page), "q": page.ask("q"), "chosen": state}
+        return {"jobs": sliced(found, page), "q": page.ask("q"), "chosen": state}
 
     async def _nodes(self, page: Page) -> Values:
         words, state = page.ask("q").casefold().split(), page.ask("state")
@@ -185,8 +185,8 @@ class Pages:
             if (not state or node.state == state or (state == "unwell" and not node.is_well))
             and all(word in f"{node.name} {node.rack} {node.group} {node.note}".casefold() for word in words)
         ]  # fmt: skip
-        found.sort(key=lambda node: (node.is_well, _natural(node.name)))
-        return {"nodes": _slice(found, page), "q": page.ask("q"), "chosen": state, "states": list(NodeState)}
+        found.sort(key=lambda node: (node.is_well, natural(node.name)))
+        return {"nodes": sliced(found, page), "q": page.ask("q"), "chosen": state, "states": list(NodeState)}
 
     async def _incidents(self, page: Page) -> Values:
         open_only = page.ask("state") == "open"
@@ -225,7 +225,7 @@ class Pages:
         words = page.ask("q").casefold().split()
         found = [deed for deed in reversed(self._board.deeds) if all(word in _deed_words(deed) for word in words)]
         refused = self._board.refusals
-        return {"deeds": _slice(found, page), "q": page.ask("q"), "refused": refused, "kind_of": kind_of}
+        return {"deeds": sliced(found, page), "q": page.ask("q"), "refused": refused, "kind_of": kind_of}
 
     # --- one thing ---
 
@@ -309,8 +309,8 @@ def _newest(job: JobLine) -> float:
     return -job.since
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """node2 before node10."""
+def natural(name: str) -> list[tuple[bool, int, str]]:
+    """A key that sorts node2 before node10."""
     parts: list[tuple[bool, int, str]] = []
     digits, text = "", ""
     for char in f"{name}\0":
@@ -356,7 +356,8 @@ def _deed_words(deed: Any) -> str:
     return f"{kind_of(deed)} {deed.source}".casefold()
 
 
-def _slice(found: Sequence[Any], page: Page) -> Slice:
+def sliced(found: Sequence[Any], page: Page) -> Slice:
+    """The page of a list that is asked for."""
     first = (page.number - 1) * ROWS
     return Slice(found[first : first + ROWS], page.number, len(found) > first + ROWS, len(found))
 

@@ -182,7 +182,7 @@ async def overview(request: Request[Any, Any, Any]) -> Response[str]:
     return await page(request, "overview")
 
 
-LISTS = ("jobs", "nodes", "incidents", "orders", "audit", "drills", "settings")
+LISTS = ("jobs", "nodes", "incidents", "orders", "audit", "drills", "settings", "validation")
 
 
 @get([f"/{kind}" for kind in LISTS])
@@ -213,6 +213,17 @@ async def a_node(request: Request[Any, Any, Any], name: FromPath[str], chart: Fr
         return await page(request, "node", named(name))
     looker(request)
     return figure(await charts.temperature(of(request).controller, named(name)))
+
+
+@get("/validation/{name:path}")
+async def a_validation(
+    request: Request[Any, Any, Any], name: FromPath[str], chart: FromQuery[str] = ""
+) -> Response[Any]:
+    """What validations said of one node, or a chart of one figure."""
+    if not chart:
+        return await page(request, "validation", named(name))
+    looker(request)
+    return figure(await of(request).validations.chart(named(name), chart))
 
 
 @get("/incidents/{name:path}")
@@ -388,5 +399,6 @@ _STATUS: dict[type[Exception], int] = {NotFoundError: 404, RefusedError: 403, Li
 
 HANDLERS = [
     efficiency, change_policy, run_drill,
-    overview, a_list, a_job, a_node, an_incident, an_order, operate, live, log_in_page, log_in, log_out, static,
+    overview, a_list, a_job, a_node, a_validation, an_incident, an_order, operate, live, log_in_page, log_in, log_out,
+    static,
 ]  # fmt: skip

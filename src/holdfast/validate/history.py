@@ -2,7 +2,8 @@
 
 `samples_of` turns a run into samples, `read` brings them back; judging is pure. A figure is a point of the series
 `validate.figure` of the subject `node:NAME/ITEM`; a fact (a version) one of `validate.fact` of `node:NAME/ITEM=TEXT`,
-told with every run, so that a change of figures can be set beside what changed with it.
+told with every run, so that a change of figures can be set beside what changed with it. What a run said in words is
+kept by `latest`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from statistics import median
 from msgspec import Struct
 
 from holdfast.ports import Journal, Sample
+from holdfast.validate.latest import told_of
 from holdfast.validate.results import SEVERITY, Run, number
 
 FIGURE = "validate.figure"
@@ -73,7 +75,7 @@ def samples_of(run: Run) -> list[Sample]:
                 found.append(Sample(FIGURE, f"{subject}/{item.name}", run.at, item.value))
             elif item.same and item.text:
                 found.append(Sample(FACT, f"{subject}/{item.name}={item.text}", run.at, 1.0))
-    return found
+    return found + told_of(run)
 
 
 async def read(journal: Journal, *, node: str = "", after: float = 0.0) -> list[Sample]:
@@ -126,7 +128,7 @@ def change_point(values: Sequence[float]) -> int:
         return 0
 
     def cost(split: int) -> float:
-        return sum(abs(v - median(side)) for side in (values[:split], values[split:]) for v in side)
+        return sum(_distance(side) for side in (values[:split], values[split:]))
 
     split = min(range(SIDE_MIN, len(values) - SIDE_MIN + 1), key=cost)
     left, right = values[:split], values[split:]
@@ -137,6 +139,12 @@ def change_point(values: Sequence[float]) -> int:
     distance = abs(median(left) - median(right))
     spread = 1.4826 * median([*(abs(v - median(left)) for v in left), *(abs(v - median(right)) for v in right)])
     return split if distance >= SHARE * level and distance > DEVIATIONS * max(spread, 0.01 * level) else 0
+
+
+def _distance(side: Sequence[float]) -> float:
+    """How far values lie from their own median, in all."""
+    level = median(side)
+    return sum(abs(value - level) for value in side)
 
 
 def ageing(points: Sequence[Point]) -> float:
