@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime
 from itertools import product
@@ -11,11 +12,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from playwright.async_api import Page
-from tests.cockpit.browsing import becomes, chromium, context, needs_chromium, ready
+from tests.cockpit.browsing import WAIT_MS, becomes, chromium, context, needs_chromium, ready
 from tests.cockpit.served import KEY, Served, nodes_of, run, served
 from tests.controller.cases import until
 
 from holdfast.api import Role
+from holdfast.cockpit.pages import Page as Asked
 from holdfast.model import events as e
 from holdfast.model.evidence import Domain, Finding, Place, Remedy
 from holdfast.model.evidence import Role as FindingRole
@@ -30,6 +32,7 @@ CHARTS = {
     "/jobs/7": {"steps": ".scatterlayer .js-line, .scatterlayer .point", "loss": ".scatterlayer .js-line",
                 "ranks": ".heatmaplayer image"},
     "/nodes/n1": {"temperature": ".scatterlayer .js-line"},
+    "/validation/n1": {"cpu.memory": ".scatterlayer .js-line"},
     "/efficiency": {"failures": ".barlayer .point path", "times": ".scatterlayer .point"},
 }  # fmt: skip
 """Path -> chart -> what Plotly draws for it."""
@@ -57,6 +60,11 @@ async def measured(house: Served) -> float:
         await house.controller.submit(event)
     await house.fault("n4")
     rows = [Sample("gpu_temp", "node:n1", begin + n, 60.0 + n % 7) for n in range(300)]
+    for n in range(3):
+        rows += [
+            Sample("validate.verdict", "node:n1", begin + n, 1.0),
+            Sample("validate.figure", "node:n1/cpu.memory", begin + n, 50.0 + n),
+        ]
     for attempt, rank, n in product(range(2), range(4), range(100)):
         subject, at = f"job:7({attempt})/rank:{rank}", begin + 311 * attempt + n
         rows += [
@@ -76,34 +84,41 @@ def test_charts_are_drawn_and_times_are_the_viewers(tmp_path: Path) -> None:
         async with served(tmp_path, nodes=nodes_of(6), policy=ADVISE) as house, chromium() as browser:
             begin = await measured(house)
             await until(lambda: house.cockpit.board.nodes["n4"].state != "healthy")
+            await gathered(house)
             async with context(browser, house, Role.VIEWER, timezone_id=ZONES[0]) as (_, page, _watched):
-                for path in ("/nodes/n1", "/efficiency"):
-                    if path == "/efficiency":
-                        await page.goto(path)  # figures are gathered behind the page: the next look has them
-                        await becomes(page, "document.querySelector('[data-part=figures] table') !== null")
-                    await ready(page, path)
-                    for name, what in CHARTS[path].items():
-                        await drawn(page, name, what)
-                    await zoned(page, ZONES[0])
                 await ready(page, "/")
                 await words(page)
-            for zone, width in zip(ZONES, (1280, 390), strict=True):
-                async with context(browser, house, Role.VIEWER, timezone_id=zone, width=width) as (_, page, _watched):
-                    await a_job(page, zone, begin)
+                await charted(page, "/efficiency", ZONES[0])
+                said = await charted(page, "/jobs/7", ZONES[0])
+                assert said["loss"]["title"] == "step"
+                shows(said["steps"], ZONES[0], begin)
+            async with context(browser, house, Role.VIEWER, timezone_id=ZONES[1], width=390) as (_, page, _watched):
+                shows((await charted(page, "/nodes/n1", ZONES[1]))["temperature"], ZONES[1], begin)
 
     run(work)
 
 
-async def a_job(page: Page, zone: str, begin: float) -> None:
-    """The job's page from a zone: its charts stand within their places, and show the first step at the zone's time."""
-    await ready(page, "/jobs/7")
-    said = {name: await drawn(page, name, what) for name, what in CHARTS["/jobs/7"].items()}
-    there = datetime.fromtimestamp(begin, ZoneInfo(zone)).replace(tzinfo=UTC).timestamp()
-    assert said["steps"]["shown"] == pytest.approx(there * 1000.0, abs=1.0), "what Plotly takes for UTC is the zone's"
-    assert zone_name(said["steps"]["title"]) == zone
-    assert said["steps"]["hover"] == datetime.fromtimestamp(begin, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    assert said["loss"]["title"] == "step"
+async def gathered(house: Served) -> None:
+    """The efficiency page's figures are made behind it: when they are there, the page has them at once."""
+    async with asyncio.timeout(WAIT_MS / 1000):
+        while (await house.cockpit.efficiency.page(Asked.parse("efficiency")))["found"] is None:
+            await asyncio.sleep(0.02)
+
+
+async def charted(page: Page, path: str, zone: str) -> dict[str, dict[str, Any]]:
+    """Open a page, and wait for all of its charts."""
+    await ready(page, path)
+    found = {name: await drawn(page, name, what) for name, what in CHARTS[path].items()}
     await zoned(page, zone)
+    return found
+
+
+def shows(chart: dict[str, Any], zone: str, begin: float) -> None:
+    """Its first point stands at the zone's time, the axis names the zone, and UTC is told on hover."""
+    there = datetime.fromtimestamp(begin, ZoneInfo(zone)).replace(tzinfo=UTC).timestamp()
+    assert chart["shown"] == pytest.approx(there * 1000.0, abs=1.0), "what Plotly takes for UTC is the zone's"
+    assert zone_name(chart["title"]) == zone
+    assert chart["hover"] == datetime.fromtimestamp(begin, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 async def drawn(page: Page, name: str, what: str) -> dict[str, Any]:

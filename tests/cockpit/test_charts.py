@@ -51,13 +51,16 @@ def test_steps_over_time(play: Recorded) -> None:
     band from each fault to the next first step, named by its cause."""
     first = of(play, e.FirstStepDone, attempt=3)[0]
     sampled = [Sample("step", "job:7(3)/rank:0", first.at + 10.0 * n, first.step + n) for n in range(1, 4)]
-    others = [Sample("step", "job:7(3)/rank:1", first.at + 5.0, 12.0), Sample("step", "job:8(3)/rank:0", NOW, 99.0)]
+    second = of(play, e.FirstStepDone, attempt=2)[0]
+    others = [Sample("step", "job:7(2)/rank:0", second.at + 60.0, 4000.0)]
+    others += [Sample("step", "job:7(3)/rank:1", first.at + 5.0, 12.0), Sample("step", "job:8(3)/rank:0", NOW, 99.0)]
     incidents = sorted({one.id for entry in play.entries for one in entry.touched.incidents})
     figure = drawn(play, lambda desk: charts.steps(desk, "7", incidents), *sampled, *others)
     lines = {one["name"]: one for one in figure["data"]}
     assert list(lines) == ["7(0)", "7(1)", "7(2)", "7(3)", "durable checkpoint"]
     assert lines["7(3)"]["x"] == [round(first.at * 1000, 1), *(round(one.at * 1000, 1) for one in sampled)]
     assert lines["7(3)"]["y"] == [first.step, *(one.value for one in sampled)]
+    assert lines["7(2)"]["y"][-1] == 4000.0, "what was sampled is further than what was told at the end"
     ended = of(play, e.AttemptEnded, attempt=1)[0]
     reached = max(one.step for one in of(play, e.StepReached, attempt=1))
     assert (lines["7(1)"]["x"][-1], lines["7(1)"]["y"][-1]) == (round(ended.at * 1000, 1), reached)
@@ -90,12 +93,14 @@ def test_losses_over_step(play: Recorded) -> None:
 
 
 def test_step_times_of_ranks_are_a_grid_of_the_slowest(play: Recorded) -> None:
-    """Of 70 ranks the 64 slowest, in order; a cell is the longest step of its stretch; what nobody told is empty."""
+    """Of 70 ranks the 64 slowest, in order, a column for each sample; a cell is the longest step of its stretch; what
+    nobody told is empty."""
     slow = {rank: 0.5 + rank / 100.0 for rank in range(70)}
     samples = [
         Sample("step_s", f"job:7(3)/rank:{rank}", BEGIN + n, value)
         for rank, value in slow.items()
         for n in range(0, 161, 2)
+        if (rank, n) != (9, 62)
     ]
     spike = Sample("step_s", "job:7(3)/rank:3", BEGIN + 60.25, 30.0)
     left_out = [
@@ -106,13 +111,29 @@ def test_step_times_of_ranks_are_a_grid_of_the_slowest(play: Recorded) -> None:
     (grid,) = drawn(play, lambda desk: charts.ranks(desk, "7"), *samples, spike, *left_out)["data"]
     shown = [3, *range(7, 70)]
     assert grid["y"] == [f"rank {rank}" for rank in shown]
-    assert grid["x"] == [round((BEGIN + n) * 1000) for n in range(161)]
-    assert [len(row) for row in grid["z"]] == [161] * 64
+    assert grid["x"] == [round((BEGIN + n) * 1000) for n in range(0, 161, 2)]
+    assert [len(row) for row in grid["z"]] == [81] * 64
     for row, rank in zip(grid["z"], shown, strict=True):
-        assert row[60] == (30.0 if rank == 3 else slow[rank])
-        assert row[62] == slow[rank]
-        assert row[61] is None
+        want = [slow[rank]] * 81
+        if rank == 3:
+            want[30] = 30.0
+        if rank == 9:
+            want[31] = None
+        assert row == want, rank
     assert grid["colorscale"] == "Cividis"
+
+
+def test_a_grid_has_so_many_columns_at_most(play: Recorded) -> None:
+    """Of 1,000 samples of a rank each column holds the longest of its stretch; one sample alone is one cell."""
+    told = [Sample("step_s", "job:7(3)/rank:0", BEGIN + n, 1.0 + n / 1000.0) for n in range(1000)]
+    (grid,) = drawn(play, lambda desk: charts.ranks(desk, "7"), *told)["data"]
+    (row,) = grid["z"]
+    assert len(row) == len(grid["x"]) == charts.COLUMNS + 1
+    assert None not in row
+    assert row == sorted(row)
+    assert row[-1] == told[-1].value
+    (grid,) = drawn(play, lambda desk: charts.ranks(desk, "7"), told[0])["data"]
+    assert [one for one in grid["z"][0] if one is not None] == [1.0]
 
 
 def test_a_job_without_samples_has_empty_charts(play: Recorded) -> None:

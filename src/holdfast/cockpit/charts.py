@@ -6,6 +6,7 @@ in Unix milliseconds, which Plotly shows in the viewer's zone; what is long is t
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from msgspec import Struct
@@ -73,6 +74,7 @@ async def losses(controller: Controller, name: str) -> dict[str, Any]:
             series.losses[attempt] = thinned(points)
     made = loss_plot(data, name)
     made["layout"]["height"] = 300
+    made["layout"]["legend"]["y"] = -0.35
     return made
 
 
@@ -109,17 +111,19 @@ async def ranks(controller: Controller, name: str) -> dict[str, Any]:
     slowest = sorted(by_rank, key=lambda rank: -max(one.value for one in by_rank[rank]))[:RANKS_MAX]
     shown = sorted(slowest)
     first, last = min(one.at for one in samples), max(one.at for one in samples)
-    width = max((last - first) / COLUMNS, 0.001)
-    grid: list[list[float | None]] = [[None] * (COLUMNS + 1) for _ in shown]
+    # No more columns than a rank has samples: else every other one would be empty.
+    columns = max(1, min(COLUMNS, round(median(len(by_rank[rank]) for rank in shown)) - 1))
+    width = max((last - first) / columns, 0.001)
+    grid: list[list[float | None]] = [[None] * (columns + 1) for _ in shown]
     for row, rank in enumerate(shown):
         for one in by_rank[rank]:
-            column = int((one.at - first) / width)
+            column = round((one.at - first) / width)
             grid[row][column] = max(one.value, grid[row][column] or 0.0)
     return {
         "data": [
             {
                 "type": "heatmap",
-                "x": [round((first + width * column) * 1000.0) for column in range(COLUMNS + 1)],
+                "x": [round((first + width * column) * 1000.0) for column in range(columns + 1)],
                 "y": [f"rank {rank}" for rank in shown],
                 "z": grid,
                 "colorscale": "Cividis",

@@ -332,7 +332,8 @@ async def _series(journal: Records, key: JobKey, record: JobRecord, since: float
                 kept[attempt.number] = points
         if attempt.first_step is not None and attempt.first_step_at:
             steps.append(Point(attempt.first_step_at, attempt.first_step))
-        if attempt.reached is not None and attempt.ended_at and steps and steps[-1].y < attempt.reached:
+        known = max((point.y for point in steps), default=None)
+        if attempt.reached is not None and attempt.ended_at and known is not None and known < attempt.reached:
             steps.append(Point(attempt.ended_at, attempt.reached))
         series.steps[attempt.number] = sorted(set(steps), key=lambda point: point.x)
         saved = [Point(s.at, s.value) for s in await journal.samples("checkpoint", subject, after=since)]
