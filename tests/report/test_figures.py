@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.report.histories import a_year
 
 from holdfast.model.cluster import JobKey, JobView
 from holdfast.model.evidence import Diagnosis, Domain
@@ -16,7 +17,7 @@ from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mar
 from holdfast.report.figures import CATEGORIES, account, opened_in, spread, totals
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.interval import advise
-from holdfast.report.timeline import seconds_by_phase, span, timeline
+from holdfast.report.timeline import phase_totals, seconds_by_phase, span, spans, timeline
 from holdfast.report.trace import trace
 
 KEY = JobKey("lab", "7")
@@ -327,3 +328,14 @@ def test_the_quick_cut_of_phases_is_the_timelines() -> None:
     assert seconds_by_phase(incident) == pytest.approx(
         {phase.name: phase.seconds for phase in timeline(incident).phases}
     )
+
+
+def test_many_incidents_at_once_give_what_each_one_gives() -> None:
+    """Spans and sums of phases over a year are those of its incidents, one by one."""
+    _, _, found = a_year(4, incidents=300)
+    for end in (Mark.DETECTED, Mark.FIRST_STEP, Mark.NODE_RETURNED):
+        assert spans(found, Mark.FAULT, end) == [span(incident, Mark.FAULT, end) for incident in found]
+    totals = phase_totals(found)
+    for name, seconds in totals.items():
+        assert seconds == pytest.approx(sum(seconds_by_phase(incident).get(name, 0.0) for incident in found))
+    assert sum(totals.values()) == pytest.approx(sum(timeline(incident).total_s for incident in found))

@@ -17,8 +17,9 @@ from holdfast.report.html import render_html
 from holdfast.report.json_form import render_json
 from holdfast.report.markdown import render_markdown
 from holdfast.report.plots import loss_plot, step_plot
+from holdfast.report.sections import Section
 from holdfast.report.tables import offsets, seconds
-from holdfast.report.terminal import render
+from holdfast.report.terminal import ROWS_MAX, render, section_table
 
 HOSTILE = "</script><img src=x onerror=alert(1)> [red]x[/red] |*_`"
 KEY = JobKey("lab", "7")
@@ -167,3 +168,13 @@ def test_a_plot_follows_one_rank() -> None:
     assert [s.subject for s in one_rank(of_ranks)] == ["job:7(0)/rank:1"]
     assert one_rank([*of_ranks, Sample("step", "job:7(0)", NOW, 3.0)])[0].subject == "job:7(0)"
     assert one_rank([]) == []
+
+
+def test_a_terminal_cuts_a_long_table_and_says_where_the_rest_is() -> None:
+    """The first sixty rows, of weeks the newest; all of them stand in the other forms."""
+    rows = tuple((f"row{n:03d}",) for n in range(1, 101))
+    for key, first, last in (("causes", "row001", "row060"), ("weeks", "row041", "row100")):
+        out = io.StringIO()
+        Console(file=out, width=100).print(section_table(Section(key, "T", "", ("name",), rows)))
+        assert re.findall(r"row\d+", out.getvalue())[:: ROWS_MAX - 1] == [first, last]
+        assert "40 rows more" in out.getvalue()

@@ -104,8 +104,10 @@ class AttemptRecord(Struct, omit_defaults=True):
     @property
     def reached(self) -> int | None:
         """The highest step that is known to be completed; a durable checkpoint tells of it too."""
-        known = [step for step in (self.last_step, self.durable_step) if step is not None]
-        return max(known, default=None)
+        last, durable = self.last_step, self.durable_step
+        if last is None or durable is None:
+            return durable if last is None else last
+        return max(last, durable)
 
 
 class Broke(Struct, frozen=True, omit_defaults=True):

@@ -9,14 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
-from statistics import linear_regression
+from statistics import fmean, linear_regression
 
 from msgspec import Struct
 
 from holdfast.model.events import OperatorCommand
 from holdfast.model.records import IncidentRecord, JobRecord, Mark, NodeRecord
 from holdfast.report.figures import Accounting, Spread, counted, ends, spread
-from holdfast.report.timeline import span
+from holdfast.report.timeline import spans
 from holdfast.report.words import ENGLISH, Words
 
 WEEK_S = 7 * 86400.0
@@ -149,7 +149,7 @@ def groups(incidents: Sequence[IncidentRecord], commands: Sequence[OperatorComma
     return Groups(
         failures=failures,
         back=back,
-        alone=[incident for incident in back if not _had_help(incident, said, times)],
+        alone=[incident for incident in back if not _had_help(incident, said, times)] if said else back,
         given_up=[incident for incident in failures if incident.outcome == "given_up"],
         fenced=fenced,
         false=[incident for incident in fenced if _was_false(incident)],
@@ -185,7 +185,8 @@ def fleet(
     failures, back, alone = found.failures, found.back, found.alone
     days = max(0.0, until - since) / 86400.0
     gpus = {node.name: node.view.gpus for node in nodes}
-    weeks = _weeks(failures, jobs, since, until, len(nodes))
+    detect_s = spans(failures, Mark.FAULT, Mark.DETECTED)
+    weeks = _weeks(failures, detect_s, jobs, since, until, len(nodes))
     badput, wall_gpu_s = _badput(jobs, accounts, gpus)
     wall = sum(a.wall_s for a in accounts)
     startup = sum(a.badput["startup"] for a in accounts)
@@ -202,10 +203,10 @@ def fleet(
         failures=len(failures),
         per_1000_node_days=1000.0 * len(failures) / (len(nodes) * days) if nodes and days > 0 else None,
         mtbf_s=sum(a.up_s for a in accounts) / len(failures) if failures else None,
-        mttd=spread(span(i, Mark.FAULT, Mark.DETECTED) for i in failures),
-        mttr=spread(span(i, Mark.FAULT, Mark.FIRST_STEP) for i in back),
+        mttd=spread(detect_s),
+        mttr=spread(spans(back, Mark.FAULT, Mark.FIRST_STEP)),
         by_cause=counted(i.diagnosis.cause if i.diagnosis else "unknown" for i in failures),
-        by_domain=counted(i.diagnosis.domain.value if i.diagnosis else "unknown" for i in failures),
+        by_domain=counted(i.diagnosis.domain if i.diagnosis else "unknown" for i in failures),
         came_back=len(back),
         by_themselves=len(alone),
         resubmitted=len(back) - len(alone),
@@ -278,24 +279,36 @@ def _badput(
 
 
 def _weeks(
-    failures: Sequence[IncidentRecord], jobs: Sequence[JobRecord], since: float, until: float, nodes: int
+    failures: Sequence[IncidentRecord],
+    detect_s: Sequence[float | None],
+    jobs: Sequence[JobRecord],
+    since: float,
+    until: float,
+    nodes: int,
 ) -> tuple[Week, ...]:
+    """`detect_s`: seconds to each failure's detection."""
     if since <= 0 or until <= since:
         return ()
     up = _up_by_week(jobs, since, until)
-    inside: dict[int, list[IncidentRecord]] = {}
-    for incident in failures:
+    inside: list[list[tuple[float | None, float | None]]] = [[] for _ in up]
+    for incident, found_s, again_s in zip(
+        failures, detect_s, spans(failures, Mark.FAULT, Mark.FIRST_STEP), strict=True
+    ):
         if since <= incident.opened_at < until:
-            inside.setdefault(int((incident.opened_at - since) // WEEK_S), []).append(incident)
+            inside[int((incident.opened_at - since) // WEEK_S)].append((found_s, again_s))
     found = []
     for number, up_s in enumerate(up):
         begin = since + number * WEEK_S
         end = min(begin + WEEK_S, until)
-        seen = inside.get(number, [])
-        detect = spread(span(i, Mark.FAULT, Mark.DETECTED) for i in seen)
-        again = spread(span(i, Mark.FAULT, Mark.FIRST_STEP) for i in seen)
-        found.append(Week(begin, len(seen), nodes * (end - begin) / 86400.0, detect.mean, again.mean, up_s))
+        seen = inside[number]
+        detect, again = (_mean([pair[side] for pair in seen]) for side in (0, 1))
+        found.append(Week(begin, len(seen), nodes * (end - begin) / 86400.0, detect, again, up_s))
     return tuple(found)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _up_by_week(jobs: Sequence[JobRecord], since: float, until: float) -> list[float]:
@@ -304,12 +317,15 @@ def _up_by_week(jobs: Sequence[JobRecord], since: float, until: float) -> list[f
     for job in jobs:
         attempts = [attempt for attempt in job.attempts if attempt.started_at > 0]
         for attempt, ended in zip(attempts, ends(attempts, until), strict=True):
-            begin, end = max(attempt.started_at, since), min(ended, until)
-            for number in range(max(0, int((begin - since) // WEEK_S)), len(up)):
-                week = since + number * WEEK_S
-                if week >= end:
-                    break
-                up[number] += max(0.0, min(end, week + WEEK_S) - max(begin, week))
+            begin = max(since, attempt.started_at)
+            end = min(until, ended)
+            if begin < end:
+                number = int((begin - since) // WEEK_S)
+                # Cut where weeks end; most attempts end in the week in which they began.
+                while (week_ends := since + (number + 1) * WEEK_S) < end:
+                    up[number] += week_ends - begin
+                    begin, number = week_ends, number + 1
+                up[number] += end - begin
     return up
 
 
@@ -358,9 +374,10 @@ def _cost(
     by_key = {job.key: job_gpus(job, gpus) for job in jobs}
     person_s = economics.person_minutes * 60.0
     saved_s = 0.0
-    for incident in alone:
-        ours_s = span(incident, Mark.FAULT, Mark.FIRST_STEP) or 0.0
-        saved_s += max(0.0, person_s - ours_s) * sum(by_key.get(key, 0) for key in incident.jobs)
+    for incident, took_s in zip(alone, spans(alone, Mark.FAULT, Mark.FIRST_STEP), strict=True):
+        ours_s = took_s or 0.0
+        if ours_s < person_s:
+            saved_s += (person_s - ours_s) * sum([by_key.get(key, 0) for key in incident.jobs])
     per_node = max(gpus.values(), default=0) or 1
     lost_h = sum(badput.values()) / 3600.0
     spares_h = economics.spare_nodes * per_node * days * 24.0

@@ -156,7 +156,7 @@ class ReportData(Struct, dict=True):
     def throughputs(self) -> list[Throughput]:
         """Training speed before and after each incident that ended an attempt."""
         found = []
-        for incident in self.counted:
+        for incident in self.counted if self.series else ():
             series = self.series.get(str(incident.jobs[0])) if incident.jobs else None
             if incident.attempt_before is not None and series is not None:
                 found.append(throughput(incident, series))

@@ -14,7 +14,7 @@ from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.figures import Accounting, opened_in, spread
 from holdfast.report.throughput import Throughput
-from holdfast.report.timeline import span
+from holdfast.report.timeline import spans
 
 MONTH_S = 30 * 86400.0
 
@@ -59,7 +59,7 @@ def judge(
     real = opened_in(lived, since, until)
     found = []
     if slo.detect_s:
-        found.append(_within("detect", slo.detect_s, [span(i, Mark.FAULT, Mark.DETECTED) for i in real]))
+        found.append(_within("detect", slo.detect_s, spans(real, Mark.FAULT, Mark.DETECTED)))
     if slo.recover_s:
         found.append(_recovery(slo.recover_s, real))
     if slo.availability:
@@ -84,7 +84,7 @@ def _within(objective: str, limit_s: float, values: Sequence[float | None]) -> V
 def _recovery(limit_s: float, real: Sequence[IncidentRecord]) -> Verdict:
     """A job that was given up did not recover in time, however quick the others were."""
     stopped = [i for i in real if i.attempt_before is not None]
-    verdict = _within("recover", limit_s, [span(i, Mark.FAULT, Mark.FIRST_STEP) for i in stopped])
+    verdict = _within("recover", limit_s, spans(stopped, Mark.FAULT, Mark.FIRST_STEP))
     lost = sum(1 for incident in stopped if incident.outcome == "given_up")
     if not lost:
         return verdict
@@ -117,7 +117,8 @@ def _down_s(incident: IncidentRecord, since: float, until: float) -> float:
         return 0.0
     fault = incident.marks.get(Mark.FAULT, incident.opened_at)
     again = incident.marks.get(Mark.FIRST_STEP) or incident.closed_at or fault
-    return max(0.0, min(again, until) - max(fault, since)) * max(1, len(incident.jobs))
+    begin, end = max(since, fault), min(until, again)
+    return (end - begin) * (len(incident.jobs) or 1) if end > begin else 0.0
 
 
 def _performance(percent: float, throughputs: Sequence[Throughput]) -> Verdict:

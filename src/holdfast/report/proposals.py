@@ -14,7 +14,7 @@ from msgspec import Struct
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.fleet import Fleet
 from holdfast.report.interval import IntervalAdvice
-from holdfast.report.timeline import PHASE_NAMES, seconds_by_phase, span
+from holdfast.report.timeline import PHASE_NAMES, phase_totals, spans
 
 if TYPE_CHECKING:
     from holdfast.report.gather import ReportData
@@ -64,12 +64,9 @@ def _interval_gain(advice: IntervalAdvice) -> str:
 
 def _slowest(data: ReportData, _: Fleet) -> Iterable[Proposal]:
     """The phase on which most of the recoveries' time goes, when it is more than half."""
-    total: dict[str, float] = {}
     real = [i for i in data.counted if i.outcome == "recovered"]
-    for incident in real:
-        for name, seconds in seconds_by_phase(incident).items():
-            if name != PHASE_NAMES[Mark.PROVEN]:
-                total[name] = total.get(name, 0.0) + seconds
+    total = phase_totals(real)
+    del total[PHASE_NAMES[Mark.PROVEN]]
     whole = sum(total.values())
     if whole <= 0 or len(real) < 2:
         return
@@ -95,14 +92,13 @@ SPEEDUPS = {
 
 
 def _spares(data: ReportData, _: Fleet) -> Iterable[Proposal]:
-    waited = [(i, w) for i in data.counted if (w := _wait_for_nodes(i)) > 60.0]
+    waited = [w for i in data.counted if Mark.RELEASED in i.marks and (w := _wait_for_nodes(i)) > 60.0]
     if waited:
-        longest = max(w for _, w in waited)
         yield Proposal(
             "spares",
             "keep one more spare node",
-            f"{len(waited)} recoveries waited more than a minute for nodes, the longest {longest / 60:.0f} min",
-            f"{sum(w for _, w in waited) / 3600:.1f} hours of waiting",
+            f"{len(waited)} recoveries waited more than a minute for nodes, the longest {max(waited) / 60:.0f} min",
+            f"{sum(waited) / 3600:.1f} hours of waiting",
         )
 
 
@@ -134,19 +130,16 @@ def _false(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
 
 
 def _hidden(data: ReportData, _: Fleet) -> Iterable[Proposal]:
-    late = [i for i in data.counted if _detected_after(i) >= NCCL_TIMEOUT_S]
+    took = zip(data.counted, spans(data.counted, Mark.FAULT, Mark.DETECTED), strict=True)
+    late = [(incident, seconds) for incident, seconds in took if seconds is not None and seconds >= NCCL_TIMEOUT_S]
     if late:
         yield Proposal(
             "hidden-by-time-out",
             "switch hang detection on for these jobs ([hang] enabled) and give their scripts telemetry",
             f"{len(late)} faults were noticed only {NCCL_TIMEOUT_S / 60:.0f} minutes or more after they happened:"
-            f" {', '.join(i.id for i in late[:5])}",
-            f"{sum(_detected_after(i) for i in late) / 3600:.1f} hours of detection",
+            f" {', '.join(incident.id for incident, _ in late[:5])}",
+            f"{sum(seconds for _, seconds in late) / 3600:.1f} hours of detection",
         )
-
-
-def _detected_after(incident: IncidentRecord) -> float:
-    return span(incident, Mark.FAULT, Mark.DETECTED) or 0.0
 
 
 def _unknown(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:

@@ -48,14 +48,22 @@ def totals_table(totals: Totals, words: Words = ENGLISH) -> Table:
     return table
 
 
-def section_table(section: Section) -> RenderableType:
-    """One table of `sections`, with its introduction."""
+ROWS_MAX = 60
+"""A longer table is cut in a terminal: nobody scrolls through it, and every other form has all of it."""
+
+
+def section_table(section: Section, words: Words = ENGLISH) -> RenderableType:
+    """One table of `sections`, with its introduction; of a long one the first `ROWS_MAX` rows, of weeks the newest."""
     table = Table(box=box.SIMPLE_HEAD, title=section.title, title_justify="left", pad_edge=False)
     for heading in section.headings:
         table.add_column(heading, justify="right" if heading in section.numbers else "left", overflow="fold")
-    for row in section.rows:
+    shown = section.rows[-ROWS_MAX:] if section.key == "weeks" else section.rows[:ROWS_MAX]
+    for row in shown:
         table.add_row(*(Text(value, style=_WORDS.get(value, "")) for value in row))
-    return Group(table, Text(section.intro, style="dim")) if section.intro else table
+    said = [section.intro] if section.intro else []
+    if left := len(section.rows) - len(shown):
+        said.append(words.say(f"{left} rows more: they stand in the other forms (-o FILE.html, .csv, .md or --json)."))
+    return Group(table, *(Text(line, style="dim") for line in said)) if said else table
 
 
 _WORDS = {"PASS": "green", "FAIL": "red", "合格": "green", "不合格": "red"}
@@ -85,7 +93,7 @@ def render(data: ReportData, kind: str = "full") -> RenderableType:
         return Group(
             Text(say(data.title), style="bold"),
             *(Text(say(f"Note: {note}"), style="dim") for note in data.notes),
-            *(section_table(section) for section in sections(data, kind)),
+            *(section_table(section, data.words) for section in sections(data, kind)),
         )
     parts: list[RenderableType] = [Text(say(data.title), style="bold")]
     parts.extend(Text(say(f"Note: {note}"), style="dim") for note in data.notes)
@@ -95,7 +103,7 @@ def render(data: ReportData, kind: str = "full") -> RenderableType:
     if not data.incidents:
         parts.append(Text(say("No incidents.")))
     parts.append(totals_table(data.totals, data.words))
-    parts.extend(section_table(section) for section in sections(data, "full"))
+    parts.extend(section_table(section, data.words) for section in sections(data, "full"))
     parts.extend(story_panel(number, incident) for number, incident in enumerate(data.incidents, 1))
     return Group(*parts)
 

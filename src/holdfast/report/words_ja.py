@@ -159,6 +159,8 @@ JAPANESE: dict[str, str] = {
     "No advice: no failure has ended an attempt yet, so that nothing tells how often it will fail.": "助言なし: まだ障害がなく、頻度が分からない。",
     "No advice: the time that the job was up is not known, so that nothing tells how often it will fail.":
         "助言なし: ジョブの稼働時間が不明で、頻度が分からない。",
+    "{n} rows more: they stand in the other forms (-o FILE.html, .csv, .md or --json).":
+        "ほかに {n} 行: 他の形式(-o FILE.html、.csv、.md、--json)にすべてある。",
     # the page
     "Cluster": "クラスター", "made": "作成", "by": "作成元:", "Job": "ジョブ", "suspects:": "疑い:", "lost steps:": "失われたステップ:",
     "Step over wall time": "経過時間とステップ", "Loss over step": "ステップと損失関数",
