@@ -33,6 +33,33 @@ def test_the_same_finding_after_its_incident_closed_is_dropped(inside):
     assert inside.engine.open_incidents() == []
 
 
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_restart_in_place_told_of_when_our_requeue_is_done_is_over(settled):
+    """Its launcher was faster than the requeue, its word slower (seed 936): the job is held by us, and released."""
+    play = Play().running()
+    play.crash()
+    play.ended(0)
+    play.xid("n2")
+    play.done(o.QuarantineNode)
+    play.done(o.RequeueHeld)
+    if settled:
+        play.settle()
+    play.start(1, in_place=1)
+    assert play.state is (JobState.HELD if settled else JobState.DIAGNOSING)
+    assert play.attempt.ended_at
+    play.ended(1)
+    if not settled:
+        play.settle()
+    play.do(e.LauncherLapsed, job=KEY, left=True, exit_code=143)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    assert play.state is JobState.RELEASED
+    play.job(state=S.RUNNING, restart_count=1, nodes=("n1", "n3", "n4", "n5"))
+    play.start(2, restart_count=1)
+    assert play.state is JobState.PROVING
+
+
 def test_64_ranks_reporting_the_same_are_one_incident_and_one_stop(inside):
     """Fan-out inside an attempt: one incident, one order, one restart charged."""
     for rank in range(64):

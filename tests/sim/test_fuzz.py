@@ -38,6 +38,7 @@ REGRESSIONS = {
     2277: "a node was rebooted that a person had drained while our own drain was under way",
     2748: "a silence that was stored after it had ended lasted for ever",
     3479: "a crash heard of before the start of its attempt was charged as if it had been answered already",
+    936: "a restart in place that was told of after our requeue was done left the job held, and nobody released it",
     4878: "a release that had worked was tried again and undid a person's hold",
     4402: "half of a rack stayed away for ever, and was waited for as long",
     6647: "a rank that died before its attempt was said to have started was never missed",

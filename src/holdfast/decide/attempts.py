@@ -202,6 +202,11 @@ def _begun(turn: Turn, job: JobRecord, event: e.AttemptStarted, implied_one: Att
     if turn.under_way(about(job), o.RequeueHeld):
         record.incident = job.incident  # it will be stopped by the requeue that is under way
         return
+    before = job.attempts[-2] if len(job.attempts) > 1 else None
+    if job.in_queue and before is not None and event.restart_count <= before.restart_count:
+        # Restarted in place just before our requeue ended that run, and told of late: it runs no more.
+        record.incident, record.ended_at, record.stopped = job.incident, event.at, True
+        return
     if job.state is JobState.WATCHING:
         turn.tell(job, f"{job.name} is started on {story.listed(event.nodes)}.")
         if job.incident:
