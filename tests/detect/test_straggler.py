@@ -146,3 +146,47 @@ def test_recordings():
     assert [(s.kind, s.ranks) for s in stragglers_of(*recorded("worker"))] == [("rank", (13,))]
     assert [(s.kind, s.stage) for s in stragglers_of(*recorded("stage"))] == [("stage", 3)]
     assert [s for seed in range(20) for s in stragglers_of(*recorded("sequence", seed=seed)) if s.kind == "rank"] == []
+
+
+def published(kind, seed):
+    """Rows with the sizes and slowdowns that a public what-if analysis gives for three jobs of an operator.
+
+    StragglerAnalysis (Understanding Stragglers in Large Model Training Using What-if Analysis, 2025), data/result-*.json:
+    AR, 4 x 4 workers, the work of data-parallel rank 0 on stage 0 takes 1.98 times as long; ST, 2 x 4, the last stage
+    takes 1.23 times as long, the first 1.13 in two steps; SE, 32 x 2, uneven sequences: in each step another rank takes up
+    to 1.9 times as long and most take 1.0 to 1.5, the last stage 1.2.
+    """
+    rng = random.Random(seed)
+    dp, steps, base = {"AR": (4, 44, 23.5), "ST": (2, 32, 1.84), "SE": (32, 43, 5.9)}[kind]
+    stages = {
+        "AR": (1.0, 1.0, 1.0, 1.0),
+        "ST": (0.998, 0.983, 0.982, 1.232),
+        "SE": (1.0, 1.2),
+    }[kind]
+    for step in range(steps):
+        uneven = [1 + max(0.0, rng.gauss(0.12, 0.17)) if kind == "SE" else 1.0 for _ in range(dp)]
+        if kind == "SE":
+            uneven[rng.randrange(dp)] = rng.uniform(1.35, 1.9)
+        for stage, more in enumerate(stages):
+            for d in range(dp):
+                long = base * more * uneven[d] * rng.gauss(1, 0.005)
+                long *= 1.98 if kind == "AR" and (stage, d) == (0, 0) else 1.0
+                long *= 1.13 if kind == "ST" and stage == 0 and step < 2 else 1.0
+                for share, what in ((1 / 3, "forward-compute"), (2 / 3, "backward-compute")):
+                    yield {
+                        "step": step, "rank": stage * dp + d, "stage": stage, "optype": what, "duration": long * share
+                    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_three_published_jobs(seed):
+    """The worker is named alone, the long last stage as a stage although it has two ranks, uneven sequences blame nobody."""
+
+    def found(kind):
+        return [
+            (s.kind, s.ranks if s.kind == "rank" else s.stage) for s in stragglers_of(step_times(published(kind, seed)))
+        ]
+
+    assert found("AR") == [("rank", (0,))]
+    assert found("ST") == [("stage", 3)]
+    assert [one for one in found("SE") if one[0] == "rank"] == []

@@ -45,11 +45,15 @@ MAD_TO_SIGMA = 1.4826
 
 
 class StepTime(Struct, frozen=True):
-    """One rank's times in one step, in seconds. `wait_s`: time in collectives, None when it is not known."""
+    """One rank's times in one step, in seconds. `wait_s`: time in collectives, None when it is not known.
+
+    `stage` is its pipeline stage, where a recording tells it.
+    """
 
     rank: int
     step_s: float
     wait_s: float | None = None
+    stage: int | None = None
 
 
 class Layout(Struct, frozen=True):
@@ -157,7 +161,19 @@ class StragglerDetector:
                     slow[rank] = ratio
                 elif ratio < 1 + 2 * self.excess_min:
                     state.past.append(ratio)
+        for ranks in self._by_stage(work).values():
+            # A whole stage that was never quicker has more to do: `_stages` tells of it.
+            if len(ranks) > 1 and all(rank in slow and len(self._ranks[rank].past) < 8 for rank in ranks):
+                for rank in ranks:
+                    del slow[rank]
         return slow
+
+    def _by_stage(self, work: Mapping[int, float]) -> dict[int, list[int]]:
+        groups: dict[int, list[int]] = {}
+        for rank in work:
+            if rank in self.layout.stages:
+                groups.setdefault(self.layout.stages[rank], []).append(rank)
+        return groups
 
     def _peers(self, work: Mapping[int, float]) -> Iterable[list[int]]:
         """Ranks whose work is alike: those of one stage; small stages are compared with everyone."""
@@ -212,10 +228,7 @@ class StragglerDetector:
 
     def _stages(self, step: int, work: Mapping[int, float]) -> list[Straggler]:
         """Pipeline stages that have more to do than the others, step after step."""
-        groups: dict[int, list[int]] = {}
-        for rank in work:
-            if rank in self.layout.stages:
-                groups.setdefault(self.layout.stages[rank], []).append(rank)
+        groups = self._by_stage(work)
         if len(groups) < 2:
             return []
         middles = {stage: median(work[rank] for rank in ranks) for stage, ranks in groups.items()}
@@ -254,26 +267,36 @@ def step_times(operations: Iterable[Mapping[str, Any]]) -> dict[int, list[StepTi
 
     Args:
         operations: rows with `step`, `rank`, `optype` and `duration` (any unit), as profilers and the public
-            what-if-analysis traces have them. Only operations whose type names computing count as work.
+            what-if-analysis traces have them; with `stage`, too, stages are told from ranks. Only operations whose type
+            names computing count as work.
 
     Returns:
         Step -> one sample per rank, in order of steps.
     """
     work: dict[int, dict[int, float]] = {}
+    stages: dict[int, int] = {}
     for row in operations:
         if "compute" not in str(row["optype"]):
             continue
+        if row.get("stage") is not None:
+            stages[int(row["rank"])] = int(row["stage"])
         ranks = work.setdefault(int(row["step"]), {})
         rank = int(row["rank"])
         ranks[rank] = ranks.get(rank, 0.0) + float(row["duration"])
-    return {step: [StepTime(rank, time) for rank, time in sorted(work[step].items())] for step in sorted(work)}
+    return {
+        step: [StepTime(rank, time, stage=stages.get(rank)) for rank, time in sorted(work[step].items())]
+        for step in sorted(work)
+    }
 
 
 def stragglers_of(trace: Mapping[int, Sequence[StepTime]], layout: Layout | None = None) -> list[Straggler]:
     """Who is slow in a recorded stretch of steady training, however short (three steps or more).
 
-    A recording has no warm-up, and a stage counts as uneven when it was so in all of its steps.
+    A recording has no warm-up, and a stage counts as uneven when it was so in all of its steps. Without `layout` the
+    stages are those of the samples.
     """
+    if layout is None:
+        layout = Layout(stages={s.rank: s.stage for samples in trace.values() for s in samples if s.stage is not None})
     few = max(SLOW_STEPS, min(STAGE_STEPS, len(trace)))
     detector = StragglerDetector(layout, warm_up_steps=0, stage_steps=few)
     return [straggler for step, samples in sorted(trace.items()) for straggler in detector.observe(step, samples)]
