@@ -12,12 +12,16 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord
+from holdfast.model.orders import AnyOrder, OrderStatus
+from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import decode, decode_event
+from holdfast.report.coverage import coverage
+from holdfast.report.fleet import Economics
 from holdfast.report.gather import DETAILS, ReportData
-from holdfast.report.single import cost, phases
+from holdfast.report.single import affected, cost, machines, phases
 from holdfast.report.trace import trace
 
 HERE = Path(__file__).parent / "recorded"
@@ -179,3 +183,78 @@ def test_each_number_is_followed_to_a_real_event(raw: Raw, data: ReportData, fig
         event = by_seq[point.seq]
         times = [event["at"], event["received_at"], event.get("finding", {}).get("at", 0.0)]
         assert min(abs(at - point.at) for at in times) < 5e-3, (figure, point)
+
+
+@pytest.fixture(scope="module")
+def fleet(data: ReportData) -> ReportData:
+    """The same history as if nobody had planned its faults: they count as the fleet's failures."""
+    incidents = [msgspec.structs.replace(incident, drill="") for incident in data.incidents]
+    made = ReportData("t", "lab", data.made_at, data.jobs, data.nodes, incidents, since=data.since)
+    made.economics = Economics(gpu_hour=2.0, person_minutes=30.0, spare_nodes=1)
+    return made
+
+
+def test_the_fleets_counts_and_times(raw: Raw, fleet: ReportData) -> None:
+    """Three failures; two of an application or unknown, one of hardware whose node was fenced, replaced and no false alarm."""
+    made = fleet.fleet
+    fenced = [order for order in raw.orders if order["order"] == "quarantine_node"]
+    assert (made.failures, made.came_back, made.by_themselves, made.given_up) == (3, 3, 3, 0)
+    assert (made.fenced, made.false_alarms, made.lemons) == (len(fenced), 0, ())
+    assert made.by_cause == {"exit.signal.9": 1, "hang.rank": 1, "nvidia.xid.74": 1}
+    assert sum(made.by_domain.values()) == 3
+    assert made.by_domain["hardware"] == 1
+    again = [raw.first_after("first_step_done", at)["at"] - at for at in raw.faults]
+    seen = [raw.first_after("finding_seen", at, "received_at")["received_at"] - at for at in raw.faults]
+    assert (made.mttr.mean, made.mttd.mean) == (near(sum(again) / 3), near(sum(seen) / 3))
+    days = (raw.lines[-1]["at"] + 1 - raw.lines[0]["at"]) / 86400
+    assert made.per_1000_node_days == pytest.approx(1000 * 3 / (4 * days))
+    assert [week.failures for week in made.weeks] == [3]
+
+
+def test_the_fleets_gpu_hours_and_money(raw: Raw, fleet: ReportData) -> None:
+    """Every second from the first start to the last end that was not productive, and what a person would have taken."""
+    records = json.loads((HERE / f"{raw.name}.records.json").read_text(encoding="utf-8"))
+    gpus = {node["name"]: node["view"]["gpus"] for node in records["nodes"]}
+    held = sum(gpus[name] for name in records["jobs"][0]["attempts"][-1]["nodes"])
+    wall = raw.end[raw.attempts[-1]] - raw.started[0]
+    lost = wall * (1 - (fleet.totals.ettr or 0.0)) * held / 3600
+    made = fleet.fleet
+    assert sum(made.badput_gpu_h.values()) == pytest.approx(lost, rel=1e-3)
+    assert (made.cost.lost, made.cost.lost_money) == (pytest.approx(lost, rel=1e-3), pytest.approx(2 * lost, rel=1e-3))
+    saved = sum(1800 - (raw.first_after("first_step_done", at)["at"] - at) for at in raw.faults) * held / 3600
+    assert made.cost.saved == pytest.approx(saved, rel=1e-6)
+    spares = (raw.lines[-1]["at"] + 1 - raw.lines[0]["at"]) / 3600 * 8
+    assert made.cost.net_money == pytest.approx(2 * (saved - spares), rel=1e-6)
+
+
+def test_jobs_and_machines_of_each_incident(raw: Raw, data: ReportData) -> None:
+    """The one job came back by itself each time, as the attempt that started next; the replaced node passed its checks."""
+    for incident, at in zip(data.incidents, raw.faults, strict=True):
+        number = raw.first_after("attempt_started", at)["attempt"]
+        assert affected(data, incident).rows == (("1", "running", f"1({number}), by itself"),)
+    [said] = raw.all("node_validated")
+    [row] = machines(data, data.incidents[-1]).rows
+    assert (row[0], row[2], row[3]) == (said["node"], "PASS", said["detail"])
+    assert machines(data, data.incidents[0]).rows == ()
+
+
+def test_coverage_of_a_recording(raw: Raw, data: ReportData) -> None:
+    """All three injected faults were noticed; people count as told of an incident only when a notice of it was done."""
+    done = {e["order"] for e in raw.all("order_done")}
+    orders = [order for order in raw.orders if order["order"] == "notify"]
+    told = {order["incident"] for order in orders if order["id"] in done}
+    made = msgspec.structs.replace(data)
+    made.notices = [
+        OrderRecord(
+            order=decode(json.dumps(order), AnyOrder),
+            status=OrderStatus.DONE if order["id"] in done else OrderStatus.PENDING,
+            issued_at=1.0,
+        )
+        for order in orders
+    ]
+    rows = {row[0]: row[1] for row in coverage(made).rows}
+    fired = {e["drill"] for e in raw.all("drill_fired")}
+    assert rows["injected faults that were noticed"] == f"100.0 % ({len(fired)} of {len(fired)})"
+    known = {i.id for i in data.incidents}
+    share = 100 * len(told & known) / len(known)
+    assert rows["incidents that people were told of"] == f"{share:.1f} % ({len(told & known)} of {len(known)})"

@@ -1,5 +1,7 @@
 """The report as CSV (RFC 4180): one row for each incident, or each row of a section. For spreadsheets and notebooks.
 
+A report of one incident has its row, then its tables one after another, as those of the fleet.
+
 Pure. Times are Unix seconds, durations seconds; an unknown value is empty. What could be taken for a formula by a
 spreadsheet is quoted with an apostrophe, since causes and stories may hold words from a log.
 """
@@ -12,7 +14,8 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.gather import ReportData
-from holdfast.report.sections import sections
+from holdfast.report.sections import sections, spoken
+from holdfast.report.single import incident_sections
 from holdfast.report.timeline import timeline
 
 HEADINGS = (
@@ -23,11 +26,15 @@ HEADINGS = (
 
 
 def render_csv(data: ReportData, kind: str = "full") -> str:
-    """Incidents (`full`), or the tables of the fleet or the summary one after another."""
-    if kind == "full":
-        return csv_lines([HEADINGS, *(_row(incident) for incident in data.incidents)])
+    """Incidents (`full`), or the tables of the fleet, the summary or the one incident one after another."""
     rows: list[Sequence[object]] = []
-    for section in sections(data, kind):
+    tables = sections(data, kind)
+    if kind == "full":
+        rows = [HEADINGS, *(_row(incident) for incident in data.incidents)]
+        if not data.incident:
+            return csv_lines(rows)
+        tables = [spoken(one, data.words) for i in data.incidents for one in incident_sections(data, i)] + tables
+    for section in tables:
         rows.append(("section", *section.headings))
         rows.extend((section.key, *row) for row in section.rows)
     return csv_lines(rows)

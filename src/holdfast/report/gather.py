@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from holdfast.model.cluster import JobKey
-from holdfast.model.events import AnyEvent, OperatorCommand
+from holdfast.model.events import AnyEvent, LauncherAttached, NodeValidated, OperatorCommand
 from holdfast.model.orders import Notify
 from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
@@ -123,6 +123,8 @@ class ReportData(Struct, dict=True):
     """The span of the same length before, when it was asked for."""
     history: list[IncidentRecord] = field(default_factory=list)
     """Incidents of these jobs at any time: what ended an attempt tells where its time went. Empty: `incidents`."""
+    incident: str = ""
+    """The one incident that the report is about, when one was asked for: its tables stand in every form."""
     read_at: float = 0.0
     """When the records were read, for a span that ended (at `made_at`) before; 0: at `made_at`, and it has no end."""
 
@@ -140,6 +142,29 @@ class ReportData(Struct, dict=True):
     def counted(self) -> list[IncidentRecord]:
         """The incidents that opened in the span, oldest first: one that lives in two spans counts in the first only."""
         return opened_in(self.incidents, self.since, self.until)
+
+    @cached_property
+    def job_of(self) -> dict[JobKey, JobRecord]:
+        """Each job by its key."""
+        return {job.key: job for job in self.jobs}
+
+    @cached_property
+    def attached(self) -> dict[JobKey, list[LauncherAttached]]:
+        """Launchers' first words by job, oldest first."""
+        found: dict[JobKey, list[LauncherAttached]] = {}
+        for event in self.events:
+            if isinstance(event, LauncherAttached):
+                found.setdefault(event.job, []).append(event)
+        return found
+
+    @cached_property
+    def validated(self) -> dict[str, list[NodeValidated]]:
+        """What validation said by node, oldest first."""
+        found: dict[str, list[NodeValidated]] = {}
+        for event in self.events:
+            if isinstance(event, NodeValidated):
+                found.setdefault(event.node, []).append(event)
+        return found
 
     @cached_property
     def totals(self) -> Totals:
@@ -257,7 +282,7 @@ async def gather(
         concerned = {key for record in incidents for key in record.jobs}
         jobs = [record for record in jobs if record.key in concerned]
     data = ReportData(title, cluster, until or now, jobs, await journal.nodes(), incidents, since=since)
-    data.history, data.read_at = history, now if until else 0.0
+    data.history, data.read_at, data.incident = history, now if until else 0.0, incident
     # Also those after the span: a person's help for an incident of the span may have come later.
     commands = [one for one in await _events(journal, "operator_command") if since <= one.at <= now]
     data.commands = [one for one in commands if isinstance(one, OperatorCommand)]

@@ -6,7 +6,8 @@ objectives: [{objective, target, measured, passed, arithmetic, verdict}],
 throughput: [{incident, unit, before, after, loss_percent}], fleet: {...}, proposals: [{rule, what, evidence, gain}],
 alerts: {source, firing, up, having} or null,
 incidents: [{id, outcome, drill, cause, domain, summary, suspects, marks, phases, total_s, slowest, lost_steps,
-story}]}`.
+story, tables: [{key, title, rows: [{heading: text}]}]}]}`. `tables` are those of the page, in English, as they are
+shown there.
 Times are Unix seconds, durations seconds.
 """
 
@@ -18,6 +19,7 @@ import msgspec
 
 from holdfast.model.records import IncidentRecord
 from holdfast.report.gather import ReportData
+from holdfast.report.single import incident_sections
 from holdfast.report.timeline import timeline
 
 VERSION = 1
@@ -55,6 +57,17 @@ def incident_form(incident: IncidentRecord) -> dict[str, Any]:
     }
 
 
+def _tables(data: ReportData, incident: IncidentRecord) -> list[dict[str, Any]]:
+    return [
+        {
+            "key": found.key,
+            "title": found.title,
+            "rows": [dict(zip(found.headings, row, strict=True)) for row in found.rows],
+        }
+        for found in incident_sections(data, incident)
+    ]
+
+
 def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
     """The whole report as plain data; of the fleet and the summary without the list of every job and incident."""
     jobs = list(zip(data.jobs, data.accounts, strict=True)) if kind == "full" else []
@@ -86,7 +99,7 @@ def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
         "fleet": msgspec.to_builtins(data.fleet),
         "proposals": msgspec.to_builtins(data.proposals),
         "alerts": msgspec.to_builtins(data.alerts),
-        "incidents": [incident_form(incident) for incident in incidents],
+        "incidents": [{**incident_form(one), "tables": _tables(data, one)} for one in incidents],
     }
 
 

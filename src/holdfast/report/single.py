@@ -1,6 +1,6 @@
 """One incident in depth: its phases by the names people use, the jobs it touched, the loss, its nodes before and after.
 
-Called by the page and by Markdown. Pure. What was not measured gets a row that says so.
+Called by every form. Pure. What was not measured gets a row that says so.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from holdfast.model.cluster import SchedulerState
-from holdfast.model.events import Command, LauncherAttached, NodeValidated
+from holdfast.model.events import Command
 from holdfast.model.records import IncidentRecord, JobRecord, JobState, Mark
 from holdfast.report.fleet import job_gpus
 from holdfast.report.gather import JobSeries, Point, ReportData
@@ -64,11 +64,7 @@ def _attached(data: ReportData, incident: IncidentRecord) -> float | None:
     started = incident.marks.get(Mark.STARTED)
     if released is None or started is None:
         return None
-    at = [
-        event.at
-        for event in data.events
-        if isinstance(event, LauncherAttached) and event.job in incident.jobs and released <= event.at <= started
-    ]
+    at = [one.at for key in incident.jobs for one in data.attached.get(key, ()) if released <= one.at <= started]
     return min(at, default=None)
 
 
@@ -82,9 +78,14 @@ def _caught_up(data: ReportData, incident: IncidentRecord) -> float | None:
 
 def affected(data: ReportData, incident: IncidentRecord) -> Section:
     """Jobs that ran into it and jobs that waited meanwhile, and how each came back."""
-    rows = [(str(job.key), "running", _came_back(data, job, incident)) for job in data.jobs if job.key in incident.jobs]
+    rows = [(str(job.key), "running", _came_back(data, job, incident)) for job in _stopped(data, incident)]
     rows += [(str(job.key), "waiting", "-") for job in data.jobs if _waited(job, incident)]
     return Section("affected", "Affected jobs", "", ("job", "role", "how it came back"), tuple(rows))
+
+
+def _stopped(data: ReportData, incident: IncidentRecord) -> list[JobRecord]:
+    """The jobs that ran into it, as far as they are known."""
+    return [data.job_of[key] for key in incident.jobs if key in data.job_of]
 
 
 def _came_back(data: ReportData, job: JobRecord, incident: IncidentRecord) -> str:
@@ -133,13 +134,12 @@ def cost(data: ReportData, incident: IncidentRecord) -> Section:
         still = max(0.0, (first or incident.closed_at or data.made_at) - begin)
         caught = _caught_up(data, incident)
         again = max(0.0, caught - first) if caught is not None and first is not None else None
-        for job in data.jobs:
-            if job.key in incident.jobs:
-                held = job_gpus(job, gpus)
-                steps = "-" if incident.lost_steps is None else f"{incident.lost_steps}"
-                hours = (still + (again or 0.0)) * held / 3600.0
-                shown = "-" if again is None else f"{again:.3f}"
-                rows.append((str(job.key), steps, f"{still:.3f}", shown, f"{held}", f"{hours:.4f}"))
+        for job in _stopped(data, incident):
+            held = job_gpus(job, gpus)
+            steps = "-" if incident.lost_steps is None else f"{incident.lost_steps}"
+            hours = (still + (again or 0.0)) * held / 3600.0
+            shown = "-" if again is None else f"{again:.3f}"
+            rows.append((str(job.key), steps, f"{still:.3f}", shown, f"{held}", f"{hours:.4f}"))
     intro = "GPU-hours = (stood still + computed again) x GPUs; a node whose GPUs are not known counts as one."
     return Section("lost-to-it", "What it cost", intro if rows else "", heads, tuple(rows), frozenset(heads[1:]))
 
@@ -175,11 +175,8 @@ def machines(data: ReportData, incident: IncidentRecord) -> Section:
     """What validation said of the incident's nodes before they took work again."""
     heads = ("node", "time", "validation", "evidence")
     end = incident.closed_at or float("inf")
-    seen = [
-        event
-        for event in data.events
-        if isinstance(event, NodeValidated) and event.node in incident.nodes and incident.opened_at <= event.at <= end
-    ]
+    said = [event for node in dict.fromkeys(incident.nodes) for event in data.validated.get(node, ())]
+    seen = sorted((event for event in said if incident.opened_at <= event.at <= end), key=lambda event: event.at)
     rows: list[tuple[str, ...]] = [
         (e.node, data.words.clock(e.at), "PASS" if e.passed else "FAIL", e.detail or e.instance_id or "-") for e in seen
     ]
@@ -218,10 +215,9 @@ def figures(data: ReportData, incident: IncidentRecord) -> Section:
 def _came_in(data: ReportData, incident: IncidentRecord) -> list[str]:
     """Nodes that the attempt after it holds and the one before it did not."""
     found: list[str] = []
-    for job in data.jobs:
-        if job.key in incident.jobs:
-            held = {attempt.number: attempt.nodes for attempt in job.attempts}
-            before = held.get(incident.attempt_before if incident.attempt_before is not None else -1, ())
-            after = held.get(incident.attempt_after if incident.attempt_after is not None else -1, ())
-            found += [name for name in after if name not in before and name not in incident.nodes]
+    for job in _stopped(data, incident):
+        held = {attempt.number: attempt.nodes for attempt in job.attempts}
+        before = held.get(incident.attempt_before if incident.attempt_before is not None else -1, ())
+        after = held.get(incident.attempt_after if incident.attempt_after is not None else -1, ())
+        found += [name for name in after if name not in before and name not in incident.nodes]
     return list(dict.fromkeys(found))

@@ -14,7 +14,8 @@ from rich.text import Text
 from holdfast.model.records import IncidentRecord
 from holdfast.report.figures import Totals
 from holdfast.report.gather import ReportData
-from holdfast.report.sections import Section, sections
+from holdfast.report.sections import Section, sections, spoken
+from holdfast.report.single import incident_sections
 from holdfast.report.tables import badput_rows, cause, offsets, seconds, suspects, total_rows
 from holdfast.report.timeline import timeline
 from holdfast.report.words import ENGLISH, Words
@@ -104,7 +105,11 @@ def render(data: ReportData, kind: str = "full") -> RenderableType:
         parts.append(Text(say("No incidents.")))
     parts.append(totals_table(data.totals, data.words))
     parts.extend(section_table(section, data.words) for section in sections(data, "full"))
-    parts.extend(story_panel(number, incident) for number, incident in enumerate(data.incidents, 1))
+    for number, incident in enumerate(data.incidents, 1):
+        parts.append(story_panel(number, incident))
+        if data.incident:
+            own = (spoken(section, data.words) for section in incident_sections(data, incident))
+            parts.extend(section_table(section, data.words) for section in own)
     return Group(*parts)
 
 
