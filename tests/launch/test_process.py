@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -20,10 +21,39 @@ from holdfast.launch.process import Exit
 SLEEPER = "import time; time.sleep(60)"
 
 
+_PR_SET_CHILD_SUBREAPER = 36
+
+
 def run(work):
-    """Run with this process as subreaper, as a launcher is."""
+    """Run with this process as subreaper, as a launcher is, and only so long.
+
+    To a launcher, children that it has not started are strangers, which end with its ranks; those of this test run, such
+    as its PostgreSQL, are made known before.
+    """
+    mine = [pid for pid, parent in process.parents().items() if parent == os.getpid()]
+    process._known.update(dict.fromkeys(mine))
     process.become_subreaper()
-    return asyncio.run(work)
+    try:
+        return asyncio.run(work)
+    finally:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        for pid in mine:
+            process._known.pop(pid, None)
+
+
+def test_children_of_the_test_run_outlive_its_tests():
+    """It once cost the run its database, hundreds of tests later."""
+    other = subprocess.Popen([sys.executable, "-c", SLEEPER])
+
+    async def case() -> None:
+        await process.end_trees([process.spawn("rank", [sys.executable, "-c", SLEEPER], env=os.environ)], grace_s=0.0)
+
+    try:
+        run(case())
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_an_end_is_seen_within_milliseconds():
