@@ -316,10 +316,16 @@ def ranks_by_node(attempt: AttemptRecord) -> dict[str, tuple[int, ...]]:
     return _blocks(attempt.nodes, attempt.ranks // len(attempt.nodes))
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=4)
 def _blocks(nodes: tuple[str, ...], each: int) -> dict[str, tuple[int, ...]]:
     """Computed once per attempt, however often its incident is judged: it is as long as the job is large."""
-    return {node: tuple(range(i * each, (i + 1) * each)) for i, node in enumerate(nodes)}
+    return dict(zip(nodes, _ranks(len(nodes), each), strict=True))
+
+
+@functools.lru_cache(maxsize=4)
+def _ranks(count: int, each: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks of a job's first node, its second and so on. Its attempts share them, wherever they run."""
+    return tuple(tuple(range(i * each, (i + 1) * each)) for i in range(count))
 
 
 def node_of_rank(attempt: AttemptRecord | None, rank: int) -> str:
