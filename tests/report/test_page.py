@@ -11,10 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.report.histories import BEGIN
 from tests.report.test_forms import report
 from tests.report.test_words import JA, rich_data
 
-from holdfast.cli.pdf import BROWSERS
+from holdfast.cli.pdf import BROWSERS, print_pdf
+from holdfast.model.events import DrillFired
+from holdfast.report.alerts import Alerts, Firing
+from holdfast.report.gather import ReportData
 from holdfast.report.html import render_html
 from holdfast.report.words import ENGLISH, Words
 
@@ -123,3 +127,36 @@ def test_a_real_browser_shows_it_from_disk(kind: str, width: int, tmp_path: Path
     assert int(probe["wide"]) <= 0
     assert int(probe["asked"]) == 0
     assert (int(probe["plots"]) > 0) == (kind == "full")
+
+
+def crowded() -> ReportData:
+    """More of everything than a page can list: problems with long last words, proposals, drills, alerts, scrape jobs, notes."""
+    made = rich_data()
+    for number, incident in enumerate(made.incidents):
+        incident.story = [f"Given up after {number} restarts: " + "the ranks end with the same trouble each time; " * 9]
+        incident.id = f"ic{number}.1-{'x' * 12}"
+    made.events = [
+        DrillFired(id=f"d{n}", at=BEGIN, drill=f"{n}-a_drill_with_a_long_name", kind="kill9", job=made.jobs[0].key)
+        for n in range(40)
+    ]
+    firing = tuple(Firing(f"AnAlertOfALongName{n}", f"node{n:03d}", BEGIN, BEGIN + 600) for n in range(40))
+    up = {f"scrape-job-{n}": 0.99 for n in range(4)}
+    made.alerts = Alerts("http://prometheus:9090", firing, up, {"GPU": 64, "network": 60})
+    made.title = "Holdfast summary, last 365d"
+    made.notes = [
+        f"A note of some length, as those of journals that are damaged or being written are: number {n}."
+        for n in (1, 2, 3)
+    ]
+    return made
+
+
+@pytest.mark.skipif(not BROWSER, reason="no Chromium is installed here")
+@pytest.mark.parametrize("words", [ENGLISH, JA], ids=["en", "ja"])
+def test_a_managers_summary_prints_on_one_page(words: Words, tmp_path: Path) -> None:
+    """However much there is to tell; what was left out is counted, with where it stands."""
+    made = crowded()
+    made.words = words
+    html = render_html(made, kind="summary")
+    assert ("more: --kind full lists all" in html) == (words is ENGLISH)
+    print_pdf(html, tmp_path / "summary.pdf")
+    assert len(re.findall(rb"/Type\s*/Page\b", (tmp_path / "summary.pdf").read_bytes())) == 1

@@ -10,6 +10,10 @@ from msgspec import Struct
 META = "A. Kokolis et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, arXiv:2410.21680"
 GOOGLE = "Google Cloud, Introducing ML Productivity Goodput: a metric to measure AI system efficiency, 2024"
 DALY = "J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006"
+MISSION_CONTROL_GUIDE = (
+    "NVIDIA, Mission Control Systems Quick Start Guide 2.0.0, Autonomous Job Recovery User Guide, Overview"
+    " (docs.nvidia.com/mission-control)"
+)
 PRACTICE = "common practice in reliability engineering (IEC 60050-192 for the terms)"
 
 

@@ -5,11 +5,13 @@ Called by the forms. Pure. Text from outside is given as it is; each form escape
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from holdfast.model.events import DrillFired
+from holdfast.report.definitions import GOOGLE, MISSION_CONTROL_GUIDE
 from holdfast.report.figures import Spread
 from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
@@ -170,23 +172,22 @@ def lost(data: ReportData) -> Section:
     counted = {name: value for name, value in data.fleet.badput_gpu_h.items() if value > 0}
     total = sum(counted.values())
     rows = [
-        (name, f"{value:.2f}", f"{100 * value / total:.1f} %", MISSION_CONTROL.get(name, ""))
+        (name, f"{value:.2f}", f"{100 * value / total:.1f} %", MISSION_CONTROL.get(name, "-"))
         for name, value in sorted(counted.items(), key=lambda item: -item[1])
     ]
     heads = ("category (Google's badput)", "GPU-hours", "share", "as Mission Control names it")
-    return _section("lost", "Where time was lost", "", heads, rows, numbers=heads[1:3])
+    intro = f"Categories: {GOOGLE}. Mission Control's words: {MISSION_CONTROL_GUIDE}."
+    return _section("lost", "Where time was lost", intro, heads, rows, numbers=heads[1:3])
 
 
 MISSION_CONTROL = {
-    "startup": "job start",
-    "detect": "time to detect",
-    "stop": "time to attribute and stop",
-    "restart": "time to requeue and launch",
-    "load": "initialisation and checkpoint load",
-    "recompute": "lost work",
-    "other": "other downtime",
+    "detect": "failure detection",
+    "stop": "job shutdown",
+    "restart": "restart of the next job",
+    "load": "checkpoint loading",
+    "recompute": "unsaved work recomputed",
 }
-"""The same category in the words of NVIDIA Mission Control's autonomous job recovery guide."""
+"""Downtime in the words of `MISSION_CONTROL_GUIDE`; what it does not name (start-up of a job, the rest) has none."""
 
 
 def money(data: ReportData) -> Section:
@@ -246,7 +247,7 @@ def ran(data: ReportData) -> Section:
     rows = [
         ("cluster", data.cluster),
         ("span", f"{data.words.time(begin)} - {data.words.time(end)} ({(end - begin) / 86400.0:.2f} d)"),
-        ("drills", (", ".join(names[:20]) + (" ..." if len(names) > 20 else "")) or "none"),
+        ("drills", _clipped(", ".join(names)) or "none"),
         ("nodes", f"{data.fleet.nodes}"),
         ("jobs", f"{len(data.jobs)}"),
         ("incidents", f"{len(data.counted)}, {drills} of them drills"),
@@ -266,7 +267,38 @@ def problems(data: ReportData) -> Section:
         for i in data.incidents
         if i.outcome not in {"recovered", "observed"}
     ]
-    return _section("problems", "Problems found", "", ("incident", "cause", "outcome", "last word"), rows[:20])
+    heads = ("incident", "cause", "outcome", "last word")
+    shown = [tuple(_clipped(value) for value in row) for row in rows[:FEW]]
+    return _section("problems", "Problems found", _more(len(rows) - FEW), heads, shown)
+
+
+FEW = 5
+"""Rows of a list in the summary: with the rest of it they fill one printed page."""
+CLIP = 110
+REMARK = 76
+"""Characters of its texts that fit."""
+
+
+def _clipped(text: str, limit: int = CLIP) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3].rstrip()}..."
+
+
+def _more(left: int) -> str:
+    return f"{left} more: --kind full lists all." if left > 0 else ""
+
+
+def proposed_few(data: ReportData) -> Section:
+    """What should be changed, for one page: of many proposals the first of each rule, then the second ones."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for place, one in enumerate(data.proposals):
+        seen[one.rule] += 1
+        ranked.append((seen[one.rule], place))
+    chosen = sorted(place for _, place in sorted(ranked)[:FEW])
+    whole = proposed(data)
+    rows = [tuple(_clipped(value) for value in whole.rows[place]) for place in chosen]
+    intro = " ".join(text for text in (whole.intro, _more(len(whole.rows) - FEW)) if text)
+    return _section(whole.key, whole.title, intro, whole.headings, rows)
 
 
 def _environment(data: ReportData) -> Section:
@@ -278,13 +310,14 @@ def _environment(data: ReportData) -> Section:
 def _coverage(data: ReportData) -> Section:
     from holdfast.report.coverage import coverage  # noqa: PLC0415 - see above
 
-    return coverage(data)
+    made = coverage(data)
+    return structs.replace(made, rows=tuple((*row[:2], _clipped(row[2], REMARK)) for row in made.rows))
 
 
 KINDS: dict[str, tuple[Callable[[ReportData], Section], ...]] = {
     "full": (objectives, intervals, performance, proposed),
     "fleet": (objectives, overview, causes, domains, lost, weeks, money, published, intervals, proposed),
-    "summary": (ran, objectives, _environment, _coverage, problems, proposed),
+    "summary": (ran, objectives, _environment, _coverage, problems, proposed_few),
 }
 
 
