@@ -20,7 +20,7 @@ from holdfast.validate.examination import Asked, Examination
 from holdfast.validate.hands import Fleet
 from holdfast.validate.paired import pair_test
 from holdfast.validate.registry import Options, chosen
-from holdfast.validate.results import Run, StepResult, Verdict
+from holdfast.validate.results import Item, Run, StepResult, Verdict
 from holdfast.validate.results_kept import Results
 from holdfast.validate.wire import Hello
 from holdfast.validate.worker import Worker
@@ -121,27 +121,33 @@ def test_a_node_that_computes_wrong_sums_is_named_by_pairs_and_alone(tmp_path: P
     assert "the two computed different sums" in node.item("network.pairs").why
 
 
+@pytest.mark.parametrize(
+    ("suites", "groups"),
+    [("network,nccl", [["n0", "n1", "n3"]]), ("nccl", [["n0", "n1", "n2", "n3"], ["n0", "n1", "n3"]])],
+)
 def test_a_node_at_fault_in_the_pairs_does_not_stretch_the_collectives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suites: str, groups: list[list[str]]
 ) -> None:
-    """It is left out of every sweep and its line says why; the others are measured."""
+    """It is left out of every sweep and its line says why; the others are measured. A run of collectives alone has the
+    paired tests as soon as the whole group fails."""
     (tmp_path / "sitecustomize.py").write_text(
         "import math\nright = math.fsum\nmath.fsum = lambda values: right(values) * (1 + 2**-50)\n"
     )
     swept: list[list[str]] = []
 
-    async def sweep(_: Examination, ranks: Sequence[Hello]) -> list[StepResult]:
+    async def sweep(_: Examination, ranks: Sequence[Hello], **_kind: object) -> list[StepResult]:
         swept.append([hello.node for hello in ranks])
-        return [StepResult(step="sweep") for _ in ranks]
+        slow = (Item(name="nccl.sweep.slow", verdict=Verdict.FAIL, why="too slow"),) * ("n2" in swept[-1])
+        return [StepResult(step="sweep", items=slow) for _ in ranks]
 
     monkeypatch.setattr(collectives, "sweep", sweep)
 
     async def body() -> Run:
         async with fleet_of(4, n2={"PYTHONPATH": str(tmp_path)}) as (fleet, _):
-            return await examination(fleet, "network,nccl").run()
+            return await examination(fleet, suites).run()
 
     run = asyncio.run(body())
-    assert swept == [["n0", "n1", "n3"]]
+    assert swept == groups
     assert run.blamed == ("n2",)
     (node,) = (node for node in run.nodes if node.node == "n2")
     assert node.item("nccl.group").text == "left out: at fault in the paired tests (network.pairs)"

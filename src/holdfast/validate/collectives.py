@@ -1,9 +1,11 @@
 """Collectives over all nodes, and which node spoils them. Called by `examination` for the `nccl` suite.
 
-One process a node joins a sweep of torch.distributed. When the whole group fails (wrong sums, an error, no end), it is
-halved until pairs remain, and each suspect meets a node of a group that passed. Time: that of the sweeps, each within
-its limit: log2(nodes) of them and two more at most. Nodes that the paired tests have found at fault do not take part:
-one lossy wire would stretch every one of these sweeps to its limit.
+One process a node joins a sweep of torch.distributed; a deep run does the quick one first. When the whole group fails
+(wrong sums, an error, no end, too slow), or passes over a wire where TCP sends much again, the network's paired tests
+come next, unless the run had them: nodes that they find at fault do not take part, because one lossy wire would
+stretch every sweep to its limit. What still fails is halved until pairs remain, and each suspect meets a node of a
+group that passed. Time: that of the sweeps: log2(nodes) of them and two more at most, each within its limit, which
+shrinks to a few times what a half that passed has needed.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
+from holdfast.validate import paired
 from holdfast.validate.pairing import Group, Halving, Outcome, Pairing, stories
+from holdfast.validate.registry import RESENT
 from holdfast.validate.results import Item, StepResult, Verdict
 from holdfast.validate.wire import Hello
 
@@ -20,65 +24,149 @@ if TYPE_CHECKING:
     from holdfast.validate.examination import Examination
 
 PORT_S = 120.0
+LEAST_S, TIMES = 60.0, 4.0
+"""A sweep of the hunt may take so many times what one that passed took, and so long in any case."""
+RESENT_MAX = 0.01
+"""A share of TCP segments sent again that is worth the paired tests."""
+COLOCATED_MAX = 16 << 20
+"""Bytes of the largest message between nodes that share a machine: they share its memory, too."""
 ADVICE = "keep work away from it and read its step's error; `holdfast check` looks at GPUs, links and memory"
 
 
 async def run(examination: Examination) -> None:
-    """The sweep, the hunt, the items."""
-    alive = [hello for hello in examination.alive if hello.node not in examination.unfit]
-    if len(alive) < 2 < len(examination.alive):
-        alive = list(examination.alive)
-    for hello in examination.alive:
-        if hello not in alive:
-            left_out = "left out: at fault in the paired tests (network.pairs)"
-            examination.add(hello.node, Item(name="nccl.group", verdict=Verdict.ABSENT, text=left_out))
+    """The sweeps, the hunt, the items."""
+    alive = _fit(examination)
     if len(alive) < 2:
         await _alone(examination)
         return
-    halving = Halving([hello.node for hello in alive])
-    outcomes: list[Outcome] = []
-    while groups := halving.next_round():
-        found = await asyncio.gather(*(_group(examination, group, f"r{halving.rounds}") for group in groups))
-        outcomes += found
-        halving.take(found)
-        examination.progress(f"nccl: {stories([found])[-1]}")
-    pairing = Pairing([hello.node for hello in alive])
-    small = {frozenset(group) for group in halving.small}
-    pairing.take([one for one in outcomes if one.passed or frozenset(one.group) in small])
-    while groups := pairing.next_round():
-        found = await asyncio.gather(*(_group(examination, group, f"p{len(pairing.rounds)}") for group in groups))
-        pairing.take(found)
-        examination.progress(f"nccl: {stories([found])[-1]}")
-    examination.rounds += [f"collectives, {told}" for told in stories(pairing.rounds) if small]
-    for blame in pairing.blamed():
-        why = f"with {' and with '.join(blame.partners)}: {'; '.join(blame.reasons)}"
-        examination.add(blame.node, Item(name="nccl.group", verdict=Verdict.FAIL, why=why, advice=ADVICE))
-    for node in pairing.undecided():
-        if node not in examination.hands.lost:
-            reasons = "; ".join(dict.fromkeys(r for one in outcomes if node in one.group for r in one.reasons))
-            examination.add(
-                node, Item(name="nccl.group", verdict=Verdict.WARN, why=reasons, advice="run it with more nodes")
+    hunt = _Hunt(examination, alive, deep=False)
+    passed = await hunt.whole()
+    suspicious = not passed or hunt.resent > RESENT_MAX
+    if suspicious and "network" not in {suite.name for suite in examination.asked.suites}:
+        why = f"{hunt.resent:.1%} of a node's TCP segments were sent again" if passed else "the group fails"
+        examination.progress(f"nccl: {why}: the network's paired tests")
+        await paired.run(examination)
+        fit = _fit(examination)
+        if 1 < len(fit) < len(alive):
+            hunt = _Hunt(examination, fit, deep=False)
+            passed = await hunt.whole()
+    if passed and examination.asked.options.deep:
+        figures, hunt = hunt.figures, _Hunt(examination, hunt.alive, deep=True)
+        passed = await hunt.whole()
+        hunt.figures = hunt.figures or figures
+    left = {hello.node for hello in examination.alive} - {hello.node for hello in hunt.alive}
+    for node in sorted(left):
+        left_out = "left out: at fault in the paired tests (network.pairs)"
+        examination.add(node, Item(name="nccl.group", verdict=Verdict.ABSENT, text=left_out))
+    examination.add(hunt.alive[0].node, *hunt.figures)
+    if not passed:
+        await hunt.halve()
+
+
+def _fit(examination: Examination) -> list[Hello]:
+    """Nodes that take part; all when the paired tests leave fewer than two."""
+    alive = [hello for hello in examination.alive if hello.node not in examination.unfit]
+    return list(examination.alive) if len(alive) < 2 else alive
+
+
+class _Hunt:
+    """Sweeps of one kind over these nodes, and who is at fault when the whole group fails."""
+
+    def __init__(self, examination: Examination, alive: Sequence[Hello], *, deep: bool) -> None:
+        self.examination = examination
+        self.alive = tuple(alive)
+        self.figures: tuple[Item, ...] = ()
+        """Of the whole group, when it passed."""
+        self.resent = 0.0
+        """The largest share of TCP segments that a node sent again."""
+        self._deep = deep
+        self._limit_s = 0.0
+        self._halving = Halving([hello.node for hello in alive])
+        self._outcomes: list[Outcome] = []
+
+    async def whole(self) -> bool:
+        """The sweep of all. Did it pass?"""
+        return all(one.passed for one in await self._halves())
+
+    async def halve(self) -> None:
+        """After `whole` has failed: find the node, and say so."""
+        examination = self.examination
+        while self._halving.next_round():
+            await self._halves()
+        pairing = Pairing([hello.node for hello in self.alive])
+        small = {frozenset(group) for group in self._halving.small}
+        pairing.take([one for one in self._outcomes if one.passed or frozenset(one.group) in small])
+        while groups := pairing.next_round():
+            found = await self._round(groups)
+            pairing.take(found)
+        examination.rounds += [f"collectives, {told}" for told in stories(pairing.rounds) if small]
+        for blame in pairing.blamed():
+            why = f"with {' and with '.join(blame.partners)}: {'; '.join(blame.reasons)}"
+            examination.add(blame.node, Item(name="nccl.group", verdict=Verdict.FAIL, why=why, advice=ADVICE))
+        for node in pairing.undecided():
+            if node not in examination.hands.lost:
+                reasons = "; ".join(
+                    dict.fromkeys(r for one in self._outcomes if node in one.group for r in one.reasons)
+                )
+                item = Item(name="nccl.group", verdict=Verdict.WARN, why=reasons, advice="run it with more nodes")
+                examination.add(node, item)
+        for group in self._halving.between:
+            examination.notes.append(
+                f"nccl: {', '.join(group)} fail together while both halves pass: look between them"
             )
-    for group in halving.between:
-        examination.notes.append(f"nccl: {', '.join(group)} fail together while both halves pass: look between them")
+
+    async def _halves(self) -> list[Outcome]:
+        found = await self._round(self._halving.next_round())
+        self._outcomes += found
+        self._halving.take(found)
+        return found
+
+    async def _round(self, groups: Sequence[Group]) -> list[Outcome]:
+        """These groups at once; what the next ones may take follows from those that passed."""
+        begin = self.examination.clock.monotonic()
+        took: list[float] = []
+
+        async def one(group: Group) -> Outcome:
+            outcome = await self._group(group)
+            if outcome.passed:
+                took.append(self.examination.clock.monotonic() - begin)
+            return outcome
+
+        found = await asyncio.gather(*(one(group) for group in groups))
+        if took:
+            self._limit_s = max(LEAST_S, TIMES * max(took))
+        self.examination.progress(f"nccl: {stories([found])[-1]}")
+        return found
+
+    async def _group(self, group: Group) -> Outcome:
+        hellos = {hello.node: hello for hello in self.examination.hands.nodes}
+        ranks = [hellos[node] for node in group]
+        results = await sweep(self.examination, ranks, deep=self._deep, limit_s=self._limit_s)
+        self.resent = max(self.resent, *(_share(result) for result in results))
+        reasons = _reasons(group, results)
+        if not reasons and len(group) == len(self.alive):
+            self.figures = tuple(item for item in results[0].items if item.value is not None)
+        return Outcome(group, reasons)
 
 
-async def _group(examination: Examination, group: Group, key: str) -> Outcome:
-    """One sweep of a group; the figures of the whole fleet's are added to its first node."""
-    hellos = {hello.node: hello for hello in examination.hands.nodes}
-    results = await sweep(examination, [hellos[node] for node in group])
-    if key == "r0":
-        examination.add(group[0], *(item for item in results[0].items if item.value is not None))
-    return Outcome(group, _reasons(group, results))
+async def sweep(
+    examination: Examination, ranks: Sequence[Hello], *, deep: bool, limit_s: float = 0.0
+) -> list[StepResult]:
+    """One process of torch.distributed for each of `ranks`, which may name a node twice; results by rank.
 
-
-async def sweep(examination: Examination, ranks: Sequence[Hello]) -> list[StepResult]:
-    """One process of torch.distributed for each of `ranks`, which may name a node twice; results by rank."""
+    Args:
+        examination: that it belongs to.
+        ranks: the nodes.
+        deep: with large messages.
+        limit_s: of the step, when it is shorter than its own.
+    """
     ports: asyncio.Queue[int] = asyncio.Queue()
     first = ranks[0]
+    size_max = COLOCATED_MAX if examination.colocated or len({one.node for one in ranks}) < len(ranks) else 0
+    kind = {"deep": deep, "limit_s": limit_s, "size_max": size_max}
 
     def ask(rank: int, **more: object) -> Awaitable[StepResult]:
-        options = examination.options(ranks[rank], rank=rank, world=len(ranks), **more)
+        options = examination.options(ranks[rank], rank=rank, world=len(ranks), **kind, **more)
         told = None if rank else lambda said: ports.put_nowait(int(float(said.get("port", 0))))
         return examination.hands.ask(ranks[rank].node, "sweep", options, told)
 
@@ -97,6 +185,11 @@ async def sweep(examination: Examination, ranks: Sequence[Hello]) -> list[StepRe
         await asyncio.gather(leading, waiting, return_exceptions=True)
 
 
+def _share(result: StepResult) -> float:
+    told = result.told.get(RESENT, 0.0)
+    return told if isinstance(told, float) else 0.0
+
+
 def _reasons(group: Group, results: list[StepResult]) -> tuple[str, ...]:
     """What went wrong, without naming ranks that only waited for others."""
     wrong = sorted({item.why for result in results for item in result.items if item.verdict is Verdict.FAIL})
@@ -108,7 +201,7 @@ async def _alone(examination: Examination) -> None:
     """Two processes on the one node."""
     hello = examination.hands.nodes[0]
     alone = Hello(node=hello.node, rank=0, boot=hello.boot, address="127.0.0.1")
-    results = await sweep(examination, [alone, alone])
+    results = await sweep(examination, [alone, alone], deep=examination.asked.options.deep)
     reasons = "; ".join(_reasons((hello.node,) * len(results), results))
     examination.add(hello.node, *(item for item in results[0].items if item.value is not None))
     verdict = Verdict.FAIL if reasons else Verdict.PASS

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from holdfast.errors import LinkError
 from holdfast.ports import Clock
-from holdfast.validate.registry import STEPS, Options
+from holdfast.validate.registry import Options, limit_of
 from holdfast.validate.results import StepResult
 from holdfast.validate.running import run_step
 from holdfast.validate.wire import LINE_MAX, Answer, Ask, Hello, admit, hear, say
@@ -202,7 +202,7 @@ class Fleet:
             return StepResult(step=step, error=f"{node} was lost: {self.lost.get(node, 'it never joined')}")
         number, asked = next(self._numbers), _Asked(step, on_told)
         line.asked[number] = asked
-        limit = STEPS[step].limit(deep=options.deep)
+        limit = limit_of(step, options)
         try:
             async with asyncio.timeout(limit + LINE_GRACE_S):
                 await say(line.writer, Ask(number=number, step=step, options=options, limit_s=limit))

@@ -11,6 +11,9 @@ from msgspec import Struct
 from holdfast.errors import UsageError
 from holdfast.model.toml_lines import did_you_mean
 
+RESENT = "resent"
+"""What a rank of a sweep tells the leader: the share of its host's TCP segments that was sent again."""
+
 
 class Options(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a step is told."""
@@ -42,6 +45,10 @@ class Options(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How long the replacement of a node takes here."""
     peers: tuple[str, ...] = ()
     """Names of all nodes, by rank."""
+    limit_s: float = 0.0
+    """The step's limit for this time, when it is shorter than its own."""
+    size_max: int = 0
+    """Largest message of a sweep in bytes; 0: as large as it has them."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -167,6 +174,12 @@ STEPS: dict[str, Step] = {step.name: step for suite in SUITES.values() for step 
         Step(name="sweep", call="sweep_torch:sweep", limit_s=240.0, deep_limit_s=600.0),
     )
 }
+
+
+def limit_of(step: str, options: Options) -> float:
+    """Seconds until a step that is told this is killed."""
+    own = STEPS[step].limit(deep=options.deep)
+    return min(own, options.limit_s) if options.limit_s else own
 
 
 def chosen(names: tuple[str, ...]) -> tuple[Suite, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from holdfast.validate.registry import STEPS, Options
+from holdfast.validate.registry import Options, limit_of
 from holdfast.validate.results import StepResult
 from holdfast.validate.step import Told
 
@@ -44,7 +44,7 @@ async def run_step(
         limit_s: when it is killed; default: its own limit.
         on_told: called with what it says on the way, such as the port that it listens on.
     """
-    limit = STEPS[name].limit(deep=options.deep) if limit_s is None else limit_s
+    limit = limit_of(name, options) if limit_s is None else limit_s
     loop = asyncio.get_running_loop()
     start = loop.time()
     argv = [sys.executable, "-m", "holdfast.validate.step", str(os.getpid()), name]
