@@ -22,6 +22,7 @@ MANIFEST = Path(__file__).resolve().parents[2] / "examples" / "kubernetes" / "va
 SUMS = "import math\nright = math.fsum\nmath.fsum = lambda values: right(values) * (1 + 2**-50)\n"
 NODES = 3
 END_S = 400.0
+PODS = "/api/v1/namespaces/default/pods"
 INDEX = """
 i=0
 until mkdir {folder}/$i 2>/dev/null; do i=$((i+1)); [ $i -lt {nodes} ] || exit 9; done
@@ -57,8 +58,8 @@ def job(folder: Path, *, bad: str) -> dict[str, Any]:
     return made
 
 
-async def ended(lab: KubeLab, body: dict[str, Any]) -> str:
-    """Make the Job and wait for its end; returns `Complete` or `Failed`."""
+async def ended(lab: KubeLab, body: dict[str, Any]) -> tuple[str, str]:
+    """Make the Job and wait for its end; returns `Complete` or `Failed`, and what became of each pod."""
     async with admin(lab) as api:
         await api.create(JOBS, body)
         async with asyncio.timeout(END_S):
@@ -66,5 +67,15 @@ async def ended(lab: KubeLab, body: dict[str, Any]) -> str:
                 found = await api.get(f"{JOBS}/{body['metadata']['name']}")
                 for one in (found.get("status") or {}).get("conditions") or []:
                     if one["status"] == "True" and one["type"] in {"Complete", "Failed"}:
-                        return str(one["type"])
+                        pods, _ = await api.list_all(PODS)
+                        told = [
+                            f"{pod['metadata']['name']} on {pod['spec'].get('nodeName')}: {pod['status']}"
+                            for pod in pods
+                        ]
+                        return str(one["type"]), "\n".join([str(one), *told])
                 await asyncio.sleep(0.1)
+
+
+def logs(folder: Path) -> str:
+    """What every pod has said, by index."""
+    return "\n".join(f"--- {log.parent.name}\n{log.read_text()}" for log in sorted(folder.glob("*/log")))
