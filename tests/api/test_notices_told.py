@@ -66,7 +66,8 @@ def test_whoever_it_concerns_is_told_what_why_and_where_to_look(tmp_path: Path, 
                 def of(name: str, topic: str) -> list[dict]:
                     return [one for one in webs[name].got if one["topic"] == topic]
 
-                await until(lambda: any("is released" in one["title"] for one in of("mei", with_job)))
+                for name in ("all", "mei"):
+                    await until(lambda name=name: any("is released" in one["title"] for one in of(name, with_job)))
                 await until(lambda: of("all", without))
                 words = ["is requeued", "off the bus", "is released"]
                 for name in ("all", "mei"):
