@@ -171,7 +171,9 @@ def test_what_each_incident_cost(raw: Raw, data: ReportData) -> None:
         assert float(row[5]) == pytest.approx(still * held / 3600, abs=1e-4 * held)
 
 
-@pytest.mark.parametrize("figure", ["MTTD", "MTTR", "MTTP", "MTBF", "lost steps"])
+@pytest.mark.parametrize(
+    "figure", ["MTTD", "MTTR", "MTTP", "MTBF", "lost steps", "incidents", "recovered", "availability"]
+)
 def test_each_number_is_followed_to_a_real_event(raw: Raw, data: ReportData, figure: str) -> None:
     """Every mark of every part names an event of the recording, and the event's time is the mark's."""
     events = [decode_event(json.dumps(e)) for e in raw.lines]
@@ -225,6 +227,27 @@ def test_the_fleets_gpu_hours_and_money(raw: Raw, fleet: ReportData) -> None:
     assert made.cost.saved == pytest.approx(saved, rel=1e-6)
     spares = (raw.lines[-1]["at"] + 1 - raw.lines[0]["at"]) / 3600 * 8
     assert made.cost.net_money == pytest.approx(2 * (saved - spares), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "figure", ["failures", "trained again", "automatic", "fenced", "failure rate", "GPU hours saved"]
+)
+def test_each_number_of_the_fleet_is_followed_to_a_real_event(raw: Raw, fleet: ReportData, figure: str) -> None:
+    """Parts add up to the figure that the fleet's report shows, and each point names an event at its time."""
+    events = [decode_event(json.dumps(e)) for e in raw.lines]
+    found = trace(fleet, figure, {i.id: events for i in fleet.incidents})
+    shown = {
+        "failures": fleet.fleet.failures, "trained again": fleet.fleet.came_back, "automatic": fleet.fleet.by_themselves,
+        "fenced": fleet.fleet.fenced, "failure rate": fleet.fleet.per_1000_node_days, "GPU hours saved": fleet.fleet.cost.saved,
+    }[figure]  # fmt: skip
+    assert found.value == pytest.approx(shown)
+    total = sum(part.value for part in found.parts)
+    assert total == pytest.approx(fleet.fleet.failures if figure == "failure rate" else shown)
+    by_seq = {e["seq"]: e for e in raw.lines}
+    for point in (p for part in found.parts for p in part.points):
+        event = by_seq[point.seq]
+        times = [event["at"], event["received_at"], event.get("finding", {}).get("at", 0.0)]
+        assert min(abs(at - point.at) for at in times) < 5e-3, (figure, point)
 
 
 def test_jobs_and_machines_of_each_incident(raw: Raw, data: ReportData) -> None:

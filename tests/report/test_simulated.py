@@ -133,7 +133,5 @@ def test_twenty_days_of_other_seeds_agree_too(seed: int) -> None:
 
 @pytest.mark.soak
 def test_a_simulated_year_agrees_with_the_worlds_own_ledger() -> None:
-    """The same over a year of the same cluster at a fifth of the failure rate, as long as its job lives: half a year."""
-    result, made = both(msgspec.structs.replace(PLAN, seed=1, fault_s=365 * DAY_S, failures=20.0))
-    assert made.fleet.failures > 30
-    compare(result, made)
+    """The same over a year of the same cluster at a fifth of the failure rate, as long as its job lives."""
+    compare(*both(msgspec.structs.replace(PLAN, seed=1, fault_s=365 * DAY_S, failures=20.0)))

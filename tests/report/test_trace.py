@@ -6,9 +6,12 @@ import pytest
 from tests.report.test_figures import KEY, a_job, first, second, the_incident
 
 from holdfast.model import events as e
+from holdfast.model.cluster import NodeView
 from holdfast.model.evidence import Finding
+from holdfast.model.records import Mark, NodeRecord
+from holdfast.report.fleet import Economics
 from holdfast.report.gather import ReportData
-from holdfast.report.trace import COUNTS, FIGURES, GPU_HOURS, trace, wanted
+from holdfast.report.trace import COUNTS, FIGURES, GPU_HOURS, SAVED, trace, wanted
 
 
 def data() -> ReportData:
@@ -78,10 +81,57 @@ def test_counts_of_the_fleet_name_their_incidents() -> None:
         found = follow(figure)
         assert (found.value, [part.of for part in found.parts]) == (1.0, ["i-1"])
         assert {point.seq for part in found.parts for point in part.points} >= {7, 11, 15}
-    assert [follow(figure).value for figure in ("given up", "false alarms")] == [0.0, 0.0]
+    for figure in ("incidents", "recovered", "trained again"):
+        assert (follow(figure).value, [part.of for part in follow(figure).parts]) == (1.0, ["i-1"])
+    none = ("given up", "false alarms", "fenced", "resubmitted")
+    assert [follow(figure).value for figure in none] == [0.0] * len(none)
     hours = follow("GPU hours lost")
     assert hours.value == pytest.approx(25.0 / 3600.0)
     assert sum(part.value for part in hours.parts) == pytest.approx(hours.value)
+
+
+def test_what_needed_a_person_names_the_persons_order() -> None:
+    """An order about the job while the incident was open, by its event; one that came later is none of it."""
+    made = data()
+    made.commands = [
+        e.OperatorCommand(id=f"c{at}", at=at, seq=seq, source="api", command=e.Command.RELEASE, who="mei", job=KEY)
+        for seq, at in ((13, 153.0), (20, 180.0))
+    ]
+    found = trace(made, "resubmitted", {"i-1": events()})
+    assert (found.value, found.arithmetic, made.fleet.resubmitted) == (1.0, "1 of 1 failures", 1)
+    assert [(p.name, p.seq) for p in found.parts[0].points if p.seq == 13] == [("release by mei", 13)]
+    assert trace(made, "automatic", {}).value == 0.0
+    assert trace(made, "GPU hours saved", {}).parts == ()
+
+
+def test_a_fenced_node_is_followed_to_its_mark() -> None:
+    """Fenced at 151.2 s and back without a repair: it is both fenced and a false alarm."""
+    made = data()
+    made.incidents[0].marks |= {Mark.ISOLATED: 151.2, Mark.NODE_RETURNED: 160.0}
+    for figure, text in (("fenced", "1 incidents"), ("false alarms", "1 of 1 nodes fenced")):
+        found = trace(made, figure, {"i-1": events()})
+        assert (found.value, found.arithmetic) == (1.0, text)
+        assert ("isolated", 151.2) in [(point.name, point.at) for point in found.parts[0].points]
+
+
+def test_rate_availability_and_savings_show_their_arithmetic() -> None:
+    """One failure of 5 s in 95 s of job time, on two nodes of 8 GPUs, against a person's ten minutes."""
+    made = data()
+    made.nodes = [NodeRecord(name, NodeView(name, gpus=8)) for name in "ab"]
+    for attempt in made.jobs[0].attempts:
+        attempt.nodes = ("a", "b")
+    made.economics, made.since = Economics(person_minutes=10.0), 99.0
+    days = 2 * 900.0 / 86400
+    told = {"i-1": events()}
+    rate = trace(made, "failure rate", told)
+    assert (rate.value, rate.value) == (pytest.approx(1000 / days), made.fleet.per_1000_node_days)
+    saved = trace(made, "GPU hours saved", told)
+    assert (saved.value, sum(p.value for p in saved.parts)) == (pytest.approx(595 * 16 / 3600), saved.value)
+    up = trace(made, "availability", told)
+    assert (up.value, up.parts[0].value) == (pytest.approx(100 * (1 - 5 / 95)), 5.0)
+    assert up.arithmetic == "1 - 5.000 s down / 95.000 s of job time = 94.737 %"
+    for found in (rate, saved, up):
+        assert [point.seq for point in found.parts[0].points] == [7, 11]
 
 
 @pytest.mark.parametrize("figure", FIGURES)
@@ -89,6 +139,6 @@ def test_a_figure_of_an_empty_journal_is_not_defined(figure: str) -> None:
     """No parts, no number, no error."""
     empty = ReportData("t", "lab", 1.0)
     found = trace(empty, figure, {})
-    counts = figure in {"lost steps", *COUNTS, GPU_HOURS}
+    counts = figure in {"lost steps", *COUNTS, GPU_HOURS, SAVED}
     assert (found.parts, found.value) == ((), 0.0 if counts else None)
     assert wanted(empty, figure) == ([], [])

@@ -35,8 +35,9 @@ Figure = Annotated[
     typer.Option(
         "--trace",
         metavar="FIGURE",
-        help="Follow a figure to events: MTTD, MTTR, MTTP, MTBF, ETTR, goodput, lost-steps, failures, automatic, "
-        "given-up, false-alarms, GPU-hours-lost.",
+        help="Follow a figure to events: MTTD, MTTR, MTTP, MTBF, ETTR, goodput, lost-steps, incidents, recovered, "
+        "failures, trained-again, automatic, resubmitted, given-up, fenced, false-alarms, failure-rate, availability, "
+        "GPU-hours-lost, GPU-hours-saved.",
     ),
 ]
 Zone = Annotated[str, typer.Option(metavar="ZONE", help="Times in this zone, such as Asia/Tokyo. Default: UTC.")]

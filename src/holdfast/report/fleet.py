@@ -225,6 +225,11 @@ def fleet(
     )
 
 
+def helpers(incident: IncidentRecord, commands: Sequence[OperatorCommand]) -> list[OperatorCommand]:
+    """What people ordered about its jobs, nodes or orders while it was open."""
+    return [one for one in sorted(commands, key=lambda command: command.at) if _had_help(incident, [one], [one.at])]
+
+
 def _had_help(incident: IncidentRecord, commands: Sequence[OperatorCommand], times: Sequence[float]) -> bool:
     """Did a person order something about its jobs, nodes or orders while it was open? `commands` in order of time."""
     end = incident.closed_at or float("inf")

@@ -63,7 +63,7 @@ def judge(
     if slo.recover_s:
         found.append(_recovery(slo.recover_s, real))
     if slo.availability:
-        found.append(_availability(slo.availability, sum(_down_s(i, since, until) for i in lived), accounts))
+        found.append(_availability(slo.availability, sum(down_s(i, since, until) for i in lived), accounts))
     if slo.performance_loss:
         found.append(_performance(slo.performance_loss, throughputs))
     return found
@@ -111,7 +111,7 @@ def _availability(percent: float, down_s: float, accounts: Sequence[Accounting])
     return Verdict("availability", target, f"{measured:.3f} %", down_s <= budget_s, arithmetic)
 
 
-def _down_s(incident: IncidentRecord, since: float, until: float) -> float:
+def down_s(incident: IncidentRecord, since: float, until: float) -> float:
     """Seconds of a span in which the jobs of an incident could not train; to its end when no new step came."""
     if incident.attempt_before is None:
         return 0.0

@@ -15,8 +15,9 @@ from holdfast.model import events as e
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
 from holdfast.report.definitions import definition
 from holdfast.report.figures import ends, first_step_at, steps_again
-from holdfast.report.fleet import groups, job_gpus
+from holdfast.report.fleet import groups, helpers, job_gpus
 from holdfast.report.gather import ReportData
+from holdfast.report.objectives import down_s
 from holdfast.report.timeline import span
 
 SPANS: Mapping[str, tuple[Mark, Mark]] = {
@@ -25,10 +26,17 @@ SPANS: Mapping[str, tuple[Mark, Mark]] = {
     "MTTP": (Mark.FAULT, Mark.PROVEN),
 }
 OF_JOBS = ("MTBF", "ETTR", "goodput", "lost steps")
-COUNTS = ("failures", "automatic", "given up", "false alarms")
-"""Figures of the fleet that count incidents; drills are none of them."""
+OF_ALL = ("incidents", "recovered")
+"""Counts of the totals, drills among them."""
+COUNTS = (
+    *OF_ALL, "failures", "trained again", "automatic", "resubmitted", "given up", "fenced", "false alarms",
+)  # fmt: skip
+"""Figures that count incidents; those of the fleet count no drill."""
 GPU_HOURS = "GPU hours lost"
-FIGURES = (*SPANS, *OF_JOBS, *COUNTS, GPU_HOURS)
+SAVED = "GPU hours saved"
+RATE = "failure rate"
+AVAILABILITY = "availability"
+FIGURES = (*SPANS, *OF_JOBS, *COUNTS, RATE, AVAILABILITY, GPU_HOURS, SAVED)
 NEAR_S = 1e-3
 """Times that differ by less are the same: they went through JSON."""
 
@@ -71,8 +79,10 @@ def wanted(data: ReportData, figure: str) -> tuple[list[IncidentRecord], list[Jo
     """Whose events `trace` needs for this figure."""
     if figure in SPANS:
         return [i for i in data.counted if _span_of(i, figure) is not None], []
-    if figure in COUNTS:
+    if figure in {*COUNTS, RATE, SAVED}:
         return _counted(data, figure), []
+    if figure == AVAILABILITY:
+        return [incident for incident, _ in _down(data)], []
     return [], list(data.jobs)
 
 
@@ -86,9 +96,11 @@ def trace(data: ReportData, figure: str, events: Events) -> Trace:
         return _of_spans(data, figure, events)
     if figure in COUNTS:
         return _count(data, figure, events)
-    if figure == GPU_HOURS:
-        return _gpu_hours(data, figure, events)
-    return {"MTBF": _mtbf, "ETTR": _ratio, "goodput": _ratio, "lost steps": _lost}[figure](data, figure, events)
+    makers = {
+        "MTBF": _mtbf, "ETTR": _ratio, "goodput": _ratio, "lost steps": _lost,
+        GPU_HOURS: _gpu_hours, SAVED: _saved, RATE: _rate, AVAILABILITY: _availability,
+    }  # fmt: skip
+    return makers[figure](data, figure, events)
 
 
 def _span_of(incident: IncidentRecord, figure: str) -> float | None:
@@ -113,12 +125,20 @@ def _of_spans(data: ReportData, figure: str, events: Events) -> Trace:
 
 
 def _counted(data: ReportData, figure: str) -> list[IncidentRecord]:
-    """The incidents that a figure of the fleet counts."""
+    """The incidents that a figure counts, or is made of."""
+    if figure in OF_ALL:
+        real = [i for i in data.counted if i.outcome != "observed"]
+        return [i for i in real if i.outcome == "recovered"] if figure == "recovered" else real
     found = groups(data.counted, data.commands)
     return {
         "failures": found.failures,
+        RATE: found.failures,
+        "trained again": found.back,
         "automatic": found.alone,
+        SAVED: found.alone,
+        "resubmitted": [i for i in found.back if helpers(i, data.commands)],
         "given up": found.given_up,
+        "fenced": found.fenced,
         "false alarms": found.false,
     }[figure]
 
@@ -129,10 +149,18 @@ def _count(data: ReportData, figure: str, events: Events) -> Trace:
     for incident in _counted(data, figure):
         said = events.get(incident.id, ())
         marks = sorted(incident.marks.items(), key=lambda item: item[1])
-        parts.append(Part(incident.id, 1.0, tuple(_mark(mark, at, said) for mark, at in marks)))
-    whole = {"false alarms": data.fleet.fenced}.get(figure, data.fleet.failures)
-    beside = "nodes fenced" if figure == "false alarms" else "failures"
-    text = f"{len(parts)} incidents" if figure == "failures" else f"{len(parts)} of {whole} {beside}"
+        points = [_mark(mark, at, said) for mark, at in marks]
+        if figure == "resubmitted":
+            points += [_source(f"{c.command.value} by {c.who}", c.at, c) for c in helpers(incident, data.commands)]
+        parts.append(Part(incident.id, 1.0, tuple(sorted(points, key=lambda point: point.at))))
+    whole, beside = data.fleet.failures, "failures"
+    if figure in {"recovered", "false alarms"}:
+        whole, beside = {
+            "recovered": (data.totals.incidents, "incidents"), "false alarms": (data.fleet.fenced, "nodes fenced"),
+        }[figure]  # fmt: skip
+    text = f"{len(parts)} of {whole} {beside}"
+    if figure in {"incidents", "failures", "fenced"}:
+        text = f"{len(parts)} incidents"
     return Trace(figure, float(len(parts)), "incidents", FORMULAS[figure], text, tuple(parts))
 
 
@@ -143,6 +171,17 @@ FORMULAS: Mapping[str, str] = {
     "given up": "failures whose outcome is given_up",
     "false alarms": "fenced nodes that came back without reset, reboot or replacement, though they had not been lost",
     GPU_HOURS: "seconds of every job that were not productive, times the GPUs that it holds, over 3600",
+    "incidents": "incidents that opened in the span, drills among them; those that were only observed are left out",
+    "recovered": "of these, those whose outcome is recovered",
+    "trained again": "failures after which the job completed a step again",
+    "resubmitted": "failures after which the job trained again, and a person had ordered something about its jobs,"
+    " nodes or orders while the incident was open",
+    "fenced": "incidents for which a node was fenced; drills are left out",
+    RATE: "1000 x failures / (nodes x days of the span)",
+    AVAILABILITY: "1 - (seconds from each fault to the first new step, times the jobs it stopped) / job time, in"
+    " percent",
+    SAVED: "over failures that needed nobody: (minutes of a person on call - seconds from the fault to the first new"
+    " step) x GPUs of its jobs, over 3600",
 }
 """Of the figures that `definitions` does not hold, since only a fleet has them."""
 
@@ -160,16 +199,63 @@ def _gpu_hours(data: ReportData, figure: str, events: Events) -> Trace:
         hours = sum(found.badput.values()) * job_gpus(job, gpus) / 3600.0
         parts.append(Part(str(job.key), hours, tuple(points)))
     value = data.fleet.cost.lost
-    shown = " + ".join(f"{part.value:.4f}" for part in parts[:8]) + (" + ..." if len(parts) > 8 else "")
-    text = f"{shown or '0'} = {value:.4f} GPU-hours"
+    text = f"{_sum_text([part.value for part in parts], 4)} = {value:.4f} GPU-hours"
     return Trace(figure, value, "GPU-hours", FORMULAS[figure], text, tuple(parts))
+
+
+def _saved(data: ReportData, figure: str, events: Events) -> Trace:
+    """A part for each failure that needed nobody: what a person would have taken longer, times its jobs' GPUs."""
+    gpus = {node.name: node.view.gpus for node in data.nodes}
+    person_s = data.economics.person_minutes * 60.0
+    parts = []
+    for incident in _counted(data, figure):
+        held = sum(job_gpus(data.job_of[key], gpus) for key in incident.jobs if key in data.job_of)
+        took_s = span(incident, Mark.FAULT, Mark.FIRST_STEP) or 0.0
+        parts.append(Part(incident.id, max(0.0, person_s - took_s) * held / 3600.0, _ends_of(incident, events)))
+    value = data.fleet.cost.saved
+    text = f"{_sum_text([part.value for part in parts], 4)} = {value:.4f} GPU-hours"
+    return Trace(figure, value, "GPU-hours", FORMULAS[figure], text, tuple(parts))
+
+
+def _rate(data: ReportData, figure: str, events: Events) -> Trace:
+    """A part of 1 for each failure."""
+    parts = tuple(Part(i.id, 1.0, _ends_of(i, events)) for i in _counted(data, figure))
+    value, days = data.fleet.per_1000_node_days, data.fleet.node_days
+    text = f"1000 x {len(parts)} failures / {days:.3f} node-days = {'not defined' if value is None else f'{value:.4g}'}"
+    return Trace(figure, value, "per 1000 node-days", FORMULAS[figure], text, parts)
+
+
+def _down(data: ReportData) -> list[tuple[IncidentRecord, float]]:
+    """(incident, seconds of the span in which its jobs could not train)."""
+    lived = [i for i in data.history or data.incidents if i.outcome != "observed"]
+    return [(i, seconds) for i in lived if (seconds := down_s(i, data.since, data.until)) > 0.0]
+
+
+def _availability(data: ReportData, figure: str, events: Events) -> Trace:
+    """A part for each incident, the seconds that its jobs stood still."""
+    parts = tuple(Part(incident.id, seconds, _ends_of(incident, events)) for incident, seconds in _down(data))
+    wall, down = sum(found.wall_s for found in data.accounts), sum(part.value for part in parts)
+    value = 100.0 * max(0.0, 1.0 - down / wall) if wall > 0 else None
+    shown = "not defined" if value is None else f"{value:.3f} %"
+    text = f"1 - {down:.3f} s down / {wall:.3f} s of job time = {shown}"
+    return Trace(figure, value, "%", FORMULAS[figure], text, parts)
+
+
+def _ends_of(incident: IncidentRecord, events: Events) -> tuple[Source, ...]:
+    """From the fault to the first new step: the marks that are known, with their events."""
+    said = events.get(incident.id, ())
+    known = [(mark, incident.marks[mark]) for mark in (Mark.FAULT, Mark.FIRST_STEP) if mark in incident.marks]
+    return tuple(_mark(mark, at, said) for mark, at in known)
+
+
+def _sum_text(values: Sequence[float], digits: int) -> str:
+    return (" + ".join(f"{value:.{digits}f}" for value in values[:8]) + (" + ..." if len(values) > 8 else "")) or "0"
 
 
 def _mean_text(values: Sequence[float], mean: float | None) -> str:
     if not values or mean is None:
         return "no incident has both marks"
-    shown = " + ".join(f"{value:.3f}" for value in values[:8]) + (" + ..." if len(values) > 8 else "")
-    return f"({shown}) / {len(values)} = {mean:.3f} s"
+    return f"({_sum_text(values, 3)}) / {len(values)} = {mean:.3f} s"
 
 
 def _mark(mark: Mark, at: float, events: Sequence[e.AnyEvent]) -> Source:
