@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
 import re
 import socket
@@ -427,8 +428,11 @@ def test_guessing_tokens_is_slowed_and_forms_have_a_size(tmp_path: Path) -> None
 
     async def work() -> None:
         async with served(tmp_path) as house, house.browser(None) as http:
-            big = await http.post("/login", data={"token": "x" * 2_000_000})
-            assert big.status_code in {400, 413}
+            # A line of its own: the server closes it, maybe while the rest of the form is still under way.
+            async with house.browser(None) as other:
+                with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                    big = await other.post("/login", data={"token": "x" * 2_000_000})
+                    assert big.status_code in {400, 413}
             for _ in range(10):
                 assert (await http.post("/login", data={"token": "hft_no"})).status_code == 403
             assert (await http.post("/login", data={"token": TOKENS[Role.VIEWER]})).status_code == 403
