@@ -103,4 +103,6 @@ def test_report(ask: Any) -> None:
     assert "`{" + ", ".join(form) + "}`" in text
     assert set(form["totals"]) == named("`totals`")
     assert "`{" + ", ".join(form["jobs"][0]) + "}`" in text
-    assert set(form["incidents"][0]) == named("INCIDENT")
+    assert set(form["incidents"][0]) == named("INCIDENT") | {"tables"}
+    for table in form["incidents"][0]["tables"]:
+        assert "`{" + ", ".join(table) + "}`" in text
