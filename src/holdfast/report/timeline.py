@@ -107,18 +107,12 @@ _PLACE = {mark: place for place, mark in enumerate(ORDER)}
 
 
 def phase_totals(incidents: Iterable[IncidentRecord]) -> dict[str, float]:
-    """Seconds of each phase over all these incidents, as `seconds_by_phase` cuts each one; a phase of no time is 0."""
-    totals = [0.0] * len(ORDER)
+    """Seconds of each phase over all these incidents; a phase of no time is 0."""
+    totals = {PHASE_NAMES[mark]: 0.0 for mark in ORDER if mark is not Mark.FAULT}
     for incident in incidents:
-        marks = incident.marks
-        last = marks.get(Mark.FAULT, marks.get(Mark.DETECTED, incident.opened_at))
-        known = [(at, _PLACE[mark]) for mark, at in marks.items() if mark in _PLACE]
-        known.sort()
-        for at, place in known:
-            if at > last:
-                totals[place] += at - last
-                last = at
-    return {PHASE_NAMES[mark]: totals[place] for place, mark in enumerate(ORDER) if mark is not Mark.FAULT}
+        for name, seconds in seconds_by_phase(incident).items():
+            totals[name] += seconds
+    return totals
 
 
 def span(incident: IncidentRecord, begin: Mark, end: Mark) -> float | None:
@@ -132,12 +126,4 @@ def span(incident: IncidentRecord, begin: Mark, end: Mark) -> float | None:
 
 def spans(incidents: Iterable[IncidentRecord], begin: Mark, end: Mark) -> list[float | None]:
     """`span` of each of many incidents, in their order."""
-    found: list[float | None] = []
-    for incident in incidents:
-        marks = incident.marks
-        if begin in marks and end in marks:
-            took = marks[end] - marks[begin]
-            found.append(took if took > 0.0 else 0.0)  # noqa: FURB136 - a third of the time of max
-        else:
-            found.append(None)
-    return found
+    return [span(incident, begin, end) for incident in incidents]
