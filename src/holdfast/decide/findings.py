@@ -23,9 +23,9 @@ _ACTS_FROM_LOGS = ("hang.", "straggler.", "loss.", "node.", "exit.", "hyperpod."
 """Rules that are judgements of a detector, whatever their evidence is made of, or our own checkpoint library's word."""
 _NOT_BACK = frozenset({JobState.STOPPING, JobState.DIAGNOSING, JobState.HELD})
 LATE_SLACK_S = 1.0
+"""Clocks differ: evidence counts as older than something only when it is older by more than this."""
 CLOCKS_S = 60.0
 """Clocks of nodes go wrong by so much at most: what is older than that beside another node's word is older."""
-"""Clocks differ: evidence counts as older than something only when it is older by more than this."""
 
 
 def seen(turn: Turn, event: e.FindingSeen) -> None:
