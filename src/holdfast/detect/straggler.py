@@ -35,6 +35,8 @@ WARM_UP_STEPS = 5
 PAUSE_FACTOR = 1.8
 """A step whose median is this much longer than usual is an evaluation, a checkpoint or a pause: not judged."""
 PAST_STEPS = 64
+PAST_STEPS_MIN = 8
+"""A rank's own past counts from so many ordinary steps on: the median of fewer moves with a single odd one."""
 CLEARED_STEPS = 3
 NODE_SHARE = 0.7
 """So many of a node's ranks slow at once: the node is."""
@@ -155,7 +157,7 @@ class StragglerDetector:
                 ratio = work[rank] / middle
                 state = self._ranks.setdefault(rank, _Rank())
                 state.ratios.append(ratio)
-                before = median(state.past) if len(state.past) >= 8 else 1.0
+                before = 1.0 if self._is_new(rank) else median(state.past)
                 # A rank that has always had a little more to do is not slow for it; a new excess counts.
                 if work[rank] > limit and ratio > before * (1 + self.excess_min / 2):
                     slow[rank] = ratio
@@ -163,10 +165,14 @@ class StragglerDetector:
                     state.past.append(ratio)
         for ranks in self._by_stage(work).values():
             # A whole stage that was never quicker has more to do: `_stages` tells of it.
-            if len(ranks) > 1 and all(rank in slow and len(self._ranks[rank].past) < 8 for rank in ranks):
+            if len(ranks) > 1 and all(rank in slow and self._is_new(rank) for rank in ranks):
                 for rank in ranks:
                     del slow[rank]
         return slow
+
+    def _is_new(self, rank: int) -> bool:
+        """Whether the rank has too little of a past to be compared with it."""
+        return len(self._ranks[rank].past) < PAST_STEPS_MIN
 
     def _by_stage(self, work: Mapping[int, float]) -> dict[int, list[int]]:
         groups: dict[int, list[int]] = {}
