@@ -6,7 +6,7 @@ The accounting of a job gives every second of its wall time to exactly one categ
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from operator import sub
 from statistics import fmean, median
@@ -267,3 +267,23 @@ def totals(
 def counted(names: Iterable[str]) -> dict[str, int]:
     """How often each occurs, the commonest first, equals by name."""
     return {str(name): n for name, n in sorted(Counter(names).items(), key=lambda item: (-item[1], item[0]))}
+
+
+def nodes_by_attempt(job: JobRecord) -> dict[int, tuple[str, ...]]:
+    """The nodes that each attempt held, by its number."""
+    return {attempt.number: attempt.nodes for attempt in job.attempts}
+
+
+def came_in(incident: IncidentRecord, held: Iterable[Mapping[int, Sequence[str]]]) -> list[str]:
+    """Nodes that took another's place: the attempt after the incident holds them, the one before it did not.
+
+    Args:
+        incident: nodes that it names itself are left out.
+        held: `nodes_by_attempt` of each job that it stopped.
+    """
+    found: list[str] = []
+    for nodes in held:
+        before = () if incident.attempt_before is None else nodes.get(incident.attempt_before, ())
+        after = () if incident.attempt_after is None else nodes.get(incident.attempt_after, ())
+        found += [name for name in after if name not in before and name not in incident.nodes]
+    return list(dict.fromkeys(found))

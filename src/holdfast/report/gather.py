@@ -19,7 +19,15 @@ from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Sample
 from holdfast.report.alerts import Alerts
-from holdfast.report.figures import Accounting, Totals, accounts_of, opened_in, totals
+from holdfast.report.figures import (
+    Accounting,
+    Totals,
+    accounts_of,
+    came_in,
+    nodes_by_attempt,
+    opened_in,
+    totals,
+)
 from holdfast.report.fleet import Economics, Fleet, fleet
 from holdfast.report.interval import IntervalAdvice, advise
 from holdfast.report.objectives import Verdict, judge
@@ -305,15 +313,12 @@ async def _measured(
     journal: Records, jobs: list[JobRecord], incidents: list[IncidentRecord]
 ) -> dict[str, list[Sample]]:
     """Figures of the incidents' nodes, and of those that took their place."""
-    wanted = {node for record in incidents for node in record.nodes}
-    held = {job.key: {attempt.number: attempt.nodes for attempt in job.attempts} for job in jobs}
-    for record in incidents:
-        for key in record.jobs:
-            nodes = held.get(key, {})
-            before = nodes.get(-1 if record.attempt_before is None else record.attempt_before, ())
-            wanted.update(
-                set(nodes.get(-1 if record.attempt_after is None else record.attempt_after, ())) - set(before)
-            )
+    held = {job.key: nodes_by_attempt(job) for job in jobs}
+    wanted = {
+        node
+        for record in incidents
+        for node in (*record.nodes, *came_in(record, (held[key] for key in record.jobs if key in held)))
+    }
     if len(wanted) > MEASURED_MAX:
         found = await journal.samples(FIGURE, "node:*")
     else:

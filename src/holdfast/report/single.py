@@ -11,6 +11,7 @@ from statistics import median
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.events import Command
 from holdfast.model.records import IncidentRecord, JobRecord, JobState, Mark
+from holdfast.report.figures import came_in, nodes_by_attempt
 from holdfast.report.fleet import job_gpus
 from holdfast.report.gather import JobSeries, Point, ReportData
 from holdfast.report.sections import Section
@@ -192,7 +193,8 @@ def figures(data: ReportData, incident: IncidentRecord) -> Section:
     heads = ("node", "figure", "before", "after", "change")
     fault = incident.marks.get(Mark.FAULT, incident.opened_at)
     rows: list[tuple[str, ...]] = []
-    for node in (*incident.nodes, *_came_in(data, incident)):
+    stopped = map(nodes_by_attempt, _stopped(data, incident))
+    for node in (*incident.nodes, *came_in(incident, stopped)):
         known: dict[str, dict[bool, float]] = {}
         for one in data.measured.get(node, ()):
             sides = known.setdefault(one.subject.partition("/")[2], {})
@@ -210,14 +212,3 @@ def figures(data: ReportData, incident: IncidentRecord) -> Section:
     return Section(
         "measured", "Node performance before and after", intro if rows else "", heads, tuple(rows), frozenset(heads[2:])
     )
-
-
-def _came_in(data: ReportData, incident: IncidentRecord) -> list[str]:
-    """Nodes that the attempt after it holds and the one before it did not."""
-    found: list[str] = []
-    for job in _stopped(data, incident):
-        held = {attempt.number: attempt.nodes for attempt in job.attempts}
-        before = held.get(incident.attempt_before if incident.attempt_before is not None else -1, ())
-        after = held.get(incident.attempt_after if incident.attempt_after is not None else -1, ())
-        found += [name for name in after if name not in before and name not in incident.nodes]
-    return list(dict.fromkeys(found))

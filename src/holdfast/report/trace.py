@@ -153,11 +153,9 @@ def _count(data: ReportData, figure: str, events: Events) -> Trace:
         if figure == "resubmitted":
             points += [_source(f"{c.command.value} by {c.who}", c.at, c) for c in helpers(incident, data.commands)]
         parts.append(Part(incident.id, 1.0, tuple(sorted(points, key=lambda point: point.at))))
-    whole, beside = data.fleet.failures, "failures"
-    if figure in {"recovered", "false alarms"}:
-        whole, beside = {
-            "recovered": (data.totals.incidents, "incidents"), "false alarms": (data.fleet.fenced, "nodes fenced"),
-        }[figure]  # fmt: skip
+    whole, beside = {
+        "recovered": (data.totals.incidents, "incidents"), "false alarms": (data.fleet.fenced, "nodes fenced"),
+    }.get(figure, (data.fleet.failures, "failures"))  # fmt: skip
     text = f"{len(parts)} of {whole} {beside}"
     if figure in {"incidents", "failures", "fenced"}:
         text = f"{len(parts)} incidents"
