@@ -12,8 +12,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
+from typing import Self
 
 from holdfast.adapters.slurm.own_job import OwnJob
 from holdfast.errors import LinkError, OrderError
@@ -46,41 +48,60 @@ def requeue_own_job(leader: Leader, own_job: OwnJob, *, environ: Mapping[str, st
     count = _requeues(folder / FILE, leader.parting.durable_step)
     if count >= allowed:
         return f"{count} requeues without a new checkpoint in between, which is the limit"
-    size = environ.get("SLURM_JOB_NUM_NODES", "")
-    with _end_put_off(environ):
-        try:
-            (folder / FILE).write_text(
-                json.dumps({"count": count + 1, "durable_step": leader.parting.durable_step}), encoding="utf-8"
-            )
-            promise = asyncio.run(
-                own_job.requeue(
-                    leader.parting.exclude, gone=leader.parting.gone, size=int(size) if size.isdecimal() else 0
-                )
-            )
-        except (OrderError, LinkError) as error:
-            return str(error)
-        except OSError as error:
-            return f"{folder / FILE}: {error.strerror}"
-        voice.say(promise)
-        _end_old_sruns(environ)
+    with _EndPutOff(environ) as put_off:
+        refusal = _requeue(leader, own_job, count + 1, environ, voice)
+        put_off.is_over = not refusal
+    if refusal:
+        return refusal
     time.sleep(_ENDED_BY_SCHEDULER_S)
     return "the scheduler has not ended this run of it"
 
 
-@contextlib.contextmanager
-def _end_put_off(environ: Mapping[str, str]) -> Iterator[None]:
+def _requeue(leader: Leader, own_job: OwnJob, count: int, environ: Mapping[str, str], voice: Voice) -> str:
+    """Write down that it is the `count`-th, and have it done; returns why that failed, else nothing."""
+    noted = leader.place.job_dir / FILE
+    parting = leader.parting
+    size = environ.get("SLURM_JOB_NUM_NODES", "")
+    try:
+        noted.write_text(json.dumps({"count": count, "durable_step": parting.durable_step}), encoding="utf-8")
+        promise = asyncio.run(
+            own_job.requeue(parting.exclude, gone=parting.gone, size=int(size) if size.isdecimal() else 0)
+        )
+    except (OrderError, LinkError) as error:
+        return str(error)
+    except OSError as error:
+        return f"{noted}: {error.strerror}"
+    voice.say(promise)
+    return ""
+
+
+class _EndPutOff:
     """The scheduler's SIGTERM, which follows the requeue at once, has its effect when this is left, not before.
 
     It may end our command as well, so that the requeue seems to have failed: it is what says that the run is over.
+
+    Attributes:
+        is_over: the run is over, whether or not the signal came.
     """
-    came: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        if came:
-            _end_old_sruns(environ)
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.is_over = False
+        self._environ = environ
+        self._has_come = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        del number
+        self._has_come = True
+
+    def __exit__(self, *raised: object) -> None:
+        if self.is_over or self._has_come:
+            _end_old_sruns(self._environ)
+        signal.signal(signal.SIGTERM, self._before)
+        if self._has_come:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
