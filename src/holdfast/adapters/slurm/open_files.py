@@ -42,7 +42,7 @@ class OpenJob(Struct, frozen=True, kw_only=True):
     """Its output is read by the launcher itself."""
     files: tuple[str, ...] = ()
     telemetry: tuple[str, ...] = ()
-    """Folders of telemetry slots that its processes name."""
+    """Folders of telemetry slots that its processes name; none of a job with a launcher, which reads them itself."""
     writers: frozenset[int] = frozenset()
     """Processes that name one, each by the number that it knows itself by: that of its own namespace."""
 
@@ -84,19 +84,12 @@ def _job(
     proc: Path, job_id: str, stepds: list[int], processes: Mapping[int, _Process], children: Mapping[int, list[int]]
 ) -> OpenJob:
     tree = list(_below(stepds, children))
-    environ: dict[str, str] = {}
+    environ = next((told for pid in tree if (told := _environ(proc, pid, job_id))), {})
     launcher = False
-    telemetry: dict[str, None] = {}
-    writers: set[int] = set()
     files: dict[tuple[int, int], str] = {}
     for pid in tree:
         process = processes[pid]
         launcher = launcher or any(os.path.basename(w) in _LAUNCHERS for w in process.words[:6])  # noqa: PTH119 - words
-        told = _environ(proc, pid, job_id)
-        environ = environ or told
-        if (folder := os.path.normpath(told.get(ENV_DIR, ""))).startswith(_SLOT_PLACES):
-            telemetry[folder] = None
-            writers.add(_own_number(proc, pid))
         for descriptor, path, identity in _written(proc, pid):
             tool = process.words[:1] and os.path.basename(process.words[0]) == "srun"  # noqa: PTH119 - a word of argv
             if descriptor in {1, 2} or tool or path.endswith(_LOGS):
@@ -106,6 +99,7 @@ def _job(
             if "slurmd" not in os.path.basename(path):  # noqa: PTH119 - its own log
                 files.setdefault(identity, path)
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    telemetry, writers = ((), frozenset()) if launcher else _telemetry(proc, tree, job_id)
     return OpenJob(
         job_id=job_id,
         cluster=environ.get("SLURM_CLUSTER_NAME", ""),
@@ -113,9 +107,21 @@ def _job(
         node=environ.get("SLURMD_NODENAME", ""),
         has_launcher=launcher,
         files=tuple(sorted(files.values())[:FILES_MAX]),
-        telemetry=tuple(telemetry)[:_SLOT_FOLDERS_MAX],
-        writers=frozenset(writers),
+        telemetry=telemetry,
+        writers=writers,
     )
+
+
+def _telemetry(proc: Path, tree: list[int], job_id: str) -> tuple[tuple[str, ...], frozenset[int]]:
+    """Folders of slots that the job's processes name, and which processes those are; see `OpenJob`."""
+    folders: dict[str, None] = {}
+    writers: set[int] = set()
+    for pid in tree:
+        folder = os.path.normpath(_environ(proc, pid, job_id).get(ENV_DIR, ""))
+        if folder.startswith(_SLOT_PLACES):
+            folders[folder] = None
+            writers.add(_own_number(proc, pid))
+    return tuple(folders)[:_SLOT_FOLDERS_MAX], frozenset(writers)
 
 
 def _below(roots: list[int], children: Mapping[int, list[int]]) -> Iterator[int]:
