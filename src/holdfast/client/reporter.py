@@ -7,9 +7,9 @@ delivers in the background. The controller knows duplicates by their id. Time pa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from holdfast.client.http import AsyncClient
 from holdfast.errors import LinkError, RefusedError, WireError
@@ -21,12 +21,37 @@ BATCH_BYTES_MAX = 2 * 1024 * 1024
 """Of one request; the controller refuses bodies of more than 8 MiB."""
 EVENT_BYTES_MAX = 1024 * 1024
 
+_Event = TypeVar("_Event")
+
 
 class ClientSource(Protocol):
     """Gives the client to use now; raises LinkError when no controller is known yet."""
 
     async def __call__(self) -> AsyncClient:
         """Called before each try."""
+
+
+async def send_by_halves(
+    events: Sequence[_Event],
+    send: Callable[[Sequence[_Event]], Awaitable[None]],
+    refuse: Callable[[_Event, WireError], None],
+) -> None:
+    """Send all of them; one that cannot be understood is found by halves, and does not keep the others back for ever.
+
+    Args:
+        events: at least one, in their order.
+        send: raises WireError when the other side cannot read what it was given.
+        refuse: is told of each event that cannot be read by itself, and why.
+    """
+    try:
+        await send(events)
+    except WireError as error:
+        if len(events) == 1:
+            refuse(events[0], error)
+            return
+        middle = len(events) // 2
+        await send_by_halves(events[:middle], send, refuse)
+        await send_by_halves(events[middle:], send, refuse)
 
 
 class Spool:
@@ -183,20 +208,16 @@ class Reporter:
             self._bell.clear()
             self._ring()
 
-    async def _deliver(self, events: list[bytes]) -> None:
+    async def _deliver(self, events: Sequence[bytes]) -> None:
         client = await self._client()
-        try:
-            answer = await client.ingest_encoded(self.source, events)
-        except WireError:
-            # One event that cannot be understood must not keep the others back: find it by halves.
-            if len(events) == 1:
-                self.refused += 1
-                return
-            middle = len(events) // 2
-            await self._deliver(events[:middle])
-            await self._deliver(events[middle:])
-            return
-        self.refused += len(answer.refused)
+
+        async def send(some: Sequence[bytes]) -> None:
+            self.refused += len((await client.ingest_encoded(self.source, some)).refused)
+
+        def refuse(_event: bytes, _why: WireError) -> None:
+            self.refused += 1
+
+        await send_by_halves(events, send, refuse)
 
     async def flush(self, limit_s: float) -> bool:
         """Wait until everything is delivered; False when it is not within `limit_s`."""

@@ -171,19 +171,18 @@ class Uplink:
     async def _deliver(self, events: Sequence[AnyEvent]) -> None:
         if not events:
             return
-        self._check_cut()
-        try:
-            answer = await (await self._line.client()).ingest(self._source, events)
-            for why in answer.refused:
+        client = await self._line.client()
+        from holdfast.client.reporter import send_by_halves  # noqa: PLC0415 - HTTP is loaded by now
+
+        async def send(some: Sequence[AnyEvent]) -> None:
+            self._check_cut()
+            for why in (await client.ingest(self._source, some)).refused:
                 self._on_line(f"the controller does not take an event of ours: {why}")
-        except WireError as error:
-            # What it cannot read it will never read; it is found by halves, and the others do not wait for ever.
-            if len(events) == 1:
-                self._on_line(f"the controller does not take an event of ours, `{events[0].id}`: {error}")
-                return
-            middle = len(events) // 2
-            await self._deliver(events[:middle])
-            await self._deliver(events[middle:])
+
+        def refuse(event: AnyEvent, why: WireError) -> None:
+            self._on_line(f"the controller does not take an event of ours, `{event.id}`: {why}")
+
+        await send_by_halves(events, send, refuse)
 
     async def close(self) -> None:
         """Let go of the connection and of orders under way."""
