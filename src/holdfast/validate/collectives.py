@@ -86,13 +86,13 @@ class _Hunt:
 
     async def whole(self) -> bool:
         """The sweep of all. Did it pass?"""
-        return all(one.passed for one in await self._halves())
+        return all(one.passed for one in await self._halves(self._halving.next_round()))
 
     async def halve(self) -> None:
         """After `whole` has failed: find the node, and say so."""
         examination = self.examination
-        while self._halving.next_round():
-            await self._halves()
+        while groups := self._halving.next_round():
+            await self._halves(groups)
         pairing = Pairing([hello.node for hello in self.alive])
         small = {frozenset(group) for group in self._halving.small}
         pairing.take([one for one in self._outcomes if one.passed or frozenset(one.group) in small])
@@ -115,8 +115,8 @@ class _Hunt:
                 f"nccl: {', '.join(group)} fail together while both halves pass: look between them"
             )
 
-    async def _halves(self) -> list[Outcome]:
-        found = await self._round(self._halving.next_round())
+    async def _halves(self, groups: Sequence[Group]) -> list[Outcome]:
+        found = await self._round(groups)
         self._outcomes += found
         self._halving.take(found)
         return found
