@@ -18,7 +18,6 @@ import signal
 import subprocess
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -107,17 +106,6 @@ class Postgres:
             self._process.wait(30)
             self._process = None
 
-    def _revive(self) -> None:
-        # On a machine full of tests that kill processes it was once found dead; no test owns it, so none may fail for it.
-        if self._process is None or (code := self._process.poll()) is None:
-            return
-        end = (self.folder / "log").read_text()[-1500:]
-        warnings.warn(
-            f"PostgreSQL, pid {self._process.pid}, had ended with {code} and was started again: {end}", stacklevel=3
-        )
-        (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
-        self.start()
-
     def end(self) -> None:
         self.stop()
         self._log.close()
@@ -130,8 +118,7 @@ class Postgres:
         return psycopg.connect(self.url, autocommit=True)
 
     def schema_url(self) -> str:
-        """A place for a journal that nobody else has; the server is started again when something has killed it."""
-        self._revive()
+        """A place for a journal that nobody else has."""
         name = f"s{next(self._numbers)}"
         with self.connect() as connection:
             connection.execute(f"CREATE SCHEMA {name}".encode())

@@ -143,7 +143,7 @@ def test_a_restart_in_place_needs_no_controller_but_tells_it(launched, tmp_path:
     async def case() -> None:
         async with Cluster() as cluster:
             env = {**ENV, "HOLDFAST_CONTROLLER": cluster.server.url}
-            run = launched("--nproc-per-node", "2", *counter(tmp_path, steps=150), node="node01", env=env)
+            run = launched("--nproc-per-node", "2", *counter(tmp_path, steps=400), node="node01", env=env)
             await cluster.until(lambda event: isinstance(event, e.CheckpointSaved) and event.durable)
             os.kill(await asyncio.to_thread(run.rank_pid, 1, 0), signal.SIGSEGV)
             again = await cluster.until(lambda event: isinstance(event, e.AttemptStarted) and event.attempt == 1)
