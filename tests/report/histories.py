@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+from holdfast.model import events as e
 from holdfast.model.cluster import JobKey, JobView, NodeView
-from holdfast.model.evidence import Diagnosis, Domain, Remedy
+from holdfast.model.evidence import Diagnosis, Domain, Finding, Remedy
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark, NodeRecord
 
 BEGIN = 1_700_000_000.0
@@ -74,3 +76,27 @@ def a_year(seed: int, *, incidents: int, nodes: int = 64, jobs: int = 8, days: f
         )
         made_jobs.append(JobRecord(key, JobView(key, want_nodes=len(held)), attempts=attempts))
     return made_jobs, made_nodes, found
+
+
+def events_of(incident: IncidentRecord) -> list[e.AnyEvent]:
+    """What agents and launchers said of an incident of `a_year`, in order of time, without numbers."""
+    key, marks, before = incident.jobs[0], incident.marks, incident.attempt_before or 0
+
+    def common(kind: str, at: float) -> dict[str, Any]:
+        return {"id": f"{incident.id}.{kind}", "at": at, "received_at": at, "source": f"launcher:{key}"}
+
+    finding = Finding(id=f"f-{incident.id}", rule=incident.diagnosis.cause, at=marks[Mark.FAULT], job=key)
+    said: list[e.AnyEvent] = [
+        e.FindingSeen(finding=finding, **common("seen", marks[Mark.DETECTED])),
+        e.AttemptEnded(job=key, attempt=before, **common("ended", marks[Mark.STOPPED])),
+    ]
+    if Mark.STARTED in marks:
+        epoch, first = before + 1, (incident.step_resumed or 0) + 1
+        said += [
+            e.AttemptStarted(job=key, attempt=before + 1, epoch=epoch, **common("started", marks[Mark.STARTED])),
+            e.FirstStepDone(job=key, attempt=before + 1, step=first, **common("first", marks[Mark.FIRST_STEP])),
+            e.CheckpointSaved(
+                job=key, attempt=before + 1, step=first + 9, durable=True, **common("saved", marks[Mark.PROVEN])
+            ),
+        ]
+    return said

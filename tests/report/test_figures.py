@@ -18,6 +18,7 @@ from holdfast.report.figures import CATEGORIES, account, opened_in, spread, tota
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.interval import advise
 from holdfast.report.timeline import phase_totals, seconds_by_phase, span, spans, timeline
+from holdfast.report.told import Told
 from holdfast.report.trace import trace
 
 KEY = JobKey("lab", "7")
@@ -255,10 +256,10 @@ def test_thirty_days_of_ninety_by_hand(until: float) -> None:
         data.jobs[0], data.counted, durable=[], saves_s=[], now=data.now, since=data.since, until=data.until
     )
     assert (advice.failures, advice.mtbf_s) == (3, pytest.approx(717 / 3 * HOUR))
-    assert sum(part.value for part in trace(data, "MTBF", {}).parts) == pytest.approx(717 * HOUR)
-    assert sum(part.value for part in trace(data, "ETTR", {}).parts) == pytest.approx(678 * HOUR)
-    assert sum(part.value for part in trace(data, "lost steps", {}).parts) == 33
-    assert sum(part.value for part in trace(data, "GPU hours lost", {}).parts) == pytest.approx(84)
+    assert sum(part.value for part in trace(data, "MTBF", Told()).parts) == pytest.approx(717 * HOUR)
+    assert sum(part.value for part in trace(data, "ETTR", Told()).parts) == pytest.approx(678 * HOUR)
+    assert sum(part.value for part in trace(data, "lost steps", Told()).parts) == 33
+    assert sum(part.value for part in trace(data, "GPU hours lost", Told()).parts) == pytest.approx(84)
 
 
 def test_the_whole_history_is_bounded_by_nothing() -> None:

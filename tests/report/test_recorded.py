@@ -22,6 +22,7 @@ from holdfast.report.coverage import coverage
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import DETAILS, ReportData
 from holdfast.report.single import affected, cost, machines, phases
+from holdfast.report.told import Told
 from holdfast.report.trace import trace
 
 HERE = Path(__file__).parent / "recorded"
@@ -177,7 +178,7 @@ def test_what_each_incident_cost(raw: Raw, data: ReportData) -> None:
 def test_each_number_is_followed_to_a_real_event(raw: Raw, data: ReportData, figure: str) -> None:
     """Every mark of every part names an event of the recording, and the event's time is the mark's."""
     events = [decode_event(json.dumps(e)) for e in raw.lines]
-    found = trace(data, figure, {i.id: events for i in data.incidents} | {str(j.key): events for j in data.jobs})
+    found = trace(data, figure, Told({i.id: events for i in data.incidents} | {str(j.key): events for j in data.jobs}))
     by_seq = {e["seq"]: e for e in raw.lines}
     assert found.parts
     for point in (p for part in found.parts for p in part.points if p.at):
@@ -235,7 +236,7 @@ def test_the_fleets_gpu_hours_and_money(raw: Raw, fleet: ReportData) -> None:
 def test_each_number_of_the_fleet_is_followed_to_a_real_event(raw: Raw, fleet: ReportData, figure: str) -> None:
     """Parts add up to the figure that the fleet's report shows, and each point names an event at its time."""
     events = [decode_event(json.dumps(e)) for e in raw.lines]
-    found = trace(fleet, figure, {i.id: events for i in fleet.incidents})
+    found = trace(fleet, figure, Told({i.id: events for i in fleet.incidents}))
     shown = {
         "failures": fleet.fleet.failures, "trained again": fleet.fleet.came_back, "automatic": fleet.fleet.by_themselves,
         "fenced": fleet.fleet.fenced, "failure rate": fleet.fleet.per_1000_node_days, "GPU hours saved": fleet.fleet.cost.saved,

@@ -11,6 +11,7 @@ from holdfast.model.evidence import Finding
 from holdfast.model.records import Mark, NodeRecord
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import ReportData
+from holdfast.report.told import Told
 from holdfast.report.trace import COUNTS, FIGURES, GPU_HOURS, SAVED, trace, wanted
 
 
@@ -35,7 +36,7 @@ def events() -> list[e.AnyEvent]:
 
 
 def follow(figure: str) -> object:
-    return trace(data(), figure, {"i-1": events(), "7": events()})
+    return trace(data(), figure, Told({"i-1": events(), "7": events()}))
 
 
 def test_a_span_names_the_events_of_both_marks() -> None:
@@ -97,11 +98,11 @@ def test_what_needed_a_person_names_the_persons_order() -> None:
         e.OperatorCommand(id=f"c{at}", at=at, seq=seq, source="api", command=e.Command.RELEASE, who="mei", job=KEY)
         for seq, at in ((13, 153.0), (20, 180.0))
     ]
-    found = trace(made, "resubmitted", {"i-1": events()})
+    found = trace(made, "resubmitted", Told({"i-1": events()}))
     assert (found.value, found.arithmetic, made.fleet.resubmitted) == (1.0, "1 of 1 failures", 1)
     assert [(p.name, p.seq) for p in found.parts[0].points if p.seq == 13] == [("release by mei", 13)]
-    assert trace(made, "automatic", {}).value == 0.0
-    assert trace(made, "GPU hours saved", {}).parts == ()
+    assert trace(made, "automatic", Told()).value == 0.0
+    assert trace(made, "GPU hours saved", Told()).parts == ()
 
 
 def test_a_fenced_node_is_followed_to_its_mark() -> None:
@@ -109,7 +110,7 @@ def test_a_fenced_node_is_followed_to_its_mark() -> None:
     made = data()
     made.incidents[0].marks |= {Mark.ISOLATED: 151.2, Mark.NODE_RETURNED: 160.0}
     for figure, text in (("fenced", "1 incidents"), ("false alarms", "1 of 1 nodes fenced")):
-        found = trace(made, figure, {"i-1": events()})
+        found = trace(made, figure, Told({"i-1": events()}))
         assert (found.value, found.arithmetic) == (1.0, text)
         assert ("isolated", 151.2) in [(point.name, point.at) for point in found.parts[0].points]
 
@@ -122,7 +123,7 @@ def test_rate_availability_and_savings_show_their_arithmetic() -> None:
         attempt.nodes = ("a", "b")
     made.economics, made.since = Economics(person_minutes=10.0), 99.0
     days = 2 * 900.0 / 86400
-    told = {"i-1": events()}
+    told = Told({"i-1": events()})
     rate = trace(made, "failure rate", told)
     assert (rate.value, rate.value) == (pytest.approx(1000 / days), made.fleet.per_1000_node_days)
     saved = trace(made, "GPU hours saved", told)
@@ -138,7 +139,7 @@ def test_rate_availability_and_savings_show_their_arithmetic() -> None:
 def test_a_figure_of_an_empty_journal_is_not_defined(figure: str) -> None:
     """No parts, no number, no error."""
     empty = ReportData("t", "lab", 1.0)
-    found = trace(empty, figure, {})
+    found = trace(empty, figure, Told())
     counts = figure in {"lost steps", *COUNTS, GPU_HOURS, SAVED}
     assert (found.parts, found.value) == ((), 0.0 if counts else None)
     assert wanted(empty, figure) == ([], [])

@@ -76,6 +76,8 @@ class Asked(Struct, frozen=True):
     economics: Economics
     figure: str
     """A figure to follow to its events; empty: the report itself."""
+    is_whole: bool
+    """All of its events are wanted, also those that a terminal has no room for."""
     words: Words
     alerts_of: tuple[str, str] = ("", "")
     """A Prometheus's address, and what named it; empty: none is asked."""
@@ -127,7 +129,21 @@ def report(
     words, own = house_style(zone, language, templates, config)
     alerts_of = _prometheus(prometheus, kind, config)
     followed = figure_named(figure) if figure else ""
-    asked = Asked(kind, job, incident, last, since, at, compare, policy, prices, followed, words, alerts_of)
+    asked = Asked(
+        kind,
+        job,
+        incident,
+        last,
+        since,
+        at,
+        compare,
+        policy,
+        prices,
+        followed,
+        bool(chosen is Format.JSON),
+        words,
+        alerts_of,
+    )
     _make(where, asked, cluster_dir, lambda data, found: _tell(data, found, chosen, kind, output, own))
 
 
@@ -227,7 +243,7 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
 
             found.alerts, why = await alerts_or_note(*asked.alerts_of, found.fleet.since, found.made_at)
             found.notes += [why] if why else []
-        followed = await read_trace(records, found, asked.figure) if asked.figure else None
+        followed = await read_trace(records, found, asked.figure, whole=asked.is_whole) if asked.figure else None
         found.notes += [*writer_of(records, asked.now), *notes_of(records)]
         return found, followed
 

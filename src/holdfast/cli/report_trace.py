@@ -5,6 +5,7 @@ Called by `report`. Reads the records, then the events of those incidents or job
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -16,6 +17,8 @@ from holdfast.errors import UsageError
 from holdfast.model.events import AnyEvent
 from holdfast.model.toml_lines import did_you_mean
 from holdfast.report.gather import ReportData
+from holdfast.report.terminal import ROWS_MAX
+from holdfast.report.told import Told
 from holdfast.report.trace import FIGURES, Source, Trace, trace, wanted
 from holdfast.report.words import Words
 
@@ -36,17 +39,17 @@ def figure_named(text: str) -> str:
     raise UsageError(f'--trace "{text}" is no figure that can be followed{did_you_mean(text, FIGURES)}')
 
 
-async def read_trace(records: Records, data: ReportData, figure: str) -> Trace:
-    """The figure of this report with its events."""
+async def read_trace(records: Records, data: ReportData, figure: str, *, whole: bool) -> Trace:
+    """The figure of this report with its events; unless `whole`, with those of the parts that a terminal shows."""
     incidents, jobs = wanted(data, figure)
-    events = {i.id: await _all(records, incident=i.id) for i in incidents}
-    # A fault that a drill injected, and steps, are said of the job and may lie outside the incident's own events.
-    names = {str(job.key) for job in jobs} | {str(key) for i in incidents for key in i.jobs}
-    of_job = {name: await _all(records, job=name) for name in sorted(names)}
+    if not whole:
+        incidents, jobs = incidents[:ROWS_MAX], jobs[:ROWS_MAX]
+    told = Told()
+    for name in sorted({str(job.key) for job in jobs} | {str(key) for i in incidents for key in i.jobs}):
+        told.add(name, await _all(records, job=name))
     for incident in incidents:
-        events[incident.id] += [event for key in incident.jobs for event in of_job[str(key)]]
-    events |= {str(job.key): of_job[str(job.key)] for job in jobs}
-    return trace(data, figure, events)
+        told.add(incident.id, await _all(records, incident=incident.id))
+    return trace(data, figure, told)
 
 
 async def _all(records: Records, **where: str) -> list[AnyEvent]:
@@ -65,14 +68,16 @@ def show_trace(found: Trace, words: Words) -> None:
     out.print(Text(f"{found.figure} = {value}", style="bold"))
     out.print(Text(f"{found.formula}\n{found.arithmetic}"))
     table = screen.table("of", "value", "point", "time", "event", right=("value",))
-    for part in found.parts:
-        for number, point in enumerate(part.points):
-            first = number == 0
-            table.add_row(
-                Text(screen.clean(part.of) if first else ""), f"{part.value:.3f}" if first else "",
-                _point(point), words.time(point.at), Text(_event(point)),
-            )  # fmt: skip
+    rows = ((part, number, point) for part in found.parts for number, point in enumerate(part.points))
+    for part, number, point in islice(rows, ROWS_MAX):
+        first = number == 0
+        table.add_row(
+            Text(screen.clean(part.of) if first else ""), f"{part.value:.3f}" if first else "",
+            _point(point), words.time(point.at), Text(_event(point)),
+        )  # fmt: skip
     out.print(table)
+    if left := sum(1 for _ in rows):
+        out.print(Text(f"{left} points more, of {len(found.parts)} parts in all: --json has them.", style="dim"))
 
 
 def _point(point: Source) -> str:
@@ -86,5 +91,5 @@ def _event(point: Source) -> str:
 
 
 def trace_form(found: Trace) -> dict[str, Any]:
-    """`{version, figure, value, unit, formula, arithmetic, parts}`."""
-    return {"version": VERSION, **msgspec.to_builtins(found)}
+    """`{version, figure, value, unit, formula, arithmetic, parts}`; the parts as they are."""
+    return {"version": VERSION, **msgspec.structs.asdict(found)}

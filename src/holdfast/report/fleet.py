@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 from statistics import fmean, linear_regression
 
 from msgspec import Struct
@@ -143,13 +143,12 @@ def groups(incidents: Sequence[IncidentRecord], commands: Sequence[OperatorComma
     """Drills and incidents that were only observed are in none of them."""
     failures = [i for i in incidents if i.attempt_before is not None and i.outcome != "observed" and not i.drill]
     back = [incident for incident in failures if Mark.FIRST_STEP in incident.marks]
-    said = sorted(commands, key=lambda command: command.at)
-    times = [command.at for command in said]
+    said = sorted(commands, key=_at)
     fenced = [incident for incident in incidents if Mark.ISOLATED in incident.marks and not incident.drill]
     return Groups(
         failures=failures,
         back=back,
-        alone=[incident for incident in back if not _had_help(incident, said, times)] if said else back,
+        alone=[incident for incident in back if not helpers(incident, said)] if said else back,
         given_up=[incident for incident in failures if incident.outcome == "given_up"],
         fenced=fenced,
         false=[incident for incident in fenced if _was_false(incident)],
@@ -226,22 +225,22 @@ def fleet(
 
 
 def helpers(incident: IncidentRecord, commands: Sequence[OperatorCommand]) -> list[OperatorCommand]:
-    """What people ordered about its jobs, nodes or orders while it was open."""
-    return [one for one in sorted(commands, key=lambda command: command.at) if _had_help(incident, [one], [one.at])]
+    """What people ordered about its jobs, nodes or orders while it was open. `commands`: in order of time."""
+    begin = bisect_left(commands, incident.opened_at, key=_at)
+    end = bisect_right(commands, incident.closed_at or inf, key=_at)
+    return [command for command in commands[begin:end] if _concerns(command, incident)]
 
 
-def _had_help(incident: IncidentRecord, commands: Sequence[OperatorCommand], times: Sequence[float]) -> bool:
-    """Did a person order something about its jobs, nodes or orders while it was open? `commands` in order of time."""
-    end = incident.closed_at or float("inf")
-    for command in commands[bisect_left(times, incident.opened_at) : bisect_right(times, end)]:
-        concerns = (
-            command.job in incident.jobs
-            or (command.node and command.node in incident.nodes)
-            or (command.order and incident.id in command.order)
-        )
-        if concerns:
-            return True
-    return False
+def _at(command: OperatorCommand) -> float:
+    return command.at
+
+
+def _concerns(command: OperatorCommand, incident: IncidentRecord) -> bool:
+    return bool(
+        command.job in incident.jobs
+        or (command.node and command.node in incident.nodes)
+        or (command.order and incident.id in command.order)
+    )
 
 
 REPAIRS = frozenset({"reset_gpu", "reboot", "replace", "retire"})

@@ -19,6 +19,7 @@ from holdfast.report.fleet import groups, helpers, job_gpus
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import down_s
 from holdfast.report.timeline import span
+from holdfast.report.told import Said, Told, said_of
 
 SPANS: Mapping[str, tuple[Mark, Mark]] = {
     "MTTD": (Mark.FAULT, Mark.DETECTED),
@@ -37,8 +38,6 @@ SAVED = "GPU hours saved"
 RATE = "failure rate"
 AVAILABILITY = "availability"
 FIGURES = (*SPANS, *OF_JOBS, *COUNTS, RATE, AVAILABILITY, GPU_HOURS, SAVED)
-NEAR_S = 1e-3
-"""Times that differ by less are the same: they went through JSON."""
 
 
 class Source(Struct, frozen=True):
@@ -71,36 +70,34 @@ class Trace(Struct, frozen=True):
     parts: tuple[Part, ...]
 
 
-Events = Mapping[str, Sequence[e.AnyEvent]]
-"""Events by the id of the incident (for spans) or the name of the job (for figures of jobs)."""
-
-
 def wanted(data: ReportData, figure: str) -> tuple[list[IncidentRecord], list[JobRecord]]:
-    """Whose events `trace` needs for this figure."""
+    """Whose events `trace` needs for this figure, in the order of its parts."""
     if figure in SPANS:
         return [i for i in data.counted if _span_of(i, figure) is not None], []
     if figure in {*COUNTS, RATE, SAVED}:
         return _counted(data, figure), []
     if figure == AVAILABILITY:
         return [incident for incident, _ in _down(data)], []
-    return [], list(data.jobs)
+    if figure == "lost steps":
+        return [], [job for job, found in zip(data.jobs, data.accounts, strict=True) if found.steps_lost]
+    return [], [job for job in data.jobs if any(attempt.started_at > 0 for attempt in job.attempts)]
 
 
-def trace(data: ReportData, figure: str, events: Events) -> Trace:
+def trace(data: ReportData, figure: str, told: Told) -> Trace:
     """Take a figure of the report apart.
 
     Raises:
         KeyError: a figure that is not in `FIGURES`.
     """
     if figure in SPANS:
-        return _of_spans(data, figure, events)
+        return _of_spans(data, figure, told)
     if figure in COUNTS:
-        return _count(data, figure, events)
+        return _count(data, figure, told)
     makers = {
         "MTBF": _mtbf, "ETTR": _ratio, "goodput": _ratio, "lost steps": _lost,
         GPU_HOURS: _gpu_hours, SAVED: _saved, RATE: _rate, AVAILABILITY: _availability,
     }  # fmt: skip
-    return makers[figure](data, figure, events)
+    return makers[figure](data, figure, told)
 
 
 def _span_of(incident: IncidentRecord, figure: str) -> float | None:
@@ -109,14 +106,13 @@ def _span_of(incident: IncidentRecord, figure: str) -> float | None:
     return span(incident, *SPANS[figure])
 
 
-def _of_spans(data: ReportData, figure: str, events: Events) -> Trace:
+def _of_spans(data: ReportData, figure: str, told: Told) -> Trace:
     parts = []
     for incident in data.counted:
         value = _span_of(incident, figure)
         if value is None:
             continue
-        said = events.get(incident.id, ())
-        points = tuple(_mark(mark, incident.marks[mark], said) for mark in SPANS[figure])
+        points = tuple(_mark(incident, mark, told) for mark in SPANS[figure])
         parts.append(Part(incident.id, value, points))
     mean = {"MTTD": data.totals.mttd, "MTTR": data.totals.mttr, "MTTP": data.totals.mttp}[figure].mean
     return Trace(
@@ -130,28 +126,29 @@ def _counted(data: ReportData, figure: str) -> list[IncidentRecord]:
         real = [i for i in data.counted if i.outcome != "observed"]
         return [i for i in real if i.outcome == "recovered"] if figure == "recovered" else real
     found = groups(data.counted, data.commands)
+    alone = {incident.id for incident in found.alone}
     return {
         "failures": found.failures,
         RATE: found.failures,
         "trained again": found.back,
         "automatic": found.alone,
         SAVED: found.alone,
-        "resubmitted": [i for i in found.back if helpers(i, data.commands)],
+        "resubmitted": [i for i in found.back if i.id not in alone],
         "given up": found.given_up,
         "fenced": found.fenced,
         "false alarms": found.false,
     }[figure]
 
 
-def _count(data: ReportData, figure: str, events: Events) -> Trace:
+def _count(data: ReportData, figure: str, told: Told) -> Trace:
     """A part of 1 for each incident, with all its marks."""
     parts = []
+    commands = sorted(data.commands, key=lambda command: command.at)
     for incident in _counted(data, figure):
-        said = events.get(incident.id, ())
-        marks = sorted(incident.marks.items(), key=lambda item: item[1])
-        points = [_mark(mark, at, said) for mark, at in marks]
+        points = [_mark(incident, mark, told) for mark in incident.marks]
         if figure == "resubmitted":
-            points += [_source(f"{c.command.value} by {c.who}", c.at, c) for c in helpers(incident, data.commands)]
+            helped = helpers(incident, commands)
+            points += [_source(f"{c.command.value} by {c.who}", c.at, said_of(c)) for c in helped]
         parts.append(Part(incident.id, 1.0, tuple(sorted(points, key=lambda point: point.at))))
     whole, beside = {
         "recovered": (data.totals.incidents, "incidents"), "false alarms": (data.fleet.fenced, "nodes fenced"),
@@ -184,7 +181,7 @@ FORMULAS: Mapping[str, str] = {
 """Of the figures that `definitions` does not hold, since only a fleet has them."""
 
 
-def _gpu_hours(data: ReportData, figure: str, events: Events) -> Trace:
+def _gpu_hours(data: ReportData, figure: str, told: Told) -> Trace:
     """A part for each job: its lost seconds times its GPUs, with the attempts that they lie between."""
     gpus = {node.name: node.view.gpus for node in data.nodes}
     parts = []
@@ -192,7 +189,7 @@ def _gpu_hours(data: ReportData, figure: str, events: Events) -> Trace:
         points = [
             Source(f"({attempt.number}) {p.name}", p.at, p.step, p.seq, p.event, p.source)
             for attempt in job.attempts
-            for p in _of_attempt(attempt, events.get(str(job.key), ())).values()
+            for p in _of_attempt(attempt, job, told).values()
         ]
         hours = sum(found.badput.values()) * job_gpus(job, gpus) / 3600.0
         parts.append(Part(str(job.key), hours, tuple(points)))
@@ -201,7 +198,7 @@ def _gpu_hours(data: ReportData, figure: str, events: Events) -> Trace:
     return Trace(figure, value, "GPU-hours", FORMULAS[figure], text, tuple(parts))
 
 
-def _saved(data: ReportData, figure: str, events: Events) -> Trace:
+def _saved(data: ReportData, figure: str, told: Told) -> Trace:
     """A part for each failure that needed nobody: what a person would have taken longer, times its jobs' GPUs."""
     gpus = {node.name: node.view.gpus for node in data.nodes}
     person_s = data.economics.person_minutes * 60.0
@@ -209,15 +206,15 @@ def _saved(data: ReportData, figure: str, events: Events) -> Trace:
     for incident in _counted(data, figure):
         held = sum(job_gpus(data.job_of[key], gpus) for key in incident.jobs if key in data.job_of)
         took_s = span(incident, Mark.FAULT, Mark.FIRST_STEP) or 0.0
-        parts.append(Part(incident.id, max(0.0, person_s - took_s) * held / 3600.0, _ends_of(incident, events)))
+        parts.append(Part(incident.id, max(0.0, person_s - took_s) * held / 3600.0, _ends_of(incident, told)))
     value = data.fleet.cost.saved
     text = f"{_sum_text([part.value for part in parts], 4)} = {value:.4f} GPU-hours"
     return Trace(figure, value, "GPU-hours", FORMULAS[figure], text, tuple(parts))
 
 
-def _rate(data: ReportData, figure: str, events: Events) -> Trace:
+def _rate(data: ReportData, figure: str, told: Told) -> Trace:
     """A part of 1 for each failure."""
-    parts = tuple(Part(i.id, 1.0, _ends_of(i, events)) for i in _counted(data, figure))
+    parts = tuple(Part(i.id, 1.0, _ends_of(i, told)) for i in _counted(data, figure))
     value, days = data.fleet.per_1000_node_days, data.fleet.node_days
     text = f"1000 x {len(parts)} failures / {days:.3f} node-days = {'not defined' if value is None else f'{value:.4g}'}"
     return Trace(figure, value, "per 1000 node-days", FORMULAS[figure], text, parts)
@@ -229,9 +226,9 @@ def _down(data: ReportData) -> list[tuple[IncidentRecord, float]]:
     return [(i, seconds) for i in lived if (seconds := down_s(i, data.since, data.until)) > 0.0]
 
 
-def _availability(data: ReportData, figure: str, events: Events) -> Trace:
+def _availability(data: ReportData, figure: str, told: Told) -> Trace:
     """A part for each incident, the seconds that its jobs stood still."""
-    parts = tuple(Part(incident.id, seconds, _ends_of(incident, events)) for incident, seconds in _down(data))
+    parts = tuple(Part(incident.id, seconds, _ends_of(incident, told)) for incident, seconds in _down(data))
     wall, down = sum(found.wall_s for found in data.accounts), sum(part.value for part in parts)
     value = 100.0 * max(0.0, 1.0 - down / wall) if wall > 0 else None
     shown = "not defined" if value is None else f"{value:.3f} %"
@@ -239,11 +236,9 @@ def _availability(data: ReportData, figure: str, events: Events) -> Trace:
     return Trace(figure, value, "%", FORMULAS[figure], text, parts)
 
 
-def _ends_of(incident: IncidentRecord, events: Events) -> tuple[Source, ...]:
+def _ends_of(incident: IncidentRecord, told: Told) -> tuple[Source, ...]:
     """From the fault to the first new step: the marks that are known, with their events."""
-    said = events.get(incident.id, ())
-    known = [(mark, incident.marks[mark]) for mark in (Mark.FAULT, Mark.FIRST_STEP) if mark in incident.marks]
-    return tuple(_mark(mark, at, said) for mark, at in known)
+    return tuple(_mark(incident, mark, told) for mark in (Mark.FAULT, Mark.FIRST_STEP) if mark in incident.marks)
 
 
 def _sum_text(values: Sequence[float], digits: int) -> str:
@@ -256,53 +251,32 @@ def _mean_text(values: Sequence[float], mean: float | None) -> str:
     return f"({_sum_text(values, 3)}) / {len(values)} = {mean:.3f} s"
 
 
-def _mark(mark: Mark, at: float, events: Sequence[e.AnyEvent]) -> Source:
-    """The event of a mark: seen or received at its time; a fault is the finding's or the drill's own time."""
-    for event in events:
-        own = event.finding.at if isinstance(event, e.FindingSeen) else event.at
-        if mark is Mark.FAULT and abs(own - at) < NEAR_S:
-            return _source(mark.value, at, event)
-    for event in events:
-        if min(abs(event.received_at - at), abs(event.at - at)) < NEAR_S:
-            return _source(mark.value, at, event)
-    return Source(mark.value, at)
+def _mark(incident: IncidentRecord, mark: Mark, told: Told) -> Source:
+    """A mark with its event: seen or received at its time; a fault is the finding's or the drill's own time."""
+    # A fault that a drill injected, and steps, are said of the job and may lie outside the incident's own events.
+    names = [incident.id, *(str(key) for key in incident.jobs)]
+    at = incident.marks[mark]
+    return _source(mark.value, at, told.fault(names, at) if mark is Mark.FAULT else told.heard(names, at))
 
 
-def _source(name: str, at: float, event: e.AnyEvent, step: int | None = None) -> Source:
-    return Source(name, at, step, event.seq, str(event.__struct_config__.tag), event.source)
+def _source(name: str, at: float, said: Said | None, step: int | None = None) -> Source:
+    return Source(name, at, step) if said is None else Source(name, at, step, said.seq, said.event, said.source)
 
 
-def _end(attempt: AttemptRecord, events: Sequence[e.AnyEvent]) -> Source:
-    """Until its launcher tells of the end itself: whatever let the engine conclude it, as a finished requeue does."""
-    for event in events:
-        if (
-            attempt.ended_at
-            and min(abs(event.received_at - attempt.ended_at), abs(event.at - attempt.ended_at)) < NEAR_S
-        ):
-            return _source("ended", attempt.ended_at, event, attempt.reached)
-    return Source("ended", attempt.ended_at, attempt.reached)
-
-
-def _of_attempt(attempt: AttemptRecord, events: Sequence[e.AnyEvent]) -> dict[str, Source]:
-    """Start, first step and end of an attempt with their events."""
+def _of_attempt(attempt: AttemptRecord, job: JobRecord, told: Told) -> dict[str, Source]:
+    """Start, first step and end of an attempt, as far as they are known, with their events."""
+    name, number = str(job.key), attempt.number
+    ended = told.of_attempt(name, e.AttemptEnded, number)
+    if ended is None and attempt.ended_at:
+        # Until its launcher tells of the end itself: whatever let the engine conclude it, as a finished requeue does.
+        ended = told.heard([name], attempt.ended_at)
+    first = told.of_attempt(name, e.FirstStepDone, number)
     found = {
-        "started": Source("started", attempt.started_at),
-        "first step": Source("first step", attempt.first_step_at, attempt.first_step),
-        "ended": _end(attempt, events),
+        "started": _source("started", attempt.started_at, told.of_attempt(name, e.AttemptStarted, number)),
+        "first step": _source("first step", attempt.first_step_at, first, attempt.first_step),
+        "ended": _source("ended", attempt.ended_at, ended, attempt.reached),
     }
-    for event in events:
-        if getattr(event, "attempt", None) != attempt.number:
-            continue
-        match event:
-            case e.AttemptStarted():
-                found["started"] = _source("started", attempt.started_at, event)
-            case e.FirstStepDone():
-                found["first step"] = _source("first step", attempt.first_step_at, event, attempt.first_step)
-            case e.AttemptEnded():
-                found["ended"] = _source("ended", attempt.ended_at, event, attempt.reached)
-            case _:
-                pass
-    return {name: point for name, point in found.items() if point.at}
+    return {point: source for point, source in found.items() if source.at}
 
 
 def _cut(begin: Source, end: Source, data: ReportData) -> tuple[Source, Source]:
@@ -311,14 +285,14 @@ def _cut(begin: Source, end: Source, data: ReportData) -> tuple[Source, Source]:
     return first, end if end.at <= data.until else Source("the span ends", data.until)
 
 
-def _mtbf(data: ReportData, figure: str, events: Events) -> Trace:
+def _mtbf(data: ReportData, figure: str, told: Told) -> Trace:
     parts = []
     for job in data.jobs:
         started = [attempt for attempt in job.attempts if attempt.started_at > 0]
         for attempt, end in zip(started, ends(started, data.now), strict=True):
             if attempt.started_at >= data.until or end <= data.since:
                 continue
-            points = _of_attempt(attempt, events.get(str(job.key), ()))
+            points = _of_attempt(attempt, job, told)
             last = points.get("ended") or Source("still up" if attempt is started[-1] else "followed by the next", end)
             cut = _cut(points["started"], last, data)
             parts.append(Part(f"{job.key}({attempt.number})", max(0.0, cut[1].at - cut[0].at), cut))
@@ -330,13 +304,13 @@ def _mtbf(data: ReportData, figure: str, events: Events) -> Trace:
     return Trace(figure, mtbf_s, "s", definition(figure).formula, arithmetic, tuple(parts))
 
 
-def _ratio(data: ReportData, figure: str, events: Events) -> Trace:
+def _ratio(data: ReportData, figure: str, told: Told) -> Trace:
     """ETTR and goodput: a part for each job, its productive seconds, with the attempts that they lie in."""
     parts = []
     for job, found in zip(data.jobs, data.accounts, strict=True):
         points: list[Source] = []
         for attempt in job.attempts:
-            of = _of_attempt(attempt, events.get(str(job.key), ())).values()
+            of = _of_attempt(attempt, job, told).values()
             points += [Source(f"({attempt.number}) {p.name}", p.at, p.step, p.seq, p.event, p.source) for p in of]
         parts.append(Part(str(job.key), found.productive_s, tuple(points)))
     productive = sum(part.value for part in parts)
@@ -351,7 +325,7 @@ def _ratio(data: ReportData, figure: str, events: Events) -> Trace:
     return Trace(figure, value, unit, definition(figure).formula, arithmetic, tuple(parts))
 
 
-def _lost(data: ReportData, figure: str, events: Events) -> Trace:
+def _lost(data: ReportData, figure: str, told: Told) -> Trace:
     """Steps that an attempt computed again: from its first step to the best step before it."""
     parts = []
     for job in data.jobs:
@@ -359,7 +333,7 @@ def _lost(data: ReportData, figure: str, events: Events) -> Trace:
         for attempt in (a for a in job.attempts if a.started_at > 0):
             again = steps_again(attempt, reached)
             if again and data.since <= first_step_at(attempt) < data.until:
-                point = _of_attempt(attempt, events.get(str(job.key), ())).get("first step")
+                point = _of_attempt(attempt, job, told).get("first step")
                 reach = Source("reached before", 0.0, reached)
                 parts.append(Part(f"{job.key}({attempt.number})", again, (reach, point) if point else (reach,)))
             if attempt.reached is not None:
