@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import time
 from collections.abc import Callable
@@ -29,7 +30,10 @@ from holdfast.model import orders as o
 from holdfast.model.cluster import ENDED, JobKey, SchedulerState
 
 POLL_FIRST_S = 0.02
+POLL_SOON_S = 0.1
 POLL_MAX_S = 0.5
+SOON_S = 2.0
+"""An end is looked for this often at first: tasks end within a second, unless a slurmd is slow or lost."""
 SLOW_END_S = 5.0
 """Longer than a launcher's lease (3 s) and its margin."""
 CONNECT_S = 0.7
@@ -122,7 +126,8 @@ class JobOrders:
                 if leased:
                     await self._write_off_silent(reading, job)
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, POLL_MAX_S)
+            soon_s = max(POLL_SOON_S, 2 * self._looks.cost_s) if time.monotonic() - begun < SOON_S else POLL_MAX_S
+            pause_s = min(pause_s * 1.5, soon_s, POLL_MAX_S)
 
     async def _write_off_silent(self, reading: Reading, job: SlurmJob) -> None:
         """Set down the nodes that still owe their word and whose slurmd takes no connection.
@@ -259,6 +264,7 @@ class JobOrders:
             return f"it is {state} already"
         if state is S.HELD:
             await self._tool.run(commands.release(job.ref))
+        asked_at = time.time()
         try:
             await self._tool.run(commands.start_in(job.ref, self._pull_in_s))
         except PermanentOrderError:
@@ -266,7 +272,8 @@ class JobOrders:
             now = (await self._look(order.job))[1]
             if state_of(now) in _QUEUED:
                 raise
-        self._released(job, self._pull_in_s)
+        # Begin times are whole seconds: "in a second" is when the next one begins.
+        self._released(job, max(0.0, math.floor(asked_at) + self._pull_in_s - time.time()))
         return f"released, to start in {self._pull_in_s} s or as soon as there are nodes"
 
     async def _give_up(self, order: o.GiveUp, job: SlurmJob) -> str:

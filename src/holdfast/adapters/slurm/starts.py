@@ -31,9 +31,10 @@ NEXT_SECOND_S = 1.0
 """A start this long after the second of the kill is suspected only when nothing was written: clocks of two machines."""
 MEND_IN_S = 3
 LIMIT_S = 60.0
-NUDGE_AFTER_S = 0.3
-NUDGE_EVERY_S = 3.0
-NUDGES = 3
+NUDGE_AFTER_S = 0.05
+"""After the begin time's second has turned."""
+NUDGE_AGAIN_S = (0.4, 1.0, 3.0, 3.0)
+"""slurmctld's clock may be a little behind ours, and its scheduler busy."""
 _DUE = frozenset({"", "None", "BeginTime"})
 """Reasons of a job that only waits for the scheduler's turn."""
 _log = structlog.get_logger("holdfast.slurm")
@@ -120,7 +121,7 @@ class Starts:
             await asyncio.sleep(0.05)
 
     def released(self, job: SlurmJob, in_s: float) -> None:
-        """A job was released to begin then: see that the scheduler does not sleep over it."""
+        """A job was released to begin in `in_s` seconds: see that the scheduler does not sleep over it."""
         task = asyncio.create_task(self._nudge(job, in_s), name=f"nudge {job.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -132,7 +133,7 @@ class Starts:
         to be waited for.
         """
         await asyncio.sleep(in_s + NUDGE_AFTER_S)
-        for _ in range(NUDGES):
+        for pause_s in NUDGE_AGAIN_S:
             try:
                 now = (await self._looks.fresh()).jobs.get(job.id)
                 if now is None or state_of(now) is not SchedulerState.PENDING or now.reason not in _DUE:
@@ -140,7 +141,7 @@ class Starts:
                 await self._tool.run(commands.allow_requeue(job.ref))
             except (OrderError, LinkError):
                 return  # the scheduler's own turn comes in any case
-            await asyncio.sleep(NUDGE_EVERY_S)
+            await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
         """End what is under way."""
