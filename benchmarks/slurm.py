@@ -38,7 +38,7 @@ LAUNCHED = """#!/bin/bash
 #SBATCH --nodes=2 --exclusive --requeue --open-mode=append
 #SBATCH --comment='{{"holdfast": {{"max_requeues": 9}}}}'
 export HOLDFAST_CONTROLLER_FILE={folder}/controller/controller.json HOLDFAST_TOKEN_FILE={folder}/controller/agent-token
-srun -K1 {python} -m holdfast.cli.main run --lease-s 1.5 --nproc-per-node 1 train.py
+srun -K1 {python} -m holdfast.cli.main run {lease}--nproc-per-node 1 train.py
 """
 POLICY = "[waits]\nsettle_s = 0.05\n[node]\nvalidate = false\n[brake]\nmax_percent = 100\nmax_nodes = 64\n"
 
@@ -124,7 +124,7 @@ def requeue(times: int = 5) -> None:
         print(f"         plain requeue of the same job: Slurm says that it may begin in {begins:.0f} s")
 
 
-def lost(times: int = 3) -> None:
+def lost(times: int = 3, lease_s: float = 0.0) -> None:
     if os.geteuid() != 0:
         print("lost: left out, nodes with networks of their own need root")
         return
@@ -134,8 +134,10 @@ def lost(times: int = 3) -> None:
         cwd.mkdir()
         (cwd / "train.py").write_text("import time\nwhile True:\n    time.sleep(0.1)\n")
         took = []
+        lease = f"--lease-s {lease_s:g} " if lease_s else ""
+        script = LAUNCHED.format(folder=kept.folder, python=sys.executable, lease=lease)
         for _ in range(times):
-            job = lab.sbatch([], script=LAUNCHED.format(folder=kept.folder, python=sys.executable), cwd=cwd)
+            job = lab.sbatch([], script=script, cwd=cwd)
             kept.until(lambda job=job: kept.job(job).get("attempts", [{}])[-1].get("epoch"), "its launchers run", 90)
             time.sleep(3.0)
             node = kept.job(job)["view"]["nodes"][-1]
@@ -143,12 +145,14 @@ def lost(times: int = 3) -> None:
             lab.crash(node)
             kept.until(lambda job=job: states(lab)[job] == ("RUNNING", "1"), "elsewhere", 60)
             took.append(time.monotonic() - begun)
+            print(f"      {took[-1]:.2f} s", flush=True)
             if node in node_names(lab.job(job)["NodeList"]):
                 raise SystemExit("it came back on the dead node")
             lab.run(["scancel", job])
             until(lambda job=job: states(lab)[job][0] == "CANCELLED", 60)
         print(
-            f"lost: power off -> running elsewhere, no spare, stock credentials: best {min(took):.1f} s, "
+            f"lost: power off -> running elsewhere, no spare, stock credentials, "
+            f"{f'lease of {lease_s:g} s' if lease_s else 'default lease'}: best {min(took):.1f} s, "
             f"median {statistics.median(took):.1f} s"
         )
         print("      plain --requeue: SlurmdTimeout (300 s) and 121 s of begin time, each plus its scheduler's turn")
@@ -158,8 +162,12 @@ def main() -> None:
     parts = {"requeue": requeue, "lost": lost, "storm": storm}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*parts, []], help="default: all")
-    for name in parser.parse_args().parts or parts:
-        parts[name]()
+    parser.add_argument("--times", type=int, default=0, help="of requeue and lost; default 5 and 3")
+    parser.add_argument("--lease-s", type=float, default=0.0, help="of the launchers in lost; default: theirs")
+    got = parser.parse_args()
+    for name in got.parts or parts:
+        more = {"times": got.times} if got.times and name != "storm" else {}
+        parts[name](**more, **({"lease_s": got.lease_s} if name == "lost" else {}))
 
 
 if __name__ == "__main__":
