@@ -36,6 +36,8 @@ WENT_ON_SHARE = 0.4
 """So much of a log after its last error, free of trouble, shows that the error was handled. A tenth of the bytes is
 enough when that is this share of the log."""
 THREAD_TRACE_BYTES = 20_000
+IGNORED_TRACE_BYTES = 4_000
+"""Within so much after Python says that it ignores an exception, its trace ends."""
 THREAD_WENT_ON_BYTES = 250
 """A program that prints so much after one of its threads ended, and nothing of trouble, does without that thread."""
 SILENCE_S = 1800.0
@@ -57,6 +59,8 @@ _WAITS = _COLLECTIVE_WAITS | {"slurm.time_limit", "launching.time_limit"}
 """What still counts after the work was done: some process did not end."""
 _PERSISTENT = {"loss.nan.grad": 5}
 """Rules that are trouble only when they come so often."""
+_HANDLED = frozenset({"python", "data", "distributed"})
+"""Families of rules whose errors a program can handle."""
 _MACHINE = frozenset({"nvidia", "kernel"})
 """Families of rules that read kernel logs."""
 
@@ -105,6 +109,8 @@ class Kept(Struct):
     count: int = 1
     of_thread: bool = False
     """An exception that ended a thread, not the program."""
+    ignored: bool = False
+    """An exception of a destructor or a call-back, which Python told of and passed over."""
 
 
 class _File:
@@ -127,6 +133,7 @@ class _File:
         self.last_trouble = 0
         self.thread_at: int | None = None
         """Where an exception of a thread was announced, until it has come."""
+        self.ignored_at: int | None = None
         self.unnamed = UnnamedErrors()
         self.alive = -1
         """Where the last line lies that shows the job at work."""
@@ -185,6 +192,8 @@ class LogReading:
                 file.restarts.append(self.order)
             elif match.rule.id == "python.thread":
                 file.thread_at = match.offset
+            elif match.rule.id == "benign.ignored":
+                file.ignored_at = match.offset
             elif match.rule.id in _BACK:
                 file.back[_BACK[match.rule.id]] = self.order
             elif role in {Role.ROOT, Role.CASCADE} or match.rule.id in HELD_UP:
@@ -310,6 +319,9 @@ class LogReading:
         if file.thread_at is not None:
             kept.of_thread = match.offset - file.thread_at < THREAD_TRACE_BYTES
             file.thread_at = None
+        if file.ignored_at is not None and match.rule.family in _HANDLED:
+            kept.ignored = match.offset - file.ignored_at < IGNORED_TRACE_BYTES
+            file.ignored_at = None
         known.append(kept)
         self._places[finding.id] = kept
 
@@ -404,13 +416,11 @@ class LogReading:
             if rises - kept.steps_then.get(name, 0) >= SURVIVED_STEPS:
                 return "steps went on rising after it"
         quiet = file.size - file.last_trouble
+        if kept.ignored:
+            return "Python passed over it"
         if kept.of_thread and quiet > THREAD_WENT_ON_BYTES:
             return "it ended a thread, and the program went on"
-        handled = kept.finding.severity is not Severity.FATAL and kept.match.rule.family in {
-            "python",
-            "data",
-            "distributed",
-        }
+        handled = kept.finding.severity is not Severity.FATAL and kept.match.rule.family in _HANDLED
         if handled and (quiet > WENT_ON_BYTES or (quiet > WENT_ON_BYTES // 10 and quiet > WENT_ON_SHARE * file.size)):
             return "the log went on for long without any trouble"
         return ""

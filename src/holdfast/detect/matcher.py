@@ -515,6 +515,9 @@ class BlockReader:
             return
         record = RECORDS[rule.record](rule.id, line.key, line.rank)
         record.captures.update(captures)
+        if rule.record == "nvrm" and line.node:
+            # The lines that follow come without the host's name (journalctl).
+            record.captures["node"] = line.node
         records.setdefault(line.key, []).append((record, rule, began))
 
     def emit(self, rule: Rule, captures: dict[str, str], line: Line, text: str, start: int) -> None:
