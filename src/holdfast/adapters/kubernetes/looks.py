@@ -30,6 +30,11 @@ PROBE_S = 10.0
 PROBE_LIMIT_S = 15.0
 DISCOVER_S = 60.0
 ABSENT_S = 30.0
+READY = "/readyz"
+READY_UNTOLD = frozenset({401, 403, 404})
+"""Answers by which a server does not say whether it is ready: it is taken to be."""
+EVERYWHERE = "batch"
+"""A group of every Kubernetes."""
 HEAR_FIRST = 12
 """Turns of the loop before a look: what connections have to say by now, their end above all, is heard first."""
 T = TypeVar("T")
@@ -194,6 +199,7 @@ class Looks:
         """What is served here: kind, version, copy."""
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_started = False
         self._probed_at = 0.0
         self._discovered_at = 0.0
 
@@ -207,21 +213,37 @@ class Looks:
         """Find out what is served, and begin to watch.
 
         Raises:
-            LinkError: the API server does not answer.
+            LinkError: the API server does not answer, or is still starting.
         """
-        if not self._tasks:
+        if not self._is_started:
+            await self._until_whole()
             await self._discover()
+            self._is_started = True
             for store in (self.nodes, self.pods, self.put_away):
                 self._keep(store)
 
     def _keep(self, store: Store[Any]) -> None:
         self._tasks.append(asyncio.create_task(store.run(), name=f"watch {store.path}"))
 
+    async def _until_whole(self) -> None:
+        """Refuse a server that has just been started, and tells of its groups one after another.
+
+        Jobs of a group that is not there yet would be taken for gone. Asked before the first look only: kinds that
+        were found are never forgotten.
+        """
+        try:
+            await self.api.raw("GET", READY, limit_s=PROBE_LIMIT_S)
+        except ApiError as error:
+            if error.status not in READY_UNTOLD:
+                raise LinkError(f"the API server is not ready yet: {error}") from error
+
     async def _discover(self) -> None:
         """Which kinds are served, and in which version: by asking, never by the server's own version."""
         try:
             groups = (await self.api.get("/apis")).get("groups") or []
             served = {group["name"]: [v["version"] for v in group["versions"]] for group in groups}
+            if EVERYWHERE not in served:
+                raise LinkError(f"the API server does not serve {EVERYWHERE} yet: it is still starting")
             for kind in KINDS.values():
                 if kind.name in self.kinds:
                     continue

@@ -1,0 +1,168 @@
+"""What is watched is what a server says that it serves, whatever its version; one that still starts is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from holdfast.adapters.kubernetes.api import OPEN, ApiError, KubeApi
+from holdfast.adapters.kubernetes.looks import Looks
+from holdfast.errors import LinkError
+
+JOBS_OF_1_20 = {"batch": {"v1": ["jobs"], "v1beta1": ["cronjobs"]}}
+"""1.20 to 1.24; the second version is gone from 1.25 on."""
+JOBS_OF_1_36 = {"batch": {"v1": ["cronjobs", "jobs"]}}
+OLD_OPERATOR = {"kubeflow.org": {"v1": ["mpijobs", "mxjobs", "paddlejobs", "pytorchjobs", "tfjobs", "xgboostjobs"]}}
+NEW_OPERATOR = {"kubeflow.org": {"v1": ["jaxjobs", "paddlejobs", "pytorchjobs", "tfjobs", "xgboostjobs"]}}
+MPI_OPERATOR = {"kubeflow.org": {"v2beta1": ["mpijobs"]}}
+SETS = {"jobset.x-k8s.io": {"v1alpha2": ["jobsets"]}}
+TRAINER = {"trainer.kubeflow.org": {"v1alpha1": ["clustertrainingruntimes", "trainingruntimes", "trainjobs"]}}
+
+
+class Server:
+    """An API server's discovery documents, and empty collections."""
+
+    def __init__(self, *groups: dict[str, dict[str, list[str]]]) -> None:
+        self.groups: dict[str, dict[str, list[str]]] = {}
+        for one in groups:
+            for name, versions in one.items():
+                self.groups.setdefault(name, {}).update(versions)
+        self.ready = 200
+        self.dies_at = ""
+        self.listed: list[str] = []
+
+    async def raw(self, _method: str, path: str, **_: Any) -> bytes:
+        if self.ready != 200:
+            raise ApiError(self.ready, "", "poststarthook/crd-informer-synced failed", what=f"GET {path}")
+        return b"ok"
+
+    async def get(self, path: str, **_: Any) -> dict[str, Any]:
+        if self.dies_at and path.startswith(self.dies_at):
+            raise LinkError("it died")
+        if path == "/version":
+            return {}
+        if path == "/apis":
+            return {
+                "kind": "APIGroupList",
+                "groups": [
+                    {"name": name, "versions": [{"groupVersion": f"{name}/{one}", "version": one} for one in versions]}
+                    for name, versions in self.groups.items()
+                ],
+            }
+        _, _, group, version = path.split("/")
+        kinds = [{"name": plural, "namespaced": True} for plural in self.groups[group][version]]
+        more = [{"name": f"{kind['name']}/status", "namespaced": True} for kind in kinds]
+        return {"kind": "APIResourceList", "groupVersion": f"{group}/{version}", "resources": [*kinds, *more]}
+
+    async def pages(self, path: str, _query: Any = None) -> AsyncIterator[bytes]:
+        self.listed.append(path)
+        yield json.dumps({"metadata": {"resourceVersion": "7"}, "items": []}).encode()
+
+    async def lines(self, *_: Any, **__: Any) -> AsyncIterator[tuple[str, bytes]]:
+        yield OPEN, b""
+        await asyncio.Event().wait()
+
+
+def looks_at(server: Server) -> Looks:
+    return Looks(cast("KubeApi", server))
+
+
+async def whole(looks: Looks) -> None:
+    async with asyncio.timeout(60):
+        await looks.fresh()
+
+
+@pytest.mark.parametrize(
+    ("groups", "found"),
+    [
+        ([JOBS_OF_1_20], {"Job": "v1"}),
+        ([JOBS_OF_1_20, OLD_OPERATOR], {"Job": "v1", "PyTorchJob": "v1", "MPIJob": "v1", "TFJob": "v1"}),
+        ([JOBS_OF_1_36, NEW_OPERATOR, MPI_OPERATOR], {"PyTorchJob": "v1", "MPIJob": "v2beta1", "JAXJob": "v1"}),
+        ([JOBS_OF_1_36, SETS, TRAINER], {"Job": "v1", "JobSet": "v1alpha2", "TrainJob": "v1alpha1"}),
+        ([{"jobset.x-k8s.io": {"v1alpha1": ["jobsets"]}}, JOBS_OF_1_36], {"JobSet": "v1alpha1"}),
+        ([JOBS_OF_1_36, {"jobset.x-k8s.io": {"v2": ["jobsets"]}}], {"Job": "v1"}),
+    ],
+    ids=["1.20", "1.20 with operator", "1.36 with operators", "1.36 with sets", "older sets", "unknown version"],
+)
+def test_what_is_served_is_watched(groups: list[dict[str, dict[str, list[str]]]], found: dict[str, str]) -> None:
+    """Each kind in the best version that is known and served; a kind that is not served is not asked for."""
+
+    async def body() -> None:
+        server = Server(*groups)
+        looks = looks_at(server)
+        try:
+            await whole(looks)
+            versions = {name: version for name, (_, version, _) in looks.kinds.items()}
+            assert found.items() <= versions.items()
+            served = {plural for versions in server.groups.values() for kinds in versions.values() for plural in kinds}
+            assert {kind.plural for kind, _, _ in looks.kinds.values()} <= served
+            paths = {kind.path(version) for kind, version, _ in looks.kinds.values()}
+            assert set(server.listed) == {"/api/v1/nodes", "/api/v1/pods", "/api/v1/configmaps", *paths}
+        finally:
+            await looks.close()
+
+    asyncio.run(body())
+
+
+def test_a_server_that_still_starts_is_not_taken_for_one_without_jobs() -> None:
+    """Right after its start it names few groups: a look then would tell that every job is gone."""
+
+    async def body() -> None:
+        server = Server({"apiextensions.k8s.io": {"v1": ["customresourcedefinitions"]}})
+        looks = looks_at(server)
+        try:
+            with pytest.raises(LinkError, match="still starting"):
+                await whole(looks)
+            server.groups, server.ready = {**JOBS_OF_1_20}, 500
+            with pytest.raises(LinkError, match="not ready yet"):
+                await whole(looks)
+            server.groups.update(OLD_OPERATOR)
+            server.ready = 200
+            await whole(looks)
+            assert {"Job", "PyTorchJob"} <= looks.kinds.keys()
+        finally:
+            await looks.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("said", [401, 403, 404])
+def test_a_server_that_does_not_tell_whether_it_is_ready_is_believed(said: int) -> None:
+    """Some keep that page from all but administrators."""
+
+    async def body() -> None:
+        server = Server(JOBS_OF_1_36)
+        server.ready = said
+        looks = looks_at(server)
+        try:
+            await whole(looks)
+            assert list(looks.kinds) == ["Job"]
+        finally:
+            await looks.close()
+
+    asyncio.run(body())
+
+
+def test_a_server_that_dies_while_it_is_asked_what_it_serves_is_asked_again() -> None:
+    """The kinds that were found before are kept, and nodes and pods are watched all the same."""
+
+    async def body() -> None:
+        server = Server(JOBS_OF_1_20, OLD_OPERATOR)
+        server.dies_at = "/apis/kubeflow.org"
+        looks = looks_at(server)
+        try:
+            with pytest.raises(LinkError, match="it died"):
+                await whole(looks)
+            server.dies_at = ""
+            await whole(looks)
+            assert "PyTorchJob" in looks.kinds
+            assert {"/api/v1/nodes", "/api/v1/pods"} <= set(server.listed)
+            assert len(server.listed) == len(set(server.listed))
+        finally:
+            await looks.close()
+
+    asyncio.run(body())
