@@ -27,6 +27,7 @@ from holdfast.adapters.kubernetes.own_pod import ACTIVE, ROLE, set_role
 from holdfast.adapters.kubernetes.reviews import AUDIENCE, TokenReviews
 from holdfast.controller.election import NEVER_HELD, keep, win
 from holdfast.errors import FencedError, JournalBusyError, LinkError
+from holdfast.lab.kube_control import CONTROLLERS
 from holdfast.lab.kube_lab import KubeLab
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Diagnosis, Domain
@@ -123,7 +124,9 @@ async def token_for(root: KubeApi, account: str, *, audience: str, pod: dict[str
     return str(answer["status"]["token"])
 
 
-async def make_pod(root: KubeApi, name: str, node: str, account: str = "holdfast-agent") -> dict[str, Any]:
+async def make_pod(
+    root: KubeApi, name: str, node: str, account: str = "holdfast-agent", owner: dict[str, Any] | None = None
+) -> dict[str, Any]:
     spec = {
         "nodeName": node,
         "serviceAccountName": account,
@@ -131,7 +134,13 @@ async def make_pod(root: KubeApi, name: str, node: str, account: str = "holdfast
         "containers": [{"name": "c", "image": "x"}],
     }
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
-    return await root.create(pods, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+    about = {"name": name, **({"ownerReferences": [owner]} if owner is not None else {})}
+    return await root.create(pods, {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec})
+
+
+def owned_by(one: dict[str, Any]) -> dict[str, Any]:
+    about = {"name": one["metadata"]["name"], "uid": one["metadata"]["uid"], "controller": True}
+    return {"apiVersion": one["apiVersion"], "kind": one["kind"], **about}
 
 
 # --- rights ---
@@ -213,12 +222,12 @@ def test_a_right_that_is_missing_is_named(lab: KubeLab, tmp_path: Path):
                 await root.patch(role, {"rules": kept}, MERGE)
                 await until_refused(api)
                 with pytest.raises(LinkError, match="create of tokenreviews"):
-                    await reviews.node_of("a.b.c")
+                    await reviews.source_of("a.b.c")
                 with pytest.raises(LinkError, match="get, create and update of leases"):
                     await lease.lease()
             finally:
                 await root.patch(role, {"rules": rules}, MERGE)
-            await until_allowed(lambda: reviews.node_of("a.b.d"))
+            await until_allowed(lambda: reviews.source_of("a.b.d"))
 
     run(work())
 
@@ -263,8 +272,8 @@ def test_an_agents_token_says_which_node_it_is_on(lab: KubeLab, tmp_path: Path):
             pod = await make_pod(root, "agent-x", "gpu-node-7")
             other = await make_pod(root, "other", "gpu-node-8", "holdfast-controller")
             good = await token_for(root, "holdfast-agent", audience=AUDIENCE, pod=pod)
-            await until_allowed(lambda: reviews.node_of("a.b.c"))
-            assert await reviews.node_of(good) == "gpu-node-7"
+            await until_allowed(lambda: reviews.source_of("a.b.c"))
+            assert await reviews.source_of(good) == "agent:gpu-node-7"
             for token in (
                 await token_for(root, "holdfast-agent", audience="", pod=pod),
                 await token_for(root, "holdfast-agent", audience="vault", pod=pod),
@@ -274,21 +283,61 @@ def test_an_agents_token_says_which_node_it_is_on(lab: KubeLab, tmp_path: Path):
                 "no token at all",
                 "x" * 100_000,
             ):
-                assert await reviews.node_of(token) == "", token[:40]
+                assert await reviews.source_of(token) == "", token[:40]
             lab.stop("kube-apiserver")
             try:
                 clock[0] = 300.0
-                assert await reviews.node_of(good) == "gpu-node-7"  # heard most of all when the API server is away
+                assert (
+                    await reviews.source_of(good) == "agent:gpu-node-7"
+                )  # heard most of all when the API server is away
                 clock[0] = 900.0
                 with pytest.raises(LinkError):
-                    await reviews.node_of(good)
+                    await reviews.source_of(good)
             finally:
                 await asyncio.to_thread(lab.run, "kube-apiserver")
             await root.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/agent-x", grace_s=0)
             clock[0] = 2000.0
-            assert await reviews.node_of(good) == ""
+            assert await reviews.source_of(good) == ""
 
     run(work())
+
+
+def test_a_launchers_token_says_which_job_it_is_of(lab: KubeLab, tmp_path: Path):
+    """Of any account, by the pod's topmost owner that is a training job, while that object is the one the pod is of."""
+    jobs, trains = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", f"/apis/kubeflow.org/v1/namespaces/{NAMESPACE}"
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "pytorch", "image": "x"}]}}
+
+    async def work() -> None:
+        async with admin(lab) as root, as_controller(lab, root, tmp_path) as api:
+            reviews = TokenReviews(lambda: as_is(api), f"{NAMESPACE}/holdfast-agent", time.monotonic)
+            await until_allowed(lambda: reviews.source_of("a.b.c"))
+            job = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"parallelism": 0, "template": template}}
+            alone = await root.create(jobs, {**job, "metadata": {"name": "alone"}})
+            train = await root.create(f"{trains}/pytorchjobs", {
+                "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "llama"},
+                "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 0, "template": template}}},
+            })  # fmt: skip
+            part = await root.create(jobs, {**job, "metadata": {"name": "part", "ownerReferences": [owned_by(train)]}})
+
+            async def source(name: str, owner: dict[str, Any] | None, account: str = "default") -> str:
+                pod = await make_pod(root, name, "gpu-node-1", account, owner)
+                return await reviews.source_of(await token_for(root, account, audience=AUDIENCE, pod=pod))
+
+            assert await source("of-alone", owned_by(alone)) == f"launcher:{NAMESPACE}.job.alone"
+            assert await source("of-llama", owned_by(train)) == f"launcher:{NAMESPACE}.pytorchjob.llama"
+            assert await source("of-part", owned_by(part)) == f"launcher:{NAMESPACE}.pytorchjob.llama"
+            assert await source("of-nothing", None) == ""
+            assert await source("of-an-older-one", {**owned_by(alone), "uid": "another"}) == ""
+            assert await source("of-a-set", {**owned_by(alone), "apiVersion": "apps/v1", "kind": "ReplicaSet"}) == ""
+            pod = await root.get(f"/api/v1/namespaces/{NAMESPACE}/pods/of-alone")
+            assert await reviews.source_of(await token_for(root, "default", audience="vault", pod=pod)) == ""
+            assert await reviews.source_of(await token_for(root, "default", audience=AUDIENCE)) == ""
+
+    lab.stop(CONTROLLERS)  # it would take these pods, made by hand, from their jobs
+    try:
+        run(work())
+    finally:
+        lab.run(CONTROLLERS)
 
 
 def forged(token: str) -> str:

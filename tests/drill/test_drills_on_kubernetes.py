@@ -13,15 +13,18 @@ import pytest
 
 from holdfast.adapters.kubernetes.api import ApiError
 from holdfast.adapters.local.processes import marked
+from holdfast.drill.faults import DRILL_FOLDER
 from holdfast.drill.kubernetes_stage import KubernetesStage, KubernetesStageSettings
 from holdfast.drill.training import TrainingJob, counter_losses, largest_difference, read_losses
 from holdfast.errors import LinkError
+from holdfast.failpoint import command
 from holdfast.model.cluster import JobKey
 from holdfast.model.records import IncidentRecord, JobRecord, JobState
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 LIMIT_S = 400.0
 HEALTH = "holdfast.dev/node-health-status"
+PODS = "/api/v1/namespaces/default/pods"
 XID = "NVRM: Xid (PCI:0000:b9:00): {}, pid=1, NVLink: fatal error detected on link 6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0)"
 
 
@@ -59,12 +62,21 @@ def of_node(incidents: list[IncidentRecord], rule: str) -> list[IncidentRecord]:
 
 
 def test_an_xid_marks_its_node_and_the_job_trains_on_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    """Xid 74: marked for replacement; the job goes on without the node, its losses as if nothing had been."""
+    """A rank's death is mended in its pods; then Xid 74: marked for replacement, and the job goes on without the node,
+    its losses as if nothing had been. All that its launcher tells the controller it tells by its pod's own token.
+    """
 
     async def body() -> None:
         async with stage_of(2, 1) as stage:
             job = TrainingJob(nodes=2, step_s=0.05)
             key, record = await training(stage, job)
+            pods = {pod["metadata"]["uid"] for pod in (await stage.api.list_all(PODS))[0]}
+            kill_rank(stage, key, 1)
+            record = await stage.until(
+                key, lambda now: now.attempts[-1].in_place == 1 and now.state is JobState.WATCHING, limit_s=LIMIT_S
+            )
+            assert record.view.restart_count == 0
+            assert {pod["metadata"]["uid"] for pod in (await stage.api.list_all(PODS))[0]} == pods
             node = record.view.nodes[-1]
             await stage.breaker.kmsg(node, XID.format(74))
             took = await health(stage, node, "UnschedulablePendingReplacement")
@@ -79,6 +91,14 @@ def test_an_xid_marks_its_node_and_the_job_trains_on_elsewhere(capsys: pytest.Ca
                 print(f"\n  marked {took:.2f} s after the line")
 
     asyncio.run(body())
+
+
+def kill_rank(stage: KubernetesStage, key: JobKey, rank: int) -> None:
+    """Have a rank killed by signal 9, by its launcher in the pod."""
+    folder = stage.job_dir(key) / DRILL_FOLDER
+    folder.mkdir(exist_ok=True)
+    (folder / ".new").write_text(command.encode(command.FaultCommand("k", "kill9", (rank,), attempt=0)))
+    (folder / ".new").rename(folder / command.command_name("k"))
 
 
 async def health_back(stage: KubernetesStage, node: str) -> None:

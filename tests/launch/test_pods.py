@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import LinkError, UsageError
 from holdfast.launch.place import read_place
-from holdfast.launch.pods import peers
+from holdfast.launch.pods import SERVICE, peers, reporting
 
 
 def pod(rank: int, count: int = 2) -> dict[str, str]:
@@ -68,3 +68,14 @@ def test_a_pods_place_is_read_from_both(tmp_path: Path):
     }
     place = read_place(environ, job_dir="", nnodes=0)
     assert (place.nodes, place.node_rank, place.address, place.restart_count) == (("n0", "n1"), 1, "10.0.0.7", 3)
+
+
+def test_a_token_that_is_mounted_is_the_way_to_the_controller(tmp_path: Path):
+    """With it alone the Service of deploy/kubernetes is called; what the manifest names holds; without it nothing is."""
+    token = tmp_path / "token"
+    assert reporting({"A": "b"}, token) == {"A": "b"}
+    token.write_text("x")
+    assert reporting({}, token) == {"HOLDFAST_TOKEN_FILE": str(token), "HOLDFAST_CONTROLLER": SERVICE}
+    for named in ({"HOLDFAST_CONTROLLER": "http://c:1"}, {"HOLDFAST_CONTROLLER_FILE": "/f"}):
+        assert reporting(named, token) == {**named, "HOLDFAST_TOKEN_FILE": str(token)}
+    assert reporting({"HOLDFAST_TOKEN_FILE": "/own"}, token) == {"HOLDFAST_TOKEN_FILE": "/own"}

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.errors import LinkError, WireError
+from holdfast.errors import LinkError, RefusedError, WireError
 from holdfast.launch.uplink import Uplink
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
-from holdfast.model.wire import IngestAnswer
+from holdfast.model.wire import Beat, BeatAnswer, IngestAnswer
 
 KEY = JobKey("here", "31")
 
@@ -82,3 +82,47 @@ def test_one_event_that_cannot_be_read_does_not_cost_its_neighbours(tmp_path: Pa
         "the controller does not take an event of ours, `e8`: cannot be read",
     ]
     assert (tmp_path / "forwarded").read_text() == "11\n"
+
+
+class Doorkeeper(Controller):
+    """Answers beats with each of these in turn, and then lets the launcher in."""
+
+    def __init__(self, *answers: Exception) -> None:
+        super().__init__(frozenset())
+        self.answers = list(answers)
+
+    async def beat(self, beat: Beat, *, wait_s: float) -> BeatAnswer:
+        assert beat.source == "launcher:31"
+        if self.answers:
+            raise self.answers.pop(0)
+        return BeatAnswer(lease_s=1.0)
+
+
+def test_a_controller_that_does_not_let_a_launcher_in_is_told_of_once(tmp_path: Path) -> None:
+    """Also when it could not be reached before; the same words are not said again."""
+    said: list[str] = []
+    wrong, other = RefusedError("a valid bearer token is needed"), RefusedError("set HOLDFAST_CLUSTER=prod in its pods")
+    line = Doorkeeper(LinkError("away"), wrong, wrong, other, wrong)
+    heard = asyncio.Event()
+
+    async def body() -> None:
+        uplink = Uplink(
+            line,  # type: ignore[arg-type]
+            source="launcher:31",
+            events_after=lambda seq, wait_s: asyncio.sleep(0, []),
+            is_ours=lambda _: True,
+            beat=lambda: Beat(source="launcher:31"),
+            on_order=lambda _: asyncio.sleep(0),
+            on_answer=lambda _: heard.set(),
+            on_unknown=lambda: None,
+            job_dir=tmp_path,
+            is_cut=lambda: False,
+            on_line=said.append,
+        )
+        beating = asyncio.create_task(uplink.beat(0.05))
+        await asyncio.wait_for(heard.wait(), 60.0)
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+
+    asyncio.run(body())
+    assert [line.partition("(")[2].partition(")")[0] for line in said] == [str(wrong), str(other), str(wrong)]

@@ -80,8 +80,8 @@ LOCAL = Identity("local", Role.OPERATOR)
 class Reviewer(Protocol):
     """Knows tokens that no book holds: those of ServiceAccounts."""
 
-    async def node_of(self, token: str) -> str:
-        """The node whose agent holds this token; empty: nobody's. Raises LinkError when it cannot be told now."""
+    async def source_of(self, token: str) -> str:
+        """Its holder's `agent:NODE` or `launcher:JOB`; empty: nobody's. Raises LinkError when it cannot be told now."""
 
 
 class Sessions(Protocol):
@@ -310,13 +310,14 @@ def needs(role: Role) -> Guard:
 
 
 async def _reviewed(connection: ASGIConnection[Any, Any, Any, Any]) -> Identity | None:
-    """The agent whose ServiceAccount token this is; it may report only as its own node."""
+    """The agent or launcher whose ServiceAccount token this is; it may report only as its own node, or its own job."""
     reviewer: Reviewer | None = connection.app.state.reviewer
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if reviewer is None or scheme.lower() != "bearer":
         return None
-    node = await reviewer.node_of(token.strip())
-    return Identity(f"agent of {node}", Role.AGENT, only=f"agent:{node}", id=f"node:{node}") if node else None
+    source = await reviewer.source_of(token.strip())
+    kind, _, name = source.partition(":")
+    return Identity(f"{kind} of {name}", Role.AGENT, only=source, id=source) if source else None
 
 
 def who(connection: ASGIConnection[Any, Any, Any, Any]) -> Identity | None:

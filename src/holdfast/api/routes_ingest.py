@@ -19,6 +19,7 @@ from msgspec import Raw, structs
 
 from holdfast.api.auth import Identity, Role, needs
 from holdfast.api.operate import CommandAnswer, CommandRequest, operate
+from holdfast.api.own_job import LAUNCHER, OwnJob
 from holdfast.controller import Controller
 from holdfast.controller.state import ShellState
 from holdfast.errors import LinkError, RefusedError, WireError
@@ -72,11 +73,15 @@ async def ingest(request: Request[Any, Any, State], state: State) -> IngestAnswe
     if controller.busy:
         raise LinkError("the controller has more waiting than it can take: come back later")
     oldest = controller.clock.now() - controller.settings.retain_s
+    own = _own_job(controller, request.state.identity)
     futures: list[asyncio.Future[int]] = []
     refused: list[str] = []
     for raw in batch.events:
         try:
-            event = _known(_event(raw, batch.source), controller.shell())
+            event = _event(raw, batch.source)
+            if own is not None:
+                await own.check_event(event)
+            event = _known(event, controller.shell())
         except (WireError, RefusedError) as error:
             # One event that will never be taken must not keep its neighbours from being stored.
             refused.append(str(error))
@@ -145,6 +150,9 @@ async def beat(
     controller: Controller = state.controller
     if not controller.ready.is_set():
         raise LinkError("the controller is not ready yet")
+    own = _own_job(controller, request.state.identity)
+    if own is not None:
+        await own.check_beat(said)
     return await controller.beat(said, wait_s=wait)
 
 
@@ -168,6 +176,11 @@ def _check_source(identity: Identity, source: str) -> None:
         raise WireError(f"source {source[:TEXT_MAX]!r} must begin with agent:, launcher: or drill:")
     if identity.only and identity.only != source:
         raise RefusedError(f"the token of {identity.name!r} may report only as {identity.only}")
+
+
+def _own_job(controller: Controller, identity: Identity) -> OwnJob | None:
+    """What a launcher that is bound to its job is held to."""
+    return OwnJob(controller, identity.only) if identity.only.startswith(LAUNCHER) else None
 
 
 HANDLERS = [ingest, beat, command]

@@ -21,12 +21,14 @@ from msgspec.structs import replace
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
 from holdfast.adapters.kubernetes.asks import HOLDFAST
 from holdfast.adapters.kubernetes.objects import job_id
+from holdfast.adapters.kubernetes.reviews import AUDIENCE
 from holdfast.adapters.local import processes
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.drill.controlled import ControlledStage
 from holdfast.drill.training import TrainingJob
 from holdfast.errors import LinkError
 from holdfast.lab.kube_lab import KubeLab, KubeLabSettings
+from holdfast.launch.pods import TOKEN_FILE
 from holdfast.model.cluster import JobKey, RecoverySpec
 
 KUBERNETES = "kubernetes-lab"
@@ -129,6 +131,8 @@ class KubernetesStage(ControlledStage):
         lab = self.lab
         site = self.folder / "holdfast.toml"
         lines = ["[kubernetes]", f"kubeconfig = {json.dumps(str(lab.kubeconfig))}", f'cluster = "{KUBERNETES}"']
+        # Launchers log in by their pods' own tokens; the lab's agents run on its nodes, not in pods, and by the book.
+        lines.append('agent_account = "holdfast/holdfast-agent"')
         programs = {verb: json.dumps([str(self._program(verb))]) for verb in ("reboot", "replace")}
         lines += [f"{verb}_program = {words}" for verb, words in programs.items()]
         site.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -170,7 +174,7 @@ class KubernetesStage(ControlledStage):
             "HOLDFAST_PARTITION": "default",
             "HOLDFAST_JOB_DIR": str(folder),
             "HOLDFAST_CONTROLLER_FILE": f"{self.folder}/controller/controller.json",
-            "HOLDFAST_TOKEN_FILE": f"{self.folder}/controller/agent-token",
+            "HOLDFAST_TOKEN_FILE": str(TOKEN_FILE),
             "HOLDFAST_DRILL_OK": "1",
             "OMP_NUM_THREADS": "1",
             # PyTorch makes this folder below /tmp otherwise: nothing of a stage lies outside its own.
@@ -186,8 +190,11 @@ class KubernetesStage(ControlledStage):
             "workingDir": str(folder),
             "env": env,
             "resources": {"limits": {"nvidia.com/gpu": "8"}},
+            "volumeMounts": [{"name": "holdfast", "mountPath": str(TOKEN_FILE.parent), "readOnly": True}],
         }
-        pod = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 5}}
+        token = {"serviceAccountToken": {"path": TOKEN_FILE.name, "audience": AUDIENCE, "expirationSeconds": 3600}}
+        volume = {"name": "holdfast", "projected": {"sources": [token]}}
+        pod = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 5, "volumes": [volume]}}
         replicas: dict[str, Any] = {"Master": {"replicas": 1, "restartPolicy": "Never", "template": pod}}
         if job.nodes > 1:
             replicas["Worker"] = {"replicas": job.nodes - 1, "restartPolicy": "Never", "template": pod}

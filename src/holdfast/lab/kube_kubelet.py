@@ -24,7 +24,7 @@ from holdfast.adapters.kubernetes.api import STRATEGIC, ApiError, KubeApi
 from holdfast.adapters.local import node_init
 from holdfast.adapters.local.nodes import LocalNode, Power
 from holdfast.errors import HoldfastError, LinkError, UsageError
-from holdfast.lab import kube_pod
+from holdfast.lab import kube_pod, kube_token
 from holdfast.lab.kube_pod import Json, Run
 
 BEAT_S = 1.0
@@ -145,6 +145,10 @@ class Kubelets:
     def _log_folder(pod: PodRun, node: LocalNode, container: str) -> Path:
         about = pod.pod["metadata"]
         return node.folder / "var/log/pods" / f"{about['namespace']}_{about['name']}_{pod.uid}" / container
+
+    @staticmethod
+    def _volumes(pod: PodRun, node: LocalNode) -> Path:
+        return node.folder / "var/lib/kubelet/pods" / pod.uid / "volumes"
 
     # --- nodes ---
 
@@ -334,6 +338,16 @@ class Kubelets:
             await self._api.delete(run.path, uid=run.uid, grace_s=0)
             return
         if not run.begun:
+            try:
+                await kube_token.write(self._api, run.pod, self._volumes(run, node))
+            except ApiError as error:
+                for container in run.runs:
+                    container.waits, container.words = "CreateContainerConfigError", str(error)
+                await self._say(run)
+                await asyncio.sleep(RETRY_S)
+                if run.uid in self._pods:
+                    self._again.add(run.uid)
+                return
             run.begun, run.instance = True, node.boot_id
             for container in run.runs:
                 self._start(run, node, container)
@@ -355,9 +369,10 @@ class Kubelets:
         task = f"{about['name']}.{pod.uid}.{run.name}.{run.restarts}"
         folder = self._log_folder(pod, node, run.name)
         folder.mkdir(parents=True, exist_ok=True)
+        places = kube_token.mounts(pod.pod, container, self._volumes(pod, node))
         try:
             own = kube_pod.environment(pod.pod, container)
-            argv = kube_pod.command(container, {**own})
+            argv = [kube_token.moved(word, places) for word in kube_pod.command(container, {**own})]
         except UsageError as error:
             run.waits, run.words = "CreateContainerError", str(error)
             return
@@ -368,7 +383,7 @@ class Kubelets:
         node.start_task(
             task,
             argv=[sys.executable, "-I", "-S", node_init.__file__, "--pod", *argv],
-            env={**node.environment(), **self._env, **own},
+            env={**node.environment(), **self._env, **{k: kube_token.moved(v, places) for k, v in own.items()}},
             cwd=cwd if Path(cwd).is_dir() else "/",
             out=str(folder / f"{run.restarts}.log"),
         )

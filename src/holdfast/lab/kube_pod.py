@@ -1,6 +1,7 @@
 """What a kubelet makes of a pod: the command line and environment of a container, and the pod's status. Pure.
 
-`kube_kubelet` calls this. Images, mounts and probes are left out: a container is its command, run on this machine.
+`kube_kubelet` calls this. Images, mounts (but for tokens, `kube_token`) and probes are left out: a container is its
+command, run on this machine.
 Times come in as text.
 """
 

@@ -158,9 +158,10 @@ async def _run_parts(
 ) -> None:
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(controller, name="controller")]
     tasks.append(asyncio.create_task(leader.keep_own_beat()))
-    from holdfast.launch.uplink import controller_line  # noqa: PLC0415 - only now is there something to forward
+    from holdfast.launch.pods import reporting  # noqa: PLC0415 - only now is there something to forward
+    from holdfast.launch.uplink import controller_line  # noqa: PLC0415 - as above
 
-    line = controller_line(ground.environ)
+    line = controller_line(reporting(ground.environ))
     if line is not None:
         leader.uplink = _uplink(leader, orchestrator, ground, line)
         tasks += [asyncio.create_task(leader.uplink.forward()), asyncio.create_task(leader.uplink.beat(_BEAT_S))]

@@ -1,6 +1,7 @@
-"""Which nodes a job's pods are on: Kubernetes tells a pod of its own node only, so they tell each other.
+"""What a launcher in a pod finds out by itself: which nodes the job's pods are on, and the way to the controller.
 
-`place` calls it inside a pod that knows its rank and how many there are, but not the others. Each writes its node's
+Kubernetes tells a pod of its own node only, so the pods tell each other. `place` calls `peers` inside a pod that knows
+its rank and how many there are, but not the others. Each writes its node's
 name into the job's folder, which all share, below the restart that it belongs to, and waits until all have. A pod that
 is started again finds the others' names there at once. Time passes while pods are scheduled: up to half an hour, as
 long as the field has its rendezvous wait while nodes are replaced.
@@ -23,6 +24,20 @@ NAMES_MAX = 253
 COUNTS = ("HOLDFAST_NNODES", "PET_NNODES")
 RANKS = ("HOLDFAST_NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
 """Ours, the one of Kubeflow's operator, the one of an Indexed Job; the first that is set holds."""
+TOKEN_FILE = Path("/var/run/secrets/holdfast/token")
+"""Where a pod's manifest mounts its token for the audience `holdfast` (docs/kubernetes.md)."""
+SERVICE = "http://holdfast.holdfast.svc:8470"
+"""The Service of deploy/kubernetes: the controller that leads."""
+
+
+def reporting(environ: Mapping[str, str], token_file: Path = TOKEN_FILE) -> dict[str, str]:
+    """The environment with the way to the controller filled in, where a token for it is mounted and none is named."""
+    found = dict(environ)
+    if not found.get("HOLDFAST_TOKEN_FILE") and token_file.is_file():
+        found["HOLDFAST_TOKEN_FILE"] = str(token_file)
+        if not found.get("HOLDFAST_CONTROLLER") and not found.get("HOLDFAST_CONTROLLER_FILE"):
+            found["HOLDFAST_CONTROLLER"] = SERVICE
+    return found
 
 
 def number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:

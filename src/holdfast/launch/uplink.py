@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.errors import HoldfastError, LinkError, WireError
+from holdfast.errors import HoldfastError, LinkError, RefusedError, WireError
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder
 from holdfast.model.wire import Beat
@@ -132,6 +132,8 @@ class Uplink:
         self._on_line = on_line
         self._orders: dict[str, asyncio.Task[None]] = {}
         self._is_away = False
+        self._refusal = ""
+        """What the controller said when it did not let us in: told once."""
         self._attached_once = False
         self.sent = self._read()
         """Number of the newest of our journal's events that the controller has."""
@@ -207,6 +209,9 @@ class Uplink:
                 await self._line.close()
                 if not self._is_away and self._attached_once:
                     self._on_line(f"the controller does not answer ({error}); going on without it")
+                elif isinstance(error, RefusedError) and str(error) != self._refusal:
+                    self._on_line(f"the controller does not let this launcher in ({error}); going on without it")
+                    self._refusal = str(error)
                 self._is_away = True
             else:
                 if self._is_away and self._attached_once:

@@ -1,7 +1,8 @@
-"""Who a ServiceAccount token belongs to, by the API server's own word (TokenReview): how agents in pods log in.
+"""Who a ServiceAccount token belongs to, by the API server's own word (TokenReview): how agents and launchers log in.
 
-`api/auth.py` asks it about tokens that its book does not know. An agent's token must be made for the audience
-`holdfast` and bound to its pod; it may then report only as the node that the pod runs on. Answers are kept for two
+`api/auth.py` asks it about tokens that its book does not know. A token must be made for the audience `holdfast` and
+bound to its pod. One of the agents' account may report as the node that its pod runs on; any other as the launcher of
+the training job that its pod belongs to, by the owner references that the API server holds. Answers are kept for two
 minutes, and for ten while the API server cannot be reached: agents must be heard most of all then. Times are the
 caller's monotonic seconds.
 """
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
+from holdfast.adapters.kubernetes.objects import KINDS, Json, Kind, job_id
 from holdfast.errors import LinkError
 
 AUDIENCE = "holdfast"
@@ -27,7 +29,10 @@ TOKEN_MAX = 8192
 """A ServiceAccount token has about a thousand characters."""
 _USER = "system:serviceaccount:"
 _POD = "authentication.kubernetes.io/pod-name"
+_UID = "authentication.kubernetes.io/pod-uid"
 _NODE = "authentication.kubernetes.io/node-name"
+OWNERS_MAX = 4
+"""A pod's Job may be part of a JobSet, and that of a TrainJob."""
 
 _log = structlog.get_logger("holdfast.kubernetes")
 
@@ -37,7 +42,7 @@ class TokenReviews:
 
     Args:
         api: makes a connection at the first question.
-        account: `NAMESPACE/NAME` of the agents' ServiceAccount.
+        account: `NAMESPACE/NAME` of the agents' ServiceAccount; any other account's pods are launchers'.
         monotonic: the caller's clock.
     """
 
@@ -47,10 +52,10 @@ class TokenReviews:
         self._namespace, _, self._name = account.partition("/")
         self._monotonic = monotonic
         self._known: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        """Token's hash -> when it was asked about, and its node; no node: it was refused."""
+        """Token's hash -> when it was asked about, and whose it is; nobody's: it was refused."""
 
-    async def node_of(self, token: str) -> str:
-        """The node whose agent holds this token; empty: it is nobody's that we know.
+    async def source_of(self, token: str) -> str:
+        """What its holder may report as, `agent:NODE` or `launcher:JOB`; empty: it is nobody's that we know.
 
         Raises:
             LinkError: the API server cannot tell now.
@@ -58,14 +63,14 @@ class TokenReviews:
         if token.count(".") != 2 or len(token) > TOKEN_MAX:
             return ""
         digest, now = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest(), self._monotonic()
-        asked_at, node = self._known.get(digest, (-CUT_OFF_KEPT_S, ""))
-        if now - asked_at < (KEPT_S if node else REFUSAL_KEPT_S):
-            return node
+        asked_at, source = self._known.get(digest, (-CUT_OFF_KEPT_S, ""))
+        if now - asked_at < (KEPT_S if source else REFUSAL_KEPT_S):
+            return source
         try:
             found = await self._ask(token)
         except LinkError:
-            if node and now - asked_at < CUT_OFF_KEPT_S:
-                return node
+            if source and now - asked_at < CUT_OFF_KEPT_S:
+                return source
             raise
         self._known[digest] = (now, found)
         self._known.move_to_end(digest)
@@ -88,26 +93,66 @@ class TokenReviews:
             if self._api is None:
                 self._api = await self._make()
             status = (await self._api.create(REVIEWS, body)).get("status", {})
-            user = status.get("user", {})
             if not status.get("authenticated") or AUDIENCE not in status.get("audiences", ()):
                 return ""
-            if user.get("username") != f"{_USER}{self._namespace}:{self._name}":
-                _log.warning("a token of another account was refused", user=user.get("username"))
-                return ""
-            return await self._node(user.get("extra", {}))
+            return await self._source(self._api, status.get("user", {}))
         except ApiError as error:
-            hint = ": give the controller create of tokenreviews and get of its pods" if error.status == 403 else ""
+            hint = (
+                ": give the controller create of tokenreviews, get of pods and of jobs" if error.status == 403 else ""
+            )
             raise LinkError(f"tokens cannot be reviewed: {error}{hint}") from error
 
-    async def _node(self, extra: dict[str, list[str]]) -> str:
-        if extra.get(_NODE):
-            return extra[_NODE][0]
-        if not extra.get(_POD) or self._api is None:
+    async def _source(self, api: KubeApi, user: Json) -> str:
+        name = str(user.get("username", ""))
+        namespace = name.removeprefix(_USER).partition(":")[0]
+        extra: dict[str, list[str]] = user.get("extra", {})
+        pods, uids = extra.get(_POD), extra.get(_UID)
+        if not name.startswith(_USER) or not pods:
+            _log.warning("a token that is not bound to a pod was refused", user=name)
             return ""
-        try:
-            pod = await self._api.get(f"/api/v1/namespaces/{self._namespace}/pods/{extra[_POD][0]}")
-        except ApiError as error:
-            if error.gone:
-                return ""
-            raise
-        return str(pod.get("spec", {}).get("nodeName", ""))
+        is_agent = name == f"{_USER}{self._namespace}:{self._name}"
+        if is_agent and extra.get(_NODE):
+            return f"agent:{extra[_NODE][0]}"
+        pod = await _found(api, f"/api/v1/namespaces/{namespace}/pods/{pods[0]}", uids[0] if uids else "")
+        if pod is None:
+            return ""
+        if is_agent:
+            node = str(pod.get("spec", {}).get("nodeName", ""))
+            return f"agent:{node}" if node else ""
+        job = await _job_of(api, pod, namespace)
+        if not job:
+            _log.warning("the token of a pod that belongs to no training job was refused", user=name, pod=pods[0])
+        return f"launcher:{job}" if job else ""
+
+
+async def _found(api: KubeApi, path: str, uid: str) -> Json | None:
+    """The object, if it is still this one."""
+    try:
+        found = await api.get(path)
+    except ApiError as error:
+        if error.gone:
+            return None
+        raise
+    return found if uid in {"", found["metadata"].get("uid")} else None
+
+
+async def _job_of(api: KubeApi, pod: Json, namespace: str) -> str:
+    """The id of the job that the pod is part of: the topmost of its owners whose kind Holdfast knows; empty: none."""
+    found, one = "", pod
+    for _ in range(OWNERS_MAX):
+        owners = one["metadata"].get("ownerReferences") or []
+        owner = next((each for each in owners if each.get("controller")), owners[0] if owners else {})
+        kind, version = _kind_of(owner)
+        if kind is None:
+            break
+        above = await _found(api, kind.path(version, namespace, owner["name"]), owner["uid"])
+        if above is None:
+            return ""  # made anew under its name meanwhile: this pod is not one of the new one's
+        found, one = job_id(kind.name, namespace, owner["name"]), above
+    return found
+
+
+def _kind_of(owner: Json) -> tuple[Kind | None, str]:
+    group, _, version = str(owner.get("apiVersion", "")).partition("/")
+    kind = KINDS.get(str(owner.get("kind", "")))
+    return (kind, version) if kind is not None and kind.group == group else (None, "")
