@@ -21,6 +21,7 @@ from holdfast.api.auth import book_line, new_token
 from holdfast.cockpit import Cockpit, router
 from holdfast.controller import Controller, Settings
 from holdfast.decide.engine import Engine
+from holdfast.drill.calendar import Calendar
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey, JobView, NodeView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Severity
@@ -114,6 +115,7 @@ async def served(
     nodes: Iterable[NodeView] | None = None,
     journal: str = "",
     watch: bool = True,
+    calendar: Calendar | None = None,
     **settings: object,
 ) -> AsyncIterator[Served]:
     clock = SystemClock()
@@ -145,7 +147,7 @@ async def served(
             holder="test",
             settings=Settings(watch=watch, **settings),
         )
-        cockpit = Cockpit(controller, the_tokens, presets, drills=folder / "drills")
+        cockpit = Cockpit(controller, the_tokens, presets, drills=folder / "drills", calendar=calendar or Calendar())
         api = ApiServer(controller, tokens=the_tokens, pages=[router(cockpit)], sessions=cockpit.sessions)
         async with running(controller), api, cockpit:
             if watch:

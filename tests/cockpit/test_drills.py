@@ -14,6 +14,8 @@ from holdfast.adapters.clock import SystemClock
 from holdfast.api import Identity, Role
 from holdfast.cockpit.drills import DrillRoom
 from holdfast.cockpit.pages import Page
+from holdfast.drill.calendar import Calendar
+from holdfast.drill.schedule import Schedule
 from holdfast.errors import RefusedError, UsageError
 from holdfast.model.events import DrillRun
 
@@ -47,6 +49,54 @@ def test_two_runs_are_compared_and_the_worse_is_named(tmp_path: Path) -> None:
             assert "&lt;b&gt;before the launch&lt;/b&gt;" in page
             other = await http.get("/drills?before=20261102T100000Z&after=20261101T100000Z")
             assert "Nothing is worse" in other.text
+
+    run(work)
+
+
+def test_the_calendar_stands_on_the_page_with_its_last_runs(tmp_path: Path) -> None:
+    """Next run, quiet hours, the last run's verdict and what is worse in it; its runs are compared with their own kind."""
+
+    async def work() -> None:
+        nightly = Schedule(name="nightly", drills=("kill9",), at="03:00", zone="Asia/Tokyo", quiet=("00:00-23:59",))
+        weekly = Schedule(name="weekly", drills=("hang",), at="04:30", days=("sun",), on="slurm", slower_by=3.0)
+        results = tmp_path / "results"
+        for name, recover_s in (("20261101T180000Z", 5.0), ("20261102T180000Z", 15.0)):
+            for one in ("nightly", "weekly"):
+                written(results / one, name, recover_s=recover_s)
+                worse = [{"drill": "kill9", "what": "recover_s", "before": "5.00 s", "now": "<b>15.00 s"}]
+                flagged = worse if (one, recover_s) == ("nightly", 15.0) else []
+                (results / one / name / "regressions.json").write_text(json.dumps(flagged))
+        written(tmp_path / "drills", "20261103T100000Z", recover_s=99.0)
+        (results / "ended" / "20261103T180000Z").mkdir(parents=True)
+        (results / "ended" / "20261103T180000Z" / "aborted.json").write_text('{"why": "by a person"}')
+        others = (Schedule(name=name, drills=("kill9",), at="05:00") for name in ("ended", "new"))
+        calendar = Calendar((nightly, weekly, *others), results)
+        async with served(tmp_path, calendar=calendar) as house, house.browser(Role.VIEWER) as http:
+            page = " ".join((await http.get("/drills")).text.split())
+            for part in (
+                "03:00 Asia/Tokyo, on local", "00:00-23:59", "never: it is always quiet then", "04:30 UTC, sun, on slurm",
+                "kill9: recover_s was 5.00 s, is &lt;b&gt;15.00 s", "nothing is worse", str(results), ">worse</span>", ">aborted</span>",
+                "by a person", "none yet",
+            ):  # fmt: skip
+                assert part in page, part
+            link = "/drills?before=nightly/20261101T180000Z&amp;after=nightly/20261102T180000Z#compared"
+            assert link in page
+            compared = (await http.get(link.replace("&amp;", "&"))).text
+            assert "kill9: recover_s was 5.00 s, is 15.00 s" in compared
+            other = "/drills?before=weekly/20261101T180000Z&after=weekly/20261102T180000Z"
+            assert "Nothing is worse." in (await http.get(other)).text
+
+    run(work)
+
+
+def test_a_calendar_that_cannot_be_used_is_said_on_the_page(tmp_path: Path) -> None:
+    """The controller goes on; whoever looks at the drills reads why none is due."""
+
+    async def work() -> None:
+        calendar = Calendar(wrong='at = "25:00" is no time of day')
+        async with served(tmp_path, calendar=calendar) as house, house.browser(Role.VIEWER) as http:
+            page = (await http.get("/drills")).text
+            assert "The calendar of drills cannot be used: at = &#34;25:00&#34; is no time of day" in page
 
     run(work)
 

@@ -31,6 +31,7 @@ from holdfast.cli.config import ConfigOption, KubernetesConfig, Settings, SlurmC
 from holdfast.cli.kubernetes_cluster import close, make_kubernetes, more_notifiers, read_pods
 from holdfast.cli.repairs import make_repairs
 from holdfast.cli.turns import ElectOption, JournalUrlOption, holder_name, lead, mirrored, open_patiently, pod_role
+from holdfast.drill.calendar import Calendar, checked
 from holdfast.errors import HoldfastError, JournalBusyError, JournalError, UsageError
 from holdfast.model.events import PolicyLoaded
 from holdfast.ports import Orchestrator
@@ -73,6 +74,8 @@ class Options(Struct, frozen=True, kw_only=True):
     traces_headers: Path | None = None
     topology: str = ""
     """`slurm`, or an absolute path."""
+    calendar: Calendar = Calendar()
+    """Drills that the page shows; they are run by `holdfast drill schedule run`."""
 
 
 def controller(
@@ -124,6 +127,7 @@ def controller(
         traces=settings.config.traces,
         traces_headers=settings.path(settings.config.traces.headers_file),
         topology=topology_of(settings),
+        calendar=calendar_of(settings),
         host=host,
         port=port,
         journal=journal or f"sqlite:///{folder / 'journal.db'}",
@@ -216,6 +220,15 @@ def make_orchestrator(
         f"--cluster {cluster!r} is not known here: write slurm:[SLURM_CONF], kubernetes:[CONTEXT] or "
         "local:/path/to/cluster.sock"
     )
+
+
+def calendar_of(settings: Settings) -> Calendar:
+    """The calendar of drills. One that cannot be used is said on the page: a cluster is kept all the same."""
+    drill = settings.config.drill
+    try:
+        return checked(drill.schedule, settings.path(drill.results))
+    except UsageError as error:
+        return Calendar(wrong=str(error))
 
 
 def topology_of(settings: Settings) -> str:
@@ -319,6 +332,7 @@ async def serve(options: Options) -> None:
             tokens,
             presets,
             drills=options.folder / "drills",
+            calendar=options.calendar,
             sessions=options.folder / "sessions.json",
         )
         api = ApiServer(

@@ -7,9 +7,9 @@ Ctrl-C, by its limit, or when quiet hours begin, and leaves nothing behind but i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json as jsonlib
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +18,10 @@ import typer
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.cli import screen
-from holdfast.cli.config import ConfigOption, JsonOption, Settings, load_settings
+from holdfast.cli.config import ConfigOption, JsonOption, load_settings
+from holdfast.drill.calendar import ABORTED, FORM, WORSE, Calendar, Held, Line, checked, last_ended, lines, run_folder
 from holdfast.drill.scenario import Scenario, find
-from holdfast.drill.schedule import Regression, Schedule, check, is_quiet, limit_s, next_due, regressions
+from holdfast.drill.schedule import Regression, Schedule, is_quiet, limit_s, next_due, regressions
 from holdfast.errors import EXIT_FAILED, RefusedError, UsageError
 from holdfast.model.toml_lines import did_you_mean
 from holdfast.ports import Clock
@@ -29,26 +30,35 @@ from holdfast.report.words import Words
 app = typer.Typer(help="Drills by a calendar.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 VERSION = 1
-RESULTS = "drill-results"
 
 
 @app.command("list")
 def list_schedules(*, config: ConfigOption = None, json: JsonOption = False) -> None:
     """List the calendar: what is due next, and how the last run ended."""
-    settings, found = _calendar(config)
+    calendar = _calendar(config)
     now = screen.now()
-    rows = [(one, next_due(one, now), _last(settings, one)) for one in found]
+    found = lines(calendar, now)
     if json:
-        screen.say_json(
-            {"version": VERSION, "schedules": [msgspec.to_builtins(s) | {"next": at, "last": str(last or "") or None}
-                                               for s, at, last in rows]}
-        )  # fmt: skip
+        screen.say_json({"version": VERSION, "schedules": [_form(line) for line in found]})
         return
     table = screen.table("schedule", "drills", "on", "next", "last run")
-    for one, at, last in rows:
-        due = "never: it is always quiet then" if at is None else Words(zone=one.zone).time(at)
-        table.add_row(one.name, ", ".join(one.drills), one.on, due, _verdict(last))
+    for line in found:
+        one = line.schedule
+        due = "never: it is always quiet then" if line.next is None else Words(zone=one.zone).time(line.next)
+        table.add_row(one.name, ", ".join(one.drills), one.on, due, _verdict(line.last))
     screen.console().print(table)
+
+
+def _form(line: Line) -> dict[str, Any]:
+    ended = next((one for one in line.runs if one.form), None)
+    last = line.last
+    form: dict[str, Any] = msgspec.to_builtins(line.schedule)
+    return form | {
+        "next": line.next,
+        "last": str(ended.folder / FORM) if ended is not None else None,
+        "state": last.state if last is not None else None,
+        "regressions": msgspec.to_builtins(last.worse) if last is not None else [],
+    }
 
 
 @app.command()
@@ -61,8 +71,8 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run drills as they become due. Exit code 1: one failed, or is worse than in its last run."""
-    settings, found = _calendar(config)
-    chosen = [_named(name, found) for name in names] if names else found
+    calendar = _calendar(config)
+    chosen = [_named(name, calendar.schedules) for name in names] if names else calendar.schedules
     clock = SystemClock()
     while True:
         at = clock.now()
@@ -75,7 +85,7 @@ def run(
         bad = False
         for moment, one in due:
             _wait(moment, one, clock)
-            bad |= _hold(settings, one, clock, json=json)
+            bad |= _hold(calendar, one, clock, json=json)
         if now or once:
             raise typer.Exit(EXIT_FAILED if bad else 0)
 
@@ -86,7 +96,7 @@ def _wait(moment: float, one: Schedule, clock: Clock) -> None:
         asyncio.run(clock.sleep(moment - clock.now()))
 
 
-def _hold(settings: Settings, one: Schedule, clock: Clock, *, json: bool) -> bool:
+def _hold(calendar: Calendar, one: Schedule, clock: Clock, *, json: bool) -> bool:
     """One run of a schedule; is it bad?"""
     from holdfast.drill.campaign import CampaignSettings, run_campaign  # noqa: PLC0415 - `list` needs no controller
     from holdfast.drill.results import run_form  # noqa: PLC0415 - as above
@@ -95,8 +105,8 @@ def _hold(settings: Settings, one: Schedule, clock: Clock, *, json: bool) -> boo
     if is_quiet(one, at):
         raise RefusedError(f"{one.name}: these are its quiet hours, so nothing is broken now")
     scenarios: list[Scenario] = [find(name) for name in one.drills]
-    before = _last(settings, one)
-    folder = _results(settings, one) / datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
+    before = last_ended(calendar, one, at)
+    folder = run_folder(calendar, one, at)
     campaign = CampaignSettings(
         folder=folder, seed=one.seed, on=one.on, has_torch=importlib.util.find_spec("torch") is not None
     )
@@ -111,17 +121,28 @@ def _hold(settings: Settings, one: Schedule, clock: Clock, *, json: bool) -> boo
     try:
         form = asyncio.run(bounded())
     except TimeoutError:
+        _aborted(folder, "at its limit, or because it began to be quiet")
         screen.say(f"{one.name}: aborted at its limit, or because it begins to be quiet; results: {folder}", err=True)
         return True
-    worse = regressions(_read(before), form, slower_by=one.slower_by) if before is not None else []
+    except BaseException as error:  # also Ctrl-C: whoever looks at the calendar sees that it did not come to its end
+        _aborted(folder, "by a person" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__)
+        raise
+    worse = regressions(before.form, form, slower_by=one.slower_by) if before is not None else []
     text = jsonlib.dumps([msgspec.to_builtins(found) for found in worse], indent=2) + "\n"
-    (folder / "regressions.json").write_text(text, encoding="utf-8")
+    (folder / WORSE).write_text(text, encoding="utf-8")
     _tell(one, form, worse, before, folder, json=json)
     return bool(worse) or not form["passed"]
 
 
+def _aborted(folder: Path, why: str) -> None:
+    """Leave word of it beside what results there are."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ABORTED).write_text(jsonlib.dumps({"why": why}) + "\n", encoding="utf-8")
+
+
 def _tell(
-    one: Schedule, form: dict[str, Any], worse: list[Regression], before: Path | None, folder: Path, *, json: bool
+    one: Schedule, form: dict[str, Any], worse: list[Regression], before: Held | None, folder: Path, *, json: bool
 ) -> None:
     if json:
         screen.say_json(
@@ -129,7 +150,7 @@ def _tell(
                 "version": VERSION,
                 "schedule": one.name,
                 "results": str(folder),
-                "compared_with": str(before.parent) if before is not None else None,
+                "compared_with": str(before.folder) if before is not None else None,
                 "regressions": msgspec.to_builtins(worse),
                 "run": form,
             }
@@ -141,21 +162,17 @@ def _tell(
     for found in worse:
         screen.say(f"WORSE {found.drill}: {found.what} {found.before} -> {screen.clean(found.now)}")
     screen.say(
-        f"compared with {before.parent.name}" if before is not None else "the first run: nothing to compare with"
+        f"compared with {before.folder.name}" if before is not None else "the first run: nothing to compare with"
     )
     screen.say(f"results: {folder}", err=True)
 
 
-def _calendar(config: Path | None) -> tuple[Settings, tuple[Schedule, ...]]:
+def _calendar(config: Path | None) -> Calendar:
     settings = load_settings(config)
-    found = settings.config.drill.schedule
-    if not found:
+    drill = settings.config.drill
+    if not drill.schedule:
         raise UsageError("there is no calendar: write [[drill.schedule]] into holdfast.toml (docs/drills-calendar.md)")
-    for one in found:
-        check(one)
-    if len({one.name for one in found}) < len(found):
-        raise UsageError("two [[drill.schedule]] have the same name")
-    return settings, found
+    return checked(drill.schedule, settings.path(drill.results))
 
 
 def _named(name: str, found: tuple[Schedule, ...]) -> Schedule:
@@ -165,28 +182,11 @@ def _named(name: str, found: tuple[Schedule, ...]) -> Schedule:
     return known[name]
 
 
-def _results(settings: Settings, one: Schedule) -> Path:
-    return (settings.path(settings.config.drill.results) or Path(RESULTS)).absolute() / one.name
-
-
-def _last(settings: Settings, one: Schedule) -> Path | None:
-    """`drills.json` of the newest run that came to its end."""
-    return max(
-        (path.parent / "drills.json" for path in _results(settings, one).glob("*/regressions.json")), default=None
-    )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = jsonlib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _verdict(path: Path | None) -> str:
-    if path is None:
+def _verdict(last: Held | None) -> str:
+    if last is None:
         return "-"
-    worse = jsonlib.loads((path.parent / "regressions.json").read_text(encoding="utf-8"))
-    passed = "passed" if _read(path).get("passed") else "failed"
-    return f"{path.parent.name}: {passed}" + (f", {len(worse)} worse" if worse else "")
+    if last.state == "worse":
+        passed = "passed" if last.form.get("passed") else "failed"
+        return f"{last.folder.name}: {passed}, {len(last.worse)} worse"
+    why = f" ({screen.clean(last.detail)})" if last.detail else ""
+    return f"{last.folder.name}: {last.state}{why}"

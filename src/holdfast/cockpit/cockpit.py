@@ -16,7 +16,7 @@ from typing import Self
 from holdfast.api.auth import TokenBook
 from holdfast.cockpit import rendering
 from holdfast.cockpit.board import Board
-from holdfast.cockpit.drills import DrillRoom
+from holdfast.cockpit.drills import NONE, DrillRoom
 from holdfast.cockpit.efficiency import Efficiency
 from holdfast.cockpit.live import Cells, Hub, Parts
 from holdfast.cockpit.pages import Page, Pages
@@ -25,6 +25,7 @@ from holdfast.cockpit.settings import SettingsPage
 from holdfast.cockpit.validation import Validations
 from holdfast.cockpit.what_if import Replayer
 from holdfast.controller import Controller
+from holdfast.drill.calendar import Calendar
 
 HEALTH_S = 0.5
 """Between two looks at the controller's own health, which changes without an event when the disk refuses."""
@@ -38,6 +39,7 @@ class Cockpit:
         tokens: who is let in; empty: everyone, as `local`.
         presets: texts of policy presets by name, to ask what they would have done.
         drills: folder for results of drills that are run from the page.
+        calendar: drills that are run by a calendar, and where their results are.
         sessions: file that keeps people logged in over a restart; None: they log in again.
     """
 
@@ -48,6 +50,7 @@ class Cockpit:
         presets: Mapping[str, str] | None = None,
         *,
         drills: Path,
+        calendar: Calendar = NONE,
         sessions: Path | None = None,
     ) -> None:
         self.controller = controller
@@ -63,6 +66,7 @@ class Cockpit:
             controller.clock,
             lambda: self.hub.changed(frozenset({"drills"}), notable=False),
             controller.submit,
+            calendar,
         )
         self.pages.add("settings", "settings.html", self.settings.page)
         self.pages.add("efficiency", "efficiency.html", self.efficiency.page)

@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from msgspec import Struct
 
 from holdfast.api.auth import Identity, Role
 from holdfast.cockpit.pages import Page, Values
+from holdfast.drill.calendar import Calendar, Held, lines
 from holdfast.drill.scenario import shipped
-from holdfast.drill.schedule import regressions
+from holdfast.drill.schedule import Schedule, regressions
 from holdfast.errors import HoldfastError, RefusedError, UsageError
 from holdfast.model.events import DrillRun
 from holdfast.ports import Clock
@@ -39,6 +40,9 @@ TAIL = 40
 RESULTS = "drills.json"
 ASKED = "asked.json"
 SLOWER_BY = 0.5
+NONE = Calendar()
+CALENDAR_RUNS = 10
+"""Of each schedule, the newest: what ran before stands in its folder."""
 _FOLDER = re.compile(r"[0-9]{8}T[0-9]{6}Z(-[0-9]+)?")
 _log = structlog.get_logger("holdfast.cockpit")
 
@@ -47,9 +51,17 @@ class Run(Struct, frozen=True):
     """One run that has ended."""
 
     name: str
-    """Its folder."""
+    """Its folder; of the calendar: `nightly/20261101T030000Z`."""
     form: dict[str, Any]
     asked: dict[str, str]
+    schedule: str = ""
+    """Of the calendar that it belongs to; empty: it was begun from the page."""
+
+    @property
+    def started_at(self) -> float:
+        """Unix seconds; 0: its results do not say."""
+        at = self.form.get("started_at")
+        return float(at) if isinstance(at, int | float) else 0.0
 
     @property
     def who(self) -> str:
@@ -88,12 +100,19 @@ class DrillRoom:
         clock: tells the time of a run.
         changed: called when there is something new to show.
         submit: has a run's start and end journalled; a run that cannot be journalled does not begin.
+        calendar: drills that `holdfast drill schedule run` runs, and where it leaves their results.
     """
 
     def __init__(
-        self, folder: Path, clock: Clock, changed: Callable[[], None], submit: Callable[[DrillRun], Awaitable[int]]
+        self,
+        folder: Path,
+        clock: Clock,
+        changed: Callable[[], None],
+        submit: Callable[[DrillRun], Awaitable[int]],
+        calendar: Calendar = NONE,
     ) -> None:
         self._submit = submit
+        self._calendar = calendar
         self._folder = folder
         self._clock = clock
         self._changed = changed
@@ -104,14 +123,19 @@ class DrillRoom:
 
     async def page(self, page: Page) -> Values:
         """What ships, what runs, what has run, and two runs side by side."""
-        runs = await asyncio.to_thread(self._runs)
+        now = self._clock.now()
+        calendar = await asyncio.to_thread(lines, self._calendar, now, most=CALENDAR_RUNS)
+        kept = await asyncio.to_thread(self._runs)
+        kept += [_of_calendar(line.schedule, one) for line in calendar for one in line.runs if one.form]
+        runs = sorted(kept, key=lambda run: run.started_at, reverse=True)[:RUNS_MAX]
         by_name = {run.name: run for run in runs}
-        left = by_name.get(page.ask("before")) or (runs[1] if len(runs) > 1 else None)
         right = by_name.get(page.ask("after")) or (runs[0] if runs else None)
-        compared = beside(left, right) if left is not None and right is not None else []
-        worse = (
-            regressions(left.form, right.form, slower_by=SLOWER_BY) if left is not None and right is not None else []
-        )
+        left = by_name.get(page.ask("before")) or (_before(right, runs) if right is not None else None)
+        slower_by = {one.name: one.slower_by for one in self._calendar.schedules}
+        compared, worse = [], []
+        if left is not None and right is not None:
+            compared = beside(left, right)
+            worse = regressions(left.form, right.form, slower_by=slower_by.get(right.schedule, SLOWER_BY))
         return {
             "drills": list(self._drills.values()),
             "going": self.going,
@@ -121,6 +145,10 @@ class DrillRoom:
             "right": right,
             "compared": compared,
             "worse": worse,
+            "calendar": calendar,
+            "calendar_wrong": self._calendar.wrong,
+            "calendar_folder": self._calendar.folder,
+            "befores": {run.name: before.name for run in runs if (before := _before(run, runs)) is not None},
         }
 
     def start(self, identity: Identity, names: list[str], why: str) -> None:
@@ -257,6 +285,16 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, msgspec.DecodeError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _of_calendar(schedule: Schedule, one: Held) -> Run:
+    asked = {"who": "calendar", "why": schedule.name}
+    return Run(f"{schedule.name}/{one.folder.name}", one.form, asked, schedule.name)
+
+
+def _before(run: Run, runs: Sequence[Run]) -> Run | None:
+    """The newest older run of the same schedule, or from the page; `runs`: newest first."""
+    return next((one for one in runs[runs.index(run) + 1 :] if one.schedule == run.schedule), None)
 
 
 def beside(left: Run, right: Run) -> list[tuple[str, dict[str, Any] | None, dict[str, Any]]]:
