@@ -94,8 +94,11 @@ def test_what_refers_to_something_finds_it():
     for kind in ("Deployment", "DaemonSet"):
         one = the(kind)
         assert one["spec"]["selector"]["matchLabels"].items() <= one["spec"]["template"]["metadata"]["labels"].items()
+    for port in service["spec"]["ports"]:
+        assert port["protocol"] == "TCP"  # 1.20 refuses a server-side apply without it
     for name, pod in pods().items():
         (container,) = pod["spec"]["containers"]
+        assert {one["protocol"] for one in container.get("ports", ())} <= {"TCP"}
         assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["spec"]["volumes"]}, (
             name
         )
