@@ -37,6 +37,18 @@ UNCORRECTED = "[  812.4] EDAC skx MC1: HANDLING MCE MEMORY ERROR\n[  812.5] EDAC
 CORRECTED = UNCORRECTED.replace("bc00010001010090", "9c00010001010090")
 END_OF_DATA = "2025-03-01 10:50:01.3: I tensorflow/core/framework/local_rendezvous.cc:407] Local rendezvous is aborting with status: OUT_OF_RANGE: End of sequence\n\t [[{{node IteratorGetNext}}]]\n"
 SPOT = "2025-03-01 10:03:20,001 WARNING spot instance interruption notice: this machine ends at 10:05\n2025-03-01 10:05:18,001 ERROR received SIGTERM, leaving\n"
+MMENGINE = "".join(
+    f"06/02 11:{20 + i}:00 - mmengine - INFO - Epoch(train)  [3][{50 * i + 50:4d}/7330]  lr: 2.0e-02  time: 0.44  loss: {2 - i / 10:.4f}\n"
+    for i in range(6)
+)
+KERAS = "".join(
+    f"Epoch {i}/4\n469/469 [==============================] - 2s 4ms/step - loss: 0.{40 - i}\n" for i in range(1, 5)
+)
+COMPLAINT = "ERROR: unable to open the site's module list\n"
+LOGGING = (
+    '--- Logging error ---\nTraceback (most recent call last):\n  File "/usr/lib/python3.11/logging/__init__.py", line 1114, in emit\n'
+    "    self.flush()\nOSError: [Errno 9] Bad file descriptor\nCall stack:\n  File \"train.py\", line 90, in main\nMessage: 'saved'\n"
+)
 
 LOGS = (
     Whole(
@@ -77,6 +89,10 @@ LOGS = (
     Whole("a machine check that was not corrected", UNCORRECTED, "fault", ("kernel.mce",), "hardware"),
     Whole("a machine check that was corrected", CORRECTED, "healthy"),
     Whole("a data set that came to its end", hf() + END_OF_DATA, "healthy"),
+    Whole("a complaint before MMEngine's steps", COMPLAINT + MMENGINE, "healthy"),
+    Whole("a complaint before Keras's steps", COMPLAINT + KERAS, "healthy"),
+    Whole("a complaint after MMEngine's last step", MMENGINE + COMPLAINT, "fault", ("generic.",)),
+    Whole("logging that could not write at the end", MMENGINE + LOGGING, "healthy"),
     Whole("the cloud takes the machine back", titan() + SPOT, "fault", ("launching.spot",), "operator"),
 )
 

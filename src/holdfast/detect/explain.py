@@ -40,6 +40,7 @@ IGNORED_TRACE_BYTES = 4_000
 """Within so much after Python says that it ignores an exception, its trace ends."""
 THREAD_WENT_ON_BYTES = 250
 """A program that prints so much after one of its threads ended, and nothing of trouble, does without that thread."""
+GUESSED_YEAR_S = 180 * 86400.0
 SILENCE_S = 1800.0
 SILENCE_STEPS = 20.0
 EVIDENCE_SHOWN = 24
@@ -180,6 +181,8 @@ class LogReading:
             self.order += 1
             role = match.rule.role
             if match.at is not None:
+                if file.progress_at is not None and file.progress_at - match.at > GUESSED_YEAR_S:
+                    file.progress_at = match.at  # Stamps without a year were read with a later one than theirs.
                 file.last_at = match.at
             if role is Role.PROGRESS or role is Role.CHECKPOINT:
                 file.alive = match.offset
@@ -336,7 +339,7 @@ class LogReading:
         findings: list[Finding] = []
         for k in kept:
             file = self.files[k.file]
-            finding = _with(k.finding, self._when(k, first, end, shifts), k.count)
+            finding = replace(k.finding, at=self._when(k, first, end, shifts), count=k.count)
             if file.back.get(finding.rule, 0) > k.order:
                 # It came back by itself: a cause only where a time-out points at it.
                 finding = replace(finding, severity=Severity.WARNING)
@@ -558,10 +561,6 @@ class LogReading:
             return (file, offset) if offset >= 0 else None
         kept = self._places.get(finding_id)
         return (kept.file, kept.match.offset) if kept is not None else None
-
-
-def _with(finding: Finding, at: float, count: int) -> Finding:
-    return replace(finding, at=at, count=count)
 
 
 def _numbers(match: Match) -> tuple[float, ...]:
