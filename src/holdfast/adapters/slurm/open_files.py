@@ -3,7 +3,8 @@
 The agent asks, once a second; slurmctld is not asked. A job's processes are those below its slurmstepd, whose title
 (`slurmstepd: [4711.batch]`) is believed only of root or of our own user, since a user may write any title. Their stdout
 and stderr count, whatever an `srun` or a slurmstepd writes to, and files of theirs with a log's name: a step's
-`--output=%x_%j_<date>.log` is found by that too. A job that a Holdfast launcher supervises is left to it.
+`--output=%x_%j_<date>.log` is found by that too. A job that a Holdfast launcher supervises is left to it; on the other
+nodes of a `holdfast srun` its watcher shows that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PROC = Path("/proc")
 _TITLE = re.compile(r"slurmstepd: \[([0-9]+)\.(\w+)\]")
 _LOGS = (".log", ".out", ".err", ".txt")
 _NOT_OUTPUT = ("/dev/", "/proc/", "/sys/", "/run/")
-_LAUNCHERS = ("holdfast", "holdfast.cli.main", "holdfast.cli.entry", "holdfast.launch")
+_LAUNCHERS = ("holdfast", "holdfast.cli.main", "holdfast.cli.entry", "holdfast.launch", "holdfast.launch.step_watch")
 FILES_MAX = 64
 """Files followed per job."""
 _SLOT_PLACES = ("/dev/shm/", "/run/", "/tmp/")  # noqa: S108 - where a node's own memory and disk are: no look may hang

@@ -1,0 +1,38 @@
+"""Jobs of a node as /proc shows them: which have a launcher, and which name telemetry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.adapters.slurm.open_files import open_jobs
+
+
+def process(proc: Path, pid: int, parent: int, words: str, **environ: str) -> None:
+    place = proc / str(pid)
+    place.mkdir(parents=True)
+    (place / "comm").write_text(words.split()[0].rstrip(":") + "\n")
+    (place / "stat").write_text(f"{pid} (a) b) S {parent} 1 1\n")
+    (place / "cmdline").write_bytes(words.encode().replace(b" ", b"\0") + b"\0")
+    (place / "status").write_text(f"Name:\tx\nNSpid:\t{pid}\t{pid - 10}\n")
+    (place / "environ").write_bytes(b"".join(f"{key}={value}\0".encode() for key, value in environ.items()))
+    (place / "fd").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("beside", "has_launcher"),
+    [("sleep 60", False), ("/v/python -m holdfast.launch.step_watch /job 7", True), ("/v/holdfast run a.py", True)],
+)
+def test_a_job_with_a_launcher_or_a_watcher_is_left_to_it(tmp_path: Path, beside: str, has_launcher: bool) -> None:
+    """A launcher reads its ranks' output and slots itself, and so does the supervisor of a step by its watcher."""
+    job = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "lab", "SLURMD_NODENAME": "node2", "SLURM_RESTART_COUNT": "1"}
+    process(tmp_path, 20, 1, "slurmstepd: [7.0]")
+    process(tmp_path, 21, 20, "/v/python train.py", HOLDFAST_TELEMETRY_DIR="/dev/shm/slots", **job)
+    process(tmp_path, 22, 1, "slurmstepd: [7.1]")
+    process(tmp_path, 23, 22, beside, **job)
+    process(tmp_path, 30, 1, "sleep 9", HOLDFAST_TELEMETRY_DIR="/dev/shm/other", **job)
+    (found,) = open_jobs(tmp_path)
+    assert (found.job_id, found.cluster, found.node, found.restart_count) == ("7", "lab", "node2", 1)
+    assert found.has_launcher == has_launcher
+    assert (found.telemetry, found.writers) == ((), set()) if has_launcher else (("/dev/shm/slots",), {11})
