@@ -12,7 +12,7 @@ from holdfast.adapters.slurm.open_files import open_jobs
 def process(proc: Path, pid: int, parent: int, words: str, **environ: str) -> None:
     place = proc / str(pid)
     place.mkdir(parents=True)
-    (place / "comm").write_text(words.split()[0].rstrip(":") + "\n")
+    (place / "comm").write_text(words.split(maxsplit=1)[0].rstrip(":") + "\n")
     (place / "stat").write_text(f"{pid} (a) b) S {parent} 1 1\n")
     (place / "cmdline").write_bytes(words.encode().replace(b" ", b"\0") + b"\0")
     (place / "status").write_text(f"Name:\tx\nNSpid:\t{pid}\t{pid - 10}\n")
