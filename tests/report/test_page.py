@@ -51,6 +51,8 @@ class Reader(HTMLParser):
 def page(kind: str, words: Words = ENGLISH, script: str | None = "") -> str:
     made = report() if kind == "full" else rich_data()
     made.words = words
+    for incident in made.incidents:
+        incident.story = [*incident.story, f"ended by {'a-name-without-a-break/' * 12}"]
     return render_html(made, kind=kind, script=script)
 
 
@@ -98,6 +100,8 @@ PROBE = """<script>
 addEventListener("load", () => setTimeout(() => {
   const out = document.documentElement;
   out.dataset.wide = out.scrollWidth - innerWidth;
+  const cells = [...document.querySelectorAll("[aria-labelledby=fleet] td")];
+  out.dataset.cut = cells.filter((cell) => cell.getBoundingClientRect().right > innerWidth).length;
   out.dataset.plots = document.querySelectorAll(".plot svg.main-svg").length;
   out.dataset.asked = performance.getEntriesByType("resource").filter(r => !r.name.startsWith("data:")).length;
 }, 500));
@@ -123,8 +127,9 @@ def test_a_real_browser_shows_it_from_disk(kind: str, width: int, tmp_path: Path
     ticks = re.findall(r'class="xtick"><text[^>]*>(?:<tspan[^>]*>)?(\d\d:\d\d:\d\d)', ran.stdout)
     assert bool(ticks) == (kind == "full")
     assert {tick[:4] for tick in ticks} <= {"08:0"}, ticks  # the report's 90 s begin at 08:00:00 UTC
-    probe = dict(re.findall(r'data-(wide|plots|asked)="(-?\d+)"', ran.stdout[:2000]))
+    probe = dict(re.findall(r'data-(wide|cut|plots|asked)="(-?\d+)"', ran.stdout[:2000]))
     assert int(probe["wide"]) <= 0
+    assert int(probe["cut"]) == 0, "figures of the fleet that are seen only by scrolling sideways"
     assert int(probe["asked"]) == 0
     assert (int(probe["plots"]) > 0) == (kind == "full")
 
