@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 
 from holdfast.model.orders import AnyOrder, OrderStatus
+from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import decode, decode_event
 from holdfast.report.coverage import coverage
@@ -282,3 +284,46 @@ def test_coverage_of_a_recording(raw: Raw, data: ReportData) -> None:
     known = {i.id for i in data.incidents}
     share = 100 * len(told & known) / len(known)
     assert rows["incidents that people were told of"] == f"{share:.1f} % ({len(told & known)} of {len(known)})"
+
+
+def test_objectives_of_a_recording(raw: Raw, data: ReportData) -> None:
+    """The slowest of three is their p95; availability is the job's time less that from each fault to the first step after it."""
+    seen = max(raw.first_after("finding_seen", at, "received_at")["received_at"] - at for at in raw.faults)
+    again = [raw.first_after("first_step_done", at)["at"] - at for at in raw.faults]
+    wall = raw.end[raw.attempts[-1]] - raw.started[0]
+    up = 100 * (1 - sum(again) / wall)
+    for spare, word in ((0.02, "PASS"), (-0.02, "FAIL")):
+        made = msgspec.structs.replace(data)
+        made.slo = Slo(detect_s=seen + spare, recover_s=max(again) + spare, availability=up - spare)
+        told = {verdict.objective: verdict for verdict in made.verdicts}
+        assert {name: verdict.word for name, verdict in told.items()} == {
+            "detect": word, "recover": word, "availability": word,
+        }  # fmt: skip
+        shown = {name: float(verdict.measured.split()[0]) for name, verdict in told.items()}
+        assert (shown["detect"], shown["recover"]) == (near(seen), near(max(again)))
+        assert shown["availability"] == pytest.approx(up, abs=0.01)
+
+
+def test_the_week_and_the_hour_of_a_recording(raw: Raw, fleet: ReportData) -> None:
+    """All of it lies in one week and, by the clock of the first words about each fault, in these hours and days."""
+    [week] = fleet.fleet.weeks
+    seen = [raw.first_after("finding_seen", at, "received_at")["received_at"] - at for at in raw.faults]
+    again = [raw.first_after("first_step_done", at)["at"] - at for at in raw.faults]
+    up = sum(raw.end[n] - raw.started[n] for n in raw.attempts)
+    assert (week.mttd_s, week.mttr_s, week.mtbf_s) == (near(sum(seen) / 3), near(sum(again) / 3), near(up / 3))
+    moments = [datetime.fromtimestamp(incident.opened_at, UTC) for incident in fleet.incidents]
+    assert fleet.fleet.by_hour == tuple(sum(m.hour == hour for m in moments) for hour in range(24))
+    assert fleet.fleet.by_day == tuple(sum(m.weekday() == day for m in moments) for day in range(7))
+
+
+def test_phases_by_their_names(raw: Raw, data: ReportData) -> None:
+    """Detect ends with the first finding that arrived, loading a checkpoint lasts from the new ranks to their first step."""
+    for incident, at in zip(data.incidents, raw.faults, strict=True):
+        rows = {row[0]: row for row in phases(data, incident).rows}
+        seen = raw.first_after("finding_seen", at, "received_at")["received_at"]
+        first = raw.first_after("first_step_done", at)
+        assert float(rows["detect"][1]) == near(seen - at)
+        assert float(rows["load checkpoint"][1]) == near(first["at"] - raw.started[first["attempt"]])
+        assert float(rows["prove"][1]) == near(raw.proof(first["attempt"]) - first["at"])
+        known = [row for row in rows.values() if row[1] != "-"]
+        assert sum(float(row[2]) for row in known) == pytest.approx(100, abs=0.5)
