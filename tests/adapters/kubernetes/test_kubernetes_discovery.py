@@ -67,6 +67,11 @@ class Server:
         await asyncio.Event().wait()
 
 
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.adapters.kubernetes.looks.ASK_AGAIN_S", 0.0)
+
+
 def looks_at(server: Server) -> Looks:
     return Looks(cast("KubeApi", server))
 
@@ -141,6 +146,30 @@ def test_a_server_that_does_not_tell_whether_it_is_ready_is_believed(said: int) 
         try:
             await whole(looks)
             assert list(looks.kinds) == ["Job"]
+        finally:
+            await looks.close()
+
+    asyncio.run(body())
+
+
+def test_a_server_that_is_away_is_not_asked_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks without a pause is told so without a request; after a moment it is asked again."""
+
+    async def body() -> None:
+        server = Server(JOBS_OF_1_20)
+        server.dies_at = "/apis"
+        looks = looks_at(server)
+        try:
+            monkeypatch.setattr("holdfast.adapters.kubernetes.looks.ASK_AGAIN_S", 3600.0)
+            with pytest.raises(LinkError, match="it died"):
+                await whole(looks)
+            server.dies_at = ""
+            for _ in range(100):
+                with pytest.raises(LinkError, match="it died"):
+                    await whole(looks)
+            assert server.listed == []
+            looks._ask_again_at = 0.0
+            await whole(looks)
         finally:
             await looks.close()
 

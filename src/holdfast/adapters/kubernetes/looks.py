@@ -30,6 +30,8 @@ PROBE_S = 10.0
 PROBE_LIMIT_S = 15.0
 DISCOVER_S = 60.0
 ABSENT_S = 30.0
+ASK_AGAIN_S = 0.5
+"""A server that did not answer a look is not asked again for the next ones within this time."""
 READY = "/readyz"
 READY_UNTOLD = frozenset({401, 403, 404})
 """Answers by which a server does not say whether it is ready: it is taken to be."""
@@ -200,6 +202,9 @@ class Looks:
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_started = False
+        self._ask_again_at = 0.0
+        self._silence = ""
+        """What the server's absence looked like when it was asked last."""
         self._probed_at = 0.0
         self._discovered_at = 0.0
 
@@ -264,7 +269,25 @@ class Looks:
         Raises:
             LinkError: the API server cannot be read.
         """
-        await self.start()
+        if time.monotonic() < self._ask_again_at:
+            raise LinkError(self._silence)
+        try:
+            await self.start()
+            await self._ask_if_due()
+        except LinkError as error:
+            # Whoever looks again and again must not ask a server that is away as often.
+            self._ask_again_at, self._silence = time.monotonic() + ASK_AGAIN_S, str(error)
+            raise
+        if not all(store.synced for store in self.stores()):
+            with contextlib.suppress(TemporaryOrderError):
+                await self.until(lambda: all(s.synced for s in self.stores()) or None, "the first look", limit_s=20.0)
+        for _ in range(HEAR_FIRST):
+            await asyncio.sleep(0)
+        for store in self.stores():
+            if store.broken:
+                raise LinkError(store.broken)
+
+    async def _ask_if_due(self) -> None:
         now = time.monotonic()
         if now - self._discovered_at > DISCOVER_S:
             await self._discover()
@@ -276,14 +299,6 @@ class Looks:
             except ApiError as error:
                 raise LinkError(str(error)) from error
             self._probed_at = time.monotonic()
-        if not all(store.synced for store in self.stores()):
-            with contextlib.suppress(TemporaryOrderError):
-                await self.until(lambda: all(s.synced for s in self.stores()) or None, "the first look", limit_s=20.0)
-        for _ in range(HEAR_FIRST):
-            await asyncio.sleep(0)
-        for store in self.stores():
-            if store.broken:
-                raise LinkError(store.broken)
 
     def stores(self) -> list[Store[Any]]:
         """All of them."""
