@@ -228,12 +228,15 @@ class Crew:
             # Asked again when a node has come back, or after a while: an ask may be lost with its connection.
             await self._until(lambda: self.is_empty, grace_s + 5.0)
 
+    def _asked_for_stacks(self, spec: AttemptSpec) -> set[str]:
+        return set(spec.nodes) - self._empty
+
     async def dump(self, attempt: int, limit_s: float) -> list[RankStack]:
         """Stacks of all ranks that gave one within the limit."""
         async with self._dumping:
             if self.spec is None or self.spec.attempt != attempt:
                 return []
-            asked = set(self.spec.nodes) - self._empty
+            asked = self._asked_for_stacks(self.spec)
             self._stacks = {}
             for node in asked:
                 self.tell(node, DumpStacks(attempt=attempt, limit_s=limit_s))

@@ -103,6 +103,7 @@ class Leader:
         self.why = ""
         self.parting = Parting()
         self.evidence: SlurmNodes | None = None
+        self.can_judge: Callable[[], bool] = lambda: True  # to wait for the catalogue would cost the nodes their leases
         self._view = view
         self._catalogue = catalogue
         self._rhythm: Rhythm | None = None
@@ -503,10 +504,9 @@ class Leader:
         while True:
             await asyncio.sleep(_LOOK_S)
             count += 1
-            at, mono = time.time(), time.monotonic()
-            watch = self.watch
+            at, mono, watch = time.time(), time.monotonic(), self.watch
             if watch is not None and not watch.is_over:
-                self.submit(*watch.judge_hang(at, mono, self._unheard(mono)))
+                self.submit(*(watch.judge_hang(at, mono, self._unheard(mono)) if self.can_judge() else ()))
                 if watch.wants_look and not self._is_looking:
                     self._is_looking = True
                     self.run_soon(self._look_for_stragglers(watch))

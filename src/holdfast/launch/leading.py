@@ -75,6 +75,7 @@ def ranks_outfit(ground: Ground, judge: Judge) -> Outfit:
         voice=ground.voice,
         lease_s=ground.lease_s,
     )
+    leader.can_judge = lambda: ground.matcher.is_ready
     if len(place.nodes) > 1 and ground.environ.get("SLURM_JOB_ID"):
         leader.evidence = _slurm_nodes(ground)
     runner = ground.runner(lambda report: leader.crew.hear(place.node, report))

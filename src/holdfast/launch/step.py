@@ -40,6 +40,7 @@ from holdfast.launch.step_place import (
     step_place,
 )
 from holdfast.launch.step_runner import StepRunner
+from holdfast.launch.step_slots import new_prefix
 from holdfast.model.cluster import RecoverySpec
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Limits, Mode, Policy
@@ -98,6 +99,7 @@ def launch_step(options: StepOptions, environ: Mapping[str, str], judge: Judge) 
         stop_grace_s=_END_GRACE_S,
         lease_s=LEASE_S,
     )
+    telemetry = new_prefix(scene.place.job.id)
     ground = Ground(
         place=scene.place,
         options=run_options,
@@ -106,7 +108,7 @@ def launch_step(options: StepOptions, environ: Mapping[str, str], judge: Judge) 
         matcher=LateMatcher(lambda: read_matcher(read_catalogue())),
         log_rules=(),
         tag=f"{scene.place.job}-{scene.place.node}-{secrets.token_hex(6)}",
-        telemetry=scene.place.job_dir / "telemetry",
+        telemetry=Path(telemetry),
         owns_telemetry=False,
         local_ranks=1,
         lease_s=LEASE_S,
@@ -116,7 +118,7 @@ def launch_step(options: StepOptions, environ: Mapping[str, str], judge: Judge) 
     made: list[StepLeader] = []
 
     def outfit(on: Ground) -> Outfit:
-        made.append(_outfit(on, scene, options.policy, policy))
+        made.append(_outfit(on, scene, options.policy, policy, telemetry))
         return Outfit(made[0], made[0].runner)
 
     code, why = asyncio.run(_run(ground, judge, outfit, made))
@@ -161,7 +163,7 @@ async def _facts(
         return facts, nodes, {}
 
 
-def _outfit(ground: Ground, scene: _Scene, policy_name: str, policy: Policy) -> StepLeader:
+def _outfit(ground: Ground, scene: _Scene, policy_name: str, policy: Policy, telemetry: str) -> StepLeader:
     place, options = ground.place, ground.options
     view = job_view(place, options)
     asked = view.recovery or RecoverySpec()
@@ -178,13 +180,15 @@ def _outfit(ground: Ground, scene: _Scene, policy_name: str, policy: Policy) -> 
     )
     base = {key: value for key, value in ground.environ.items() if key not in {"SLURM_STEP_ID", "SLURM_STEPID"}}
     base[process.TAG] = ground.tag
-    leader.prepare(scene.own_job, scene.floor, scene.addresses, base)
+    leader.can_judge = lambda: ground.matcher.is_ready
+    leader.prepare(scene.own_job, scene.floor, scene.addresses, base, telemetry)
     leader.runner = StepRunner(
         place,
         scene.call,
         scene.shape,
         base=base,
         user=place.user,
+        telemetry=telemetry,
         matcher=ground.matcher,
         report=leader.hear,
         on_end=leader.srun_ended,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from holdfast.errors import TemporaryOrderError
 from holdfast.launch.crew import LEASE_MARGIN_S, Crew
 from holdfast.launch.environment import AttemptSpec
-from holdfast.launch.frames import AnyReport, EndRanks, RanksGone, RankStack, StartRanks
+from holdfast.launch.frames import AnyReport, EndRanks, RanksGone, StartRanks
 from holdfast.launch.link import Follower
 from holdfast.launch.place import JobPlace
 from holdfast.launch.step_runner import StepRunner
@@ -190,9 +190,9 @@ class StepCrew(Crew):
             await self.end(self.spec.attempt, grace_s)
         await super().dismiss(exit_code, why, grace_s)
 
-    async def dump(self, attempt: int, limit_s: float) -> list[RankStack]:  # noqa: ARG002 - no rank of ours
-        """Stacks are not taken of a step's tasks."""
-        return []
+    def _asked_for_stacks(self, spec: AttemptSpec) -> set[str]:
+        """Nodes with a watcher, and our own: of tasks there that have a slot, stacks are taken."""
+        return set() if self._is_over else super()._asked_for_stacks(spec) & (self.watched | {self.place.node})
 
     def pass_signal(self, signum: int, *, is_end: bool) -> None:
         """Srun passes it on to every task."""

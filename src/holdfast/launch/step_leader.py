@@ -27,6 +27,7 @@ from holdfast.launch.slurm_nodes import CONNECT_S, daemon_answers
 from holdfast.launch.step_crew import StepCrew
 from holdfast.launch.step_place import StepFloor, excluded_before, note_excluded
 from holdfast.launch.step_runner import StepRunner
+from holdfast.launch.step_slots import ENV_PREFIX
 from holdfast.model.records import JobRecord
 
 _SILENT_S = 1.4
@@ -45,10 +46,11 @@ class Watchers:
     Args:
         place: the supervisor's.
         base: environment of the job.
+        telemetry: what the names of the tasks' folders of slots begin with; told in the environment, which is private.
         voice: for people.
     """
 
-    def __init__(self, place: JobPlace, base: Mapping[str, str], voice: Voice) -> None:
+    def __init__(self, place: JobPlace, base: Mapping[str, str], telemetry: str, voice: Voice) -> None:
         self._place = place
         # srun takes defaults for its options from these; the batch job's are not the watchers'.
         self._base = {
@@ -56,7 +58,7 @@ class Watchers:
             for key, value in base.items()
             if not key.startswith("SLURM_")
             or key in {"SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER_NAME"}
-        }
+        } | {ENV_PREFIX: telemetry}
         self._voice = voice
         self._children: list[Child] = []
         self.is_closed = False
@@ -110,14 +112,19 @@ class StepLeader(Leader):
     _base: Mapping[str, str]
 
     def prepare(
-        self, own_job: OwnJob, floor: StepFloor, addresses: Mapping[str, NodeAddress], base: Mapping[str, str]
+        self,
+        own_job: OwnJob,
+        floor: StepFloor,
+        addresses: Mapping[str, NodeAddress],
+        base: Mapping[str, str],
+        telemetry: str,
     ) -> None:
         """What a step's leader has beyond a leader's."""
         self._own_job = own_job
         self._floor = floor
         self._addresses = addresses
         self._base = base
-        self.watchers = Watchers(self.place, base, self.voice)
+        self.watchers = Watchers(self.place, base, telemetry, self.voice)
         self._checking: set[str] = set()
         self._unreachable: set[str] = set()
         self._interrupted_at = -_INTERRUPT_S

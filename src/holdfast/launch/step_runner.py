@@ -22,13 +22,14 @@ from holdfast.adapters.slurm.steps import SrunCall, StepShape, attempt_argv
 from holdfast.detect.matcher import LineStream, Match, StreamSource
 from holdfast.launch import process
 from holdfast.launch.environment import AttemptSpec
-from holdfast.launch.frames import AnyAsk, AnyReport, PassSignal, RankEnded, Spotted
+from holdfast.launch.frames import AnyAsk, AnyReport, DumpStacks, PassSignal, RankEnded, Spotted, StacksDumped
 from holdfast.launch.late_matcher import LateMatcher
 from holdfast.launch.output import TAIL_LINES, OwnOutput, Voice
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Child, Exit
 from holdfast.launch.reading import OutputReader
 from holdfast.launch.step_files import StepFiles
+from holdfast.launch.step_slots import StepSlots, slots_folder
 from holdfast.launch.step_tasks import kill_all, tasks_of
 
 _TICK_S = 0.1
@@ -101,6 +102,7 @@ class StepRunner:
         shape: of the step.
         base: environment that srun gets.
         user: name of the user, for file-name patterns.
+        telemetry: what the names of the tasks' folders of slots begin with, see `step_slots`.
         matcher: may still be loading.
         report: (node, report) takes what is seen.
         on_end: srun has ended by itself.
@@ -120,6 +122,7 @@ class StepRunner:
         *,
         base: Mapping[str, str],
         user: str,
+        telemetry: str,
         matcher: LateMatcher,
         report: Callable[[str, AnyReport], None],
         on_end: Callable[[int], None],
@@ -138,6 +141,8 @@ class StepRunner:
         self._shape = shape
         self._base = dict(base)
         self._user = user
+        self._telemetry = telemetry
+        self._slots = StepSlots(telemetry, place.node, lambda told: report(place.node, told))
         self._matcher = matcher
         self._report = report
         self._on_end = on_end
@@ -147,6 +152,7 @@ class StepRunner:
         self._streams = [] if call.has("pty") else [Stream(1), Stream(2)]
         self._ended_by = "srun" if call.has("pty") else "us" if is_acting and not self._waits else "user"
         self._hurry = asyncio.Event()
+        self._dumps: set[asyncio.Task[None]] = set()
 
     # --- start ---
 
@@ -163,6 +169,7 @@ class StepRunner:
         for number, stream in enumerate(self._streams, start=1):
             descriptors[number] = stream.open()
         self._hurry.clear()
+        self._slots.begin(spec.attempt)
         try:
             child = process.spawn(
                 "srun",
@@ -201,6 +208,8 @@ class StepRunner:
             "HOLDFAST_ATTEMPT": str(spec.attempt),
             "HOLDFAST_EPOCH": str(spec.epoch),
         }
+        if self._telemetry:
+            environ["HOLDFAST_TELEMETRY_DIR"] = slots_folder(self._telemetry, spec.attempt)
         environ.pop("HOLDFAST_RESTORE_STEP", None)
         if spec.restore_step is not None:
             environ["HOLDFAST_RESTORE_STEP"] = str(spec.restore_step)
@@ -283,6 +292,7 @@ class StepRunner:
                 attempt.first_bad, attempt.bad_until = ended, time.monotonic() + _LAST_WORDS_S
                 self._tell_cancelled(attempt)
             self._place_findings(attempt, ended)
+            self._slots.look()
             rank, how = ended.tasks[0], Exit(code=ended.code, signal=ended.signal)
             report = self._rank_ended(attempt, rank, how, at)
             if self._waits:
@@ -314,6 +324,9 @@ class StepRunner:
     def _tell(self, attempt: StepAttempt, matches: list[Match], at: float, *, rank: int | None, file: str) -> None:
         if not matches:
             return
+        if attempt.is_ending:
+            # What the scheduler says of tasks that we end explains nothing.
+            matches = [match for match in matches if not match.rule.id.startswith("slurm.")]
         findings = attempt.reader.findings(matches, rank=rank, file=file, at=at)
         if findings:
             spotted = Spotted(findings=findings)
@@ -342,11 +355,14 @@ class StepRunner:
         attempt.unplaced.clear()
 
     async def watch(self) -> None:
-        """Output files, and what was printed before the matcher was ready, until cancelled."""
+        """Slots, output files, and what was printed before the matcher was ready, until cancelled."""
         while True:
             await asyncio.sleep(_TICK_S)
             attempt = self.attempt
-            if attempt is not None and not attempt.is_gone and self._matcher.is_ready:
+            if attempt is None or attempt.is_gone:
+                continue
+            self._slots.look()
+            if self._matcher.is_ready:
                 self._match(attempt, b"")
                 self._read_files(attempt)
 
@@ -453,6 +469,7 @@ class StepRunner:
         attempt = self.attempt
         if attempt is None or attempt.is_gone:
             return
+        self._slots.look()
         for stream in self._streams:
             if stream.read_end >= 0:
                 self._read(attempt, stream)
@@ -472,9 +489,18 @@ class StepRunner:
     # --- as `runner.Runner` ---
 
     def ask_soon(self, ask: AnyAsk) -> None:
-        """Only signals are for srun; the rest is done by `StepCrew` itself."""
+        """Signals are for srun, stacks are taken of our own node's tasks; the rest is done by `StepCrew` itself."""
         if isinstance(ask, PassSignal):
             self.pass_signal(ask.signum)
+        elif isinstance(ask, DumpStacks):
+            task = asyncio.create_task(self._dump(ask))
+            self._dumps.add(task)
+            task.add_done_callback(self._dumps.discard)
+
+    async def _dump(self, ask: DumpStacks) -> None:
+        job, folder = self._place.job.id, str(self._place.job_dir)
+        stacks = await self._slots.dump(ask.attempt, ask.limit_s, lambda: tasks_of(job, folder, lambda _: True))
+        self._report(self._place.node, StacksDumped(attempt=ask.attempt, stacks=stacks))
 
     def pass_signal(self, signum: int) -> None:
         """To srun, which passes it on to all tasks."""
@@ -496,6 +522,10 @@ class StepRunner:
         attempt = self.attempt
         if attempt is None:
             return
+        await self._end_and_keep(attempt, grace_s)
+        self._slots.close()
+
+    async def _end_and_keep(self, attempt: StepAttempt, grace_s: float) -> None:
         if attempt.child.exit is None:
             await self.ask_to_end(grace_s) if grace_s else None
             await self.end_srun(is_seen=False, is_whole=True)

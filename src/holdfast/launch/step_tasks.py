@@ -18,8 +18,19 @@ from typing import Any
 from msgspec import Struct
 
 from holdfast.launch.environment import AttemptSpec
-from holdfast.launch.frames import AnyAsk, AnyReport, EndRanks, PassSignal, RanksGone, RanksStarted, StartRanks
+from holdfast.launch.frames import (
+    AnyAsk,
+    AnyReport,
+    DumpStacks,
+    EndRanks,
+    PassSignal,
+    RanksGone,
+    RanksStarted,
+    StacksDumped,
+    StartRanks,
+)
 from holdfast.launch.process import descendants, parents
+from holdfast.launch.step_slots import StepSlots
 
 _PAUSE_S = 0.02
 _KILL_LIMIT_S = 60.0
@@ -91,14 +102,16 @@ class WatchRunner:
     Args:
         job_id: SLURM_JOB_ID.
         step_dir: the step's folder.
+        slots: of the tasks' telemetry on this node.
         report: takes what is to be said to the supervisor.
     """
 
     local_ranks = 1
 
-    def __init__(self, job_id: str, step_dir: str, report: Callable[[AnyReport], None]) -> None:
+    def __init__(self, job_id: str, step_dir: str, slots: StepSlots, report: Callable[[AnyReport], None]) -> None:
         self.attempt: HeldAttempt | None = None
         self.report = report
+        self._slots = slots
         self._job_id = job_id
         self._step_dir = step_dir
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,9 +121,12 @@ class WatchRunner:
         match ask:
             case StartRanks():
                 self.attempt = HeldAttempt(ask.spec)
+                self._slots.begin(ask.spec.attempt)
                 self.report(RanksStarted(attempt=ask.spec.attempt))
             case EndRanks():
                 self._soon(self.end(ask.attempt, ask.grace_s))
+            case DumpStacks():
+                self._soon(self._dump(ask))
             case PassSignal() | _:
                 return
 
@@ -128,11 +144,18 @@ class WatchRunner:
         held.is_ending = True
         if await kill_all(lambda: self._ours(held)):
             held.is_gone = True
+            self._slots.look()
             self.report(RanksGone(attempt=number, why=why))
             self._soon(self._look_again(held))
 
     def _ours(self, held: HeldAttempt) -> set[int]:
         return tasks_of(self._job_id, self._step_dir, lambda epoch: epoch <= held.spec.epoch)
+
+    async def _dump(self, ask: DumpStacks) -> None:
+        held = self.attempt
+        ours = set[int] if held is None else lambda: self._ours(held)
+        stacks = await self._slots.dump(ask.attempt, ask.limit_s, ours)
+        self.report(StacksDumped(attempt=ask.attempt, stacks=stacks))
 
     async def _look_again(self, held: HeldAttempt) -> None:
         for pause_s in _LATE_S:
@@ -143,7 +166,9 @@ class WatchRunner:
         """Nothing: srun passes signals on to all tasks, and none is to come twice."""
 
     async def watch(self) -> None:
-        """Nothing to look at: the supervisor reads what tasks print."""
+        """Slots, until cancelled; what tasks print the supervisor reads."""
+        await self._slots.watch()
 
-    async def close(self, grace_s: float) -> None:
+    async def close(self, grace_s: float) -> None:  # noqa: ARG002 - nothing is ended
         """A watcher that leaves ends nothing: its tasks were ended before, or got the scheduler's own signal."""
+        self._slots.close()

@@ -1,8 +1,8 @@
 """A watcher: one small process on each node of the allocation, in a step of its own beside the user's.
 
-Started by the supervisor as `srun --overlap ... python -m holdfast.launch.step_watch FOLDER JOB`. It beats, ends the
-node's tasks when told, and ends them by itself when it is cut off from the supervisor for a lease's time, so that what
-runs elsewhere is never doubled. Time passes in the asyncio loop.
+Started by the supervisor as `srun --overlap ... python -m holdfast.launch.step_watch FOLDER JOB`. It beats, reads
+the telemetry of the node's tasks, ends them when told, and ends them by itself when it is cut off from the supervisor
+for a lease's time, so that what runs elsewhere is never doubled. Time passes in the asyncio loop.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from holdfast.launch.ground import cancel_all
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
+from holdfast.launch.step_slots import ENV_PREFIX, StepSlots
 from holdfast.launch.step_tasks import WatchRunner
 from holdfast.model.cluster import JobKey
 
@@ -35,13 +36,14 @@ async def _watch(folder: Path, job_id: str) -> int:
     voice = Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
     voice.write_to(folder / "logs" / f"watcher-{node}.log")
     follower = Follower(place, options, voice=voice, lease_s=3.0)
-    runner = WatchRunner(job_id, str(folder), follower.report)
+    slots = StepSlots(os.environ.get(ENV_PREFIX, ""), node, follower.report)
+    runner = WatchRunner(job_id, str(folder), slots, follower.report)
     follower.runner = runner
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # The scheduler is ending the job, or this step: the tasks hear of that themselves.
         loop.add_signal_handler(signum, follower.finish, 0)
-    work = [follower.link.run(), follower.keep_lease()]
+    work = [follower.link.run(), follower.keep_lease(), runner.watch()]
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in work]
     told = asyncio.create_task(_say_when_connected(follower))
     try:

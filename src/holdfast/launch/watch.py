@@ -70,12 +70,15 @@ class AttemptWatch:
         """Steps have grown slow: stacks of all ranks would show who keeps the others waiting."""
         self._bad_loss_told = False
         self._ends: dict[int | None, Exit] = {}
+        self._nodes: dict[int, str] = {}
+        """Where each rank's slot was read: of a command's ranks only that tells."""
 
     # --- reports to events ---
 
     def slots_seen(self, report: SlotsSeen, node: str, at: float, now_mono: float) -> list[AnyEvent]:
         """Newer slots of a node."""
         for slot in report.slots:
+            self._nodes[slot.rank] = node
             if slot.rank not in self._ends:
                 self._rhythm.feed(slot.rank, self.fold.rhythm_sample(slot, now_mono))
                 if slot.ended is not None and slot.step_s is not None and self.spec.world_size > 1:
@@ -137,7 +140,7 @@ class AttemptWatch:
             "loss.nan",
             id=f"{self._event_id()}:loss.nan",
             at=at,
-            place=Place(node=self.spec.node_of(rank) if rank is not None else node, rank=rank),
+            place=Place(node=self._node_of(rank) or node, rank=rank),
             job=self.job,
             attempt=self.spec.attempt,
             summary=f"The loss became {loss} at step {self.fold.step}",
@@ -149,7 +152,8 @@ class AttemptWatch:
         """Asked every tenth of a second or so: does the job stand still? Nothing is known of ranks on silent nodes."""
         if self.stop_asked or self.is_over or self.first_bad is not None:
             return []
-        unseen = [rank for node in silent_nodes for rank in self.spec.ranks_of(node)]
+        unseen = {rank for node in silent_nodes for rank in self.spec.ranks_of(node)}
+        unseen |= {rank for rank, node in self._nodes.items() if node in silent_nodes}
         verdict = self._rhythm.judge(now_mono, unseen)
         return [] if verdict is None else [*self.fold.reached(at), self._found(self._hang_finding(verdict, at))]
 
@@ -160,7 +164,7 @@ class AttemptWatch:
             verdict.rule,
             id=f"{self._event_id()}:{verdict.rule}",
             at=at,
-            place=Place(node=self.spec.node_of(rank) if rank is not None else "", rank=rank),
+            place=Place(node=self._node_of(rank), rank=rank),
             job=self.job,
             attempt=self.spec.attempt,
             summary=str(verdict),
@@ -189,7 +193,7 @@ class AttemptWatch:
                 "straggler.rank",
                 id=f"{self._event_id()}:straggler.rank:{slow.rank}",
                 at=at,
-                place=Place(node=self.spec.node_of(slow.rank), rank=slow.rank),
+                place=Place(node=self._node_of(slow.rank), rank=slow.rank),
                 job=self.job,
                 attempt=self.spec.attempt,
                 summary=str(slow),
@@ -200,7 +204,7 @@ class AttemptWatch:
         return events
 
     def _no_longer_slow(self, at: float) -> list[AnyEvent]:
-        nodes = {self.spec.node_of(rank) for rank in self._slowdown.cleared()}
+        nodes = {self._node_of(rank) for rank in self._slowdown.cleared()}
         return [
             FindingCleared(id=self._event_id(), at=at, source=self._source, rule="straggler.rank", node=node)
             for node in sorted(nodes)
@@ -240,6 +244,9 @@ class AttemptWatch:
             odd_ranks=odd,
             silent_ranks=tuple(sorted(silent)),
         )
+
+    def _node_of(self, rank: int | None) -> str:
+        return "" if rank is None else self._nodes.get(rank) or self.spec.node_of(rank)
 
     @property
     def _is_command(self) -> bool:

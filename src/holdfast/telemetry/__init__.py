@@ -16,7 +16,7 @@ import os
 import sys
 
 from holdfast.telemetry.layout import PHASES
-from holdfast.telemetry.writer import ENV_DIR, ENV_OWNER, SlotWriter, open_slot
+from holdfast.telemetry.writer import ENV_DIR, ENV_OWNER, SlotWriter, make_folder, open_slot
 
 TYPE_CHECKING = False  # typing is not imported: it costs more than this package
 if TYPE_CHECKING:
@@ -202,15 +202,19 @@ def _open() -> SlotWriter | None:
     if _is_off:
         return None
     folder = os.environ.get(ENV_DIR)
-    rank = os.environ.get("RANK")
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
     if not folder or rank is None:
         return None
+    is_per_node = "%N" in folder
+    folder = folder.replace("%N", os.environ.get("SLURMD_NODENAME", ""))
     owner = f"{os.getpid()}:{folder}"
     if os.environ.get(ENV_OWNER, owner) != owner and os.environ[ENV_OWNER].endswith(f":{folder}"):
         # A process that a rank started inherits the rank's environment, but not its slot.
         _is_off = True
         return None
     try:
+        if is_per_node:
+            make_folder(folder)
         opened = open_slot(folder, int(rank))
     except Exception as error:  # noqa: BLE001 - no state of folder or environment may stop a training
         _is_off = True

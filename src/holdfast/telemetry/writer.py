@@ -9,7 +9,7 @@ Step and phase calls are meant for the training thread. Two threads that race on
 copy of one record, which its CRC tells the reader; they cannot crash the process.
 """
 
-# ruff: noqa: PTH104, PTH108, PTH110, PTH118, PTH123
+# ruff: noqa: PTH102, PTH104, PTH108, PTH110, PTH118, PTH123
 # pathlib costs more than this whole package to import, and its users pay at every start of every rank.
 
 import faulthandler
@@ -25,6 +25,7 @@ from holdfast.telemetry import layout as at
 _CLOCK_BOOTTIME = 7
 
 ENV_DIR = "HOLDFAST_TELEMETRY_DIR"
+"""`%N` in it stands for the node's name (SLURMD_NODENAME); such a folder is made by the first rank of its node."""
 ENV_OWNER = "HOLDFAST_TELEMETRY_OWNER"
 
 
@@ -188,6 +189,14 @@ class SlotWriter:
     def evacuate_requested(self) -> bool:
         """Whether the launcher has set the evacuation byte."""
         return self._map[at.EVACUATE_OFFSET] != 0
+
+
+def make_folder(folder: str) -> None:
+    """Make the folder, for this user alone, unless another rank of the node has. Raises OSError."""
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        return
 
 
 def open_slot(folder: str, rank: int) -> SlotWriter:

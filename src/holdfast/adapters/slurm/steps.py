@@ -277,7 +277,10 @@ def _tasks(call: SrunCall, environ: Mapping[str, str], allocated: int, want: int
 
 
 _DROPPED = frozenset({"nodes", "nodelist", "exclude", "kill-on-bad-exit", "overlap", "export"})
-_OURS_EXPORTED = ("HOLDFAST_JOB_ID", "HOLDFAST_JOB_DIR", "HOLDFAST_ATTEMPT", "HOLDFAST_EPOCH", "HOLDFAST_RESTORE_STEP")
+_OURS_EXPORTED = (
+    "HOLDFAST_JOB_ID", "HOLDFAST_JOB_DIR", "HOLDFAST_ATTEMPT", "HOLDFAST_EPOCH", "HOLDFAST_RESTORE_STEP",
+    "HOLDFAST_TELEMETRY_DIR",
+)  # fmt: skip
 
 
 def attempt_argv(
@@ -314,7 +317,7 @@ def attempt_argv(
 
 
 def exported_with_ours(exported: str) -> str:
-    """`--export` of the user with the variables that fence an attempt; `ALL` has them anyway."""
+    """`--export` of the user with the variables of an attempt; `ALL` has them anyway."""
     names = [name for name in exported.split(",") if name]
     if any(name.upper() == "ALL" for name in names):
         return exported
