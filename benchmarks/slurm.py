@@ -149,7 +149,6 @@ def lost(times: int = 3, lease_s: float = 0.0) -> None:
             if node in node_names(lab.job(job)["NodeList"]):
                 raise SystemExit("it came back on the dead node")
             lab.run(["scancel", job])
-            until(lambda job=job: states(lab)[job][0] == "CANCELLED", 60)
         print(
             f"lost: power off -> running elsewhere, no spare, stock credentials, "
             f"{f'lease of {lease_s:g} s' if lease_s else 'default lease'}: best {min(took):.1f} s, "
