@@ -4,9 +4,10 @@
 # Finds what the job left behind: processes on GPUs or elsewhere, faults that it brought to light. An epilog that fails
 # makes Slurm drain the node: only what is CRITICAL does.
 HOLDFAST=${HOLDFAST:-/opt/holdfast/bin/holdfast}
-# What task_prolog.sh has made, and what tasks of a `holdfast srun` that was killed have left.
+# What task_prolog.sh has made, and what a `holdfast srun` or `holdfast run` that was killed has left.
 [ -n "$SLURM_JOB_UID" ] && [ -n "$SLURM_JOB_ID" ] &&
-    /bin/rm -rf "/dev/shm/holdfast-telemetry-$SLURM_JOB_UID-$SLURM_JOB_ID" "/dev/shm/holdfast-telemetry-$SLURM_JOB_UID-$SLURM_JOB_ID".*
+    /bin/rm -rf "/dev/shm/holdfast-telemetry-$SLURM_JOB_UID-$SLURM_JOB_ID" "/dev/shm/holdfast-telemetry-$SLURM_JOB_UID-$SLURM_JOB_ID".* \
+        "/dev/shm/holdfast-$SLURM_JOB_UID-$SLURM_JOB_ID"-*
 found=$("$HOLDFAST" check --mode epilog --quiet 2>&1)
 code=$?
 [ -n "$found" ] && printf '%s\n' "$found"

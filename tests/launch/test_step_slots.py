@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import sqlite3
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import AnyReport, SlotBrief, SlotsSeen
+from holdfast.launch.place import JobPlace, telemetry_root
 from holdfast.launch.step_slots import StepSlots, new_prefix, slots_folder
 from holdfast.launch.watch import AttemptWatch
 from holdfast.model.cluster import JobKey
@@ -189,17 +191,23 @@ def test_a_hang_of_a_task_is_seen_by_its_telemetry(slurm_lab: SlurmLab, tmp_path
     wait_until(lambda: not list(folder.parent.glob(folder.name.partition("-a")[0] + "*")), "folders", limit_s=60.0)
 
 
-def test_the_epilog_removes_what_a_killed_step_has_left(prefix: str) -> None:
+@pytest.mark.parametrize("kind", ["srun", "run"])
+def test_the_epilog_removes_what_a_killed_launcher_has_left(kind: str, prefix: str) -> None:
     """Of this job alone: the folder of another job of the same user stays."""
     epilog = Path(__file__).parents[2] / "deploy" / "slurm" / "epilog.sh"
-    left, other = (
-        Path(slots_folder(prefix, 0, "node1")),
-        Path(slots_folder(prefix.replace("-77.", "-770."), 0, "node1")),
-    )
+    token = secrets.token_hex(8)  # of a job whose number nothing else has: what others run here is not touched
+
+    def folder(job: str) -> Path:
+        if kind == "srun":
+            return Path(slots_folder(prefix.replace("-77.", f"-{job}."), 0, "node1"))
+        place = JobPlace(job=JobKey("here", job), job_dir=Path("job"), node="node1", nodes=("node1",))
+        return telemetry_root(place, "ab12")[0]
+
+    left, other = folder(token), folder(f"{token}0")
     left.mkdir()
     other.mkdir()
     try:
-        environ = {"HOLDFAST": "/bin/true", "SLURM_JOB_UID": str(os.getuid()), "SLURM_JOB_ID": "77"}
+        environ = {"HOLDFAST": "/bin/true", "SLURM_JOB_UID": str(os.getuid()), "SLURM_JOB_ID": token}
         subprocess.run(["/bin/sh", str(epilog)], env=environ, check=True, timeout=60)
         assert (left.exists(), other.exists()) == (False, True)
     finally:
