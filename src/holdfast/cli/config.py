@@ -54,6 +54,10 @@ class SlurmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Replacing means writing `Action:Replace` as the node's reason, for whoever acts on it (HyperPod)."""
     reboot_program: tuple[str, ...] = ()
     """Reboots a node in place of `scontrol reboot`, such as a BMC's power cycle."""
+    rest: str = ""
+    """Where slurmrestd listens: `unix:/path/of/socket` or `https://HOST:PORT`. Looks go there while it answers."""
+    rest_token_file: str = ""
+    """Holds the token for it, as `scontrol token` prints it, mode 0600; a socket needs none. Read at each look."""
 
 
 class KubernetesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,6 +23,7 @@ import msgspec
 import structlog
 import typer
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast import __version__
 from holdfast.adapters.notice_settings import NotifyConfig
@@ -120,7 +121,7 @@ def controller(
         folder=folder,
         cluster=cluster or settings.config.cluster or f"local:{cluster_dir.absolute() / 'cluster.sock'}",
         policy=policy or settings.path(settings.config.policy),
-        slurm=settings.config.slurm,
+        slurm=placed_slurm(settings),
         kubernetes=settings.config.kubernetes,
         repair=settings.config.repair,
         notify=settings.config.notify,
@@ -213,13 +214,22 @@ def make_orchestrator(
         programs = Programs(
             replace=slurm.replace_program, replace_by_reason=slurm.replace_by_reason, reboot=slurm.reboot_program
         )
-        return SlurmOrchestrator(SlurmSettings(conf=conf, folder=folder, programs=programs))
+        token_file = Path(slurm.rest_token_file) if slurm.rest_token_file else None
+        return SlurmOrchestrator(
+            SlurmSettings(conf=conf, folder=folder, programs=programs, rest=slurm.rest, rest_token_file=token_file)
+        )
     if kind == "kubernetes":
         return make_kubernetes(place, folder, kubernetes or KubernetesConfig())
     raise UsageError(
         f"--cluster {cluster!r} is not known here: write slurm:[SLURM_CONF], kubernetes:[CONTEXT] or "
         "local:/path/to/cluster.sock"
     )
+
+
+def placed_slurm(settings: Settings) -> SlurmConfig:
+    """`[slurm]` with its file's place made absolute."""
+    slurm = settings.config.slurm
+    return replace(slurm, rest_token_file=str(settings.path(slurm.rest_token_file) or ""))
 
 
 def calendar_of(settings: Settings) -> Calendar:

@@ -360,6 +360,10 @@ class SlurmLab:
         self._spawn("slurmrestd", argv, out, SLURMRESTD_SECURITY="disable_user_check")
         wait_until(sock.exists, "slurmrestd does not listen", limit_s=10.0, logs=(out,))
 
+    def stop_rest(self, *, sig: int = signal.SIGTERM) -> None:
+        """End slurmrestd and wait until it is gone."""
+        self._stop("slurmrestd", sig)
+
     def _spawn(self, name: str, argv: list[str], out: Path, **extra: str) -> None:
         ask(self.folder, "spawn", name=name, argv=argv, env=self._daemon_env(**extra), out=str(out))
 

@@ -24,6 +24,7 @@ from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.node_orders import NodeOrders, Programs
 from holdfast.adapters.slurm.output import Load, SlurmJob, load_of
 from holdfast.adapters.slurm.push import PushPort
+from holdfast.adapters.slurm.rest import Rest
 from holdfast.adapters.slurm.starts import Starts
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.adapters.slurm.views import busy_nodes, job_view, node_view
@@ -50,6 +51,9 @@ class SlurmSettings(Struct, frozen=True, kw_only=True):
     folder: Path | None = None
     """Where the adapter keeps what it must remember, and listens for pushes."""
     programs: Programs = Programs()
+    rest: str = ""
+    """Where slurmrestd listens (see `rest.Rest`); empty: Slurm's tools alone are asked."""
+    rest_token_file: Path | None = None
     pull_in_s: int = 1
     """A released job may start so many seconds from now; 0 invites the credential race and is for tests."""
 
@@ -63,7 +67,8 @@ class SlurmOrchestrator:
         self.settings = settings = settings if settings is not None else SlurmSettings()
         self.tool = Tool(settings.conf)
         self.memory = Memory(settings.folder)
-        self.looks = Looks(self.tool, self.memory)
+        self.rest = Rest(settings.rest, settings.rest_token_file) if settings.rest else None
+        self.looks = Looks(self.tool, self.memory, self.rest)
         self.push = PushPort(settings.folder)
         self.starts = Starts(self.tool, self.looks, self.memory, on_change=self._stir)
         self.jobs = JobOrders(
@@ -201,3 +206,5 @@ class SlurmOrchestrator:
         self.push.close()
         with contextlib.suppress(asyncio.CancelledError):
             await self.starts.close()
+        if self.rest is not None:
+            await self.rest.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Awaitable, Callable
 
 import structlog
 from msgspec import Struct
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from holdfast.adapters.slurm import commands
 from holdfast.adapters.slurm.memory import Memory
-from holdfast.adapters.slurm.node_output import SlurmNode, nodes_of_json, nodes_of_text
+from holdfast.adapters.slurm.node_output import SlurmNode, nodes_of_json, nodes_of_text, pulse_of_nodes
 from holdfast.adapters.slurm.output import (
     ClusterFacts,
     JobEnd,
@@ -26,14 +27,18 @@ from holdfast.adapters.slurm.output import (
     facts_of_config,
     jobs_of_json,
     jobs_of_text,
+    pulse_of_jobs,
     topology_of,
 )
+from holdfast.adapters.slurm.rest import Rest
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.adapters.slurm.views import joined, state_of
 from holdfast.errors import LinkError, OrderError, PermanentOrderError, WireError
 from holdfast.model.cluster import ENDED
 
 FACTS_EVERY_S = 300.0
+REST_AGAIN_S = 30.0
+"""slurmrestd that gave no answer is asked again after this long; Slurm's tools are asked meanwhile."""
 SACCT_MAX = 500
 """Jobs that accounting is asked about at once."""
 _log = structlog.get_logger("holdfast.slurm")
@@ -52,11 +57,12 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class Looks:
-    """See the module."""
+    """See the module. With `rest`, jobs and nodes come from slurmrestd as long as it answers."""
 
-    def __init__(self, tool: Tool, memory: Memory) -> None:
+    def __init__(self, tool: Tool, memory: Memory, rest: Rest | None = None) -> None:
         self.tool = tool
         self.memory = memory
+        self.rest = rest
         self.facts = ClusterFacts()
         self.topology: dict[str, str] = {}
         self.cost_s = 0.0
@@ -64,7 +70,10 @@ class Looks:
         self.pulse_s = 0.0
         """What the last cheap look took."""
         self.count = 0
+        self.rest_count = 0
+        """Answers of slurmrestd."""
         self._facts_at = 0.0
+        self._rest_again_at = 0.0
         self._json = True
         self._nodes_json = False
         self._running: asyncio.Task[Reading] | None = None
@@ -106,7 +115,22 @@ class Looks:
         self._last = found
         return Reading(at=at, jobs=found, nodes={node.name: node for node in nodes}, complete=complete)
 
+    async def _by_rest(self, ask: Callable[[Rest], Awaitable[bytes]]) -> bytes | None:
+        """What slurmrestd answers; None where there is none, or while it is away: then the tools are asked."""
+        if self.rest is None or time.monotonic() < self._rest_again_at:
+            return None
+        try:
+            document = await ask(self.rest)
+        except LinkError as error:
+            self._rest_again_at = time.monotonic() + REST_AGAIN_S
+            _log.warning("Slurm's tools are asked in slurmrestd's place", why=str(error), again_in_s=REST_AGAIN_S)
+            return None
+        self.rest_count += 1
+        return document
+
     async def _jobs(self) -> tuple[list[SlurmJob], bool]:
+        if (document := await self._by_rest(Rest.jobs)) is not None:
+            return jobs_of_json(document), True
         if self._json:
             try:
                 return jobs_of_json(await self.tool.run(commands.JOBS, again=False)), True
@@ -121,6 +145,8 @@ class Looks:
         return jobs, not doubtful
 
     async def _nodes(self) -> list[SlurmNode]:
+        if (document := await self._by_rest(Rest.nodes)) is not None:
+            return nodes_of_json(document)
         if self._nodes_json:
             return nodes_of_json(await self.tool.run(commands.NODES_JSON, again=False))
         return nodes_of_text(await self.tool.text(commands.NODES, again=False))
@@ -184,10 +210,16 @@ class Looks:
         """
         begun = time.monotonic()
         try:
-            parts = await asyncio.gather(
-                self.tool.run(commands.PULSE_JOBS, again=False), self.tool.run(commands.PULSE_NODES, again=False)
-            )
-        except OrderError as error:
+            parts = await self._pulse_parts()
+        except (OrderError, WireError) as error:
             raise LinkError(f"Slurm cannot be read: {error}") from error
         self.pulse_s = time.monotonic() - begun
         return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
+
+    async def _pulse_parts(self) -> tuple[bytes, bytes]:
+        jobs, nodes = await asyncio.gather(self._by_rest(Rest.jobs), self._by_rest(Rest.nodes))
+        if jobs is not None and nodes is not None:
+            return pulse_of_jobs(jobs), pulse_of_nodes(nodes)
+        return await asyncio.gather(
+            self.tool.run(commands.PULSE_JOBS, again=False), self.tool.run(commands.PULSE_NODES, again=False)
+        )

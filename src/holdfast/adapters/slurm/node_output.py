@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from holdfast.adapters.slurm.output import number, seconds, text, time_of, words
 from holdfast.errors import WireError
@@ -105,6 +106,8 @@ class _Node(Struct):
     reason_changed_at: Any = None
     boot_time: Any = None
     slurmd_start_time: Any = None
+    address: Any = None
+    port: Any = None
     partitions: Any = None
     gres: Any = None
     instance_id: Any = None
@@ -142,7 +145,37 @@ def _node_of_json(raw: _Node) -> SlurmNode:
         reason_at=seconds(raw.reason_changed_at),
         boot_at=seconds(raw.boot_time),
         slurmd_at=seconds(raw.slurmd_start_time),
+        address=text(raw.address),
+        port=number(raw.port, 0) or 0,
         partitions=words(raw.partitions),
         gpus=sum(int(count) for count in _GPUS.findall(text(raw.gres))),
         machine=text(raw.instance_id),
     )
+
+
+class _NodePulse(Struct):
+    name: msgspec.Raw = msgspec.Raw()
+    state: msgspec.Raw = msgspec.Raw()
+    state_flags: msgspec.Raw = msgspec.Raw()
+    reason: msgspec.Raw = msgspec.Raw()
+    reason_changed_at: msgspec.Raw = msgspec.Raw()
+
+
+class _NodePulses(Struct):
+    nodes: list[_NodePulse]
+
+
+_node_pulse_decoder = msgspec.json.Decoder(_NodePulses)
+
+
+def pulse_of_nodes(raw: bytes) -> bytes:
+    """Of a document of nodes, what differs when something changed that matters, as `commands.PULSE_NODES` prints it.
+
+    Raises:
+        WireError: it is no such document.
+    """
+    try:
+        nodes = _node_pulse_decoder.decode(raw).nodes
+    except msgspec.MsgspecError as error:
+        raise WireError(f"no list of nodes: {error}") from error
+    return b"\n".join(sorted(b"|".join(map(bytes, astuple(node))) for node in nodes))

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from holdfast.errors import WireError
 
@@ -225,6 +226,37 @@ def jobs_of_json(raw: bytes) -> list[SlurmJob]:
     except msgspec.MsgspecError as error:
         raise WireError(f"squeue --json printed something else: {error}") from error
     return [job for job in map(_job, found.jobs) if job is not None]
+
+
+class _JobPulse(Struct):
+    job_id: msgspec.Raw = msgspec.Raw()
+    array_task_string: msgspec.Raw = msgspec.Raw()
+    job_state: msgspec.Raw = msgspec.Raw()
+    state_reason: msgspec.Raw = msgspec.Raw()
+    priority: msgspec.Raw = msgspec.Raw()
+    nodes: msgspec.Raw = msgspec.Raw()
+    submit_time: msgspec.Raw = msgspec.Raw()
+    excluded_nodes: msgspec.Raw = msgspec.Raw()
+
+
+class _JobPulses(Struct):
+    jobs: list[_JobPulse]
+
+
+_job_pulse_decoder = msgspec.json.Decoder(_JobPulses)
+
+
+def pulse_of_jobs(raw: bytes) -> bytes:
+    """Of a document of jobs, what differs when something changed that matters, as `commands.PULSE_JOBS` prints it.
+
+    Raises:
+        WireError: it is no such document.
+    """
+    try:
+        jobs = _job_pulse_decoder.decode(raw).jobs
+    except msgspec.MsgspecError as error:
+        raise WireError(f"no list of jobs: {error}") from error
+    return b"\n".join(sorted(b"|".join(map(bytes, astuple(job))) for job in jobs))
 
 
 def _job(raw: _Job) -> SlurmJob | None:
