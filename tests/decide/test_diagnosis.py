@@ -3,6 +3,8 @@
 import time
 import timeit
 
+import pytest
+
 from holdfast.decide.diagnosis import DiagnosisContext, diagnose
 from holdfast.model.evidence import Domain, Finding, Place, Remedy, Role, Severity
 
@@ -129,6 +131,14 @@ def test_silent_rank_is_suspected():
         found("nccl.timeout", 700.0, rank=r, domain=Domain.UNKNOWN, seq="9" if r == 3 else "10") for r in range(8)
     ]
     assert diagnose(numbers, EIGHT).ranks == (3,)
+
+
+@pytest.mark.parametrize("rule", ["hang.step", "hang.pause"])
+def test_the_rank_that_a_hang_names_is_the_suspect(rule):
+    """Also of two: the other one, of which nothing is told, only waits."""
+    two = DiagnosisContext(nodes=("n0", "n1"), ranks={"n0": (0,), "n1": (1,)})
+    said = diagnose([found(rule, 100.0, node="n1", rank=1, domain=Domain.UNKNOWN)], two)
+    assert (said.ranks, said.nodes) == ((1,), ("n1",))
 
 
 def test_oom_line_after_the_kill():

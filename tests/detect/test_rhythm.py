@@ -223,6 +223,28 @@ def test_unannounced_evaluation_by_rank_zero_alone_is_let_pass():
     assert job.verdicts == []
 
 
+@pytest.mark.parametrize("phase", ["train", "eval", "checkpoint"])
+def test_a_rank_that_is_gone_between_steps_gets_no_time_for_an_evaluation(phase):
+    """The others wait inside the next step for a process that has ended; it is named, and so is that it is gone."""
+    job, at = trained(0.3, ranks=4)
+    job.tell(2, is_gone=True, phase=phase)
+    job.tell(0, 1, 3, begun=at)
+    stopped = job.now
+    job.wait(30.0)
+    ((when, verdict),) = job.verdicts
+    assert when - stopped < 5.0
+    assert (verdict.limit, verdict.behind, verdict.gone) == ("step", (2,), (2,))
+    assert str(verdict).endswith("behind: rank 2; process ended without a word: rank 2")
+
+
+def test_ranks_that_end_after_the_last_step_are_not_missed():
+    """Nobody waits for them: one that has ended its work may be gone while another still saves."""
+    job, _ = trained(0.3, ranks=4)
+    job.tell(1, 2, 3, is_gone=True)
+    job.wait(60.0)
+    assert job.verdicts == []
+
+
 def test_standing_still_between_steps_for_good_is_told_at_last():
     """A job that announces nothing is told within `pause_s`, well before NCCL's 600 s."""
     job, _ = trained()

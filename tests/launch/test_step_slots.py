@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from holdfast.adapters.journal.reading import JournalReading
@@ -113,6 +114,33 @@ def test_a_task_makes_its_nodes_folder_and_is_seen_there(prefix: str) -> None:
         task.communicate()
 
 
+def test_a_task_that_ends_without_a_word_is_told_to_be_gone(prefix: str) -> None:
+    """Also while nobody has taken leave of it; of a process that was never seen to run nothing is known."""
+    env = {**os.environ, "HOLDFAST_TELEMETRY_DIR": slots_folder(prefix, 0), "SLURMD_NODENAME": "node7", "RANK": "3"}
+    task = subprocess.Popen([sys.executable, "-c", RANK], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    told: list[AnyReport] = []
+    try:
+        assert task.stdout is not None
+        assert task.stdout.readline() == b"done\n"
+        slots, late = StepSlots(prefix, "node7", told.append), StepSlots(prefix, "node7", told.append)
+        slots.begin(0)
+        slots.look()
+        task.kill()
+        os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)
+        slots.look()
+        slots.look()
+        late.begin(0)
+        late.look()
+    finally:
+        task.kill()
+        task.communicate()
+    assert [slot.is_gone for report in told if isinstance(report, SlotsSeen) for slot in report.slots] == [
+        False,
+        True,
+        False,
+    ]
+
+
 def test_of_a_commands_rank_the_node_is_known_by_its_slot() -> None:
     """Eight tasks on two nodes: where rank 1 runs no layout of ours tells."""
 
@@ -189,6 +217,78 @@ def test_a_hang_of_a_task_is_seen_by_its_telemetry(slurm_lab: SlurmLab, tmp_path
     assert [(e.step, e.durable) for e in told if isinstance(e, CheckpointSaved) and e.attempt == last] == [(20, True)]
     folder = Path((tmp_path / "folder").read_text())
     wait_until(lambda: not list(folder.parent.glob(folder.name.partition("-a")[0] + "*")), "folders", limit_s=60.0)
+
+
+BETWEEN = """
+import os, time
+import holdfast.telemetry as telemetry
+rank, attempt = int(os.environ["SLURM_PROCID"]), os.environ["HOLDFAST_ATTEMPT"]
+with open(f"pid-{attempt}-{rank}.new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(f"pid-{attempt}-{rank}.new", f"pid-{attempt}-{rank}")
+def all_reduce(step):
+    open(f"at-{attempt}-{step}-{rank}", "w").close()
+    while not os.path.exists(f"at-{attempt}-{step}-{1 - rank}"):
+        time.sleep(0.01)
+for step in range(1, 41):
+    with telemetry.step(step):
+        all_reduce(step)
+    while attempt == "0" and rank == 1 and step == 30:
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.cluster
+def test_a_step_whose_slurmstepd_is_killed_runs_again(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Slurm never tells srun of it, and the other task would wait for ever: that the process has gone is seen by its slot.
+
+    The task dies between two steps, where a living one would be given time for an evaluation.
+    """
+    (tmp_path / "task.py").write_text(BETWEEN)
+    out, journal = tmp_path / "job.out", tmp_path / "job" / "step-0" / "journal.db"
+    script = (
+        f"#!/bin/bash\nexport PATH={Path(sys.executable).parent}:$PATH\ncd {tmp_path}\n"
+        f"holdfast srun --auto-resume=1 --max-restarts=20 --job-dir {tmp_path}/job --ntasks-per-node=1"
+        f" {sys.executable} task.py\n"
+        "echo code=$? >code.new\nmv code.new code\n"
+    )
+    slurm_lab.sbatch([f"--output={out}", "--exclusive", "--nodes=2"], script=script, cwd=tmp_path)
+    wait_until((tmp_path / "at-0-31-0").exists, "the other task waits", limit_s=120.0, logs=(out,))
+    wait_until(lambda: stored(journal, "attempt_started"), "the engine judges", limit_s=120.0, logs=(out,))
+    task = psutil.Process(on_this_machine(int((tmp_path / "pid-0-1").read_text()), tmp_path))
+    stepd = task.parent()
+    assert stepd is not None
+    assert stepd.name().startswith("slurmstepd")
+    stepd.kill()
+    task.kill()
+    wait_until((tmp_path / "code").exists, "the step ends", limit_s=120.0, logs=(out,))
+    assert (tmp_path / "code").read_text() == "code=0\n", out.read_text()
+    told = events(journal)
+    started = next(event for event in told if isinstance(event, AttemptStarted))
+    (finding,) = [event.finding for event in told if isinstance(event, FindingSeen) and event.finding.attempt == 0]
+    assert (finding.rule, finding.place.rank, finding.place.node) == ("hang.step", 1, started.nodes[1])
+    assert "process ended without a word: rank 1" in finding.summary
+    story = (tmp_path / "job" / "step-0" / "story.txt").read_text()
+    assert f"on {started.nodes[1]}, rank 1" in story
+
+
+def on_this_machine(pid: int, folder: Path) -> int:
+    """A task's process id as it is outside its node's own process tree."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            ids = [
+                line.split()[1:]
+                for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                if line.startswith("NSpid:")
+            ]
+            if (
+                process.cwd() == str(folder)
+                and ids
+                and int(ids[0][-1]) == pid
+                and process.cmdline()[-1:] == ["task.py"]
+            ):
+                return process.pid
+    raise AssertionError(f"no process of this machine is task {pid}")
 
 
 @pytest.mark.parametrize("kind", ["srun", "run"])

@@ -513,7 +513,9 @@ def _named_by_launcher(findings: Sequence[Finding], nodes: list[str]) -> tuple[l
 
 def laggards(findings: Sequence[Finding], context: DiagnosisContext) -> tuple[int, ...]:
     """Ranks that a collective time-out points at: they said nothing, or their sequence number is behind."""
-    waits = [f for f in findings if f.rule.startswith(_SYMPTOMS) and f.place.rank is not None]
+    # A hang names the rank that is behind itself; a time-out is told by those that wait.
+    told = [f for f in findings if f.rule.startswith(_SYMPTOMS) and not f.rule.startswith("hang.")]
+    waits = [f for f in told if f.place.rank is not None]
     reported = {f.place.rank for f in waits}
     everyone = {rank for ranks in context.ranks.values() for rank in ranks}
     silent = everyone - reported

@@ -63,6 +63,8 @@ class StepSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int = 0
     writes: int = 0
     """Grows with every word of the rank; 0: not known."""
+    is_gone: bool = False
+    """The rank's process has ended, and nobody has said how."""
 
 
 class HangVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,6 +82,8 @@ class HangVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The step in which, or after which, it stands."""
     typical_s: float | None = None
     """Median of the last steps; None: not learned yet."""
+    gone: tuple[int, ...] = ()
+    """Those of `behind` whose processes have ended without a word."""
 
     @property
     def rule(self) -> str:
@@ -92,6 +96,8 @@ class HangVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
         who = ""
         if self.behind:
             who = f"; behind: rank{'s' if len(self.behind) > 1 else ''} {', '.join(map(str, self.behind))}"
+        if self.gone:
+            who += f"; process ended without a word: rank {', '.join(map(str, self.gone))}"
         return f"no progress for {self.stuck_s:.1f} s {where} (limit {self.limit_s:.1f} s{rhythm}){who}"
 
 
@@ -107,6 +113,7 @@ class _Rank(Struct):
     is_clean: bool = False
     """Since the newest completed step, no announced phase has come between."""
     tells_no_steps: bool = False
+    is_gone: bool = False
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -245,6 +252,7 @@ class Rhythm:
 
     def _move(self, key: int, known: _Rank, sample: StepSample, phase: str) -> None:
         moved = (phase, sample.begun, sample.ended) != (known.phase, known.begun, known.ended)
+        known.is_gone = sample.is_gone
         if not moved:
             if sample.writes != known.writes and sample.begun is None and sample.ended is None:
                 # It speaks (a loss, a checkpoint) but never of steps or phases: its start-up cannot be timed.
@@ -306,14 +314,16 @@ class Rhythm:
             return None
         self._fired_at = moved_at
         sample = next(iter(laggards.values()))
+        behind = self._behind(watched, laggards)
         return HangVerdict(
             limit=name,
             limit_s=limit_s,
             stuck_s=now - since,
             since=since,
-            behind=self._behind(watched, laggards),
+            behind=behind,
             step=sample.begun if sample.is_in_step else sample.ended,
             typical_s=self.typical_s,
+            gone=tuple(key for key in behind if key in watched and watched[key].is_gone),
         )
 
     def _judge_silence(self, now: float) -> HangVerdict | None:
@@ -346,6 +356,9 @@ class Rhythm:
 
     def _limit(self, rank: _Rank, *, is_waited_for: bool) -> tuple[str, float]:
         rules = self._rules
+        if rank.is_gone and is_waited_for:
+            # It does nothing between steps any more, whatever it was about to do.
+            return "step", self.step_limit_s
         if rank.phase != "train":
             # A phase that a newer telemetry may know gets the longest limit.
             name, field = _PHASE_LIMITS.get(rank.phase, _PHASE_LIMITS["eval"])

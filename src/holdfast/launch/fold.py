@@ -227,4 +227,5 @@ class AttemptFold:
             phase_at=now_mono - slot.phase_age_s,
             attempt=self._attempt,
             writes=slot.writes,
+            is_gone=slot.is_gone,
         )

@@ -143,6 +143,8 @@ class SlotBrief(Struct, frozen=True, kw_only=True, omit_defaults=True):
     saves_s: float = 0.0
     """Times that the checkpoint phase was left, and seconds spent in it."""
     writes: int = 0
+    is_gone: bool = False
+    """Its process was seen to run and does not any more."""
 
 
 class SlotsSeen(Report, frozen=True, kw_only=True, tag="slots"):

@@ -20,7 +20,9 @@ class SlotReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.views: dict[int, SlotView] = {}
-        self._writes: dict[int, tuple[int, int]] = {}
+        self._told: dict[int, tuple[int, int, bool]] = {}
+        self._running: dict[int, int] = {}
+        """Processes that were seen to run, by rank: a number of another container's would name nobody here."""
 
     def read(self, ranks: Iterable[int]) -> None:
         """Look at the slots of these ranks; one that is missing or unreadable keeps its last view."""
@@ -39,14 +41,29 @@ class SlotReader:
         """What is different from the last call."""
         briefs = []
         for rank, view in self.views.items():
-            mark = (view.pid, view.writes)
-            if self._writes.get(rank) != mark:
-                self._writes[rank] = mark
-                briefs.append(brief(view, now_mono))
+            mark = (view.pid, view.writes, self._is_gone(rank, view.pid))
+            if self._told.get(rank) != mark:
+                self._told[rank] = mark
+                briefs.append(brief(view, now_mono, is_gone=mark[2]))
         return tuple(briefs)
 
+    def _is_gone(self, rank: int, pid: int) -> bool:
+        if runs(pid):
+            self._running[rank] = pid
+            return False
+        return self._running.get(rank) == pid
 
-def brief(view: SlotView, now_mono: float) -> SlotBrief:
+
+def runs(pid: int) -> bool:
+    """Does this process run? One that has ended and that nobody has taken leave of does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[:1] not in ([b"Z"], [b"X"])
+
+
+def brief(view: SlotView, now_mono: float, *, is_gone: bool = False) -> SlotBrief:
     """What the leader needs of a slot."""
     # A step that has begun but not ended is not counted; `steps` counts both ends.
     first = view.step_ended - view.steps + 1 if view.step_ended is not None and view.steps else None
@@ -67,4 +84,5 @@ def brief(view: SlotView, now_mono: float) -> SlotBrief:
         saves=view.saves,
         saves_s=view.saves_s,
         writes=view.writes,
+        is_gone=is_gone,
     )
