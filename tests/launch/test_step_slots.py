@@ -234,6 +234,7 @@ for step in range(1, 41):
     with telemetry.step(step):
         all_reduce(step)
     while attempt == "0" and rank == 1 and step == 30:
+        telemetry.checkpoint(30, durable=True)
         time.sleep(0.01)
 """
 
@@ -254,7 +255,7 @@ def test_a_step_whose_slurmstepd_is_killed_runs_again(slurm_lab: SlurmLab, tmp_p
     )
     slurm_lab.sbatch([f"--output={out}", "--exclusive", "--nodes=2"], script=script, cwd=tmp_path)
     wait_until((tmp_path / "at-0-31-0").exists, "the other task waits", limit_s=120.0, logs=(out,))
-    wait_until(lambda: stored(journal, "attempt_started"), "the engine judges", limit_s=120.0, logs=(out,))
+    wait_until(lambda: stored(journal, "checkpoint_saved"), "its node's slot is seen", limit_s=120.0, logs=(out,))
     task = psutil.Process(on_this_machine(int((tmp_path / "pid-0-1").read_text()), tmp_path))
     stepd = task.parent()
     assert stepd is not None
