@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from holdfast.api.auth import Identity, Role
 from holdfast.cockpit.pages import Page, Values
-from holdfast.drill.calendar import Calendar, Held, lines
+from holdfast.drill.calendar import FORM, Calendar, Held, lines
 from holdfast.drill.scenario import shipped
 from holdfast.drill.schedule import Schedule, regressions
 from holdfast.errors import HoldfastError, RefusedError, UsageError
@@ -37,7 +37,6 @@ RUNS_MAX = 50
 LIMIT_S = 1800.0
 TAIL = 40
 """Lines of a run's output that the page shows."""
-RESULTS = "drills.json"
 ASKED = "asked.json"
 SLOWER_BY = 0.5
 NONE = Calendar()
@@ -208,7 +207,7 @@ class DrillRoom:
         finally:
             if process is not None and process.returncode is None:
                 await _end(process)
-            if process is not None and process.returncode and not (out / RESULTS).exists() and not self.failed:
+            if process is not None and process.returncode and not (out / FORM).exists() and not self.failed:
                 self.failed = f"The run ended with code {process.returncode}: {' '.join(list(going.lines)[-2:])}"
             self._over(going)
             self._ended(going, passed=process is not None and process.returncode == 0)
@@ -258,7 +257,7 @@ class DrillRoom:
         for folder in ended[:RUNS_MAX]:
             run = self._kept.get(folder.name)
             if run is None:
-                form, asked = _json(folder / RESULTS), _json(folder / ASKED)
+                form, asked = _json(folder / FORM), _json(folder / ASKED)
                 if not form:
                     continue
                 run = self._kept[folder.name] = Run(folder.name, form, {k: str(v) for k, v in asked.items()})

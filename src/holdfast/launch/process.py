@@ -226,6 +226,10 @@ def state_of(pid: int) -> str:
         return ""
 
 
+NOT_RUNNING = frozenset({"", "Z", "X"})
+"""States of a process that has ended, whether or not its parent has taken leave of it."""
+
+
 def zombie_exit(pid: int) -> Exit:
     """How a process that is not our child ended, from its zombie; unknown once its parent has reaped it."""
     try:

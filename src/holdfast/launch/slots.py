@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from holdfast.launch.frames import SlotBrief
+from holdfast.launch.process import NOT_RUNNING, state_of
 from holdfast.telemetry.layout import slot_name
 from holdfast.telemetry.slot import SlotError, SlotView, read_slot
 
@@ -48,19 +49,10 @@ class SlotReader:
         return tuple(briefs)
 
     def _is_gone(self, rank: int, pid: int) -> bool:
-        if runs(pid):
+        if state_of(pid) not in NOT_RUNNING:
             self._running[rank] = pid
             return False
         return self._running.get(rank) == pid
-
-
-def runs(pid: int) -> bool:
-    """Does this process run? One that has ended and that nobody has taken leave of does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return stat.rpartition(b")")[2].split()[:1] not in ([b"Z"], [b"X"])
 
 
 def brief(view: SlotView, now_mono: float, *, is_gone: bool = False) -> SlotBrief:

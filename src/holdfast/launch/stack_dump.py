@@ -17,7 +17,7 @@ from msgspec import Struct
 from holdfast.detect.stack_groups import training_stack
 from holdfast.errors import PermanentOrderError
 from holdfast.launch.frames import RankStack
-from holdfast.launch.process import spawn, state_of
+from holdfast.launch.process import NOT_RUNNING, spawn, state_of
 from holdfast.telemetry.layout import stacks_name
 from holdfast.telemetry.signals import STACK_SIGNAL
 from holdfast.telemetry.slot import SlotView
@@ -43,7 +43,7 @@ async def dump_stacks(targets: list[Target], folder: Path, limit_s: float) -> li
 
 async def _dump(target: Target, folder: Path, limit_s: float) -> RankStack:
     state = state_of(target.pid)
-    if state in {"", "Z", "X"}:
+    if state in NOT_RUNNING:
         return RankStack(target.rank, why="has ended")
     if state in {"T", "t"}:
         return RankStack(target.rank, why="is stopped (SIGSTOP)")

@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import astuple
 
-from holdfast.adapters.slurm.output import number, seconds, text, time_of, words
+from holdfast.adapters.slurm.output import number, pulse_of, seconds, text, time_of, words
 from holdfast.errors import WireError
 
 
@@ -178,4 +177,4 @@ def pulse_of_nodes(raw: bytes) -> bytes:
         nodes = _node_pulse_decoder.decode(raw).nodes
     except msgspec.MsgspecError as error:
         raise WireError(f"no list of nodes: {error}") from error
-    return b"\n".join(sorted(b"|".join(map(bytes, astuple(node))) for node in nodes))
+    return pulse_of(nodes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import calendar
 import re
 import time
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -256,7 +257,12 @@ def pulse_of_jobs(raw: bytes) -> bytes:
         jobs = _job_pulse_decoder.decode(raw).jobs
     except msgspec.MsgspecError as error:
         raise WireError(f"no list of jobs: {error}") from error
-    return b"\n".join(sorted(b"|".join(map(bytes, astuple(job))) for job in jobs))
+    return pulse_of(jobs)
+
+
+def pulse_of(records: Iterable[Struct]) -> bytes:
+    """Records of `msgspec.Raw` fields, one per line, whatever the order that they came in."""
+    return b"\n".join(sorted(b"|".join(map(bytes, astuple(record))) for record in records))
 
 
 def _job(raw: _Job) -> SlurmJob | None:
