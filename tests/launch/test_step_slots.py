@@ -186,21 +186,27 @@ def has_stacks_of_both(path: Path) -> bool:
     return any({rank for group in event.groups for rank in group.ranks} == {0, 1} for event in told)
 
 
+def submitted(lab: SlurmLab, folder: Path, task: str) -> tuple[Path, Path]:
+    """A job of one supervised step, a task on each of two nodes; its output and the step's journal. `code` is its end."""
+    folder.chmod(0o755)
+    (folder / "task.py").write_text(task)
+    out = folder / "job.out"
+    script = (
+        f"#!/bin/bash\nexport PATH={Path(sys.executable).parent}:$PATH\ncd {folder}\n"
+        f"holdfast srun --auto-resume=1 --max-restarts=20 --job-dir {folder}/job --ntasks-per-node=1"
+        f" {sys.executable} task.py\n"
+        "echo code=$? >code.new\nmv code.new code\n"
+    )
+    lab.sbatch([f"--output={out}", "--exclusive", "--nodes=2"], script=script, cwd=folder)
+    return out, folder / "job" / "step-0" / "journal.db"
+
+
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 def test_a_hang_of_a_task_is_seen_by_its_telemetry(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     """Two tasks that print nothing: the one that is behind is named with its node, stacks are taken on both nodes, the
     step runs again, and its first step and durable checkpoint stand in the journal. No folder is left."""
-    tmp_path.chmod(0o755)
-    (tmp_path / "task.py").write_text(TASK)
-    out, journal = tmp_path / "job.out", tmp_path / "job" / "step-0" / "journal.db"
-    script = (
-        f"#!/bin/bash\nexport PATH={Path(sys.executable).parent}:$PATH\ncd {tmp_path}\n"
-        f"holdfast srun --auto-resume=1 --max-restarts=20 --job-dir {tmp_path}/job --ntasks-per-node=1"
-        f" {sys.executable} task.py\n"
-        "echo code=$? >code.new\nmv code.new code\n"
-    )
-    slurm_lab.sbatch([f"--output={out}", "--exclusive", "--nodes=2"], script=script, cwd=tmp_path)
+    out, journal = submitted(slurm_lab, tmp_path, TASK)
     wait_until(lambda: stored(journal, "attempt_started"), "the engine judges", limit_s=120.0, logs=(out,))
     (tmp_path / "go").touch()
     # On a busy machine a hang may be cut short by a lease or be over before its stacks are in: then it hangs again.
@@ -240,20 +246,13 @@ for step in range(1, 41):
 
 
 @pytest.mark.cluster
+@pytest.mark.timeout(300)
 def test_a_step_whose_slurmstepd_is_killed_runs_again(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     """Slurm never tells srun of it, and the other task would wait for ever: that the process has gone is seen by its slot.
 
     The task dies between two steps, where a living one would be given time for an evaluation.
     """
-    (tmp_path / "task.py").write_text(BETWEEN)
-    out, journal = tmp_path / "job.out", tmp_path / "job" / "step-0" / "journal.db"
-    script = (
-        f"#!/bin/bash\nexport PATH={Path(sys.executable).parent}:$PATH\ncd {tmp_path}\n"
-        f"holdfast srun --auto-resume=1 --max-restarts=20 --job-dir {tmp_path}/job --ntasks-per-node=1"
-        f" {sys.executable} task.py\n"
-        "echo code=$? >code.new\nmv code.new code\n"
-    )
-    slurm_lab.sbatch([f"--output={out}", "--exclusive", "--nodes=2"], script=script, cwd=tmp_path)
+    out, journal = submitted(slurm_lab, tmp_path, BETWEEN)
     wait_until((tmp_path / "at-0-31-0").exists, "the other task waits", limit_s=120.0, logs=(out,))
     wait_until(lambda: stored(journal, "checkpoint_saved"), "its node's slot is seen", limit_s=120.0, logs=(out,))
     task = psutil.Process(on_this_machine(int((tmp_path / "pid-0-1").read_text()), tmp_path))
@@ -261,7 +260,8 @@ def test_a_step_whose_slurmstepd_is_killed_runs_again(slurm_lab: SlurmLab, tmp_p
     assert stepd is not None
     assert stepd.name().startswith("slurmstepd")
     stepd.kill()
-    task.kill()
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may end with its slurmstepd
+        task.kill()
     wait_until((tmp_path / "code").exists, "the step ends", limit_s=120.0, logs=(out,))
     assert (tmp_path / "code").read_text() == "code=0\n", out.read_text()
     told = events(journal)
