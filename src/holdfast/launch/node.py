@@ -302,7 +302,8 @@ class NodeRunner:
         attempt = self.attempt
         if attempt is None or attempt.spec.attempt != number:
             return
-        attempt.ended_well &= how.is_success
+        ended_badly = how.is_known and not how.is_success
+        attempt.ended_well &= not ended_badly
         log = attempt.logs.get(rank) or attempt.logs.get(None)
         tail: tuple[str, ...] = ()
         if log is not None:
@@ -326,7 +327,7 @@ class NodeRunner:
                 )
             )
             # After the end that they may explain: then they join its incident, also when that is one gone on with.
-            if not how.is_success and log is not None and (strange := attempt.lines.strange(log.rank, at)):
+            if ended_badly and log is not None and (strange := attempt.lines.strange(log.rank, at)):
                 self.report(Spotted(findings=strange))
         self._run(self._end_if_over(attempt))
 

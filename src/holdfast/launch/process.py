@@ -46,6 +46,11 @@ class Exit(Struct, frozen=True, omit_defaults=True):
         return self.code == 0
 
     @property
+    def is_known(self) -> bool:
+        """Somebody can say how it ended."""
+        return self.code is not None or self.signal is not None
+
+    @property
     def shell_code(self) -> int:
         """The code by which a shell would tell it: the exit code, or 128 + signal; 1 when not known."""
         if self.signal is not None:

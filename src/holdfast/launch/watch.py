@@ -276,15 +276,26 @@ class AttemptWatch:
             return command if self.first_bad is None or self.first_bad.rank is None else self.first_bad.exit
         if self.first_bad is not None:
             return self.first_bad.exit
-        bad = [ended for ended in self._ends.values() if not ended.is_success]
+        bad = self._bad_ends()
         if bad:
             return bad[0]
         return Exit(code=0) if self._ends else Exit()
 
+    def _bad_ends(self) -> list[Exit]:
+        """Ends that were not well.
+
+        The parent of a rank below a command may take leave of it before its end can be read here: then nobody but that
+        parent knows how it ended, and a command that ended well has said so.
+        """
+        is_vouched_for = self._ends.get(None, Exit()).is_success
+        return [
+            ended for ended in self._ends.values() if not ended.is_success and (ended.is_known or not is_vouched_for)
+        ]
+
     @property
     def ended_well(self) -> bool:
         """Everything has ended, all with 0."""
-        return bool(self._ends) and all(ended.is_success for ended in self._ends.values())
+        return bool(self._ends) and not self._bad_ends()
 
     def ended(self, at: float, *, stopped: bool) -> AttemptEnded:
         """No process of it is left."""
