@@ -94,11 +94,19 @@ slurm-lab: install slurm-packages ## a real Slurm of 8 nodes on this machine (AR
 kubernetes-lab: install
 	@$(BIN)/holdfast lab kubernetes build >/dev/null || echo "tests on a real Kubernetes will fail, for the reason above"
 
+# Tests without a cluster run two at a time, file by file; clusters one after the other, for their limits are seconds.
+UNIT := $(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not cluster"
+
 test: install $(VENV)/.frameworks slurm-packages prometheus-packages postgres-packages chromium-packages kubernetes-lab lint ## all checks and tests (what CI runs)
+ifdef ARGS
 	@$(BIN)/python -m pytest -m "not soak" $(ARGS)
+else
+	@$(UNIT) || failed="$$failed without clusters"; $(BIN)/python -m pytest -m "cluster and not soak" || failed="$$failed of clusters"; \
+	  [ -z "$$failed" ] || { echo "tests failed:$$failed (see their summary above)"; exit 1; }
+endif
 
 unit: install $(VENV)/.frameworks ## tests without the ones that start clusters
-	@$(BIN)/python -m pytest -m "not soak and not cluster" $(ARGS)
+	@$(UNIT) $(ARGS)
 
 lint: install ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
