@@ -101,7 +101,7 @@ test: install $(VENV)/.frameworks slurm-packages prometheus-packages postgres-pa
 ifdef ARGS
 	@$(BIN)/python -m pytest -m "not soak" $(ARGS)
 else
-	@$(UNIT) || failed="$$failed without clusters"; $(BIN)/python -m pytest -m "cluster and not soak" || failed="$$failed of clusters"; \
+	@failed=; $(UNIT) || failed="$$failed without clusters"; $(BIN)/python -m pytest -m "cluster and not soak" || failed="$$failed of clusters"; \
 	  [ -z "$$failed" ] || { echo "tests failed:$$failed (see their summary above)"; exit 1; }
 endif
 
