@@ -89,11 +89,10 @@ def judge(job: JobRecord, limits: Limits, trouble: Trouble, diagnosis: Diagnosis
     times = _times(job, diagnosis, broke) + 1
     if times < limits.max_same_fingerprint:
         return Verdict()
-    what = diagnosis.summary or diagnosis.cause
-    why = f"crash loop: {what} came {times} times with no progress in between"
+    why = f"{diagnosis.clause} came {times} times with no progress in between"
     if trouble in {Trouble.APPLICATION, Trouble.STORAGE} or times > limits.max_same_fingerprint:
-        return Verdict(stop=True, why=why)
-    return Verdict(climb=True, why=f"{what} came {times} times with no progress in between")
+        return Verdict(stop=True, why=f"crash loop: {why}")
+    return Verdict(climb=True, why=why)
 
 
 def charge(

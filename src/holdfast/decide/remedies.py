@@ -109,7 +109,7 @@ def choose(job: JobRecord, policy: Policy, diagnosis: Diagnosis, facts: Facts) -
         # Whether the evidence shows a loop may hang on a line read in time; that the limit is reached does not.
         return Choice(R.STOP, f"{verdict.why}, and {_requeues(job)}, which is the limit" if spent else verdict.why)
     if diagnosis.restart_helps is False and diagnosis.confidence >= 0.9 and not facts.moved and R.STOP in ladder:
-        return Choice(R.STOP, f"{diagnosis.summary or diagnosis.cause}: a restart does not mend that")
+        return Choice(R.STOP, f"{diagnosis.clause}: a restart does not mend that")
     passed: list[str] = []
     for rung in ladder:
         if rung is R.REQUEUE and facts.swap and job.in_place < limits.max_in_place:

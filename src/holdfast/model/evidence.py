@@ -165,3 +165,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fingerprint: str = ""
     judged: tuple[JudgedFinding, ...] = ()
     story: str = ""
+
+    @property
+    def clause(self) -> str:
+        """The summary without its full stop, to stand in another sentence; the cause where there is no summary."""
+        return self.summary.rstrip(". ") or self.cause
