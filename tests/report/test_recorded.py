@@ -2,7 +2,7 @@
 
 `recorded/*.jsonl` are canonical exports of the journals of a real embedded cluster and of a real Slurm on one machine
 (three drills on real processes each: a killed rank, a hang, Xid 74 with a replaced node), `...records.json` what their
-controllers had projected. Nothing here uses the code that it checks: raw dictionaries, sums, a sort.
+controllers had projected (`record.py` wrote them). Nothing here uses the code that it checks: raw dictionaries, sums, a sort.
 """
 
 from __future__ import annotations
