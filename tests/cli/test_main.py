@@ -7,6 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from holdfast.cli.main import COMMANDS, load
 
 HEAVY = (
     "sqlalchemy", "alembic", "litestar", "granian", "httpx", "hyperscan", "torch", "plotly", "jinja2", "ClusterShell",
@@ -63,3 +67,26 @@ def test_completion_completes_commands_and_their_subcommands() -> None:
 
     assert completed("holdfast incid") == {"incident", "incidents"}
     assert {"drain", "return", "reboot", "replace", "confirm-healthy", "show"} <= completed("holdfast node ")
+
+
+def _cut_short(command: TyperCommand | TyperGroup, path: str) -> list[str]:
+    """The commands below it whose help line does not fit beside their name in 80 columns."""
+    if not isinstance(command, TyperGroup):
+        return []
+    context = typer.Context(command, info_name=path)
+    below = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
+    room = 80 - 6 - max(len(name) for name, _ in below)
+    found = []
+    for name, child in below:
+        assert isinstance(child, TyperCommand | TyperGroup)
+        if not child.hidden and child.get_short_help_str(limit=room) != child.get_short_help_str(limit=10_000):
+            found.append(f"{path} {name}")
+        found += _cut_short(child, f"{path} {name}")
+    return found
+
+
+def test_no_help_line_is_cut_short() -> None:
+    """A list of commands says what each does, on a terminal of 80 columns, without dots at its end."""
+    cut = [one for name in COMMANDS for one in _cut_short(load(name), f"holdfast {name}")]
+    room = 80 - 6 - max(map(len, COMMANDS))
+    assert [*cut, *(name for name, (_, _, line) in COMMANDS.items() if len(line) > room)] == []

@@ -72,7 +72,7 @@ def run_examples(
     *,
     rules: Rules = None,
 ) -> None:
-    """Run every rule's own examples and look-alikes, or say which rule owns a line."""
+    """Run the rules' own examples, or say which rule owns a line."""
     catalogue = read_catalogue(rules or ())
     out = console()
     if line:
@@ -100,7 +100,7 @@ def lint(
         list[Path] | None, typer.Argument(help="Rule files or folders; the packaged rules by default.")
     ] = None,
 ) -> None:
-    """Check rule files: keys, values, patterns that could take catastrophic time, examples."""
+    """Check rule files. Keys, values, patterns that could take catastrophic time, examples."""
     own = site_sources(paths or ())
     try:
         catalogue = load_catalogue(packaged_sources() | own)

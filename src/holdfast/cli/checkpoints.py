@@ -123,7 +123,7 @@ def _bytes(count: int) -> str:
 
 @app.command("list")
 def list_checkpoints(folder: FolderArgument, *, json: JsonOption = False) -> None:
-    """List checkpoints, newest first, with the quick check: complete, and every file has its size.
+    """List checkpoints, newest first, with the quick check. It passes when all files are there and have their size.
 
     Knows holdfast.checkpoint, Megatron-LM, DeepSpeed, HF Trainer, Lightning, torch's distributed checkpoints and files
     of torch.save and safetensors.
@@ -272,7 +272,7 @@ def repair_checkpoints(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Set damaged checkpoints aside as bad-..., so that the job resumes from the newest good one. Nothing is deleted.
+    """Set damaged checkpoints aside, so that the newest good one is used. They are renamed to bad-.... Nothing is deleted.
 
     A checkpoint of holdfast.checkpoint is fetched again from a mirror that has it whole. The tracker of Megatron-LM and
     DeepSpeed is made to name the newest good one. Run it while no job writes there. Exit code 1 when none is good.

@@ -35,7 +35,7 @@ def inject(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Break an emulated GPU of a node that is open to drills: ecc, xid, thermal, nvlink, gpu_lost, and more."""
+    """Break an emulated GPU of a node that is open to drills. Faults: ecc, xid, thermal, nvlink, gpu_lost, and more."""
     if kind == "list":
         _list(json=json)
         return

@@ -69,7 +69,7 @@ def up(
     conf: Annotated[Path | None, typer.Option("--conf", metavar="FILE", help="Lines to append to slurm.conf.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Start a lab in the background and wait until its nodes are up; mend it when it runs already."""
+    """Start a lab in the background and wait for its nodes. One that runs already is mended."""
     settings = LabSettings(
         nodes=nodes,
         netns=netns,
@@ -104,7 +104,7 @@ def _read(conf: Path | None) -> str:
 
 @slurm.command()
 def down(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
-    """End a lab and every process in it, also one that was killed half-way. Its folder stays."""
+    """End a lab and every process in it. One that was killed half-way is cleared away, too. Its folder stays."""
     folder = _folder(lab_dir)
     ran = slurm_lab.down(folder)
     if json:
@@ -130,7 +130,7 @@ def status(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
 
 @slurm.command()
 def env(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
-    """Print what a shell needs to use the lab: eval "$(holdfast lab slurm env)"."""
+    """Print what a shell needs to use the lab. Use: eval "$(holdfast lab slurm env)"."""
     lab = SlurmLab.attach(_folder(lab_dir))
     found = {"SLURM_CONF": str(lab.facts.conf)}
     if json:

@@ -32,7 +32,7 @@ LabDirOption = Annotated[
 DaemonArgument = Annotated[str, typer.Argument(metavar="DAEMON", help="etcd, kube-apiserver and their like.")]
 
 
-app = group("A real Kubernetes control plane, with nodes that run pods as processes.")
+app = group("A real Kubernetes control plane; nodes run pods as processes.")
 node_app = group("Break and mend nodes of the lab.")
 daemon_app = group("Kill and start daemons of the control plane.")
 app.add_typer(node_app, name="node")
@@ -45,7 +45,7 @@ def _folder(given: Path | None) -> Path:
 
 @app.command()
 def build(*, json: JsonOption = False) -> None:
-    """Build the control plane's programs, or find them in the cache, and start nothing."""
+    """Build the control plane's programs, or find them in the cache. Nothing is started."""
     found = kube_build.binaries(lambda text: screen.say(text, err=True))
     if json:
         screen.say_json({"version": VERSION, "kubernetes": found.version, "dir": str(found.folder)})
@@ -64,7 +64,7 @@ def up(
     boot_s: Annotated[float, typer.Option("--boot-s", min=0.0, help="Seconds that a reboot takes.")] = 1.0,
     json: JsonOption = False,
 ) -> None:
-    """Start a lab in the background and wait until its nodes are ready; take up one that runs already."""
+    """Start a lab in the background and wait for its nodes. One that runs already is taken up."""
     settings = KubeLabSettings(nodes=nodes, gpus=gpus, agents=agents, port=port, boot_s=boot_s)
     folder = _folder(lab_dir)
     lab = KubeLab.start(settings, folder, follow=False, say=lambda text: screen.say(text, err=True))
@@ -79,7 +79,7 @@ def up(
 
 @app.command()
 def down(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
-    """End a lab and every process in it, also one that was killed half-way. Its folder stays."""
+    """End a lab and every process in it. One that was killed half-way is cleared away, too. Its folder stays."""
     folder = _folder(lab_dir)
     ran = kube_lab.down(folder)
     if json:
@@ -112,7 +112,7 @@ def status(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
 
 @app.command()
 def env(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
-    """Print what a shell needs to use the lab: eval "$(holdfast lab kubernetes env)"."""
+    """Print what a shell needs to use the lab. Use: eval "$(holdfast lab kubernetes env)"."""
     found = {"KUBECONFIG": str(KubeLab.attach(_folder(lab_dir)).kubeconfig)}
     if json:
         screen.say_json({"version": VERSION, "env": found})

@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "orders": ("holdfast.cli.orders:orders", WATCH, "List orders, also those that wait for approval."),
     "approve": ("holdfast.cli.orders:approve", WATCH, "Approve a proposed order."),
     "reject": ("holdfast.cli.orders:reject", WATCH, "Reject a proposed order."),
-    "report": ("holdfast.cli.report:report", PROVE, "Timelines, MTTD, MTTR, goodput: terminal, JSON, Markdown, HTML."),
+    "report": ("holdfast.cli.report:report", PROVE, "Timelines, MTTD, MTTR, goodput; page, PDF, JSON and more."),
     "simulate": ("holdfast.cli.simulate:app", PROVE, "What would come of it: months of a cluster in seconds."),
     "drill": ("holdfast.cli.drill:app", PROVE, "Break things on purpose and measure the recovery."),
     "policy": ("holdfast.cli.policy:app", WATCH, "Check or show a policy file."),
@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "checkpoints": ("holdfast.cli.checkpoints:app", RUN, "List and verify checkpoints."),
     "check": ("holdfast.cli.check:check", SERVE, "Check this node's health; exit codes as Nagios has them."),
     "validate": ("holdfast.cli.validate:app", SERVE, "Say whether nodes are fit to train; find the odd one."),
-    "doctor": ("holdfast.cli.doctor:doctor", SERVE, "What of this machine Holdfast can use, and what is missing."),
+    "doctor": ("holdfast.cli.doctor:doctor", SERVE, "What of this machine Holdfast can use; what is missing."),
     "controller": ("holdfast.cli.controller:controller", SERVE, "Run the controller."),
     "token": ("holdfast.cli.token:app", SERVE, "Make, list and revoke tokens for the controller's API."),
     "notify": ("holdfast.cli.notify:app", SERVE, "Notices to people: try the destinations."),
@@ -52,11 +52,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "notify-slurm": (
         "holdfast.cli.notify_slurm:notify_slurm",
         SERVE,
-        "Tell the controller that something changed, from a script of Slurm's.",
+        "Tell the controller of a change, from a script of Slurm.",
     ),
     "agent": ("holdfast.cli.agent:agent", SERVE, "Run the agent of a node."),
     "cluster": ("holdfast.cli.cluster:app", SERVE, "Run an embedded cluster of real processes on this machine."),
-    "lab": ("holdfast.cli.lab:app", SERVE, "Run a real Slurm of many nodes on this machine, to break it."),
+    "lab": ("holdfast.cli.lab:app", SERVE, "A real Slurm or Kubernetes on this machine, to break it."),
 }
 """Command -> where it lives, its panel in the help, its one-line help."""
 

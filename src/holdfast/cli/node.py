@@ -79,8 +79,8 @@ def _command(word: Command, help_line: str) -> None:
     app.command(word.value.replace("_", "-"))(run)
 
 
-_command(Command.DRAIN, "Take a node out of service: no new work goes there, running work may end.")
+_command(Command.DRAIN, "Take a node out of service. No new work goes there, running work may end.")
 _command(Command.RETURN, "Let a node take work again.")
 _command(Command.REBOOT, "Reboot a node, once it is drained.")
-_command(Command.REPLACE, "Have another machine take the node's place, once it is drained.")
-_command(Command.CONFIRM_HEALTHY, "Say that a suspect node is fine: its evidence so far no longer counts.")
+_command(Command.REPLACE, "Have another machine take a drained node's place.")
+_command(Command.CONFIRM_HEALTHY, "Say that a suspect node is fine. Its evidence so far no longer counts.")

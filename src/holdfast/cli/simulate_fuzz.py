@@ -36,7 +36,7 @@ def fuzz(
     shrink: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Make failing seeds small.")] = True,
     json: JsonOption = False,
 ) -> None:
-    """Run seeds of random faults against the real engine and controller; judge each run. Exit code 1: bugs found."""
+    """Run seeds of random faults against the real engine. Each run is judged. Exit code 1: bugs found."""
     if only is not None and seeds != 1:
         raise UsageError("--only names the faults of one seed: use it with --seeds 1")
     events = 0

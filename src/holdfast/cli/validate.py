@@ -167,7 +167,7 @@ def history(
     journal: JournalUrl = "",
     json: JsonOption = False,
 ) -> None:
-    """Say how figures have moved over all runs: ageing, and changes with what changed beside them."""
+    """Say how figures have moved over all runs. It shows ageing, and changes with what changed beside them."""
     say_history(_journal_url(journal), node=node, items=tuple(item or ()), report=report, json=json)
 
 
