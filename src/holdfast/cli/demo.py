@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import shutil
 from enum import StrEnum
 from pathlib import Path
@@ -161,6 +162,8 @@ def demo(
     GPT, breaks it three times, and shows how each fault was found, what was done, and that the loss is the same as
     without the faults. The page `report.html` in the folder has the plots. Ctrl-C ends everything.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("the demo's job trains with PyTorch, which is not installed: pip install 'holdfast[torch]'")
     clear(folder)
     settings = DemoSettings(
         folder=folder / "cluster",
