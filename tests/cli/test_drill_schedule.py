@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.cli.webhook import webhook
 
 from conftest import Holdfast
 
@@ -44,6 +45,7 @@ def test_the_calendar_is_listed(holdfast: Holdfast) -> None:
         (CALENDAR + 'on = "production"', ["list"], 78, "holdfast.toml:"),
         (CALENDAR + CALENDAR, ["list"], 2, "same name"),
         (CALENDAR + 'at_ = "x"', ["list"], 78, "at_"),
+        (CALENDAR + '[[notify.to]]\nname = "team"\nurl = "nosuch://x"', ["run", "--now"], 78, "'team'"),
     ],
 )
 def test_a_wrong_calendar_is_one_sentence(text: str, argv: list[str], code: int, part: str, holdfast: Holdfast) -> None:
@@ -64,8 +66,20 @@ def scheduled(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.cluster
 def test_a_run_is_compared_with_the_last_and_a_regression_is_flagged(tmp_path: Path) -> None:
-    """The first has nothing to compare with; a last run made ten times quicker by hand makes the second one worse."""
-    (tmp_path / "holdfast.toml").write_text(CALENDAR)
+    """The first has nothing to compare with; a last run made ten times quicker by hand makes the second one worse.
+
+    People are told of the second one, as of a drill.
+    """
+    with webhook() as web:
+        notify = f'[notify]\ngroup_s = 0\n[[notify.to]]\nname = "team"\nurl = "{web.url}"\n'
+        (tmp_path / "holdfast.toml").write_text(CALENDAR + notify)
+        _two_runs(tmp_path)
+    [told] = web.got
+    assert (told["title"], told["severity"]) == ("Drill: nightly: passed, 1 worse than in the run before", "warning")
+    assert "kill9: recover_s 0.01 s -> " in told["message"]
+
+
+def _two_runs(tmp_path: Path) -> None:
     first = scheduled(tmp_path, "run", "nightly", "--now", "--json")
     assert first.returncode == 0, first.stderr
     form = json.loads(first.stdout)

@@ -17,12 +17,13 @@ import msgspec
 import typer
 
 from holdfast.adapters.clock import SystemClock
-from holdfast.cli import screen
+from holdfast.adapters.notice_settings import NotifyConfig
+from holdfast.cli import drill_notices, screen
 from holdfast.cli.config import ConfigOption, JsonOption, load_settings
 from holdfast.drill.calendar import ABORTED, FORM, WORSE, Calendar, Held, Line, checked, last_ended, lines, run_folder
 from holdfast.drill.scenario import Scenario, find
 from holdfast.drill.schedule import Regression, Schedule, is_quiet, limit_s, next_due, regressions
-from holdfast.errors import EXIT_FAILED, RefusedError, UsageError
+from holdfast.errors import EXIT_FAILED, HoldfastError, RefusedError, UsageError
 from holdfast.model.toml_lines import did_you_mean
 from holdfast.ports import Clock
 from holdfast.report.words import Words
@@ -71,8 +72,9 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run drills as they become due. Exit code 1: one failed, or is worse than in its last run."""
-    calendar = _calendar(config)
+    calendar, notify = _calendar(config), load_settings(config).config.notify
     chosen = [_named(name, calendar.schedules) for name in names] if names else calendar.schedules
+    drill_notices.check(notify)
     clock = SystemClock()
     while True:
         at = clock.now()
@@ -84,19 +86,35 @@ def run(
             raise UsageError("nothing of this calendar is ever due: it is always quiet then")
         bad = False
         for moment, one in due:
-            _wait(moment, one, clock)
-            bad |= _hold(calendar, one, clock, json=json)
+            _wait(moment, one, calendar, notify, clock)
+            try:
+                bad |= _hold(calendar, one, notify, clock, json=json)
+            except HoldfastError:
+                _last_word(calendar, notify, clock)
+                raise
         if now or once:
+            _last_word(calendar, notify, clock)
             raise typer.Exit(EXIT_FAILED if bad else 0)
 
 
-def _wait(moment: float, one: Schedule, clock: Clock) -> None:
-    if moment > clock.now():
+def _wait(moment: float, one: Schedule, calendar: Calendar, notify: NotifyConfig, clock: Clock) -> None:
+    """Until a schedule is due; meanwhile notices go out that were not taken yet."""
+    left = moment - clock.now()
+    if left > 0:
         screen.say(f"{one.name} is due at {Words(zone=one.zone).time(moment)}", err=True)
-        asyncio.run(clock.sleep(moment - clock.now()))
+        asyncio.run(drill_notices.deliver(drill_notices.waiting(calendar), notify, clock, for_s=left, stay=True))
 
 
-def _hold(calendar: Calendar, one: Schedule, clock: Clock, *, json: bool) -> bool:
+def _last_word(calendar: Calendar, notify: NotifyConfig, clock: Clock) -> None:
+    """Send what waits before the command ends; what is not taken now stays on disk, and is named."""
+    paths = drill_notices.waiting(calendar)
+    limit_s = drill_notices.LAST_WORD_S
+    left = asyncio.run(drill_notices.deliver(paths, notify, clock, for_s=limit_s, stay=False)) if paths else []
+    if left:
+        screen.say(f"not taken yet by {', '.join(left)}: the next `holdfast drill schedule run` sends it", err=True)
+
+
+def _hold(calendar: Calendar, one: Schedule, notify: NotifyConfig, clock: Clock, *, json: bool) -> bool:
     """One run of a schedule; is it bad?"""
     from holdfast.drill.campaign import CampaignSettings, run_campaign  # noqa: PLC0415 - `list` needs no controller
     from holdfast.drill.results import run_form  # noqa: PLC0415 - as above
@@ -122,14 +140,19 @@ def _hold(calendar: Calendar, one: Schedule, clock: Clock, *, json: bool) -> boo
         form = asyncio.run(bounded())
     except TimeoutError:
         _aborted(folder, "at its limit, or because it began to be quiet")
+        asyncio.run(drill_notices.leave(calendar, one, folder, notify, clock))
         screen.say(f"{one.name}: aborted at its limit, or because it begins to be quiet; results: {folder}", err=True)
         return True
     except BaseException as error:  # also Ctrl-C: whoever looks at the calendar sees that it did not come to its end
-        _aborted(folder, "by a person" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__)
+        by_hand = isinstance(error, KeyboardInterrupt)
+        _aborted(folder, "by a person" if by_hand else str(error) or type(error).__name__)
+        if not by_hand:
+            asyncio.run(drill_notices.leave(calendar, one, folder, notify, clock))
         raise
     worse = regressions(before.form, form, slower_by=one.slower_by) if before is not None else []
     text = jsonlib.dumps([msgspec.to_builtins(found) for found in worse], indent=2) + "\n"
     (folder / WORSE).write_text(text, encoding="utf-8")
+    asyncio.run(drill_notices.leave(calendar, one, folder, notify, clock))
     _tell(one, form, worse, before, folder, json=json)
     return bool(worse) or not form["passed"]
 
