@@ -17,10 +17,12 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 import yaml
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.kubernetes.api import MERGE, ApiError, KubeApi
+from holdfast.adapters.kubernetes.client import KubernetesOrchestrator, KubernetesSettings
 from holdfast.adapters.kubernetes.incidents import PATH, IncidentMirror
 from holdfast.adapters.kubernetes.lease import KubernetesLease
 from holdfast.adapters.kubernetes.own_pod import ACTIVE, ROLE, set_role
@@ -31,6 +33,7 @@ from holdfast.lab.kube_control import CONTROLLERS
 from holdfast.lab.kube_lab import KubeLab
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Diagnosis, Domain
+from holdfast.model.orders import QuarantineNode
 from holdfast.model.records import IncidentRecord
 from kube_fixture import admin, running_lab
 from postgres_fixture import Postgres
@@ -165,6 +168,7 @@ def test_the_controller_may_do_what_it_does_and_nothing_else(lab: KubeLab):
     wanted = [
         *((verb, "", kind, "") for kind in ("nodes", "pods") for verb in ("get", "list", "watch")),
         ("patch", "", "nodes", ""),
+        ("patch", "", "nodes/status", ""),
         ("delete", "", "pods", "training"),
         ("create", "", "pods/eviction", "training"),
         ("get", "", "pods/log", "training"),
@@ -218,18 +222,36 @@ def test_a_right_that_is_missing_is_named(lab: KubeLab, tmp_path: Path):
             reviews = TokenReviews(lambda: as_is(api), f"{NAMESPACE}/holdfast-agent", time.monotonic)
             lease = KubernetesLease(api, "default", "controller")
             try:
-                kept = [one for one in rules if not {"tokenreviews", "incidents"} & set(one["resources"])]
+                taken = {"tokenreviews", "incidents", "nodes/status"}
+                kept = [one for one in rules if not taken & set(one["resources"])]
                 await root.patch(role, {"rules": kept}, MERGE)
                 await until_refused(api)
                 with pytest.raises(LinkError, match="create of tokenreviews"):
                     await reviews.source_of("a.b.c")
                 with pytest.raises(LinkError, match="get, create and update of leases"):
                     await lease.lease()
+                await is_marked_without_a_condition(root, tmp_path)
             finally:
                 await root.patch(role, {"rules": rules}, MERGE)
             await until_allowed(lambda: reviews.source_of("a.b.d"))
 
     run(work())
+
+
+async def is_marked_without_a_condition(root: KubeApi, folder: Path) -> None:
+    """The node's marks are set all the same; the log names the verb that its condition lacks."""
+    await root.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
+    orchestrator = KubernetesOrchestrator(KubernetesSettings(kubeconfig=folder / "kubeconfig", folder=folder))
+    try:
+        with structlog.testing.capture_logs() as logs:
+            said = await orchestrator.execute(QuarantineNode(id="q", cause=1, node="n1", why="Xid 74"))
+        assert said == "cordoned and marked Unschedulable"
+        why = next(str(line["why"]) for line in logs if line["event"] == "a node's condition cannot be written")
+        assert 'cannot patch resource "nodes/status"' in why
+        assert "give the controller's role this verb" in why
+    finally:
+        await orchestrator.close()
+        await root.delete("/api/v1/nodes/n1")
 
 
 async def as_is(api: KubeApi) -> KubeApi:

@@ -29,7 +29,8 @@ from holdfast import __version__
 from holdfast.adapters.notice_settings import NotifyConfig
 from holdfast.adapters.repair.settings import RepairConfig
 from holdfast.cli.config import ConfigOption, KubernetesConfig, Settings, SlurmConfig, TracesConfig, service_settings
-from holdfast.cli.kubernetes_cluster import close, make_kubernetes, more_notifiers, read_pods
+from holdfast.cli.engines import Engines
+from holdfast.cli.kubernetes_cluster import close, make_kubernetes, mark_well, more_notifiers, read_pods
 from holdfast.cli.repairs import make_repairs
 from holdfast.cli.turns import ElectOption, JournalUrlOption, holder_name, lead, mirrored, open_patiently, pod_role
 from holdfast.drill.calendar import Calendar, checked
@@ -306,7 +307,6 @@ async def serve(options: Options) -> None:
     from holdfast.cli.traces import make_exporter, traced  # noqa: PLC0415
     from holdfast.cockpit import Cockpit, router  # noqa: PLC0415
     from holdfast.controller import Controller  # noqa: PLC0415
-    from holdfast.decide.engine import Engine  # noqa: PLC0415
 
     clock, facts = SystemClock(), FleetFacts()
     outbox = make_outbox(options.notify, options.folder, facts, clock)
@@ -314,11 +314,7 @@ async def serve(options: Options) -> None:
     policies, toml = read_policy(options.policy, presets)
     exporter = make_exporter(options.traces, options.traces_headers)
 
-    def engine(state: bytes | None) -> Engine:
-        if state is None:
-            return Engine(policies, scope="cluster", presets=presets)
-        return Engine.restore(state, policies, presets=presets)
-
+    engines = Engines(policies, presets)
     orchestrator = placed(
         make_orchestrator(options.cluster, options.folder, options.slurm, options.kubernetes), options
     )
@@ -328,7 +324,7 @@ async def serve(options: Options) -> None:
     try:
         the_controller = Controller(
             journal,
-            engine,
+            engines,
             orchestrator,
             make_repairs(options.repair, orchestrator, options.folder / "repair", os.environ),
             [FileNotifier(options.folder / "notices.jsonl"), outbox, *more_notifiers(orchestrator)],
@@ -337,6 +333,7 @@ async def serve(options: Options) -> None:
             lease_s=options.lease_s,
         )
         read_pods(orchestrator, the_controller, limit_s=options.kubernetes.pod_log_s)
+        mark_well(orchestrator, engines)
         cockpit = Cockpit(
             the_controller,
             tokens,

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from holdfast.cli.config import KubernetesConfig
+from holdfast.cli.engines import Engines
 from holdfast.errors import UsageError
 from holdfast.model.events import FindingSeen
+from holdfast.model.evidence import Remedy
 from holdfast.ports import Notifier, Orchestrator
 
 if TYPE_CHECKING:
@@ -98,6 +100,13 @@ def read_pods(orchestrator: Orchestrator, the_controller: Controller, *, limit_s
                 _log.warning("what a pod said could not be taken in", why=str(outcome))
 
     adapter.pod_logs = PodLogs(lambda: read_matcher(read_catalogue()), the_controller.clock, tell, limit_s=limit_s)
+
+
+def mark_well(orchestrator: Orchestrator, engines: Engines) -> None:
+    """Have nodes that nothing ever befell labelled `Schedulable`, where quarantines are acted on at all."""
+    adapter = the_adapter(orchestrator)
+    if adapter is not None:
+        adapter.may_mark = lambda group: engines.acts(group, Remedy.QUARANTINE)
 
 
 async def close(orchestrator: Orchestrator) -> None:

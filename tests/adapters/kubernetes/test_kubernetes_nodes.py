@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 from tests.validate import kube_job
 
+from holdfast.adapters.kubernetes.asks import HYPERPOD
 from holdfast.adapters.kubernetes.check_pod import pod_name
 from holdfast.adapters.kubernetes.node_orders import Repairers
 from holdfast.adapters.kubernetes.notices import EventNotifier
-from holdfast.adapters.kubernetes.objects import DRAIN_REASON
+from holdfast.adapters.kubernetes.objects import DRAIN_REASON, FAULT
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
 from holdfast.lab.kube_lab import KubeLab
 from holdfast.model import orders as o
-from holdfast.model.cluster import SchedulerState
+from holdfast.model.cluster import RecoverySpec, SchedulerState
 from holdfast.model.evidence import Remedy, Severity
-from kube_fixture import CONFIG_MAPS, admin
-from kube_world import KubeWorld, program, template
+from kube_fixture import CONFIG_MAPS, JOBS, admin
+from kube_world import KubeWorld, batch_job, program, template
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 HEALTH = "holdfast.dev/node-health-status"
@@ -35,6 +36,13 @@ async def shown(lab: KubeLab, node: str) -> tuple[str | None, bool, list[str]]:
         found = await api.get(f"/api/v1/nodes/{node}")
     taints = [taint["key"] for taint in found["spec"].get("taints") or [] if taint["key"].startswith("holdfast.dev/")]
     return found["metadata"]["labels"].get(HEALTH), bool(found["spec"].get("unschedulable")), taints
+
+
+async def condition(lab: KubeLab, node: str) -> dict[str, str]:
+    """Our condition of the node, as the API server has it."""
+    async with admin(lab) as api:
+        found = (await api.get(f"/api/v1/nodes/{node}"))["status"]["conditions"]
+    return next((one for one in found if one["type"] == FAULT), {})
 
 
 def quarantine(repair: Remedy) -> o.QuarantineNode:
@@ -59,9 +67,13 @@ def test_the_mark_says_which_repair_is_to_come_and_goes_with_it(
         try:
             await world.orchestrator.execute(quarantine(repair))
             assert await shown(kube_lab, "node01") == (label, True, [HEALTH])
+            fault = await condition(kube_lab, "node01")
+            assert (fault["status"], fault["reason"], fault["message"]) == ("True", label, "[holdfast] Xid 74: NVLink")
             assert (await world.until_node("node01", lambda node: node.drained)).asked == ""
             await world.orchestrator.execute(o.ReturnNode(id="r", cause=2, node="node01"))
             assert await shown(kube_lab, "node01") == ("Schedulable", False, [])
+            fault = await condition(kube_lab, "node01")
+            assert (fault["status"], fault["reason"], fault["message"]) == ("False", "Schedulable", "no fault is known")
         finally:
             await world.orchestrator.close()
 
@@ -101,6 +113,83 @@ def test_a_persons_uncordon_ends_our_quarantine_and_our_taint_with_it(kube_lab: 
                     await asyncio.sleep(0.05)
         finally:
             await world.orchestrator.close()
+
+    asyncio.run(body())
+
+
+def test_hyperpods_manifest_runs_where_nobody_else_calls_nodes_schedulable(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """Its annotations and node selector as they are: not before Holdfast may label, and not on a cordoned node."""
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path, kind="Job", prefix=HYPERPOD)
+        asks = {f"{HYPERPOD}/enable-job-auto-resume": "true", f"{HYPERPOD}/job-max-retry-count": "2"}
+        try:
+            await world.drain_as_admin("node02", "maintenance")
+            async with admin(kube_lab) as api:
+                pod = template(["sleep", "1000"], grace_s=1, policy="OnFailure")
+                pod["spec"]["nodeSelector"] = {f"{HYPERPOD}/node-health-status": "Schedulable"}
+                await api.create(JOBS, batch_job("selects", pod, **asks))
+                seen = await world.until(
+                    lambda view: any("FailedScheduling" in j.reason for j in view.jobs), "it waits"
+                )
+                assert seen.jobs[0].recovery == RecoverySpec(enabled=True, max_requeues=2)
+                world.orchestrator.may_mark = lambda _: True
+                await world.until(lambda view: view.jobs[0].state is SchedulerState.RUNNING, "it runs")
+                assert await called_well(api) <= {"node01", "node03"}
+                await api.patch("/api/v1/nodes/node02", {"spec": {"unschedulable": None}})
+                async with asyncio.timeout(300):
+                    while await called_well(api) != {"node01", "node02", "node03"}:
+                        await world.orchestrator.observe()
+                        await asyncio.sleep(0.05)
+        finally:
+            await world.orchestrator.close()
+
+    asyncio.run(body())
+
+
+async def called_well(api: Any) -> set[str]:
+    nodes = (await api.list_all("/api/v1/nodes"))[0]
+    health = f"{HYPERPOD}/node-health-status"
+    return {one["metadata"]["name"] for one in nodes if one["metadata"]["labels"].get(health) == "Schedulable"}
+
+
+def test_before_a_repair_training_pods_leave_first(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """What they may need to end in order is asked to leave only when they have."""
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path, kind="Job")
+        seen: list[tuple[str, str]] = []
+
+        async def watch(api: Any, version: str) -> None:
+            async for event in api.watch(PODS, version):
+                about = event.object["metadata"]
+                name = "proxy" if about["name"] == "proxy" else "training"
+                if event.type == "DELETED" or about.get("deletionTimestamp"):
+                    seen.append((name, "gone" if event.type == "DELETED" else "told"))
+
+        async with admin(kube_lab) as api, admin(kube_lab) as eyes:
+            try:
+                stubborn = ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"]
+                pod = template(stubborn, exclude=("node02", "node03"), grace_s=1)
+                await api.create(JOBS, batch_job("training", pod))
+                await world.until(lambda view: view.jobs and view.jobs[0].state is SchedulerState.RUNNING, "it runs")
+                await api.create(PODS, service_pod("proxy"))
+                while (await api.get(f"{PODS}/proxy"))["status"]["phase"] != "Running":
+                    await asyncio.sleep(0.05)
+                _, version = await api.list_all(PODS)
+                watching = asyncio.create_task(watch(eyes, version))
+                await world.orchestrator.execute(quarantine(Remedy.REBOOT))
+                node = await world.until_node("node01", lambda view: view.drained)
+                order = o.RebootNode(id="b", cause=3, node="node01", boot_id=node.boot_id, why="Xid 73")
+                assert await world.orchestrator.execute(order) == "rebooted"
+                async with asyncio.timeout(300):
+                    while ("proxy", "gone") not in seen:
+                        await asyncio.sleep(0.05)
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                assert seen.index(("training", "gone")) < seen.index(("proxy", "told"))
+            finally:
+                await world.orchestrator.close()
 
     asyncio.run(body())
 

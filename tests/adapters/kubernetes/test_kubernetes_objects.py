@@ -15,6 +15,7 @@ from holdfast.adapters.kubernetes.objects import (
     Node,
     Pod,
     Workload,
+    is_unmarked,
     job_id,
     job_view,
     node_view,
@@ -143,10 +144,11 @@ def node(labels: dict[str, str] | None = None, notes: dict[str, str] | None = No
     """A node as the API server sends it."""
     ready = {"type": "Ready", "status": spec.pop("ready", "True"), "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
     info = {"bootID": "b1", "machineID": "m1", "systemUUID": "s1"}
+    capacity = spec.pop("capacity", {"nvidia.com/gpu": "8"})
     told = {
         "metadata": {"name": "n1", "uid": "u", "labels": labels, "annotations": notes},
         "spec": spec,
-        "status": {"conditions": [ready], "nodeInfo": info, "capacity": {"nvidia.com/gpu": "8"}},
+        "status": {"conditions": [ready], "nodeInfo": info, "capacity": capacity},
     }
     return msgspec.convert(told, Node)
 
@@ -172,6 +174,27 @@ def test_whose_cordon_it_is():
     theirs = node_view(node(unschedulable=True), jobs=(), words=WORDS)
     assert (ours.drained, ours.drain_reason) == (True, "[holdfast] Xid 74")
     assert (theirs.drained, theirs.drain_reason) == (True, "cordoned")
+
+
+@pytest.mark.parametrize(
+    ("found", "unmarked"),
+    [
+        (node(), True),
+        (node(labels={"holdfast.dev/node-health-status": "Schedulable"}), True),
+        (node(labels={"sagemaker.amazonaws.com/node-health-status": "Unschedulable"}), False),
+        (node(notes={HEALTH_SET: "Schedulable"}), False),
+        (node(unschedulable=True), False),
+        (node(ready="False"), False),
+        (node(ready="Unknown"), False),
+        (node(capacity={"cpu": "8", "memory": "9Gi"}), False),
+        (node(capacity={"nvidia.com/gpu": "0"}), False),
+        (node(capacity={"aws.amazon.com/neurondevice": "16"}), True),
+    ],
+    ids=["new", "other prefix", "marked", "taken away", "cordoned", "not ready", "silent", "no GPU", "none", "neuron"],
+)
+def test_which_nodes_are_to_be_called_well(found: Node, unmarked: bool):
+    """Those to train on that are up and about which nothing was said; a label that a person took away stays away."""
+    assert is_unmarked(found, Vocabulary(prefix="sagemaker.amazonaws.com")) is unmarked
 
 
 @pytest.mark.parametrize(("value", "asked"), [("Reboot", "reboot"), ("Replacement", "replace")])

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.adapters.kubernetes import patches
 from holdfast.adapters.kubernetes.asks import Vocabulary
-from holdfast.adapters.kubernetes.objects import DRAIN_REASON, EXCLUDED, HELD, KINDS, LINEAGE, Workload
+from holdfast.adapters.kubernetes.objects import DRAIN_REASON, EXCLUDED, HEALTH_SET, HELD, KINDS, LINEAGE, Workload
 
 NOW = "2026-01-01T00:00:00Z"
 WORDS = Vocabulary(prefix="sagemaker.amazonaws.com")
@@ -41,6 +41,29 @@ def test_a_return_takes_all_of_it_away_again():
     assert back["spec"] == {"unschedulable": None, "taints": NODE["spec"]["taints"]}
     assert back["metadata"]["labels"]["sagemaker.amazonaws.com/node-health-status"] == "Schedulable"
     assert back["metadata"]["annotations"][DRAIN_REASON] is None
+
+
+def test_a_node_that_somebody_said_something_of_is_not_called_well_over_it():
+    """It was looked at a moment ago: a mark, a cordon, or a label that somebody took away since then holds."""
+    health = "sagemaker.amazonaws.com/node-health-status"
+    assert patches.schedulable(NODE, WORDS)["metadata"]["labels"] == {health: "Schedulable"}
+    for about, spec in (
+        ({"labels": {health: "Unschedulable"}}, {}),
+        ({"annotations": {HEALTH_SET: "Schedulable"}}, {}),
+        ({}, {"unschedulable": True}),
+    ):
+        changed = {"metadata": {**NODE["metadata"], **about}, "spec": {**NODE["spec"], **spec}}
+        patch = patches.schedulable(changed, WORDS)
+        assert (patch["metadata"]["labels"], patch["metadata"]["annotations"], patch["spec"]) == ({}, {}, {})
+
+
+def test_a_condition_keeps_the_time_since_which_it_holds():
+    """Said again with another reason, the time of its last change is left as the server has it."""
+    said = {"is_fault": True, "reason": "Unschedulable", "message": "Xid 74", "now": NOW}
+    (first,) = patches.condition(**said, is_new=True)["status"]["conditions"]
+    (again,) = patches.condition(**said, is_new=False)["status"]["conditions"]
+    assert (first["type"], first["status"], first["lastTransitionTime"]) == ("HoldfastFault", "True", NOW)
+    assert "lastTransitionTime" not in again
 
 
 def batch(notes: dict[str, str], **spec: Any) -> Workload:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,23 @@ from holdfast.adapters.kubernetes.job_orders import JobOrders
 from holdfast.adapters.kubernetes.looks import Looks
 from holdfast.adapters.kubernetes.memory import Memory
 from holdfast.adapters.kubernetes.node_orders import NodeOrders, Repairers
-from holdfast.adapters.kubernetes.objects import GENERATION, Node, Pod, Workload, job_view, node_view
+from holdfast.adapters.kubernetes.objects import (
+    GENERATION,
+    Node,
+    Pod,
+    Workload,
+    is_unmarked,
+    job_view,
+    node_view,
+)
 from holdfast.adapters.kubernetes.pod_logs import PodLogs
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, WorldView
 
+MARK = "health labels"
+MARK_AGAIN_S = 5.0
+"""Labels that could not be written are tried again after this long."""
 CHECK_MIN_S = 60.0
 """A check pod's limit is that of a repair less this, and never shorter than this."""
 _ENDED_BADLY = frozenset({SchedulerState.FAILED, SchedulerState.TIMEOUT})
@@ -64,6 +75,11 @@ class KubernetesOrchestrator:
         self.memory = Memory(self.settings.folder)
         self.pod_logs: PodLogs | None = None
         """Reads what failed pods said last; None: nobody wants to know."""
+        self.may_mark: Callable[[str], bool] | None = None
+        """May nodes of this group be labelled as well before anything befell them? None: nobody has said so."""
+        self._unmarked: list[tuple[str, str]] = []
+        """Nodes of whose health nothing was said yet: name and group."""
+        self._mark_after = 0.0
         self._words = Vocabulary(prefix=self.settings.prefix)
         self._api: KubeApi | None = None
         self._looks: Looks | None = None
@@ -116,10 +132,10 @@ class KubernetesOrchestrator:
         looks = await self.connect()
         await looks.fresh()
         seen = looks.version
-        if self._world is not None and seen == self._seen:
-            return replace(self._world, at=time.time())
-        self._world, self._seen = self._view(looks), seen
-        return self._world
+        if self._world is None or seen != self._seen:
+            self._world, self._seen = self._view(looks), seen
+        self._mark_if_due()
+        return replace(self._world, at=time.time())
 
     def _view(self, looks: Looks) -> WorldView:
         pods = looks.pods_by_workload()
@@ -137,12 +153,13 @@ class KubernetesOrchestrator:
         )
         for gone in self._views.keys() - looks.nodes.items.keys():
             del self._views[gone]
-        nodes += self._away(looks)
+        replacing = self._nodes.kept.all() if self._nodes is not None else {}
+        nodes += self._away(looks, replacing)
+        self._unmarked = self._well(looks, nodes, replacing)
         return WorldView(cluster=self.cluster, at=time.time(), jobs=tuple(jobs), nodes=nodes)
 
-    def _away(self, looks: Looks) -> tuple[NodeView, ...]:
+    def _away(self, looks: Looks, replacing: Mapping[str, Node]) -> tuple[NodeView, ...]:
         """Nodes that are being replaced and have no Node just now: they have not left the cluster."""
-        replacing = self._nodes.kept.all() if self._nodes is not None else {}
         return tuple(
             replace(node_view(node, jobs=(), words=self._words), alive=False, state_text="being replaced")
             for name, node in replacing.items()
@@ -209,7 +226,28 @@ class KubernetesOrchestrator:
     async def _tidy(self, node: Node) -> None:
         """Somebody uncordoned a node of ours: their word wins, and our taint must not stand against it."""
         if self._nodes is not None:
-            await self._nodes.change(node.metadata.name, lambda now: patches.returned(now, self._words, uncordon=False))
+            await self._nodes.put_back(node.metadata.name, uncordon=False)
+
+    def _well(self, looks: Looks, views: Sequence[NodeView], replacing: Mapping[str, Node]) -> list[tuple[str, str]]:
+        """Those to mark. Not a machine that takes another's place: it is proven first."""
+        found = {node.metadata.name for node in looks.nodes.items.values() if is_unmarked(node, self._words)}
+        return [(view.name, view.group) for view in views if view.name in found - replacing.keys()]
+
+    def _mark_if_due(self) -> None:
+        """Jobs may ask by node selector for nodes that are `Schedulable`: those that nothing ever befell are, too."""
+        may = self.may_mark
+        if may is None or self._nodes is None or MARK in self._chores or time.monotonic() < self._mark_after:
+            return
+        if names := [name for name, group in self._unmarked if may(group)]:
+            self._unmarked = []
+            self._chore(MARK, self._mark(self._nodes, names))
+
+    async def _mark(self, nodes: NodeOrders, names: Sequence[str]) -> None:
+        try:
+            await nodes.mark_well(names)
+        except Exception:
+            self._mark_after, self._seen = time.monotonic() + MARK_AGAIN_S, -1
+            raise
 
     async def _write_generation(self, job: Workload, generation: int) -> None:
         body = patches.annotated(job, {GENERATION: str(generation)})

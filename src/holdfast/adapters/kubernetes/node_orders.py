@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import structlog
 from msgspec import Struct
 
 from holdfast.adapters.kubernetes import patches
-from holdfast.adapters.kubernetes.api import MERGE, ApiError, KubeApi
-from holdfast.adapters.kubernetes.asks import PENDING, Vocabulary
+from holdfast.adapters.kubernetes.api import MERGE, STRATEGIC, ApiError, KubeApi
+from holdfast.adapters.kubernetes.asks import PENDING, UNSCHEDULABLE, Vocabulary
 from holdfast.adapters.kubernetes.kept_nodes import KeptNodes
 from holdfast.adapters.kubernetes.looks import Looks
 from holdfast.adapters.kubernetes.objects import (
     DRAIN_REASON,
+    FAULT,
     PREFIX,
     Json,
     Node,
@@ -34,7 +35,7 @@ from holdfast.adapters.kubernetes.objects import (
     is_ours,
     machine_of,
 )
-from holdfast.errors import PermanentOrderError, TemporaryOrderError
+from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.evidence import Remedy
 
@@ -139,6 +140,7 @@ class NodeOrders:
         await self.change(
             order.node, lambda now: patches.quarantine(now, self._words, why=order.why, repair=repair, now=stamp())
         )
+        await self.show(order.node)
         return f"cordoned and marked {PENDING.get(repair, 'Unschedulable')}"
 
     async def _return(self, node: Node) -> str:
@@ -146,8 +148,43 @@ class NodeOrders:
             raise PermanentOrderError(f"{node.metadata.name} was cordoned by someone else: {drain_reason(node)}")
         if not node.spec.unschedulable and not self.left_over(node):
             return "in service already"
-        await self.change(node.metadata.name, lambda now: patches.returned(now, self._words))
+        await self.put_back(node.metadata.name)
         return "in service"
+
+    async def put_back(self, name: str, *, uncordon: bool = True) -> None:
+        """Nothing of ours is left but the word that it is well. `uncordon`: the cordon was not lifted by others."""
+        await self.change(name, lambda now: patches.returned(now, self._words, uncordon=uncordon))
+        await self.show(name)
+
+    async def mark_well(self, names: Sequence[str]) -> None:
+        """Say of nodes about which nothing was said yet that they may be scheduled on, one after another."""
+        for name in names:
+            await self.change(name, lambda now: patches.schedulable(now, self._words))
+
+    async def show(self, name: str) -> None:
+        """The node's condition, for `kubectl describe` and tools that go by conditions; its marks are what holds.
+
+        One that cannot be written is said in the log and left out.
+        """
+        node = self._looks.node(name)
+        if node is None:
+            return
+        before = next((one for one in node.status.conditions or [] if one.type == FAULT), None)
+        reason = (node.metadata.labels or {}).get(self._words.health) or UNSCHEDULABLE
+        message = drain_reason(node) if is_ours(node) else "no fault is known"
+        told = str(is_ours(node)), reason, message
+        if before is None and not is_ours(node):
+            return
+        if before is not None and (before.status, before.reason, before.message) == told:
+            return
+        is_new = before is None or before.status != told[0]
+        body = patches.condition(is_fault=is_ours(node), reason=reason, message=message, now=stamp(), is_new=is_new)
+        try:
+            self._looks.nodes.take(await self._api.patch(f"/api/v1/nodes/{name}/status", body, STRATEGIC))
+        except ApiError as error:
+            _log.warning("a node's condition cannot be written", node=name, why=str(error.as_order_error()))
+        except LinkError as error:
+            _log.warning("a node's condition cannot be written", node=name, why=str(error))
 
     def left_over(self, node: Node) -> bool:
         """Do our marks stand on a node that somebody has taken back into service?"""
@@ -158,6 +195,7 @@ class NodeOrders:
         if node.spec.unschedulable and not is_ours(node):
             return f"out of service by somebody else ({drain_reason(node)})"
         await self.change(order.node, lambda now: patches.retired(now, self._words, why=order.why, now=stamp()))
+        await self.show(order.node)
         return "out of service for a person"
 
     async def in_checks(self, order: o.ValidateNode) -> None:
@@ -169,6 +207,7 @@ class NodeOrders:
             raise TemporaryOrderError(f"{order.node} is another machine now")
         if is_ours(node) and (node.metadata.labels or {}).get(self._words.deep) != "InProgress":
             await self.change(order.node, lambda now: patches.in_checks(now, self._words))
+            await self.show(order.node)
 
     # --- repair ---
 
@@ -259,6 +298,7 @@ class NodeOrders:
             )
         if reason.startswith(PREFIX):
             await self.change(name, lambda fresh: patches.in_checks(fresh, self._words))
+            await self.show(name)
 
     async def _delete_machine(self, name: str) -> None:
         """Cluster API makes another in its place."""
@@ -320,7 +360,9 @@ class NodeOrders:
             if time.monotonic() > deadline:
                 names = ", ".join(pod.metadata.name for pod in leaving[:5])
                 raise TemporaryOrderError(f"{name} is not empty after {self._repairers.evict_s:g} s: {names}")
-            for pod in sorted(leaving, key=is_service):
+            training = [pod for pod in leaving if not is_service(pod)]
+            # What a job's pods may need to end in order (a store, a proxy) stays until they have left.
+            for pod in training or leaving:
                 if pod.metadata.deletion_timestamp is None:
                     await self._evict_pod(pod)
             await self._looks.wait(self._looks.version, EVICT_S)

@@ -35,6 +35,8 @@ DRAIN_REASON = f"{HOLDFAST}/drain-reason"
 """Why a node is cordoned, by whom: ours begins with `PREFIX`."""
 HEALTH_SET = f"{HOLDFAST}/node-health-set"
 """The health label that we wrote: another value on the node is a person's."""
+FAULT = "HoldfastFault"
+"""The node's condition that is ours: `True` while we keep it out of service."""
 KUEUE = "kueue.x-k8s.io/queue-name"
 LIVE = frozenset({"Pending", "Running", "Unknown", ""})
 
@@ -501,6 +503,20 @@ def drain_reason(node: Node) -> str:
 def is_ours(node: Node) -> bool:
     """Did we cordon it?"""
     return drain_reason(node).startswith(PREFIX)
+
+
+ACCELERATORS = ("nvidia.com/", "amd.com/", "gpu.intel.com/", "habana.ai/", "aws.amazon.com/neuron", "google.com/tpu")
+"""How resources begin that a node to train on has."""
+
+
+def is_unmarked(node: Node, words: Vocabulary) -> bool:
+    """Well as far as is known, to train on, and without a word about its health, which nobody took away either."""
+    about = node.metadata
+    if words.health in (about.labels or {}) or HEALTH_SET in (about.annotations or {}) or node.spec.unschedulable:
+        return False
+    ready = any(one.type == "Ready" and one.status == "True" for one in node.status.conditions or [])
+    trains = any(key.startswith(ACCELERATORS) and count != "0" for key, count in (node.status.capacity or {}).items())
+    return ready and trains and alive_of(node) is True
 
 
 def machine_of(node: Node) -> str:

@@ -22,6 +22,7 @@ from holdfast.adapters.kubernetes.asks import (
 from holdfast.adapters.kubernetes.objects import (
     DRAIN_REASON,
     EXCLUDED,
+    FAULT,
     FIRST_CREATED,
     HEALTH_SET,
     HELD,
@@ -139,6 +140,21 @@ def returned(node: Json, words: Vocabulary, *, uncordon: bool = True) -> Json:
     if uncordon:
         spec["unschedulable"] = None
     return _marked(node, labels, annotations, spec)
+
+
+def schedulable(node: Json, words: Vocabulary) -> Json:
+    """The word that a node is well, for selectors that wait for it; nothing where something else is said by now."""
+    about = node["metadata"]
+    is_told = words.health in (about.get("labels") or {}) or HEALTH_SET in (about.get("annotations") or {})
+    if is_told or node["spec"].get("unschedulable"):
+        return _marked(node, {}, {}, {})
+    return _marked(node, {words.health: SCHEDULABLE}, {HEALTH_SET: SCHEDULABLE}, {})
+
+
+def condition(*, is_fault: bool, reason: str, message: str, now: str, is_new: bool) -> Json:
+    """A strategic patch of a node's status: the one condition that is ours. `is_new`: its status has just changed."""
+    ours = {"type": FAULT, "status": str(is_fault), "reason": reason, "message": message, "lastHeartbeatTime": now}
+    return {"status": {"conditions": [{**ours, **({"lastTransitionTime": now} if is_new else {})}]}}
 
 
 # --- jobs ---

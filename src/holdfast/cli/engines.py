@@ -1,0 +1,48 @@
+"""Makes the controller's engine, and tells others in the process how far it may go.
+
+`holdfast controller` hands one of these to its controller, which calls it at its start. No time passes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from holdfast.model.evidence import Remedy
+from holdfast.model.policy import Mode, PolicySet
+
+if TYPE_CHECKING:
+    from holdfast.decide.engine import Engine
+
+
+class Engines:
+    """Makes the engine anew, or from a snapshot.
+
+    Args:
+        policies: the site's.
+        presets: packaged policies by name.
+    """
+
+    def __init__(self, policies: PolicySet, presets: Mapping[str, str]) -> None:
+        self._policies = policies
+        self._presets = presets
+        self._newest: Engine | None = None
+
+    def __call__(self, state: bytes | None) -> Engine:
+        """Raises WireError when the state cannot be read."""
+        from holdfast.decide.engine import Engine  # noqa: PLC0415 - help and completion stay quick
+
+        if state is None:
+            self._newest = Engine(self._policies, scope="cluster", presets=self._presets)
+        else:
+            self._newest = Engine.restore(state, self._policies, presets=self._presets)
+        return self._newest
+
+    def acts(self, group: str, rung: Remedy) -> bool:
+        """Would this rung act in this group of nodes now, by the policy or a person's word? Not before the start."""
+        from holdfast.decide.modes import mode_of  # noqa: PLC0415 - as above
+
+        engine = self._newest
+        if engine is None:
+            return False
+        return mode_of(engine.policies.for_group(group), engine.state.modes, group, rung) is Mode.ACT
