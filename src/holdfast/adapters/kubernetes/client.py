@@ -245,7 +245,7 @@ class KubernetesOrchestrator:
     async def _mark(self, nodes: NodeOrders, names: Sequence[str]) -> None:
         try:
             await nodes.mark_well(names)
-        except Exception:
+        except (ApiError, LinkError, TemporaryOrderError, PermanentOrderError):
             self._mark_after, self._seen = time.monotonic() + MARK_AGAIN_S, -1
             raise
 
