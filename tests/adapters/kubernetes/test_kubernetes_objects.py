@@ -112,6 +112,15 @@ def test_why_a_pod_is_not_scheduled_is_told():
     assert (found.state, found.reason) == (S.PENDING, "m: FailedScheduling: 0/3 nodes")
 
 
+def test_a_container_that_its_kubelet_starts_again_and_again_is_told():
+    """With `restartPolicy: OnFailure` the pod looks as if it ran: how often and after what is the job's reason."""
+    last = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    again = {"name": "main", "state": {"running": {}}, "lastState": last, "restartCount": 3}
+    found = view(pytorch(workers=0), pod("m", containerStatuses=[again]))
+    words = "main was started again by its kubelet 3 times, last after OOMKilled (137)"
+    assert (found.state, found.reason) == (S.RUNNING, f"m: {words}")
+
+
 def test_both_vocabularies_ask_for_recovery_and_ours_goes_before():
     """HyperPod's annotations work unchanged; a number of ours holds where both stand."""
     theirs = {

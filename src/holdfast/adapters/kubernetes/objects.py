@@ -133,6 +133,7 @@ class ContainerStatus(Struct, frozen=True, rename="camel"):
     name: str
     restart_count: int = 0
     state: ContainerState | None = None
+    last_state: ContainerState | None = None
 
 
 class PodSpec(Struct, frozen=True, rename="camel"):
@@ -474,9 +475,19 @@ def _reasons(pods: Sequence[Pod]) -> list[str]:
                 said.append(f"FailedScheduling: {one.message}")
             if one.type == "DisruptionTarget" and one.status == "True":
                 said.append(one.reason)
+        said += _started_again(pod)
         if said:
             found.append(f"{pod.metadata.name}: {', '.join(dict.fromkeys(said))}"[:300])
     return found[:3]
+
+
+def _started_again(pod: Pod) -> Iterator[str]:
+    """What a kubelet does by itself where `restartPolicy` has it (OnFailure): the pod only looks as if it ran."""
+    for container in pod.status.container_statuses or []:
+        last = container.last_state.terminated if container.last_state is not None else None
+        if pod.live and container.restart_count and last is not None:
+            how = f"{last.reason or 'its end'} ({last.exit_code})"
+            yield f"{container.name} was started again by its kubelet {container.restart_count} times, last after {how}"
 
 
 # --- nodes ---
