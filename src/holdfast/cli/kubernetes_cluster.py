@@ -14,7 +14,6 @@ import structlog
 
 from holdfast.cli.config import KubernetesConfig
 from holdfast.cli.engines import Engines
-from holdfast.errors import UsageError
 from holdfast.model.events import FindingSeen
 from holdfast.model.evidence import Remedy
 from holdfast.ports import Notifier, Orchestrator
@@ -35,10 +34,7 @@ def make_kubernetes(context: str, folder: Path | None, config: KubernetesConfig)
     """
     from holdfast.adapters.kubernetes import library  # noqa: PLC0415 - only this kind of cluster needs it
 
-    try:
-        library.load()
-    except ImportError as error:
-        raise UsageError("--cluster kubernetes needs a library more: pip install 'holdfast[kubernetes]'") from error
+    library.load()
     from holdfast.adapters.kubernetes.check_pod import template_place  # noqa: PLC0415
     from holdfast.adapters.kubernetes.client import KubernetesOrchestrator, KubernetesSettings  # noqa: PLC0415
     from holdfast.adapters.kubernetes.node_orders import Repairers  # noqa: PLC0415

@@ -73,6 +73,13 @@ Holdfast keeps large training jobs running. Where to begin:
 """
 
 
+EXTRAS = {
+    "torch": "torch", "numpy": "torch", "psycopg": "postgres", "boto3": "aws", "botocore": "aws",
+    "opentelemetry": "otel", "kubernetes_asyncio": "kubernetes",
+}  # fmt: skip
+"""Module that may be absent -> the extra of pyproject.toml that has it."""
+
+
 def load(name: str) -> TyperCommand | TyperGroup:
     """Import a command's module and give its command, also to the docs."""
     target, panel, _ = COMMANDS[name]
@@ -158,7 +165,10 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] == "holdfast":
             raise
-        typer.echo(f"holdfast: {error.name} is not installed: pip install 'holdfast[torch]' has it", err=True)
+        name = (error.name or str(error)).split(".")[0]
+        extra = EXTRAS.get(name)
+        more = f"pip install 'holdfast[{extra}]'" if extra else "install Holdfast again, it brings all that it needs"
+        typer.echo(f"holdfast: {name} is not installed: {more}", err=True)
         sys.exit(EXIT_INTERNAL)
 
 

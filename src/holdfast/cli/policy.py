@@ -32,7 +32,7 @@ app = typer.Typer(
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy file (TOML).")], *, json: JsonOption = False
 ) -> None:
-    """Check a policy file. Each wrong key or value is named by file, line and the nearest right one. Exit code 78 when wrong."""
+    """Check a policy file. Each wrong key or value by file, line and nearest right one. Exit code 78 when wrong."""
     policies, _ = read_policy(file, packaged_presets())
     if json:
         screen.say_json({"version": VERSION, "file": str(file), "ok": True} | _form(policies))

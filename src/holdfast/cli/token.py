@@ -92,7 +92,7 @@ def list_tokens(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the tokens of the book. Each with id, name, role, when and by whom it was made, when it ends. Never the token."""
+    """List the tokens of the book. With id, name, role, when and by whom it was made, when it ends. Never the token."""
     from holdfast.api.auth import read_book  # noqa: PLC0415 - as above
 
     lines = read_book(_book(token_file, cluster_dir, config))

@@ -27,6 +27,7 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
+from holdfast.adapters.kubernetes import library
 from holdfast.adapters.local import processes
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.errors import LinkError, NotFoundError
@@ -87,9 +88,10 @@ class KubeLab:
         """Build what the cache lacks, start everything, and return when every node is registered and ready.
 
         Raises:
-            UsageError: it cannot be built here; says why.
+            UsageError: it cannot be built here, or a library is missing; says why.
             LinkError: something did not start; holds the end of its log.
         """
+        library.load()
         found = kube_build.binaries(say)
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)

@@ -45,3 +45,21 @@ def test_a_library_that_is_there_already_is_taken_as_it_is():
         "import kubernetes_asyncio\nfrom holdfast.adapters.kubernetes import library\n"
         "assert library.load()[1] is kubernetes_asyncio.client.Configuration\n"
     )
+
+
+def test_where_it_is_absent_one_sentence_says_what_to_install():
+    """So says everything that speaks to Kubernetes, the lab too: before it builds or starts anything."""
+    run(
+        "import importlib.util, pathlib\n"
+        "from holdfast.adapters.kubernetes import library\n"
+        "from holdfast.errors import UsageError\n"
+        "from holdfast.lab.kube_lab import KubeLab, KubeLabSettings\n"
+        "importlib.util.find_spec = lambda name: None\n"
+        "for use in (library.load, lambda: KubeLab.start(KubeLabSettings(), pathlib.Path('/nonexistent/lab'))):\n"
+        "    try:\n"
+        "        use()\n"
+        "    except UsageError as error:\n"
+        "        assert \"pip install 'holdfast[kubernetes]'\" in str(error)\n"
+        "    else:\n"
+        "        raise AssertionError(use)\n"
+    )

@@ -15,6 +15,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from holdfast.errors import UsageError
+
 NAME = "kubernetes_asyncio"
 CLIENT = f"{NAME}.client"
 
@@ -23,7 +25,7 @@ def load() -> tuple[Any, Any, Any]:
     """The library's `config`, its `Configuration` and its `RESTClientObject`.
 
     Raises:
-        ImportError: it is not installed.
+        UsageError: it is not installed.
     """
     if NAME not in sys.modules:
         _put_in_place()
@@ -40,12 +42,12 @@ def load() -> tuple[Any, Any, Any]:
 def _put_in_place() -> None:
     spec = importlib.util.find_spec(NAME)
     if spec is None or not spec.submodule_search_locations:
-        raise ImportError(f"{NAME} is not installed", name=NAME)
+        raise UsageError("Kubernetes needs a library more: pip install 'holdfast[kubernetes]'")
     sys.modules[NAME] = _unexecuted(spec)
     found = importlib.util.find_spec(CLIENT)
     if found is None:
         del sys.modules[NAME]
-        raise ImportError(f"{CLIENT} is not there", name=CLIENT)
+        raise UsageError(f"{CLIENT} is not there: pip install --force-reinstall {NAME.replace('_', '-')}")
     sys.modules[CLIENT] = _unexecuted(found)
     sys.modules[NAME].__dict__["client"] = sys.modules[CLIENT]
 
