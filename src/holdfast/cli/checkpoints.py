@@ -274,9 +274,9 @@ def repair_checkpoints(
 ) -> None:
     """Set damaged checkpoints aside, so that the newest good one is used. They are renamed to bad-NAME.
 
-    Nothing is deleted. A checkpoint of holdfast.checkpoint is fetched again from a mirror that has it whole. The tracker
-    of Megatron-LM and DeepSpeed is made to name the newest good one. Run it while no job writes there. Exit code 1 when
-    none is good.
+    Nothing is deleted. A checkpoint of holdfast.checkpoint is fetched again from a mirror that has it whole. The
+    tracker of Megatron-LM and DeepSpeed is made to name the newest good one. Run it while no job writes there. Exit
+    code 1 when none is good.
     """
     found = _found(folder)
     if not found:
