@@ -8,10 +8,12 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.adapters.journal.reading_postgres import PostgresReading
+from holdfast.adapters.kubernetes.node_orders import stamp
 from holdfast.lab.kube_lab import KubeLab
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey, SchedulerState
@@ -147,6 +149,7 @@ async def judge(url: str, node: str, key: JobKey) -> None:
     assert sum(kind == "RequeueHeld" for kind, _ in given) == 1, given
 
 
+PODS = "/api/v1/namespaces/default/pods"
 FAILS = """\
 echo 'step 12 loss 3.1'
 echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 3 has a total capacity of 79.11 GiB'
@@ -182,7 +185,31 @@ def test_what_a_failed_pod_said_is_the_diagnosis(kube_lab: KubeLab, tmp_path: Pa
                     return kinds >= {"PyTorchJob", "Pod"}
 
                 await until(told, "Events of the job and its pod say so", [replica])
+                await killed_for_memory(api, client, replica)
         finally:
             replica.end()
 
     asyncio.run(body())
+
+
+async def killed_for_memory(api: Any, client: Any, replica: Replica) -> None:
+    """A launcher that goes with its container can tell nothing: the kubelet's word is the cause."""
+    pod = template(["holdfast", "run", "train.py"], HOLDFAST_JOB_ID="x")
+    pod["spec"]["nodeName"] = "without-a-kubelet"
+    await api.create(PYTORCH, pytorch_job("memory", pod, **{"holdfast.dev/auto-resume": "true"}))
+
+    async def made() -> object:
+        return [one for one in (await api.list_all(PODS))[0] if one["metadata"]["name"] == "memory-master-0"]
+
+    await until(made, "the job's pod", [replica])
+    end = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": stamp(), "startedAt": stamp()}
+    container = {"name": "main", "image": "none", "imageID": "", "restartCount": 0, "ready": False}
+    status = {"phase": "Failed", "containerStatuses": [{**container, "state": {"terminated": end}}]}
+    await api.patch(f"{PODS}/memory-master-0/status", {"status": status})
+
+    async def judged() -> object:
+        found = [one for one in await client.incidents() if any("memory" in job.id for job in one.jobs)]
+        return next((one for one in found if one.diagnosis is not None), None)
+
+    incident = await until(judged, "the killed job has a diagnosis", [replica])
+    assert incident.diagnosis.cause == "oom.kubernetes", replica.log.read_text()[-3000:]

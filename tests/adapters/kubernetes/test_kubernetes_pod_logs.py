@@ -53,6 +53,57 @@ def test_those_that_ended_by_themselves_are_read_first_and_history_is_left():
     assert [one.metadata.name for one in failed(pods)] == ["c", "a", "f"]
 
 
+def failed_pod(reason: str, message: str, *containers: dict[str, Any]) -> Pod:
+    status = {"phase": "Failed", "reason": reason, "message": message, "containerStatuses": list(containers)}
+    return msgspec.convert({"metadata": {"name": "p", "namespace": "default", "uid": "u-p"}, "status": status}, Pod)
+
+
+def killed(reason: str) -> dict[str, Any]:
+    return {"name": "main", "state": {"terminated": {"exitCode": 137, "reason": reason}}}
+
+
+@pytest.mark.parametrize(
+    ("found", "rule"),
+    [
+        (failed_pod("", "", killed("OOMKilled")), "oom.kubernetes"),
+        (failed_pod("Evicted", "The node was low on resource: ephemeral-storage. "), "k8s.evicted"),
+        (failed_pod("", "", killed("Error")), ""),
+    ],
+    ids=["OOMKilled", "evicted", "nothing more"],
+)
+def test_a_kubelets_word_is_a_finding_also_when_a_launcher_went_with_its_container(found: Pod, rule: str):
+    """Nothing is asked of the API server for it; of which of the launcher's attempts it tells is not known."""
+
+    async def body() -> list[Any]:
+        seen: list[Any] = []
+
+        async def tell(events: Any) -> None:
+            seen.extend(events)
+
+        logs = PodLogs(lambda: read_matcher(read_catalogue()), SystemClock(), tell, limit_s=60.0)
+        over = asyncio.Event()
+        unused: Any = None
+        launched = job(["holdfast", "run", "train.py"])
+        if not logs.told_of(unused, launched, JobKey("c", "default.job.j"), [found], then=over.set):
+            async with asyncio.timeout(90):
+                await over.wait()
+        return seen
+
+    told = [(one.finding.rule, one.finding.attempt, one.finding.evidence[0].file) for one in asyncio.run(body())]
+    assert told == ([(rule, None, "p/status")] if rule else [])
+
+
+def test_a_failure_of_long_ago_is_not_looked_into():
+    """Where no container says when it ended, the job does."""
+    conditions = [{"type": "Failed", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+    old = job(["torchrun"])
+    old.manifest["status"] = {"conditions": conditions}
+    logs = PodLogs(lambda: read_matcher(read_catalogue()), SystemClock(), cast("Any", None), limit_s=60.0)
+    pods = [failed_pod("Evicted", "The node was low on resource: memory. ")]
+    assert failed(pods) == pods
+    assert logs.told_of(cast("Any", None), old, JobKey("c", "default.job.j"), pods, then=lambda: None)
+
+
 @pytest.mark.parametrize(
     ("found", "launcher"),
     [

@@ -1,9 +1,10 @@
-"""The last words of failed pods, read by the pod log API before their job is told to have failed.
+"""The last words of failed pods, and their kubelets', looked at before their job is told to have failed.
 
 `client` asks `told_of` for each job that seems to have ended badly: until the logs are read, or have been waited for
-long enough, the job counts as completing, so that what its pods said is known when its end is judged. Only jobs without
-a launcher are read, which reads its own ranks. A pod may print anything: what is read is bounded, and its lines explain
-an end, they never cause one. Time: one request for each failed pod, several at once.
+long enough, the job counts as completing, so that what its pods said is known when its end is judged. Of a job with a
+launcher, which reads its own ranks, only the kubelet's word is taken (OOMKilled, Evicted): the launcher may have gone
+with its container. A pod may print anything: what is read is bounded, and its lines explain an end, they never cause
+one. Time: one request for each failed pod, several at once.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ BYTES = 1 << 18
 OLD_S = 900.0
 """What ended longer ago is history that an earlier controller has judged."""
 KEPT_MAX = 10_000
+STATUS_CHARS = 1000
+OOM = "OOMKilled"
 _ENDED_BY_OTHERS = frozenset({137, 143})
 _FAULTS = frozenset({Role.ROOT, Role.CASCADE, Role.CONTEXT})
 _log = structlog.get_logger("holdfast.kubernetes")
@@ -71,11 +74,15 @@ class PodLogs:
         self, api: KubeApi, job: Workload, key: JobKey, pods: Iterable[Pod], *, then: Callable[[], None]
     ) -> bool:
         """Have the failed pods of this job been read? If not it is begun, and `then` is called at its end."""
-        unread = [] if has_launcher(job) else [pod for pod in failed(pods) if pod.metadata.uid not in self._done]
-        if not unread:
+        launched = has_launcher(job)
+        unread = [pod for pod in failed(pods) if pod.metadata.uid not in self._done]
+        if launched:
+            unread = [pod for pod in unread if status_of(pod)]
+        if not unread or is_history(job):
             return True
         if job.id not in self._reading:
-            work = self._read(api, key, job.restarts, unread[:PODS_MAX])
+            # A launcher counts its restarts in place as attempts, too: its job's newest one is meant.
+            work = self._read(None if launched else api, key, None if launched else job.restarts, unread[:PODS_MAX])
             task = self._reading[job.id] = asyncio.create_task(work, name=f"pod logs of {job.id}")
 
             def over(ended: asyncio.Task[None]) -> None:
@@ -97,11 +104,13 @@ class PodLogs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, api: KubeApi, key: JobKey, attempt: int, pods: Sequence[Pod]) -> None:
+    async def _read(self, api: KubeApi | None, key: JobKey, attempt: int | None, pods: Sequence[Pod]) -> None:
         whole = asyncio.timeout(2 * self._limit_s)
         try:
             async with whole:
-                read = await self._read_pods(api, key, pods)
+                told = [(pod, f"{pod.metadata.name}/status", status_of(pod)) for pod in pods]
+                read = [entry for entry in told if entry[2]]
+                read += await self._read_pods(api, key, pods) if api is not None else []
                 matcher = await self._the_matcher(whole) if read else None
                 for pod, name, text in read:
                     if matcher is not None:
@@ -155,6 +164,24 @@ class PodLogs:
         _log.warning("a failed pod's log cannot be read", pod=pod, why=f"{error}{hint}")
 
 
+def status_of(pod: Pod) -> bytes:
+    """What the kubelet says of the pod's end, as `kubectl describe` prints it; empty when that is nothing more."""
+    ends = [one.state.terminated for one in pod.status.container_statuses or [] if one.state is not None]
+    lines = [
+        f"Reason: {end.reason}" for end in ends if end is not None and end.reason not in {"", "Completed", "Error"}
+    ]
+    if pod.status.phase == "Failed" and pod.status.reason:
+        lines.append(f"{pod.status.reason}: {pod.status.message}"[:STATUS_CHARS])
+    return "".join(f"{line}\n" for line in dict.fromkeys(lines)).encode()
+
+
+def is_history(job: Workload) -> bool:
+    """Did it fail so long ago that an earlier controller has judged it?"""
+    conditions = (job.manifest.get("status") or {}).get("conditions") or []
+    at = [seconds(one.get("lastTransitionTime")) for one in conditions if one.get("type") == "Failed"]
+    return bool(at) and 0.0 < max(at) < time.time() - OLD_S
+
+
 def failed(pods: Iterable[Pod]) -> list[Pod]:
     """Pods that ended badly and not long ago, those that ended by themselves first."""
     now = time.time()
@@ -163,12 +190,12 @@ def failed(pods: Iterable[Pod]) -> list[Pod]:
         states = [one.state.terminated for one in pod.status.container_statuses or [] if one.state is not None]
         ends = [end for end in states if end is not None]
         bad = [end for end in ends if end.exit_code != 0]
-        if not bad:
-            continue
-        at = max(seconds(end.finished_at) for end in bad)
+        if not bad and not (pod.status.phase == "Failed" and pod.status.reason):
+            continue  # an evicted pod may have no container any more
+        at = max((seconds(end.finished_at) for end in bad), default=0.0)
         if at and now - at > OLD_S:
             continue
-        told_to = all(end.exit_code in _ENDED_BY_OTHERS for end in bad)
+        told_to = bool(bad) and all(end.exit_code in _ENDED_BY_OTHERS and end.reason != OOM for end in bad)
         found.append((told_to, at, pod.metadata.name, pod))
     return [entry[3] for entry in sorted(found, key=lambda entry: entry[:3])]
 
@@ -190,7 +217,7 @@ def _is_launcher(container: Json, words: Sequence[str]) -> bool:
 
 
 def findings(
-    matcher: Matcher, text: bytes, key: JobKey, attempt: int, pod: Pod, name: str, at: float
+    matcher: Matcher, text: bytes, key: JobKey, attempt: int | None, pod: Pod, name: str, at: float
 ) -> list[FindingSeen]:
     """What a pod's log says of its end. The same log gives the same ids, whoever reads it."""
     node = pod.spec.node_name
