@@ -126,7 +126,7 @@ def test_coverage_counts_the_attempts_that_have_two_points() -> None:
     made.events = [e.DrillFired(id=f"d{n}", at=150.0, drill=name, kind="kill9", job=KEY) for n, name in enumerate("ab")]
     made.incidents[0].drill = "a"
     rows = {row[0]: row[1:] for row in coverage(made).rows}
-    assert [rows[name][0] for name in ("steps", "loss", "tokens or samples")] == [
+    assert [rows[name][0] for name in ("steps", "training loss", "tokens or samples")] == [
         "100.0 % (2 of 2)", "50.0 % (1 of 2)", "50.0 % (1 of 2)",
     ]  # fmt: skip
     assert rows["injected faults that were noticed"] == ("50.0 % (1 of 2)", "no incident: b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -10,22 +11,33 @@ from tests.report.histories import BEGIN
 from tests.report.test_fleet import data
 from tests.report.test_forms import report
 from tests.report.test_interval import advice
+from tests.report.test_recorded import Raw
+from tests.report.test_recorded_series import Recorded
 
 from holdfast.errors import ConfigError
 from holdfast.model.policy import Slo
 from holdfast.report import sections as of
 from holdfast.report.definitions import DEFINITIONS
-from holdfast.report.gather import ReportData
+from holdfast.report.gather import ReportData, gather
 from holdfast.report.html import render_html
 from holdfast.report.markdown import render_markdown
-from holdfast.report.proposals import SPEEDUPS
+from holdfast.report.proposals import RULES, SPEEDUPS
 from holdfast.report.sections import KINDS
 from holdfast.report.single import incident_sections
 from holdfast.report.tables import HEADINGS, total_rows
 from holdfast.report.timeline import PHASE_NAMES
-from holdfast.report.words import JAPANESE, Words
+from holdfast.report.words import COUNTS, JAPANESE, STORY, Words
 
 JA = Words("ja", "Asia/Tokyo")
+
+
+def recorded(name: str) -> ReportData:
+    """A recorded history as `gather` reads it."""
+    raw = Raw(name)
+    since, now = raw.lines[0]["at"], raw.lines[-1]["at"] + 1
+    return asyncio.run(gather(Recorded(raw), title="Holdfast report", cluster="lab", now=now, since=since))
+
+
 TEMPLATES = Path(of.__file__).parent / "templates"
 SAME = {"", "MTTD", "MTTR", "MTTP", "MTBF", "ETTR", "ETTR [%]"}
 """Symbols that the field writes alike everywhere."""
@@ -102,6 +114,88 @@ def test_the_whole_report_in_japanese() -> None:
         assert part in page
     assert "17:00" in page
     assert "17:00:50" in render_markdown(made)
+
+
+NOT_TRANSLATED = re.compile(
+    r"https?://\S+|arXiv|docs/reports\.md|--\w+( URL| full)?|`[^`]*`|\[\w+\] ?\w*|waits\.\w+|[\w]+[-_.]\w[\w.-]*"  # places, names, options
+    r"|(tokens|samples|steps)/s|\bmin\b|Holdfast|Prometheus|Google|Mission Control|badput|node\d+"
+)
+"""Names, rules, sources, options, units: as the field writes them everywhere."""
+
+RULES_AND_CLUSTERS = {rule.name for rule in RULES} | {"lab", "sim"}
+
+
+def english(text: str) -> list[str]:
+    """Words of a Japanese text that are neither names nor units."""
+    return [
+        word for word in re.findall(r"\b[a-z]{3,}\b", NOT_TRANSLATED.sub("", text)) if word not in RULES_AND_CLUSTERS
+    ]
+
+
+@pytest.mark.parametrize("name", ["embedded-drills", "slurm-drills", "a year"])
+def test_no_value_of_a_recorded_history_stays_english(name: str) -> None:
+    """Every cell of every table of every kind, and of each incident, but for names, rules, sources and units."""
+    made = rich_data() if name == "a year" else recorded(name)
+    made.slo = Slo(detect_s=1, recover_s=3, availability=99.9, performance_loss=5)
+    tables = [make(made) for makers in KINDS.values() for make in makers]
+    tables += [table for incident in made.incidents[:20] for table in incident_sections(made, incident)]
+    for table in tables:
+        if table.key == "published" or table.intro.startswith("Categories:"):  # the names of papers and guides
+            continue
+        for value in (table.intro, *(cell for row in table.rows for cell in row)):
+            said = JA.say(value)
+            assert not english(said), (table.key, said)
+
+
+def test_a_recorded_story_is_told_in_japanese() -> None:
+    """Each line has its clock in the zone; what a rule found stays, what was done about it is translated."""
+    made = recorded("embedded-drills")
+    seen = [re.search(r"Seen: (.+) \(", line) for incident in made.incidents for line in incident.story]
+    kept = {found[1] for found in seen if found}
+    assert len(kept) == 4
+    for incident in made.incidents:
+        assert incident.diagnosis is not None
+        for line in (
+            *(JA.tell(line, incident.opened_at) for line in incident.story),
+            JA.explain(incident.diagnosis.story),
+        ):
+            for text in kept:
+                line = line.replace(text, "")  # noqa: PLW2901
+            left = re.sub(r"\(node\d+, (rank|GPU|link).*?\)|\(place unknown\)|, on node\d+|rank \d+", "", line)
+            assert not english(left), line
+    first = made.incidents[0]
+    assert [JA.tell(line, first.opened_at)[:12] for line in first.story[:1]] == [
+        JA.time(first.opened_at)[11:19] + " JST"
+    ]
+    assert (
+        Words("ja").tell("10:02:03Z Job 7(0): released without n1 and n2.", BEGIN)
+        == "10:02:03Z ジョブ 7(0): n1, n2 を除いて解放。"
+    )
+
+
+def test_a_story_in_a_zone_keeps_its_words_in_english() -> None:
+    """Only the clock moves, over midnight, too; what is no line of a story stays."""
+    tokyo = Words(zone="Asia/Tokyo")
+    assert tokyo.tell("15:51:04Z n1: quarantined.", BEGIN) == "00:51:04 JST n1: quarantined."
+    assert Words(zone="America/New_York").tell("02:00:00Z n1: quarantined.", BEGIN) == "21:00:00 EST n1: quarantined."
+    assert Words().tell("15:51:04Z n1: quarantined.", BEGIN) == "15:51:04Z n1: quarantined."
+    assert tokyo.tell("anything else: no clock", BEGIN) == "anything else: no clock"
+
+
+def test_every_sentence_of_a_story_and_of_a_diagnosis_has_a_japanese_form() -> None:
+    """Of each template, filled with names; each pattern of a diagnosis compiles and changes what it matches."""
+    for template in STORY:
+        filled = re.sub(r"\{(\w+)\}", lambda found: "3" if found[1] in COUNTS else "n1", template)
+        assert is_japanese(JA.tell(f"10:00:00Z {filled}", BEGIN)), template
+    for told in (
+        "It failed: a hardware fault. A restart helps when it leaves out n1 and n2.",
+        "It failed: an error of the program. It was seen 3 times and counts as one. A restart should get past it.",
+        "It failed: a person's doing. 2 further findings on 1 other rank within 0.2 s followed from it (a and b).",
+        "Nothing that was seen explains the failure.",
+    ):
+        said = JA.explain(told)
+        assert not english(said.replace("It failed", "").replace("n1 and n2", "").replace("a and b", "")), said
+        assert sorted(re.findall(r"\d+", told)) == sorted(re.findall(r"\d+", said))
 
 
 def test_times_in_a_zone() -> None:

@@ -41,7 +41,7 @@ def _metrics(data: ReportData) -> list[tuple[str, str, str]]:
     of = "of attempts"
     return [
         ("steps", count([series.steps.get(number, []) for series, number in kept]), of),
-        ("loss", count([series.losses.get(number, []) for series, number in kept]), of),
+        ("training loss", count([series.losses.get(number, []) for series, number in kept]), of),
         ("tokens or samples", count([s.tokens.get(n) or s.samples.get(n, []) for s, n in kept]), of),
     ]
 

@@ -263,7 +263,12 @@ def ran(data: ReportData) -> Section:
 def problems(data: ReportData) -> Section:
     """What did not go well."""
     rows = [
-        (i.id, i.diagnosis.cause if i.diagnosis else "unknown", i.outcome or "open", i.story[-1] if i.story else "")
+        (
+            i.id,
+            i.diagnosis.cause if i.diagnosis else "unknown",
+            i.outcome or "open",
+            data.words.tell(i.story[-1], i.opened_at) if i.story else "",
+        )
         for i in data.incidents
         if i.outcome not in {"recovered", "observed"}
     ]

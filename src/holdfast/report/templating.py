@@ -55,7 +55,14 @@ def render(name: str, words: Words, templates: Path | None, **values: Any) -> st
         lstrip_blocks=True,
     )
     environment.filters.update(
-        seconds=seconds, time=words.time, cause=cause, suspects=suspects, plain=plain, say=words.say
+        seconds=seconds,
+        time=words.time,
+        cause=cause,
+        suspects=suspects,
+        plain=plain,
+        say=words.say,
+        tell=words.tell,
+        explain=words.explain,
     )
     environment.globals["t"] = words.say
     try:

@@ -26,7 +26,7 @@ def timeline_table(incidents: list[IncidentRecord], words: Words = ENGLISH) -> T
     table = Table(box=box.SIMPLE_HEAD, title=words.say("Seconds after the fault"), title_justify="left", pad_edge=False)
     table.add_column("")
     for number, incident in enumerate(incidents, 1):
-        heading = incident.diagnosis.cause if incident.diagnosis else "not diagnosed"
+        heading = incident.diagnosis.cause if incident.diagnosis else words.say("not diagnosed")
         table.add_column(Text(f"{number}: {heading}"), justify="right", overflow="fold")
     columns = [offsets(incident, words) for incident in incidents]
     for row in zip(*columns, strict=True):
@@ -70,17 +70,17 @@ def section_table(section: Section, words: Words = ENGLISH) -> RenderableType:
 _WORDS = {"PASS": "green", "FAIL": "red", "合格": "green", "不合格": "red"}
 
 
-def story_panel(number: int, incident: IncidentRecord) -> Panel:
+def story_panel(number: int, incident: IncidentRecord, words: Words = ENGLISH) -> Panel:
     """What happened, in sentences."""
-    lines = list(incident.story)
+    lines = [words.tell(line, incident.opened_at) for line in incident.story]
     if incident.diagnosis and incident.diagnosis.story:
-        lines.insert(0, incident.diagnosis.story)
-    body = Text("\n".join(lines) or "no story")
+        lines.insert(0, words.explain(incident.diagnosis.story))
+    body = Text("\n".join(lines) or words.say("no story"))
     span = seconds(timeline(incident).total_s)
     return Panel(
         body,
-        title=Text(f"{number}. {cause(incident)}"),
-        subtitle=Text(f"suspects: {suspects(incident)}; fault to proof {span}"),
+        title=Text(f"{number}. {words.say(cause(incident))}"),
+        subtitle=Text(words.say(f"suspects: {suspects(incident)}; fault to proof {span}")),
         title_align="left",
         subtitle_align="right",
         border_style=_style(incident),
@@ -106,7 +106,7 @@ def render(data: ReportData, kind: str = "full") -> RenderableType:
     parts.append(totals_table(data.totals, data.words))
     parts.extend(section_table(section, data.words) for section in sections(data, "full"))
     for number, incident in enumerate(data.incidents, 1):
-        parts.append(story_panel(number, incident))
+        parts.append(story_panel(number, incident, data.words))
         if data.incident:
             own = (spoken(section, data.words) for section in incident_sections(data, incident))
             parts.extend(section_table(section, data.words) for section in own)

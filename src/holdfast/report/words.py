@@ -2,8 +2,9 @@
 
 Called by every form of report. Reports are put together in English; a form hands each heading, label and sentence to
 `Words.say` as it prints it. A sentence with figures in it is found by its template (`{n} failures after {m} ...`), so
-that the code that computes knows one language only. What has no entry (names, rules, log lines, stories in the journal)
-stays as it is. No time passes here; the zone's rules are read from the machine's or Python's own table.
+that the code that computes knows one language only. What has no entry (names, rules, log lines, what a rule found)
+stays as it is; so do lines of a story of which no template is known. No time passes here; the zone's rules are read
+from the machine's or Python's own table.
 """
 
 from __future__ import annotations
@@ -12,15 +13,30 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
+from typing import Literal
 from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
 from holdfast.report.words_ja import JAPANESE
+from holdfast.report.words_ja_story import PHRASES, STORY
 
 LANGUAGES: Mapping[str, Mapping[str, str]] = {"en": {}, "ja": JAPANESE}
 """Language -> English word or template -> its form there."""
+STORIES: Mapping[str, Mapping[str, str]] = {"en": {}, "ja": STORY}
+"""The same for the lines of a story."""
+DIAGNOSES: Mapping[str, Mapping[str, str]] = {"en": {}, "ja": PHRASES}
+"""Language -> pattern of a sentence in a diagnosis -> its form there."""
 _FIELD = re.compile(r"\{(\w+)\}")
+COUNTS = {"n", "m", "k"}
+"""Fields of a template that stand for a number only; any other one for any text."""
+NAMES = {"job", "node"}
+"""Fields for a name, which has no spaces."""
+_LINE = re.compile(r"(\d\d):(\d\d):(\d\d)Z (.*)", re.DOTALL)
+"""A line of a story: its time of day in UTC, its sentence."""
+OPENINGS = {"Seen", "Diagnosis", "recovered"}
+"""Words before a colon that are no name of a job or node."""
+_SUBJECT = re.compile(r"(Job )?(\S+): (.+)", re.DOTALL)
 
 
 class Words(Struct, frozen=True):
@@ -37,11 +53,51 @@ class Words(Struct, frozen=True):
         if text in table:
             return table[text]
         # Several sentences in a row are translated one by one, and clauses that a semicolon parts.
-        for pattern, form in _templates(self.language):
+        for pattern, form in _templates(self.language, "say"):
             found = pattern.fullmatch(text)
             if found is not None:
                 return form.format(**{name: self.say(value) for name, value in found.groupdict().items()})
         return text
+
+    def tell(self, line: str, at: float) -> str:
+        """A line of an incident's story: its clock in the zone, its sentence in the language, as far as it is known.
+
+        Args:
+            line: `18:04:07Z Job 7(0): released.`
+            at: a moment near it, Unix seconds: how far the zone is ahead then.
+        """
+        found = _LINE.fullmatch(line)
+        if found is None:
+            return self._told(line)
+        clock = f"{found[1]}:{found[2]}:{found[3]}Z"
+        if self.zone != "UTC":
+            moment = datetime.fromtimestamp(at, _zone(self.zone))
+            passed = int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3]) + round(self.offset_s(at))
+            hours, rest = divmod(passed % 86400, 3600)
+            clock = f"{hours:02}:{rest // 60:02}:{rest % 60:02} {moment.tzname()}"
+        return f"{clock} {self._told(found[4])}"
+
+    def _told(self, sentence: str) -> str:
+        table = STORIES[self.language]
+        if not table or sentence in table:
+            return table.get(sentence, sentence)
+        subject = _SUBJECT.fullmatch(sentence)
+        if subject is not None and subject[2] not in OPENINGS:
+            return f"{self.say('Job') + ' ' if subject[1] else ''}{subject[2]}: {self._told(subject[3])}"
+        for pattern, form in _templates(self.language, "tell"):
+            found = pattern.fullmatch(sentence)
+            if found is not None:
+                values = {name: self._told(value) for name, value in found.groupdict().items()}
+                if "nodes" in values:
+                    values["nodes"] = values["nodes"].replace(" and ", ", ")
+                return form.format(**values)
+        return self.say(sentence)
+
+    def explain(self, diagnosis: str) -> str:
+        """A diagnosis in this language: what a rule found stays, what follows from it is translated."""
+        for pattern, form in DIAGNOSES[self.language].items():
+            diagnosis = re.sub(pattern, form, diagnosis)
+        return diagnosis
 
     def time(self, at: float) -> str:
         """`2026-11-20 18:04:07.123 UTC`, or in the chosen zone; a dash for an unknown time."""
@@ -72,9 +128,9 @@ def _zone(name: str) -> ZoneInfo:
 
 
 @cache
-def _templates(language: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+def _templates(language: str, of: Literal["say", "tell"]) -> tuple[tuple[re.Pattern[str], str], ...]:
     """Templates of a language as patterns, the most particular ones (most fixed text) first."""
-    table = LANGUAGES[language]
+    table = (LANGUAGES if of == "say" else STORIES)[language]
     keyed = sorted((key for key in table if _FIELD.search(key)), key=lambda key: -len(_FIELD.sub("", key)))
     return tuple((_pattern(key), table[key]) for key in keyed)
 
@@ -84,7 +140,8 @@ def _pattern(template: str) -> re.Pattern[str]:
     for field in _FIELD.finditer(template):
         name = field[1]
         parts.append(re.escape(template[last : field.start()]))
-        parts.append(f"(?P={name})" if name in seen else f"(?P<{name}>.+?)")
+        value = r"[\d.,]+" if name in COUNTS else r"\S+" if name in NAMES else ".+?"
+        parts.append(f"(?P={name})" if name in seen else f"(?P<{name}>{value})")
         seen.add(name)
         last = field.end()
     return re.compile("".join([*parts, re.escape(template[last:])]), re.DOTALL)

@@ -84,6 +84,15 @@ JAPANESE: dict[str, str] = {
     "failure detection": "障害の検知", "job shutdown": "ジョブの停止", "restart of the next job": "次のジョブの再起動",
     "checkpoint loading": "チェックポイントの読み込み", "unsaved work recomputed": "未保存の作業の再計算",
     "Categories: {google}. Mission Control's words: {guide}.": "区分: {google}。Mission Controlの呼び方: {guide}。",
+    # values
+    "{n} of {m}": "{m}件中{n}件", "over {n}": "{n} 超", "{span} ({n} d)": "{span}({n} 日)",
+    "{mean} (n={n}, median {median}, p95 {p95})": "{mean}(n={n}、中央値 {median}、p95 {p95})",
+    "{steps} ({n}), step {m}": "{steps}({n}件)、差が最大のステップ {m}", "{steps}, medians": "{steps}、中央値",
+    "{n} checks passed": "検査{n}件に合格", "{n} health checks passed": "ヘルスチェック{n}件に合格",
+    "hardware": "ハードウェア", "network": "ネットワーク", "storage": "ストレージ", "platform": "基盤",
+    "application": "アプリケーション", "operator": "人の操作", "unknown": "不明",
+    "training loss": "損失関数", "not diagnosed": "未診断", "no story": "記録なし",
+    "suspects: {who}; fault to proof {span}": "疑い: {who}、障害から証明まで {span}",
     # meanings
     "one underlying trouble each, from first evidence to proven recovery": "最初の証拠から復旧の証明までを一件とする",
     "mean time to detect": "検知までの平均時間", "mean time to resume training": "学習再開までの平均時間",
