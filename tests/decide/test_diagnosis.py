@@ -197,3 +197,18 @@ def test_it_is_fast():
     some = [*peers(100.1, 5), found("exit.signal.11", 100.0, rank=5)]
     rounds = timeit.repeat(lambda: diagnose(some, EIGHT), number=20, repeat=10, timer=time.thread_time)
     assert min(rounds) / 20 < 0.002
+
+
+def test_what_comes_later_in_the_same_program_is_no_other_cause():
+    """In one program's log a second error that comes later followed from the first; the story says so once."""
+    said = diagnose([found("slurm.container", 1.0), found("launching.image", 1.001)], DiagnosisContext())
+    assert (said.cause, said.confidence) == ("slurm.container", 0.85)
+    assert "1 further finding followed from it (launching.image)" in said.story
+    assert "Not explained" not in said.story
+
+
+def test_a_story_does_not_say_of_one_error_that_it_followed_and_is_not_explained():
+    """An error of another rank that the root does not explain is told as such, and not among what followed."""
+    said = diagnose([found("torch.cuda.oom", 1.0, rank=1), found("data.missing", 1.2, rank=5)], EIGHT)
+    assert "Not explained by it: data.missing." in said.story
+    assert "followed" not in said.story

@@ -416,16 +416,17 @@ def _fan_out(root: Candidate, candidates: list[Candidate]) -> list[Candidate]:
 
 def _rivals(root: Candidate, same: list[Candidate], candidates: list[Candidate]) -> tuple[Finding, ...]:
     """Candidates that the root does not explain: as heavy, elsewhere, at about the same time."""
-    ids = {c.finding.id for c in same}
     found: dict[str, Finding] = {}
     for c in candidates:
-        if c.finding.id in ids or c.weight < Weight.SIGNAL or abs(c.at - root.at) > FLUSH_S:
+        if c in same or c.weight < Weight.SIGNAL or abs(c.at - root.at) > FLUSH_S:
             continue
         if root.weight is Weight.HARDWARE is c.weight and not (root.node and c.node):
             continue
         if root.weight >= Weight.LOST and (c.node == root.node or c.weight < root.weight):
             continue
-        if c.rank is not None and c.rank == root.rank:
+        unplaced = c.rank is None and not c.node and c.at >= root.at  # The same program, as far as anyone can tell.
+        one_rank = c.rank == root.rank and (unplaced or c.rank is not None)
+        if one_rank or (unplaced and c.finding.rule == root.finding.rule):
             continue
         if root.weight is Weight.SPECIFIC and c.weight is Weight.SIGNAL:
             continue

@@ -8,6 +8,8 @@ from holdfast.model.evidence import Domain, Finding, JudgedFinding, Place, Role
 
 NEW_LINES_MAX = 3
 NEW_LINE_MAX = 160
+SHOWN_S = 0.05
+"""What came sooner is shown without its time: most logs do not tell it that well."""
 _DOMAINS = {
     Domain.HARDWARE: "a hardware fault",
     Domain.NETWORK: "a network fault",
@@ -70,7 +72,8 @@ def tell(
     if again:
         count = sum(f.count for f in again)
         sentences.append(f"It was seen {count + 1} times and counts as one.")
-    cascade = [by_id[j.finding] for j in judged if j.role is Role.CASCADE]
+    apart = {rival.id for rival in rivals}
+    cascade = [by_id[j.finding] for j in judged if j.role is Role.CASCADE and j.finding not in apart]
     if cascade:
         sentences.append(_cascade_sentence(root, cascade))
     if charged:
@@ -92,7 +95,7 @@ def _cascade_sentence(root: Finding, cascade: list[Finding]) -> str:
     if root.place.rank is not None:
         ranks.discard(root.place.rank)
     last = max(f.at for f in cascade) - root.at
-    after = f" within {last:.1f} s" if 0 <= last < 3600 else ""
+    after = f" within {last:.1f} s" if SHOWN_S <= last < 3600 else ""
     kinds = list(dict.fromkeys(f.rule for f in cascade))
     who = f" on {_number(len(ranks), 'other rank', 'other ranks')}" if ranks else ""
     total = sum(f.count for f in cascade)

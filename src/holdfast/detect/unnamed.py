@@ -17,6 +17,8 @@ from holdfast.detect.findings import to_finding
 from holdfast.detect.matcher import Match
 from holdfast.model.evidence import Domain, Finding, Place, Role, Severity
 
+_ACTOR_LOST = "python.ray.actor_node_died"
+"""Told by a survivor: the line's own place is not the lost one."""
 _TELLING = (
     "nccl.system",
     "nccl.cuda",
@@ -34,6 +36,7 @@ _TELLING = (
     "gloo.connect",
     "deepspeed.exit",
     "process.exited",
+    _ACTOR_LOST,
 )
 """What mostly follows from something else, but where nothing else is told says at least what failed."""
 _HOW_IT_ENDED = ("process.aborted", "process.terminate", "slurm.task.aborted")
@@ -42,6 +45,8 @@ HELD_UP = frozenset({"k8s.scheduling"})
 """What may pass by itself: a cause only in a log that tells of nothing else."""
 _ENDED_ONLY = ("exit.code.", "process.exited", "slurm.task.exited", "mpi.abort", "deepspeed.exit")
 """Roots that only say that a process ended with an error."""
+SHOWN_TEXT = 200
+"""Characters of an unnamed line that a sentence shows."""
 KEPT_LAST = 48
 KEPT_FIRST = 8
 CHAIN_BYTES = 3000
@@ -159,10 +164,15 @@ def findings_of(chain: Sequence[Match], *, file: str, prefix: str, at: float) ->
                 finding,
                 role=Role.CASCADE if index or match.rule.id == "generic.complaint" else Role.ROOT,
                 domain=domain_of(text) if match.rule.domain is Domain.UNKNOWN else match.rule.domain,
-                summary=f"{match.rule.title}: {text[:200]}",
+                summary=f"{match.rule.title}: {_shown(text)}",
             )
         )
     return found
+
+
+def _shown(text: str) -> str:
+    """The line as a sentence shows it: cut between words when it is long."""
+    return text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT].rpartition(' ')[0] or text[:SHOWN_TEXT]} [...]"
 
 
 def domain_of(text: str) -> Domain:
@@ -182,7 +192,8 @@ def best_left(findings: list[Finding]) -> list[Finding]:
     )
     if told is None or (told.rule.startswith(_HOW_IT_ENDED) and _lost_a_peer(findings, told.at)):
         return findings
-    risen = replace(told, role=Role.ROOT, severity=Severity.ERROR, confidence=0.6)
+    place = Place() if told.rule == _ACTOR_LOST else told.place
+    risen = replace(told, role=Role.ROOT, severity=Severity.ERROR, confidence=0.6, place=place)
     return [risen if f is told else f for f in findings]
 
 
