@@ -17,6 +17,7 @@ from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mar
 from holdfast.report.figures import CATEGORIES, account, opened_in, spread, totals
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.interval import advise
+from holdfast.report.tables import short
 from holdfast.report.timeline import phase_totals, seconds_by_phase, span, spans, timeline
 from holdfast.report.told import Told
 from holdfast.report.trace import trace
@@ -340,3 +341,11 @@ def test_many_incidents_at_once_give_what_each_one_gives() -> None:
     for name, seconds in totals.items():
         assert seconds == pytest.approx(sum(seconds_by_phase(incident).get(name, 0.0) for incident in found))
     assert sum(totals.values()) == pytest.approx(sum(timeline(incident).total_s for incident in found))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.51961, "0.5196"), (942.49, "942.5"), (10_090.4, "10090"), (12_040_000.0, "12040000")]
+)
+def test_a_large_figure_is_written_out(value: float, shown: str) -> None:
+    """Tokens per second of a large job are no powers of ten."""
+    assert short(value) == shown

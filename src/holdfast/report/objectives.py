@@ -13,6 +13,7 @@ from msgspec import Struct
 from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.figures import Accounting, opened_in, spread
+from holdfast.report.tables import short
 from holdfast.report.throughput import Throughput
 from holdfast.report.timeline import spans
 
@@ -128,8 +129,6 @@ def _performance(percent: float, throughputs: Sequence[Throughput]) -> Verdict:
         return Verdict("performance", target, "-", None, "throughput was not measured on both sides of any incident")
     worst, one = max(known, key=lambda item: item[0])
     sign = "<=" if worst <= percent else ">"
-    arithmetic = (
-        f"worst of n={len(known)} ({one.incident}): 1 - {one.after:.4g} / {one.before:.4g} {one.unit} ="
-        f" {worst:.1f} % {sign} {percent:g} %"
-    )
+    rates = f"{short(one.after or 0.0)} / {short(one.before or 0.0)} {one.unit}"
+    arithmetic = f"worst of n={len(known)} ({one.incident}): 1 - {rates} = {worst:.1f} % {sign} {percent:g} %"
     return Verdict("performance", target, f"{worst:.1f} %", worst <= percent, arithmetic)

@@ -16,7 +16,7 @@ from holdfast.report.figures import Spread
 from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
 from holdfast.report.published import FLEETS
-from holdfast.report.tables import seconds
+from holdfast.report.tables import seconds, short
 from holdfast.report.words import Words
 
 
@@ -339,7 +339,7 @@ def _section(
 
 
 def _figure(value: float | None, unit: str = "") -> str:
-    return "-" if value is None else f"{value:.4g} {unit}".rstrip()
+    return "-" if value is None else f"{short(value)} {unit}".rstrip()
 
 
 def _spread(found: Spread) -> str:

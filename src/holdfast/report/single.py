@@ -15,6 +15,7 @@ from holdfast.report.figures import came_in, nodes_by_attempt
 from holdfast.report.fleet import job_gpus
 from holdfast.report.gather import JobSeries, Point, ReportData
 from holdfast.report.sections import Section
+from holdfast.report.tables import short
 
 NOT_MEASURED = "not measured"
 NEIGHBOURS = 20
@@ -204,7 +205,7 @@ def figures(data: ReportData, incident: IncidentRecord) -> Section:
         for name, sides in sorted(known.items()):
             before, after = sides.get(False), sides.get(True)
             change = f"{100.0 * (after / before - 1.0):+.1f} %" if before and after is not None else "-"
-            shown = ("-" if value is None else f"{value:.4g}" for value in (before, after))
+            shown = ("-" if value is None else short(value) for value in (before, after))
             rows.append((node, name, *shown, change))
     missing = [node for node in incident.nodes if not any(row[0] == node for row in rows)]
     rows += [(node, NOT_MEASURED, "-", "-", "-") for node in missing]

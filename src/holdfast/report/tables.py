@@ -37,6 +37,11 @@ def seconds(value: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def short(value: float) -> str:
+    """Four digits of a figure, or all before the point: `0.5196`, `942.5`, `12040000`."""
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
 def utc(at: float) -> str:
     """`2026-11-20 18:04:07.123 UTC`, a dash for an unknown time."""
     return ENGLISH.time(at)

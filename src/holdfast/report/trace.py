@@ -18,6 +18,7 @@ from holdfast.report.figures import ends, first_step_at, steps_again
 from holdfast.report.fleet import groups, helpers, job_gpus
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import down_s
+from holdfast.report.tables import short
 from holdfast.report.timeline import span
 from holdfast.report.told import Said, Told, said_of
 
@@ -216,7 +217,7 @@ def _rate(data: ReportData, figure: str, told: Told) -> Trace:
     """A part of 1 for each failure."""
     parts = tuple(Part(i.id, 1.0, _ends_of(i, told)) for i in _counted(data, figure))
     value, days = data.fleet.per_1000_node_days, data.fleet.node_days
-    text = f"1000 x {len(parts)} failures / {days:.3f} node-days = {'not defined' if value is None else f'{value:.4g}'}"
+    text = f"1000 x {len(parts)} failures / {days:.3f} node-days = {'not defined' if value is None else short(value)}"
     return Trace(figure, value, "per 1000 node-days", FORMULAS[figure], text, parts)
 
 
