@@ -1,21 +1,47 @@
-"""The compiled Hyperscan databases of a catalogue: made once, kept as bytes, run over blocks of text.
+"""The compiled Hyperscan databases of a catalogue: made once, kept as bytes.
 
-Called by `Matcher`; `adapters/catalogue_files` keeps the bytes on disk. There are two databases: one with every rule
-and one without progress rules, for blocks in which progress is not read (a stream with sampled progress).
+Called by `Matcher`; `adapters/catalogue_files` keeps the bytes on disk, `search` runs them over blocks of text.
 Block mode is used: it is faster than streaming mode, and lines give natural ends to a block.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import hyperscan
+from msgspec import Struct
 
 from holdfast.detect.catalogue import UNNAMED, Catalogue, Rule
+from holdfast.detect.literals import pieces
+from holdfast.detect.patterns import number_finder
+from holdfast.detect.sieve import ORDINARY, escaped, sieve_of
 from holdfast.model.evidence import Role
 
-FORM = 2
+FORM = 3
 """Of the bytes that `compile_database` makes; older ones are compiled anew."""
+SIEVED = 1 << 24
+"""Numbers of a sieve's own expressions begin above this; those below are the catalogue's."""
+PIECE_MIN = 5
+_STRIDE_1, _STRIDE_2 = rb"\x01\x02", rb"\x01\x02\x03"
+"""Hyperscan chooses how many bytes its literal search steps at a time by the shortest literal. Steps of four, which it
+takes when all are long and fewer than 800, are the slowest on text; two are best for long literals alone, one for mixed
+ones. These never occur in a log and hold it to two and to one."""
+
+
+class Databases(Struct, frozen=True):
+    """A catalogue's databases. Those with `sieve` in their name hold pieces (numbers from `SIEVED`), not cores."""
+
+    faults: hyperscan.Database
+    """Every core of a rule with a name, but those that are progress alone."""
+    progress: hyperscan.Database
+    """The cores that are progress alone."""
+    unnamed: hyperscan.Database
+    """The cores of rules that know an error by its severity word alone."""
+    sieve: hyperscan.Database
+    """What a line must hold to be looked at by `faults`."""
+    sieve_progress: hyperscan.Database
+    """The same, and each core of `progress`, reported once in a block; where a finder looks for it, a piece of it."""
 
 
 def expressions(catalogue: Catalogue) -> tuple[list[str], list[tuple[Rule, ...]]]:
@@ -27,6 +53,24 @@ def expressions(catalogue: Catalogue) -> tuple[list[str], list[tuple[Rule, ...]]
     return list(owners), [tuple(rules) for rules in owners.values()]
 
 
+def number_finders(texts: Sequence[str], owners: Sequence[tuple[Rule, ...]]) -> dict[int, str]:
+    """Expression number -> the same expression with a group around its number, for progress read at a glance."""
+    found: dict[int, str] = {}
+    for number, rules in enumerate(owners):
+        if len(rules) == 1 and rules[0].role is Role.PROGRESS and rules[0].quick_after:
+            finder = number_finder(texts[number], rules[0].quick_after)
+            if finder is not None and _piece(texts[number]):
+                found[number] = finder
+    return found
+
+
+def _piece(core: str) -> str:
+    """The longest plain piece of a core as an expression; empty when it has none of a fair length."""
+    choices, caseless = pieces(core)
+    best = max((choice[0] for choice in choices if len(choice) == 1), key=len, default=b"")
+    return escaped(best) if len(best) >= PIECE_MIN and not caseless else ""
+
+
 def compile_database(catalogue: Catalogue) -> bytes:
     """The databases as bytes that `Matcher` takes.
 
@@ -34,11 +78,21 @@ def compile_database(catalogue: Catalogue) -> bytes:
         ValueError: Hyperscan refuses an expression; the rule's id, file and line are named.
     """
     texts, owners = expressions(catalogue)
-    everything = list(range(len(texts)))
-    named = [i for i in everything if any(rule.kind != UNNAMED for rule in owners[i])]
-    faults = [i for i in named if any(rule.role is not Role.PROGRESS for rule in owners[i])]
-    parts = [_compile(texts, chosen, owners) for chosen in (named, faults, everything)]
+    unnamed = [i for i, rules in enumerate(owners) if all(rule.kind == UNNAMED for rule in rules)]
+    progress = [i for i, rules in enumerate(owners) if all(rule.role is Role.PROGRESS for rule in rules)]
+    faults = sorted(set(range(len(texts))) - set(unnamed) - set(progress))
+    parts = [_compile(texts, chosen, owners) for chosen in (faults, progress, unnamed)]
+    passing = sieve_of([texts[i] for i in faults], _ordinary(catalogue))
+    finders = number_finders(texts, owners)
+    seen = {i: _piece(texts[i]) if i in finders else texts[i] for i in progress}
+    parts += [_compile_sieve(passing, alone) for alone in ({}, seen)]
     return _head(catalogue.digest) + b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def _ordinary(catalogue: Catalogue) -> bytes:
+    """What a healthy job prints: the pieces that point at lines should not stand in it."""
+    progress = (line for rule in catalogue.scanned if rule.role is Role.PROGRESS for line in rule.matches)
+    return ORDINARY + "\n".join(progress).encode()
 
 
 def _head(digest: str) -> bytes:
@@ -46,14 +100,23 @@ def _head(digest: str) -> bytes:
 
 
 def _compile(texts: list[str], chosen: list[int], owners: list[tuple[Rule, ...]]) -> bytes:
-    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     encoded = [texts[i].encode() for i in chosen]
-    if not encoded:
-        encoded, chosen = [rb"\x00\x01\x02holdfast: no rules\x02\x01\x00"], [0]
     try:
-        database.compile(expressions=encoded, ids=chosen, flags=[0] * len(encoded))
+        return _compiled([*encoded, _STRIDE_1], [*chosen, SIEVED], [0] * (len(encoded) + 1))
     except hyperscan.error as error:
         raise ValueError(f"{_culprit(texts, chosen, owners)}: Hyperscan refuses it: {error}") from error
+
+
+def _compile_sieve(passing: Sequence[str], progress: Mapping[int, str]) -> bytes:
+    encoded = [_STRIDE_2, *(text.encode() for text in passing), *(text.encode() for text in progress.values())]
+    numbers = [*range(SIEVED, SIEVED + len(passing) + 1), *progress]
+    flags = [0] * (len(passing) + 1) + [hyperscan.HS_FLAG_SINGLEMATCH] * len(progress)
+    return _compiled(encoded, numbers, flags)
+
+
+def _compiled(encoded: list[bytes], numbers: list[int], flags: list[int]) -> bytes:
+    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+    database.compile(expressions=encoded, ids=numbers, flags=flags)
     return bytes(hyperscan.dumpb(database))
 
 
@@ -69,8 +132,8 @@ def _culprit(texts: list[str], chosen: list[int], owners: list[tuple[Rule, ...]]
     return "the catalogue as a whole"
 
 
-def load(data: bytes, digest: str) -> tuple[hyperscan.Database, hyperscan.Database, hyperscan.Database]:
-    """The databases from their bytes: (all that has a name, the same but progress, everything).
+def load(data: bytes, digest: str) -> Databases:
+    """The databases from their bytes.
 
     Raises:
         ValueError: they are of another catalogue, library version or processor.
@@ -78,18 +141,17 @@ def load(data: bytes, digest: str) -> tuple[hyperscan.Database, hyperscan.Databa
     place = len(_head(digest))
     if data[:place] != _head(digest):
         raise ValueError("the compiled database is of another catalogue")
-    parts: list[bytes] = []
-    for _ in range(3):
-        size = int.from_bytes(data[place : place + 8], "little")
-        parts.append(data[place + 8 : place + 8 + size])
-        place += 8 + size
+    loaded: list[hyperscan.Database] = []
     try:
-        databases = tuple(hyperscan.loadb(part, mode=hyperscan.HS_MODE_BLOCK) for part in parts)
-        for database in databases:
+        for _ in Databases.__struct_fields__:
+            size = int.from_bytes(data[place : place + 8], "little")
+            database = hyperscan.loadb(data[place + 8 : place + 8 + size], mode=hyperscan.HS_MODE_BLOCK)
             database.scratch = hyperscan.Scratch(database)
+            loaded.append(database)
+            place += 8 + size
     except (hyperscan.error, ValueError) as error:
         raise ValueError(f"the compiled database does not fit this machine: {error}") from error
-    return databases[0], databases[1], databases[2]
+    return Databases(*loaded)
 
 
 def hits(database: hyperscan.Database, block: bytes | memoryview) -> dict[int, list[int]]:
@@ -101,4 +163,10 @@ def hits(database: hyperscan.Database, block: bytes | memoryview) -> dict[int, l
 
     # The binding takes any buffer; its annotation says less.
     database.scan(block, match_event_handler=on_match)  # type: ignore[type-var]
+    found.pop(SIEVED, None)
     return found
+
+
+def all_hits(databases: Databases, block: bytes | memoryview) -> dict[int, list[int]]:
+    """As `hits`, with every core."""
+    return hits(databases.faults, block) | hits(databases.progress, block) | hits(databases.unnamed, block)

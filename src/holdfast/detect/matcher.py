@@ -15,9 +15,9 @@ from msgspec import Struct
 from holdfast.detect import database as database_of
 from holdfast.detect import xid
 from holdfast.detect.catalogue import UNNAMED, Catalogue, Rule, StreamKind
-from holdfast.detect.database import hits
 from holdfast.detect.lines import ANSI, Line, place_number, take_apart, without_host, year_of
-from holdfast.detect.records import RECORDS, Record
+from holdfast.detect.records import RECORDS, Record, joined
+from holdfast.detect.search import Found, Search, plain
 from holdfast.model.evidence import Role
 
 LINE_MAX = 1 << 20
@@ -97,10 +97,12 @@ class Matcher:
         self.catalogue = catalogue
         self.expressions, self.owners = database_of.expressions(catalogue)
         data = database if database is not None else database_of.compile_database(catalogue)
-        self.full, self.faults, self.everything = database_of.load(data, catalogue.digest)
+        self.databases = database_of.load(data, catalogue.digest)
         self.quick = {
             number: rules[0] for number, rules in enumerate(self.owners) if len(rules) == 1 and rules[0].quick_after
         }
+        finders = database_of.number_finders(self.expressions, self.owners)
+        self.finders = {number: re.compile(text.encode("latin-1")) for number, text in finders.items()}
         self.cut = catalogue.get("generic.traceback")
         self.compiled: dict[str, tuple[tuple[re.Pattern[str], ...], tuple[re.Pattern[str], ...]]] = {}
 
@@ -133,7 +135,7 @@ class Matcher:
             lines_before: how many lines stand before them; None leaves the matches without numbers.
         """
         stream = LineStream(self, source, ProgressReading.EVERY, numbered=lines_before is not None)
-        stream.database, stream.offset, stream.line_no = self.everything, offset, lines_before or 0
+        stream.everything, stream.offset, stream.line_no = True, offset, lines_before or 0
         # A traceback that goes on to the end was the whole stream's to tell.
         return [m for m in stream.feed(end + b"\n", at) if m.rule.kind == UNNAMED]
 
@@ -201,6 +203,8 @@ class LineStream:
         pending: bytes of the unfinished line.
         records: open multi-line records by writer; the block reader's, not the caller's.
         year: the last one that a stamp carried, for stamps without; 0 before the first.
+        search: where the cores match in a block.
+        everything: whether rules are asked, too, that know an error by its severity word alone.
     """
 
     def __init__(self, matcher: Matcher, source: StreamSource, progress: ProgressReading, *, numbered: bool) -> None:
@@ -211,7 +215,8 @@ class LineStream:
         self.offset = 0
         self.records: dict[str, list[tuple[Record, Rule, Match]]] = {}
         self.year = 0
-        self.database = matcher.full
+        self.search = Search(matcher.databases, matcher.finders)
+        self.everything = False
         self._carry = b""
         self._overlap = 0
         self._sampled = progress is ProgressReading.SAMPLED
@@ -324,7 +329,7 @@ class BlockReader:
     ) -> None:
         self.stream = stream
         self.matcher = stream.matcher
-        self.database = stream.database if full else stream.matcher.faults
+        self.full = full
         self.original: bytes | None = None
         self.block = block
         self.start = start
@@ -355,58 +360,82 @@ class BlockReader:
             after: hits that end before this many bytes were seen already.
         """
         first = self.start
-        whole = first == 0 and self.stop == len(self.block)
-        found = hits(self.database, self.block if whole else memoryview(self.block)[first : self.stop])
-        if not found and not (records and self.stream.records):
+        search, databases = self.stream.search, self.matcher.databases
+        if self.stream.everything:
+            sought = Found(database_of.all_hits(databases, memoryview(self.block)[first : self.stop]), {})
+        elif after:
+            sought = Found(plain(databases, self.block, first, self.stop, progress=self.full), {})
+        else:
+            sought = search.read(self.block, first, self.stop, progress=self.full, many=FOLD_MIN)
+        found = sought.ends
+        if not found and not sought.numbers and not (records and self.stream.records):
             return []
         self.has_cr = self.block.find(b"\r", first, self.stop) >= 0
-        folded = self.fold(found) if not after else []
+        folded = self.fold(sought) if not after else []
         self.calm(found)
         places = sorted((end + first, number) for number, ends in found.items() for end in ends if end > after)
         self.lines(places, records=records)
         return sorted(self.matches + folded, key=lambda match: match.offset) if folded else self.matches
 
-    def fold(self, found: dict[int, list[int]]) -> list[Match]:
-        """Take progress rules with very many lines out of `found`: their numbers are read in one go."""
+    def fold(self, sought: Found) -> list[Match]:
+        """Take progress rules with very many lines out of what was found: their numbers are read in one go."""
         folded: list[Match] = []
         for number, rule in self.matcher.quick.items():
-            ends = found.get(number)
-            if ends is None or len(ends) < FOLD_MIN or not rule.reads(self.stream.source.kind):
+            if not rule.reads(self.stream.source.kind):
+                sought.numbers.pop(number, None)
                 continue
-            after = rule.quick_after.encode()
-            block, first = self.block, self.start
-            rfind = block.rfind
+            if number in sought.numbers:
+                texts, last = sought.numbers.pop(number)
+            else:
+                ends = sought.ends.get(number)
+                if ends is None or len(ends) < FOLD_MIN:
+                    continue
+                texts, last = self.texts_before(ends, rule.quick_after.encode()), ends[-1]
             try:
-                numbers = tuple([float(block[rfind(after, 0, end + first - 1) + 1 : end + first - 1]) for end in ends])
+                numbers = tuple(map(float, texts))
             except ValueError:
-                continue
-            start, stop = self.bounds(ends[-1] + first)
-            line = take_apart(block[start:stop][: 2 * WINDOW].decode("utf-8", "replace"), self.year)
-            if line.year is not None:
-                self.year = self.stream.year = line.year
-            captures = self.matcher.captures(rule, line)
-            if captures is None:
-                continue
-            del found[number]
-            line_no = 0
-            if self.stream.numbered:
-                line_no = self.line_no + self.line_count - block.count(b"\n", start, self.stop)
-            folded.append(
-                Match(
-                    rule,
-                    line_no,
-                    self.base + start,
-                    line.body[:TEXT_MAX],
-                    captures,
-                    line.rank if line.rank is not None else self.stream.source.rank,
-                    line.node or self.stream.source.node,
-                    line.at,
-                    self.at,
-                    len(ends),
-                    numbers,
-                )
-            )
+                numbers = ()
+            match = self.folded(rule, numbers, last) if numbers else None
+            if match is not None:
+                sought.ends.pop(number, None)
+                folded.append(match)
+            elif number not in sought.ends:
+                finder = self.matcher.finders[number]
+                places = finder.finditer(self.block, self.start, self.stop)
+                sought.ends[number] = [found.end() - self.start for found in places]
         return folded
+
+    def texts_before(self, ends: list[int], after: bytes) -> list[bytes]:
+        """What stands between the last `after` and the byte before each end."""
+        block, first, rfind = self.block, self.start, self.block.rfind
+        return [block[rfind(after, 0, end + first - 1) + 1 : end + first - 1] for end in ends]
+
+    def folded(self, rule: Rule, numbers: tuple[float, ...], last: int) -> Match | None:
+        """One match for many lines, of which the last ends its hit there; None when the rule does not own that one."""
+        block = self.block
+        start, stop = self.bounds(last + self.start)
+        line = take_apart(block[start:stop][: 2 * WINDOW].decode("utf-8", "replace"), self.year)
+        if line.year is not None:
+            self.year = self.stream.year = line.year
+        captures = self.matcher.captures(rule, line)
+        if captures is None:
+            return None
+        line_no = 0
+        if self.stream.numbered:
+            line_no = self.line_no + self.line_count - block.count(b"\n", start, self.stop)
+        return Match(
+            rule,
+            line_no,
+            self.base + start,
+            line.body[:TEXT_MAX],
+            captures,
+            line.rank if line.rank is not None else self.stream.source.rank,
+            line.node or self.stream.source.node,
+            line.at,
+            self.at,
+            len(numbers),
+            numbers,
+        )
 
     def calm(self, found: dict[int, list[int]]) -> None:
         """Take floods out of `found`: dozens of benign lines say nothing, thousands of one rule no more than many."""
@@ -479,7 +508,7 @@ class BlockReader:
             ended = self.offer(line)
             if ended is not None:
                 record, rule = ended
-                judged = _joined(judged, record, rule, self.matcher.catalogue)
+                judged = joined(judged, record, rule, self.matcher.catalogue)
         if judged is None:
             return
         rule, captures = judged
@@ -562,20 +591,3 @@ class BlockReader:
             self.original_at = self.original.find(b"\n", self.original_at) + 1
             self.original_line += 1
         return self.original_at
-
-
-def _joined(
-    judged: tuple[Rule, dict[str, str]] | None, record: Record, opener: Rule, catalogue: Catalogue
-) -> tuple[Rule, dict[str, str]] | None:
-    """A record's captures joined to what its last line is by itself."""
-    if judged is not None and judged[0].kind == UNNAMED:
-        judged = None
-    if judged is not None and (judged[0].role is Role.ROOT or "table" not in record.captures):
-        rule, captures = judged
-        return rule, record.captures | captures
-    if code := record.captures.get("code", ""):
-        # torchrun calls this rank the first to fail: how it ended is the root until something explains it.
-        ended = f"exit.signal.{code[1:]}" if code.startswith("-") else f"exit.code.{code}"
-        return catalogue.get(ended), record.captures
-    whole = catalogue.find(f"{opener.id}.whole")
-    return (whole, record.captures) if whole is not None else None

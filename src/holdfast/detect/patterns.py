@@ -15,27 +15,27 @@ from typing import Any
 
 # The parser behind `re` has no public name since Python 3.11; a regex-syntax library of our own would drift from it.
 _parser: Any = importlib.import_module("re._parser")
-_c: Any = importlib.import_module("re._constants")
+constants: Any = importlib.import_module("re._constants")
 
-_REPEATS = (_c.MAX_REPEAT, _c.MIN_REPEAT, _c.POSSESSIVE_REPEAT)
+REPEATS = (constants.MAX_REPEAT, constants.MIN_REPEAT, constants.POSSESSIVE_REPEAT)
 _WIDE = frozenset(range(256)) - {10}
 _CATEGORY: dict[Any, frozenset[int]] = {
-    _c.CATEGORY_DIGIT: frozenset(b"0123456789"),
-    _c.CATEGORY_SPACE: frozenset(b" \t\n\r\f\v"),
-    _c.CATEGORY_WORD: frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"),
+    constants.CATEGORY_DIGIT: frozenset(b"0123456789"),
+    constants.CATEGORY_SPACE: frozenset(b" \t\n\r\f\v"),
+    constants.CATEGORY_WORD: frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"),
 }
 _CATEGORY |= {
-    _c.CATEGORY_NOT_DIGIT: frozenset(range(256)) - _CATEGORY[_c.CATEGORY_DIGIT],
-    _c.CATEGORY_NOT_SPACE: frozenset(range(256)) - _CATEGORY[_c.CATEGORY_SPACE],
-    _c.CATEGORY_NOT_WORD: frozenset(range(256)) - _CATEGORY[_c.CATEGORY_WORD],
+    constants.CATEGORY_NOT_DIGIT: frozenset(range(256)) - _CATEGORY[constants.CATEGORY_DIGIT],
+    constants.CATEGORY_NOT_SPACE: frozenset(range(256)) - _CATEGORY[constants.CATEGORY_SPACE],
+    constants.CATEGORY_NOT_WORD: frozenset(range(256)) - _CATEGORY[constants.CATEGORY_WORD],
 }
 _CLASS_TEXT = {
-    _c.CATEGORY_DIGIT: r"\d",
-    _c.CATEGORY_NOT_DIGIT: r"\D",
-    _c.CATEGORY_SPACE: r"\s",
-    _c.CATEGORY_NOT_SPACE: r"\S",
-    _c.CATEGORY_WORD: r"\w",
-    _c.CATEGORY_NOT_WORD: r"\W",
+    constants.CATEGORY_DIGIT: r"\d",
+    constants.CATEGORY_NOT_DIGIT: r"\D",
+    constants.CATEGORY_SPACE: r"\s",
+    constants.CATEGORY_NOT_SPACE: r"\S",
+    constants.CATEGORY_WORD: r"\w",
+    constants.CATEGORY_NOT_WORD: r"\W",
 }
 UNBOUNDED_MAX = 3
 """More unbounded wildcards than this in one pattern can take cubic time on a long line."""
@@ -72,14 +72,14 @@ def _unsafe(seq: Any) -> str:
     open_ended: frozenset[int] | None = None
     neighbours = ""
     for op, arg in items:
-        if op in _REPEATS:
+        if op in REPEATS:
             low, high, body = arg
-            unbounded = high is _c.MAXREPEAT or high > 64
+            unbounded = high is constants.MAXREPEAT or high > 64
             chars = _chars(body)
             if unbounded:
                 if why := _ambiguous_rounds(body):
                     return why
-                if open_ended is not None and open_ended & _first(body) and op is not _c.POSSESSIVE_REPEAT:
+                if open_ended is not None and open_ended & _first(body) and op is not constants.POSSESSIVE_REPEAT:
                     neighbours = _NEIGHBOURS
                 open_ended = chars if low == 0 or open_ended is None else open_ended | chars
             elif low > 0:
@@ -89,21 +89,21 @@ def _unsafe(seq: Any) -> str:
             if why and why != _NEIGHBOURS:
                 return why
             neighbours = neighbours or why
-        if op in _REPEATS:
+        if op in REPEATS:
             continue
         # Something mandatory between two repeats separates them only when the first repeat cannot eat it.
-        if open_ended is not None and not _item_nullable(op, arg) and op is not _c.AT:
+        if open_ended is not None and not _item_nullable(op, arg) and op is not constants.AT:
             open_ended = None
     return neighbours
 
 
 def _ambiguous_rounds(body: Any) -> str:
     """Whether one text can be cut into rounds of the repeated body in several ways."""
-    items = [item for item in body if item[0] is not _c.AT]
-    while len(items) == 1 and (inner := _inner(*items[0])) is not None:
-        items = [item for item in inner if item[0] is not _c.AT]
+    items = [item for item in body if item[0] is not constants.AT]
+    while len(items) == 1 and (inner := inner_of(*items[0])) is not None:
+        items = [item for item in inner if item[0] is not constants.AT]
     for op, arg in items:
-        if op is _c.BRANCH and (why := _overlapping_branches(arg[1])):
+        if op is constants.BRANCH and (why := _overlapping_branches(arg[1])):
             return why
     if _seq_nullable(items):
         return "a repeated group can match nothing" if items else ""
@@ -111,7 +111,7 @@ def _ambiguous_rounds(body: Any) -> str:
         rest = items[index + 1 :] + items[:index]
         if _may_vary(op, arg) and _item_chars(op, arg) & _first([*rest, (op, arg)]):
             return "a repeat inside a repeat can be cut in many ways"
-        inner = _inner(op, arg)
+        inner = inner_of(op, arg)
         if inner is not None and (why := _ambiguous_rounds(inner)) and "nothing" not in why:
             return why
     return ""
@@ -119,9 +119,9 @@ def _ambiguous_rounds(body: Any) -> str:
 
 def _may_vary(op: Any, arg: Any) -> bool:
     """Whether the item can match texts of several lengths."""
-    if op in _REPEATS:
+    if op in REPEATS:
         return bool(arg[0] != arg[1])
-    return op is _c.BRANCH and any(_nullable(branch) for branch in arg[1])
+    return op is constants.BRANCH and any(_nullable(branch) for branch in arg[1])
 
 
 def _overlapping_branches(branches: Any) -> str:
@@ -142,12 +142,12 @@ def _too_many_wildcards(tree: Any) -> str:
 def _count_wildcards(seq: Any) -> int:
     total = 0
     for op, arg in seq:
-        if op in _REPEATS:
-            wide = (arg[1] is _c.MAXREPEAT or arg[1] > 64) and len(_chars(arg[2])) > 128
+        if op in REPEATS:
+            wide = (arg[1] is constants.MAXREPEAT or arg[1] > 64) and len(_chars(arg[2])) > 128
             total += 1 if wide else _count_wildcards(arg[2])
-        elif op is _c.BRANCH:
+        elif op is constants.BRANCH:
             total += max((_count_wildcards(branch) for branch in arg[1]), default=0)
-        elif (inner := _inner(op, arg)) is not None:
+        elif (inner := inner_of(op, arg)) is not None:
             total += _count_wildcards(inner)
     return total
 
@@ -155,21 +155,22 @@ def _count_wildcards(seq: Any) -> int:
 # --- the tree ---------------------------------------------------------------------------------------------------------
 
 
-def _inner(op: Any, arg: Any) -> Any | None:
-    if op is _c.SUBPATTERN:
+def inner_of(op: Any, arg: Any) -> Any | None:
+    """The sequence inside a group; None when the item is no group."""
+    if op is constants.SUBPATTERN:
         return arg[3]
-    if op is _c.ATOMIC_GROUP:
+    if op is constants.ATOMIC_GROUP:
         return arg
     return None
 
 
 def _parts(op: Any, arg: Any) -> list[Any]:
     """The sequences inside an item."""
-    if op in _REPEATS:
+    if op in REPEATS:
         return [arg[2]]
-    if op is _c.BRANCH:
+    if op is constants.BRANCH:
         return list(arg[1])
-    inner = _inner(op, arg)
+    inner = inner_of(op, arg)
     return [] if inner is None else [inner]
 
 
@@ -182,30 +183,30 @@ def _seq_nullable(items: list[Any]) -> bool:
 
 
 def _item_nullable(op: Any, arg: Any) -> bool:
-    if op in _REPEATS:
+    if op in REPEATS:
         return arg[0] == 0 or _nullable(arg[2])
-    if op is _c.BRANCH:
+    if op is constants.BRANCH:
         return any(_nullable(branch) for branch in arg[1])
-    inner = _inner(op, arg)
+    inner = inner_of(op, arg)
     if inner is not None:
         return _nullable(inner)
-    return op in {_c.AT, _c.ASSERT, _c.ASSERT_NOT, _c.GROUPREF}
+    return op in {constants.AT, constants.ASSERT, constants.ASSERT_NOT, constants.GROUPREF}
 
 
 def _item_chars(op: Any, arg: Any) -> frozenset[int]:
-    if op is _c.LITERAL:
+    if op is constants.LITERAL:
         return frozenset({arg & 0xFF, ord(chr(arg).swapcase()) & 0xFF})
-    if op is _c.NOT_LITERAL:
+    if op is constants.NOT_LITERAL:
         return _WIDE - {arg}
-    if op is _c.ANY:
+    if op is constants.ANY:
         return _WIDE
-    if op is _c.IN:
-        return _set_chars(arg)
-    if op in _REPEATS:
+    if op is constants.IN:
+        return bytes_of_set(arg)
+    if op in REPEATS:
         return _chars(arg[2])
-    if op is _c.BRANCH:
+    if op is constants.BRANCH:
         return frozenset().union(*(_chars(branch) for branch in arg[1]))
-    inner = _inner(op, arg)
+    inner = inner_of(op, arg)
     return _chars(inner) if inner is not None else frozenset()
 
 
@@ -213,17 +214,18 @@ def _chars(seq: Any) -> frozenset[int]:
     return frozenset().union(*(_item_chars(op, arg) for op, arg in seq))
 
 
-def _set_chars(members: Any) -> frozenset[int]:
+def bytes_of_set(members: Any) -> frozenset[int]:
+    """The characters of a class, as bytes."""
     chars: set[int] = set()
     negate = False
     for op, arg in members:
-        if op is _c.NEGATE:
+        if op is constants.NEGATE:
             negate = True
-        elif op is _c.LITERAL:
+        elif op is constants.LITERAL:
             chars.add(arg & 0xFF)
-        elif op is _c.RANGE:
+        elif op is constants.RANGE:
             chars.update(range(arg[0], min(arg[1], 255) + 1))
-        elif op is _c.CATEGORY:
+        elif op is constants.CATEGORY:
             chars |= _CATEGORY[arg]
     return frozenset(range(256)) - chars if negate else frozenset(chars)
 
@@ -231,10 +233,10 @@ def _set_chars(members: Any) -> frozenset[int]:
 def _first(seq: Any) -> set[int]:
     chars: set[int] = set()
     for op, arg in seq:
-        inner = _inner(op, arg)
-        if op in _REPEATS:
+        inner = inner_of(op, arg)
+        if op in REPEATS:
             chars |= _first(arg[2])
-        elif op is _c.BRANCH:
+        elif op is constants.BRANCH:
             for branch in arg[1]:
                 chars |= _first(branch)
         elif inner is not None:
@@ -269,20 +271,49 @@ def core(pattern: str, *, caseless: bool = False) -> str:
     return f"(?i){text}" if caseless or pattern.startswith("(?i)") else text
 
 
+def number_finder(core: str, after: str) -> str | None:
+    """The core with a group around the number that it holds, between `after` and the core's last byte.
+
+    None when the core is not of that form: `after`, a repeat that cannot hold it, and one character at the end.
+    """
+    items = list(parse(core.encode().decode("latin-1")))
+    if core.startswith("(?") or len(items) < 3 or len(after) != 1:
+        return None
+    before, number, end = items[-3:]
+    if before[0] in REPEATS and before[1][0] == 0:
+        return None
+    last = frozenset(after.encode())
+    if _item_chars(*before) != last or number[0] not in REPEATS or number[1][0] == 0 or end[0] in REPEATS:
+        return None
+    if _item_chars(*number) & (last | _item_chars(*end)) or len(list(number[1][2])) != 1:
+        return None
+    head = "".join(_render(op, arg) for op, arg in items[:-2])
+    if before[0] in REPEATS and before[1][:2] == (1, constants.MAXREPEAT):
+        # One character and then more of it: `re` looks for the longer literal.
+        once = _render_seq(before[1][2])
+        head = "".join(_render(op, arg) for op, arg in items[:-3]) + f"{once}{once}*"
+    return f"{head}({_render(*number)}){_render(*end)}"
+
+
 def _best(seq: Any) -> tuple[str, int]:
     """The best window of neighbouring items, as (expression, length of its longest literal)."""
     windows: list[list[Any]] = [[]]
     for op, arg in seq:
-        if op is _c.AT or op in {_c.ASSERT, _c.ASSERT_NOT, _c.GROUPREF, _c.GROUPREF_EXISTS}:
+        if op is constants.AT or op in {
+            constants.ASSERT,
+            constants.ASSERT_NOT,
+            constants.GROUPREF,
+            constants.GROUPREF_EXISTS,
+        }:
             # A word boundary or look-around only refuses; leaving it out widens the core, which is allowed.
             continue
-        if op in _REPEATS and (arg[1] is _c.MAXREPEAT or arg[1] > 16) and len(_chars(arg[2])) > 64:
+        if op in REPEATS and (arg[1] is constants.MAXREPEAT or arg[1] > 16) and len(_chars(arg[2])) > 64:
             windows.append([])
             continue
         windows[-1].append((op, arg))
     scored = [_trimmed(window) for window in windows if window]
     for op, arg in seq:
-        inner = arg[2] if op in _REPEATS and arg[0] > 0 else _inner(op, arg)
+        inner = arg[2] if op in REPEATS and arg[0] > 0 else inner_of(op, arg)
         if inner is not None:
             scored.append(_best(inner))
     return max(scored, key=lambda pair: pair[1], default=("", 0))
@@ -307,38 +338,38 @@ def _quality(items: list[Any]) -> int:
     """Length of the longest literal run that every match of these items holds."""
     best = run = 0
     for op, arg in items:
-        if op is _c.LITERAL:
+        if op is constants.LITERAL:
             run += 1
             best = max(best, run)
             continue
-        inner = arg[2] if op in _REPEATS and arg[0] > 0 else _inner(op, arg)
+        inner = arg[2] if op in REPEATS and arg[0] > 0 else inner_of(op, arg)
         if inner is not None:
             nested = list(inner)
-            if all(o is _c.LITERAL for o, _ in nested) and op is _c.SUBPATTERN:
+            if all(o is constants.LITERAL for o, _ in nested) and op is constants.SUBPATTERN:
                 run += len(nested)
                 best = max(best, run)
                 continue
             best = max(best, _quality(nested))
-        elif op is _c.BRANCH:
+        elif op is constants.BRANCH:
             best = max(best, min((_quality(list(b)) for b in arg[1]), default=0))
         run = 0
     return best
 
 
 def _render(op: Any, arg: Any, *, last: bool = False) -> str:
-    if op is _c.LITERAL:
+    if op is constants.LITERAL:
         return _literal(arg)
-    if op is _c.NOT_LITERAL:
+    if op is constants.NOT_LITERAL:
         return f"[^{_literal(arg)}]"
-    if op is _c.ANY:
+    if op is constants.ANY:
         return "."
-    if op is _c.IN:
+    if op is constants.IN:
         return _render_set(arg)
-    if op in _REPEATS:
+    if op in REPEATS:
         return _render_repeat(arg, last=last)
-    if op is _c.BRANCH:
+    if op is constants.BRANCH:
         return "(?:" + "|".join(_render_seq(branch, last=last) for branch in arg[1]) + ")"
-    inner = _inner(op, arg)
+    inner = inner_of(op, arg)
     return f"(?:{_render_seq(inner, last=last)})" if inner is not None else ""
 
 
@@ -355,7 +386,7 @@ def _render_repeat(arg: Any, *, last: bool) -> str:
     inner = f"(?:{_render_seq(body)})"
     if last:
         return inner if low == 1 else f"{inner}{{{low}}}"
-    if high is _c.MAXREPEAT:
+    if high is constants.MAXREPEAT:
         return inner + {0: "*", 1: "+"}.get(low, f"{{{low},}}")
     return f"{inner}{{{low},{high}}}" if low != high else f"{inner}{{{low}}}"
 
@@ -363,13 +394,13 @@ def _render_repeat(arg: Any, *, last: bool) -> str:
 def _render_set(members: Any) -> str:
     parts: list[str] = []
     for op, arg in members:
-        if op is _c.NEGATE:
+        if op is constants.NEGATE:
             parts.append("^")
-        elif op is _c.LITERAL:
+        elif op is constants.LITERAL:
             parts.append(_literal(arg))
-        elif op is _c.RANGE:
+        elif op is constants.RANGE:
             parts.append(f"{_literal(arg[0])}-{_literal(arg[1])}")
-        elif op is _c.CATEGORY:
+        elif op is constants.CATEGORY:
             parts.append(_CLASS_TEXT[arg])
     return "[" + "".join(parts) + "]"
 

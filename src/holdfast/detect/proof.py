@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from holdfast.detect.catalogue import Catalogue, Rule
-from holdfast.detect.database import hits
+from holdfast.detect.database import all_hits
 from holdfast.detect.lines import take_apart
 from holdfast.detect.matcher import Matcher
 
@@ -29,7 +29,9 @@ def prove(catalogue: Catalogue, matcher: Matcher | None = None) -> list[Complain
         for example in rule.matches:
             if judge.captures(rule, take_apart(example, _YEAR)) is None:
                 complaints.append(Complaint(rule, f"its pattern does not match its example: {example}"))
-            elif not any(rule in judge.owners[number] for number in hits(judge.everything, example.encode() + b"\n")):
+            elif not any(
+                rule in judge.owners[number] for number in all_hits(judge.databases, example.encode() + b"\n")
+            ):
                 complaints.append(Complaint(rule, f"Hyperscan does not point at its example (core): {example}"))
         complaints += [
             Complaint(rule, f"it matches its look-alike: {example}")

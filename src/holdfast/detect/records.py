@@ -10,7 +10,9 @@ import re
 
 from msgspec import Struct
 
+from holdfast.detect.catalogue import UNNAMED, Catalogue, Rule
 from holdfast.detect.lines import Line, place_number
+from holdfast.model.evidence import Role
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w]*(?:\.[A-Za-z_]\w*)*)(?::\s?(?P<message>.*))?$")
@@ -150,3 +152,20 @@ class NvrmGone(Record):
 
 
 RECORDS: dict[str, type[Record]] = {"traceback": Traceback, "elastic": ElasticFailure, "nvrm": NvrmGone}
+
+
+def joined(
+    judged: tuple[Rule, dict[str, str]] | None, record: Record, opener: Rule, catalogue: Catalogue
+) -> tuple[Rule, dict[str, str]] | None:
+    """The rule and captures of a record that its last line ended, given what that line is by itself."""
+    if judged is not None and judged[0].kind == UNNAMED:
+        judged = None
+    if judged is not None and (judged[0].role is Role.ROOT or "table" not in record.captures):
+        rule, captures = judged
+        return rule, record.captures | captures
+    if code := record.captures.get("code", ""):
+        # torchrun calls this rank the first to fail: how it ended is the root until something explains it.
+        ended = f"exit.signal.{code[1:]}" if code.startswith("-") else f"exit.code.{code}"
+        return catalogue.get(ended), record.captures
+    whole = catalogue.find(f"{opener.id}.whole")
+    return (whole, record.captures) if whole is not None else None

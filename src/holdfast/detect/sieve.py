@@ -1,0 +1,108 @@
+"""Which short byte strings point at the lines that are worth the whole catalogue's search.
+
+Fifteen hundred expressions cost more at each byte than their matches do, because short pieces ("port ", "error") make
+the search stop at ordinary words. A sieve is a set of pieces of about eight bytes, as few as cover all cores, none of
+them usual in the output of a healthy job. A line without any holds no match of any core; only the others are searched
+with the cores themselves (`search`). Pure; called when a catalogue is compiled.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from holdfast.detect.literals import pieces, worth
+
+LENGTH = 8
+"""Of the pieces; shorter ones only where a core has none so long."""
+LENGTH_MIN = 6
+"""A core with shorter pieces only is looked for whole: its pieces would point at too many lines."""
+WORDINGS_MAX = 24
+"""A core that needs more pieces than this is looked for whole."""
+ORDINARY = b"""
+ grad norm: 0.512 | grad norm: 1.412 | valid loss at iteration | loss scale: 1.0 | global batch size:
+ number of skipped iterations:   0 | number of nan iterations:   0 |
+ (min, max) time across ranks (ms): forward-backward ....: (123.10, 131.02) optimizer ....: (3.20, 3.31)
+ 'grad_norm': 1.4142, 'grad_norm': 2.1, 'grad_norm': 3.2, 'grad_norm': 4.3, 'learning_rate': 5e-05,
+ grad_norm=0.61 grad_norm: 12.5 train_loss: 2.31, val_loss: 2.62, eval_loss: 2.61, perplexity, accuracy,
+ INFO loading the model and the tokenizer; building the training set; memory allocated, reserved: 61.2 GB
+ starting training, number of parameters, trainable parameters, learning rate, throughput, validation
+ data loader: reading shard, samples, tokens per second, dataset, connection, connected, initialized, device
+"""
+"""What healthy jobs print all the time, beside the catalogue's examples of progress."""
+
+_Key = tuple[bool, bytes]
+"""(case does not matter, the piece)"""
+
+
+def sieve_of(cores: Iterable[str], ordinary: bytes = ORDINARY) -> list[str]:
+    """Hyperscan expressions of which every line with a match of one of these cores holds one.
+
+    Args:
+        cores: Hyperscan expressions.
+        ordinary: text in which the chosen pieces should not occur.
+    """
+    whole: dict[str, None] = {}
+    wanted: dict[tuple[bool, tuple[bytes, ...]], str] = {}
+    for core in cores:
+        choices, caseless = pieces(core)
+        best = max(choices, key=worth, default=())
+        if not best or min(map(len, best)) < LENGTH_MIN or len(best) > WORDINGS_MAX:
+            whole[core] = None
+            continue
+        single = tuple(choice[0] for choice in choices if len(choice) == 1 and len(choice[0]) >= LENGTH)
+        for texts in [single] if single else [(text,) for text in best]:
+            wanted.setdefault((caseless, texts), core)
+    chosen = _cover(list(wanted.items()), ordinary, whole)
+    return [("(?i)" if caseless else "") + escaped(text) for caseless, text in chosen] + list(whole)
+
+
+def _cover(
+    elements: Sequence[tuple[tuple[bool, tuple[bytes, ...]], str]], ordinary: bytes, whole: dict[str, None]
+) -> list[_Key]:
+    """Few pieces of which every element holds one; an element that only ordinary pieces cover goes into `whole`."""
+    covers = _candidates([key for key, _ in elements])
+    lowered = ordinary.lower()
+    usual = {key for key in covers if key[1] in (lowered if key[0] else ordinary)}
+    left = set(range(len(elements)))
+    reachable: set[int] = set().union(*(found for key, found in covers.items() if key not in usual))
+    for index in sorted(left - reachable):
+        whole[elements[index][1]] = None
+    left &= reachable
+    heap = [(-len(found), key) for key, found in covers.items() if key not in usual]
+    heapq.heapify(heap)
+    chosen: list[_Key] = []
+    while left:
+        promised, key = heapq.heappop(heap)
+        gained = len(covers[key] & left)
+        if gained and -gained > promised:
+            heapq.heappush(heap, (-gained, key))
+        elif gained:
+            chosen.append(key)
+            left -= covers[key]
+    return chosen
+
+
+def _candidates(elements: Sequence[tuple[bool, tuple[bytes, ...]]]) -> dict[_Key, set[int]]:
+    """Piece -> the elements that cannot be there without it."""
+    covers: defaultdict[_Key, set[int]] = defaultdict(set)
+    for index, (caseless, texts) in enumerate(elements):
+        for text in texts:
+            shown = text.lower() if caseless else text
+            length = min(LENGTH, len(shown))
+            for start in range(len(shown) - length + 1):
+                covers[caseless, shown[start : start + length]].add(index)
+    exact: defaultdict[bytes, set[int]] = defaultdict(set)
+    for (caseless, text), found in covers.items():
+        if not caseless:
+            exact[text.lower()] |= found
+    for caseless, text in covers:
+        if caseless and text in exact:
+            covers[caseless, text] |= exact[text]
+    return dict(covers)
+
+
+def escaped(text: bytes) -> str:
+    """The Hyperscan expression for exactly these bytes."""
+    return "".join(chr(c) if chr(c).isalnum() and c < 128 else f"\\x{c:02x}" for c in text)
