@@ -18,7 +18,7 @@ from holdfast.detect.patterns import number_finder
 from holdfast.detect.sieve import ORDINARY, escaped, sieve_of
 from holdfast.model.evidence import Role
 
-FORM = 3
+FORM = 4
 """Of the bytes that `compile_database` makes; older ones are compiled anew."""
 SIEVED = 1 << 24
 """Numbers of a sieve's own expressions begin above this; those below are the catalogue's."""
