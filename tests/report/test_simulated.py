@@ -14,6 +14,7 @@ from holdfast.sim.options import DAY_S, JobPlan, SimOptions
 from holdfast.sim.record import Happening, SimResult
 from holdfast.sim.run import simulate
 
+pytestmark = pytest.mark.timeout(900)
 CHECKPOINT_S = 4 * 3600.0
 PLAN = SimOptions(
     seed=6,
