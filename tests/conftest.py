@@ -1,6 +1,7 @@
 """Fixtures that several rooms' tests share, and how long an example of a property may take: any time."""
 
 from hypothesis import HealthCheck, settings
+
 from kube_fixture import _module_kube_lab, kube_lab
 from postgres_fixture import postgres
 from slurm_fixture import _module_lab, netns_lab, slurm_lab
