@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from whole_logs import Whole, assert_right, titan
+from whole_logs import Whole, assert_right, hf, titan, traceback, watchdog
 
 RAY_LOST = "(raylet) A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, check the logs for the dead worker. Worker IP address: 10.0.0.4 Worker PID: 881 Worker exit type: SYSTEM_ERROR Worker exit detail: Worker exits unexpectedly by a signal. SystemExit is raised (sys.exit is called). Exit code: 1. The process receives a SIGTERM.\n"
 RL = "".join(
@@ -41,6 +41,15 @@ LAME = (
     "INFO:tensorflow:ShutdownHook: lame workers found: HeartbeatManager(/job:worker/replica:0/task:0/device:CPU:0)\n"
     "WARNING:tensorflow:Resetting coordinator.\n"
 )
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+OLD_WATCHDOG = "[rank2]:[E ProcessGroupNCCL.cpp:475] [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=110, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600119 milliseconds before timing out.\n"
+INVAL = (
+    "Mar 01 10:00:52 ctl1 slurmctld[807]: slurmctld: error: Setting node gpu7 state to INVAL with reason:gres/gpu count reported lower than configured (7 < 8)\n"
+    "Mar 01 10:00:52 ctl1 slurmctld[807]: slurmctld: drain_nodes: node gpu7 state set to DRAIN\n"
+)
+CTRL_C = "^C[2025-03-01 10:20:33,011] torch.distributed.elastic.agent.server.api: [WARNING] Received Signals.SIGINT death signal, shutting down workers\n"
+MLX5 = "[3312.118] mlx5_core 0000:19:00.0: wait_func:1167:(pid 210): CREATE_EQ(0x301) timeout. Will cause a leak of a command resource\n"
+LIMITED = "HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://hub.example/api/datasets/x\n"
 
 LOGS = (
     Whole("Ray ends a worker after an RL run's last validation", RL + RL_DONE + RAY_LOST, "healthy"),
@@ -53,6 +62,28 @@ LOGS = (
     Whole("Horovod names the rank that is missing", STALLED, "fault", ("horovod.missing",), ranks=(2,)),
     Whole("Horovod's missing rank came", STALLED + titan(6), "healthy"),
     Whole("an AMD GPU's scheduler does not answer", MES, "fault", ("kernel.amdgpu.stuck",), "hardware"),
+    Whole(
+        "no line has a time: the ECC error stands before the time-out",
+        hf() + traceback(5, ECC) + OLD_WATCHDOG,
+        "fault",
+        ("cuda.ecc",),
+        "hardware",
+        ranks=(5,),
+    ),
+    Whole(
+        "only the time-outs have a time: the ECC error stands before them",
+        hf() + traceback(5, ECC) + watchdog(2) + watchdog(3),
+        "fault",
+        ("cuda.ecc",),
+        "hardware",
+        ranks=(5,),
+    ),
+    Whole("time-outs with nothing before them", hf() + OLD_WATCHDOG, "fault", ("nccl.timeout",), "unknown"),
+    Whole("slurmctld misses a GPU", INVAL, "fault", ("slurm.gres_missing",), "hardware", nodes=("gpu7",)),
+    Whole("torchrun gets Ctrl-C", titan(4) + CTRL_C, "fault", ("torch.elastic.interrupted",), "operator"),
+    Whole("a network card does not answer its driver", MLX5, "fault", ("kernel.mlx5.failed",), "network"),
+    Whole("a hub refuses", LIMITED, "fault", ("net.rate_limited",), "network", helps=True),
+    Whole("a hub refused for a while", LIMITED + titan(6), "healthy"),
     Whole("a TPU is taken back", LAME, "fault", ("tpu.lame",), "platform", helps=True),
 )
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.detect.catalogue import UNNAMED, Catalogue, StreamKind
 from holdfast.detect.dumped_stacks import StackFrame
+from holdfast.detect.finding_times import MACHINE, FindingTimes, Kept, first_failure, waits_of
 from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
 from holdfast.detect.flight import Dump, Missing, missing_ranks
 from holdfast.detect.hyperpod_rules import finding_rule
@@ -62,8 +63,6 @@ _PERSISTENT = {"loss.nan.grad": 5}
 """Rules that are trouble only when they come so often."""
 _HANDLED = frozenset({"python", "data", "distributed"})
 """Families of rules whose errors a program can handle."""
-_MACHINE = frozenset({"nvidia", "kernel"})
-"""Families of rules that read kernel logs."""
 
 
 class EvidenceLine(Struct, frozen=True):
@@ -97,21 +96,6 @@ class Explanation(Struct, frozen=True):
     suspects: Suspects
     evidence: tuple[EvidenceLine, ...]
     story: str
-
-
-class Kept(Struct):
-    """A finding with its place in the logs."""
-
-    finding: Finding
-    match: Match
-    file: int
-    order: int
-    steps_then: dict[str, int]
-    count: int = 1
-    of_thread: bool = False
-    """An exception that ended a thread, not the program."""
-    ignored: bool = False
-    """An exception of a destructor or a call-back, which Python told of and passed over."""
 
 
 class _File:
@@ -334,12 +318,12 @@ class LogReading:
         known = [file.last_at for file in self.files if file.last_at is not None]
         end = max(known, default=0.0)
         self.progress_at = max((f.progress_at for f in self.files if f.progress_at is not None), default=0.0)
-        first = self._first_failure(kept)
-        shifts = self._shifts(kept, first)
+        first = first_failure([k for k in kept if not self._set_aside(k, self.files[k.file])])
+        times = FindingTimes(kept, first, end)
         findings: list[Finding] = []
         for k in kept:
             file = self.files[k.file]
-            finding = replace(k.finding, at=self._when(k, first, end, shifts), count=k.count)
+            finding = replace(k.finding, at=times.of(k), count=k.count, captures=waits_of(k))
             if file.back.get(finding.rule, 0) > k.order:
                 # It came back by itself: a cause only where a time-out points at it.
                 finding = replace(finding, severity=Severity.WARNING)
@@ -362,44 +346,6 @@ class LogReading:
         if len(self._timeouts) > 1:
             self.ranks = {"": tuple(range(max(self._ranks) + 1))}
 
-    def _first_failure(self, kept: Sequence[Kept]) -> float | None:
-        """When the job's own trouble began, as far as its lines tell; a time-out began one time-out earlier."""
-        times = [
-            k.finding.at - float(k.match.captures.get("timeout_ms") or 0) / 1000.0
-            for k in kept
-            if k.finding.at and k.match.rule.family not in _MACHINE and not self._set_aside(k, self.files[k.file])
-        ]
-        return min(times, default=None)
-
-    def _shifts(self, kept: Sequence[Kept], first: float | None) -> dict[int, float]:
-        """File -> seconds by which its clock shows another time zone than the job's.
-
-        A kernel log in local time beside a job's log in UTC is off by whole half-hours; only when taking that off
-        brings its trouble beside the job's is it believed.
-        """
-        shifts: dict[int, float] = {}
-        if first is None:
-            return shifts
-        for k in kept:
-            if k.match.rule.family not in _MACHINE or not k.finding.at or k.file in shifts:
-                continue
-            gap = k.finding.at - first
-            zone = round(gap / 1800.0) * 1800.0
-            alone = all(other.match.rule.family in _MACHINE for other in kept if other.file == k.file)
-            if alone and 1800.0 <= abs(zone) <= 14 * 3600.0 and abs(gap - zone) <= 120.0:
-                shifts[k.file] = zone
-        return shifts
-
-    def _when(self, kept: Kept, first: float | None, end: float, shifts: dict[int, float]) -> float:
-        """The time of a finding as attribution needs it; ties are broken by the order of lines."""
-        if kept.finding.at:
-            return kept.finding.at - shifts.get(kept.file, 0.0) + kept.order * 1e-6
-        if first is not None and kept.match.rule.family in _MACHINE:
-            # A kernel log that counts seconds since boot: a person put it beside the job's log for a reason.
-            return first - 1.0 + kept.order * 1e-6
-        # Without any time the order of lines stands in for it: a millisecond a line, at the end of the logs.
-        return end + kept.order * 1e-3
-
     def _set_aside(self, kept: Kept, file: _File) -> str:
         """Why this is no trouble of the job after all; empty when it may be."""
         after_end = file.completed is not None and kept.order > file.completed
@@ -410,7 +356,7 @@ class LogReading:
             return "it passed by itself"
         if self._seen_in(kept) < _PERSISTENT.get(kept.finding.rule, 0):
             return "it came a few times only, which is no trouble"
-        lasting = kept.finding.domain is Domain.HARDWARE and kept.match.rule.family in _MACHINE
+        lasting = kept.finding.domain is Domain.HARDWARE and kept.match.rule.family in MACHINE
         if lasting:
             return ""
         if any(restart > kept.order for restart in file.restarts) and kept.finding.severity is Severity.FATAL:

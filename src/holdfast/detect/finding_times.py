@@ -1,0 +1,101 @@
+"""When what whole logs tell of happened: times of lines, of other clocks, and of lines without any.
+
+`explain.LogReading` asks here at the end of its logs. The outcome is what attribution orders by. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from holdfast.detect.matcher import Match
+from holdfast.model.evidence import Finding
+
+MACHINE = frozenset({"nvidia", "kernel"})
+"""Families of rules that read kernel logs."""
+_WAITED = frozenset({"timeout_ms", "elapsed_ms", "elapsed_s"})
+"""Captures by which attribution dates a time-out back to when its wait began."""
+
+
+class Kept(Struct):
+    """A finding with its place in the logs."""
+
+    finding: Finding
+    match: Match
+    file: int
+    order: int
+    steps_then: dict[str, int]
+    count: int = 1
+    of_thread: bool = False
+    """An exception that ended a thread, not the program."""
+    ignored: bool = False
+    """An exception of a destructor or a call-back, which Python told of and passed over."""
+
+
+def first_failure(kept: Sequence[Kept]) -> float | None:
+    """When the job's own trouble began, as far as its lines tell; a time-out began one time-out earlier."""
+    times = [
+        k.finding.at - float(k.match.captures.get("timeout_ms") or 0) / 1000.0
+        for k in kept
+        if k.finding.at and k.match.rule.family not in MACHINE
+    ]
+    return min(times, default=None)
+
+
+def waits_of(kept: Kept) -> dict[str, str]:
+    """The finding's captures; where its log tells no time, none of them dates it back before the lines above it."""
+    captures = dict(kept.finding.captures)
+    return captures if kept.finding.at else captures | {name: "0" for name in _WAITED if name in captures}
+
+
+class FindingTimes:
+    """The times of findings of several logs.
+
+    Args:
+        kept: all findings, in the order of their lines.
+        first: when the job's own trouble began, if a line tells.
+        end: the last time on any line; 0.0 when there is none.
+    """
+
+    def __init__(self, kept: Sequence[Kept], first: float | None, end: float) -> None:
+        self._first = first
+        self._end = end
+        self._shifts = _shifts(kept, first)
+        self._dated: dict[int, int] = {}
+        for k in kept:
+            if k.finding.at:
+                self._dated.setdefault(k.file, k.order)
+
+    def of(self, kept: Kept) -> float:
+        """The time of a finding as attribution needs it; ties are broken by the order of lines."""
+        if kept.finding.at:
+            return kept.finding.at - self._shifts.get(kept.file, 0.0) + kept.order * 1e-6
+        if self._first is not None and kept.match.rule.family in MACHINE:
+            # A kernel log that counts seconds since boot: a person put it beside the job's log for a reason.
+            return self._first - 1.0 + kept.order * 1e-6
+        if self._first is not None and kept.order < self._dated.get(kept.file, 0):
+            # No line before it has a time, a later one has: it came before the job's first trouble that has one.
+            return self._first - 1.0 + kept.order * 1e-6
+        # Without any time the order of lines stands in for it: a millisecond a line, at the end of the logs.
+        return self._end + kept.order * 1e-3
+
+
+def _shifts(kept: Sequence[Kept], first: float | None) -> dict[int, float]:
+    """File -> seconds by which its clock shows another time zone than the job's.
+
+    A kernel log in local time beside a job's log in UTC is off by whole half-hours; only when taking that off
+    brings its trouble beside the job's is it believed.
+    """
+    shifts: dict[int, float] = {}
+    if first is None:
+        return shifts
+    for k in kept:
+        if k.match.rule.family not in MACHINE or not k.finding.at or k.file in shifts:
+            continue
+        gap = k.finding.at - first
+        zone = round(gap / 1800.0) * 1800.0
+        alone = all(other.match.rule.family in MACHINE for other in kept if other.file == k.file)
+        if alone and 1800.0 <= abs(zone) <= 14 * 3600.0 and abs(gap - zone) <= 120.0:
+            shifts[k.file] = zone
+    return shifts
