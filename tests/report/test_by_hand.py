@@ -22,6 +22,7 @@ from holdfast.report.gather import JobSeries, Point, ReportData
 from holdfast.report.html import render_html
 from holdfast.report.json_form import render_json
 from holdfast.report.proposals import RULES, Proposal
+from holdfast.report.sections import intervals
 from holdfast.report.single import affected, incident_sections, losses, machines
 from holdfast.report.terminal import render
 
@@ -297,3 +298,19 @@ def test_a_terminal_shows_what_the_page_shows(form: str) -> None:
         assert table.title in shown
         for value in (cell for row in table.rows for cell in row):
             assert " ".join(value.split()) in shown, (table.key, value)
+
+
+def test_a_fleets_page_has_no_totals_that_count_drills() -> None:
+    """They would stand beside figures that leave drills out; the other two kinds have them."""
+    made = whole()
+    has = {kind: 'id="totals"' in render_html(made, kind=kind, script="") for kind in ("full", "fleet", "summary")}
+    assert has == {"full": True, "fleet": False, "summary": True}
+
+
+def test_one_incident_gives_no_advice_on_intervals() -> None:
+    """How often the job fails is not told by one of its incidents."""
+    made = whole()
+    made.series["7"].checkpoints = [Point(111.0, 10), Point(119.0, 20)]
+    assert intervals(made).rows == ()
+    made.incident = ""
+    assert len(intervals(made).rows) == 1

@@ -40,8 +40,8 @@ DETAILS = ("launcher_attached", "node_validated", "drill_fired")
 """Kinds of events that tell phases, machines and drills."""
 SERIES_MAX = 2000
 """With more attempts than this only a report of kind `full` reads the series."""
-
-
+OF_ONE = "counted is this incident alone, in MTBF, too; lost steps, ETTR and goodput are those of its jobs."
+"""Of a report about one incident."""
 MEASURED_MAX = 500
 """When the figures of more nodes are wanted, one question for all is the quicker one."""
 
@@ -291,6 +291,8 @@ async def gather(
         jobs = [record for record in jobs if record.key in concerned]
     data = ReportData(title, cluster, until or now, jobs, await journal.nodes(), incidents, since=since)
     data.history, data.read_at, data.incident = history, now if until else 0.0, incident
+    if incident:
+        data.notes.append(OF_ONE)
     # Also those after the span: a person's help for an incident of the span may have come later.
     commands = [one for one in await _events(journal, "operator_command") if since <= one.at <= now]
     data.commands = [one for one in commands if isinstance(one, OperatorCommand)]

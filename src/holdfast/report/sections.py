@@ -63,10 +63,10 @@ def objectives(data: ReportData) -> Section:
 
 
 def intervals(data: ReportData) -> Section:
-    """How often each job saves, and how often it should."""
+    """How often each job saves, and how often it should; one incident alone does not tell how often a job fails."""
     rows = [
         (a.job, seconds(a.actual_s), seconds(a.best_s), seconds(a.save_s), seconds(a.mtbf_s), a.says)
-        for a in data.intervals
+        for a in (data.intervals if not data.incident else ())
     ]
     heads = ("job", "saves every", "best", "a save holds", "MTBF", "advice")
     return _section("intervals", "Checkpoint interval", "", heads, rows, numbers=heads[1:5])

@@ -91,6 +91,8 @@ JAPANESE: dict[str, str] = {
     "{n} checks passed": "検査{n}件に合格", "{n} health checks passed": "ヘルスチェック{n}件に合格",
     "hardware": "ハードウェア", "network": "ネットワーク", "storage": "ストレージ", "platform": "基盤",
     "application": "アプリケーション", "operator": "人の操作", "unknown": "不明",
+    "counted is this incident alone, in MTBF, too; lost steps, ETTR and goodput are those of its jobs.":
+        "数えるのはこのインシデントのみ(MTBFも)。失われたステップ、ETTR、グッドプットはそのジョブ全体のもの。",
     "training loss": "損失関数", "not diagnosed": "未診断", "no story": "記録なし",
     "suspects: {who}; fault to proof {span}": "疑い: {who}、障害から証明まで {span}",
     # meanings
