@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from holdfast.launch.lease import Lease
+from holdfast.launch.link import beat_pause_s
+from holdfast.launch.options import LEASE_S
 
 
 def test_it_counts_from_when_the_answered_beat_was_sent():
@@ -34,3 +36,10 @@ def test_proof_of_an_earlier_moment_does_not_shorten_it():
     assert lease.left_s(10.0) == 3.0
     lease.renew(12.0)
     assert lease.left_s(10.0) == 5.0
+
+
+def test_what_the_default_lease_forgives_is_two_seconds_of_silence():
+    """The lease less a beat's pause: as much as 3 s with a beat a second forgave. A large job's leader hears fewer."""
+    assert LEASE_S - beat_pause_s(LEASE_S, nodes=2) == 2.0
+    assert [beat_pause_s(LEASE_S, nodes) for nodes in (1, 200, 500, 5000)] == [0.25, 0.25, 0.5, 0.75]
+    assert beat_pause_s(10.0, nodes=2) == 1.0

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from holdfast.cli.run_start import begin
 from holdfast.errors import HoldfastError
-from holdfast.launch.options import DEFAULT_PRELOAD, RunOptions
+from holdfast.launch.options import DEFAULT_PRELOAD, LEASE_S, RunOptions
 
 run = typer.Typer(add_completion=False, rich_markup_mode=None)
 _COMMAND_MARK = "holdfast.run.is_command"
@@ -61,7 +61,7 @@ def run_command(
     job_dir: Annotated[Path | None, typer.Option(help="The job's folder. Default: ./holdfast-run-ID.")] = None,
     tee: Annotated[str, typer.Option(help="Ranks whose output is repeated here: `all`, `none`, `0,3`.")] = "auto",
     stop_grace_s: Annotated[float, typer.Option(help="Between a forwarded SIGTERM and SIGKILL.", min=0.0)] = 30.0,
-    lease_s: Annotated[float, typer.Option(help="Attempt lease between the launchers.", min=0.5)] = 3.0,
+    lease_s: Annotated[float, typer.Option(help="Attempt lease between the launchers.", min=0.5)] = LEASE_S,
 ) -> None:
     """Run a training command so that it comes back by itself."""
     begin(

@@ -542,7 +542,7 @@ class Leader:
             return
         for node, heard in port.heard_at.items():
             quiet_s = mono - heard
-            if quiet_s > self.own_lease.lease.lease_s and node not in self._silent and node in self._follower_nodes():
+            if quiet_s > port.lease_s and node not in self._silent and node in self._follower_nodes():
                 self._silent.add(node)
                 if self.evidence is not None:
                     self.evidence.look_ahead(node)
@@ -551,7 +551,7 @@ class Leader:
                         id=self.event_id(), at=at, source=self.place.source, node=node, for_s=round(quiet_s, 1)
                     )
                 )
-            elif quiet_s < self.own_lease.lease.lease_s and node in self._silent:
+            elif quiet_s < port.lease_s and node in self._silent:
                 self._silent.discard(node)
                 self.submit(e.NodeHeard(id=self.event_id(), at=at, source=self.place.source, node=node))
         for node in self.crew.look_at_leases(mono):

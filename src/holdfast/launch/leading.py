@@ -240,6 +240,8 @@ async def _start_first(leader: Leader) -> None:
         await leader.start_first()
     except OrderError as error:
         leader.finish(EXIT_DO_NOT_REQUEUE, f"the ranks could not be started: {error}")
+    if leader.evidence is not None:
+        await leader.evidence.learn()
 
 
 async def _leave(leader: Leader, code: int) -> None:

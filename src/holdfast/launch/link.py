@@ -1,7 +1,7 @@
 """The TCP link between the leader's launcher and those of the other nodes.
 
 `LeaderPort` listens and knows its followers; `FollowerLink` finds the leader through `<job_dir>/leader.json` and keeps
-coming back. Both send a beat every third of the lease. What a follower's silence and a reset mean is told apart here:
+coming back. It sends several beats in a lease's time. What a follower's silence and a reset mean is told apart here:
 a connection that the other kernel ended is evidence that the launcher there is gone, silence is not. On the embedded
 cluster a node's `cut` marker holds everything back in both directions, as a broken network would.
 """
@@ -42,6 +42,15 @@ _HANDSHAKE_S = 10.0
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.02, 0.2
 """A follower of a job that starts anew comes up with its leader: it looks often at first, then seldom."""
 _QUEUE_MAX = 10_000
+_BEATS_PER_LEASE = 9
+"""What a lease forgives is its length less the pause between two beats: a short one wants them often."""
+_BEATS_PER_S_MAX = 1000
+"""That a leader is asked to answer, of all its followers together."""
+
+
+def beat_pause_s(lease_s: float, nodes: int) -> float:
+    """Seconds between two beats of one follower: a ninth of the lease; with many nodes up to a third of it."""
+    return min(1.0, lease_s / 3, max(lease_s / _BEATS_PER_LEASE, nodes / _BEATS_PER_S_MAX))
 
 
 class LinkEnds(Struct, frozen=True):
@@ -141,7 +150,7 @@ class LeaderPort:
         self.granted_until: dict[str, float] = {}
         """When a node's lease ends, as far as it has been granted; same clock."""
         self._place = place
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._may_grant = may_grant
         self._on_join = on_join
         self._on_report = on_report
@@ -206,7 +215,7 @@ class LeaderPort:
         if hello.node not in self._place.nodes:
             raise WireError(f"{hello.node} is not a node of this job")
         wire.ends = link_ends(self._place, hello.node)
-        await wire.send(Welcome(lease_s=self._lease_s))
+        await wire.send(Welcome(lease_s=self.lease_s))
         self.heard_at[hello.node] = asyncio.get_running_loop().time()
         self.granted_until.setdefault(hello.node, 0.0)
         return Follower(hello, wire, asyncio.Queue(_QUEUE_MAX))
@@ -248,8 +257,8 @@ class LeaderPort:
         now = asyncio.get_running_loop().time()
         self.heard_at[follower.hello.node] = now
         if isinstance(report, Beat) and self._may_grant():
-            self.granted_until[follower.hello.node] = now + self._lease_s
-            self.send(follower.hello.node, Grant(beat=report.beat, lease_s=self._lease_s))
+            self.granted_until[follower.hello.node] = now + self.lease_s
+            self.send(follower.hello.node, Grant(beat=report.beat, lease_s=self.lease_s))
         if isinstance(report, Bye):
             follower.has_left = True
         self._on_report(follower.hello.node, report)
@@ -408,7 +417,7 @@ class FollowerLink:
         loop = asyncio.get_running_loop()
         while True:
             await wire.send(Beat(beat=self.lease.next_beat(loop.time())))
-            await asyncio.sleep(min(1.0, self.lease.lease_s / 3))
+            await asyncio.sleep(beat_pause_s(self.lease.lease_s, len(self._place.nodes)))
 
     async def _hear(self, wire: Wire) -> None:
         while True:

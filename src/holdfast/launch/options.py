@@ -14,6 +14,8 @@ from msgspec import Struct
 
 from holdfast.errors import UsageError
 
+LEASE_S = 2.25
+"""Of a follower. Nine beats: it forgives 2 s of silence, as a lease of 3 s with a beat a second does."""
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "holdfast.telemetry")
 
 
@@ -44,7 +46,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     job_dir: str = ""
     stop_grace_s: float = 30.0
     """Between a forwarded SIGTERM and SIGKILL."""
-    lease_s: float = 3.0
+    lease_s: float = LEASE_S
     follower_wait_s: float = 600.0
     """How long the leader waits for its followers at the start, and a follower for a leader that it lost."""
 

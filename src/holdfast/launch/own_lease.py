@@ -20,6 +20,8 @@ _CHECK_S = 0.2
 _ASLEEP_S = 0.5
 """The loop was away for longer than it asked by this much: stopped, starved, or the machine was paused."""
 _POLL_S = 0.1
+_LEAST_S = 3.0
+"""A folder on a network file system may stand still for longer than a connection between two launchers does."""
 
 
 class OwnLease:
@@ -27,7 +29,7 @@ class OwnLease:
 
     Args:
         place: the leader's.
-        lease_s: how long an unrenewed lease lasts.
+        lease_s: how long an unrenewed lease lasts, 3 s at least.
         epoch: the newest epoch that this leader has started.
         has_begun: whether this leader has started an attempt.
         is_held: whether there are ranks that need a lease.
@@ -46,7 +48,7 @@ class OwnLease:
         on_lost: Callable[[], Awaitable[None]],
         on_superseded: Callable[[int], Awaitable[None]],
     ) -> None:
-        self.lease = Lease(lease_s, time.monotonic())
+        self.lease = Lease(max(lease_s, _LEAST_S), time.monotonic())
         self._job_dir = place.job_dir
         self._link = NodeLink(place.node_dir)
         self._epoch = epoch

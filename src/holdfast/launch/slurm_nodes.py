@@ -64,11 +64,18 @@ class SlurmNodes:
         dead = await self._probe(node)
         return dead, asyncio.get_running_loop().time()
 
-    async def _probe(self, node: str) -> bool:
+    async def learn(self) -> bool:
+        """Ask the scheduler where the daemons listen, once; False when it does not answer now.
+
+        Called ahead of the first silence, too: a busy scheduler must not cost time then.
+        """
         async with self._asking:  # nodes that fall silent together are one question to the scheduler
             if not self._known:
                 try:
                     self._known = await self._own_job.addresses(self._nodes)
                 except (OrderError, LinkError):
                     return False
-        return not await daemon_answers(self._known.get(node))
+        return True
+
+    async def _probe(self, node: str) -> bool:
+        return await self.learn() and not await daemon_answers(self._known.get(node))

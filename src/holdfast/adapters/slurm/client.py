@@ -79,7 +79,9 @@ class SlurmOrchestrator:
             released=self.starts.released,
             pull_in_s=settings.pull_in_s,
         )
-        self.nodes = NodeOrders(self.tool, self.looks, self.memory, settings.programs)
+        self.nodes = NodeOrders(
+            self.tool, self.looks, self.memory, settings.programs, until_killed=self.jobs.until_killed
+        )
         self._pulse = b""
         self._world: WorldView | None = None
         self._world_at = 0.0

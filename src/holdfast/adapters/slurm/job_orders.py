@@ -35,12 +35,16 @@ POLL_MAX_S = 0.5
 SOON_S = 2.0
 """An end is looked for this often at first: tasks end within a second, unless a slurmd is slow or lost."""
 SLOW_END_S = 5.0
-"""Longer than a launcher's lease (3 s) and its margin."""
+"""Longer than a launcher's lease (3 s at most by default) and its margin."""
 CONNECT_S = 0.7
 KILL_S = 5.0
+KILL_LEAD_S = 0.1
+"""That a kill gets before the node's loss is told: tasks that trap SIGTERM would cost KillWait."""
 KILL_BESIDE_LOSS_S = 1.0
 """Scancel sleeps 5 s and tries again, ten times, while a job is completing; its tasks are being ended then anyway. A
 node's loss sets it completing at any moment."""
+CLOCKS_S = 0.1
+"""By how much our clock and slurmctld's may differ without a start that is refused. (One that is, is mended.)"""
 S = SchedulerState
 _ORDERS = (o.RequeueHeld, o.SetExcluded, o.ReleaseJob, o.GiveUp)
 _QUEUED = frozenset({S.PENDING, S.HELD})
@@ -58,6 +62,17 @@ def waits_for(job: SlurmJob, jobs: dict[str, SlurmJob]) -> bool:
         if "singleton" in other.dependency and (other.user, other.name) == (job.user, job.name):
             return True
     return False
+
+
+def pull_in(ended_at: float, now: float, pull_in_s: int) -> int:
+    """Whole seconds from now when a released job may begin; 0: at once, since its end was in an earlier second.
+
+    Args:
+        ended_at: when we saw that nothing of it was left, Unix seconds; 0: not known.
+        now: Unix seconds.
+        pull_in_s: what is asked otherwise.
+    """
+    return 0 if ended_at > 0 and now - math.floor(ended_at) > 1.0 + CLOCKS_S else pull_in_s
 
 
 class JobOrders:
@@ -87,6 +102,7 @@ class JobOrders:
         self._released = released
         self._pull_in_s = pull_in_s
         self._old_output = OldOutput(tool)
+        self._losing: list[tuple[asyncio.Event, tuple[str, ...]]] = []
 
     def can(self, order: o.AnyOrder) -> bool:
         """Is it one of ours?"""
@@ -94,9 +110,9 @@ class JobOrders:
 
     async def execute(self, order: o.JobOrder) -> str:
         """See ports.Orchestrator."""
-        reading, job = await self._look(order.job)
         if isinstance(order, o.RequeueHeld):
-            return await self._requeue_held(order, reading, job)
+            return await self._requeue_held_losing(order)
+        _, job = await self._look(order.job)
         if isinstance(order, o.SetExcluded):
             return await self._exclude(order, job)
         if isinstance(order, o.ReleaseJob):
@@ -156,7 +172,25 @@ class JobOrders:
 
     # --- requeue ---
 
-    async def _requeue_held(self, order: o.RequeueHeld, reading: Reading, job: SlurmJob) -> str:
+    async def _requeue_held_losing(self, order: o.RequeueHeld) -> str:
+        killed = (asyncio.Event(), order.gone)
+        self._losing.append(killed)  # before anything is awaited: its nodes' own orders come in the same moment
+        try:
+            reading, job = await self._look(order.job)
+            return await self._requeue_held(order, reading, job, killed[0])
+        finally:
+            self._losing.remove(killed)
+            killed[0].set()
+
+    async def until_killed(self, node: str) -> None:
+        """Wait while tasks of jobs that lose this node are being ended: once it is down slurmctld ends none of them."""
+        doing = [asyncio.create_task(killed.wait()) for killed, nodes in self._losing if node in nodes]
+        if doing:
+            _, late = await asyncio.wait(doing, timeout=KILL_BESIDE_LOSS_S)
+            for task in late:
+                task.cancel()
+
+    async def _requeue_held(self, order: o.RequeueHeld, reading: Reading, job: SlurmJob, killed: asyncio.Event) -> str:
         state = state_of(job)
         if job.restart_count > order.restart_count:
             if state not in _QUEUED and not (is_completing(job) and "PENDING" in self._base(job)):
@@ -167,13 +201,41 @@ class JobOrders:
             return await self._hold_queued(order.job, "it was waiting")
         if not job.requeue:
             await self._tool.run(commands.allow_requeue(job.ref))
-        if state is S.RUNNING and not is_completing(job):
-            await self._kill(job, gently=waits_for(job, reading.jobs), batch=not order.gone)
+        gently = waits_for(job, reading.jobs)
         if order.gone:
+            if not order.leased:
+                await self._kill_beside_loss(order.job, job, gently=gently)
+            killed.set()
             job = await self._write_off(order, reading, job)
+        elif self._is_running(job):
+            await self._kill(job, gently=gently, batch=True)
         if job.restart_count <= order.restart_count:
             await self._requeuehold(order.job, job)
         return await self._hold_queued(order.job, "stopped and queued", leased=order.leased)
+
+    @staticmethod
+    def _is_running(job: SlurmJob) -> bool:
+        return state_of(job) is S.RUNNING and not is_completing(job)
+
+    async def _kill_beside_loss(self, key: JobKey, job: SlurmJob, *, gently: bool) -> None:
+        """End its tasks on the nodes that are left; over at once when a node's loss ends the job meanwhile.
+
+        From then on slurmctld signals nothing in it any more, and `scancel` would only wait. Launchers end their ranks
+        themselves: with a launcher this is not called, since a step that is killed beside a dead node may take Slurm
+        seconds to clean up.
+        """
+        if not self._is_running(job):
+            return
+        doing = {
+            asyncio.create_task(self._kill(job, gently=gently, batch=False)),
+            asyncio.create_task(self._until(key, lambda seen: not self._is_running(seen))),
+        }
+        try:
+            await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in doing:
+                task.cancel()
+            await asyncio.gather(*doing, return_exceptions=True)
 
     @staticmethod
     def _base(job: SlurmJob) -> frozenset[str]:
@@ -200,9 +262,11 @@ class JobOrders:
         limit_s = KILL_S if batch else KILL_BESIDE_LOSS_S
         try:
             if listed:
-                await self._tool.run(commands.kill_steps(listed), limit_s=limit_s, again=False)
+                await self._tool.run(commands.kill_steps(listed, beside_loss=not batch), limit_s=limit_s, again=False)
             if job.batch and batch:
                 await self._tool.run(commands.kill_batch(job.ref), limit_s=limit_s, again=False)
+            if listed and not batch:
+                await asyncio.sleep(KILL_LEAD_S)
         except OrderError as error:
             _log.info("tasks could not be killed ahead of the requeue", job=job.ref, why=str(error))
 
@@ -265,16 +329,17 @@ class JobOrders:
         if state is S.HELD:
             await self._tool.run(commands.release(job.ref))
         asked_at = time.time()
+        in_s = pull_in(self._memory.seen(job).ended_at, asked_at, self._pull_in_s)
         try:
-            await self._tool.run(commands.start_in(job.ref, self._pull_in_s))
+            await self._tool.run(commands.start_in(job.ref, in_s))
         except PermanentOrderError:
             # Its begin time had passed, and it was started between the two commands.
             now = (await self._look(order.job))[1]
             if state_of(now) in _QUEUED:
                 raise
         # Begin times are whole seconds: "in a second" is when the next one begins.
-        self._released(job, max(0.0, math.floor(asked_at) + self._pull_in_s - time.time()))
-        return f"released, to start in {self._pull_in_s} s or as soon as there are nodes"
+        self._released(job, max(0.0, math.floor(asked_at) + in_s - time.time()))
+        return f"released, to start {f'in {in_s} s' if in_s else 'now'} or as soon as there are nodes"
 
     async def _give_up(self, order: o.GiveUp, job: SlurmJob) -> str:
         if not order.cancel:

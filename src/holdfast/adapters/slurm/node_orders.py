@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 from msgspec import Struct
@@ -56,10 +56,19 @@ def is_up(node: SlurmNode) -> bool:
 
 
 class NodeOrders:
-    """See the module."""
+    """See the module. `until_killed` is awaited before a node that is gone is set down."""
 
-    def __init__(self, tool: Tool, looks: Looks, memory: Memory, programs: Programs) -> None:
+    def __init__(
+        self,
+        tool: Tool,
+        looks: Looks,
+        memory: Memory,
+        programs: Programs,
+        *,
+        until_killed: Callable[[str], Awaitable[None]],
+    ) -> None:
         self._tool = tool
+        self._until_killed = until_killed
         self._looks = looks
         self._memory = memory
         self._programs = programs
@@ -154,6 +163,7 @@ class NodeOrders:
         """It is known not to run: Slurm need not wait for its word."""
         theirs = is_drained(node) and not is_ours(node)
         if "DOWN" not in node.states:
+            await self._until_killed(node.name)
             await self._set(node.name, "DOWN", node.reason if theirs else reason)
             return "set down: what ran there is written off"
         if not theirs and not is_ours(node):
