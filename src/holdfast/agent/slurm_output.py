@@ -36,7 +36,9 @@ IDLE_S = 3.0
 MARK_EVERY_S = 10.0
 LINGER_S = 5.0
 """A file is followed so long after nobody has it open any more: last words may be on their way."""
-_Slots = dict[tuple[str, int], list[SlotView]]
+_Run = tuple[str, str, int]
+"""Cluster, job's id and restart count: two clusters on one machine may give a job the same number."""
+_Slots = dict[_Run, list[SlotView]]
 _FAULTS = frozenset({Role.ROOT, Role.CASCADE, Role.CONTEXT})
 
 
@@ -60,6 +62,10 @@ class _Followed(Struct):
     """What a new file of the same name holds, until a look that was begun after it tells whose it is."""
     is_looked: bool = False
     """One look has ended since; it may have been begun before."""
+
+
+def _run_of(job: OpenJob) -> _Run:
+    return job.cluster, job.job_id, job.restart_count
 
 
 class SlurmOutput:
@@ -91,7 +97,7 @@ class SlurmOutput:
         self._report = report
         self._look = look
         self._files: dict[str, _Followed] = {}
-        self._attempts: dict[tuple[str, int], _Attempt] = {}
+        self._attempts: dict[_Run, _Attempt] = {}
         self._rates = RuleRates()
         self._points = SlotPoints()
         self._tailer = Tailer(self._on_data, self._on_reset, poll_s=LOOK_S)
@@ -110,7 +116,10 @@ class SlurmOutput:
 
     def _look_with_slots(self) -> tuple[list[OpenJob], _Slots]:
         jobs = self._look()
-        return jobs, {(job.job_id, job.restart_count): read_slots(job) for job in jobs if job.telemetry}
+        return jobs, {_run_of(job): read_slots(job) for job in jobs if job.telemetry and self._is_here(job)}
+
+    def _is_here(self, job: OpenJob) -> bool:
+        return job.node in {"", self._node}
 
     def take_slots(self, slots: _Slots) -> None:
         """Progress by what the ranks tell; of jobs that `take` follows."""
@@ -134,11 +143,11 @@ class SlurmOutput:
     def take(self, jobs: list[OpenJob]) -> None:
         """Follow what these jobs write; let go of what nobody has written to for a while."""
         now = self._clock.monotonic()
-        live = {(job.job_id, job.restart_count) for job in jobs}
+        live = {_run_of(job) for job in jobs}
         for job in jobs:
-            if job.has_launcher or not job.cluster or job.node not in {"", self._node}:
+            if job.has_launcher or not job.cluster or not self._is_here(job):
                 continue
-            run = (job.job_id, job.restart_count)
+            run = _run_of(job)
             attempt = self._attempts.setdefault(run, _Attempt(JobKey(job.cluster, job.job_id), job.restart_count))
             for path in job.files:
                 followed = self._files.get(path)

@@ -4,7 +4,8 @@ The agent asks, once a second; slurmctld is not asked. A job's processes are tho
 (`slurmstepd: [4711.batch]`) is believed only of root or of our own user, since a user may write any title. Their stdout
 and stderr count, whatever an `srun` or a slurmstepd writes to, and files of theirs with a log's name: a step's
 `--output=%x_%j_<date>.log` is found by that too. A job that a Holdfast launcher supervises is left to it; on the other
-nodes of a `holdfast srun` its watcher shows that.
+nodes of a `holdfast srun` its watcher shows that. Several slurmd on one machine, of one cluster or of several that have
+given a job the same number, are told apart by what the tasks' environment says.
 """
 
 from __future__ import annotations
@@ -48,6 +49,15 @@ class OpenJob(Struct, frozen=True, kw_only=True):
     """Processes that name one, each by the number that it knows itself by: that of its own namespace."""
 
 
+class _Origin(Struct, frozen=True, order=True):
+    """Where a step says that it runs."""
+
+    cluster: str = ""
+    node: str = ""
+    conf: str = ""
+    """The slurm.conf of its environment, where it has one: two clusters on one machine may bear one name."""
+
+
 class _Process(Struct):
     pid: int
     parent: int
@@ -55,8 +65,14 @@ class _Process(Struct):
     words: tuple[str, ...]
 
 
-def open_jobs(proc: Path = PROC) -> list[OpenJob]:
-    """The jobs of this node and the files that they write."""
+def open_jobs(proc: Path = PROC, conf: str | None = None) -> list[OpenJob]:
+    """The jobs of this machine and the files that they write.
+
+    Args:
+        proc: where the kernel shows its processes.
+        conf: our own slurm.conf, by default as the environment has it: among jobs of one cluster's name and one number
+            on one node, those of another slurm.conf are left out.
+    """
     if not _has_steps(proc):
         return []
     processes = {process.pid: process for process in _processes(proc)}
@@ -69,7 +85,40 @@ def open_jobs(proc: Path = PROC) -> list[OpenJob]:
         title = _TITLE.match(" ".join(process.words)) if process.uid in trusted else None
         if title is not None:
             stepds.setdefault(title.group(1), []).append(process.pid)
-    return [_job(proc, job_id, pids, processes, children) for job_id, pids in sorted(stepds.items())]
+    ours = os.environ.get("SLURM_CONF", "") if conf is None else conf
+    return [
+        _job(proc, job_id, (origin, among), processes, children)
+        for job_id, pids in sorted(stepds.items())
+        for origin, among in sorted(_by_origin(proc, job_id, pids, children, ours).items())
+    ]
+
+
+def _by_origin(
+    proc: Path, job_id: str, stepds: list[int], children: Mapping[int, list[int]], ours: str
+) -> dict[_Origin, list[int]]:
+    """The job's slurmstepd by where they run. One that does not say it goes with the others, when those agree."""
+    found: dict[_Origin, list[int]] = {}
+    for pid in stepds:
+        told = next((env for below in _below([pid], children) if (env := _environ(proc, below, job_id))), {})
+        words = (told.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURMD_NODENAME", "SLURM_CONF"))
+        found.setdefault(_Origin(*words), []).append(pid)
+    for origin in list(found):
+        fuller = [
+            other
+            for other in found
+            if other != origin
+            and origin.cluster in {"", other.cluster}
+            and origin.node in {"", other.node}
+            and origin.conf in {"", other.conf}
+        ]
+        if len(fuller) == 1:
+            found[fuller[0]] += found.pop(origin)
+    own = {(origin.cluster, origin.node) for origin in found if ours and origin.conf == ours}
+    return {
+        origin: pids
+        for origin, pids in found.items()
+        if origin.conf in {"", ours} or (origin.cluster, origin.node) not in own
+    }
 
 
 def _has_steps(proc: Path) -> bool:
@@ -82,8 +131,13 @@ def _has_steps(proc: Path) -> bool:
 
 
 def _job(
-    proc: Path, job_id: str, stepds: list[int], processes: Mapping[int, _Process], children: Mapping[int, list[int]]
+    proc: Path,
+    job_id: str,
+    where: tuple[_Origin, list[int]],
+    processes: Mapping[int, _Process],
+    children: Mapping[int, list[int]],
 ) -> OpenJob:
+    origin, stepds = where
     tree = list(_below(stepds, children))
     environ = next((told for pid in tree if (told := _environ(proc, pid, job_id))), {})
     launcher = False
@@ -103,9 +157,9 @@ def _job(
     telemetry, writers = ((), frozenset()) if launcher else _telemetry(proc, tree, job_id)
     return OpenJob(
         job_id=job_id,
-        cluster=environ.get("SLURM_CLUSTER_NAME", ""),
+        cluster=origin.cluster,
         restart_count=int(restarts) if restarts.isdecimal() else 0,
-        node=environ.get("SLURMD_NODENAME", ""),
+        node=origin.node,
         has_launcher=launcher,
         files=tuple(sorted(files.values())[:FILES_MAX]),
         telemetry=telemetry,
