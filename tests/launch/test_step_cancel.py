@@ -101,3 +101,13 @@ def test_a_cancel_in_an_output_file_counts(tmp_path: Path) -> None:
     done = supervise(tmp_path, [ABORTED, KILLED, into, PAUSE, "exit 137"], "-o", "out.log")
     assert "began 1" not in done.stdout, done.stderr
     assert done.returncode == 137
+
+
+def test_a_task_that_asks_to_be_started_again_has_not_failed(tmp_path: Path) -> None:
+    """Exit code 85 after a save: srun's word about it is no error of the program, and the script gets the code."""
+    saved = "echo 'srun: error: here: task 0: Exited with exit code 85' >&2"
+    done = supervise(tmp_path, [saved, PAUSE, "exit 85"])
+    assert "began 1" not in done.stdout, done.stderr
+    assert done.returncode == 85
+    assert "asks to be started again" in done.stderr
+    assert "error of the program" not in done.stderr

@@ -33,6 +33,7 @@ from holdfast.model.events import (
     FirstStepDone,
     StacksCaptured,
 )
+from holdfast.telemetry.slot import SlotError
 
 RANK = """
 import sys
@@ -112,6 +113,22 @@ def test_a_task_makes_its_nodes_folder_and_is_seen_there(prefix: str) -> None:
     finally:
         task.kill()
         task.communicate()
+
+
+def test_tasks_are_asked_to_save_and_stop_by_their_slots(prefix: str) -> None:
+    """Of this attempt alone, also those that make their slot later; where no task has made the folder it is refused."""
+    slots = StepSlots(prefix, "node7", lambda _: None)
+    slots.begin(4)
+    with pytest.raises(SlotError):
+        slots.evacuate(4)
+    folder = Path(slots_folder(prefix, 4, "node7"))
+    folder.mkdir(mode=0o700)
+    slots.evacuate(3)
+    assert list(folder.iterdir()) == []
+    slots.evacuate(4)
+    env = {**os.environ, "HOLDFAST_TELEMETRY_DIR": str(folder), "SLURMD_NODENAME": "node7", "RANK": "3"}
+    asked = "import holdfast.telemetry as t\nwith t.step(1): pass\nprint(t.evacuate_requested())"
+    assert subprocess.run([sys.executable, "-c", asked], env=env, capture_output=True, check=True).stdout == b"True\n"
 
 
 def test_a_task_that_ends_without_a_word_is_told_to_be_gone(prefix: str) -> None:

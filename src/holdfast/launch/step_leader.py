@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.adapters.slurm.own_job import NodeAddress, OwnJob
 from holdfast.errors import HoldfastError, LinkError, OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.launch import process
-from holdfast.launch.frames import AnyReport, Bye, RankEnded
+from holdfast.launch.frames import AnyReport, Bye, RankEnded, SlotsSeen
 from holdfast.launch.leader import Leader
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
@@ -129,6 +129,7 @@ class StepLeader(Leader):
         self._unreachable: set[str] = set()
         self._interrupted_at = -_INTERRUPT_S
         self._let_go: set[str] = set()
+        self._told_slots = -1
 
     async def attach(self, record: JobRecord | None) -> None:
         """As `Leader.attach`; nodes that an earlier run, or another step of the job, was kept off come last."""
@@ -172,6 +173,8 @@ class StepLeader(Leader):
             self._end_for_good(signal.SIGINT)
         if isinstance(report, Bye):
             self.crew.unwatch(node)
+        elif isinstance(report, SlotsSeen):
+            self._told_slots = report.attempt
         super().on_report(node, report)
 
     def cancelled(self, attempt: int, why: str) -> None:
@@ -289,8 +292,15 @@ class StepLeader(Leader):
             self.voice.note(f"the job goes on with {', '.join(keep)}")
 
     def save_and_stop(self, attempt: int) -> None:
-        """Not possible. Raises PermanentOrderError."""
-        raise PermanentOrderError(f"the tasks of attempt {attempt} are srun's; they cannot be asked to save and stop")
+        """As `Leader.save_and_stop`, by the tasks' telemetry. Raises PermanentOrderError when not all can be asked."""
+        watch, spec = self.watch, self.crew.spec
+        if watch is None or spec is None or spec.attempt != attempt or watch.is_over:
+            return
+        if self._told_slots != attempt:
+            raise PermanentOrderError("the tasks have no telemetry, by which they could be asked to save and stop")
+        if unseen := sorted(set(spec.nodes) - self.crew.watched - {self.place.node}):
+            raise PermanentOrderError(f"{', '.join(unseen)} has no watcher, by which its tasks could be asked")
+        super().save_and_stop(attempt)
 
     # --- signals ---
 

@@ -20,9 +20,19 @@ from msgspec import structs
 from holdfast.adapters.slurm.srun_words import StepFate, TaskEnd, is_waiting_for_nodes, lost_node, task_end
 from holdfast.adapters.slurm.steps import SrunCall, StepShape, attempt_argv
 from holdfast.detect.matcher import LineStream, Match, StreamSource
+from holdfast.errors import EXIT_RESTART_ME
 from holdfast.launch import process
 from holdfast.launch.environment import AttemptSpec
-from holdfast.launch.frames import AnyAsk, AnyReport, DumpStacks, PassSignal, RankEnded, Spotted, StacksDumped
+from holdfast.launch.frames import (
+    AnyAsk,
+    AnyReport,
+    AskEvacuate,
+    DumpStacks,
+    PassSignal,
+    RankEnded,
+    Spotted,
+    StacksDumped,
+)
 from holdfast.launch.late_matcher import LateMatcher
 from holdfast.launch.output import TAIL_LINES, OwnOutput, Voice
 from holdfast.launch.place import JobPlace
@@ -31,6 +41,7 @@ from holdfast.launch.reading import OutputReader
 from holdfast.launch.step_files import StepFiles
 from holdfast.launch.step_slots import StepSlots, slots_folder
 from holdfast.launch.step_tasks import kill_all, tasks_of
+from holdfast.telemetry.slot import SlotError
 
 _TICK_S = 0.1
 _BLOCK = 1 << 16
@@ -47,6 +58,7 @@ _WORD_S = 1.0
 """After slurmctld has told srun that the step is over, ends of tasks are kept back so long: slurmstepd's word that it
 was cancelled comes over another connection."""
 _CANCELLED_RULE = "slurm.step_cancelled"
+_ASKS_RESTART = ("slurm.task.exited", str(EXIT_RESTART_ME))
 _KILLED = frozenset({signal.SIGKILL, signal.SIGTERM})
 
 
@@ -322,6 +334,8 @@ class StepRunner:
             self._place_findings(attempt, attempt.first_bad)
 
     def _tell(self, attempt: StepAttempt, matches: list[Match], at: float, *, rank: int | None, file: str) -> None:
+        # A task that asks to be started again has not failed.
+        matches = [m for m in matches if (m.rule.id, m.captures.get("code")) != _ASKS_RESTART]
         if not matches:
             return
         if attempt.is_ending:
@@ -489,13 +503,16 @@ class StepRunner:
     # --- as `runner.Runner` ---
 
     def ask_soon(self, ask: AnyAsk) -> None:
-        """Signals are for srun, stacks are taken of our own node's tasks; the rest is done by `StepCrew` itself."""
+        """Signals are for srun, stacks and saves of our own node's tasks; the rest is done by `StepCrew` itself."""
         if isinstance(ask, PassSignal):
             self.pass_signal(ask.signum)
         elif isinstance(ask, DumpStacks):
             task = asyncio.create_task(self._dump(ask))
             self._dumps.add(task)
             task.add_done_callback(self._dumps.discard)
+        elif isinstance(ask, AskEvacuate):
+            with contextlib.suppress(SlotError):  # the slots of other nodes may still be there
+                self._slots.evacuate(ask.attempt)
 
     async def _dump(self, ask: DumpStacks) -> None:
         job, folder = self._place.job.id, str(self._place.job_dir)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from holdfast.launch.frames import AnyReport, RankStack, SlotsSeen
 from holdfast.launch.slots import SlotReader
+from holdfast.telemetry.slot import request_evacuate
 
 ENV_PREFIX = "HOLDFAST_STEP_TELEMETRY"
 """Tells a watcher what the folders' names begin with."""
@@ -92,6 +93,16 @@ class StepSlots:
         living = await asyncio.to_thread(ours)
         targets = [Target(rank, view.pid, view) for rank, view in reader.views.items() if view.pid in living]
         return tuple(await dump_stacks(targets, reader.folder, limit_s))
+
+    def evacuate(self, attempt: int) -> None:
+        """Ask the tasks that have a slot, also those that make theirs later, to save a checkpoint and stop.
+
+        Raises:
+            SlotError: they cannot be asked: none has made the folder, or it cannot be written.
+        """
+        reader = self._reader
+        if reader is not None and attempt == self._attempt:
+            request_evacuate(reader.folder)
 
     def close(self) -> None:
         """Remove the folder."""

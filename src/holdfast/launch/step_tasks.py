@@ -8,6 +8,7 @@ own node and by the watchers (`step_watch`) on the others. Time passes in the as
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -21,6 +22,7 @@ from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import (
     AnyAsk,
     AnyReport,
+    AskEvacuate,
     DumpStacks,
     EndRanks,
     PassSignal,
@@ -31,6 +33,7 @@ from holdfast.launch.frames import (
 )
 from holdfast.launch.process import descendants, parents
 from holdfast.launch.step_slots import StepSlots
+from holdfast.telemetry.slot import SlotError
 
 _PAUSE_S = 0.02
 _KILL_LIMIT_S = 60.0
@@ -127,6 +130,9 @@ class WatchRunner:
                 self._soon(self.end(ask.attempt, ask.grace_s))
             case DumpStacks():
                 self._soon(self._dump(ask))
+            case AskEvacuate():
+                with contextlib.suppress(SlotError):  # tasks without a slot here; those elsewhere may have theirs
+                    self._slots.evacuate(ask.attempt)
             case PassSignal() | _:
                 return
 
