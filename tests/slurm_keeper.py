@@ -42,7 +42,7 @@ class Kept:
         self.process: subprocess.Popen[bytes] | None = None
         self.client: httpx.Client | None = None
 
-    def start(self, limit_s: float = 30.0) -> None:
+    def start(self, limit_s: float = 90.0) -> None:
         """Start it and wait until it serves."""
         facts = self.folder / "controller" / "controller.json"
         facts.unlink(missing_ok=True)
