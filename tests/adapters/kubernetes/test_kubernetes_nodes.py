@@ -164,8 +164,9 @@ def test_before_a_repair_training_pods_leave_first(kube_lab: KubeLab, tmp_path: 
             async for event in api.watch(PODS, version):
                 about = event.object["metadata"]
                 name = "proxy" if about["name"] == "proxy" else "training"
-                if event.type == "DELETED" or about.get("deletionTimestamp"):
-                    seen.append((name, "gone" if event.type == "DELETED" else "told"))
+                ended = event.type == "DELETED" or event.object["status"]["phase"] in {"Failed", "Succeeded"}
+                if ended or about.get("deletionTimestamp"):
+                    seen.append((name, "gone" if ended else "told"))
 
         async with admin(kube_lab) as api, admin(kube_lab) as eyes:
             try:
