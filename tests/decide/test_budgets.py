@@ -39,7 +39,8 @@ def test_the_same_crash_twice_without_progress_is_a_crash_loop(inside):
     order = inside.open(o.Escalate)
     assert order.exit_code == EXIT_DO_NOT_REQUEUE
     assert "crash loop" in order.why
-    assert " came 2 times" in order.why and ". came" not in order.why  # one sentence
+    assert " came 2 times" in order.why
+    assert ". came" not in order.why
     assert inside.state is JobState.GIVEN_UP
     assert inside.closed[-1].outcome == "given_up"
     assert any("was given up" in title for title in inside.notices())

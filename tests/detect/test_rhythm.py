@@ -537,3 +537,17 @@ def test_ranks_that_cannot_be_seen_are_not_judged():
     job.wait(10.0)
     ((when, _),) = job.verdicts
     assert 2.0 <= when - seen_again <= 3.5
+
+
+def test_a_cut_node_is_no_hang():
+    """Cut off, nothing more is heard of its ranks: before it counts as silent, the standstill is no hang of theirs.
+
+    The same standstill with a node that goes on speaking is told at its limit.
+    """
+    job, at = trained()
+    job.tell(begun=at)
+    cut_at = job.now
+    for _ in range(100):
+        job.now += LOOK_S
+        assert job.rhythm.judge(job.now, unheard_s=job.now - cut_at + 0.05) is None
+    assert job.rhythm.judge(job.now, unheard_s=0.3) is not None

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from holdfast.launch.crew import Crew
+from holdfast.launch.environment import AttemptSpec
+from holdfast.launch.frames import RanksStarted
 from holdfast.launch.lease import Lease
 from holdfast.launch.link import beat_pause_s
 from holdfast.launch.options import LEASE_S
+from holdfast.launch.place import JobPlace
+from holdfast.model.cluster import JobKey
 
 
 def test_it_counts_from_when_the_answered_beat_was_sent():
@@ -43,3 +52,22 @@ def test_what_the_default_lease_forgives_is_two_seconds_of_silence():
     assert LEASE_S - beat_pause_s(LEASE_S, nodes=2) == 2.0
     assert [beat_pause_s(LEASE_S, nodes) for nodes in (1, 200, 500, 5000)] == [0.25, 0.25, 0.5, 0.75]
     assert beat_pause_s(10.0, nodes=2) == 1.0
+
+
+def test_a_follower_is_taken_for_dying_before_it_is_taken_for_dead(tmp_path: Path):
+    """Its lease runs out by its own clock first: what ends elsewhere just then ends of that. Dead it is a margin later."""
+    place = JobPlace(job=JobKey("test", "1"), job_dir=tmp_path, node="a", nodes=("a", "b", "c"))
+    port = SimpleNamespace(granted_until={"b": 100.0}, followers={})
+    crew = Crew(place, cast("Any", None), on_report=lambda *_: None, on_all_gone=lambda _: None)
+    crew.port = cast("Any", port)
+    nodes = ("a", "b", "c")
+    crew.spec = AttemptSpec(
+        attempt=0, epoch=1, nodes=nodes, local_ranks=(1, 1, 1), master_addr="127.0.0.1", master_port=1
+    )
+    for node in nodes:
+        crew.hear(node, RanksStarted(attempt=0))
+    assert crew.leases_run_out(99.0) == []  # never the leader's own node, nor one that was granted nothing yet
+    assert crew.leases_run_out(99.9) == ["b"] == crew.leases_run_out(100.2)
+    assert crew.look_at_leases(100.2) == []
+    assert crew.look_at_leases(100.6) == ["b"]
+    assert crew.leases_run_out(100.6) == []

@@ -204,13 +204,15 @@ class Rhythm:
             return
         self._move(key, known, sample, phase)
 
-    def judge(self, now: float, unseen: Collection[int] = ()) -> HangVerdict | None:
+    def judge(self, now: float, unseen: Collection[int] = (), *, unheard_s: float = 0.0) -> HangVerdict | None:
         """Does the job hang? Answers once per standstill: then None until the ranks that are behind have moved.
 
         Args:
             now: monotonic seconds.
             unseen: ranks that cannot be seen now (their node is silent): nothing is known of them, so that neither
                 they nor those that may wait for them are judged.
+            unheard_s: how long ago the node that was heard the longest ago spoke. Where that is more than half of the
+                standstill, its network may be what stands still: the verdict waits until it has spoken or is silent.
         """
         if self._asked_at is not None and now - self._asked_at > _BLIND_GAP_S:
             self._watching_since = now
@@ -219,7 +221,7 @@ class Rhythm:
             self._watching_since = now
         if not self._rules.enabled or unseen:
             return None
-        verdict = self._judge_ranks(now) if self._ranks else self._judge_silence(now)
+        verdict = self._judge_ranks(now, unheard_s) if self._ranks else self._judge_silence(now)
         if verdict is not None and verdict.limit == "pause":
             # Should it have been an unannounced evaluation after all, the next attempt must get past it.
             self._pause_factor *= 2.0
@@ -299,7 +301,7 @@ class Rhythm:
 
     # --- judging ---
 
-    def _judge_ranks(self, now: float) -> HangVerdict | None:
+    def _judge_ranks(self, now: float, unheard_s: float) -> HangVerdict | None:
         watched = {key: rank for key, rank in self._ranks.items() if not rank.tells_no_steps}
         if not watched:
             return None
@@ -310,7 +312,8 @@ class Rhythm:
         name, limit_s = max(limits, key=lambda limit: limit[1])
         moved_at = max(rank.moved_at for rank in laggards.values())
         since = max(self._watching_since, moved_at)
-        if now - since <= limit_s or self._fired_at == moved_at:
+        stuck_s = now - since
+        if stuck_s <= limit_s or stuck_s < 2.0 * unheard_s or self._fired_at == moved_at:
             return None
         self._fired_at = moved_at
         sample = next(iter(laggards.values()))
@@ -318,7 +321,7 @@ class Rhythm:
         return HangVerdict(
             limit=name,
             limit_s=limit_s,
-            stuck_s=now - since,
+            stuck_s=stuck_s,
             since=since,
             behind=behind,
             step=sample.begun if sample.is_in_step else sample.ended,

@@ -34,6 +34,8 @@ from holdfast.launch.runner import Runner
 
 LEASE_MARGIN_S = 0.5
 """Between the end of a follower's lease and the moment its ranks are taken for dead: one tick and a SIGKILL."""
+_LEASE_AHEAD_S = 0.25
+"""A follower's lease begins when it sends its beat, the leader's count of it when that is read."""
 _HEARD_S = 2.0
 """Two beats of a launcher: who starts an attempt now must have spoken since then."""
 
@@ -126,6 +128,18 @@ class Crew:
                 over.append(node)
                 self._note_empty(node, spec.attempt)
         return over
+
+    def leases_run_out(self, now: float) -> list[str]:
+        """Nodes of the attempt whose launcher must be killing its ranks by its own clock, which runs ahead of ours.
+
+        What ends elsewhere now may end of that; `look_at_leases` counts them as dead only a margin later.
+        """
+        spec, port = self.spec, self.port
+        if spec is None or port is None:
+            return []
+        alive = [node for node in spec.nodes if node in self._started and node not in self._empty]
+        ends = {node: port.granted_until[node] for node in alive if port.granted_until.get(node)}
+        return [node for node, end in ends.items() if now > end - _LEASE_AHEAD_S]
 
     # --- telling and hearing ---
 

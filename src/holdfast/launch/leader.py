@@ -47,8 +47,6 @@ if TYPE_CHECKING:  # loaded when the first ranks run
 
 _LOOK_S = 0.1
 _SAMPLES_EVERY = 5
-_UNHEARD_S = 2.5
-"""A launcher beats every second: after this long nothing that it last said of its ranks still holds."""
 _LOOK_LIMIT_S = 0.5
 _LEASE_BACK_S = 60.0
 _START_LIMIT_S = 120.0
@@ -338,9 +336,12 @@ class Leader:
 
     def _rank_ended(self, watch: AttemptWatch, report: RankEnded, node: str) -> None:
         events = watch.rank_ended(report, node)
-        self.submit(*events)
         if not events:
             return
+        for other in self.crew.leases_run_out(time.monotonic()):
+            why = f"{other} has not answered for as long as its attempt lease lasts: its ranks are killed"
+            self.submit(*watch.lease_over(other, report.at, why))
+        self.submit(*events)
         who = "the command" if report.rank is None else f"rank {report.rank}"
         how = f"signal {report.exit.signal}" if report.exit.signal else f"exit code {report.exit.code}"
         self.voice.say(f"{who} on {node} ended with {how}")
@@ -506,7 +507,7 @@ class Leader:
             count += 1
             at, mono, watch = time.time(), time.monotonic(), self.watch
             if watch is not None and not watch.is_over:
-                self.submit(*(watch.judge_hang(at, mono, self._unheard(mono)) if self.can_judge() else ()))
+                self.submit(*(watch.judge_hang(at, mono, self._quiet_s(mono)) if self.can_judge() else ()))
                 if watch.wants_look and not self._is_looking:
                     self._is_looking = True
                     self.run_soon(self._look_for_stragglers(watch))
@@ -529,12 +530,10 @@ class Leader:
         finally:
             self._is_looking = False
 
-    def _unheard(self, mono: float) -> list[str]:
-        """Nodes of the attempt whose launcher has been silent for longer than a late beat explains."""
+    def _quiet_s(self, mono: float) -> dict[str, float]:
+        """Seconds since the launcher of each node of the attempt was heard."""
         port = self.crew.port
-        if port is None:
-            return []
-        return [n for n in self._follower_nodes() if mono - port.heard_at.get(n, mono) > _UNHEARD_S]
+        return {} if port is None else {n: mono - port.heard_at.get(n, mono) for n in self._follower_nodes()}
 
     def _look_at_followers(self, at: float, mono: float) -> None:
         port = self.crew.port

@@ -6,7 +6,7 @@ how the attempt as a whole has ended. Used by the leader alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -24,6 +24,8 @@ from holdfast.model.events import AnyEvent, AttemptEnded, FindingCleared, Findin
 from holdfast.model.evidence import Domain, EvidenceKind, Finding, Place, Role
 from holdfast.telemetry.stacks import Frame
 
+_UNHEARD_S = 2.5
+"""A launcher beats every second or more often: after this long nothing that it last said of its ranks still holds."""
 _EVIDENCE_LINES = 6
 EXIT_RESTART_ME = 85
 
@@ -148,13 +150,20 @@ class AttemptWatch:
         )
         return [*self.fold.reached(at), self._found(finding)]
 
-    def judge_hang(self, at: float, now_mono: float, silent_nodes: Collection[str] = ()) -> list[AnyEvent]:
-        """Asked every tenth of a second or so: does the job stand still? Nothing is known of ranks on silent nodes."""
+    def judge_hang(self, at: float, now_mono: float, quiet_s: Mapping[str, float] | None = None) -> list[AnyEvent]:
+        """Asked every tenth of a second or so: does the job stand still?
+
+        Args:
+            at: seconds since the epoch.
+            now_mono: monotonic seconds.
+            quiet_s: seconds since each node's launcher was last heard. Nothing is known of ranks on silent nodes.
+        """
         if self.stop_asked or self.is_over or self.first_bad is not None:
             return []
-        unseen = {rank for node in silent_nodes for rank in self.spec.ranks_of(node)}
-        unseen |= {rank for rank, node in self._nodes.items() if node in silent_nodes}
-        verdict = self._rhythm.judge(now_mono, unseen)
+        silent = {node for node, seconds in (quiet_s or {}).items() if seconds > _UNHEARD_S}
+        unseen = {rank for node in silent for rank in self.spec.ranks_of(node)}
+        unseen |= {rank for rank, node in self._nodes.items() if node in silent}
+        verdict = self._rhythm.judge(now_mono, unseen, unheard_s=max((quiet_s or {}).values(), default=0.0))
         return [] if verdict is None else [*self.fold.reached(at), self._found(self._hang_finding(verdict, at))]
 
     def _hang_finding(self, verdict: HangVerdict, at: float) -> Finding:
