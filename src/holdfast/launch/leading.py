@@ -277,8 +277,8 @@ async def _write_stories(leader: Leader, code: int) -> None:
         path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     # What the job has recovered from is not why it ends now.
     newest = incidents[0].diagnosis if incidents[0].outcome != "recovered" else None
-    if code and newest is not None and newest.summary and newest.summary not in leader.why:
-        leader.why = f"{newest.summary}; {leader.why}" if leader.why else newest.summary
+    if code and newest is not None and newest.clause not in leader.why:
+        leader.why = f"{newest.clause}; {leader.why}" if leader.why else newest.clause
     if code:
         leader.why = f"{leader.why} (story: {path})"
 

@@ -14,6 +14,7 @@ from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.findings import exit_rule, synthetic_finding
 from holdfast.detect.rhythm import HangVerdict, Rhythm, StepSample
 from holdfast.detect.stack_groups import group_stacks, waits_in_collective
+from holdfast.errors import EXIT_RESTART_ME
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.fold import AttemptFold
 from holdfast.launch.frames import LineSeen, RankEnded, RankStack, SlotsSeen
@@ -27,7 +28,6 @@ from holdfast.telemetry.stacks import Frame
 _UNHEARD_S = 2.5
 """A launcher beats every second or more often: after this long nothing that it last said of its ranks still holds."""
 _EVIDENCE_LINES = 6
-EXIT_RESTART_ME = 85
 
 
 class AttemptWatch:
@@ -150,7 +150,7 @@ class AttemptWatch:
         )
         return [*self.fold.reached(at), self._found(finding)]
 
-    def judge_hang(self, at: float, now_mono: float, quiet_s: Mapping[str, float] | None = None) -> list[AnyEvent]:
+    def judge_hang(self, at: float, now_mono: float, quiet_s: Mapping[str, float]) -> list[AnyEvent]:
         """Asked every tenth of a second or so: does the job stand still?
 
         Args:
@@ -160,10 +160,10 @@ class AttemptWatch:
         """
         if self.stop_asked or self.is_over or self.first_bad is not None:
             return []
-        silent = {node for node, seconds in (quiet_s or {}).items() if seconds > _UNHEARD_S}
+        silent = {node for node, seconds in quiet_s.items() if seconds > _UNHEARD_S}
         unseen = {rank for node in silent for rank in self.spec.ranks_of(node)}
         unseen |= {rank for rank, node in self._nodes.items() if node in silent}
-        verdict = self._rhythm.judge(now_mono, unseen, unheard_s=max((quiet_s or {}).values(), default=0.0))
+        verdict = self._rhythm.judge(now_mono, unseen, unheard_s=max(quiet_s.values(), default=0.0))
         return [] if verdict is None else [*self.fold.reached(at), self._found(self._hang_finding(verdict, at))]
 
     def _hang_finding(self, verdict: HangVerdict, at: float) -> Finding:
