@@ -7,7 +7,7 @@ cluster's controller. "Ensure" semantics: an order whose effect is there already
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from holdfast.errors import PermanentOrderError
@@ -17,11 +17,14 @@ from holdfast.model.cluster import JobView, NodeView, WorldView
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder, CaptureStacks, Escalate, GiveUp, RestartInPlace, SaveAndStop, StopAttempt
 from holdfast.model.policy import Policy
+from holdfast.model.records import JobRecord, JobState
 from holdfast.model.wire import Beat, BeatAnswer
 from holdfast.ports import Journal, Notifier, Orchestrator
 
 MISSING_NODES_S = 30.0
 """How long a restart waits for nodes that have not joined (again) before another remedy is better."""
+
+_ENDED = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED, JobState.WATCHING})
 
 
 class AllocationController(Protocol):
@@ -183,6 +186,15 @@ class AllocationOrchestrator:
             in_place=True,
         )
         return f"started on {', '.join(nodes)}"
+
+
+def is_settled(job: JobRecord | None, pending: Iterable[AnyOrder]) -> bool:
+    """Whether nothing more will be done about an attempt that ended by itself, so that its launcher may leave.
+
+    An order to leave says with which code: while it waits to be carried out, the job's state alone is not the answer.
+    """
+    leaves = any(isinstance(order, Escalate | GiveUp) for order in pending)
+    return job is not None and job.state in _ENDED and not leaves
 
 
 def lay_out(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, LinkError
-from holdfast.launch.allocation import AllocationController, lay_out
+from holdfast.launch.allocation import AllocationController, is_settled, lay_out
 from holdfast.launch.beats import Beats
 from holdfast.launch.checkpoint_gate import before_start
 from holdfast.launch.crew import Crew, free_port
@@ -36,7 +36,7 @@ from holdfast.model import events as e
 from holdfast.model.cluster import JobView
 from holdfast.model.orders import Escalate
 from holdfast.model.policy import Policy
-from holdfast.model.records import JobRecord, JobState
+from holdfast.model.records import JobRecord
 
 if TYPE_CHECKING:  # loaded when the first ranks run
     from holdfast.detect.catalogue import Catalogue
@@ -54,7 +54,6 @@ _LATE_S = 2.0
 _NEVER = 1 << 62
 HANDED_OVER_S = 300.0
 """After an escalation the controller requeues or cancels the job, which ends this launcher; it does not wait longer."""
-_ENDED = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED, JobState.WATCHING})
 
 
 class Leader:
@@ -360,7 +359,7 @@ class Leader:
 
     async def _after_end(self, watch: AttemptWatch, stored: asyncio.Future[int] | None) -> None:
         if stored is not None and not await self._is_stored(stored):
-            self.finish(watch.outcome().shell_code, self._cause(watch))
+            self.finish(watch.outcome().shell_code, watch.cause)
         self._told_over[watch.spec.attempt].set()
         how = watch.outcome()
         if self._ending:
@@ -370,7 +369,7 @@ class Leader:
         elif how.code == EXIT_RESTART_ME:
             self.finish(EXIT_RESTART_ME, "the job saved its state and asks to be started again")
         elif not self.recovers:
-            self.finish(how.shell_code, self._cause(watch))
+            self.finish(how.shell_code, watch.cause)
         elif not watch.stop_asked:
             await self._until_decided(watch)
 
@@ -387,20 +386,11 @@ class Leader:
         """The attempt ended by itself. When nothing is to be done about it (observe, advise lapsed), leave."""
         while self.attempt == watch.spec.attempt and not self.is_over.done():
             record = await self.record()
-            if record is not None and record.state in _ENDED:
-                self.finish(watch.outcome().shell_code, self._cause(watch))
+            pending = [known.order for known in await self.controller.journal.orders(pending_only=True)]
+            if is_settled(record, pending):
+                self.finish(watch.outcome().shell_code, watch.cause)
                 return
             await self.controller.events_after(self.controller.seq, wait_s=_LATE_S)
-
-    @staticmethod
-    def _cause(watch: AttemptWatch) -> str:
-        bad = watch.first_bad
-        if bad is None:
-            return "the attempt failed"
-        how = f"signal {bad.exit.signal}" if bad.exit.signal else f"exit code {bad.exit.code}"
-        who = "the command" if bad.rank is None else f"rank {bad.rank}"
-        last = f": {bad.tail[-1]}" if bad.tail else ""
-        return f"{who} ended with {how}{last}"
 
     async def record(self) -> JobRecord | None:
         """The engine's record of the job."""
@@ -446,7 +436,7 @@ class Leader:
             self.crew.evacuate(attempt)
 
     async def escalate(self, order: Escalate) -> None:
-        """Hand the job to the controller, which ends this allocation; without one, leave it."""
+        """Hand the job to the controller, which ends this allocation; without one, or given up for good, leave it."""
         self.voice.say(f"no remedy is left inside the allocation: {order.why}")
         record = await self.record()
         self.parting.exclude = order.exclude_nodes
@@ -463,7 +453,8 @@ class Leader:
             why=order.why,
         )
         seq = await self.controller.submit(escalated)
-        if self.uplink is not None and await self.uplink.flush(seq, 5.0):
+        is_told = self.uplink is not None and await self.uplink.flush(seq, 5.0)
+        if is_told and order.exit_code != EXIT_DO_NOT_REQUEUE:
             self.run_soon(self._leave_later(order))
         else:
             self.finish(order.exit_code, order.why)

@@ -75,6 +75,17 @@ class AttemptWatch:
         self._nodes: dict[int, str] = {}
         """Where each rank's slot was read: of a command's ranks only that tells."""
 
+    @property
+    def cause(self) -> str:
+        """What ended it, in a few words: who came to a bad end first, how, and its last line."""
+        bad = self.first_bad
+        if bad is None:
+            return "the attempt failed"
+        how = f"signal {bad.exit.signal}" if bad.exit.signal else f"exit code {bad.exit.code}"
+        who = "the command" if bad.rank is None else f"rank {bad.rank}"
+        last = f": {bad.tail[-1]}" if bad.tail else ""
+        return f"{who} ended with {how}{last}"
+
     # --- reports to events ---
 
     def slots_seen(self, report: SlotsSeen, node: str, at: float, now_mono: float) -> list[AnyEvent]:
