@@ -70,15 +70,19 @@ class Launched:
         return self.out.read_text(errors="replace")
 
     def events(self, kind: str = "") -> list[AnyEvent]:
-        """What is in the job's journal, oldest first."""
+        """What is in the job's journal, oldest first; nothing while a running launcher has not made it yet."""
         path = self.job_dir / "journal.db"
+        has_ended = self.popen.poll() is not None
         if not path.exists():
+            assert not has_ended, f"no journal in {sorted(one.name for one in self.job_dir.iterdir())}"
             return []
         engine = sa.create_engine(f"sqlite:///file:{path}?mode=ro&uri=true")
         try:
             with engine.connect() as connection:
                 rows = connection.execute(sa.text("SELECT * FROM events ORDER BY seq")).mappings().all()
         except sa.exc.OperationalError:
+            if has_ended:
+                raise
             return []
         finally:
             engine.dispose()
