@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast.validate import collectives, paired
-from holdfast.validate.examination import Asked, Examination
+from holdfast.validate.examination import Examination
 from holdfast.validate.registry import RESENT, Options, chosen, limit_of
 from holdfast.validate.results import Item, Run, StepResult, Verdict
 from holdfast.validate.results_kept import Results
 from holdfast.validate.sweep_torch import DEEP_SIZES, QUICK_SIZES, resent, sizes, tcp_counts
+from holdfast.validate.under_test import Asked
 from holdfast.validate.wire import Hello
 
 SWEEP_S = 30.0

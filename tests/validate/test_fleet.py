@@ -16,12 +16,13 @@ import pytest
 from holdfast.adapters.clock import SystemClock
 from holdfast.errors import LinkError, UserError
 from holdfast.validate import collectives
-from holdfast.validate.examination import Asked, Examination
+from holdfast.validate.examination import Examination
 from holdfast.validate.hands import Fleet
 from holdfast.validate.paired import pair_test
 from holdfast.validate.registry import Options, chosen
 from holdfast.validate.results import Item, Run, StepResult, Verdict
 from holdfast.validate.results_kept import Results
+from holdfast.validate.under_test import Asked
 from holdfast.validate.wire import Hello
 from holdfast.validate.worker import Worker
 

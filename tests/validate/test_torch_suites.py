@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from holdfast.adapters.clock import SystemClock
-from holdfast.validate.examination import Asked, Examination
+from holdfast.validate.examination import Examination
 from holdfast.validate.gpu_torch import bits, judged_bits
 from holdfast.validate.hands import Alone
 from holdfast.validate.registry import Options, chosen
 from holdfast.validate.results import Run, Verdict
 from holdfast.validate.results_kept import Results
+from holdfast.validate.under_test import Asked
 from holdfast.validate.wire import Hello
 
 pytestmark = pytest.mark.timeout(600)

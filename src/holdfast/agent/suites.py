@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from holdfast.adapters.probes.config import NodeConfig
 from holdfast.errors import HoldfastError
 from holdfast.ports import Clock
-from holdfast.validate.examination import Asked
 from holdfast.validate.place import Place
 from holdfast.validate.registry import chosen
 from holdfast.validate.results import Verdict
 from holdfast.validate.session import Session, run
+from holdfast.validate.under_test import Asked
 
 
 async def suites_passed(config: NodeConfig, node: str, env: Mapping[str, str], clock: Clock) -> tuple[bool, str]:

@@ -48,12 +48,12 @@ from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.matcher import StreamSource
 from holdfast.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
 from holdfast.validate.baselines import as_toml, learned, packaged
-from holdfast.validate.examination import Asked
 from holdfast.validate.place import Place, place_of
 from holdfast.validate.registry import SUITES, Options, chosen
 from holdfast.validate.results import Run, Verdict
 from holdfast.validate.session import JOIN_S, Session
 from holdfast.validate.session import run as run_session
+from holdfast.validate.under_test import Asked
 
 DEFAULT_JOURNAL = "sqlite:///{home}/.local/share/holdfast/validate.db"
 SINFO_S = 30.0

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING
 
 from holdfast.validate import paired
 from holdfast.validate.pairing import Group, Halving, Outcome, Pairing, stories
 from holdfast.validate.registry import RESENT
 from holdfast.validate.results import Item, StepResult, Verdict
+from holdfast.validate.under_test import NodesUnderTest
 from holdfast.validate.wire import Hello
-
-if TYPE_CHECKING:
-    from holdfast.validate.examination import Examination
 
 PORT_S = 120.0
 LEAST_S, TIMES = 60.0, 4.0
@@ -33,47 +30,47 @@ COLOCATED_MAX = 16 << 20
 ADVICE = "keep work away from it and read its step's error; `holdfast check` looks at GPUs, links and memory"
 
 
-async def run(examination: Examination) -> None:
+async def run(nodes: NodesUnderTest) -> None:
     """The sweeps, the hunt, the items."""
-    alive = _fit(examination)
+    alive = _fit(nodes)
     if len(alive) < 2:
-        await _alone(examination)
+        await _alone(nodes)
         return
-    hunt = _Hunt(examination, alive, deep=False)
+    hunt = _Hunt(nodes, alive, deep=False)
     passed = await hunt.whole()
     suspicious = not passed or hunt.resent > RESENT_MAX
-    if suspicious and "network" not in {suite.name for suite in examination.asked.suites}:
+    if suspicious and "network" not in {suite.name for suite in nodes.asked.suites}:
         why = f"{hunt.resent:.1%} of a node's TCP segments were sent again" if passed else "the group fails"
-        examination.progress(f"nccl: {why}: the network's paired tests")
-        await paired.run(examination)
-        fit = _fit(examination)
+        nodes.progress(f"nccl: {why}: the network's paired tests")
+        await paired.run(nodes)
+        fit = _fit(nodes)
         if 1 < len(fit) < len(alive):
-            hunt = _Hunt(examination, fit, deep=False)
+            hunt = _Hunt(nodes, fit, deep=False)
             passed = await hunt.whole()
-    if passed and examination.asked.options.deep:
-        figures, hunt = hunt.figures, _Hunt(examination, hunt.alive, deep=True)
+    if passed and nodes.asked.options.deep:
+        figures, hunt = hunt.figures, _Hunt(nodes, hunt.alive, deep=True)
         passed = await hunt.whole()
         hunt.figures = hunt.figures or figures
-    left = {hello.node for hello in examination.alive} - {hello.node for hello in hunt.alive}
+    left = {hello.node for hello in nodes.alive} - {hello.node for hello in hunt.alive}
     for node in sorted(left):
         left_out = "left out: at fault in the paired tests (network.pairs)"
-        examination.add(node, Item(name="nccl.group", verdict=Verdict.ABSENT, text=left_out))
-    examination.add(hunt.alive[0].node, *hunt.figures)
+        nodes.add(node, Item(name="nccl.group", verdict=Verdict.ABSENT, text=left_out))
+    nodes.add(hunt.alive[0].node, *hunt.figures)
     if not passed:
         await hunt.halve()
 
 
-def _fit(examination: Examination) -> list[Hello]:
+def _fit(nodes: NodesUnderTest) -> list[Hello]:
     """Nodes that take part; all when the paired tests leave fewer than two."""
-    alive = [hello for hello in examination.alive if hello.node not in examination.unfit]
-    return list(examination.alive) if len(alive) < 2 else alive
+    alive = [hello for hello in nodes.alive if hello.node not in nodes.unfit]
+    return list(nodes.alive) if len(alive) < 2 else alive
 
 
 class _Hunt:
     """Sweeps of one kind over these nodes, and who is at fault when the whole group fails."""
 
-    def __init__(self, examination: Examination, alive: Sequence[Hello], *, deep: bool) -> None:
-        self.examination = examination
+    def __init__(self, nodes: NodesUnderTest, alive: Sequence[Hello], *, deep: bool) -> None:
+        self.nodes = nodes
         self.alive = tuple(alive)
         self.figures: tuple[Item, ...] = ()
         """Of the whole group, when it passed."""
@@ -90,7 +87,7 @@ class _Hunt:
 
     async def halve(self) -> None:
         """After `whole` has failed: find the node, and say so."""
-        examination = self.examination
+        nodes = self.nodes
         while groups := self._halving.next_round():
             await self._halves(groups)
         pairing = Pairing([hello.node for hello in self.alive])
@@ -99,21 +96,19 @@ class _Hunt:
         while groups := pairing.next_round():
             found = await self._round(groups)
             pairing.take(found)
-        examination.rounds += [f"collectives, {told}" for told in stories(pairing.rounds) if small]
+        nodes.rounds += [f"collectives, {told}" for told in stories(pairing.rounds) if small]
         for blame in pairing.blamed():
             why = f"with {' and with '.join(blame.partners)}: {'; '.join(blame.reasons)}"
-            examination.add(blame.node, Item(name="nccl.group", verdict=Verdict.FAIL, why=why, advice=ADVICE))
+            nodes.add(blame.node, Item(name="nccl.group", verdict=Verdict.FAIL, why=why, advice=ADVICE))
         for node in pairing.undecided():
-            if node not in examination.hands.lost:
+            if node not in nodes.hands.lost:
                 reasons = "; ".join(
                     dict.fromkeys(r for one in self._outcomes if node in one.group for r in one.reasons)
                 )
                 item = Item(name="nccl.group", verdict=Verdict.WARN, why=reasons, advice="run it with more nodes")
-                examination.add(node, item)
+                nodes.add(node, item)
         for group in self._halving.between:
-            examination.notes.append(
-                f"nccl: {', '.join(group)} fail together while both halves pass: look between them"
-            )
+            nodes.notes.append(f"nccl: {', '.join(group)} fail together while both halves pass: look between them")
 
     async def _halves(self, groups: Sequence[Group]) -> list[Outcome]:
         found = await self._round(groups)
@@ -123,25 +118,25 @@ class _Hunt:
 
     async def _round(self, groups: Sequence[Group]) -> list[Outcome]:
         """These groups at once; what the next ones may take follows from those that passed."""
-        begin = self.examination.clock.monotonic()
+        begin = self.nodes.clock.monotonic()
         took: list[float] = []
 
         async def one(group: Group) -> Outcome:
             outcome = await self._group(group)
             if outcome.passed:
-                took.append(self.examination.clock.monotonic() - begin)
+                took.append(self.nodes.clock.monotonic() - begin)
             return outcome
 
         found = await asyncio.gather(*(one(group) for group in groups))
         if took:
             self._limit_s = max(LEAST_S, TIMES * max(took))
-        self.examination.progress(f"nccl: {stories([found])[-1]}")
+        self.nodes.progress(f"nccl: {stories([found])[-1]}")
         return found
 
     async def _group(self, group: Group) -> Outcome:
-        hellos = {hello.node: hello for hello in self.examination.hands.nodes}
+        hellos = {hello.node: hello for hello in self.nodes.hands.nodes}
         ranks = [hellos[node] for node in group]
-        results = await sweep(self.examination, ranks, deep=self._deep, limit_s=self._limit_s)
+        results = await sweep(self.nodes, ranks, deep=self._deep, limit_s=self._limit_s)
         self.resent = max(self.resent, *(_share(result) for result in results))
         reasons = _reasons(group, results)
         if not reasons and len(group) == len(self.alive):
@@ -149,26 +144,24 @@ class _Hunt:
         return Outcome(group, reasons)
 
 
-async def sweep(
-    examination: Examination, ranks: Sequence[Hello], *, deep: bool, limit_s: float = 0.0
-) -> list[StepResult]:
+async def sweep(nodes: NodesUnderTest, ranks: Sequence[Hello], *, deep: bool, limit_s: float = 0.0) -> list[StepResult]:
     """One process of torch.distributed for each of `ranks`, which may name a node twice; results by rank.
 
     Args:
-        examination: that it belongs to.
+        nodes: that it belongs to.
         ranks: the nodes.
         deep: with large messages.
         limit_s: of the step, when it is shorter than its own.
     """
     ports: asyncio.Queue[int] = asyncio.Queue()
     first = ranks[0]
-    size_max = COLOCATED_MAX if examination.colocated or len({one.node for one in ranks}) < len(ranks) else 0
+    size_max = COLOCATED_MAX if nodes.colocated or len({one.node for one in ranks}) < len(ranks) else 0
     kind = {"deep": deep, "limit_s": limit_s, "size_max": size_max}
 
     def ask(rank: int, **more: object) -> Awaitable[StepResult]:
-        options = examination.options(ranks[rank], rank=rank, world=len(ranks), **kind, **more)
+        options = nodes.options(ranks[rank], rank=rank, world=len(ranks), **kind, **more)
         told = None if rank else lambda said: ports.put_nowait(int(float(said.get("port", 0))))
-        return examination.hands.ask(ranks[rank].node, "sweep", options, told)
+        return nodes.hands.ask(ranks[rank].node, "sweep", options, told)
 
     leading = asyncio.ensure_future(ask(0, listen=first.address))
     waiting = asyncio.create_task(ports.get())
@@ -197,14 +190,12 @@ def _reasons(group: Group, results: list[StepResult]) -> tuple[str, ...]:
     return (*wrong, *errors[:3])
 
 
-async def _alone(examination: Examination) -> None:
+async def _alone(nodes: NodesUnderTest) -> None:
     """Two processes on the one node."""
-    hello = examination.hands.nodes[0]
+    hello = nodes.hands.nodes[0]
     alone = Hello(node=hello.node, rank=0, boot=hello.boot, address="127.0.0.1")
-    results = await sweep(examination, [alone, alone], deep=examination.asked.options.deep)
+    results = await sweep(nodes, [alone, alone], deep=nodes.asked.options.deep)
     reasons = "; ".join(_reasons((hello.node,) * len(results), results))
-    examination.add(hello.node, *(item for item in results[0].items if item.value is not None))
+    nodes.add(hello.node, *(item for item in results[0].items if item.value is not None))
     verdict = Verdict.FAIL if reasons else Verdict.PASS
-    examination.add(
-        hello.node, Item(name="nccl.group", text="two processes of this node", verdict=verdict, why=reasons)
-    )
+    nodes.add(hello.node, Item(name="nccl.group", text="two processes of this node", verdict=verdict, why=reasons))

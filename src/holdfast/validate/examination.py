@@ -10,25 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.ports import Clock
 from holdfast.validate import collectives, outliers, paired
 from holdfast.validate.baselines import Baseline, Kind, judged
 from holdfast.validate.hands import Hands
-from holdfast.validate.registry import Options, Suite
 from holdfast.validate.results import Item, NodeResult, Run, StepResult, Verdict, worst
 from holdfast.validate.results_kept import Plan, Results
+from holdfast.validate.under_test import Asked, NodesUnderTest, Say
 from holdfast.validate.wire import Hello
 
 Baselines = Callable[[Kind], Baseline | None]
 Advise = Callable[[str], str]
 """An error's text -> what the catalogue advises; empty: it knows nothing of it."""
-Say = Callable[[str], None]
 BUSY = frozenset({"cpu", "cpu-stress", "gpu"})
 BUSY_AT_ONCE = 2
 """So many nodes of one machine measure their processors at once: the others would only wait for them."""
@@ -36,17 +33,7 @@ GRAVE = ("software.package.", "software.driver.", "software.libfabric", "cpu.cor
 """Facts in which a node that stands apart is not fit; in others a person should look."""
 
 
-class Asked(Struct, frozen=True, kw_only=True):
-    """What a validation is to be."""
-
-    suites: tuple[Suite, ...]
-    options: Options = Options()
-    baseline: str = ""
-    turn: int = 0
-    """Which pairing is taken first."""
-
-
-class Examination:
+class Examination(NodesUnderTest):
     """See the module.
 
     Args:
@@ -70,53 +57,11 @@ class Examination:
         advise: Advise = lambda _text: "",
         progress: Say = lambda _line: None,
     ) -> None:
-        self.hands = hands
-        self.asked = asked
-        self.clock = clock
-        self.results = results
-        self.progress = progress
+        super().__init__(hands, asked, clock=clock, results=results, progress=progress)
         self._baselines = baselines
         self._advise = advise
         self._found: dict[str, list[StepResult]] = {hello.node: [] for hello in hands.nodes}
-        self._extra: dict[str, list[Item]] = {hello.node: [] for hello in hands.nodes}
         self._gate = asyncio.Semaphore(BUSY_AT_ONCE if self.colocated else max(1, len(hands.nodes)))
-        self.notes: list[str] = []
-        self.rounds: list[str] = []
-        self.unfit: set[str] = set()
-        """Nodes at fault in the paired tests: what needs all nodes would only wait for them."""
-
-    # --- what the parts use ---
-
-    @property
-    def alive(self) -> tuple[Hello, ...]:
-        """Nodes that are not lost."""
-        return tuple(hello for hello in self.hands.nodes if hello.node not in self.hands.lost)
-
-    @property
-    def colocated(self) -> bool:
-        """Do nodes share a machine? Then they also share its disks, caches and wires."""
-        boots = Counter(hello.boot for hello in self.hands.nodes if hello.boot)
-        return any(count > 1 for count in boots.values())
-
-    def options(self, hello: Hello, **more: object) -> Options:
-        """What a step on this node is told."""
-        peers = tuple(one.node for one in self.alive)
-        base = replace(self.asked.options, node=hello.node, rank=hello.rank, world=len(peers), peers=peers)
-        return replace(base, **more)
-
-    async def step(self, hello: Hello, step: str, *, key: str = "", **more: object) -> StepResult:
-        """Run a step on a node, or take its earlier result."""
-        name = f"{hello.node} {step}{' ' + key if key else ''}"
-        known = self.results.get(name)
-        if known is not None:
-            return known
-        result = await self.hands.ask(hello.node, step, self.options(hello, **more))
-        self.results.put(name, result)
-        return result
-
-    def add(self, node: str, *items: Item) -> None:
-        """More items of a node."""
-        self._extra[node] += items
 
     # --- the parts ---
 
@@ -255,7 +200,7 @@ class Examination:
             by_name |= {item.name: item for item in result.items}
         items = [*by_name.values(), *(self._failed(result) for result in last.values() if result.error)]
         kind = Kind(hello.gpu, hello.instance, hello.cpu)
-        items = [*judged(items, self._baselines(kind)), *self._extra[hello.node]]
+        items = [*judged(items, self._baselines(kind)), *self.extra[hello.node]]
         return NodeResult(
             node=hello.node,
             rank=hello.rank,

@@ -10,14 +10,11 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 from holdfast.validate.pairing import Blame, Outcome, Pairing, reasons_of, stories
 from holdfast.validate.results import Item, StepResult, Verdict, number
+from holdfast.validate.under_test import NodesUnderTest
 from holdfast.validate.wire import Hello
-
-if TYPE_CHECKING:
-    from holdfast.validate.examination import Examination
 
 LIMITS: Mapping[str, tuple[str, float, str]] = {
     "network.loss": ("lower", 0.01, "{:.1%} of the datagrams were lost"),
@@ -44,53 +41,51 @@ PORT_S = 60.0
 SHOWN = ("network.latency", "network.bandwidth", "network.loss", "network.retransmitted", "network.clock_offset")
 
 
-async def run(examination: Examination) -> None:
+async def run(nodes: NodesUnderTest) -> None:
     """All rounds; the nodes get what was found."""
-    hellos = {hello.node: hello for hello in examination.alive}
+    hellos = {hello.node: hello for hello in nodes.alive}
     if len(hellos) < 2:
-        await _with_itself(examination)
+        await _with_itself(nodes)
         return
-    pairing = Pairing(tuple(hellos), turn=examination.asked.turn)
+    pairing = Pairing(tuple(hellos), turn=nodes.asked.turn)
     best: dict[str, dict[str, float]] = {node: {} for node in hellos}
     while wanted := pairing.next_round():
         number_of_round = len(pairing.rounds) + 1
-        gate = asyncio.Semaphore(AT_ONCE_COLOCATED if examination.colocated else len(wanted))
-        tests = [_gated(gate, examination, hellos[a], hellos[b], number_of_round) for a, b in wanted]
+        gate = asyncio.Semaphore(AT_ONCE_COLOCATED if nodes.colocated else len(wanted))
+        tests = [_gated(gate, nodes, hellos[a], hellos[b], number_of_round) for a, b in wanted]
         found = await asyncio.gather(*tests)
         outcomes = [
             outcome
             for pair, result in zip(wanted, found, strict=True)
-            if (outcome := _outcome(examination, pair, result, found)) is not None
+            if (outcome := _outcome(nodes, pair, result, found)) is not None
         ]
         for pair, result in zip(wanted, found, strict=True):
             for node in pair:
                 _better(best[node], result)
-        lost_before = set(pairing.nodes) & set(examination.hands.lost)
+        lost_before = set(pairing.nodes) & set(nodes.hands.lost)
         pairing.take(outcomes)
         if lost_before:
             pairing.nodes = tuple(node for node in pairing.nodes if node not in lost_before)
-        examination.progress(f"network: {stories(pairing.rounds)[-1]}")
-    examination.rounds += stories(pairing.rounds)
-    _tell(examination, pairing, best)
+        nodes.progress(f"network: {stories(pairing.rounds)[-1]}")
+    nodes.rounds += stories(pairing.rounds)
+    _tell(nodes, pairing, best)
 
 
-async def _gated(gate: asyncio.Semaphore, examination: Examination, a: Hello, b: Hello, turn: int) -> StepResult:
+async def _gated(gate: asyncio.Semaphore, nodes: NodesUnderTest, a: Hello, b: Hello, turn: int) -> StepResult:
     async with gate:
-        return await pair_test(examination, a, b, key=f"{b.node} {turn}")
+        return await pair_test(nodes, a, b, key=f"{b.node} {turn}")
 
 
-async def pair_test(examination: Examination, asking: Hello, answering: Hello, *, key: str) -> StepResult:
+async def pair_test(nodes: NodesUnderTest, asking: Hello, answering: Hello, *, key: str) -> StepResult:
     """One pair. What the answering end cannot do (it hung, it was lost) is the result's error."""
-    known = examination.results.get(f"{asking.node} pair {key}")
+    known = nodes.results.get(f"{asking.node} pair {key}")
     if known is not None:
         return known
     token = secrets.token_hex(8)
     ports: asyncio.Queue[int] = asyncio.Queue()
-    listening = examination.options(
-        answering, token=token, listen=answering.address if len(examination.alive) > 1 else ""
-    )
+    listening = nodes.options(answering, token=token, listen=answering.address if len(nodes.alive) > 1 else "")
     serving = asyncio.create_task(
-        examination.hands.ask(
+        nodes.hands.ask(
             answering.node, "pair", listening, lambda told: ports.put_nowait(int(float(told.get("port", 0))))
         )
     )
@@ -100,8 +95,8 @@ async def pair_test(examination: Examination, asking: Hello, answering: Hello, *
         if not waiting.done():
             said = serving.result().error if serving.done() else f"it did not listen within {PORT_S:g} s"
             return StepResult(step="pair", error=f"{answering.node}: {said}")
-        options = examination.options(asking, token=token, peer=answering.address, port=waiting.result())
-        result = await examination.hands.ask(asking.node, "pair", options)
+        options = nodes.options(asking, token=token, peer=answering.address, port=waiting.result())
+        result = await nodes.hands.ask(asking.node, "pair", options)
         served = await serving
         if served.error and not result.error:
             result = StepResult(step="pair", error=f"{answering.node}: {served.error}")
@@ -109,19 +104,19 @@ async def pair_test(examination: Examination, asking: Hello, answering: Hello, *
         for task in (serving, waiting):
             task.cancel()
         await asyncio.gather(serving, waiting, return_exceptions=True)
-    examination.results.put(f"{asking.node} pair {key}", result)
+    nodes.results.put(f"{asking.node} pair {key}", result)
     return result
 
 
-async def _with_itself(examination: Examination) -> None:
-    hello = examination.hands.nodes[0]
-    if hello.node in examination.hands.lost:
+async def _with_itself(nodes: NodesUnderTest) -> None:
+    hello = nodes.hands.nodes[0]
+    if hello.node in nodes.hands.lost:
         return
     alone = Hello(node=hello.node, rank=hello.rank, boot=hello.boot, address="127.0.0.1")
-    result = await pair_test(examination, alone, alone, key="itself")
+    result = await pair_test(nodes, alone, alone, key="itself")
     why = result.error or "; ".join(reasons_of(_values(result), LIMITS))
     verdict = Verdict.FAIL if why else Verdict.PASS
-    examination.add(
+    nodes.add(
         hello.node, *result.items, Item(name="network.loopback", text="a pair with itself", verdict=verdict, why=why)
     )
 
@@ -131,16 +126,16 @@ def _values(result: StepResult) -> dict[str, float]:
 
 
 def _outcome(
-    examination: Examination, pair: tuple[str, ...], result: StepResult, round_results: Sequence[StepResult]
+    nodes: NodesUnderTest, pair: tuple[str, ...], result: StepResult, round_results: Sequence[StepResult]
 ) -> Outcome | None:
     """The pair's outcome; None when one of the two was lost: that says nothing of the other."""
-    if any(node in examination.hands.lost for node in pair):
+    if any(node in nodes.hands.lost for node in pair):
         return None
     if result.error:
         return Outcome(pair, (f"no result: {result.error}",))
     values = _values(result)
     reasons = list(reasons_of(values, LIMITS))
-    if not examination.colocated:
+    if not nodes.colocated:
         reasons += _slow(values, [_values(one) for one in round_results if not one.error])
     return Outcome(pair, tuple(reasons))
 
@@ -178,22 +173,22 @@ UNITS = {
 }
 
 
-def _tell(examination: Examination, pairing: Pairing, best: Mapping[str, Mapping[str, float]]) -> None:
+def _tell(nodes: NodesUnderTest, pairing: Pairing, best: Mapping[str, Mapping[str, float]]) -> None:
     for node, values in best.items():
         for name, value in values.items():
             unit, better = UNITS[name]
-            examination.add(node, Item(name=name, value=value, unit=unit, better=better))
+            nodes.add(node, Item(name=name, value=value, unit=unit, better=better))
     for blame in pairing.blamed():
         item = _blamed(blame)
-        examination.add(blame.node, item)
+        nodes.add(blame.node, item)
         if item.verdict is Verdict.FAIL:
-            examination.unfit.add(blame.node)
+            nodes.unfit.add(blame.node)
     for node in pairing.undecided():
-        if node in examination.hands.lost:
+        if node in nodes.hands.lost:
             continue
         reasons = [reason for test in pairing.outcomes if node in test.group for reason in test.reasons]
         partners = sorted({one for test in pairing.outcomes if node in test.group for one in test.group} - {node})
-        examination.add(
+        nodes.add(
             node,
             Item(
                 name="network.pairs",

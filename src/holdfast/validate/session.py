@@ -16,11 +16,12 @@ from msgspec import Struct
 from holdfast.errors import LinkError
 from holdfast.ports import Clock
 from holdfast.validate.baselines import Baseline, Kind, choose
-from holdfast.validate.examination import Advise, Asked, Examination
+from holdfast.validate.examination import Advise, Examination
 from holdfast.validate.hands import Alone, Fleet
 from holdfast.validate.place import FILE, Leader, Place, addresses, find_leader, hello_of, host_and_port, publish
 from holdfast.validate.results import Run
 from holdfast.validate.results_kept import Results
+from holdfast.validate.under_test import Asked
 from holdfast.validate.worker import Worker
 
 JOIN_S = 180.0

@@ -1,0 +1,89 @@
+"""The nodes of one validation, and what its parts share: steps asked of them, remarks, progress.
+
+Used by `examination` and by its parts (`paired`, `collectives`). Time: that of the steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.ports import Clock
+from holdfast.validate.hands import Hands
+from holdfast.validate.registry import Options, Suite
+from holdfast.validate.results import Item, StepResult
+from holdfast.validate.results_kept import Results
+from holdfast.validate.wire import Hello
+
+Say = Callable[[str], None]
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What a validation is to be."""
+
+    suites: tuple[Suite, ...]
+    options: Options = Options()
+    baseline: str = ""
+    turn: int = 0
+    """Which pairing is taken first."""
+
+
+class NodesUnderTest:
+    """See the module.
+
+    Args:
+        hands: who runs steps.
+        asked: what is to be done.
+        clock: the time.
+        results: what an earlier try found.
+        progress: told a line at a time how far it is.
+    """
+
+    def __init__(
+        self, hands: Hands, asked: Asked, *, clock: Clock, results: Results, progress: Say = lambda _line: None
+    ) -> None:
+        self.hands = hands
+        self.asked = asked
+        self.clock = clock
+        self.results = results
+        self.progress = progress
+        self.extra: dict[str, list[Item]] = {hello.node: [] for hello in hands.nodes}
+        """Items of a node beside those of its own steps."""
+        self.notes: list[str] = []
+        self.rounds: list[str] = []
+        self.unfit: set[str] = set()
+        """Nodes at fault in the paired tests: what needs all nodes would only wait for them."""
+
+    @property
+    def alive(self) -> tuple[Hello, ...]:
+        """Nodes that are not lost."""
+        return tuple(hello for hello in self.hands.nodes if hello.node not in self.hands.lost)
+
+    @property
+    def colocated(self) -> bool:
+        """Do nodes share a machine? Then they also share its disks, caches and wires."""
+        boots = Counter(hello.boot for hello in self.hands.nodes if hello.boot)
+        return any(count > 1 for count in boots.values())
+
+    def options(self, hello: Hello, **more: object) -> Options:
+        """What a step on this node is told."""
+        peers = tuple(one.node for one in self.alive)
+        base = replace(self.asked.options, node=hello.node, rank=hello.rank, world=len(peers), peers=peers)
+        return replace(base, **more)
+
+    async def step(self, hello: Hello, step: str, *, key: str = "", **more: object) -> StepResult:
+        """Run a step on a node, or take its earlier result."""
+        name = f"{hello.node} {step}{' ' + key if key else ''}"
+        known = self.results.get(name)
+        if known is not None:
+            return known
+        result = await self.hands.ask(hello.node, step, self.options(hello, **more))
+        self.results.put(name, result)
+        return result
+
+    def add(self, node: str, *items: Item) -> None:
+        """More items of a node."""
+        self.extra[node] += items
