@@ -16,7 +16,7 @@ from holdfast.adapters.slurm.steps import read_call
 from holdfast.errors import UsageError
 from holdfast.launch import slurm_nodes
 from holdfast.launch.epoch import raise_epoch, read_epoch
-from holdfast.launch.slurm_nodes import SlurmNodes, daemon_answers
+from holdfast.launch.slurm_nodes import SlurmNodes, answers_not, daemon_answers
 from holdfast.launch.step_files import StepFiles
 from holdfast.launch.step_place import (
     allocated_nodes,
@@ -152,3 +152,17 @@ def test_a_node_is_dead_when_its_daemon_takes_no_connection(monkeypatch: pytest.
         assert await daemon_answers(None)
 
     asyncio.run(scene())
+
+
+def test_a_daemon_that_did_not_answer_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost packet, or a starved node, must not cost the job a healthy node: no answer counts when it comes twice."""
+    told: list[bool] = []
+
+    async def answers(_: NodeAddress | None) -> bool:
+        return told.pop(0)
+
+    monkeypatch.setattr(slurm_nodes, "daemon_answers", answers)
+    for answered, is_gone in (([True], False), ([False, True], False), ([False, False], True)):
+        told[:] = answered
+        assert asyncio.run(answers_not(None)) is is_gone
+        assert told == []

@@ -30,6 +30,11 @@ async def daemon_answers(where: NodeAddress | None) -> bool:
     return True
 
 
+async def answers_not(where: NodeAddress | None) -> bool:
+    """As evidence without a silence before it: asked twice, because one packet may be lost, or its node be slow."""
+    return not await daemon_answers(where) and not await daemon_answers(where)
+
+
 class SlurmNodes:
     """The nodes of our own job.
 

@@ -23,7 +23,7 @@ from holdfast.launch.leader import Leader
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Child
-from holdfast.launch.slurm_nodes import CONNECT_S, daemon_answers
+from holdfast.launch.slurm_nodes import CONNECT_S, answers_not, daemon_answers
 from holdfast.launch.step_crew import StepCrew
 from holdfast.launch.step_place import StepFloor, excluded_before, note_excluded
 from holdfast.launch.step_runner import StepRunner
@@ -209,7 +209,7 @@ class StepLeader(Leader):
         try:
             for pause_s in _PROBES_S:
                 await asyncio.sleep(pause_s)
-                if not await daemon_answers(self._addresses.get(node)):
+                if await answers_not(self._addresses.get(node)):
                     self._is_lost(node, f"{evidence}, and its slurmd does not answer")
                     return
         finally:
