@@ -341,6 +341,34 @@ def test_waiting_for_nodes_is_told_again_and_again(play):
     assert sum("waits for nodes" in title for title in play.notices()) == 2
 
 
+@pytest.mark.parametrize(("told", "since_release_s"), [(0.0, 300.0), (290.4, 290.4), (-0.6, 0.0), (-5000.0, 300.0)])
+def test_a_released_job_is_placed_when_the_scheduler_starts_it(play, told, since_release_s):
+    """By its own time of the start, in whole seconds or finer; one of a former start, or none, is no time of this one."""
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    released = play.incident.marks[Mark.RELEASED]
+    assert Mark.PLACED not in play.incident.marks
+    play.now = released + 300.0 - play.step_s
+    play.job(state=S.RUNNING, nodes=("n1", "n3", "n4"), started_at=released + told if told else 0.0)
+    assert play.incident.marks[Mark.PLACED] - released == pytest.approx(since_release_s)
+
+
+def test_a_launcher_may_be_the_first_to_say_that_its_job_has_nodes(play):
+    """Before the scheduler was looked at again."""
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    play.attach(restart_count=1, nodes=("n1", "n3", "n4"))
+    assert play.incident.marks[Mark.PLACED] == play.now
+
+
 def test_marks_of_a_requeue(play):
     """All phases are stamped, in order."""
     incident_at = play.now
@@ -350,7 +378,7 @@ def test_marks_of_a_requeue(play):
     play.first_step(1, 101, resumed_from=100)
     play.checkpoint(1, 200)
     marks = play.incident.marks
-    wanted = [Mark.FAULT, Mark.DETECTED, Mark.ISOLATED, Mark.STOPPED, Mark.REQUEUED, Mark.RELEASED, Mark.STARTED, Mark.FIRST_STEP, Mark.PROVEN]  # fmt: skip
+    wanted = [Mark.FAULT, Mark.DETECTED, Mark.ISOLATED, Mark.STOPPED, Mark.REQUEUED, Mark.RELEASED, Mark.PLACED, Mark.STARTED, Mark.FIRST_STEP, Mark.PROVEN]  # fmt: skip
     assert [mark for mark in wanted if mark not in marks] == []
     times = [marks[mark] for mark in wanted]
     assert times == sorted(times)

@@ -176,9 +176,9 @@ def test_the_slowest_phase_needs_more_than_half_of_two_recoveries() -> None:
 def test_spares_are_proposed_for_waits_of_more_than_a_minute() -> None:
     """61 s and 3,539 s of waiting are an hour; 60 s is none."""
     waits = [
-        incident(0, requeued=5, released=66),
-        incident(1, requeued=5, released=3544),
-        incident(2, requeued=5, released=65),
+        incident(0, released=5, placed=66),
+        incident(1, released=5, placed=3544),
+        incident(2, released=5, placed=65),
     ]
     [told] = found("spares", fleet_of(*waits))
     assert told.evidence == "2 recoveries waited more than a minute for nodes, the longest 59 min"

@@ -506,8 +506,18 @@ def runs(turn: Turn, job: JobRecord) -> None:
     turn.complete(about(job), "it runs already", o.ReleaseJob)
     turn.withdraw(about(job), "it runs already", o.SetExcluded)
     turn.move_job(job, JobTrigger.RUNS)
+    _stamp_placed(turn, job)
     turn.tell(job, f"The scheduler runs it again on {story.listed(job.view.nodes)}.")
     wait(turn, job, turn.policy_of(job).waits.start_s)
+
+
+def _stamp_placed(turn: Turn, job: JobRecord) -> None:
+    """It has nodes again: since the scheduler's own time of this start, which it may tell in whole seconds."""
+    incident = incident_of(turn, job)
+    if incident is not None:
+        began = job.view.started_at if job.view.state in RUNS else 0.0
+        is_this_start = began >= incident.marks.get(Mark.REQUEUED, incident.opened_at) - 1.0
+        turn.stamp(incident, Mark.PLACED, began if is_this_start else None)
 
 
 def adopt(turn: Turn, job: JobRecord, why: str) -> None:

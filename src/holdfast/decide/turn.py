@@ -39,11 +39,12 @@ _JOB_PHASES = (
     Mark.STOPPED,
     Mark.REQUEUED,
     Mark.RELEASED,
+    Mark.PLACED,
     Mark.STARTED,
     Mark.FIRST_STEP,
     Mark.PROVEN,
 )
-_AGAIN = frozenset({Mark.STOPPED, Mark.REQUEUED, Mark.RELEASED, Mark.STARTED, Mark.FIRST_STEP, Mark.PROVEN})
+_AGAIN = frozenset(_JOB_PHASES[2:])
 """Marks that a recurrence within the same incident stamps anew."""
 TIMER_SLACK_S = 0.05
 """A timer that fires this much early counts as due: clocks and event loops round differently."""

@@ -67,6 +67,8 @@ class Mark(StrEnum):
     REQUEUED = "requeued"
     """Back in the queue, or the in-place restart was ordered."""
     RELEASED = "released"
+    PLACED = "placed"
+    """The scheduler gave the released job nodes, or its launcher said so first."""
     STARTED = "started"
     """The new attempt's processes are started."""
     FIRST_STEP = "first_step"

@@ -141,7 +141,7 @@ class Groups(Struct, frozen=True):
 
 def groups(incidents: Sequence[IncidentRecord], commands: Sequence[OperatorCommand]) -> Groups:
     """Drills and incidents that were only observed are in none of them."""
-    failures = [i for i in incidents if i.attempt_before is not None and i.outcome != "observed" and not i.drill]
+    failures = failures_of(incidents)
     back = [incident for incident in failures if Mark.FIRST_STEP in incident.marks]
     said = sorted(commands, key=_at)
     fenced = [incident for incident in incidents if Mark.ISOLATED in incident.marks and not incident.drill]
@@ -153,6 +153,11 @@ def groups(incidents: Sequence[IncidentRecord], commands: Sequence[OperatorComma
         fenced=fenced,
         false=[incident for incident in fenced if _was_false(incident)],
     )
+
+
+def failures_of(incidents: Sequence[IncidentRecord]) -> list[IncidentRecord]:
+    """Those that ended an attempt of a job and were no drill."""
+    return [i for i in incidents if i.attempt_before is not None and i.outcome != "observed" and not i.drill]
 
 
 def fleet(

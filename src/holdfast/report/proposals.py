@@ -6,15 +6,17 @@ with its evidence and, where it can be computed, the gain to expect. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from holdfast.model.evidence import Domain, Finding, Role
 from holdfast.model.records import IncidentRecord, Mark
-from holdfast.report.fleet import Fleet
+from holdfast.report.fleet import Fleet, failures_of
 from holdfast.report.interval import IntervalAdvice
-from holdfast.report.timeline import PHASE_NAMES, phase_totals, spans
+from holdfast.report.timeline import PHASE_NAMES, phase_totals, span
 
 if TYPE_CHECKING:
     from holdfast.report.gather import ReportData
@@ -63,8 +65,11 @@ def _interval_gain(advice: IntervalAdvice) -> str:
 
 
 def _slowest(data: ReportData, _: Fleet) -> Iterable[Proposal]:
-    """The phase on which most of the recoveries' time goes, when it is more than half."""
-    real = [i for i in data.counted if i.outcome == "recovered"]
+    """The phase on which most of the recoveries' time goes, when it is more than half.
+
+    Left out are those that needed another try: their marks are those of the last one, so that a phase holds the others.
+    """
+    real = [i for i in data.counted if i.outcome == "recovered" and _tries(data, i) == 1]
     total = phase_totals(real)
     del total[PHASE_NAMES[Mark.PROVEN]]
     whole = sum(total.values())
@@ -80,19 +85,29 @@ def _slowest(data: ReportData, _: Fleet) -> Iterable[Proposal]:
         )
 
 
+def _tries(data: ReportData, incident: IncidentRecord) -> int:
+    """Attempts that were started until it had recovered."""
+    before, after = incident.attempt_before, incident.attempt_after
+    job = data.job_of.get(incident.jobs[0]) if incident.jobs else None
+    if before is None or after is None or job is None:
+        return 0
+    return sum(1 for attempt in job.attempts if before < attempt.number <= after and attempt.started_at)
+
+
 SPEEDUPS = {
     "detect": "give the scripts telemetry (two lines), so that a hang is found in step times",
     "diagnose": "shorten waits.settle_s and waits.stacks_s of the policy",
     "stop": "shorten waits.stop_grace_s: the ranks of a broken attempt have nothing to save",
     "requeue": "pull the begin time of a requeued job in, and let jobs keep spares in their allocation",
-    "release": "keep more spares: jobs waited for nodes",
+    "release": "look at the scheduler: holding, excluding and releasing a job takes long",
+    "wait for a node": "keep more spares: jobs waited for nodes",
     "start": "keep images and environments on local disks, and use warm standbys (--preload)",
     "first step": "make loading lighter: warm standbys, checkpoints from the local tier, compiled graphs cached",
 }
 
 
 def _spares(data: ReportData, _: Fleet) -> Iterable[Proposal]:
-    waited = [w for i in data.counted if Mark.RELEASED in i.marks and (w := _wait_for_nodes(i)) > 60.0]
+    waited = [w for i in data.counted if (w := _wait_for_nodes(i)) > 60.0]
     if waited:
         yield Proposal(
             "spares",
@@ -103,9 +118,8 @@ def _spares(data: ReportData, _: Fleet) -> Iterable[Proposal]:
 
 
 def _wait_for_nodes(incident: IncidentRecord) -> float:
-    marks = incident.marks
-    begin = max(marks.get(Mark.REQUEUED, 0.0), marks.get(Mark.DIAGNOSED, 0.0))
-    return marks[Mark.RELEASED] - begin if Mark.RELEASED in marks and begin else 0.0
+    """Seconds from its release to the scheduler's start."""
+    return span(incident, Mark.RELEASED, Mark.PLACED) or 0.0
 
 
 def _lemons(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
@@ -130,8 +144,7 @@ def _false(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
 
 
 def _hidden(data: ReportData, _: Fleet) -> Iterable[Proposal]:
-    took = zip(data.counted, spans(data.counted, Mark.FAULT, Mark.DETECTED), strict=True)
-    late = [(incident, seconds) for incident, seconds in took if seconds is not None and seconds >= NCCL_TIMEOUT_S]
+    late = [(incident, seconds) for incident in data.counted if (seconds := unseen_s(incident)) >= NCCL_TIMEOUT_S]
     if late:
         yield Proposal(
             "hidden-by-time-out",
@@ -142,8 +155,36 @@ def _hidden(data: ReportData, _: Fleet) -> Iterable[Proposal]:
         )
 
 
-def _unknown(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
-    unknown = fleet.by_cause.get("unknown", 0)
+def unseen_s(incident: IncidentRecord) -> float:
+    """Seconds for which a fault had lasted when it was detected.
+
+    A time-out, or a hang, is dated by the moment at which it was reported; what it says of how long it had waited by
+    then is counted from there.
+    """
+    detected = incident.marks.get(Mark.DETECTED)
+    if detected is None:
+        return 0.0
+    telling = [finding for finding in incident.findings if finding.role in {Role.ROOT, Role.CASCADE}]
+    began = [finding.at - waited for finding in telling if (waited := _waited_s(finding)) > 0.0]
+    return max(0.0, detected - min([incident.marks.get(Mark.FAULT, detected), *began]))
+
+
+def _waited_s(finding: Finding) -> float:
+    """Seconds for which its rank, or the job, had waited in vain when it was reported; 0: it tells of no wait."""
+    captures = finding.captures
+    for name, unit_s in (("elapsed_ms", 1e-3), ("timeout_ms", 1e-3), ("elapsed_s", 1.0)):
+        if re.fullmatch(r"\d{1,12}(\.\d{1,6})?", text := captures.get(name, "")):
+            return float(text) * unit_s
+    stood = _STOOD.match(finding.summary) if finding.rule.startswith("hang.") else None
+    return float(stood[1]) if stood is not None else 0.0
+
+
+_STOOD = re.compile(r"no progress for (\d{1,12}\.\d) s\b")
+"""How a hang's finding begins to say what it saw (`detect.rhythm.HangVerdict`)."""
+
+
+def _unknown(data: ReportData, fleet: Fleet) -> Iterable[Proposal]:
+    unknown = sum(1 for incident in failures_of(data.counted) if not _has_cause(incident))
     if unknown * 5 > max(fleet.failures, 4):
         yield Proposal(
             "unknown-causes",
@@ -153,18 +194,38 @@ def _unknown(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
         )
 
 
+def _has_cause(incident: IncidentRecord) -> bool:
+    """Does the diagnosis say more than how a process ended?"""
+    found = incident.diagnosis
+    if found is None or found.cause == "unknown":
+        return False
+    return not (found.domain is Domain.UNKNOWN and found.cause.startswith("exit."))
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "checkpoint-interval",
         "a job saves more than twice as often, or as rarely, as loses least, and none of its failures was a drill",
         _interval,
     ),
-    Rule("slowest-phase", "one phase takes more than half of the time of two recoveries or more", _slowest),
-    Rule("spares", "a recovery waited more than a minute for nodes", _spares),
+    Rule(
+        "slowest-phase",
+        "one phase takes more than half of the time of two recoveries or more, each at the first try",
+        _slowest,
+    ),
+    Rule("spares", "a released job waited more than a minute until the scheduler had nodes for it", _spares),
     Rule("lemon", "a node was fenced three times or more within 28 days", _lemons),
-    Rule("false-alarms", "of five or more fenced nodes every fifth came back without a repair", _false),
-    Rule("hidden-by-time-out", "a fault was noticed ten minutes or more after it happened", _hidden),
-    Rule("unknown-causes", "every fifth failure, and one at least, has no known cause", _unknown),
+    Rule("false-alarms", "of five or more fenced nodes more than every fifth came back without a repair", _false),
+    Rule(
+        "hidden-by-time-out",
+        "a fault was noticed ten minutes or more after it happened, as its finding or its time-out tells",
+        _hidden,
+    ),
+    Rule(
+        "unknown-causes",
+        "more than every fifth failure, and one at least, has no known cause: how its processes ended alone is none",
+        _unknown,
+    ),
 )
 """All rules; the docs list is generated from it."""
 

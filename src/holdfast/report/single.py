@@ -27,7 +27,8 @@ _PHASES: tuple[tuple[str, Mark | None], ...] = (
     ("isolate", Mark.ISOLATED),
     ("drain", Mark.STOPPED),
     ("requeue", Mark.REQUEUED),
-    ("wait for a node", Mark.RELEASED),
+    ("release", Mark.RELEASED),
+    ("wait for a node", Mark.PLACED),
     ("image load", None),
     ("start", Mark.STARTED),
     ("load checkpoint", Mark.FIRST_STEP),
@@ -61,13 +62,17 @@ def phases(data: ReportData, incident: IncidentRecord) -> Section:
 
 
 def _attached(data: ReportData, incident: IncidentRecord) -> float | None:
-    """When the new attempt's launcher said its first word: allocation, prolog and image were there by then."""
-    released = incident.marks.get(Mark.RELEASED)
+    """When the new attempt's launcher said its first word: prolog and image were there by then.
+
+    Not known where nothing tells when the job got its nodes: a wait for them must not pass for an image's load.
+    """
+    placed = incident.marks.get(Mark.PLACED)
     started = incident.marks.get(Mark.STARTED)
-    if released is None or started is None:
+    if placed is None or started is None:
         return None
-    at = [one.at for key in incident.jobs for one in data.attached.get(key, ()) if released <= one.at <= started]
-    return min(at, default=None)
+    since = incident.marks.get(Mark.RELEASED, placed)
+    at = [one.at for key in incident.jobs for one in data.attached.get(key, ()) if since <= one.at <= started]
+    return max(placed, min(at)) if at else None
 
 
 def _caught_up(data: ReportData, incident: IncidentRecord) -> float | None:

@@ -17,6 +17,7 @@ HEADINGS: dict[Mark, str] = {
     Mark.STOPPED: "stopped",
     Mark.REQUEUED: "requeued",
     Mark.RELEASED: "released",
+    Mark.PLACED: "placed",
     Mark.STARTED: "started",
     Mark.FIRST_STEP: "first step",
     Mark.PROVEN: "proven",

@@ -387,10 +387,13 @@ class Launcher(Allocation):
     def stalled(self, fault: str) -> None:
         """See `training.Watcher`."""
         del fault
-        attempt = self.attempt
+        attempt, limit_s = self.attempt, self.world.options.hang_s
+        says = f"no progress for {limit_s:.1f} s in step {attempt.step if attempt is not None else 0}"
         self.world.later(
-            self.world.options.hang_s,
-            lambda: self._found("hang.step", "", EvidenceKind.TELEMETRY) if attempt is self.attempt else None,
+            limit_s,
+            lambda: (
+                self._found("hang.step", "", EvidenceKind.TELEMETRY, summary=says) if attempt is self.attempt else None
+            ),
         )
 
     def bad_numbers(self, node: str, fault: str) -> None:
