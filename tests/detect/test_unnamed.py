@@ -11,11 +11,11 @@ from holdfast.model.evidence import Domain, Role
 MATCHER = Matcher(read_catalogue())
 
 
-def ending(text, *, after=-1, progressed=False):
+def ending(text, *, after=-1, progressed=False, beside_job=False):
     errors = UnnamedErrors()
     for match in MATCHER.unnamed(StreamSource(kind=StreamKind.ANY), text.encode(), 0, 0.0):
         errors.take(match)
-    return errors.ending(size=len(text.encode()), after=after, progressed=progressed)
+    return errors.ending(size=len(text.encode()), after=after, progressed=progressed, beside_job=beside_job)
 
 
 def ids(chain):
@@ -84,7 +84,7 @@ def test_memory_is_bounded():
             taken += 1
         size += len(end)
     assert taken > KEPT_FIRST + KEPT_LAST
-    assert len(errors.ending(size=size, after=-1, progressed=False)) <= KEPT_FIRST + KEPT_LAST
+    assert len(errors.ending(size=size, after=-1, progressed=False, beside_job=False)) <= KEPT_FIRST + KEPT_LAST
 
 
 @pytest.mark.parametrize(

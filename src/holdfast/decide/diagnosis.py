@@ -90,15 +90,9 @@ class Candidate(Struct):
 
 
 _SYMPTOMS = (
-    "nccl.timeout",
-    "nccl.watchdog",
-    "gloo.timeout",
-    "hang.",
-    "rccl.timeout",
-    "hyperpod.hang",
-    "jax.timeout",
+    "nccl.timeout", "nccl.watchdog", "gloo.timeout", "hang.", "rccl.timeout", "hyperpod.hang", "jax.timeout",
     "horovod.stalled",
-)
+)  # fmt: skip
 _OWN_DEATHS = frozenset({"exit.signal.11", "exit.signal.7", "exit.signal.4", "exit.signal.8"})
 _VAGUE = (
     "exit.",
@@ -107,6 +101,8 @@ _VAGUE = (
     "process.exited",
     "torch.elastic.",
     "slurm.task.",
+    "slurm.container_failed",
+    "slurm.spank",
     "python.interrupt",
     "deepspeed.exit",
     "mpi.abort",
@@ -326,13 +322,16 @@ def _detail(chosen: Candidate, near: Sequence[Candidate]) -> Candidate:
     """What a rule that knows more says of the same error: messages go on over several lines, exceptions are chained."""
     if not chosen.finding.rule.startswith(_GENERIC_EXCEPTIONS):
         return chosen
+    # A bare "Exception:" only frames the traceback that it carries.
+    bare = chosen.finding.captures.get("type") == "Exception" and not chosen.finding.captures.get("message")
     told = (
         c
         for c in near
-        if c.weight is chosen.weight
+        if c is not chosen
+        and c.weight is chosen.weight
         and 0 <= c.at - chosen.at <= DETAIL_S
         and _same_rank(c, chosen)
-        and not c.finding.rule.startswith((*_GENERIC_EXCEPTIONS, *_LOOSE_TYPES))
+        and (bare or not c.finding.rule.startswith((*_GENERIC_EXCEPTIONS, *_LOOSE_TYPES)))
     )
     return min(told, key=lambda c: c.at, default=chosen)
 

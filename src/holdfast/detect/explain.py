@@ -48,12 +48,13 @@ EVIDENCE_SHOWN = 24
 
 
 _BACK = {
-    "kernel.nfs.back": "kernel.nfs.silent",
-    "kernel.lustre.restored": "kernel.lustre.lost",
-    "kernel.link_up": "kernel.link_down",
-    "k8s.scheduled": "k8s.scheduling",
+    "kernel.nfs.back": ("kernel.nfs.silent",),
+    "kernel.lustre.restored": ("kernel.lustre.lost", "kernel.lnet"),
+    "kernel.link_up": ("kernel.link_down",),
+    "k8s.scheduled": ("k8s.scheduling",),
+    "k8s.started": ("k8s.scheduling", "k8s.mount", "k8s.sandbox", "k8s.image"),
 }
-"""Rules that say that what another rule reported is over."""
+"""Rules that say that what other rules reported is over."""
 
 
 _COLLECTIVE_WAITS = frozenset({"nccl.timeout", "gloo.timeout"})
@@ -182,7 +183,7 @@ class LogReading:
             elif match.rule.id == "benign.ignored":
                 file.ignored_at = match.offset
             elif match.rule.id in _BACK:
-                file.back[_BACK[match.rule.id]] = self.order
+                file.back.update(dict.fromkeys(_BACK[match.rule.id], self.order))
             elif role in {Role.ROOT, Role.CASCADE} or match.rule.id in HELD_UP:
                 self._keep(number, file, match)
 
@@ -387,13 +388,17 @@ class LogReading:
             return []
         found: list[Finding] = []
         told = {f.id for f in findings}
+        beside_job = any(file.progress_lines or file.completed is not None for file in self.files)
         for number, file in enumerate(self.files):
             if file.completed is not None:
                 continue
             # The lines around an error that was set aside tell of the same error.
             over = [k.match.offset for k in self._places.values() if k.file == number and k.finding.id not in told]
             chain = file.unnamed.ending(
-                size=file.size, after=max([file.alive, *over]), progressed=bool(file.progress_lines)
+                size=file.size,
+                after=max([file.alive, *over]),
+                progressed=bool(file.progress_lines),
+                beside_job=beside_job,
             )
             made = findings_of(chain, file=file.name, prefix=f"{number:06d}", at=end)
             for finding, match in zip(made, chain, strict=True):

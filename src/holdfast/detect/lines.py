@@ -24,7 +24,7 @@ _PREFIX = re.compile(
       \[(?:rank|Rank|RANK)\s?:?\s?(?P<rank>\d{1,6})\]:?\s?
     | \[(?P<group>default|trainer|worker|node)_?(?P<local>\d{1,6})\]:?\s?
     | (?P<task>\d{1,6}):\s(?!\d\d:)
-    | \[\d+,(?P<mpi>\d{1,6})\]<std(?:out|err)>:\s?
+    | \[\d+,(?:mpirank:)?(?P<mpi>\d{1,6})(?:,[\w.-]{1,60})?\]<std(?:out|err)>:\s?
     | \((?P<actor>[A-Za-z_][\w.]*)(?:,\s|\s)?(?:pid=\d+)(?:,\s?ip=(?P<ip>[\d.]+))?\)\s
     | \[pod/(?P<pod>[^\]/]+)/[^\]]+\]\s
     | \[(?P<bare>\d{1,7})\]\s(?=\[)

@@ -47,8 +47,14 @@ _ENDED_ONLY = ("exit.code.", "process.exited", "slurm.task.exited", "mpi.abort",
 """Roots that only say that a process ended with an error."""
 SHOWN_TEXT = 200
 """Characters of an unnamed line that a sentence shows."""
+_OF_DRIVERS = "generic.driver"
+_OF_DAEMONS = re.compile(r"^\[\d{4}-\d\d-\d\dT[\d:.]{8,15}\] |^slurm(?:ctld|d|dbd): ")
+"""Slurm's daemons log many errors that end nothing; what ends them they call fatal."""
+_TRACE_LINE = ' File "'
 KEPT_LAST = 48
 KEPT_FIRST = 8
+NEXT_BYTES = 256
+"""An error this close behind another one follows from it: programs tell the cause first, then what it prevented."""
 CHAIN_BYTES = 3000
 """Lines of one trouble lie this close to each other: a usage text or a trace may stand between them."""
 TAIL_BYTES = {
@@ -63,8 +69,11 @@ TAIL_BYTES = {
     "generic.glog_error": 500,
     "generic.nccl_warn": 1000,
     "generic.complaint": 160,
+    "generic.driver": 16_000,
 }
 """So much may be printed after such a line when it is what ended the program; more shows that it went on."""
+DAEMON_TAIL_BYTES = 40
+"""A daemon that logs anything more has gone on."""
 _STRENGTH = {
     "generic.fatal": 5,
     "generic.glog_fatal": 5,
@@ -76,6 +85,7 @@ _STRENGTH = {
     "generic.abort": 3,
     "generic.traceback": 3,
     "generic.complaint": 2,
+    "generic.driver": 2,
     "generic.exit": 1,
 }
 """What says most about why comes first; an exit only says that something failed."""
@@ -121,34 +131,60 @@ class UnnamedErrors:
         self._last: deque[Match] = deque(maxlen=KEPT_LAST)
 
     def take(self, match: Match) -> None:
-        """A line that only its severity tells of."""
-        if _NOT_OUTPUT.search(match.text):
+        """A line that only its severity tells of; of kernel and system logs, a driver's words alone count."""
+        if bool(_NOT_OUTPUT.search(match.text)) is not (match.rule.id == _OF_DRIVERS):
             return
         if len(self._first) < KEPT_FIRST:
             self._first.append(match)
         else:
             self._last.append(match)
 
-    def ending(self, *, size: int, after: int, progressed: bool) -> tuple[Match, ...]:
+    def ending(self, *, size: int, after: int, progressed: bool, beside_job: bool) -> tuple[Match, ...]:
         """The lines that the log ended with, the most telling one first; empty when it ended well.
 
         Args:
             size: bytes of the log.
             after: place of the last line that shows the job alive, or of trouble already accounted for.
             progressed: whether the log shows any step at all; mere complaints count only where none does.
+            beside_job: whether any log that is read with it shows a job at work; a driver's words count only alone.
         """
         left = sorted((m for m in (*self._first, *self._last) if m.offset > after), key=lambda m: m.offset)
-        if progressed:
-            left = [match for match in left if match.rule.id != "generic.complaint"]
+        mute = (*(["generic.complaint"] if progressed else []), *([_OF_DRIVERS] if beside_job else []))
+        left = [match for match in left if match.rule.id not in mute]
         chain: list[Match] = []
         for match in reversed(left):
             if chain:
                 belongs = chain[-1].offset - match.offset <= CHAIN_BYTES
             else:
-                belongs = size - match.offset - len(match.text.encode()) <= TAIL_BYTES[match.rule.id]
+                tail = DAEMON_TAIL_BYTES if _of_a_daemon(match) else TAIL_BYTES[match.rule.id]
+                belongs = size - match.offset - len(match.text.encode()) <= tail
             if belongs:
                 chain.append(match)
-        return tuple(sorted(chain, key=lambda match: -_STRENGTH[match.rule.id]))
+        strongest = max((_STRENGTH[match.rule.id] for match in chain), default=0)
+        latest = next((i for i, match in enumerate(chain) if _STRENGTH[match.rule.id] == strongest), 0)
+        first = latest
+        while first + 1 < len(chain) and _follows(chain[first], chain[first + 1]):
+            first += 1
+        # The lines of a traceback that a logger wrote end with what was raised.
+        traced = any(_TRACE_LINE in match.text for match in chain[latest : first + 1])
+        named = chain[latest if traced else first] if chain else None
+        return tuple(sorted(chain, key=lambda match: (-_STRENGTH[match.rule.id], match is not named)))
+
+
+def _of_a_daemon(match: Match) -> bool:
+    """Whether a daemon of Slurm calls something an error and goes on."""
+    return match.rule.id in {"generic.error", "generic.shell"} and _OF_DAEMONS.search(match.text) is not None
+
+
+def _is_complaint(match: Match) -> bool:
+    """Whether the line says no more than that something did not work."""
+    return match.rule.id in {"generic.complaint", _OF_DRIVERS} or _of_a_daemon(match)
+
+
+def _follows(later: Match, earlier: Match) -> bool:
+    """Whether an error is of the same rule as the one on the lines before it."""
+    gap = later.offset - earlier.offset - len(earlier.text.encode())
+    return later.rule.id == earlier.rule.id and gap <= NEXT_BYTES
 
 
 def findings_of(chain: Sequence[Match], *, file: str, prefix: str, at: float) -> list[Finding]:
@@ -162,7 +198,7 @@ def findings_of(chain: Sequence[Match], *, file: str, prefix: str, at: float) ->
         found.append(
             replace(
                 finding,
-                role=Role.CASCADE if index or match.rule.id == "generic.complaint" else Role.ROOT,
+                role=Role.CASCADE if index or _is_complaint(match) else Role.ROOT,
                 domain=domain_of(text) if match.rule.domain is Domain.UNKNOWN else match.rule.domain,
                 summary=f"{match.rule.title}: {_shown(text)}",
             )
