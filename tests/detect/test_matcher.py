@@ -129,6 +129,17 @@ def test_colours():
     assert (match.rule.id, match.line_no, match.offset) == ("disk.full", 3, data.index(b"\x1b[31m"))
 
 
+def test_colours_that_begin_late():
+    """A stream that was plain for long: the first coloured words are found as well, and their places."""
+    plain = b"a plain line of no interest\n" * 2000
+    coloured = b"\x1b[31mOSError:\x1b[0m [Errno 28] \x1b[1mNo\x1b[0m space left on device\n"
+    stream = MATCHER.stream(StreamSource(kind=StreamKind.ANY))
+    found = [match for data in (plain, plain + coloured + plain, plain + coloured) for match in stream.feed(data, 0.0)]
+    lines, size = 2000, len(plain)
+    expected = [(2 * lines + 1, 2 * size), (4 * lines + 2, 4 * size + len(coloured))]
+    assert [(match.rule.id, match.line_no, match.offset) for match in found] == [("disk.full", *at) for at in expected]
+
+
 def test_carriage_returns():
     """Each state of a progress bar is a line; an error behind one is seen."""
     bars = (

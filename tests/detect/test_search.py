@@ -14,7 +14,8 @@ from holdfast.detect.database import hits
 from holdfast.detect.literals import pieces
 from holdfast.detect.matcher import FOLD_MIN, Matcher, ProgressReading, StreamSource
 from holdfast.detect.patterns import number_finder
-from holdfast.detect.sieve import ORDINARY, sieve_of
+from holdfast.detect.search import numbers_of
+from holdfast.detect.sieve import ORDINARY, Surprise, sieve_of
 from holdfast.model.evidence import Role
 
 CATALOGUE = read_catalogue()
@@ -111,6 +112,30 @@ def test_quiet_text_passes_nothing():
     """What healthy jobs print all the time is not looked at twice."""
     block = (ORDINARY + "\n".join(step.format(7) for step in STEPS[:3]).encode() + b"\n") * 20
     assert not hits(MATCHER.databases.sieve, block)
+
+
+def test_the_sieve_is_small():
+    """With a thousand pieces, progress among them, Hyperscan's search takes a larger table and a fifth more time."""
+    progress = [core for rule in CATALOGUE.scanned if rule.role is Role.PROGRESS for core in rule.cores]
+    examples = "\n".join(line for rule in CATALOGUE.scanned for line in rule.matches).encode()
+    assert len(sieve_of(list(dict.fromkeys(FAULTS)), ORDINARY, examples)) + len(set(progress)) < 900
+
+
+def test_pieces_are_shared_and_unlike_ordinary_text():
+    """A short piece that several cores hold stands for all of them, and a rare one is preferred to a usual one."""
+    surprise = Surprise(ORDINARY)
+    assert surprise.bits(b"raining ") < surprise.bits(b"QZ_#9@!~")
+    assert surprise.bits(b"#9@!~") < surprise.bits(b"#9@!~QZ_")
+    assert surprise.cost(b"QZ_#9@!~") == 1.0 < surprise.cost(b"in the ")
+    assert sieve_of([f"{text}#XQZ@{text}" for text in ("the", "in", "of")]) == [r"\x23XQZ\x40"]
+
+
+def test_numbers_of():
+    """Numbers are read as `float` reads them, whether JSON knows them or not; a text that is none spoils all."""
+    texts = [b"12", b"0.5", b"-3e-05", b"007", b"1.", b"nan", b"1e999", b"12345678901234567890123"]
+    assert repr(numbers_of(texts)) == repr(tuple(map(float, texts)))
+    assert numbers_of(texts[:3]) == (12.0, 0.5, -3e-05)
+    assert [numbers_of(texts) for texts in ([], [b"1,2"], [b"1", b""], [b"1", b"x"], [b"null"])] == [()] * 5
 
 
 def test_a_block_full_of_faults_is_searched_whole_and_the_next_without_the_sieve(monkeypatch):

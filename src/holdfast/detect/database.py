@@ -18,7 +18,7 @@ from holdfast.detect.patterns import number_finder
 from holdfast.detect.sieve import ORDINARY, escaped, sieve_of
 from holdfast.model.evidence import Role
 
-FORM = 4
+FORM = 5
 """Of the bytes that `compile_database` makes; older ones are compiled anew."""
 SIEVED = 1 << 24
 """Numbers of a sieve's own expressions begin above this; those below are the catalogue's."""
@@ -82,7 +82,8 @@ def compile_database(catalogue: Catalogue) -> bytes:
     progress = [i for i, rules in enumerate(owners) if all(rule.role is Role.PROGRESS for rule in rules)]
     faults = sorted(set(range(len(texts))) - set(unnamed) - set(progress))
     parts = [_compile(texts, chosen, owners) for chosen in (faults, progress, unnamed)]
-    passing = sieve_of([texts[i] for i in faults], _ordinary(catalogue))
+    examples = "\n".join(line for rule in catalogue.scanned for line in rule.matches).encode()
+    passing = sieve_of([texts[i] for i in faults], _ordinary(catalogue), examples)
     finders = number_finders(texts, owners)
     seen = {i: _piece(texts[i]) if i in finders else texts[i] for i in progress}
     parts += [_compile_sieve(passing, alone) for alone in ({}, seen)]

@@ -15,9 +15,10 @@ from msgspec import Struct
 from holdfast.detect import database as database_of
 from holdfast.detect import xid
 from holdfast.detect.catalogue import UNNAMED, Catalogue, Rule, StreamKind
-from holdfast.detect.lines import ANSI, Line, place_number, take_apart, without_host, year_of
+from holdfast.detect.colours import Uncoloured
+from holdfast.detect.lines import Line, place_number, take_apart, without_host, year_of
 from holdfast.detect.records import RECORDS, Record, joined
-from holdfast.detect.search import Found, Search, plain
+from holdfast.detect.search import Found, Search, numbers_of, plain
 from holdfast.model.evidence import Role
 
 LINE_MAX = 1 << 20
@@ -204,6 +205,7 @@ class LineStream:
         records: open multi-line records by writer; the block reader's, not the caller's.
         year: the last one that a stamp carried, for stamps without; 0 before the first.
         search: where the cores match in a block.
+        coloured: whether colour codes were seen in it, so that they are taken out before a search.
         everything: whether rules are asked, too, that know an error by its severity word alone.
     """
 
@@ -216,6 +218,7 @@ class LineStream:
         self.records: dict[str, list[tuple[Record, Rule, Match]]] = {}
         self.year = 0
         self.search = Search(matcher.databases, matcher.finders)
+        self.coloured = False
         self.everything = False
         self._carry = b""
         self._overlap = 0
@@ -330,19 +333,15 @@ class BlockReader:
         self.stream = stream
         self.matcher = stream.matcher
         self.full = full
-        self.original: bytes | None = None
+        self.uncoloured: Uncoloured | None = None
         self.block = block
         self.start = start
         self.stop = stop
         self.base = base
         # Counted once: it takes as long as a third of the search.
         self.line_count = block.count(b"\n", start, stop) if stream.numbered else 0
-        if block.find(b"\x1b", start, stop) >= 0:
-            # Colours would stand between the words; lines keep their numbers, so that offsets can be found again.
-            self.original = block[start:stop]
-            self.block = ANSI.sub(b"", self.original)
-            self.start, self.stop, self.base = 0, len(self.block), base + start
-            self.original_line = self.original_at = 0
+        if stream.coloured:
+            self.without_colours()
         self.at = at
         self.year = stream.year or year_of(at)
         self.has_cr = False
@@ -352,6 +351,27 @@ class BlockReader:
         self.nearby_place = -1
         self.nearby_at: float | None = None
 
+    def without_colours(self) -> bool:
+        """Take colour codes out; whether there are any."""
+        if self.uncoloured is not None or self.block.find(b"\x1b", self.start, self.stop) < 0:
+            return False
+        self.stream.coloured = True
+        self.uncoloured = Uncoloured(self.block[self.start : self.stop])
+        self.block, self.base = self.uncoloured.text, self.base + self.start
+        self.start, self.stop = 0, len(self.block)
+        self.counted = 0
+        return True
+
+    def sought(self, after: int) -> Found:
+        """What the search finds."""
+        block, start, stop = self.block, self.start, self.stop
+        search, databases = self.stream.search, self.matcher.databases
+        if self.stream.everything:
+            return Found(database_of.all_hits(databases, memoryview(block)[start:stop]), {})
+        if after:
+            return Found(plain(databases, block, start, stop, progress=self.full), {})
+        return search.read(block, start, stop, progress=self.full, many=FOLD_MIN)
+
     def read(self, *, records: bool = True, after: int = 0) -> list[Match]:
         """All matches, in order of place.
 
@@ -359,15 +379,10 @@ class BlockReader:
             records: whether multi-line records are opened and continued.
             after: hits that end before this many bytes were seen already.
         """
-        first = self.start
-        search, databases = self.stream.search, self.matcher.databases
-        if self.stream.everything:
-            sought = Found(database_of.all_hits(databases, memoryview(self.block)[first : self.stop]), {})
-        elif after:
-            sought = Found(plain(databases, self.block, first, self.stop, progress=self.full), {})
-        else:
-            sought = search.read(self.block, first, self.stop, progress=self.full, many=FOLD_MIN)
-        found = sought.ends
+        sought = self.sought(after)
+        if self.without_colours():
+            sought = self.sought(after)
+        first, found = self.start, sought.ends
         if not found and not sought.numbers and not (records and self.stream.records):
             return []
         self.has_cr = self.block.find(b"\r", first, self.stop) >= 0
@@ -391,10 +406,7 @@ class BlockReader:
                 if ends is None or len(ends) < FOLD_MIN:
                     continue
                 texts, last = self.texts_before(ends, rule.quick_after.encode()), ends[-1]
-            try:
-                numbers = tuple(map(float, texts))
-            except ValueError:
-                numbers = ()
+            numbers = numbers_of(texts)
             match = self.folded(rule, numbers, last) if numbers else None
             if match is not None:
                 sought.ends.pop(number, None)
@@ -551,7 +563,7 @@ class BlockReader:
 
     def emit(self, rule: Rule, captures: dict[str, str], line: Line, text: str, start: int) -> None:
         """Keep the match."""
-        if self.stream.numbered or self.original is not None:
+        if self.stream.numbered or self.uncoloured is not None:
             self.line_no += self.block.count(b"\n", self.counted, start)
             self.counted = start
         source = self.stream.source
@@ -560,7 +572,8 @@ class BlockReader:
             rank = captured
         node = captures.get("node") or line.node or source.node
         line_no = self.line_no if self.stream.numbered else 0
-        offset = self.base + (start if self.original is None else self.original_place())
+        plain_text = self.uncoloured
+        offset = self.base + (plain_text.place(self.line_no - self.stream_line) if plain_text else start)
         at = line.at
         if at is None and (stamp := text.find(SLURM_STAMP)) >= 0:
             at = take_apart(text[stamp + len(SLURM_STAMP) :], self.year).at
@@ -583,11 +596,3 @@ class BlockReader:
                 return at
             stop = start
         return None
-
-    def original_place(self) -> int:
-        """Where the current line began before its colours were taken out."""
-        lines = self.line_no - self.stream_line
-        while self.original_line < lines and self.original is not None:
-            self.original_at = self.original.find(b"\n", self.original_at) + 1
-            self.original_line += 1
-        return self.original_at

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 
 import hyperscan
+import msgspec
 from msgspec import Struct
 
 from holdfast.detect.database import SIEVED, Databases, hits
@@ -23,6 +24,8 @@ PASSED_MAX = 256
 REST_MAX = 64
 """Blocks that are searched without the sieve after it was of no use: twice as many each time, at most so many."""
 NUMBERED_TAIL = 1 << 12
+_NUMBERS = msgspec.json.Decoder(tuple[float, ...])
+"""Reads many numbers in a third of the time that `float` takes for each."""
 
 
 class Found(Struct):
@@ -154,3 +157,18 @@ def _last_end(finder: re.Pattern[bytes], block: bytes, start: int, stop: int) ->
         if end >= 0 or begin == start:
             return end - start
         size *= 8
+
+
+def numbers_of(texts: list[bytes]) -> tuple[float, ...]:
+    """What these say, in order; empty when any of them is no number."""
+    try:
+        numbers = _NUMBERS.decode(b"[%b]" % b",".join(texts))
+        if len(numbers) == len(texts):
+            return numbers
+    except msgspec.DecodeError:
+        pass
+    try:
+        # Digits that JSON has no numbers for: "007", "1.".
+        return tuple(map(float, texts))
+    except ValueError:
+        return ()

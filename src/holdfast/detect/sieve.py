@@ -1,21 +1,24 @@
 """Which short byte strings point at the lines that are worth the whole catalogue's search.
 
 Fifteen hundred expressions cost more at each byte than their matches do, because short pieces ("port ", "error") make
-the search stop at ordinary words. A sieve is a set of pieces of about eight bytes, as few as cover all cores, none of
-them usual in the output of a healthy job. A line without any holds no match of any core; only the others are searched
-with the cores themselves (`search`). Pure; called when a catalogue is compiled.
+the search stop at ordinary words. A sieve is a set of pieces of five to eight bytes, as few and as unlike ordinary
+text as cover all cores, none of them usual in the output of a healthy job. A line without any holds no match of any
+core; only the others are searched with the cores themselves (`search`). Pure; called when a catalogue is compiled.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from holdfast.detect.literals import pieces, worth
 
-LENGTH = 8
-"""Of the pieces; shorter ones only where a core has none so long."""
+LENGTHS = (8, 7, 6, 5)
+"""Of the pieces."""
+BITS_WANTED, BITS_LIKE_ONE_PIECE = 36.0, 8.0
+"""A piece that says less than so many bits costs more: as much as one more piece for each eight that it lacks."""
 LENGTH_MIN = 6
 """A core with shorter pieces only is looked for whole: its pieces would point at too many lines."""
 WORDINGS_MAX = 24
@@ -36,12 +39,43 @@ _Key = tuple[bool, bytes]
 """(case does not matter, the piece)"""
 
 
-def sieve_of(cores: Iterable[str], ordinary: bytes = ORDINARY) -> list[str]:
+class Surprise:
+    """How seldom text like this stops Hyperscan's literal search at a piece for nothing.
+
+    The search looks at every second byte, together with the lower half of the one after it, so a piece is only as good
+    as the weaker of its two ways of being cut into such pairs.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        pairs = Counter(zip(text, (byte & 15 for byte in text[1:]), strict=False))
+        self._pairs = [[_bits(pairs[byte, low], len(text), 4096) for low in range(16)] for byte in range(256)]
+        singles = Counter(text)
+        self._singles = [_bits(singles[byte], len(text), 256) for byte in range(256)]
+
+    def bits(self, piece: bytes) -> float:
+        """Of the piece; a greater number is a rarer piece."""
+        ways = [0.0, 0.0]
+        for i in range(len(piece) - 1):
+            ways[i & 1] += self._pairs[piece[i]][piece[i + 1] & 15]
+        ways[(len(piece) - 1) & 1] += self._singles[piece[-1]]
+        return min(ways)
+
+    def cost(self, piece: bytes) -> float:
+        """What the piece costs the search, in pieces of the best kind."""
+        return 1.0 + max(0.0, BITS_WANTED - self.bits(piece)) / BITS_LIKE_ONE_PIECE
+
+
+def _bits(seen: int, size: int, kinds: int) -> float:
+    return -math.log2((seen + 0.5) / (size + kinds / 2))
+
+
+def sieve_of(cores: Iterable[str], ordinary: bytes = ORDINARY, language: bytes = b"") -> list[str]:
     """Hyperscan expressions of which every line with a match of one of these cores holds one.
 
     Args:
         cores: Hyperscan expressions.
         ordinary: text in which the chosen pieces should not occur.
+        language: more text, by which it is judged how usual letters and their pairs are.
     """
     whole: dict[str, None] = {}
     wanted: dict[tuple[bool, tuple[bytes, ...]], str] = {}
@@ -51,15 +85,18 @@ def sieve_of(cores: Iterable[str], ordinary: bytes = ORDINARY) -> list[str]:
         if not best or min(map(len, best)) < LENGTH_MIN or len(best) > WORDINGS_MAX:
             whole[core] = None
             continue
-        single = tuple(choice[0] for choice in choices if len(choice) == 1 and len(choice[0]) >= LENGTH)
+        single = tuple(choice[0] for choice in choices if len(choice) == 1 and len(choice[0]) >= LENGTHS[0])
         for texts in [single] if single else [(text,) for text in best]:
             wanted.setdefault((caseless, texts), core)
-    chosen = _cover(list(wanted.items()), ordinary, whole)
+    chosen = _cover(list(wanted.items()), ordinary, Surprise(ordinary + language), whole)
     return [("(?i)" if caseless else "") + escaped(text) for caseless, text in chosen] + list(whole)
 
 
 def _cover(
-    elements: Sequence[tuple[tuple[bool, tuple[bytes, ...]], str]], ordinary: bytes, whole: dict[str, None]
+    elements: Sequence[tuple[tuple[bool, tuple[bytes, ...]], str]],
+    ordinary: bytes,
+    surprise: Surprise,
+    whole: dict[str, None],
 ) -> list[_Key]:
     """Few pieces of which every element holds one; an element that only ordinary pieces cover goes into `whole`."""
     covers = _candidates([key for key, _ in elements])
@@ -70,12 +107,13 @@ def _cover(
     for index in sorted(left - reachable):
         whole[elements[index][1]] = None
     left &= reachable
-    heap = [(-len(found), key) for key, found in covers.items() if key not in usual]
+    cost = {key: surprise.cost(key[1]) for key in covers if key not in usual}
+    heap = [(-len(covers[key]) / cost[key], key) for key in cost]
     heapq.heapify(heap)
     chosen: list[_Key] = []
     while left:
         promised, key = heapq.heappop(heap)
-        gained = len(covers[key] & left)
+        gained = len(covers[key] & left) / cost[key]
         if gained and -gained > promised:
             heapq.heappush(heap, (-gained, key))
         elif gained:
@@ -90,9 +128,9 @@ def _candidates(elements: Sequence[tuple[bool, tuple[bytes, ...]]]) -> dict[_Key
     for index, (caseless, texts) in enumerate(elements):
         for text in texts:
             shown = text.lower() if caseless else text
-            length = min(LENGTH, len(shown))
-            for start in range(len(shown) - length + 1):
-                covers[caseless, shown[start : start + length]].add(index)
+            for length in {min(length, len(shown)) for length in LENGTHS}:
+                for start in range(len(shown) - length + 1):
+                    covers[caseless, shown[start : start + length]].add(index)
     exact: defaultdict[bytes, set[int]] = defaultdict(set)
     for (caseless, text), found in covers.items():
         if not caseless:
