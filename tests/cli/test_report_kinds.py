@@ -231,6 +231,10 @@ def test_a_damaged_journal_still_gives_a_report(holdfast: Holdfast, journal: Pat
     assert "nodes could" in holdfast("report", "--journal", path, "--kind", "fleet", columns=200).out
     seen = holdfast("nodes", "--journal", path)
     assert (seen.code, seen.sentence.startswith("The journal is damaged")) == (0, True)
+    spoken = holdfast("report", "--journal", path, "--language", "ja", "--format", "md").out
+    [told] = [line for line in spoken.splitlines() if line.startswith(">")]
+    assert told.startswith("> 注: ジャーナルが損傷: nodes")
+    assert told.endswith(("読めなかった。", "不明。"))
 
 
 def test_a_journal_that_is_being_written_says_so(holdfast: Holdfast, tmp_path: Path) -> None:

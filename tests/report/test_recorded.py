@@ -23,6 +23,8 @@ from holdfast.model.wire import decode, decode_event
 from holdfast.report.coverage import coverage
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import DETAILS, ReportData
+from holdfast.report.json_form import report_form
+from holdfast.report.sections import sections
 from holdfast.report.single import affected, cost, machines, phases
 from holdfast.report.told import Told
 from holdfast.report.trace import trace
@@ -302,6 +304,32 @@ def test_objectives_of_a_recording(raw: Raw, data: ReportData) -> None:
         shown = {name: float(verdict.measured.split()[0]) for name, verdict in told.items()}
         assert (shown["detect"], shown["recover"]) == (near(seen), near(max(again)))
         assert shown["availability"] == pytest.approx(up, abs=0.01)
+
+
+def test_objectives_of_the_fleet_leave_drills_out(raw: Raw, data: ReportData) -> None:
+    """One of the three faults was no drill: the fleet is judged by it alone, the whole report by all, and each says so."""
+    made = msgspec.structs.replace(data, slo=Slo(detect_s=1e-6, recover_s=1e-6, availability=100.0))
+    made.incidents = [
+        msgspec.structs.replace(one, drill=one.drill if n else "") for n, one in enumerate(data.incidents)
+    ]
+    again = [raw.first_after("first_step_done", at)["at"] - at for at in raw.faults]
+    wall = raw.end[raw.attempts[-1]] - raw.started[0]
+    for kind, counted in (("fleet", again[:1]), ("full", again), ("summary", again)):
+        told = {verdict.objective: verdict for verdict in made.verdicts_of(kind)}
+        assert told["recover"].arithmetic.startswith(f"p95 of n={len(counted)}: ")
+        assert float(told["recover"].measured.split()[0]) == near(max(counted))
+        down = 100 * sum(counted) / wall
+        assert float(told["availability"].measured.split()[0]) == pytest.approx(100 - down, abs=0.01)
+        [table] = [one for one in sections(made, kind) if one.key == "objectives"]
+        assert ("Drills are left out" in table.intro, "Drills count" in table.intro) == (
+            kind == "fleet",
+            kind != "fleet",
+        )
+        assert [row[4] for row in table.rows] == [verdict.arithmetic for verdict in told.values()]
+        form = report_form(made, kind)["objectives"]
+        assert [one["arithmetic"] for one in form] == [verdict.arithmetic for verdict in told.values()]
+    nothing = msgspec.structs.replace(data, slo=Slo(detect_s=1.0))
+    assert [verdict.word for verdict in nothing.verdicts_of("fleet")] == ["no data"]
 
 
 def test_the_week_and_the_hour_of_a_recording(raw: Raw, fleet: ReportData) -> None:

@@ -14,6 +14,7 @@ from tests.report.test_interval import advice
 from tests.report.test_recorded import Raw
 from tests.report.test_recorded_series import Recorded
 
+import holdfast.report
 from holdfast.errors import ConfigError
 from holdfast.model.policy import Slo
 from holdfast.report import sections as of
@@ -29,6 +30,7 @@ from holdfast.report.timeline import PHASE_NAMES
 from holdfast.report.words import COUNTS, JAPANESE, STORY, Words
 
 JA = Words("ja", "Asia/Tokyo")
+ROOT = Path(holdfast.report.__file__).parents[1]
 
 
 def recorded(name: str) -> ReportData:
@@ -114,6 +116,23 @@ def test_the_whole_report_in_japanese() -> None:
         assert part in page
     assert "17:00" in page
     assert "17:00:50" in render_markdown(made)
+
+
+def test_what_could_not_be_read_is_said_in_japanese() -> None:
+    """Every sentence that the journal's readers and the report's command have for it; names and reasons stay."""
+    sources = [ROOT / "adapters/journal" / name for name in ("reading.py", "reading_postgres.py")]
+    sources += [ROOT / "cli" / name for name in ("records.py", "report.py", "report_alerts.py")]
+    literals = [text for path in sources for text in re.findall(r'f?"([^"]*)"', path.read_text(encoding="utf-8"))]
+    said = [text for text in literals if re.match(r"(The journal|Of the samples|Only the newest|The alerts)\b", text)]
+    said += [text for text in literals if re.search(r"is writing this|newest snapshot are|left out: \{", text)]
+    assert len(said) >= 12
+    for template in said:
+        filled = re.sub(r"\{(age|table|name|shown|holder|error)\}", "older", template)
+        note = re.sub(r"\{[^}]*\}", "7", filled)
+        told = JA.say(f"Note: {note}")
+        assert told.startswith("注: "), note
+        assert set(english(told.replace("older", ""))) <= {"journal"}, told
+        assert sorted(re.findall(r"\d+", note)) == sorted(re.findall(r"\d+", told)), told
 
 
 NOT_TRANSLATED = re.compile(

@@ -197,12 +197,25 @@ class ReportData(Struct, dict=True):
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """Objectives of the policy, judged."""
+        """Objectives of the policy, judged by all incidents, as `totals` count them."""
+        return self._judged(self.history or self.incidents)
+
+    @cached_property
+    def fleet_verdicts(self) -> list[Verdict]:
+        """The same without drills, as `fleet` counts failures."""
+        return self._judged([incident for incident in self.history or self.incidents if not incident.drill])
+
+    def verdicts_of(self, kind: str) -> list[Verdict]:
+        """Those that belong to the figures of a kind of report."""
+        return self.fleet_verdicts if kind == "fleet" else self.verdicts
+
+    def _judged(self, incidents: list[IncidentRecord]) -> list[Verdict]:
+        known = {incident.id for incident in incidents}
         return judge(
             self.slo,
-            incidents=self.history or self.incidents,
+            incidents=incidents,
             accounts=self.accounts,
-            throughputs=self.throughputs,
+            throughputs=[one for one in self.throughputs if one.incident in known],
             since=self.since,
             until=self.until,
         )

@@ -94,7 +94,7 @@ def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
             for job, found in jobs
         ],
         "intervals": msgspec.to_builtins(data.intervals),
-        "objectives": [{**msgspec.to_builtins(v), "verdict": v.word} for v in data.verdicts],
+        "objectives": [{**msgspec.to_builtins(v), "verdict": v.word} for v in data.verdicts_of(kind)],
         "throughput": [{**msgspec.to_builtins(t), "loss_percent": t.loss_percent} for t in data.throughputs],
         "fleet": msgspec.to_builtins(data.fleet),
         "proposals": msgspec.to_builtins(data.proposals),

@@ -15,6 +15,7 @@ from holdfast.report.definitions import GOOGLE, MISSION_CONTROL_GUIDE
 from holdfast.report.figures import Spread
 from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
+from holdfast.report.objectives import Verdict
 from holdfast.report.published import FLEETS
 from holdfast.report.tables import seconds, short
 from holdfast.report.words import Words
@@ -56,10 +57,21 @@ def spoken(section: Section, words: Words) -> Section:
 
 
 def objectives(data: ReportData) -> Section:
-    """Verdict per objective."""
-    rows = [(v.objective, v.target, v.measured, v.word, v.arithmetic) for v in data.verdicts]
+    """Verdict per objective; drills count, as they do in the totals beside it."""
+    has_drills = any(incident.drill for incident in data.counted)
+    return _objectives(data.verdicts, " Drills count, as in the totals." if has_drills else "")
+
+
+def fleet_objectives(data: ReportData) -> Section:
+    """Verdict per objective without drills, as the fleet's figures."""
+    return _objectives(data.fleet_verdicts, " Drills are left out, as in the figures below.")
+
+
+def _objectives(verdicts: Sequence[Verdict], told: str) -> Section:
+    rows = [(v.objective, v.target, v.measured, v.word, v.arithmetic) for v in verdicts]
     heads = ("objective", "target", "measured", "verdict", "arithmetic")
-    return _section("objectives", "Objectives", "From [slo] of the policy.", heads, rows, numbers=("measured",))
+    intro = f"From [slo] of the policy.{told}"
+    return _section("objectives", "Objectives", intro, heads, rows, numbers=("measured",))
 
 
 def intervals(data: ReportData) -> Section:
@@ -321,7 +333,7 @@ def _coverage(data: ReportData) -> Section:
 
 KINDS: dict[str, tuple[Callable[[ReportData], Section], ...]] = {
     "full": (objectives, intervals, performance, proposed),
-    "fleet": (objectives, overview, causes, domains, lost, weeks, money, published, intervals, proposed),
+    "fleet": (fleet_objectives, overview, causes, domains, lost, weeks, money, published, intervals, proposed),
     "summary": (ran, objectives, _environment, _coverage, problems, proposed_few),
 }
 

@@ -32,6 +32,8 @@ COUNTS = {"n", "m", "k"}
 """Fields of a template that stand for a number only; any other one for any text."""
 NAMES = {"job", "node"}
 """Fields for a name, which has no spaces."""
+AS_WRITTEN = {"holder", "table", "why"}
+"""Fields that no language changes: what others named or said."""
 _LINE = re.compile(r"(\d\d):(\d\d):(\d\d)Z (.*)", re.DOTALL)
 """A line of a story: its time of day in UTC, its sentence."""
 OPENINGS = {"Seen", "Diagnosis", "recovered"}
@@ -56,7 +58,8 @@ class Words(Struct, frozen=True):
         for pattern, form in _templates(self.language, "say"):
             found = pattern.fullmatch(text)
             if found is not None:
-                return form.format(**{name: self.say(value) for name, value in found.groupdict().items()})
+                values = found.groupdict().items()
+                return form.format(**{k: v if k in AS_WRITTEN else self.say(v) for k, v in values})
         return text
 
     def tell(self, line: str, at: float) -> str:

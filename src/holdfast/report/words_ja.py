@@ -103,6 +103,8 @@ JAPANESE: dict[str, str] = {
     "runtime goodput": "実行時グッドプット",
     # sentences
     "From [slo] of the policy.": "ポリシーの [slo] による。",
+    "From [slo] of the policy. Drills are left out, as in the figures below.": "ポリシーの [slo] による。下の数値と同じく訓練を除く。",
+    "From [slo] of the policy. Drills count, as in the totals.": "ポリシーの [slo] による。合計と同じく訓練を含む。",
     "Medians of neighbouring points.": "隣り合う点の差の中央値。",
     "Derived from this data by the rules in docs/reports.md.": "docs/reports.md の規則によりこのデータから導出。",
     "{n} more: --kind full lists all.": "ほかに {n} 件: --kind full がすべてを示す。",
@@ -175,6 +177,23 @@ JAPANESE: dict[str, str] = {
         "助言なし: ジョブの稼働時間が不明で、頻度が分からない。",
     "{n} rows more: they stand in the other forms (-o FILE.html, .csv, .md or --json).":
         "ほかに {n} 行: 他の形式(-o FILE.html、.csv、.md、--json)にすべてある。",
+    # what could not be read, and who writes meanwhile
+    "The journal does not say its version: it is read as one of this version.": "ジャーナルに版の記載がないため、この版のものとして読む。",
+    "The journal is of the older version {old} (here: {here}), read as far as both agree.": "ジャーナルは古い版 {old}(現行: {here})。両者に共通する範囲で読む。",
+    "The journal is of the newer version {new} (here: {here}), read as far as both agree.": "ジャーナルは新しい版 {new}(現行: {here})。両者に共通する範囲で読む。",
+    "The journal has no {table}: what rests on them is not in this report.": "ジャーナルに {table} がなく、それに基づく内容はこのレポートにない。",
+    "The journal's file was cut short: {n} of {m} bytes are there.": "ジャーナルのファイルは途中で切れている: {m} バイト中 {n} バイトのみ。",
+    "{n} of {m} events after the newest snapshot are missing.": "最新のスナップショット以降のイベント{m}件中{n}件が欠けている。",
+    "Of the samples (steps, losses) not all could be read: plots and intervals lack them.": "標本(ステップ、損失)の一部を読めず、図と間隔に含まれない。",
+    "The journal is damaged in an index: all {n} {table} could be read without it.": "ジャーナルの索引が損傷: {table} は索引なしで{n}件すべて読めた。",
+    "The journal is damaged: {n} of {m} {table} could not be read.": "ジャーナルが損傷: {table} {m}件中{n}件を読めなかった。",
+    "The journal is damaged: {n} {table} could be read; how many are lost is not known.": "ジャーナルが損傷: {table} を{n}件読めた。失われた件数は不明。",
+    "{n} {table} of the journal could not be understood and are left out: {why}.": "ジャーナルの {table} {n}件は解釈できず除いた: {why}。",
+    "Note: {holder} is writing this journal: all of this is as of event {n}.": "注: {holder} がこのジャーナルに書き込み中: すべてイベント {n} の時点の内容。",
+    "Only the newest {n} incidents were read; --journal reads all of them.": "最新のインシデント{n}件のみを読んだ。--journal はすべてを読む。",
+    "The alerts are not measured: {why}": "アラートは未計測: {why}",
+    "GPUs, their kernel-log lines and the replacement of a node are emulated; processes, faults and times are real.":
+        "GPU、そのカーネルログ行、ノードの交換は模擬。プロセス、障害、時間は実物。",
     # the page
     "Cluster": "クラスター", "made": "作成", "by": "作成元:", "Job": "ジョブ", "suspects:": "疑い:", "lost steps:": "失われたステップ:",
     "Step over wall time": "経過時間とステップ", "Loss over step": "ステップと損失関数",
