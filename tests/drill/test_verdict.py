@@ -128,6 +128,15 @@ def test_completion_loss_and_the_nodes_return_are_checked():
     assert set(bad.values()) == {False}
 
 
+@pytest.mark.parametrize(("difference", "passed"), [(None, True), (0.0, True), (0.25, False), (float("inf"), False)])
+def test_a_run_that_is_left_alone_needs_no_reference(difference, passed):
+    """It did no step twice: where the undisturbed run's losses cannot be computed, it is that run. A fault's run is not."""
+    alone = verdicts("must_not_act = true\nloss_matches = true", None, kind="good", loss_difference=difference)
+    assert alone["loss"] is passed
+    broken = verdicts("loss_matches = true", incident(), loss_difference=difference)
+    assert broken == {"loss": passed and difference is not None}
+
+
 def test_a_fault_that_could_not_be_injected_fails_with_the_reason():
     """The reason stands in the check, and nothing else is judged."""
     (check,) = judge(scenario('causes = ["*"]'), Seen(fired=None, problem="no torch module"), None)

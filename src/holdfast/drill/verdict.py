@@ -112,10 +112,17 @@ def judge(scenario: Scenario, seen: Seen, incident: IncidentRecord | None) -> li
             )
         )
     if expect.loss_matches:
-        same = seen.loss_difference == 0.0
-        actual = "not compared" if seen.loss_difference is None else f"difference {seen.loss_difference:g}"
-        checks.append(Check(name="loss", passed=same, expected="as without the fault", actual=actual))
+        checks.append(_loss(seen, is_left_alone=expect.must_not_act))
     return checks
+
+
+def _loss(seen: Seen, *, is_left_alone: bool) -> Check:
+    """A run that is left alone did no step twice: where no reference can be computed, it is the undisturbed run."""
+    same = seen.loss_difference == 0.0 or (is_left_alone and seen.loss_difference is None)
+    actual = "not compared" if seen.loss_difference is None else f"difference {seen.loss_difference:g}"
+    if is_left_alone and seen.loss_difference is None:
+        actual = "no step was done twice, no loss is NaN"
+    return Check(name="loss", passed=same, expected="as without the fault", actual=actual)
 
 
 def acts(orders: Sequence[OrderRecord]) -> list[OrderRecord]:
