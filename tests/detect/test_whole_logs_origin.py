@@ -85,6 +85,15 @@ SERVICE = "Mar  1 10:00:01 gpu7 systemd[1]: nvidia-fabricmanager.service: Failed
 AGENT = '{"level":"warn","msg":"XID 79(GPU has fallen off the bus) detected on PCI:0000:ae:00"}\n'
 LOGGED = "ERROR: the plug-in of the store is not there\nERROR: no store could be opened\nERROR: initialization failed\n"
 JAX_PEER = "F0301 10:05:00.111131 1 client.h:80] Terminating process because the JAX distributed service detected fatal errors. absl::Status: ABORTED: Task /job:jax_worker/replica:0/task:12 has failed with error.\n"
+SLURMD_ERROR = (
+    "[2025-03-01T10:00:01.101] error: slurmd error running JobId=77 on node(s)=gpu7: Job credential expired\n"
+)
+MEAN_IS_NAN = "".join(
+    f"Epoch 0:   3%|3         | {step}/9000 [2:12:19<76:15:08, 14.05s/it, loss=nan, v_num=, reduced_train_loss=3.910]\n"
+    for step in range(561, 566)
+)
+DRAINED = "[2025-03-01T10:00:00.123] update_node: node gpu7 reason set to: NHC: check_hw_gpu: 7 of 8 GPUs\n"
+UNFIT = "Warning  GPUMemoryError  2m  plugin  Device=nvidia3, UUID=GPU-1a2b, SN=165 has failed remapped rows; The device will go unhealthy.\n"
 
 LOGS = (
     Whole("a container's image does not fit on the disk", CONTAINER_FULL, "fault", ("disk.full",), "storage"),
@@ -110,6 +119,10 @@ LOGS = (
     Whole("the service that NVLink needs did not start", SERVICE, "fault", ("health.service",), nodes=("gpu7",)),
     Whole("a health agent tells of an Xid", AGENT, "fault", ("nvidia.xid.79",), "hardware"),
     Whole("the first of several errors is the cause", LOGGED, "fault", ("generic.error",)),
+    Whole("a node's slurmd cannot run a job", SLURMD_ERROR, "fault", ("slurm.slurmd_error",), nodes=("gpu7",)),
+    Whole("a bar's running mean is not the step's loss", MEAN_IS_NAN, "healthy"),
+    Whole("a health check takes a node out", DRAINED, "fault", ("slurm.drained",), "hardware", nodes=("gpu7",)),
+    Whole("a device plugin takes a GPU out", UNFIT, "fault", ("health.gpu",), "hardware"),
     Whole("JAX names the task that failed", JAX_PEER, "fault", ("jax.task_lost",), ranks=(12,)),
 )
 
