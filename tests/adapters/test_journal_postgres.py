@@ -241,7 +241,7 @@ def test_a_holder_that_stands_still_in_a_transaction_does_not_keep_its_successor
     postgres: Postgres, url: str, monkeypatch
 ):
     """The server ends its session after the limit; the standby's `acquire` goes on, and the first one is fenced."""
-    monkeypatch.setitem(store.LIMITS_MS, "idle_in_transaction_session_timeout", 300)
+    monkeypatch.setitem(store.LIMITS_MS, "idle_in_transaction_session_timeout", 3000)
 
     async def work() -> None:
         old, new = open_journal(url), open_journal(url)
@@ -251,7 +251,7 @@ def test_a_holder_that_stands_still_in_a_transaction_does_not_keep_its_successor
 
         def stand_still(_: sa.Connection) -> None:
             loop.call_soon_threadsafe(stuck.set)
-            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(30)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(120)
 
         before_commit(old, stand_still)
         append = asyncio.create_task(old.append([entry(1)]))

@@ -13,7 +13,7 @@ def test_crash_segfault_is_a_real_signal_11(job, steps, at_step):
     job.reach(5)
     before = time.time()
     job.command("crash_segfault", at_step=at_step)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=90)
     assert (process.returncode, out, err) == (-signal.SIGSEGV, "", "")
     fired = job.fired()
     assert fired["pid"] == process.pid
@@ -27,7 +27,7 @@ def test_exception_ends_the_script_with_its_traceback(job, steps):
     """RuntimeError with the given words comes out of the training step."""
     process = job.start(steps)
     job.command("exception", at_step=10, message="CUDA error: an illegal memory access")
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=90)
     assert process.returncode == 1
     assert err.rstrip().endswith("RuntimeError: CUDA error: an illegal memory access")
     assert "telemetry.step(i)" in err
@@ -38,7 +38,7 @@ def test_exception_without_a_step_meets_the_main_thread(job, steps):
     process = job.start("import time\nprint('up', flush=True)\nwhile True: time.sleep(30)")
     assert process.stdout.readline() == "up\n"
     job.command("exception", message="now")
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=90)
     assert (process.returncode, err.rstrip().splitlines()[-1]) == (1, "RuntimeError: now")
     assert job.fired()["thread"] == "main"
 
@@ -159,7 +159,7 @@ def test_out_of_memory_without_torch_is_memoryerror(job, steps):
     """A real allocation fails, and its error ends the script."""
     process = job.start(steps)
     job.command("out_of_memory", at_step=4)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=90)
     assert (process.returncode, err.rstrip().splitlines()[-1]) == (1, "MemoryError")
 
 
