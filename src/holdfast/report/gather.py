@@ -210,7 +210,7 @@ class ReportData(Struct, dict=True):
         return self.fleet_verdicts if kind == "fleet" else self.verdicts
 
     def _judged(self, incidents: list[IncidentRecord]) -> list[Verdict]:
-        known = {incident.id for incident in incidents}
+        known = {incident.id for incident in incidents} if self.throughputs else set()
         return judge(
             self.slo,
             incidents=incidents,

@@ -88,9 +88,11 @@ def _slowest(data: ReportData, _: Fleet) -> Iterable[Proposal]:
 def _tries(data: ReportData, incident: IncidentRecord) -> int:
     """Attempts that were started until it had recovered."""
     before, after = incident.attempt_before, incident.attempt_after
-    job = data.job_of.get(incident.jobs[0]) if incident.jobs else None
-    if before is None or after is None or job is None:
+    if before is None or after is None:
         return 0
+    job = data.job_of.get(incident.jobs[0]) if incident.jobs and after > before + 1 else None
+    if job is None:
+        return 1
     return sum(1 for attempt in job.attempts if before < attempt.number <= after and attempt.started_at)
 
 
@@ -164,9 +166,11 @@ def unseen_s(incident: IncidentRecord) -> float:
     detected = incident.marks.get(Mark.DETECTED)
     if detected is None:
         return 0.0
-    telling = [finding for finding in incident.findings if finding.role in {Role.ROOT, Role.CASCADE}]
-    began = [finding.at - waited for finding in telling if (waited := _waited_s(finding)) > 0.0]
-    return max(0.0, detected - min([incident.marks.get(Mark.FAULT, detected), *began]))
+    began = incident.marks.get(Mark.FAULT, detected)
+    for finding in incident.findings:
+        if finding.role in {Role.ROOT, Role.CASCADE} and (waited := _waited_s(finding)) > 0.0:
+            began = min(began, finding.at - waited)
+    return max(0.0, detected - began)
 
 
 def _waited_s(finding: Finding) -> float:
