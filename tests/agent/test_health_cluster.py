@@ -79,7 +79,7 @@ def test_polled_faults_lead_to_a_quarantine_order_within_the_interval(tmp_path: 
                     )
                     assert json.loads(done.stdout)["emulated"] is True
                 else:
-                    done = await asyncio.to_thread(subprocess.run, [str(bin_dir / argv[0]), *argv[1:]], timeout=20)
+                    done = await asyncio.to_thread(subprocess.run, [str(bin_dir / argv[0]), *argv[1:]], timeout=90)
                     assert done.returncode == 0
                 injected = (cluster.folder / "nodes" / node / "devices" / "state").stat().st_mtime
                 took.append(await quarantined(client, node) - injected)

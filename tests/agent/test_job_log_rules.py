@@ -71,7 +71,7 @@ def write(path: Path) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    process.communicate("\n", timeout=20)
+    process.communicate("\n", timeout=90)
 
 
 def test_a_job_that_stops_printing_hangs_while_its_process_lives(tmp_path: Path, matcher: Matcher):

@@ -221,15 +221,15 @@ def test_the_nodes_own_disk_can_be_filled(netns_lab: SlurmLab) -> None:
 def test_programs_for_a_controller_power_cycle_and_replace(slurm_lab: SlurmLab) -> None:
     """The lab's `bin` has what a site's BMC and provider are elsewhere: each takes the node's name, and fails aloud."""
     before = slurm_lab.status()["nodes"]["node02"]
-    subprocess.run([slurm_lab.folder / "bin" / "power-cycle", "node02"], check=True, timeout=20)
+    subprocess.run([slurm_lab.folder / "bin" / "power-cycle", "node02"], check=True, timeout=90)
     wait_until(lambda: is_running(slurm_lab, "node02"), "it boots", limit_s=30)
     booted = slurm_lab.status()["nodes"]["node02"]
     assert booted["boot_id"] != before["boot_id"]
     assert booted["instance_id"] == before["instance_id"]
-    subprocess.run([slurm_lab.folder / "bin" / "replace-node", "node02"], check=True, timeout=20)
+    subprocess.run([slurm_lab.folder / "bin" / "replace-node", "node02"], check=True, timeout=90)
     assert slurm_lab.status()["nodes"]["node02"]["instance_id"] != before["instance_id"]
     wrong = subprocess.run(
-        [slurm_lab.folder / "bin" / "replace-node", "node99"], capture_output=True, text=True, timeout=20
+        [slurm_lab.folder / "bin" / "replace-node", "node99"], capture_output=True, text=True, timeout=90
     )
     assert wrong.returncode == 1
     assert 'no node "node99"' in wrong.stderr

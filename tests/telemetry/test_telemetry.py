@@ -13,7 +13,7 @@ from holdfast.telemetry.stacks import parse_faulthandler
 
 def run(start, code, rank=0, rc=0, **environment):
     process = start(code, rank, **environment)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=90)
     assert process.returncode == rc, err
     return out, err
 
@@ -318,7 +318,7 @@ print("alive")
     until(lambda: len(parse_faulthandler(file.read_text())[-1].frames) == 2, what="the whole dump")
     stacks = parse_faulthandler(file.read_text())
     assert {"saver", "stuck_in_user_code"} <= {frame.function for stack in stacks for frame in stack.frames}
-    assert process.communicate("\n", timeout=20)[0] == "alive\n"
+    assert process.communicate("\n", timeout=90)[0] == "alive\n"
 
 
 def test_the_users_faulthandler_is_left_as_it_is(start):

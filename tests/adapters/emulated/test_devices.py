@@ -23,14 +23,14 @@ def folder(tmp_path):
 
 
 def run(folder: Path, *argv: str) -> subprocess.CompletedProcess:
-    return subprocess.run([folder / "bin" / argv[0], *argv[1:]], capture_output=True, text=True, timeout=20, env={})
+    return subprocess.run([folder / "bin" / argv[0], *argv[1:]], capture_output=True, text=True, timeout=90, env={})
 
 
 def binding(folder: Path, code: str) -> str:
     """Run lines of Python with nvidia-ml-py over the folder's library."""
     done = subprocess.run(
         [sys.executable, "-c", f"import pynvml as n\nn.nvmlInit()\n{code}"],
-        capture_output=True, text=True, timeout=20, env={"LD_LIBRARY_PATH": str(folder / "lib")},
+        capture_output=True, text=True, timeout=90, env={"LD_LIBRARY_PATH": str(folder / "lib")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
