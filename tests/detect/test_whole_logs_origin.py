@@ -82,6 +82,7 @@ ENGINE = "".join(
     )
 )
 SERVICE = "Mar  1 10:00:01 gpu7 systemd[1]: nvidia-fabricmanager.service: Failed with result 'exit-code'.\n"
+SERVICE_UP = "Mar  1 10:00:09 gpu7 systemd[1]: Started nvidia-fabricmanager.service - NVIDIA fabric manager service.\n"
 AGENT = '{"level":"warn","msg":"XID 79(GPU has fallen off the bus) detected on PCI:0000:ae:00"}\n'
 LOGGED = "ERROR: the plug-in of the store is not there\nERROR: no store could be opened\nERROR: initialization failed\n"
 JAX_PEER = "F0301 10:05:00.111131 1 client.h:80] Terminating process because the JAX distributed service detected fatal errors. absl::Status: ABORTED: Task /job:jax_worker/replica:0/task:12 has failed with error.\n"
@@ -117,6 +118,7 @@ LOGS = (
     Whole("SageMaker's tag names the rank", SAGEMAKER, "fault", ("data.missing",), ranks=(7,)),
     Whole("a logger writes a traceback line by line", titan(3) + ENGINE, "fault", ("generic.error",)),
     Whole("the service that NVLink needs did not start", SERVICE, "fault", ("health.service",), nodes=("gpu7",)),
+    Whole("that service started at the second try", SERVICE + SERVICE_UP, "healthy"),
     Whole("a health agent tells of an Xid", AGENT, "fault", ("nvidia.xid.79",), "hardware"),
     Whole("the first of several errors is the cause", LOGGED, "fault", ("generic.error",)),
     Whole("a node's slurmd cannot run a job", SLURMD_ERROR, "fault", ("slurm.slurmd_error",), nodes=("gpu7",)),

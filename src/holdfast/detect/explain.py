@@ -53,6 +53,7 @@ _BACK = {
     "kernel.link_up": ("kernel.link_down",),
     "k8s.scheduled": ("k8s.scheduling",),
     "k8s.started": ("k8s.scheduling", "k8s.mount", "k8s.sandbox", "k8s.image"),
+    "health.service_up": ("health.service",),
 }
 """Rules that say that what other rules reported is over."""
 
