@@ -381,7 +381,7 @@ def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: s
     if job.state is not JobState.STOPPING:
         turn.move_job(job, JobTrigger.STOP)
     incidents.tried(turn, incident, Remedy.REQUEUE)
-    turn.tell_all(incident, job, f"stopped and requeued, held: {why}.")
+    turn.tell_all(incident, job, f"stopped and requeued, held: {why.rstrip('.')}.")
     turn.notify(incident.id, Severity.WARNING, f"{job.name} is requeued, held", why, job=job.key)
     wait(turn, job, turn.policy_of(job).waits.order_s)
 
