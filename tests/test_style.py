@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from pathlib import Path
 
+import grimp
 import pytest
 
 SRC = Path(__file__).resolve().parent.parent / "src" / "holdfast"
@@ -121,3 +123,15 @@ def test_broad_excepts_say_why(path: Path) -> None:
         and not (number < len(lines) and lines[number].strip().startswith("#"))
     ]
     assert bare == []
+
+
+def test_no_import_loops() -> None:
+    """No module needs another that needs it, not for its types alone either: move what both need into a third."""
+    graph = grimp.build_graph("holdfast", cache_dir=None)
+    assert len(graph.modules) >= len(MODULES)
+    try:
+        graphlib.TopologicalSorter(
+            {one: graph.find_modules_directly_imported_by(one) for one in graph.modules}
+        ).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"import loop: {' <- '.join(error.args[1])}")

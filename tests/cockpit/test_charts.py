@@ -15,7 +15,7 @@ from holdfast.api import Role
 from holdfast.cockpit import charts
 from holdfast.model import events as e
 from holdfast.ports import Sample
-from holdfast.report.gather import Point
+from holdfast.report.series import Point
 
 BEGIN = NOW - 1000.0
 

@@ -8,8 +8,8 @@ from holdfast.model.cluster import JobKey
 from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.figures import CATEGORIES, Accounting
-from holdfast.report.gather import JobSeries, Point
 from holdfast.report.objectives import Verdict, judge
+from holdfast.report.series import JobSeries, Point
 from holdfast.report.throughput import Throughput, throughput
 
 KEY = JobKey("lab", "7")

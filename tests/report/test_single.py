@@ -14,8 +14,9 @@ from holdfast.model.records import NodeRecord
 from holdfast.ports import Sample
 from holdfast.report import gather as gather_module
 from holdfast.report.fleet import Economics
-from holdfast.report.gather import JobSeries, Point, ReportData
+from holdfast.report.gather import ReportData
 from holdfast.report.sections import money, performance
+from holdfast.report.series import JobSeries, Point
 from holdfast.report.single import cost, figures
 
 FAULT = 150.0

@@ -16,8 +16,9 @@ from holdfast.errors import NotFoundError
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Journal, Sample
-from holdfast.report.gather import Point, ReportData, gather
+from holdfast.report.gather import ReportData, gather
 from holdfast.report.plots import loss_plot, step_plot
+from holdfast.report.series import Point
 
 POINTS_MAX = 1_500
 """Of one line."""

@@ -23,7 +23,8 @@ from holdfast.model.records import IncidentRecord
 from holdfast.report.figures import spread
 from holdfast.report.fleet import Economics, Week
 from holdfast.report.gather import ReportData, gather
-from holdfast.report.sections import Section, sections
+from holdfast.report.section import Section
+from holdfast.report.sections import sections
 from holdfast.report.tables import badput_rows, seconds, total_rows
 from holdfast.report.timeline import seconds_by_phase
 

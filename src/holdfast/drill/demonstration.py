@@ -27,7 +27,8 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.model.cluster import JobKey, attempt_name
 from holdfast.model.records import JobRecord, JobState
 from holdfast.ports import Clock
-from holdfast.report.gather import Point, ReportData, gather
+from holdfast.report.gather import ReportData, gather
+from holdfast.report.series import Point
 
 FAULTS = ("crash_segfault", "xid_74_replace", "hang_allreduce")
 """Names of the shipped scenarios, in the order in which the demo runs them."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from holdfast.model.events import DrillFired, NodeValidated
 from holdfast.model.orders import Notify, OrderStatus
 from holdfast.report.alerts import counted, expected, missed, unfounded
-from holdfast.report.gather import JobSeries, Point, ReportData
-from holdfast.report.sections import Section
+from holdfast.report.gather import ReportData
+from holdfast.report.section import Section
+from holdfast.report.series import JobSeries, Point
 
 HEADS = ("what", "coverage", "remark")
 

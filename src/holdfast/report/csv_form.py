@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.gather import ReportData
-from holdfast.report.sections import sections, spoken
+from holdfast.report.section import spoken
+from holdfast.report.sections import sections
 from holdfast.report.single import incident_sections
 from holdfast.report.timeline import timeline
 

@@ -31,7 +31,8 @@ from holdfast.report.figures import (
 from holdfast.report.fleet import Economics, Fleet, fleet
 from holdfast.report.interval import IntervalAdvice, advise
 from holdfast.report.objectives import Verdict, judge
-from holdfast.report.proposals import Proposal, proposals
+from holdfast.report.proposals import Facts, Proposal, proposals
+from holdfast.report.series import JobSeries, Point
 from holdfast.report.throughput import Throughput, throughput
 from holdfast.report.words import ENGLISH, Words
 from holdfast.validate.history import FIGURE
@@ -68,29 +69,6 @@ class Records(Protocol):
 
     async def events(self, *, after: int = 0, limit: int = 1000, **where: Any) -> list[AnyEvent]:
         """As in `ports.Journal`."""
-
-
-class Point(Struct, frozen=True):
-    """One point of a plot: Unix seconds or step on x."""
-
-    x: float
-    y: float
-
-
-class JobSeries(Struct):
-    """What is plotted of one job."""
-
-    steps: dict[int, list[Point]] = field(default_factory=dict)
-    """Per attempt: completed step over Unix seconds."""
-    losses: dict[int, list[Point]] = field(default_factory=dict)
-    """Per attempt: loss over step."""
-    checkpoints: list[Point] = field(default_factory=list)
-    """Durable checkpoints: step over Unix seconds."""
-    samples: dict[int, list[Point]] = field(default_factory=dict)
-    tokens: dict[int, list[Point]] = field(default_factory=dict)
-    """Per attempt: samples and tokens consumed by all ranks, over Unix seconds."""
-    saves: list[Point] = field(default_factory=list)
-    """Seconds that each save held the training, over Unix seconds."""
 
 
 class ReportData(Struct, dict=True):
@@ -243,7 +221,7 @@ class ReportData(Struct, dict=True):
     @cached_property
     def proposals(self) -> list[Proposal]:
         """What should be changed, by the rules of `proposals`."""
-        return proposals(self, self.fleet)
+        return proposals(Facts(self.counted, self.intervals, self.job_of), self.fleet)
 
     @cached_property
     def intervals(self) -> list[IntervalAdvice]:

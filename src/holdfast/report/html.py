@@ -13,7 +13,8 @@ from holdfast import __version__
 from holdfast.report.definitions import DEFINITIONS
 from holdfast.report.gather import ReportData
 from holdfast.report.plots import loss_plot, step_plot
-from holdfast.report.sections import sections, spoken
+from holdfast.report.section import spoken
+from holdfast.report.sections import sections
 from holdfast.report.single import incident_sections
 from holdfast.report.tables import badput_rows, offsets, total_rows
 from holdfast.report.templating import render

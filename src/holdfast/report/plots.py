@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.model.records import IncidentRecord, Mark
-from holdfast.report.gather import JobSeries, Point, ReportData
+from holdfast.report.gather import ReportData
+from holdfast.report.series import JobSeries, Point
 from holdfast.report.words import Words
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"

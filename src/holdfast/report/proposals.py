@@ -7,19 +7,16 @@ with its evidence and, where it can be computed, the gain to expect. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Domain, Finding, Role
-from holdfast.model.records import IncidentRecord, Mark
+from holdfast.model.records import IncidentRecord, JobRecord, Mark
 from holdfast.report.fleet import Fleet, failures_of
 from holdfast.report.interval import IntervalAdvice
 from holdfast.report.timeline import PHASE_NAMES, phase_totals, span
-
-if TYPE_CHECKING:
-    from holdfast.report.gather import ReportData
 
 NCCL_TIMEOUT_S = 600.0
 """PyTorch's default time-out of an NCCL collective: a fault that is noticed this late was hidden by it."""
@@ -34,21 +31,31 @@ class Proposal(Struct, frozen=True):
     gain: str
 
 
+class Facts(Struct, frozen=True):
+    """What the rules look at, beside the fleet's figures."""
+
+    counted: Sequence[IncidentRecord]
+    """Incidents that opened in the span."""
+    intervals: Sequence[IntervalAdvice]
+    """Of each job that saves checkpoints."""
+    job_of: Mapping[JobKey, JobRecord]
+
+
 class Rule(Struct, frozen=True):
     """A rule of the list in the docs."""
 
     name: str
     when: str
-    look: Callable[[ReportData, Fleet], Iterable[Proposal]]
+    look: Callable[[Facts, Fleet], Iterable[Proposal]]
 
 
-def proposals(data: ReportData, fleet: Fleet) -> list[Proposal]:
+def proposals(facts: Facts, fleet: Fleet) -> list[Proposal]:
     """What all rules find, in the order of the list."""
-    return [found for rule in RULES for found in rule.look(data, fleet)]
+    return [found for rule in RULES for found in rule.look(facts, fleet)]
 
 
-def _interval(data: ReportData, _: Fleet) -> Iterable[Proposal]:
-    for advice in data.intervals:
+def _interval(facts: Facts, _: Fleet) -> Iterable[Proposal]:
+    for advice in facts.intervals:
         if advice.is_off and not advice.drills and advice.best_s is not None and advice.actual_s is not None:
             yield Proposal(
                 "checkpoint-interval",
@@ -64,12 +71,12 @@ def _interval_gain(advice: IntervalAdvice) -> str:
     return f"{100 * (advice.loss_actual - advice.loss_best):.1f} % of the job's time"
 
 
-def _slowest(data: ReportData, _: Fleet) -> Iterable[Proposal]:
+def _slowest(facts: Facts, _: Fleet) -> Iterable[Proposal]:
     """The phase on which most of the recoveries' time goes, when it is more than half.
 
     Left out are those that needed another try: their marks are those of the last one, so that a phase holds the others.
     """
-    real = [i for i in data.counted if i.outcome == "recovered" and _tries(data, i) == 1]
+    real = [i for i in facts.counted if i.outcome == "recovered" and _tries(facts, i) == 1]
     total = phase_totals(real)
     del total[PHASE_NAMES[Mark.PROVEN]]
     whole = sum(total.values())
@@ -85,12 +92,12 @@ def _slowest(data: ReportData, _: Fleet) -> Iterable[Proposal]:
         )
 
 
-def _tries(data: ReportData, incident: IncidentRecord) -> int:
+def _tries(facts: Facts, incident: IncidentRecord) -> int:
     """Attempts that were started until it had recovered."""
     before, after = incident.attempt_before, incident.attempt_after
     if before is None or after is None:
         return 0
-    job = data.job_of.get(incident.jobs[0]) if incident.jobs and after > before + 1 else None
+    job = facts.job_of.get(incident.jobs[0]) if incident.jobs and after > before + 1 else None
     if job is None:
         return 1
     return sum(1 for attempt in job.attempts if before < attempt.number <= after and attempt.started_at)
@@ -108,8 +115,8 @@ SPEEDUPS = {
 }
 
 
-def _spares(data: ReportData, _: Fleet) -> Iterable[Proposal]:
-    waited = [w for i in data.counted if (w := _wait_for_nodes(i)) > 60.0]
+def _spares(facts: Facts, _: Fleet) -> Iterable[Proposal]:
+    waited = [w for i in facts.counted if (w := _wait_for_nodes(i)) > 60.0]
     if waited:
         yield Proposal(
             "spares",
@@ -124,7 +131,7 @@ def _wait_for_nodes(incident: IncidentRecord) -> float:
     return span(incident, Mark.RELEASED, Mark.PLACED) or 0.0
 
 
-def _lemons(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
+def _lemons(_: Facts, fleet: Fleet) -> Iterable[Proposal]:
     for name, offences in fleet.lemons:
         if offences >= 3:
             yield Proposal(
@@ -135,7 +142,7 @@ def _lemons(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
             )
 
 
-def _false(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
+def _false(_: Facts, fleet: Fleet) -> Iterable[Proposal]:
     if fleet.fenced >= 5 and fleet.false_alarms * 5 > fleet.fenced:
         yield Proposal(
             "false-alarms",
@@ -145,8 +152,8 @@ def _false(_: ReportData, fleet: Fleet) -> Iterable[Proposal]:
         )
 
 
-def _hidden(data: ReportData, _: Fleet) -> Iterable[Proposal]:
-    late = [(incident, seconds) for incident in data.counted if (seconds := unseen_s(incident)) >= NCCL_TIMEOUT_S]
+def _hidden(facts: Facts, _: Fleet) -> Iterable[Proposal]:
+    late = [(incident, seconds) for incident in facts.counted if (seconds := unseen_s(incident)) >= NCCL_TIMEOUT_S]
     if late:
         yield Proposal(
             "hidden-by-time-out",
@@ -187,8 +194,8 @@ _STOOD = re.compile(r"no progress for (\d{1,12}\.\d) s\b")
 """How a hang's finding begins to say what it saw (`detect.rhythm.HangVerdict`)."""
 
 
-def _unknown(data: ReportData, fleet: Fleet) -> Iterable[Proposal]:
-    unknown = sum(1 for incident in failures_of(data.counted) if not _has_cause(incident))
+def _unknown(facts: Facts, fleet: Fleet) -> Iterable[Proposal]:
+    unknown = sum(1 for incident in failures_of(facts.counted) if not _has_cause(incident))
     if unknown * 5 > max(fleet.failures, 4):
         yield Proposal(
             "unknown-causes",

@@ -8,28 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from holdfast.model.events import DrillFired
+from holdfast.report.coverage import coverage, environment
 from holdfast.report.definitions import GOOGLE, MISSION_CONTROL_GUIDE
 from holdfast.report.figures import Spread
 from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import Verdict
 from holdfast.report.published import FLEETS
+from holdfast.report.section import Section, spoken
 from holdfast.report.tables import seconds, short
-from holdfast.report.words import Words
-
-
-class Section(Struct, frozen=True):
-    """One table. Columns named in `numbers` are set to the right."""
-
-    key: str
-    title: str
-    intro: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: frozenset[str] = frozenset()
 
 
 def sections(data: ReportData, kind: str) -> list[Section]:
@@ -40,20 +30,6 @@ def sections(data: ReportData, kind: str) -> list[Section]:
     """
     made = [make(data) for make in KINDS[kind]]
     return [spoken(section, data.words) for section in made if section.rows]
-
-
-def spoken(section: Section, words: Words) -> Section:
-    """The same table in the report's language; `numbers` names its columns in that language."""
-    if words.language == "en":
-        return section
-    return Section(
-        section.key,
-        words.say(section.title),
-        words.say(section.intro),
-        tuple(words.say(heading) for heading in section.headings),
-        tuple(tuple(words.say(value) for value in row) for row in section.rows),
-        frozenset(words.say(heading) for heading in section.numbers),
-    )
 
 
 def objectives(data: ReportData) -> Section:
@@ -319,15 +295,7 @@ def proposed_few(data: ReportData) -> Section:
     return _section(whole.key, whole.title, intro, whole.headings, rows)
 
 
-def _environment(data: ReportData) -> Section:
-    from holdfast.report.coverage import environment  # noqa: PLC0415 - it makes sections, too
-
-    return environment(data)
-
-
 def _coverage(data: ReportData) -> Section:
-    from holdfast.report.coverage import coverage  # noqa: PLC0415 - see above
-
     made = coverage(data)
     return structs.replace(made, rows=tuple((*row[:2], _clipped(row[2], REMARK)) for row in made.rows))
 
@@ -335,7 +303,7 @@ def _coverage(data: ReportData) -> Section:
 KINDS: dict[str, tuple[Callable[[ReportData], Section], ...]] = {
     "full": (objectives, intervals, performance, proposed),
     "fleet": (fleet_objectives, overview, causes, domains, lost, weeks, money, published, intervals, proposed),
-    "summary": (ran, objectives, _environment, _coverage, problems, proposed_few),
+    "summary": (ran, objectives, environment, _coverage, problems, proposed_few),
 }
 
 

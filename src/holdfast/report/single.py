@@ -13,8 +13,9 @@ from holdfast.model.events import Command
 from holdfast.model.records import IncidentRecord, JobRecord, JobState, Mark
 from holdfast.report.figures import came_in, nodes_by_attempt
 from holdfast.report.fleet import job_gpus
-from holdfast.report.gather import JobSeries, Point, ReportData
-from holdfast.report.sections import Section
+from holdfast.report.gather import ReportData
+from holdfast.report.section import Section
+from holdfast.report.series import JobSeries, Point
 from holdfast.report.tables import short
 
 NOT_MEASURED = "not measured"

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from holdfast.model.records import IncidentRecord, Mark
-
-if TYPE_CHECKING:
-    from holdfast.report.gather import JobSeries, Point
+from holdfast.report.series import JobSeries, Point
 
 WINDOW_STEPS = 200
 """Steps on either side that are compared: enough for a median, near enough to the fault to be the same training."""
