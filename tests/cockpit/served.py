@@ -115,13 +115,17 @@ async def served(
     nodes: Iterable[NodeView] | None = None,
     journal: str = "",
     watch: bool = True,
+    replaces: bool = False,
     calendar: Calendar | None = None,
     **settings: object,
 ) -> AsyncIterator[Served]:
+    """`replaces`: a machine is replaced at once, back before a page has been looked at. If not, it takes for ever."""
     clock = SystemClock()
     world = MemoryOrchestrator(
         clock, jobs=[the_job()] if jobs is None else jobs, nodes=nodes_of(6) if nodes is None else nodes
     )
+    if not replaces:
+        world.gate("replace_node")
     presets = packaged_presets()
     policies = parse_policy(policy, "", presets)
 

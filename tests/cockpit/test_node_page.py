@@ -18,7 +18,7 @@ def test_a_nodes_page_begins_with_what_is_wrong(tmp_path: Path) -> None:
     """State and buttons, incidents, story beside evidence, then temperature; a node of which nothing is known says so."""
 
     async def work() -> None:
-        async with served(tmp_path) as house, house.browser() as http:
+        async with served(tmp_path, replaces=True) as house, house.browser() as http:
             await house.fault("n4")
             await until(lambda: not any(one.status == "pending" for one in house.cockpit.board.waiting.values()))
             await house.fault("n4", number=1, summary="Xid 79: off the bus", rule="nvidia.xid.79", fingerprint="other")

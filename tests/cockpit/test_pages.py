@@ -492,7 +492,7 @@ def test_the_board_is_the_same_loaded_and_followed(tmp_path: Path) -> None:
     """What a restarted cockpit reads from the journal is what the first one had from events."""
 
     async def work() -> None:
-        async with served(tmp_path) as house:
+        async with served(tmp_path, replaces=True) as house:
             for number, node in enumerate(("n1", "n3", "n5")):
                 await house.fault(node, number=number)
             command = e.OperatorCommand(id="c1", at=1.0, command=e.Command.SET_MODE, who="mei", why="x", value="advise")
