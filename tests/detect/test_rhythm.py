@@ -237,6 +237,19 @@ def test_a_rank_that_is_gone_between_steps_gets_no_time_for_an_evaluation(phase)
     assert str(verdict).endswith("behind: rank 2; process ended without a word: rank 2")
 
 
+def test_a_rank_that_is_gone_before_its_rhythm_is_known_gets_no_warm_up():
+    """All its steps were over at the first look: it is told within half a minute, not after the first step's limit."""
+    job = Job(ranks=2)
+    job.tell(phase="train", begun=29, ended=29, step_s=0.01)
+    job.tell(1, is_gone=True)
+    job.tell(0, begun=30)
+    stopped = job.now
+    job.wait(60.0)
+    ((when, verdict),) = job.verdicts
+    assert 30.0 <= when - stopped < 32.0
+    assert (verdict.limit, verdict.behind, verdict.gone) == ("step", (1,), (1,))
+
+
 def test_ranks_that_end_after_the_last_step_are_not_missed():
     """Nobody waits for them: one that has ended its work may be gone while another still saves."""
     job, _ = trained(0.3, ranks=4)

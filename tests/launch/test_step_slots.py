@@ -256,6 +256,7 @@ def all_reduce(step):
 for step in range(1, 41):
     with telemetry.step(step):
         all_reduce(step)
+        time.sleep(0.05)
     while attempt == "0" and rank == 1 and step == 30:
         telemetry.checkpoint(30, durable=True)
         time.sleep(0.01)

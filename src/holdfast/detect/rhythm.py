@@ -360,8 +360,8 @@ class Rhythm:
     def _limit(self, rank: _Rank, *, is_waited_for: bool) -> tuple[str, float]:
         rules = self._rules
         if rank.is_gone and is_waited_for:
-            # It does nothing between steps any more, whatever it was about to do.
-            return "step", self.step_limit_s
+            # It does nothing between steps any more, whatever it was about to do, and needs no warm-up.
+            return "step", self.step_limit_s if self._steps else min(self.step_limit_s, _UNANNOUNCED_S)
         if rank.phase != "train":
             # A phase that a newer telemetry may know gets the longest limit.
             name, field = _PHASE_LIMITS.get(rank.phase, _PHASE_LIMITS["eval"])
