@@ -1,10 +1,11 @@
 """Recovery on a real Slurm on this machine, beside what `#SBATCH --requeue` alone would do. Needs Slurm's packages.
 
-    python benchmarks/slurm.py [storm] [requeue] [lost]      (default: all)
+    python benchmarks/slurm.py [storm] [requeue] [lost] [batch]      (default: all)
 
 `storm`: 200 jobs fail in one second on 64 slurmd; each is requeued once; slurmctld's load is sdiag's.
 `requeue`: FAILED to RUNNING of one job, at Slurm's stock settings, beside the begin time that a requeue alone gets.
 `lost`: a node without power and without a spare, at stock credential time (root: nodes have networks of their own).
+`batch`: the same of the node that runs the batch script, and with it the job's leading launcher.
 """
 
 from __future__ import annotations
@@ -124,22 +125,27 @@ def requeue(times: int = 5) -> None:
         print(f"         plain requeue of the same job: Slurm says that it may begin in {begins:.0f} s")
 
 
-def lost(times: int = 3, lease_s: float = 0.0) -> None:
+def lost(times: int = 3, lease_s: float = 0.0, which: int = -1) -> None:
+    name = "batch" if which == 0 else "lost"
     if os.geteuid() != 0:
-        print("lost: left out, nodes with networks of their own need root")
+        print(f"{name}: left out, nodes with networks of their own need root")
         return
     took: list[float] = []
     while len(took) < times:  # nodes that are lost stay so: after a few a new lab is needed
-        took += lost_of_one_lab(min(4, times - len(took)), f"--lease-s {lease_s:g} " if lease_s else "")
+        took += lost_of_one_lab(min(4, times - len(took)), f"--lease-s {lease_s:g} " if lease_s else "", which)
     print(
-        f"lost: power off -> running elsewhere, no spare, stock credentials, "
+        f"{name}: power off -> running elsewhere, no spare, stock credentials, "
         f"{f'lease of {lease_s:g} s' if lease_s else 'default lease'}: best {min(took):.1f} s, "
         f"median {statistics.median(took):.1f} s, worst {max(took):.1f} s of {len(took)}"
     )
     print("      plain --requeue: SlurmdTimeout (300 s) and 121 s of begin time, each plus its scheduler's turn")
 
 
-def lost_of_one_lab(times: int, lease: str) -> Iterator[float]:
+def batch(times: int = 3, lease_s: float = 0.0) -> None:
+    lost(times, lease_s, which=0)
+
+
+def lost_of_one_lab(times: int, lease: str, which: int) -> Iterator[float]:
     credentials = "AuthInfo=socket={folder}/munge/socket"
     with cluster(nodes=8, netns=True, boot_s=0.3, slurmd_timeout_s=300, extra=credentials) as (lab, kept):
         cwd = lab.folder / "jobs" / "lost"
@@ -150,7 +156,7 @@ def lost_of_one_lab(times: int, lease: str) -> Iterator[float]:
             job = lab.sbatch([], script=script, cwd=cwd)
             kept.until(lambda job=job: kept.job(job).get("attempts", [{}])[-1].get("epoch"), "its launchers run", 90)
             time.sleep(3.0)
-            node = kept.job(job)["view"]["nodes"][-1]
+            node = kept.job(job)["view"]["nodes"][which]
             begun = time.monotonic()
             lab.crash(node)
             kept.until(lambda job=job: states(lab)[job] == ("RUNNING", "1"), "elsewhere", 60)
@@ -163,15 +169,17 @@ def lost_of_one_lab(times: int, lease: str) -> Iterator[float]:
 
 
 def main() -> None:
-    parts = {"requeue": requeue, "lost": lost, "storm": storm}
+    parts = {"requeue": requeue, "lost": lost, "batch": batch, "storm": storm}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*parts, []], help="default: all")
-    parser.add_argument("--times", type=int, default=0, help="of requeue and lost; default 5 and 3")
-    parser.add_argument("--lease-s", type=float, default=0.0, help="of the launchers in lost; default: theirs")
+    parser.add_argument("--times", type=int, default=0, help="of requeue, lost and batch; default 5, 3 and 3")
+    parser.add_argument(
+        "--lease-s", type=float, default=0.0, help="of the launchers in lost and batch; default: theirs"
+    )
     got = parser.parse_args()
     for name in got.parts or parts:
         more = {"times": got.times} if got.times and name != "storm" else {}
-        parts[name](**more, **({"lease_s": got.lease_s} if name == "lost" else {}))
+        parts[name](**more, **({"lease_s": got.lease_s} if name in {"lost", "batch"} else {}))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Time passes only behind these ports: in production by the machine's clock, in si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -54,6 +54,26 @@ class Orchestrator(Protocol):
             TemporaryOrderError: worth another try later.
             PermanentOrderError: no further try will help.
         """
+
+
+@runtime_checkable
+class Witness(Protocol):
+    """Can prove, from the scheduler's side, that a node does not run."""
+
+    async def why_gone(self, node: str) -> str:
+        """The proof in words; empty when there is none: then it may run.
+
+        Raises:
+            LinkError: nobody could be asked.
+        """
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """Has things under way or open that are to be ended before the program is."""
+
+    async def close(self) -> None:
+        """End them; nothing of it is asked afterwards."""
 
 
 class Repair(Protocol):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.adapters.slurm import own_job
-from holdfast.adapters.slurm.own_job import NodeAddress, OwnJob, job_name, read_addresses, read_job, recall_script
+from holdfast.adapters.slurm.daemons import NodeAddress
+from holdfast.adapters.slurm.own_job import OwnJob, job_name, read_addresses, read_job, recall_script
 from holdfast.errors import PermanentOrderError
 
 # `scontrol --oneliner show job` and `show node` of 22.05.8 on the lab, shortened.
@@ -29,6 +30,8 @@ def test_facts_of_the_job_are_read() -> None:
     assert facts.excluded == ("node07", "node08")
     assert facts.is_batch
     assert facts.may_requeue
+    assert facts.restarts == 0
+    assert read_job(JOB.replace("Restarts=0", "Restarts=12")).restarts == 12
     assert (facts.partition, facts.account, facts.output) == ("main", "", "/x/app.out")
 
 

@@ -127,7 +127,9 @@ class House:
         self.engines.append(ToyEngine(state))
         return self.engines[-1]
 
-    def controller(self, holder: str = "one", journal: Any = None, lease_s: float = 15.0) -> Controller:
+    def controller(
+        self, holder: str = "one", journal: Any = None, lease_s: float = 15.0, witness: Any = None
+    ) -> Controller:
         journal = journal if journal is not None else MemoryJournal(self.store)
         return Controller(
             journal,
@@ -139,6 +141,7 @@ class House:
             holder=holder,
             lease_s=lease_s,
             settings=self.settings,
+            witness=witness,
         )
 
     @property

@@ -211,6 +211,14 @@ class Play:
     def settle(self) -> list[o.AnyOrder]:
         return self.fire("settle:")
 
+    def until_release(self, bad: str = "n2") -> None:
+        """A node of the job goes bad; the job is requeued, held and kept off it, and its release is ordered."""
+        self.xid(bad)
+        self.done(o.RequeueHeld)
+        self.job(state=S.HELD, restart_count=1, nodes=())
+        self.settle()
+        self.done(o.SetExcluded)
+
     def say(self, command: e.Command, *, who: str = "mei", **fields: Any) -> list[o.AnyOrder]:
         return self.do(e.OperatorCommand, command=command, who=who, source=f"operator:{who}", **fields)
 

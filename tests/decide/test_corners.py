@@ -175,6 +175,25 @@ def test_steps_of_an_older_attempt_tell_how_far_it_had_come(inside):
     assert inside.incident.lost_steps == 40
 
 
+def test_an_attempt_of_a_job_given_up_ends_with_the_job():
+    """Nobody else tells of its end: without a launcher it is over when the scheduler says so, not when it starts again."""
+    play = Play().plain()
+    assert not play.attempt.ended_at
+    play.do(e.OperatorCommand, command=e.Command.GIVE_UP, who="ada", why="enough", job=KEY)
+    assert play.state is JobState.GIVEN_UP
+    assert not play.attempt.ended_at
+    play.job(state=S.CANCELLED)
+    assert play.attempt.ended_at == play.now
+
+
+def test_a_durable_checkpoint_tells_how_far_it_had_come(play):
+    """Its step was completed, though the last word of steps is older."""
+    play.step(0, 116)
+    play.checkpoint(0, 120)
+    play.crash()
+    assert play.incident.step_before == 120
+
+
 def test_a_first_step_told_twice(inside):
     """The first word counts."""
     inside.first_step(0, 50, resumed_from=7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.decide.play import KEY, kinds, match
 
 from holdfast.model import events as e
@@ -133,6 +134,64 @@ def test_a_hang_is_looked_at_before_it_is_ended(inside):
     inside.first_step(1, 101, resumed_from=100)
     inside.checkpoint(1, 120)
     assert inside.closed[0].outcome == "recovered"
+
+
+def test_a_wait_is_as_old_as_it_says(inside):
+    """The fault is where the wait began; what is judged by its order goes by when it was reported. The odd rank of the
+    stacks explains the wait and is dated just before the report, behind an Xid that came in the middle of the wait."""
+    inside.now += 3600.0
+    inside.hang(captures={"stuck_s": "30.000"})
+    said = inside.incident.findings[0].at
+    assert inside.incident.marks[Mark.FAULT] == said - 30.0
+    assert inside.incident.marks[Mark.DETECTED] == inside.now
+    assert inside.incident.said_at == said
+    inside.finding(
+        "nccl.timeout",
+        job=KEY,
+        attempt=0,
+        source="launcher:7",
+        seen_at=said - 1.0,
+        captures={"timeout_ms": "60000", "elapsed_ms": "60052"},
+    )
+    assert inside.incident.marks[Mark.FAULT] == pytest.approx(said - 1.0 - 60.052)
+    assert inside.incident.said_at == said - 1.0
+    inside.do(e.StacksCaptured, job=KEY, attempt=0, groups=(), odd_ranks=(3,))
+    odd = next(found for found in inside.incident.findings if found.rule == "hang.rank")
+    assert odd.at == pytest.approx(said - 1.001)
+
+
+@pytest.mark.parametrize("told", ["1e9", "-5", ""])
+def test_what_is_no_number_of_seconds_dates_nothing(inside, told):
+    """A capture comes from a line of text."""
+    inside.hang(captures={"stuck_s": told})
+    assert inside.incident.marks[Mark.FAULT] == inside.incident.said_at
+
+
+def test_nothing_waited_before_its_attempt_began(inside):
+    """A wait that says more is a misprint, or counts from a start before."""
+    inside.hang(captures={"stuck_s": "999999999999"})
+    assert inside.incident.marks[Mark.FAULT] == inside.j.attempt.started_at < inside.incident.said_at
+
+
+def test_a_time_limit_is_no_wait(inside):
+    """A batch system says how long the job ran, not for how long it stood."""
+    inside.finding("launching.time_limit", job=KEY, attempt=0, source="launcher:7", captures={"elapsed_s": "86437"})
+    assert inside.incident.marks[Mark.FAULT] == inside.incident.said_at
+
+
+def test_a_wait_that_is_told_late_is_as_old_as_it_says(inside):
+    """Its launcher could not reach us for minutes."""
+    inside.now += 3600.0
+    inside.hang(captures={"stuck_s": "30.000"}, seen_at=inside.now - 300.0)
+    assert inside.incident.marks[Mark.FAULT] == inside.incident.said_at - 30.0 == inside.now - inside.step_s - 330.0
+
+
+def test_a_drills_fault_is_when_it_was_fired(inside):
+    """The drill knows better than whoever found it."""
+    inside.do(e.DrillFired, drill="d1", kind="hang_step", job=KEY, node="n1")
+    fired = inside.now
+    inside.hang(captures={"stuck_s": "30.000"})
+    assert inside.incident.marks[Mark.FAULT] == fired
 
 
 def test_a_hang_without_stacks_goes_on_after_its_limit(inside):

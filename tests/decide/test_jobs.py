@@ -210,11 +210,7 @@ def test_a_person_who_releases_the_held_job_is_followed(play):
 
 def test_a_release_whose_effect_is_seen_before_its_outcome_is_done(play):
     """A controller that was killed in between: the job runs, so it was released, and the timeline has it."""
-    play.xid("n2")
-    play.done(o.RequeueHeld)
-    play.job(state=S.HELD, restart_count=1, nodes=())
-    play.settle()
-    play.done(o.SetExcluded)
+    play.until_release()
     (order,) = play.opened(o.ReleaseJob)
     play.job(state=S.RUNNING, nodes=("n1", "n3", "n4"))
     (record,) = [one for one in play.engine.touched().orders if one.order.id == order.id]
@@ -226,11 +222,7 @@ def test_a_release_whose_effect_is_seen_before_its_outcome_is_done(play):
 
 def test_a_person_who_holds_the_released_job_is_respected(play):
     """Their hold is waited out, however long."""
-    play.xid("n2")
-    play.done(o.RequeueHeld)
-    play.job(state=S.HELD, restart_count=1, nodes=())
-    play.settle()
-    play.done(o.SetExcluded)
+    play.until_release()
     play.done(o.ReleaseJob)
     play.job(state=S.PENDING)
     play.job(state=S.HELD)
@@ -255,11 +247,7 @@ def test_a_late_held_view_after_release_is_not_a_persons_hold(play):
 
 def test_a_job_seen_running_before_the_release_was_confirmed(play):
     """Words arrive in any order: the scheduler runs it, then the order's outcome comes."""
-    play.xid("n2")
-    play.done(o.RequeueHeld)
-    play.job(state=S.HELD, restart_count=1, nodes=())
-    play.settle()
-    play.done(o.SetExcluded)
+    play.until_release()
     order = play.open(o.ReleaseJob).id
     play.job(state=S.RUNNING, nodes=("n1", "n3"))
     assert play.state is JobState.RESTARTING
@@ -269,11 +257,7 @@ def test_a_job_seen_running_before_the_release_was_confirmed(play):
 
 def test_the_launchers_word_may_come_before_the_schedulers(play):
     """LauncherAttached and AttemptStarted of the new run before JobObserved(running)."""
-    play.xid("n2")
-    play.done(o.RequeueHeld)
-    play.job(state=S.HELD, restart_count=1, nodes=())
-    play.settle()
-    play.done(o.SetExcluded)
+    play.until_release()
     play.done(o.ReleaseJob)
     play.attach(restart_count=1, nodes=("n1", "n3", "n4"))
     assert play.state is JobState.RESTARTING
@@ -329,11 +313,7 @@ def test_start_that_never_comes_is_a_fault(play):
 
 def test_waiting_for_nodes_is_told_again_and_again(play):
     """`nodes_s` after the release people hear of it; the job waits on."""
-    play.xid("n2")
-    play.done(o.RequeueHeld)
-    play.job(state=S.HELD, restart_count=1, nodes=())
-    play.settle()
-    play.done(o.SetExcluded)
+    play.until_release()
     play.done(o.ReleaseJob)
     play.fire("job:")
     assert play.state is JobState.WAITING_FOR_NODES
@@ -344,11 +324,7 @@ def test_waiting_for_nodes_is_told_again_and_again(play):
 @pytest.mark.parametrize(("told", "since_release_s"), [(0.0, 300.0), (290.4, 290.4), (-0.6, 0.0), (-5000.0, 300.0)])
 def test_a_released_job_is_placed_when_the_scheduler_starts_it(play, told, since_release_s):
     """By its own time of the start, in whole seconds or finer; one of a former start, or none, is no time of this one."""
-    play.xid("n2")
-    play.done(o.RequeueHeld)
-    play.job(state=S.HELD, restart_count=1, nodes=())
-    play.settle()
-    play.done(o.SetExcluded)
+    play.until_release()
     play.done(o.ReleaseJob)
     released = play.incident.marks[Mark.RELEASED]
     assert Mark.PLACED not in play.incident.marks
@@ -359,11 +335,7 @@ def test_a_released_job_is_placed_when_the_scheduler_starts_it(play, told, since
 
 def test_a_launcher_may_be_the_first_to_say_that_its_job_has_nodes(play):
     """Before the scheduler was looked at again."""
-    play.xid("n2")
-    play.done(o.RequeueHeld)
-    play.job(state=S.HELD, restart_count=1, nodes=())
-    play.settle()
-    play.done(o.SetExcluded)
+    play.until_release()
     play.done(o.ReleaseJob)
     play.attach(restart_count=1, nodes=("n1", "n3", "n4"))
     assert play.incident.marks[Mark.PLACED] == play.now

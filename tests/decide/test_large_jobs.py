@@ -17,11 +17,7 @@ S = SchedulerState
 
 def test_a_launcher_that_is_faster_than_the_releases_outcome_takes_authority(play):
     """It attaches before OrderDone(ReleaseJob) is heard: the job runs, and its launcher decides inside."""
-    play.xid("n2")
-    play.done(o.RequeueHeld)
-    play.job(state=S.HELD, restart_count=1, nodes=())
-    play.settle()
-    play.done(o.SetExcluded)
+    play.until_release()
     order = play.open(o.ReleaseJob).id
     play.attach(restart_count=1, nodes=("n1", "n3", "n4"))
     assert (play.state, play.j.authority) == (JobState.RESTARTING, Authority.LAUNCHER)

@@ -223,11 +223,7 @@ def test_hold_between_exclusion_and_release():
 def test_hold_after_the_release_takes_it_back():
     """Still pending: held again, by the order that ensures it."""
     play = Play().running()
-    play.xid("n2")
-    play.done(o.RequeueHeld)
-    play.job(state=S.HELD, restart_count=1, nodes=())
-    play.settle()
-    play.done(o.SetExcluded)
+    play.until_release()
     play.done(o.ReleaseJob)
     play.job(state=S.PENDING)
     (order,) = [x for x in play.say(C.HOLD, job=KEY) if isinstance(x, o.RequeueHeld)]

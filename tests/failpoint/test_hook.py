@@ -86,6 +86,22 @@ def test_a_command_that_is_there_first_meets_the_script_and_not_the_interpreters
         assert (process.returncode, err.rstrip().splitlines()[-1]) == (1, f"RuntimeError: number {n}")
 
 
+def test_a_signal_that_the_main_thread_missed_is_sent_again(job):
+    """The first one is lost, as it is when it comes just before a long call; the fault still comes at once."""
+    code = """
+import signal, time
+from holdfast.telemetry.signals import DRILL_SIGNAL
+own = signal.getsignal(DRILL_SIGNAL)
+signal.signal(DRILL_SIGNAL, lambda *_: signal.signal(DRILL_SIGNAL, own))
+print("ready", flush=True)
+time.sleep(300)
+"""
+    process = job.start(code)
+    assert process.stdout.readline() == "ready\n"
+    job.command("exception", message="heard the second time")
+    assert "heard the second time" in process.communicate(timeout=90)[1]
+
+
 def test_a_command_that_is_there_first_is_exact_to_the_step(job):
     """A script that steps at once, without a pause, still meets the fault in its very first step."""
     job.command("exception", at_step=0, message="first")

@@ -116,6 +116,18 @@ def test_a_cut_followers_ranks_die_by_their_lease(launched, tmp_path: Path):
     new.check("publish")
 
 
+def test_a_follower_that_nobody_leads_leaves_when_it_is_told_to(launched, tmp_path: Path):
+    """The leader's machine is gone without a word, so its connection stands: the scheduler must not wait for us."""
+    leader, follower = pair(launched, tmp_path, "--nproc-per-node", "1", *counter(tmp_path, steps=5000))
+    leader.wait_event("first_step_done")
+    pid = slot_pid(tmp_path, "node02", 1, 0)
+    (tmp_path / "nodes" / "node02" / "cut").touch()
+    wait_for("its rank dead", lambda: not alive(pid))
+    assert follower.popen.poll() is None
+    follower.popen.send_signal(signal.SIGTERM)
+    assert follower.wait() == 128 + signal.SIGTERM
+
+
 def test_a_cut_leader_ends_the_whole_job_by_itself(launched, tmp_path: Path):
     """The leader's lease runs out too: its own rank dies by its hand, the follower's because nothing is granted."""
     leader, follower = pair(launched, tmp_path, "--nproc-per-node", "1", *counter(tmp_path, steps=5000))

@@ -13,11 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
+from slurm_fixture import need_slurm, short_folder
 
 pytestmark = pytest.mark.cluster
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 class Job:
@@ -132,3 +134,28 @@ def test_a_lost_node_has_the_job_requeued_by_its_owner(job: Job, netns_lab: Slur
     assert float(again[2]) - off < 20.0
     job.until("attempt 1", r"began rank=1 of=2 .*attempt=1")
     assert job.until("the end", r"restart=1 [\s\S]*^code=(\d+)$")[1] == "0"
+
+
+def test_without_a_controller_a_follower_calls_the_job_back_that_lost_its_leader(tmp_path: Path) -> None:
+    """The node of the batch script is gone, and Slurm alone may say so. It queues the job for two minutes hence, as it
+    does by default; the last act of one of the followers is to have it start as soon as it is queued."""
+    need_slurm(netns=True)
+    tmp_path.chmod(0o755)
+    with short_folder() as place:
+        stock = f"AuthInfo=socket={place.resolve()}/munge/socket\nTCPTimeout=1\nKillWait=30"
+        settings = LabSettings(nodes=4, netns=True, boot_s=0.3, slurmd_timeout_s=5, extra_conf=stock)
+        with SlurmLab.start(settings, place) as lab:
+            job = Job(lab, tmp_path)
+            (tmp_path / "count.py").write_text(COUNT.replace("rank == 1", "rank == 9"))
+            job.submit(
+                f"srun --ntasks-per-node=1 holdfast run --job-dir {tmp_path}/job --standbys 0 --tee all --nproc-per-node 1 count.py",
+                "--nodes=3",
+                "--requeue",
+            )
+            job.until("all ranks", r"began rank=2 of=3 .*attempt=0")
+            lab.crash("node01")
+            again = job.until("the second run", r"^script restart=1 nodes=(\S+) at=([\d.]+)$")
+            assert "node01" not in again[1]
+            told = [log.read_text() for log in (tmp_path / "job" / "logs" / "attempt-0").glob("launcher-node0[23].log")]
+            assert sum("node01 is lost, and the scheduler has requeued the job" in text for text in told) == 1
+            assert lab.job(job.job)["ExcNodeList"] == "node01"

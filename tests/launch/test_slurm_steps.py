@@ -300,6 +300,8 @@ def test_without_a_spare_the_job_comes_back_elsewhere(step: Step, netns_lab: Slu
     assert before[1][0] not in {node for node, _ in after.values()}
     assert step.code() == 0
     assert netns_lab.job(step.job)["Restarts"] == "1"
+    # By the supervisor, whose machine runs: another recall job of a watcher's would take a node that the job may need.
+    assert not list(step.folder.rglob("called-back-*"))
 
 
 def test_no_allocation_and_misspelt_options_get_one_sentence(slurm_lab: SlurmLab) -> None:

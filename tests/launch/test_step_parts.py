@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
-from holdfast.adapters.slurm.own_job import JobFacts, NodeAddress
+from holdfast.adapters.slurm import daemons
+from holdfast.adapters.slurm.daemons import NodeAddress, answers_not, daemon_answers
+from holdfast.adapters.slurm.own_job import JobFacts
 from holdfast.adapters.slurm.steps import read_call
 from holdfast.errors import UsageError
 from holdfast.launch import slurm_nodes
 from holdfast.launch.epoch import raise_epoch, read_epoch
-from holdfast.launch.slurm_nodes import SlurmNodes, answers_not, daemon_answers
+from holdfast.launch.slurm_nodes import SlurmNodes
 from holdfast.launch.step_files import StepFiles
 from holdfast.launch.step_place import (
     allocated_nodes,
@@ -158,10 +160,10 @@ def test_a_daemon_that_did_not_answer_once_is_asked_again(monkeypatch: pytest.Mo
     """A lost packet, or a starved node, must not cost the job a healthy node: no answer counts when it comes twice."""
     told: list[bool] = []
 
-    async def answers(_: NodeAddress | None) -> bool:
+    async def answers(*_: object) -> bool:
         return told.pop(0)
 
-    monkeypatch.setattr(slurm_nodes, "daemon_answers", answers)
+    monkeypatch.setattr(daemons, "daemon_answers", answers)
     for answered, is_gone in (([True], False), ([False, True], False), ([False, False], True)):
         told[:] = answered
         assert asyncio.run(answers_not(None)) is is_gone

@@ -235,6 +235,7 @@ def test_a_hang_of_a_task_is_seen_by_its_telemetry(slurm_lab: SlurmLab, tmp_path
     started = next(event for event in told if isinstance(event, AttemptStarted))
     hangs = [event.finding for event in told if isinstance(event, FindingSeen) and event.finding.rule == "hang.step"]
     assert (1, started.nodes[1]) in {(hang.place.rank, hang.place.node) for hang in hangs}
+    assert all(f"no progress for {float(hang.captures['stuck_s']):.1f} s" in hang.summary for hang in hangs)
     last = max(event.attempt for event in told if isinstance(event, AttemptStarted))
     assert [event.step for event in told if isinstance(event, FirstStepDone) and event.attempt == last] == [1]
     assert [(e.step, e.durable) for e in told if isinstance(e, CheckpointSaved) and e.attempt == last] == [(20, True)]

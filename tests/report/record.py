@@ -1,10 +1,10 @@
-"""Writes a drill's journal as a recording that the tests read: its events with orders, its records, its series.
+"""Writes a drill's journal as a recording that the tests read: its events with orders, its records, its series, the drills' results.
 
-    holdfast drill run kill9 hang_allreduce xid_74_replace --workload gpt --seed 3 --keep --out DIR    (--on slurm)
+    holdfast drill run kill9.toml hang_allreduce.toml xid_74_replace.toml --workload gpt --seed 3 --keep --out DIR    (--on slurm)
     python -m tests.report.record DIR/cluster-1/controller/journal.db embedded-drills DIR
 
-The recordings in the tree were made with steps of 0.55 s and a checkpoint every five of them (`step_s` and `checkpoint_every` of the drills): a launcher
-looks at its ranks twice a second, so nearly every step is in the series. Folders of this machine become `/srv/drill` and `/opt/holdfast`. No test calls it.
+The drills are those that ship with `[job]` `step_s = 0.55` and `checkpoint_every = 5` behind them: a launcher looks at its ranks twice a second, so
+nearly every step is in the series. Folders of this machine become `/srv/drill` and `/opt/holdfast`. No test calls it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ async def record(path: str, name: str, folder: str) -> None:
         "jsonl": [line async for line in export(journal)],
         "samples.jsonl": [line async for line in samples(journal)],
         "records.json": [encode(records), b"\n"],
+        "drills.json": [(Path(folder) / "drills.json").read_bytes()],
     }.items():
         text = b"".join(parts).decode().replace(folder.rstrip("/"), "/srv/drill").replace(str(TREE), "/opt/holdfast")
         (HERE / f"{name}.{suffix}").write_text(text, encoding="utf-8")

@@ -83,6 +83,21 @@ def test_a_job_that_still_runs_is_counted_up_to_now() -> None:
     assert (got.wall_s, got.productive_s, got.badput["startup"]) == (30.0, 20.0, 10.0)
 
 
+def test_a_job_that_tells_no_steps_is_in_no_ratio() -> None:
+    """Up for 51.5 and 43 s between 100 and 195: whether it trained is not known, that it stood still from 150 to 152 is."""
+    silent = a_job(
+        AttemptRecord(0, started_at=100.0, ended_at=151.5), AttemptRecord(1, started_at=152.0, ended_at=195.0)
+    )
+    got = account(silent, [the_incident()], now=999.0)
+    assert (got.ettr, got.goodput_percent, got.productive_s, got.untold_s) == (None, None, 0.0, 50.0 + 43.0)
+    assert {name: value for name, value in got.badput.items() if value} == {"detect": 1.0, "stop": 0.5, "restart": 0.5}
+    told = a_job(first(), second())
+    told.key = JobKey("lab", "8")
+    both = totals([silent, told], [the_incident()], now=999.0)
+    assert both.ettr == totals([told], [], now=999.0).ettr
+    assert both.mtbf_s == pytest.approx(2 * 94.5)
+
+
 def test_a_job_without_attempts_has_no_time() -> None:
     """Nothing started, nothing to account for."""
     assert account(a_job(), [], now=1.0).ettr is None

@@ -40,9 +40,27 @@ def test_costs_that_are_not_positive_are_refused(save_s: float, mtbf_s: float) -
         best_interval_s(save_s, mtbf_s)
 
 
-def test_the_share_lost_is_one_minus_metas_formula() -> None:
-    """dt = 100 s, w = 2 s, M = 10,000 s, u0 = 50 s: 1 - (1 - 0.01) / 1.02."""
-    assert lost_share(100.0, 2.0, 10_000.0, 50.0) == pytest.approx(1 - 0.99 / 1.02)
+def test_the_share_lost_is_that_of_the_full_model() -> None:
+    """dt = 100 s, w = 2 s, M = 10,000 s, R = 50 s; Meta's first order, 1 - (1 - 0.01) / 1.02, is near it there."""
+    by_hand = 1 - 1 / (wall_per_work(98.0, 2.0, 10_000.0) * exp(50.0 / 10_000.0))
+    assert lost_share(100.0, 2.0, 10_000.0, 50.0) == pytest.approx(by_hand) == pytest.approx(1 - 0.99 / 1.02, abs=1e-3)
+
+
+@pytest.mark.parametrize("save_s", [0.01, 1.0, 50.0, 300.0, 1000.0, 5000.0])
+def test_nothing_loses_less_than_the_best_interval(save_s: float) -> None:
+    """Also where a save takes as long as the job lives: no advice has a gain below nothing (0.1 % for rounding)."""
+    best = best_interval_s(save_s, 1000.0)
+    least = lost_share(best, save_s, 1000.0, 10.0)
+    for factor in (0.01, 0.1, 0.4, 0.9, 1.1, 3.0, 100.0, 1e6):
+        assert least <= lost_share(best * factor, save_s, 1000.0, 10.0) + 1e-3
+
+
+def test_how_far_metas_formula_holds() -> None:
+    """As the definitions say: 0.01 apart at w = 0.05 M and the best interval, 0.1 at w = M."""
+    for save_s, apart in ((0.05, 0.01), (1.0, 0.11)):
+        best = best_interval_s(save_s, 1.0)
+        meta = 1 - (1 - best / 2) / (1 + save_s / best)
+        assert abs(meta - lost_share(best, save_s, 1.0, 0.0)) == pytest.approx(apart, abs=0.01)
 
 
 def history(*, drill: str = "") -> tuple[JobRecord, list[IncidentRecord]]:

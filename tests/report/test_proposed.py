@@ -20,8 +20,9 @@ from holdfast.detect.matcher import Matcher, StreamSource
 from holdfast.detect.rhythm import HangVerdict
 from holdfast.model import events as e
 from holdfast.model import orders as o
+from holdfast.model.cluster import JobView
 from holdfast.model.evidence import Finding, Place, Role
-from holdfast.model.records import IncidentRecord, Mark
+from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
 from holdfast.report.gather import ReportData
 from holdfast.report.proposals import Proposal, unseen_s
 from holdfast.sim.options import DAY_S, JobPlan, SimOptions
@@ -191,3 +192,16 @@ def test_a_hang_says_in_its_finding_how_long_nothing_moved() -> None:
         found = Finding(id="f", rule="hang.first_step", at=5000.0, role=Role.ROOT, summary=says)
         incident = IncidentRecord("i", 5000.0, findings=[found], marks={Mark.FAULT: 5000.0, Mark.DETECTED: 5001.0})
         assert unseen_s(incident) == pytest.approx(stuck_s + 1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("started_at", "proposed_n"), [(4500.0, 0), (4000.0, 1)])
+def test_nothing_was_hidden_before_its_attempt_began(started_at: float, proposed_n: int) -> None:
+    """A time-out that says it waited 15 minutes, of an attempt that is eight minutes old, was not unseen for ten."""
+    says = {"elapsed_ms": "900000"}
+    found = Finding(id="f", rule="nccl.timeout", at=5000.0, role=Role.ROOT, captures=says)
+    marks = {Mark.FAULT: 5000.0, Mark.DETECTED: 5001.0}
+    incident = IncidentRecord("i", 5000.0, jobs=[KEY], findings=[found], attempt_before=0, marks=marks)
+    job = JobRecord(KEY, JobView(KEY), attempts=[AttemptRecord(0, started_at=started_at)])
+    assert unseen_s(incident, started_at) == min(901.0, 5001.0 - started_at)
+    made = ReportData("t", "lab", 6000.0, [job], [], [incident])
+    assert len([one for one in made.proposals if one.rule == "hidden-by-time-out"]) == proposed_n

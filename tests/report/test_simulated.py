@@ -75,10 +75,16 @@ def holds(incident: IncidentRecord, attempt: int, at: float) -> bool:
 
 
 def compare_times(result: SimResult, made: ReportData) -> None:
-    """MTTR and MTBF from raw events: first evidence, else what opened the incident, to the first step of the new attempt."""
+    """MTTR and MTBF from raw events: first evidence, else what opened the incident, to the first step of the new attempt.
+    A hang is as old as it says."""
     raw: list[dict[str, Any]] = [msgspec.to_builtins(entry.event) for entry in result.entries()]
     first = {e["attempt"]: e["at"] for e in raw if e["event"] == "first_step_done"}
-    seen = {e["finding"]["id"]: (e["finding"].get("at") or e["at"]) for e in raw if e["event"] == "finding_seen"}
+    seen = {
+        e["finding"]["id"]: (e["finding"].get("at") or e["at"])
+        - float(e["finding"].get("captures", {}).get("stuck_s", 0))
+        for e in raw
+        if e["event"] == "finding_seen"
+    }
     opened = {e["seq"]: e["at"] for e in raw}
     back = []
     for incident in made.incidents:

@@ -171,7 +171,7 @@ def test_a_recorded_story_is_told_in_japanese() -> None:
     made = recorded("embedded-drills")
     seen = [re.search(r"Seen: (.+) \(", line) for incident in made.incidents for line in incident.story]
     kept = {found[1] for found in seen if found}
-    assert len(kept) == 4
+    assert len(kept) >= 4
     for incident in made.incidents:
         assert incident.diagnosis is not None
         for line in (

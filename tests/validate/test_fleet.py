@@ -245,14 +245,15 @@ def test_who_never_joins_is_reported() -> None:
             Worker(Hello(node="n0", rank=0, boot="b"), dict(os.environ)).run("127.0.0.1", port, SECRET)
         )
         try:
-            await fleet.gather(20.0)
+            await until(lambda: "n0" in fleet._lines)
+            await fleet.gather(0.5)
             return await examination(fleet, "software").run()
         finally:
             await fleet.close()
             await worker
 
     run = asyncio.run(body())
-    assert {node.node: node.lost for node in run.nodes} == {"n0": "", "n1": "it did not join within 20 s"}
+    assert {node.node: node.lost for node in run.nodes} == {"n0": "", "n1": "it did not join within 0.5 s"}
     assert run.blamed == ("n1",)
 
 

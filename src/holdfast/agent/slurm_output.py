@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from holdfast.adapters.slurm.open_files import OpenJob, open_jobs
 from holdfast.adapters.tail import Tailer
@@ -36,6 +36,8 @@ IDLE_S = 3.0
 MARK_EVERY_S = 10.0
 LINGER_S = 5.0
 """A file is followed so long after nobody has it open any more: last words may be on their way."""
+FIRST_AGAIN_S = 2.0
+"""After so long a controller has seen the run of a job that had just started."""
 _Run = tuple[str, str, int]
 """Cluster, job's id and restart count: two clusters on one machine may give a job the same number."""
 _Slots = dict[_Run, list[SlotView]]
@@ -52,6 +54,8 @@ class _Attempt(Struct):
     told_at: float = 0.0
     durable: int = 0
     count: int = 0
+    first: FirstStepDone | None = None
+    """Its first step, until that was told a second time."""
 
 
 class _Followed(Struct):
@@ -231,19 +235,32 @@ class SlurmOutput:
     def _reached(self, attempt: _Attempt, step: int, resumed: int, now: float) -> None:
         first, attempt.step = attempt.step is None, step
         if first:
-            self._report(FirstStepDone(**self._words(attempt, now), step=step, resumed_from=resumed))
+            attempt.first = FirstStepDone(**self._words(attempt, now), step=step, resumed_from=resumed)
+            self._report(attempt.first)
         if now - attempt.told_at >= MARK_EVERY_S:
             self._mark(attempt, now)
 
     def _saved(self, attempt: _Attempt, step: int, path: str, now: float) -> None:
         if step > attempt.durable:
             attempt.durable = step
+            self._first_again(attempt, now)
             self._report(CheckpointSaved(**self._words(attempt, now), step=step, durable=True, path=path))
 
     def _mark(self, attempt: _Attempt, now: float) -> None:
         if attempt.step is not None and attempt.step > attempt.told:
             attempt.told, attempt.told_at = attempt.step, now
+            self._first_again(attempt, now)
             self._report(StepReached(**self._words(attempt, now), step=attempt.step))
+
+    def _first_again(self, attempt: _Attempt, now: float) -> None:
+        """Tell of the first step once more.
+
+        A step may be over before the scheduler has told the controller of its run, and what is said of a run that the
+        controller does not know is lost.
+        """
+        if attempt.first is not None and now - attempt.first.at >= FIRST_AGAIN_S:
+            self._report(structs.replace(attempt.first, id=f"{attempt.first.id}:again"))
+            attempt.first = None
 
     def _words(self, attempt: _Attempt, now: float) -> dict[str, Any]:
         attempt.count += 1

@@ -30,13 +30,13 @@ from holdfast.adapters.notice_settings import NotifyConfig
 from holdfast.adapters.repair.settings import RepairConfig
 from holdfast.cli.config import ConfigOption, KubernetesConfig, Settings, SlurmConfig, TracesConfig, service_settings
 from holdfast.cli.engines import Engines
-from holdfast.cli.kubernetes_cluster import close, make_kubernetes, mark_well, more_notifiers, read_pods
+from holdfast.cli.kubernetes_cluster import inner_of, make_kubernetes, mark_well, more_notifiers, read_pods
 from holdfast.cli.repairs import make_repairs
 from holdfast.cli.turns import ElectOption, JournalUrlOption, holder_name, lead, mirrored, open_patiently, pod_role
 from holdfast.drill.calendar import Calendar, checked
 from holdfast.errors import HoldfastError, JournalBusyError, JournalError, UsageError
 from holdfast.model.events import PolicyLoaded
-from holdfast.ports import Orchestrator
+from holdfast.ports import Closable, Orchestrator, Witness
 
 if TYPE_CHECKING:
     from holdfast.adapters.kubernetes.reviews import TokenReviews
@@ -264,6 +264,19 @@ def placed(orchestrator: Orchestrator, options: Options) -> Orchestrator:
     return Placed(orchestrator, lambda: read_slurm(environ))
 
 
+def witness_of(orchestrator: Orchestrator) -> Witness | None:
+    """The adapter, also behind a topology, where it can prove that a node does not run."""
+    found = inner_of(orchestrator)
+    return found if isinstance(found, Witness) else None
+
+
+async def close(orchestrator: Orchestrator) -> None:
+    """End what the adapter, also behind a topology, has under way or holds open."""
+    found = inner_of(orchestrator)
+    if isinstance(found, Closable):
+        await found.close()
+
+
 @contextlib.contextmanager
 def only_one(folder: Path) -> Iterator[None]:
     """Hold the folder's lock while the controller runs; the kernel lets go of it when the process dies, in any way.
@@ -331,6 +344,7 @@ async def serve(options: Options) -> None:
             clock,
             holder=holder_name(options.folder, options.journal),
             lease_s=options.lease_s,
+            witness=witness_of(orchestrator),
         )
         read_pods(orchestrator, the_controller, limit_s=options.kubernetes.pod_log_s)
         mark_well(orchestrator, engines)

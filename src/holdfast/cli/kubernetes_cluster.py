@@ -61,13 +61,19 @@ def make_kubernetes(context: str, folder: Path | None, config: KubernetesConfig)
     )
 
 
+def inner_of(orchestrator: Orchestrator) -> Orchestrator:
+    """The adapter itself, of any kind of cluster, also behind a topology."""
+    found: Orchestrator = getattr(orchestrator, "inner", orchestrator)
+    return found
+
+
 def the_adapter(orchestrator: Orchestrator) -> KubernetesOrchestrator | None:
     """The Kubernetes adapter, also behind a topology; None on any other kind of cluster."""
     if orchestrator.name != "kubernetes":
         return None
     from holdfast.adapters.kubernetes.client import KubernetesOrchestrator  # noqa: PLC0415
 
-    found = getattr(orchestrator, "inner", orchestrator)
+    found = inner_of(orchestrator)
     return found if isinstance(found, KubernetesOrchestrator) else None
 
 
@@ -103,10 +109,3 @@ def mark_well(orchestrator: Orchestrator, engines: Engines) -> None:
     adapter = the_adapter(orchestrator)
     if adapter is not None:
         adapter.may_mark = lambda group: engines.acts(group, Remedy.QUARANTINE)
-
-
-async def close(orchestrator: Orchestrator) -> None:
-    """Let go of the API server. Other kinds of clusters hold nothing open."""
-    adapter = the_adapter(orchestrator)
-    if adapter is not None:
-        await adapter.close()

@@ -81,6 +81,8 @@ class Asked(Struct, frozen=True):
     words: Words
     alerts_of: tuple[str, str] = ("", "")
     """A Prometheus's address, and what named it; empty: none is asked."""
+    config: Path | None = None
+    """Whose `[[drill.schedule]]` tells of drills that were cut short."""
 
 
 def report(
@@ -143,6 +145,7 @@ def report(
         bool(chosen is Format.JSON),
         words,
         alerts_of,
+        config,
     )
     _make(where, asked, cluster_dir, lambda data, found: _tell(data, found, chosen, kind, output, own))
 
@@ -244,6 +247,10 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
             found.alerts, why = await alerts_or_note(*asked.alerts_of, found.fleet.since, found.made_at)
             found.notes += [why] if why else []
         followed = await read_trace(records, found, asked.figure, whole=asked.is_whole) if asked.figure else None
+        if found.events:
+            from holdfast.cli.report_drills import drills_cut_short  # noqa: PLC0415 - only where drills may have run
+
+            found.notes += drills_cut_short(asked.config, found, asked.now)
         found.notes += [*writer_of(records, asked.now), *notes_of(records)]
         return found, followed
 

@@ -18,6 +18,7 @@ import structlog
 from msgspec import structs
 
 from holdfast import __version__
+from holdfast.controller.doubts import Doubts
 from holdfast.controller.election import Leading
 from holdfast.controller.executors import Executors, within
 from holdfast.controller.figures import Figures, Health
@@ -32,7 +33,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import NodeView
 from holdfast.model.wire import Beat, BeatAnswer, encode, kind_of
-from holdfast.ports import Clock, Entry, Journal, LeaseRow, Notifier, Orchestrator, Repair
+from holdfast.ports import Clock, Entry, Journal, LeaseRow, Notifier, Orchestrator, Repair, Witness
 
 R = TypeVar("R")
 _log = structlog.get_logger("holdfast.controller")
@@ -57,6 +58,7 @@ class Controller:
         scope: `cluster` or `allocation`, as the engine's.
         lease_s: another controller may take over so long after this one was last heard.
         settings: numbers of the shell.
+        witness: asked about nodes whose launchers or agents are quiet; None: they are given their time.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Controller:
         scope: str = "cluster",
         lease_s: float = 15.0,
         settings: Settings | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.journal = journal
         self.clock = clock
@@ -105,6 +108,7 @@ class Controller:
         self._snapshot_seq = 0
         mailboxes = Mailboxes()
         self.presence = Presence(clock, settings, mailboxes, state=self.shell, submit=self.submit)
+        self._doubts = Doubts(clock, settings, witness, self.presence, state=self.shell) if witness else None
         self.watch = Watch(orchestrator, clock, settings, state=self.shell, submit=self.submit)
         self._timers = Timers(clock, self.submit)
         self._executors = Executors(
@@ -239,6 +243,8 @@ class Controller:
                 asyncio.create_task(self.presence.run(), name="presence"),
                 asyncio.create_task(self._keep_house(), name="house"),
             ]
+            if self._doubts is not None:
+                tasks.append(asyncio.create_task(self._doubts.run(), name="doubts"))
             if self.settings.watch:
                 tasks.append(asyncio.create_task(self.watch.run(), name="watch"))
             self.ready.set()

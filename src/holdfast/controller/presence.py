@@ -17,7 +17,7 @@ import structlog
 from holdfast.controller.executors import within
 from holdfast.controller.mailbox import Mailboxes, agent_address, launcher_address
 from holdfast.controller.settings import Settings
-from holdfast.controller.state import ShellState, key_text
+from holdfast.controller.state import Lease, ShellState, key_text
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
 from holdfast.model.orders import AnyOrder
@@ -48,6 +48,8 @@ class Presence:
         self._state = state
         self._submit = submit
         self._heard: dict[str, float] = {}
+        self._node_of: dict[str, str] = {}
+        """Launcher -> the node that it beats from."""
         self._said: set[str] = set()
         self._held: set[str] = set()
         self._since = 0.0
@@ -76,6 +78,7 @@ class Presence:
             attached, address = lease is not None, launcher_address(key)
             lease_s = lease.lease_s if lease is not None else lease_s
             self._hear(address, now, lease_s)
+            self._node_of[address] = beat.node
         elif beat.node:
             address = agent_address(beat.node)
             self._agent(beat, state)
@@ -101,7 +104,7 @@ class Presence:
         if not beat.boot_id or state.agents.get(beat.node) == (beat.boot_id, beat.instance_id):
             return
         attached = e.AgentAttached(
-            id=self._id(),
+            id=self.next_id(),
             at=self._clock.now(),
             source=beat.source,
             node=beat.node,
@@ -109,7 +112,7 @@ class Presence:
             instance_id=beat.instance_id,
             drill_ok=beat.drill_ok,
         )
-        self._say(f"agent:{beat.node}:{beat.boot_id}:{beat.instance_id}", attached)
+        self.say(f"agent:{beat.node}:{beat.boot_id}:{beat.instance_id}", attached)
 
     def _keep(self, beat: Beat) -> None:
         for point in beat.samples:
@@ -129,6 +132,17 @@ class Presence:
             self._held.discard(name)
             self._heard[name] = self._clock.monotonic()
             self._look_by(0.0)
+
+    def node_of(self, name: str) -> str:
+        """The node that `launcher:KEY` beats from; empty: not known yet."""
+        return self._node_of.get(name, "")
+
+    def heard_at(self, name: str) -> float:
+        """When `node:NAME` or `launcher:KEY` was last heard, monotonic; now for one that is vouched for.
+
+        For one that was not heard yet it is when this controller began.
+        """
+        return self._clock.monotonic() if name in self._held else self._heard.get(name, self._since)
 
     def _hear(self, name: str, now: float, limit_s: float) -> None:
         self._heard[name] = now
@@ -176,43 +190,47 @@ class Presence:
                     # Its silence was stored late (the disk was full), and it was heard, and vouched for, before that.
                     self._say_heard(node)
                 continue
-            quiet_s = now - self._heard.get(name, self._since)
+            quiet_s = now - self.heard_at(name)
             if quiet_s <= self._settings.silent_after_s:
                 earliest = min(earliest, now - quiet_s + self._settings.silent_after_s)
             else:
                 earliest = 0.0
-                self._say(
+                self.say(
                     f"silent:{node}",
                     e.NodeSilent(
-                        id=self._id(), at=self._clock.now(), source="controller", node=node, for_s=round(quiet_s, 1)
+                        id=self.next_id(), at=self._clock.now(), source="controller", node=node, for_s=round(quiet_s, 1)
                     ),
                 )
         for text, lease in state.launchers.items():
             if f"launcher:{text}" in self._held:
                 continue
-            quiet_s = now - self._heard.get(f"launcher:{text}", self._since)
+            quiet_s = now - self.heard_at(f"launcher:{text}")
             limit_s = lease.lease_s + self._settings.lease_margin_s
             if quiet_s <= limit_s:
                 earliest = min(earliest, now - quiet_s + limit_s)
             else:
                 earliest = 0.0
-                self._say(
-                    f"lapsed:{text}",
-                    e.LauncherLapsed(
-                        id=self._id(),
-                        at=self._clock.now(),
-                        source="controller",
-                        job=lease.job,
-                        restart_count=lease.restart_count,
-                    ),
-                )
+                self.say_lapsed(text, lease)
         return earliest
+
+    def say_lapsed(self, text: str, lease: Lease) -> None:
+        """The launcher of this key is not there any more."""
+        self.say(
+            f"lapsed:{text}",
+            e.LauncherLapsed(
+                id=self.next_id(),
+                at=self._clock.now(),
+                source="controller",
+                job=lease.job,
+                restart_count=lease.restart_count,
+            ),
+        )
 
     def attached(self, event: e.LauncherAttached) -> None:
         """A launcher has just attached by an event: that counts as a beat, or it would lapse at the next tick."""
         self._hear(f"launcher:{key_text(event.job)}", self._clock.monotonic(), event.lease_s)
 
-    def _say(self, what: str, event: e.AnyEvent) -> None:
+    def say(self, what: str, event: e.AnyEvent) -> None:
         """Submit a transition once, also when the reason for it is met again before it is stored."""
         if what in self._said:
             return
@@ -220,7 +238,7 @@ class Presence:
         self._submit(event).add_done_callback(lambda done: self._unsay(what, done))
 
     def _say_heard(self, node: str) -> None:
-        self._say(f"heard:{node}", e.NodeHeard(id=self._id(), at=self._clock.now(), source="controller", node=node))
+        self.say(f"heard:{node}", e.NodeHeard(id=self.next_id(), at=self._clock.now(), source="controller", node=node))
 
     def _unsay(self, what: str, done: asyncio.Future[int]) -> None:
         self._said.discard(what)
@@ -230,6 +248,7 @@ class Presence:
             # A controller that stops fails what it could not store; the next one will notice the same again.
             done.exception()
 
-    def _id(self) -> str:
+    def next_id(self) -> str:
+        """For an event of the controller's own about who is there."""
         self._counter += 1
         return f"presence:{self.epoch}.{self._counter}"

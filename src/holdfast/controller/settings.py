@@ -21,6 +21,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Three missed beats of an agent (one per 10 s)."""
     lease_margin_s: float = 1.0
     """Beyond a launcher's lease: what its beat may take on the way."""
+    doubt_after_s: float = 2.0
+    """A launcher that beats every second has missed one and is late with the next: its node is asked about."""
+    doubt_tick_s: float = 0.25
     tick_s: float = 0.5
     """Between two looks for silence."""
     batch_max: int = 512

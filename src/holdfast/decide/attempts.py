@@ -174,7 +174,15 @@ def attempt_started(turn: Turn, event: e.AttemptStarted) -> None:
     implied_one = job.attempt if _is_implied(job, event) else None
     if event.restart_count < job.view.restart_count or not _give_way(job, event):
         return
-    record = AttemptRecord(
+    _append(turn, job, record_of(event))
+    job.epoch = max(job.epoch, event.epoch)
+    _begun(turn, job, event, implied_one)
+    findings.overtook(turn, job)
+
+
+def record_of(event: e.AttemptStarted) -> AttemptRecord:
+    """The attempt as its start tells of it."""
+    return AttemptRecord(
         number=event.attempt,
         epoch=event.epoch,
         restart_count=event.restart_count,
@@ -185,10 +193,6 @@ def attempt_started(turn: Turn, event: e.AttemptStarted) -> None:
         log_dir=event.log_dir,
         started_at=event.at,
     )
-    _append(turn, job, record)
-    job.epoch = max(job.epoch, event.epoch)
-    _begun(turn, job, event, implied_one)
-    findings.overtook(turn, job)
 
 
 def _begun(turn: Turn, job: JobRecord, event: e.AttemptStarted, implied_one: AttemptRecord | None) -> None:

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from holdfast.decide import diagnosis_story
 from holdfast.decide.lost_peers import named_peer, silent_rank
+from holdfast.decide.waits import WAITS
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Diagnosis, Domain, Finding, JudgedFinding, Remedy, Role, Severity
 
@@ -89,10 +90,6 @@ class Candidate(Struct):
     rank: int | None
 
 
-_SYMPTOMS = (
-    "nccl.timeout", "nccl.watchdog", "gloo.timeout", "hang.", "rccl.timeout", "hyperpod.hang", "jax.timeout",
-    "horovod.stalled",
-)  # fmt: skip
 _OWN_DEATHS = frozenset({"exit.signal.11", "exit.signal.7", "exit.signal.4", "exit.signal.8"})
 _VAGUE = (
     "exit.",
@@ -215,7 +212,7 @@ def _weight(finding: Finding) -> Weight:
     rule = finding.rule
     if rule == "node.lost":
         return Weight.LOST
-    if rule.startswith(_SYMPTOMS):
+    if rule.startswith(WAITS):
         return Weight.SYMPTOM
     if finding.severity in {Severity.INFO, Severity.WARNING}:
         return Weight.WARNING
@@ -297,7 +294,7 @@ def _bereft(findings: Sequence[Finding], context: DiagnosisContext) -> dict[int,
     first: dict[int, float] = {}
     for f in findings:
         rank = f.place.rank
-        if rank is None or not (f.role is Role.CASCADE or f.rule.startswith(_SYMPTOMS)):
+        if rank is None or not (f.role is Role.CASCADE or f.rule.startswith(WAITS)):
             continue
         if not f.rule.startswith(("torch.elastic.", "exit.", "slurm.")):
             at = f.at - context.offsets.get(f.place.node, 0.0)
@@ -459,7 +456,7 @@ def _why_cascade(finding: Finding, root: Candidate, node: str) -> str:
         return f"how rank {rank} ended, after the root"
     if node and node == root.node:
         return f"on {node}, which the root took down"
-    if finding.rule.startswith(_SYMPTOMS):
+    if finding.rule.startswith(WAITS):
         return "the wait for what the root took away"
     if root.rank is not None:
         return f"a consequence of losing rank {root.rank}"
@@ -514,7 +511,7 @@ def _named_by_launcher(findings: Sequence[Finding], nodes: list[str]) -> tuple[l
 def laggards(findings: Sequence[Finding], context: DiagnosisContext) -> tuple[int, ...]:
     """Ranks that a collective time-out points at: they said nothing, or their sequence number is behind."""
     # A hang names the rank that is behind itself; a time-out is told by those that wait.
-    told = [f for f in findings if f.rule.startswith(_SYMPTOMS) and not f.rule.startswith("hang.")]
+    told = [f for f in findings if f.rule.startswith(WAITS) and not f.rule.startswith("hang.")]
     waits = [f for f in told if f.place.rank is not None]
     reported = {f.place.rank for f in waits}
     everyone = {rank for ranks in context.ranks.values() for rank in ranks}
@@ -536,7 +533,7 @@ def laggards(findings: Sequence[Finding], context: DiagnosisContext) -> tuple[in
 
 def _charged(root: Candidate, findings: Sequence[Finding]) -> bool:
     """Whether a time-out was dated back onto the root."""
-    return root.weight is not Weight.SYMPTOM and any(f.rule.startswith(_SYMPTOMS) for f in findings)
+    return root.weight is not Weight.SYMPTOM and any(f.rule.startswith(WAITS) for f in findings)
 
 
 def _confidence(

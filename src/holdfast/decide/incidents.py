@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from holdfast.decide import story
+from holdfast.decide import story, waits
 from holdfast.decide.diagnosis import DiagnosisContext, diagnose
 from holdfast.decide.remedies import DOMAIN_LOST, OPERATOR
 from holdfast.decide.state import Drill, slug
@@ -81,12 +81,35 @@ def add(turn: Turn, incident: IncidentRecord, finding: Finding) -> None:
             return
         del incident.findings[weakest]
     incident.findings.append(finding)
-    fault = incident.marks.get(Mark.FAULT, turn.now)
-    if not incident.drill and _tells(finding) and fault - FAULT_BEFORE_S <= finding.at < fault:
-        incident.marks[Mark.FAULT] = finding.at
+    _date(turn, incident, finding)
     turn.touch(incident)
     if len(incident.findings) <= 12 and finding.role in {Role.ROOT, Role.CASCADE}:
         turn.tell(incident, f"Seen: {story.of_finding(finding)}.")
+
+
+def _date(turn: Turn, incident: IncidentRecord, finding: Finding) -> None:
+    """The fault is as old as the oldest of what tells of it, and a wait that is reported at its end began before."""
+    if incident.drill or not _tells(finding):
+        return
+    said = first_said(incident, turn.now)
+    if finding.at < said - FAULT_BEFORE_S:
+        return
+    if finding.at < said:
+        said = incident.said_at = finding.at
+    began = min(said, max(finding.at - waits.waited_s(finding), _began(turn, finding)))
+    incident.marks[Mark.FAULT] = min(incident.marks.get(Mark.FAULT, began), began)
+
+
+def _began(turn: Turn, finding: Finding) -> float:
+    """When the attempt began that it is of: nothing of it can have waited before."""
+    job = turn.job(finding.job) if finding.job is not None else None
+    attempt = job.attempt if job is not None else None
+    return attempt.started_at if attempt is not None and attempt.number == finding.attempt else 0.0
+
+
+def first_said(incident: IncidentRecord, otherwise: float) -> float:
+    """When its evidence was first reported: what a judgement of order goes by."""
+    return incident.said_at or incident.marks.get(Mark.FAULT, otherwise)
 
 
 def _tells(finding: Finding) -> bool:
@@ -101,8 +124,8 @@ def open_new(turn: Turn, finding: Finding) -> IncidentRecord:
     incident = IncidentRecord(id=f"i{turn.new_id()}", opened_at=turn.now, source=turn.event.source)
     turn.state.incidents[incident.id] = incident
     incident.marks[Mark.DETECTED] = turn.now
+    incident.said_at = incident.marks[Mark.FAULT] = min(finding.at or turn.now, turn.now)
     add(turn, incident, finding)
-    incident.marks.setdefault(Mark.FAULT, min(finding.at or turn.now, turn.now))
     turn.closing[incident.id] = incident  # should nothing attach itself, it is closed at the end of the turn
     turn.touch(incident)
     return incident
@@ -120,7 +143,7 @@ def attach_job(turn: Turn, incident: IncidentRecord, job: JobRecord) -> None:
     attempt = job.attempt
     if attempt is not None and incident.attempt_before is None:
         incident.attempt_before = attempt.number
-        incident.step_before = attempt.last_step
+        incident.step_before = attempt.reached
     for finding in recall(turn, slug(job.key)):
         # What an earlier attempt left behind was explained then; this one has its own trouble.
         if finding.attempt is None or attempt is None or finding.attempt >= attempt.number:
@@ -287,7 +310,7 @@ def _diagnose(incident: IncidentRecord, job: JobRecord | None, attempt: AttemptR
         attempt=attempt.number if attempt is not None else None,
         nodes=attempt.nodes if attempt is not None else (),
         ranks=ranks_by_node(attempt) if attempt is not None else {},
-        progress_at=progress_at if progress_at < incident.marks.get(Mark.FAULT, 0.0) else 0.0,
+        progress_at=progress_at if progress_at < first_said(incident, 0.0) else 0.0,
     )
     made = diagnose(incident.findings, context)
     if made.cause != "unknown":
@@ -373,6 +396,6 @@ def _match_drill(turn: Turn, incident: IncidentRecord, job: str, nodes: tuple[st
 
 def _take(turn: Turn, incident: IncidentRecord, drill: Drill) -> None:
     incident.drill = drill.id
-    incident.marks[Mark.FAULT] = drill.at
+    incident.said_at = incident.marks[Mark.FAULT] = drill.at
     turn.state.drills.remove(drill)
     turn.tell(incident, f"This is drill {drill.id}.")

@@ -20,7 +20,6 @@ from holdfast.model.cluster import ENDED, JobView, SchedulerState
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
 from holdfast.model.records import Authority, JobRecord, JobState
 
-ATTEMPTS_MAX = 64
 LATE_S = 900.0
 """A job that is first seen after its failure is recovered when that is not longer ago; schedulers forget soon after."""
 _FAILURES = frozenset({SchedulerState.FAILED, SchedulerState.NODE_FAIL, SchedulerState.PREEMPTED})
@@ -58,6 +57,7 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
         restart.runs_already(turn, job)
         return
     if job.state in JOB_ENDED:
+        _is_over(turn, job)
         again = view.state not in ENDED and (view.restart_count > old.restart_count or old.state in ENDED)
         if again and not _by_our_requeue(turn, job):
             proof.revive(turn, job)
@@ -67,6 +67,14 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
         _queued(turn, job, old)
     elif view.state is SchedulerState.RUNNING:
         _running(turn, job, old)
+
+
+def _is_over(turn: Turn, job: JobRecord) -> None:
+    """The scheduler confirms the end of a job that is given up or cancelled: its attempt ran until then."""
+    attempt = job.attempt
+    if job.view.state in ENDED and attempt is not None and not attempt.ended_at:
+        attempt.ended_at = turn.now
+        attempt.stopped = True
 
 
 def _by_our_requeue(turn: Turn, job: JobRecord) -> bool:

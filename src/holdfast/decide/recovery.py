@@ -19,7 +19,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.evidence import Diagnosis, Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
 from holdfast.model.policy import Mode, Policy, Trouble
-from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, Mark
+from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState
 
 _BEGINS = frozenset({JobState.WATCHING, JobState.PROVING, JobState.RESTARTING})
 _UNDECIDED = Diagnosis(cause="unknown", fingerprint="unknown")
@@ -187,7 +187,7 @@ def stacks(turn: Turn, job: JobRecord, event: e.StacksCaptured) -> None:
                 id=f"{event.id}:rank:{rank}",
                 rule="hang.rank",
                 # Dated just before the wait it caused, so that it, not the wait, is the first thing seen.
-                at=min(incident.marks.get(Mark.FAULT, event.at), event.at) - 0.001,
+                at=min(incidents.first_said(incident, event.at), event.at) - 0.001,
                 role=Role.ROOT,
                 severity=Severity.FATAL,
                 remedy=Remedy.RESTART_IN_PLACE,

@@ -29,6 +29,7 @@ ORDINARY = b"""
  (min, max) time across ranks (ms): forward-backward ....: (123.10, 131.02) optimizer ....: (3.20, 3.31)
  'grad_norm': 1.4142, 'grad_norm': 2.1, 'grad_norm': 3.2, 'grad_norm': 4.3, 'learning_rate': 5e-05,
  grad_norm=0.61 grad_norm: 12.5 train_loss: 2.31, val_loss: 2.62, eval_loss: 2.61, perplexity, accuracy,
+ time (ms) | batch-generator: 1.20 | prompt tokens, generated tokens, decoded tokens, completion tokens
  INFO loading the model and the tokenizer; building the training set; memory allocated, reserved: 61.2 GB
  starting training, number of parameters, trainable parameters, learning rate, throughput, validation
  data loader: reading shard, samples, tokens per second, dataset, connection, connected, initialized, device

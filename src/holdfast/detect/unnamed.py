@@ -116,11 +116,16 @@ _WORDS: tuple[tuple[Domain, str], ...] = (
     (
         Domain.PLATFORM,
         (
-            r"slurm\w*|srun|sbatch|kubelet|container\w*|docker|enroot|pyxis|cgroup|driver|daemon|scheduler|munge|pmix?"
+            r"slurm\w*|srun|sbatch|squeue|sinfo|sacct\w*|scontrol|scancel|kubelet|container\w*|docker|enroot|pyxis|cgroup|driver|daemon|scheduler|munge|pmix?"
             r"|licen[cs]e|node (?:is )?(?:down|drain\w*|lost)"
         ),
     ),
 )
+
+_OF_A_CONTAINER = re.compile(
+    r"\bcontainers? (?=\S{1,80} (?:exited|terminated|failed|exit ?[Cc]ode)|(?:exited|terminated) )"
+)
+"""A container that ended says no more than a program that did."""
 
 
 class UnnamedErrors:
@@ -213,6 +218,7 @@ def _shown(text: str) -> str:
 
 def domain_of(text: str) -> Domain:
     """The best guess from an error's words; most programs fail of themselves."""
+    text = _OF_A_CONTAINER.sub(" ", text)
     for domain, words in _WORDS:
         if re.search(rf"\b(?:{words})\b", text, re.IGNORECASE):
             return domain

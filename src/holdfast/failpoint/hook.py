@@ -26,6 +26,9 @@ from holdfast.telemetry.signals import DRILL_SIGNAL
 POLL_S = 0.02
 # How long the main thread may take to come to its signal handler before the watching thread does it.
 MAIN_THREAD_GRACE_S = 0.25
+# A signal that comes just before the main thread enters a call of C is only seen when that call ends: it is sent again
+# so often, with the grace between. No oftener, for not every C library likes its calls interrupted.
+ASKS_MAX = 8
 # A folder that changed this lately may change again without its time showing it: file times tick in milliseconds,
 # on network file systems in up to seconds.
 _FRESH_S = 2.0
@@ -47,6 +50,8 @@ class Hook:
         self._now: tuple[Drill, ...] = ()
         self._follows_optimizer = False
         self._is_too_early = False
+        self._asks = 0
+        self._asked_at = 0.0
 
     def start(self) -> None:
         """Begin to watch, in a thread of its own."""
@@ -123,10 +128,13 @@ class Hook:
 
     def _ask_main_thread(self, drill: Drill) -> None:
         self._now += (drill,)
+        self._asks = 0
         self._signal_main_thread()
 
     def _signal_main_thread(self) -> None:
         self._is_too_early = False
+        self._asks += 1
+        self._asked_at = monotonic()
         main = threading.main_thread().ident
         if main is not None:
             signal.pthread_kill(main, DRILL_SIGNAL)
@@ -137,7 +145,7 @@ class Hook:
         self._by_step = tuple(
             drill for drill in self._by_step if not drill.aborted.is_set() and (drill.is_slowing or not drill.is_taken)
         )
-        if self._now and self._is_too_early:
+        if self._now and (self._is_too_early or self._is_unheard()):
             self._signal_main_thread()
         for drill in self._now:
             if drill.command.kind in ANY_THREAD and monotonic() - drill.seen_at > MAIN_THREAD_GRACE_S:
@@ -147,6 +155,10 @@ class Hook:
         for drill in self._by_step:
             if not drill.is_taken and monotonic() - drill.seen_at > drill.param("telemetry_wait_s"):
                 self._without_telemetry(drill)
+
+    def _is_unheard(self) -> bool:
+        """Whether the main thread may have missed the last signal, and another may help."""
+        return self._asks < ASKS_MAX and monotonic() - self._asked_at > MAIN_THREAD_GRACE_S
 
     def _without_telemetry(self, drill: Drill) -> None:
         if drill.command.kind not in SLOWING:
@@ -186,6 +198,7 @@ class Hook:
             # Outside the script (before its first line, or after its last) the interpreter's own start and end would
             # swallow what a fault raises, and the fault would be none.
             self._is_too_early = True
+            self._asks = 0
             return
         self.inject_now()
 

@@ -32,6 +32,8 @@ class Follower:
         self.voice = voice
         self.is_over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.why = ""
+        self.is_unled = False
+        """Told to end while nobody leads: the leader may have gone with its machine."""
         self.link = FollowerLink(
             place, lease_s=lease_s, hello=self._hello, on_ask=self._on_ask, on_broken=self._on_broken
         )
@@ -84,6 +86,7 @@ class Follower:
         self.link.send(EndAsked(signum=signum))
         self.runner.pass_signal(signum)
         if not self.link.connected.is_set():
+            self.is_unled = True
             self.finish(128 + signum, "ended on request")
 
     async def keep_lease(self) -> None:
@@ -96,6 +99,10 @@ class Follower:
                 why = f"{self.place.node} could not renew its attempt lease of {self.link.lease.lease_s:g} s"
                 self.voice.say(f"{why}: killing its ranks")
                 await self.runner.end(attempt.spec.attempt, 0.0, why=why)
+            if self._ending and self.link.lease.is_over(now):
+                # Whoever waits for this job's end need not wait for a leader to tell us.
+                self.is_unled = True
+                self.finish(128 + self._ending, "ended on request")
             if self._away_since is not None and now - self._away_since > self.options.follower_wait_s:
                 limit = f"{self.options.follower_wait_s:g} s"
                 self.finish(EXIT_UNAVAILABLE, f"the leader of this job has not answered for {limit}")

@@ -342,8 +342,7 @@ class Leader:
             self.submit(*watch.lease_over(other, report.at, why))
         self.submit(*events)
         who = "the command" if report.rank is None else f"rank {report.rank}"
-        how = f"signal {report.exit.signal}" if report.exit.signal else f"exit code {report.exit.code}"
-        self.voice.say(f"{who} on {node} ended with {how}")
+        self.voice.say(f"{who} on {node} ended with {report.exit.words}")
         if not self.recovers:
             watch.stop_asked = True
             self.run_soon(self.crew.end(watch.spec.attempt, self.options.stop_grace_s))

@@ -57,6 +57,11 @@ class Exit(Struct, frozen=True, omit_defaults=True):
             return 128 + self.signal
         return 1 if self.code is None else self.code
 
+    @property
+    def words(self) -> str:
+        """As people are told: `signal 9`, `exit code 1`."""
+        return f"signal {self.signal}" if self.signal else f"exit code {self.code}"
+
     @classmethod
     def from_returncode(cls, returncode: int) -> Exit:
         """From `Popen.returncode`: negative for a signal."""

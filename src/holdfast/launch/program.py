@@ -161,6 +161,10 @@ async def _follow(ground: Ground) -> tuple[int, str]:
     try:
         code = await until_over(follower.is_over, tasks)
         await follower.leave(code)
+        if follower.is_unled:
+            from holdfast.launch.calling_back import call_back  # noqa: PLC0415 - once, at the very end
+
+            await call_back(ground.place.job_dir, ground.environ, ground.voice)
     finally:
         await cancel_all(tasks)
         await follower.runner.close(0.0)

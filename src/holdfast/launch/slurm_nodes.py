@@ -9,30 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast.adapters.slurm.own_job import NodeAddress, OwnJob
+from holdfast.adapters.slurm.daemons import NodeAddress, daemon_answers
+from holdfast.adapters.slurm.own_job import OwnJob
 from holdfast.errors import LinkError, OrderError
 
-CONNECT_S = 0.6
 FRESH_S = 2.0
 """A look that found nobody counts so long: a node may have answered again since."""
-
-
-async def daemon_answers(where: NodeAddress | None) -> bool:
-    """Whether somebody takes a connection at a node's slurmd port; a node of unknown address is taken to."""
-    if where is None:
-        return True
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            _, writer = await asyncio.open_connection(where.address, where.port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
-
-
-async def answers_not(where: NodeAddress | None) -> bool:
-    """As evidence without a silence before it: asked twice, because one packet may be lost, or its node be slow."""
-    return not await daemon_answers(where) and not await daemon_answers(where)
 
 
 class SlurmNodes:

@@ -15,7 +15,8 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
-from holdfast.adapters.slurm.own_job import JobFacts, NodeAddress, OwnJob, job_name
+from holdfast.adapters.slurm.daemons import NodeAddress
+from holdfast.adapters.slurm.own_job import JobFacts, OwnJob, job_name
 from holdfast.adapters.slurm.steps import SrunCall, StepShape, read_call, shape_of
 from holdfast.errors import EXIT_FAILED, EXIT_RESTART_ME, LinkError, OrderError
 from holdfast.launch import process

@@ -15,7 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.adapters.slurm.own_job import NodeAddress, OwnJob
+from holdfast.adapters.slurm.daemons import CONNECT_S, NodeAddress, answers_not, daemon_answers
+from holdfast.adapters.slurm.own_job import OwnJob
 from holdfast.errors import HoldfastError, LinkError, OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.launch import process
 from holdfast.launch.frames import AnyReport, Bye, RankEnded, SlotsSeen
@@ -23,7 +24,6 @@ from holdfast.launch.leader import Leader
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Child
-from holdfast.launch.slurm_nodes import CONNECT_S, answers_not, daemon_answers
 from holdfast.launch.step_crew import StepCrew
 from holdfast.launch.step_place import StepFloor, excluded_before, note_excluded
 from holdfast.launch.step_runner import StepRunner

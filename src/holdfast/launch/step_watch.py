@@ -42,7 +42,7 @@ async def _watch(folder: Path, job_id: str) -> int:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # The scheduler is ending the job, or this step: the tasks hear of that themselves.
-        loop.add_signal_handler(signum, follower.finish, 0)
+        loop.add_signal_handler(signum, _told_to_end, follower)
     work = [follower.link.run(), follower.keep_lease(), runner.watch()]
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in work]
     told = asyncio.create_task(_say_when_connected(follower))
@@ -50,9 +50,18 @@ async def _watch(folder: Path, job_id: str) -> int:
         over: asyncio.Future[Any] = follower.is_over
         await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
         await follower.leave(0)
+        if follower.is_unled:
+            from holdfast.launch.calling_back import call_back  # noqa: PLC0415 - seldom, at the very end
+
+            await call_back(folder, os.environ, voice)
     finally:
         await cancel_all([*tasks, told])
     return 0
+
+
+def _told_to_end(follower: Follower) -> None:
+    follower.is_unled = follower.link.lease.is_over(time.monotonic())
+    follower.finish(0)
 
 
 async def _say_when_connected(follower: Follower) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from holdfast.decide.waits import STUCK
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.findings import exit_rule, synthetic_finding
 from holdfast.detect.rhythm import HangVerdict, Rhythm, StepSample
@@ -81,10 +82,9 @@ class AttemptWatch:
         bad = self.first_bad
         if bad is None:
             return "the attempt failed"
-        how = f"signal {bad.exit.signal}" if bad.exit.signal else f"exit code {bad.exit.code}"
         who = "the command" if bad.rank is None else f"rank {bad.rank}"
         last = f": {bad.tail[-1]}" if bad.tail else ""
-        return f"{who} ended with {how}{last}"
+        return f"{who} ended with {bad.exit.words}{last}"
 
     # --- reports to events ---
 
@@ -122,10 +122,9 @@ class AttemptWatch:
         return [*self.fold.reached(report.at), self._found(self._exit_finding(report, rule, node))]
 
     def _exit_finding(self, report: RankEnded, rule: str, node: str) -> Finding:
-        what = f"signal {report.exit.signal}" if report.exit.signal else f"exit code {report.exit.code}"
         summary = ""
         if report.rank is None:
-            summary = f"The command ended with {what}"
+            summary = f"The command ended with {report.exit.words}"
         elif report.error:
             summary = f"{self._catalogue().get(rule).title}: {report.error.splitlines()[0][:160]}"
         lines = "\n".join(report.tail[-_EVIDENCE_LINES:])
@@ -139,7 +138,7 @@ class AttemptWatch:
             attempt=self.spec.attempt,
             summary=summary,
             kind=EvidenceKind.EXIT,
-            text=f"{what}; last lines of {report.log}:\n{lines}" if lines else what,
+            text=f"{report.exit.words}; last lines of {report.log}:\n{lines}" if lines else report.exit.words,
         )
 
     def _bad_loss(self, node: str, at: float) -> list[AnyEvent]:
@@ -189,7 +188,7 @@ class AttemptWatch:
             attempt=self.spec.attempt,
             summary=str(verdict),
             kind=EvidenceKind.TELEMETRY,
-            captures={"step": str(verdict.step)} if verdict.step is not None else {},
+            captures={STUCK: f"{verdict.stuck_s:.3f}", **({} if verdict.step is None else {"step": str(verdict.step)})},
         )
 
     @property

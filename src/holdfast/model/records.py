@@ -217,6 +217,8 @@ class IncidentRecord(Struct, omit_defaults=True):
     remedies: list[Remedy] = field(default_factory=list)
     """Rungs tried, in order."""
     marks: dict[Mark, float] = field(default_factory=dict)
+    said_at: float = 0.0
+    """When its evidence was first reported, by the reporter's clock. A wait's mark `fault` is where the wait began."""
     attempt_before: int | None = None
     attempt_after: int | None = None
     step_before: int | None = None

@@ -32,7 +32,10 @@ class Spread(Struct, frozen=True):
 
 
 class Accounting(Struct, frozen=True):
-    """Where one job's wall time in a span went, in seconds. `productive_s` + the sum of `badput` = `wall_s`."""
+    """Where one job's wall time in a span went, in seconds.
+
+    `productive_s` + the sum of `badput` + `untold_s` = `wall_s`.
+    """
 
     job: str
     wall_s: float
@@ -43,17 +46,24 @@ class Accounting(Struct, frozen=True):
     steps_kept: int
     """The best step of the attempts that began before the span's end."""
     steps_lost: int
+    untold_s: float = 0.0
+    """Of a job that nobody tells steps of: time in which its processes ran; whether they trained is not known."""
+
+    @property
+    def is_told(self) -> bool:
+        """Is it known when the job trained?"""
+        return not self.untold_s
 
     @property
     def ettr(self) -> float | None:
-        """Effective training time ratio."""
-        return self.productive_s / self.wall_s if self.wall_s > 0 else None
+        """Effective training time ratio; None where nothing tells of steps."""
+        return self.productive_s / self.wall_s if self.wall_s > 0 and self.is_told else None
 
     @property
     def goodput_percent(self) -> float | None:
         """As ETTR, without the initial start-up, in percent."""
         rest = self.wall_s - self.badput["startup"]
-        return 100.0 * self.productive_s / rest if rest > 0 else None
+        return 100.0 * self.productive_s / rest if rest > 0 and self.is_told else None
 
 
 class Totals(Struct, frozen=True):
@@ -124,7 +134,24 @@ def account(
     if attempts:
         wall = max(0.0, min(attempts[-1].ended_at or now, until) - max(attempts[0].started_at, since))
     spent["other"] = max(0.0, wall - sum(spent.values()))
-    return Accounting(str(key), wall, spent.pop(PRODUCTIVE), spent, up, kept, lost)
+    untold = 0.0
+    if not tells_steps(job):
+        # Until its fault each attempt was starting, loading or training: which of them nobody knows.
+        untold = spent["startup"] + spent["load"]
+        spent["startup"] = spent["load"] = 0.0
+    return Accounting(str(key), wall, spent.pop(PRODUCTIVE), spent, up, kept, lost, untold)
+
+
+def tells_steps(job: JobRecord) -> bool:
+    """Has any attempt of it told of a step or a checkpoint?"""
+    return any(attempt.first_step_at > 0 or attempt.reached is not None for attempt in job.attempts)
+
+
+def ratio(accounts: Iterable[Accounting]) -> tuple[float, float, float]:
+    """(productive, wall and start-up seconds) of the jobs of which it is known when they trained: ETTR and goodput."""
+    told = [account for account in accounts if account.is_told]
+    startup = sum(account.badput["startup"] for account in told)
+    return sum(account.productive_s for account in told), sum(account.wall_s for account in told), startup
 
 
 def ends(attempts: Sequence[AttemptRecord], now: float) -> list[float]:
@@ -207,6 +234,29 @@ def _again(attempt: AttemptRecord, last: int | None, before: int | None) -> tupl
     return steps, (steps - 1) / (reached - first)
 
 
+ORDERED = "operator."
+"""How causes begin that are a person's order, not a fault: `operator.give_up`, `operator.requeue`."""
+
+
+def was_ordered(incident: IncidentRecord) -> bool:
+    """Is its cause a person's order? Nothing had failed then."""
+    return incident.diagnosis is not None and incident.diagnosis.cause.startswith(ORDERED)
+
+
+def is_failure(incident: IncidentRecord) -> bool:
+    """Did a fault end an attempt of a job? What was only observed, and what a person ordered, is no failure."""
+    return incident.attempt_before is not None and incident.outcome != "observed" and not was_ordered(incident)
+
+
+def of_known_attempts(incidents: Iterable[IncidentRecord], jobs: Iterable[JobRecord]) -> list[IncidentRecord]:
+    """Failures whose attempts are known: of others no time that the job was up is, so that no MTBF counts them."""
+    first = {job.key: job.attempts[0].number for job in jobs if job.attempts and job.attempts[0].number > 0}
+    failures = [incident for incident in incidents if is_failure(incident)]
+    if not first:
+        return failures
+    return [i for i in failures if all((i.attempt_before or 0) >= first.get(key, 0) for key in i.jobs)]
+
+
 def opened_in(incidents: Iterable[IncidentRecord], since: float, until: float = inf) -> list[IncidentRecord]:
     """The incidents that a span counts, each one in exactly one of two neighbouring spans."""
     return [incident for incident in incidents if since <= incident.opened_at < until]
@@ -235,23 +285,25 @@ def totals(
     now: float,
     accounts: Sequence[Accounting] | None = None,
 ) -> Totals:
-    """All figures over these jobs and incidents; incidents that were only observed do not count as failures.
+    """All figures over these jobs and incidents.
+
+    Incidents that were only observed count nowhere. Those that a person ordered are incidents, but no failures: nothing
+    had to be detected, nothing to recover.
 
     `accounts`: as `accounts_of` gives them, when they are there already.
     """
     real = [incident for incident in incidents if incident.outcome != "observed"]
-    recovered = [incident for incident in real if incident.outcome == "recovered"]
+    faults = [incident for incident in real if not was_ordered(incident)]
+    recovered = [incident for incident in faults if incident.outcome == "recovered"]
     if accounts is None:
         accounts = accounts_of(jobs, incidents, now)
-    wall = sum(a.wall_s for a in accounts)
-    productive = sum(a.productive_s for a in accounts)
-    startup = sum(a.badput["startup"] for a in accounts)
-    failures = sum(1 for incident in real if incident.attempt_before is not None)
+    productive, wall, startup = ratio(accounts)
+    failures = len(of_known_attempts(faults, jobs))
     return Totals(
         incidents=len(real),
-        recovered=len(recovered),
+        recovered=sum(1 for incident in real if incident.outcome == "recovered"),
         open=sum(1 for incident in real if not incident.closed_at),
-        mttd=spread(spans(real, Mark.FAULT, Mark.DETECTED)),
+        mttd=spread(spans(faults, Mark.FAULT, Mark.DETECTED)),
         mttr=spread(spans(recovered, Mark.FAULT, Mark.FIRST_STEP)),
         mttp=spread(spans(recovered, Mark.FAULT, Mark.PROVEN)),
         mtbf_s=sum(a.up_s for a in accounts) / failures if failures else None,

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from holdfast.model.events import OperatorCommand
 from holdfast.model.records import IncidentRecord, JobRecord, Mark, NodeRecord
-from holdfast.report.figures import Accounting, Spread, counted, ends, spread
+from holdfast.report.figures import Accounting, Spread, counted, ends, is_failure, of_known_attempts, ratio, spread
 from holdfast.report.timeline import spans
 from holdfast.report.words import ENGLISH, Words
 
@@ -41,7 +41,8 @@ class Cost(Struct, frozen=True):
     lost: float
     """GPU-hours in which jobs held GPUs and did not train for good."""
     saved: float
-    """GPU-hours that a person's slower restart would have lost on top, over recoveries that needed nobody."""
+    """GPU-hours that a person's slower restart would have lost on top, over recoveries that needed nobody and whose
+    first step was told."""
     spares: float
     """GPU-hours of the spares."""
     lost_money: float
@@ -90,7 +91,7 @@ class Fleet(Struct, frozen=True):
     gpus_known: bool
     jobs: int
     failures: int
-    """Incidents that ended an attempt of a job."""
+    """Incidents whose fault ended an attempt of a job."""
     per_1000_node_days: float | None
     mtbf_s: float | None
     mttd: Spread
@@ -130,7 +131,7 @@ class Groups(Struct, frozen=True):
 
     failures: list[IncidentRecord]
     back: list[IncidentRecord]
-    """Failures after which the job trained again."""
+    """Failures after which the job completed a step again, or, where nothing tells of steps, was proven to run."""
     alone: list[IncidentRecord]
     """Of these, with nobody's help."""
     given_up: list[IncidentRecord]
@@ -142,7 +143,7 @@ class Groups(Struct, frozen=True):
 def groups(incidents: Sequence[IncidentRecord], commands: Sequence[OperatorCommand]) -> Groups:
     """Drills and incidents that were only observed are in none of them."""
     failures = failures_of(incidents)
-    back = [incident for incident in failures if Mark.FIRST_STEP in incident.marks]
+    back = [i for i in failures if Mark.FIRST_STEP in i.marks or Mark.PROVEN in i.marks]
     said = sorted(commands, key=_at)
     fenced = [incident for incident in incidents if Mark.ISOLATED in incident.marks and not incident.drill]
     return Groups(
@@ -156,8 +157,8 @@ def groups(incidents: Sequence[IncidentRecord], commands: Sequence[OperatorComma
 
 
 def failures_of(incidents: Sequence[IncidentRecord]) -> list[IncidentRecord]:
-    """Those that ended an attempt of a job and were no drill."""
-    return [i for i in incidents if i.attempt_before is not None and i.outcome != "observed" and not i.drill]
+    """Those whose fault ended an attempt of a job, and were no drill."""
+    return [i for i in incidents if not i.drill and is_failure(i)]
 
 
 def fleet(
@@ -192,10 +193,9 @@ def fleet(
     detect_s = spans(failures, Mark.FAULT, Mark.DETECTED)
     weeks = _weeks(failures, detect_s, jobs, since, until, len(nodes))
     badput, wall_gpu_s = _badput(jobs, accounts, gpus)
-    wall = sum(a.wall_s for a in accounts)
-    startup = sum(a.badput["startup"] for a in accounts)
-    productive = sum(a.productive_s for a in accounts)
+    productive, wall, startup = ratio(accounts)
     by_hour, by_day = _by_hour(failures, words)
+    timed = len(of_known_attempts(failures, jobs))
     return Fleet(
         since=since,
         until=until,
@@ -206,7 +206,7 @@ def fleet(
         jobs=len(jobs),
         failures=len(failures),
         per_1000_node_days=1000.0 * len(failures) / (len(nodes) * days) if nodes and days > 0 else None,
-        mtbf_s=sum(a.up_s for a in accounts) / len(failures) if failures else None,
+        mtbf_s=sum(a.up_s for a in accounts) / timed if timed else None,
         mttd=spread(detect_s),
         mttr=spread(spans(back, Mark.FAULT, Mark.FIRST_STEP)),
         by_cause=counted(i.diagnosis.cause if i.diagnosis else "unknown" for i in failures),
@@ -383,17 +383,18 @@ def _cost(
     by_key = {job.key: job_gpus(job, gpus) for job in jobs}
     person_s = economics.person_minutes * 60.0
     saved_s = 0.0
+    timed = 0
     for incident, took_s in zip(alone, spans(alone, Mark.FAULT, Mark.FIRST_STEP), strict=True):
-        ours_s = took_s or 0.0
-        if ours_s < person_s:
-            saved_s += (person_s - ours_s) * sum([by_key.get(key, 0) for key in incident.jobs])
+        timed += took_s is not None
+        if took_s is not None and took_s < person_s:
+            saved_s += (person_s - took_s) * sum([by_key.get(key, 0) for key in incident.jobs])
     per_node = max(gpus.values(), default=0) or 1
     lost_h = sum(badput.values()) / 3600.0
     spares_h = economics.spare_nodes * per_node * days * 24.0
     price = economics.gpu_hour
     share = 100.0 * lost_h * 3600.0 / wall_gpu_s if wall_gpu_s > 0 else 0.0
     arithmetic = (
-        f"lost: {lost_h:.1f} of {wall_gpu_s / 3600.0:.1f} GPU-hours ({share:.1f} %); saved: {len(alone)} recoveries"
+        f"lost: {lost_h:.1f} of {wall_gpu_s / 3600.0:.1f} GPU-hours ({share:.1f} %); saved: {timed} recoveries"
         f" that needed nobody, each against {economics.person_minutes:g} min of a person, x the job's GPUs ="
         f" {saved_s / 3600.0:.1f} GPU-hours; spares: {economics.spare_nodes} x {per_node} GPUs x {days:.1f} days ="
         f" {spares_h:.1f} GPU-hours"

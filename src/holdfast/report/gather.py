@@ -10,14 +10,16 @@ from functools import cached_property
 from math import inf
 from typing import Any, Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
+from holdfast.decide.attempts import ATTEMPTS_MAX
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent, LauncherAttached, NodeValidated, OperatorCommand
 from holdfast.model.orders import Notify
 from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Sample
+from holdfast.report import attempts
 from holdfast.report.alerts import Alerts
 from holdfast.report.figures import (
     Accounting,
@@ -26,6 +28,7 @@ from holdfast.report.figures import (
     came_in,
     nodes_by_attempt,
     opened_in,
+    tells_steps,
     totals,
 )
 from holdfast.report.fleet import Economics, Fleet, fleet
@@ -43,6 +46,7 @@ SERIES_MAX = 2000
 """With more attempts than this only a report of kind `full` reads the series."""
 OF_ONE = "counted is this incident alone, in MTBF, too; lost steps, ETTR and goodput are those of its jobs."
 """Of a report about one incident."""
+INCIDENTS_MAX = 200_000
 MEASURED_MAX = 500
 """When the figures of more nodes are wanted, one question for all is the quicker one."""
 
@@ -268,7 +272,12 @@ async def gather(
     job's series have been read: what takes long in a large journal.
     """
     jobs = [record for record in await journal.jobs() if job in ("", str(record.key)) and _lives(record, since, until)]
-    found = await journal.incidents(limit=100_000)
+    notes = []
+    for place, record in enumerate(jobs):
+        if attempts.lacks_some(record):
+            jobs[place], note = await _complete(journal, record)
+            notes += [note] if note else []
+    found = await journal.incidents(limit=INCIDENTS_MAX)
     history = [
         record
         for record in sorted(found, key=lambda record: record.opened_at)
@@ -282,8 +291,9 @@ async def gather(
         jobs = [record for record in jobs if record.key in concerned]
     data = ReportData(title, cluster, until or now, jobs, await journal.nodes(), incidents, since=since)
     data.history, data.read_at, data.incident = history, now if until else 0.0, incident
-    if incident:
-        data.notes.append(OF_ONE)
+    data.notes += [*([OF_ONE] if incident else []), *notes, *_silent(jobs)]
+    if len(found) >= INCIDENTS_MAX:
+        data.notes.append(f"Only the newest {INCIDENTS_MAX} incidents of the journal were read.")
     # Also those after the span: a person's help for an incident of the span may have come later.
     commands = [one for one in await _events(journal, "operator_command") if since <= one.at <= now]
     data.commands = [one for one in commands if isinstance(one, OperatorCommand)]
@@ -300,6 +310,29 @@ async def gather(
         if on_job is not None:
             on_job(done, len(jobs))
     return data
+
+
+async def _complete(journal: Records, record: JobRecord) -> tuple[JobRecord, str]:
+    """The job with the attempts before those of its record, and a sentence about those that nothing tells of."""
+    told = [one for kind in attempts.KINDS for one in await _events(journal, kind, job=str(record.key))]
+    whole = structs.replace(record, attempts=[*attempts.earlier(record, told), *record.attempts])
+    first = whole.attempts[0].number
+    if first == 0 or len(record.attempts) < ATTEMPTS_MAX:
+        return whole, ""  # a job with fewer of them was there before this journal
+    return whole, (
+        f"Job {record.key}: nothing in this journal tells of its attempts before {record.key}({first}); their time,"
+        " steps and failures are not counted."
+    )
+
+
+def _silent(jobs: list[JobRecord]) -> list[str]:
+    """A sentence about the jobs of which nothing tells when they trained."""
+    names = [str(record.key) for record in jobs if record.attempts and not tells_steps(record)]
+    if not names:
+        return []
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    text = f"Nothing tells of the steps of these jobs: {shown}. No ETTR or goodput counts them, and what they lost is"
+    return [f"{text} the time from each fault to the next start alone."]
 
 
 async def _measured(
@@ -324,11 +357,11 @@ async def _measured(
     return measured
 
 
-async def _events(journal: Records, kind: str) -> list[AnyEvent]:
-    """Every event of a kind, oldest first."""
+async def _events(journal: Records, kind: str, **where: str) -> list[AnyEvent]:
+    """Every event of a kind, oldest first; `where`: further conditions, as in `ports.Journal.events`."""
     found: list[AnyEvent] = []
     after = 0
-    while page := await journal.events(after=after, limit=1000, kind=kind):
+    while page := await journal.events(after=after, limit=1000, kind=kind, **where):
         found += page
         after = page[-1].seq
     return found

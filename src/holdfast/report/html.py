@@ -15,7 +15,7 @@ from holdfast.report.gather import ReportData
 from holdfast.report.plots import loss_plot, step_plot
 from holdfast.report.section import spoken
 from holdfast.report.sections import sections
-from holdfast.report.single import incident_sections
+from holdfast.report.single import incident_sections, slowest
 from holdfast.report.tables import badput_rows, offsets, total_rows
 from holdfast.report.templating import render
 from holdfast.report.timeline import timeline
@@ -34,6 +34,7 @@ def parts(data: ReportData, kind: str) -> dict[str, Any]:
             "timeline": timeline(incident),
             "offsets": offsets(incident, data.words),
             "sections": [spoken(section, data.words) for section in incident_sections(data, incident)],
+            "slowest": data.words.say(slowest(data, incident)),
         }
         for incident in (data.incidents if kind == "full" else ())
     ]

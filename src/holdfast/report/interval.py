@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import inf, sqrt
+from math import exp, expm1, inf, sqrt
 from statistics import fmean, median
 
 from msgspec import Struct, structs
 
 from holdfast.model.records import IncidentRecord, JobRecord, Mark
-from holdfast.report.figures import account
+from holdfast.report.figures import account, of_known_attempts
 from holdfast.report.timeline import span
 
 OFF_BY = 2.0
 """An interval this many times longer or shorter than the best one is worth a word: closer to it the loss is flat
 (at twice the best interval the two losses together are 1.25 times their least)."""
+
+MOST = 500.0
+"""An interval of so many times between failures never ends: all is lost."""
 
 
 class IntervalAdvice(Struct, frozen=True):
@@ -58,7 +61,8 @@ def best_interval_s(save_s: float, mtbf_s: float) -> float:
     interval, CACM 17(9), 1974), which is also Meta's `sqrt(2 w / (N rf))` with `M = 1 / (N rf)` (A. Kokolis et al.,
     arXiv:2410.21680). This is Daly's higher-order form of it (J. T. Daly, FGCS 22(3), 2006):
     `sqrt(2 w M) (1 + sqrt(w / 2M) / 3 + (w / 2M) / 9) - w` for `w < 2 M`, else `M`; it counts from the end of one save
-    to the begin of the next, so `w` is added to give the time from save to save.
+    to the begin of the next, so `w` is added to give the time from save to save. It is
+    within 1 % of the exact optimum up to `w` = `M`.
 
     Args:
         save_s: time that one save holds the training, `w`, more than 0.
@@ -78,11 +82,15 @@ def best_interval_s(save_s: float, mtbf_s: float) -> float:
 def lost_share(interval_s: float, save_s: float, mtbf_s: float, restart_s: float) -> float:
     """Share of a job's time (0 to 1) that is lost when it saves every `interval_s`.
 
-    One minus Meta's `ETTR = (1 - (u0 + dt/2) / M) / (1 + w / dt)` (arXiv:2410.21680), with `u0` = `restart_s`, the
-    time from a fault until training goes on.
+    Daly's complete model (FGCS 22(3), 2006): `1 - (dt - w) exp(-R / M) / (M (exp(dt / M) - 1))`, with `dt` from save to
+    save and `R` = `restart_s`, the time from a fault until training goes on. Meta's
+    `1 - (1 - (R + dt/2) / M) / (1 + w / dt)` (arXiv:2410.21680) is of first order in `dt / M`: at the best interval the
+    two are 0.01 apart at `w` = 0.05 `M`, and 0.1 at `w` = `M`, where Meta's is no longer least at the best interval.
     """
-    ettr = (1 - (restart_s + interval_s / 2) / mtbf_s) / (1 + save_s / interval_s)
-    return min(1.0, max(0.0, 1 - ettr))
+    if interval_s <= save_s or interval_s / mtbf_s > MOST:
+        return 1.0
+    kept = (interval_s - save_s) * exp(-restart_s / mtbf_s) / (mtbf_s * expm1(interval_s / mtbf_s))
+    return min(1.0, max(0.0, 1 - kept))
 
 
 def advise(
@@ -106,7 +114,7 @@ def advise(
         since: begin of the report's span, Unix seconds.
         until: its end.
     """
-    own = [i for i in incidents if job.key in i.jobs and i.attempt_before is not None and i.outcome != "observed"]
+    own = of_known_attempts((i for i in incidents if job.key in i.jobs), [job])
     up_s = account(job, incidents, now, since=since, until=until).up_s
     mtbf_s = up_s / len(own) if own and up_s > 0 else None
     actual_s = _actual_s(job, durable)

@@ -1,6 +1,7 @@
 """The report as JSON in a stable form. `version` rises when a field changes its meaning; fields are only added.
 
-Form: `{version, title, cluster, made_at, notes, totals, jobs: [{job, ettr, wall_s, productive_s, badput, attempts}],
+Form: `{version, title, cluster, made_at, notes, totals,
+jobs: [{job, ettr, wall_s, productive_s, badput, untold_s, attempts}],
 intervals: [{job, actual_s, save_s, mtbf_s, failures, best_s, loss_actual, loss_best, says}],
 objectives: [{objective, target, measured, passed, arithmetic, verdict}],
 throughput: [{incident, unit, before, after, loss_percent}], fleet: {...}, proposals: [{rule, what, evidence, gain}],
@@ -89,6 +90,7 @@ def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
                 "wall_s": found.wall_s,
                 "productive_s": found.productive_s,
                 "badput": found.badput,
+                "untold_s": found.untold_s,
                 "attempts": msgspec.to_builtins(job.attempts),
             }
             for job, found in jobs

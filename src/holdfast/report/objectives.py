@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, Mark
-from holdfast.report.figures import Accounting, opened_in, spread
+from holdfast.report.figures import Accounting, is_failure, opened_in, spread, was_ordered
 from holdfast.report.tables import short
 from holdfast.report.throughput import Throughput
 from holdfast.report.timeline import spans
@@ -49,14 +49,15 @@ def judge(
 
     Args:
         slo: what the policy asks for.
-        incidents: of the report's jobs, also from before the span; those that were only observed are left out.
+        incidents: of the report's jobs, also from before the span; those that were only observed,
+            or that a person ordered, are left out.
         accounts: where the jobs' wall time in the span went, one for each job.
         throughputs: training speed before and after, one for each incident.
         since: begin of the span, Unix seconds: incidents are judged in the span in which they opened, but availability
             by all time without training in it.
         until: its end.
     """
-    lived = [incident for incident in incidents if incident.outcome != "observed"]
+    lived = [i for i in incidents if i.outcome != "observed" and not was_ordered(i)]
     real = opened_in(lived, since, until)
     found = []
     if slo.detect_s:
@@ -84,7 +85,7 @@ def _within(objective: str, limit_s: float, values: Sequence[float | None]) -> V
 
 def _recovery(limit_s: float, real: Sequence[IncidentRecord]) -> Verdict:
     """A job that was given up did not recover in time, however quick the others were."""
-    stopped = [i for i in real if i.attempt_before is not None]
+    stopped = [i for i in real if is_failure(i)]
     verdict = _within("recover", limit_s, spans(stopped, Mark.FAULT, Mark.FIRST_STEP))
     lost = sum(1 for incident in stopped if incident.outcome == "given_up")
     if not lost:

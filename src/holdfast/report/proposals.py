@@ -6,14 +6,15 @@ with its evidence and, where it can be computed, the gain to expect. Pure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from holdfast.decide.waits import waited_s
 from holdfast.model.cluster import JobKey
-from holdfast.model.evidence import Domain, Finding, Role
+from holdfast.model.evidence import Domain, Role
 from holdfast.model.records import IncidentRecord, JobRecord, Mark
+from holdfast.report.figures import is_failure
 from holdfast.report.fleet import Fleet, failures_of
 from holdfast.report.interval import IntervalAdvice
 from holdfast.report.timeline import PHASE_NAMES, phase_totals, span
@@ -76,7 +77,7 @@ def _slowest(facts: Facts, _: Fleet) -> Iterable[Proposal]:
 
     Left out are those that needed another try: their marks are those of the last one, so that a phase holds the others.
     """
-    real = [i for i in facts.counted if i.outcome == "recovered" and _tries(facts, i) == 1]
+    real = [i for i in facts.counted if i.outcome == "recovered" and is_failure(i) and _tries(facts, i) == 1]
     total = phase_totals(real)
     del total[PHASE_NAMES[Mark.PROVEN]]
     whole = sum(total.values())
@@ -153,7 +154,10 @@ def _false(_: Facts, fleet: Fleet) -> Iterable[Proposal]:
 
 
 def _hidden(facts: Facts, _: Fleet) -> Iterable[Proposal]:
-    late = [(incident, seconds) for incident in facts.counted if (seconds := unseen_s(incident)) >= NCCL_TIMEOUT_S]
+    # The attempt is looked up only where its start can matter: a year has 100,000 incidents.
+    old = [incident for incident in facts.counted if unseen_s(incident) >= NCCL_TIMEOUT_S]
+    unseen = [(incident, unseen_s(incident, _began(facts, incident))) for incident in old]
+    late = [(incident, seconds) for incident, seconds in unseen if seconds >= NCCL_TIMEOUT_S]
     if late:
         yield Proposal(
             "hidden-by-time-out",
@@ -164,34 +168,28 @@ def _hidden(facts: Facts, _: Fleet) -> Iterable[Proposal]:
         )
 
 
-def unseen_s(incident: IncidentRecord) -> float:
+def _began(facts: Facts, incident: IncidentRecord) -> float:
+    """When the attempt began that it ended; 0 when that is not known."""
+    job = facts.job_of.get(incident.jobs[0]) if incident.jobs else None
+    if job is None:
+        return 0.0
+    return next((a.started_at for a in job.attempts if a.number == incident.attempt_before), 0.0)
+
+
+def unseen_s(incident: IncidentRecord, started_at: float = 0.0) -> float:
     """Seconds for which a fault had lasted when it was detected.
 
     A time-out, or a hang, is dated by the moment at which it was reported; what it says of how long it had waited by
-    then is counted from there.
+    then is counted from there, but not from before the attempt's start (`started_at`, Unix seconds).
     """
     detected = incident.marks.get(Mark.DETECTED)
     if detected is None:
         return 0.0
     began = incident.marks.get(Mark.FAULT, detected)
     for finding in incident.findings:
-        if finding.role in {Role.ROOT, Role.CASCADE} and (waited := _waited_s(finding)) > 0.0:
-            began = min(began, finding.at - waited)
+        if finding.role in {Role.ROOT, Role.CASCADE} and (waited := waited_s(finding)) > 0.0:
+            began = min(began, max(started_at, finding.at - waited))
     return max(0.0, detected - began)
-
-
-def _waited_s(finding: Finding) -> float:
-    """Seconds for which its rank, or the job, had waited in vain when it was reported; 0: it tells of no wait."""
-    captures = finding.captures
-    for name, unit_s in (("elapsed_ms", 1e-3), ("timeout_ms", 1e-3), ("elapsed_s", 1.0)):
-        if re.fullmatch(r"\d{1,12}(\.\d{1,6})?", text := captures.get(name, "")):
-            return float(text) * unit_s
-    stood = _STOOD.match(finding.summary) if finding.rule.startswith("hang.") else None
-    return float(stood[1]) if stood is not None else 0.0
-
-
-_STOOD = re.compile(r"no progress for (\d{1,12}\.\d) s\b")
-"""How a hang's finding begins to say what it saw (`detect.rhythm.HangVerdict`)."""
 
 
 def _unknown(facts: Facts, fleet: Fleet) -> Iterable[Proposal]:

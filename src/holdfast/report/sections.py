@@ -230,7 +230,7 @@ def weeks(data: ReportData) -> Section:
 
 def ran(data: ReportData) -> Section:
     """What ran: for the summary."""
-    drills = sum(1 for incident in data.counted if incident.drill)
+    drills = sum(1 for incident in data.counted if incident.drill and incident.outcome != "observed")
     names = sorted({event.drill for event in data.events if isinstance(event, DrillFired)})
     begin, end = data.fleet.since, data.fleet.until
     rows = [
@@ -239,7 +239,7 @@ def ran(data: ReportData) -> Section:
         ("drills", _clipped(", ".join(names)) or "none"),
         ("nodes", f"{data.fleet.nodes}"),
         ("jobs", f"{len(data.jobs)}"),
-        ("incidents", f"{len(data.counted)}, {drills} of them drills"),
+        ("incidents", f"{data.totals.incidents}, {drills} of them drills"),
         ("recovered", f"{data.totals.recovered}"),
         ("MTTD", _spread(data.totals.mttd)),
         ("MTTR", _spread(data.totals.mttr)),

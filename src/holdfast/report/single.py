@@ -62,6 +62,12 @@ def phases(data: ReportData, incident: IncidentRecord) -> Section:
     return Section("phases", "Phases", "", heads, tuple(found) if known else (), frozenset(heads[1:3]))
 
 
+def slowest(data: ReportData, incident: IncidentRecord) -> str:
+    """The longest phase by the names of `phases`; a dash when none is known."""
+    known = [(float(seconds), name) for name, seconds, *_ in phases(data, incident).rows if seconds != "-"]
+    return max(known)[1] if known else "-"
+
+
 def _attached(data: ReportData, incident: IncidentRecord) -> float | None:
     """When the new attempt's launcher said its first word: prolog and image were there by then.
 
@@ -81,7 +87,11 @@ def _caught_up(data: ReportData, incident: IncidentRecord) -> float | None:
     if incident.step_before is None or incident.attempt_after is None or not incident.jobs:
         return None
     points = data.series.get(str(incident.jobs[0]), JobSeries()).steps.get(incident.attempt_after, [])
-    return next((point.x for point in points if point.y >= incident.step_before), None)
+    at = next((point.x for point in points if point.y >= incident.step_before), None)
+    job = data.job_of.get(incident.jobs[0])
+    ended = [a.ended_at for a in job.attempts if a.number == incident.attempt_after] if job is not None else []
+    # How far it had come at its end does not tell when it had come there.
+    return None if at in ended and len(points) > 1 and points[-1].y > incident.step_before else at
 
 
 def affected(data: ReportData, incident: IncidentRecord) -> Section:

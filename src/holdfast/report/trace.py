@@ -14,7 +14,7 @@ from msgspec import Struct
 from holdfast.model import events as e
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
 from holdfast.report.definitions import definition
-from holdfast.report.figures import ends, first_step_at, steps_again
+from holdfast.report.figures import ends, first_step_at, of_known_attempts, ratio, steps_again, was_ordered
 from holdfast.report.fleet import groups, helpers, job_gpus
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import down_s
@@ -102,7 +102,11 @@ def trace(data: ReportData, figure: str, told: Told) -> Trace:
 
 
 def _span_of(incident: IncidentRecord, figure: str) -> float | None:
-    if incident.outcome == "observed" or (figure != "MTTD" and incident.outcome != "recovered"):
+    if (
+        incident.outcome == "observed"
+        or was_ordered(incident)
+        or (figure != "MTTD" and incident.outcome != "recovered")
+    ):
         return None
     return span(incident, *SPANS[figure])
 
@@ -169,7 +173,8 @@ FORMULAS: Mapping[str, str] = {
     GPU_HOURS: "seconds of every job that were not productive, times the GPUs that it holds, over 3600",
     "incidents": "incidents that opened in the span, drills among them; those that were only observed are left out",
     "recovered": "of these, those whose outcome is recovered",
-    "trained again": "failures after which the job completed a step again",
+    "trained again": "failures after which the job completed a step again, or was proven to run where nothing tells"
+    " of steps",
     "resubmitted": "failures after which the job trained again, and a person had ordered something about its jobs,"
     " nodes or orders while the incident was open",
     "fenced": "incidents for which a node was fenced; drills are left out",
@@ -206,8 +211,9 @@ def _saved(data: ReportData, figure: str, told: Told) -> Trace:
     parts = []
     for incident in _counted(data, figure):
         held = sum(job_gpus(data.job_of[key], gpus) for key in incident.jobs if key in data.job_of)
-        took_s = span(incident, Mark.FAULT, Mark.FIRST_STEP) or 0.0
-        parts.append(Part(incident.id, max(0.0, person_s - took_s) * held / 3600.0, _ends_of(incident, told)))
+        took_s = span(incident, Mark.FAULT, Mark.FIRST_STEP)
+        if took_s is not None:
+            parts.append(Part(incident.id, max(0.0, person_s - took_s) * held / 3600.0, _ends_of(incident, told)))
     value = data.fleet.cost.saved
     text = f"{_sum_text([part.value for part in parts], 4)} = {value:.4f} GPU-hours"
     return Trace(figure, value, "GPU-hours", FORMULAS[figure], text, tuple(parts))
@@ -223,7 +229,7 @@ def _rate(data: ReportData, figure: str, told: Told) -> Trace:
 
 def _down(data: ReportData) -> list[tuple[IncidentRecord, float]]:
     """(incident, seconds of the span in which its jobs could not train)."""
-    lived = [i for i in data.history or data.incidents if i.outcome != "observed"]
+    lived = [i for i in data.history or data.incidents if i.outcome != "observed" and not was_ordered(i)]
     return [(i, seconds) for i in lived if (seconds := down_s(i, data.since, data.until)) > 0.0]
 
 
@@ -257,7 +263,10 @@ def _mark(incident: IncidentRecord, mark: Mark, told: Told) -> Source:
     # A fault that a drill injected, and steps, are said of the job and may lie outside the incident's own events.
     names = [incident.id, *(str(key) for key in incident.jobs)]
     at = incident.marks[mark]
-    return _source(mark.value, at, told.fault(names, at) if mark is Mark.FAULT else told.heard(names, at))
+    if mark is not Mark.FAULT:
+        return _source(mark.value, at, told.heard(names, at))
+    # A wait's fault lies where it began: whoever told of it did so at its end.
+    return _source(mark.value, at, told.fault(names, incident.said_at or at))
 
 
 def _source(name: str, at: float, said: Said | None, step: int | None = None) -> Source:
@@ -297,7 +306,7 @@ def _mtbf(data: ReportData, figure: str, told: Told) -> Trace:
             last = points.get("ended") or Source("still up" if attempt is started[-1] else "followed by the next", end)
             cut = _cut(points["started"], last, data)
             parts.append(Part(f"{job.key}({attempt.number})", max(0.0, cut[1].at - cut[0].at), cut))
-    failures = [i.id for i in data.counted if i.attempt_before is not None and i.outcome != "observed"]
+    failures = [i.id for i in of_known_attempts(data.counted, data.jobs)]
     up = sum(part.value for part in parts)
     mtbf_s = data.totals.mtbf_s
     shown = f" = {mtbf_s:.3f} s" if mtbf_s is not None else ""
@@ -309,14 +318,14 @@ def _ratio(data: ReportData, figure: str, told: Told) -> Trace:
     """ETTR and goodput: a part for each job, its productive seconds, with the attempts that they lie in."""
     parts = []
     for job, found in zip(data.jobs, data.accounts, strict=True):
+        if not found.is_told:
+            continue
         points: list[Source] = []
         for attempt in job.attempts:
             of = _of_attempt(attempt, job, told).values()
             points += [Source(f"({attempt.number}) {p.name}", p.at, p.step, p.seq, p.event, p.source) for p in of]
         parts.append(Part(str(job.key), found.productive_s, tuple(points)))
-    productive = sum(part.value for part in parts)
-    wall = sum(found.wall_s for found in data.accounts)
-    startup = sum(found.badput["startup"] for found in data.accounts)
+    productive, wall, startup = ratio(data.accounts)
     if figure == "ETTR":
         value, under, unit = data.totals.ettr, f"{wall:.3f} s of wall time", "ratio"
     else:

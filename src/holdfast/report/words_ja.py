@@ -191,6 +191,14 @@ JAPANESE: dict[str, str] = {
     "{n} {table} of the journal could not be understood and are left out: {why}.": "ジャーナルの {table} {n}件は解釈できず除いた: {why}。",
     "Note: {holder} is writing this journal: all of this is as of event {n}.": "注: {holder} がこのジャーナルに書き込み中: すべてイベント {n} の時点の内容。",
     "Only the newest {n} incidents were read; --journal reads all of them.": "最新のインシデント{n}件のみを読んだ。--journal はすべてを読む。",
+    "Only the newest {n} incidents of the journal were read.": "ジャーナルの最新のインシデント{n}件のみを読んだ。",
+    "Job {id}: nothing in this journal tells of its attempts before {first}; their time, steps and failures are not counted.":
+        "ジョブ {id}: {first} より前の試行はこのジャーナルに記録がなく、その時間、ステップ、障害は数えていない。",
+    "Nothing tells of the steps of these jobs: {who}. No ETTR or goodput counts them, and what they lost is the time from each fault to the next start alone.":
+        "{who} のステップは何も伝えられていない: これらのジョブはETTRとグッドプットに含めず、損失は各障害から次の開始までの時間のみ。",
+    "Drill run {name} of {when} did not come to its end ({end}): of it {who} had been injected, and what they broke may not have been undone.":
+        "ドリル実行 {name}({when})は最後まで行われなかった({end})。注入済み: {who}。壊したものは元に戻っていない可能性がある。",
+    "it left no results": "結果なし",
     "The alerts are not measured: {why}": "アラートは未計測: {why}",
     "GPUs, their kernel-log lines and the replacement of a node are emulated; processes, faults and times are real.":
         "GPU、そのカーネルログ行、ノードの交換は模擬。プロセス、障害、時間は実物。",
@@ -202,7 +210,7 @@ JAPANESE: dict[str, str] = {
     "the broad grey line is an undisturbed run with the same seed": "太い灰色の線は同じシードの無障害の実行",
     "The plots need JavaScript; every number stands in the tables.": "図にはJavaScriptが必要です。数値はすべて表にあります。",
     "Where wall time was lost": "失われた経過時間", "Slowest phase:": "最も遅いフェーズ:", "Whole span:": "全体:",
-    "Seconds after the fault": "障害からの秒数", "Phases in seconds and percent": "フェーズごとの秒数と割合",
+    "Seconds after the fault": "障害からの秒数",
     "drill": "訓練", "time": "時刻", "step": "ステップ", "signal": "シグナル",
     "Skip to the report": "本文へ移動", "durable checkpoint": "永続化済みチェックポイント", "undisturbed run": "無障害の実行",
 }  # fmt: skip

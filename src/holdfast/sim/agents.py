@@ -38,10 +38,21 @@ def finding(
     attempt: int | None = None,
     summary: str = "",
     kind: EvidenceKind = EvidenceKind.EXIT,
+    captures: dict[str, str] | None = None,
 ) -> Finding:
     """A finding as the catalogue describes its rule."""
     return synthetic_finding(
-        catalogue(), rule, id=id, at=at, place=place, job=job, attempt=attempt, summary=summary, kind=kind, text=rule
+        catalogue(),
+        rule,
+        id=id,
+        at=at,
+        place=place,
+        job=job,
+        attempt=attempt,
+        summary=summary,
+        kind=kind,
+        text=rule,
+        captures=captures,
     )
 
 

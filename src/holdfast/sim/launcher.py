@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.controller import Controller
 from holdfast.controller.state import key_text
+from holdfast.decide.waits import STUCK
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, OrderError, PermanentOrderError
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -245,7 +246,7 @@ class Launcher(Allocation):
         if not done.cancelled() and done.exception() is None:
             self.agents.send(event, self.leader)
 
-    def _found(self, rule: str, node: str, kind: EvidenceKind, *, summary: str = "") -> None:
+    def _found(self, rule: str, node: str, kind: EvidenceKind, *, summary: str = "", stuck_s: float = 0.0) -> None:
         """A finding about the running attempt, behind the step that it had reached."""
         attempt = self.attempt
         if attempt is None or attempt.is_over or self._leaving:
@@ -268,6 +269,7 @@ class Launcher(Allocation):
             attempt=number,
             kind=kind,
             summary=summary,
+            captures={STUCK: f"{stuck_s:.1f}"} if stuck_s else None,
         )
         self._say(e.FindingSeen(id=name, at=made.at, source=self.source, finding=made))
 
@@ -392,7 +394,9 @@ class Launcher(Allocation):
         self.world.later(
             limit_s,
             lambda: (
-                self._found("hang.step", "", EvidenceKind.TELEMETRY, summary=says) if attempt is self.attempt else None
+                self._found("hang.step", "", EvidenceKind.TELEMETRY, summary=says, stuck_s=limit_s)
+                if attempt is self.attempt
+                else None
             ),
         )
 

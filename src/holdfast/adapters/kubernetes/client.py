@@ -35,6 +35,7 @@ from holdfast.adapters.kubernetes.objects import (
     node_view,
 )
 from holdfast.adapters.kubernetes.pod_logs import PodLogs
+from holdfast.adapters.tasks import end
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, WorldView
@@ -295,9 +296,7 @@ class KubernetesOrchestrator:
 
     async def close(self) -> None:
         """Stop watching and close the connections."""
-        for task in list(self._chores.values()):
-            task.cancel()
-        await asyncio.gather(*self._chores.values(), return_exceptions=True)
+        await end(self._chores.values())
         if self.pod_logs is not None:
             await self.pod_logs.close()
         if self._looks is not None:

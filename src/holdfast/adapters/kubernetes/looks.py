@@ -21,6 +21,7 @@ from msgspec import Struct
 from holdfast.adapters.kubernetes.api import OPEN, ApiError, KubeApi
 from holdfast.adapters.kubernetes.objects import KINDS, Json, Kind, Node, Pod, Workload
 from holdfast.adapters.kubernetes.patches import PUT_AWAY, taken_out
+from holdfast.adapters.tasks import end
 from holdfast.errors import LinkError, TemporaryOrderError
 
 PAUSE_FIRST_S = 0.2
@@ -374,7 +375,5 @@ class Looks:
 
     async def close(self) -> None:
         """Stop watching."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
         self._tasks.clear()

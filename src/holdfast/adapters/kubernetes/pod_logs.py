@@ -18,6 +18,7 @@ import structlog
 
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
 from holdfast.adapters.kubernetes.objects import Json, Pod, Workload, seconds, templates
+from holdfast.adapters.tasks import end
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import Matcher, StreamSource
@@ -99,10 +100,7 @@ class PodLogs:
 
     async def close(self) -> None:
         """End what is being read."""
-        tasks = list(self._reading.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._reading.values())
 
     async def _read(self, api: KubeApi | None, key: JobKey, attempt: int | None, pods: Sequence[Pod]) -> None:
         whole = asyncio.timeout(2 * self._limit_s)

@@ -36,6 +36,7 @@ from holdfast.adapters.notify.routing import (
     render,
     wants,
 )
+from holdfast.adapters.tasks import end
 from holdfast.errors import TemporaryOrderError
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import Notify
@@ -120,9 +121,7 @@ class Outbox(Collector):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
 
     def waiting(self) -> dict[str, int]:
         """How many notices wait, by destination."""

@@ -17,7 +17,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.adapters.slurm import commands
+from holdfast.adapters.slurm import commands, daemons
 from holdfast.adapters.slurm.job_orders import JobOrders
 from holdfast.adapters.slurm.looks import Looks, Reading
 from holdfast.adapters.slurm.memory import Memory
@@ -163,6 +163,10 @@ class SlurmOrchestrator:
         self._moved_at = time.monotonic()
         self.push.ring()
 
+    async def why_gone(self, node: str) -> str:
+        """See ports.Witness: its slurmd is asked, and that of other nodes."""
+        return await daemons.why_gone(node, self.looks.nodes, self.looks.facts.slurmd_port)
+
     async def load(self) -> Load:
         """How busy slurmctld is.
 
@@ -204,9 +208,11 @@ class SlurmOrchestrator:
         return job
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and end what is under way."""
         self.push.close()
         with contextlib.suppress(asyncio.CancelledError):
             await self.starts.close()
+        await self.nodes.close()
+        await self.looks.close()
         if self.rest is not None:
             await self.rest.close()

@@ -18,9 +18,9 @@ from collections.abc import Callable
 import structlog
 
 from holdfast.adapters.slurm import commands
+from holdfast.adapters.slurm.daemons import address_of, answers_not
 from holdfast.adapters.slurm.looks import Looks, Reading
 from holdfast.adapters.slurm.memory import Memory
-from holdfast.adapters.slurm.node_output import SlurmNode
 from holdfast.adapters.slurm.old_output import OldOutput
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.adapters.slurm.tool import Tool, is_queued, over_already
@@ -36,7 +36,7 @@ SOON_S = 2.0
 """An end is looked for this often at first: tasks end within a second, unless a slurmd is slow or lost."""
 SLOW_END_S = 5.0
 """Longer than a launcher's lease (3 s at most by default) and its margin."""
-CONNECT_S = 0.7
+CONNECT_S, TRIES = 0.7, 3
 KILL_S = 5.0
 KILL_LEAD_S = 0.1
 """That a kill gets before the node's loss is told: tasks that trap SIGTERM would cost KillWait."""
@@ -152,23 +152,14 @@ class JobOrders:
         """
         nodes = [reading.nodes[name] for name in job.nodes if name in reading.nodes]
         owing = [node for node in nodes if "DOWN" not in node.states]
-        answers = await asyncio.gather(*(self._answers(node) for node in owing))
-        silent = [node.name for node, answered in zip(owing, answers, strict=True) if not answered]
+        port = self._looks.facts.slurmd_port
+        gone = await asyncio.gather(
+            *(answers_not(address_of(node, port), tries=TRIES, limit_s=CONNECT_S) for node in owing)
+        )
+        silent = [node.name for node, is_gone in zip(owing, gone, strict=True) if is_gone]
         if silent:
             _log.warning("nodes do not answer while a job ends there: set down", job=job.ref, nodes=silent)
             await self._tool.run(commands.set_nodes(silent, "DOWN", NO_ANSWER))
-
-    async def _answers(self, node: SlurmNode) -> bool:
-        """Does its slurmd take a connection, in one of three tries?"""
-        for _ in range(3):
-            try:
-                async with asyncio.timeout(CONNECT_S):
-                    _, writer = await asyncio.open_connection(node.address, node.port or self._looks.facts.slurmd_port)
-            except (OSError, TimeoutError):
-                continue
-            writer.close()
-            return True
-        return not node.address
 
     # --- requeue ---
 

@@ -33,6 +33,7 @@ from holdfast.adapters.slurm.output import (
 from holdfast.adapters.slurm.rest import Rest
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.adapters.slurm.views import joined, state_of
+from holdfast.adapters.tasks import end
 from holdfast.errors import LinkError, OrderError, PermanentOrderError, WireError
 from holdfast.model.cluster import ENDED
 
@@ -65,6 +66,8 @@ class Looks:
         self.rest = rest
         self.facts = ClusterFacts()
         self.topology: dict[str, str] = {}
+        self.nodes: dict[str, SlurmNode] = {}
+        """As last seen."""
         self.cost_s = 0.0
         """What the last full look took."""
         self.pulse_s = 0.0
@@ -91,6 +94,12 @@ class Looks:
             self._queued = asyncio.create_task(self._next(self._running), name="look at slurm")
         return await asyncio.shield(self._queued)
 
+    async def close(self) -> None:
+        """End the looks under way: a tool that is only just being started when its loop ends would hold it for ever."""
+        tasks = [task for task in (self._running, self._queued) if task is not None]
+        self._queued = None
+        await end(tasks)
+
     async def _next(self, before: asyncio.Task[Reading] | None) -> Reading:
         if before is not None:
             await asyncio.wait([before])
@@ -113,7 +122,8 @@ class Looks:
         self.cost_s = time.monotonic() - begun
         self.count += 1
         self._last = found
-        return Reading(at=at, jobs=found, nodes={node.name: node for node in nodes}, complete=complete)
+        self.nodes = {node.name: node for node in nodes}
+        return Reading(at=at, jobs=found, nodes=self.nodes, complete=complete)
 
     async def _by_rest(self, ask: Callable[[Rest], Awaitable[bytes]]) -> bytes | None:
         """What slurmrestd answers; None where there is none, or while it is away: then the tools are asked."""

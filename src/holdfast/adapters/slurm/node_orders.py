@@ -22,6 +22,7 @@ from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.node_output import SlurmNode
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.adapters.slurm.views import PREFIX, is_drained, is_lost
+from holdfast.adapters.tasks import end
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 
@@ -73,6 +74,7 @@ class NodeOrders:
         self._memory = memory
         self._programs = programs
         self._waiting: dict[tuple[str, str], tuple[list[str], asyncio.Task[None]]] = {}
+        self._setting: set[asyncio.Task[None]] = set()
 
     def can(self, order: o.AnyOrder) -> bool:
         """Is it one of ours? Replacing needs a site's way to do it; rebooting, RebootProgram or such a way."""
@@ -127,12 +129,19 @@ class NodeOrders:
                 raise TemporaryOrderError(f"{name} {what} within {limit_s:g} s (state {node.state_text})")
             await asyncio.sleep(POLL_S)
 
+    async def close(self) -> None:
+        """End the tools under way."""
+        await end(self._setting)
+
     async def _set(self, node: str, state: str, reason: str = "") -> None:
         """Set the state, together with others who want the same within the next moment."""
         key = (state, commands.one_line(reason))
         if key not in self._waiting:
             names: list[str] = []
-            self._waiting[key] = (names, asyncio.create_task(self._set_together(key, names)))
+            task = asyncio.create_task(self._set_together(key, names))
+            self._setting.add(task)
+            task.add_done_callback(self._setting.discard)
+            self._waiting[key] = (names, task)
         names, task = self._waiting[key]
         names.append(node)
         await asyncio.shield(task)

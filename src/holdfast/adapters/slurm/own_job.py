@@ -23,6 +23,7 @@ from pathlib import Path
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 from msgspec import Struct
 
+from holdfast.adapters.slurm.daemons import NodeAddress
 from holdfast.adapters.slurm.once import run_once
 from holdfast.adapters.slurm.tool import is_queued
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
@@ -44,18 +45,12 @@ class JobFacts(Struct, frozen=True):
     excluded: tuple[str, ...] = ()
     is_batch: bool = False
     may_requeue: bool = False
+    restarts: int = 0
     partition: str = ""
     account: str = ""
     qos: str = ""
     reservation: str = ""
     output: str = ""
-
-
-class NodeAddress(Struct, frozen=True):
-    """Where the scheduler reaches a node's daemon."""
-
-    address: str
-    port: int
 
 
 def job_name(environ: Mapping[str, str]) -> str:
@@ -72,6 +67,7 @@ def read_job(text: str) -> JobFacts:
         excluded=node_names(fields.get("ExcNodeList", "")),
         is_batch=fields.get("BatchFlag", "0") not in {"0", ""},
         may_requeue=fields.get("Requeue", "0") == "1",
+        restarts=int(restarts) if (restarts := fields.get("Restarts", "")).isdecimal() else 0,
         partition=_given(fields.get("Partition", "")),
         account=_given(fields.get("Account", "")),
         qos=_given(fields.get("QOS", "")),
@@ -235,6 +231,13 @@ class OwnJob:
             if not is_queued(str(error)):  # a try before had its effect, although its answer was lost
                 raise
         return promise
+
+    async def call_back(self, facts: JobFacts, exclude: Sequence[str]) -> str:
+        """Have the job, which was requeued already (`facts` say so), come back at once without these nodes.
+
+        Returns the recall job's id. Raises OrderError or LinkError.
+        """
+        return await self._submit_recall(facts, sorted({*exclude, *facts.excluded}), 0)
 
     async def _submit_recall(self, facts: JobFacts, excluded: Sequence[str], size: int) -> str:
         script = self._folder / "recall.sh"

@@ -24,6 +24,7 @@ from holdfast.adapters.slurm.old_output import output_files
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.adapters.slurm.views import state_of
+from holdfast.adapters.tasks import end
 from holdfast.errors import LinkError, OrderError
 from holdfast.model.cluster import SchedulerState
 
@@ -145,6 +146,4 @@ class Starts:
 
     async def close(self) -> None:
         """End what is under way."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)

@@ -1,0 +1,32 @@
+"""How long what a finding tells of had lasted when it was reported: time-outs and hangs are seen at their end. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from holdfast.model.evidence import Finding
+
+WAITS = (
+    "nccl.timeout", "nccl.watchdog", "gloo.timeout", "hang.", "rccl.timeout", "hyperpod.hang", "jax.timeout",
+    "horovod.stalled",
+)  # fmt: skip
+"""Rules, or their beginnings, that tell of a wait in vain: that something is wrong, not what."""
+STUCK = "stuck_s"
+"""Capture of a hang's finding: seconds for which nothing had moved."""
+WAIT_MAX_S = 86400.0
+"""No collective waits longer; a larger number is a misprint."""
+_SAID = (("elapsed_ms", 1e-3), ("timeout_ms", 1e-3), ("elapsed_s", 1.0), (STUCK, 1.0))
+_NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?")
+_STOOD = re.compile(r"no progress for (\d{1,12}\.\d) s\b")
+"""How a hang's summary begins: findings of launchers before this one say it there alone."""
+
+
+def waited_s(finding: Finding) -> float:
+    """Seconds for which its rank, or the job, had waited in vain when it was reported; 0: it tells of no wait."""
+    if not finding.rule.startswith(WAITS):
+        return 0.0
+    for name, unit_s in _SAID:
+        if _NUMBER.fullmatch(text := finding.captures.get(name, "")):
+            return min(WAIT_MAX_S, float(text) * unit_s)
+    stood = _STOOD.match(finding.summary) if finding.rule.startswith("hang.") else None
+    return min(WAIT_MAX_S, float(stood[1])) if stood is not None else 0.0
