@@ -116,7 +116,7 @@ def test_a_node_that_computes_wrong_sums_is_named_by_pairs_and_alone(tmp_path: P
             return await examination(fleet, "network,cpu").run()
 
     run = asyncio.run(body())
-    assert run.blamed == ("n2",)
+    assert run.blamed == ("n2",), [(node.node, item) for node in run.nodes for item in node.items if item.why]
     (node,) = (node for node in run.nodes if node.node == "n2")
     assert node.item("cpu.correct").why == "it computes wrong sums"
     assert "the two computed different sums" in node.item("network.pairs").why

@@ -1,7 +1,7 @@
 """One validation from begin to end: steps on all nodes, paired tests, who is at fault, verdicts.
 
 Called by the command and by the agent. The order is: every node by itself (all at once), the shared folder, pairs,
-collectives, then judgement. What stands apart from the fleet is measured a second time before a node is blamed for it.
+collectives, then judgement. What stands apart from the fleet is measured twice more before a node is blamed for it.
 Time: that of the steps, each within its limit; nothing else waits.
 """
 
@@ -29,6 +29,8 @@ Advise = Callable[[str], str]
 BUSY = frozenset({"cpu", "cpu-stress", "gpu"})
 BUSY_AT_ONCE = 2
 """So many nodes of one machine measure their processors at once: the others would only wait for them."""
+AGAIN = 2
+"""So often is measured again what stands apart: on a machine that others share, one bad moment can outlast a step."""
 GRAVE = ("software.package.", "software.driver.", "software.libfabric", "cpu.correct", "gpu.bits.")
 """Facts in which a node that stands apart is not fit; in others a person should look."""
 
@@ -158,9 +160,14 @@ class Examination(NodesUnderTest):
 
     async def _judge(self) -> tuple[NodeResult, ...]:
         nodes = [self._node(hello) for hello in self.hands.nodes]
-        apart = outliers.figures_apart([node for node in nodes if not node.lost], colocated=self.colocated)
-        if apart:
-            nodes = await self._again(nodes, apart)
+        apart = self._apart(nodes)
+        for turn in range(AGAIN):
+            if not apart:
+                break
+            nodes = await self._again(nodes, apart, turn)
+            named = {(one.node, one.item) for one in apart}
+            apart = [one for one in self._apart(nodes) if (one.node, one.item) in named]
+        nodes = [outliers.marked(node, apart, Verdict.FAIL) for node in nodes]
         for verdict, grave in ((Verdict.FAIL, True), (Verdict.WARN, False)):
             facts = [one for one in outliers.facts_apart(nodes) if one.item.startswith(GRAVE) is grave]
             nodes = [outliers.marked(node, facts, verdict) for node in nodes]
@@ -172,24 +179,24 @@ class Examination(NodesUnderTest):
         ]
         return tuple(nodes)
 
-    async def _again(self, nodes: list[NodeResult], apart: Sequence[outliers.Apart]) -> list[NodeResult]:
-        """Measure what stands apart a second time: a node is blamed for what stays."""
+    def _apart(self, nodes: Sequence[NodeResult]) -> list[outliers.Apart]:
+        return outliers.figures_apart([node for node in nodes if not node.lost], colocated=self.colocated)
+
+    async def _again(self, nodes: Sequence[NodeResult], apart: Sequence[outliers.Apart], turn: int) -> list[NodeResult]:
+        """The nodes with what stands apart measured once more: a node is blamed for what stays."""
         hellos = {hello.node: hello for hello in self.alive}
         steps = {item.name: result.step for found in self._found.values() for result in found for item in result.items}
-        redo = {(one.node, steps[one.item]) for one in apart if one.item in steps and one.node in hellos}
-        for node, step in sorted(redo):
-            self.progress(f"{node}: {step}: once more, since it stands apart")
-        fresh = await asyncio.gather(*(self.step(hellos[node], step, key="again") for node, step in sorted(redo)))
-        for (node, _), result in zip(sorted(redo), fresh, strict=True):
+        redo = sorted({(one.node, steps[one.item]) for one in apart if one.item in steps and one.node in hellos})
+
+        async def one(node: str, step: str) -> StepResult:
+            async with self._gate:
+                self.progress(f"{node}: {step}: once more, since it stands apart")
+                return await self.step(hellos[node], step, key=f"again {turn + 1}")
+
+        fresh = await asyncio.gather(*(one(node, step) for node, step in redo))
+        for (node, _), result in zip(redo, fresh, strict=True):
             self._found[node].append(result)
-        nodes = [self._node(hellos[node.node]) if node.node in hellos else node for node in nodes]
-        named = {(one.node, one.item) for one in apart}
-        still = [
-            one
-            for one in outliers.figures_apart([node for node in nodes if not node.lost], colocated=self.colocated)
-            if (one.node, one.item) in named
-        ]
-        return [outliers.marked(node, still, Verdict.FAIL) for node in nodes]
+        return [self._node(hellos[node.node]) if node.node in hellos else node for node in nodes]
 
     def _node(self, hello: Hello) -> NodeResult:
         """A node's items: of a step that was run twice the second ones."""

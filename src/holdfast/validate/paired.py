@@ -24,6 +24,9 @@ LIMITS: Mapping[str, tuple[str, float, str]] = {
     "network.clock_offset": ("lower", 0.5, "the clocks are {:.1f} s apart"),
 }
 """On a good wire all but the clock are zero or one exactly; 1 % leaves room for a queue that overflowed once."""
+EXACT = {"network.sums": LIMITS["network.sums"]}
+MEASURED = {name: limit for name, limit in LIMITS.items() if name not in EXACT}
+"""What a queue that overflowed or a machine that stood still for a moment can spoil, too."""
 ADVICE = {
     "network.loss": "check cable, transceiver, port and switch counters (`holdfast check nic infiniband efa`)",
     "network.retransmitted": "check cable, transceiver, port and switch counters (`holdfast check nic infiniband efa`)",
@@ -72,8 +75,18 @@ async def run(nodes: NodesUnderTest) -> None:
 
 
 async def _gated(gate: asyncio.Semaphore, nodes: NodesUnderTest, a: Hello, b: Hello, turn: int) -> StepResult:
+    """A pair's test; once more where a moment's load may be why it failed: the next round cannot tell that apart."""
     async with gate:
-        return await pair_test(nodes, a, b, key=f"{b.node} {turn}")
+        result = await pair_test(nodes, a, b, key=f"{b.node} {turn}")
+        if _may_pass(result):
+            result = await pair_test(nodes, a, b, key=f"{b.node} {turn} again")
+        return result
+
+
+def _may_pass(result: StepResult) -> bool:
+    """It failed only by what was measured: wrong sums stay wrong, however often the same ones come out right."""
+    values = _values(result)
+    return not result.error and bool(reasons_of(values, MEASURED)) and not reasons_of(values, EXACT)
 
 
 async def pair_test(nodes: NodesUnderTest, asking: Hello, answering: Hello, *, key: str) -> StepResult:
