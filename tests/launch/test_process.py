@@ -139,6 +139,26 @@ def test_how_a_foreign_process_ended_is_read_from_its_zombie():
     assert run(case()) == (Exit(signal=11), Exit(code=7))
 
 
+@pytest.mark.skipif(
+    tuple(map(int, os.uname().release.split(".")[:2])) < (6, 15), reason="the kernel tells of a reaped process from 6.15"
+)
+@pytest.mark.parametrize("how", [Exit(signal=11), Exit(code=7)])
+def test_how_a_foreign_process_ended_is_known_also_when_its_parent_was_faster(how: Exit):
+    """torchrun looks every tenth of a second: on a busy machine it has reaped a rank before the launcher looks."""
+
+    async def case() -> Exit:
+        popen = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read(); raise SystemExit(7)"], stdin=-1)
+        ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        process.Foreign(popen.pid, lambda _pid, how: ended.set_result(how))
+        if how.signal:
+            popen.send_signal(how.signal)
+        popen.communicate()  # reaped here: the loop had no turn since
+        assert process.zombie_exit(popen.pid) == Exit()
+        return await asyncio.wait_for(ended, 5)
+
+    assert run(case()) == how
+
+
 def test_the_guard_ends_what_a_killed_launcher_leaves(tmp_path: Path):
     """kill -9 of the launcher: children in other sessions die, the telemetry folder goes, the guard goes."""
     (tmp_path / "slots" / "a0").mkdir(parents=True)

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -30,6 +32,10 @@ from holdfast.errors import PermanentOrderError
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO_EXIT = 8
+_PIDFD_INFO = struct.Struct("=QQ11Ii")
+"""linux/pidfd.h: the ioctl, a flag, and pidfd_info's first version (mask, cgroup, eleven ids, wait status)."""
 TAG = "HOLDFAST_LAUNCHER_TAG"
 """Environment key that marks every process started below a launcher; the guard finds leftovers by it."""
 
@@ -249,6 +255,17 @@ def zombie_exit(pid: int) -> Exit:
         return Exit()
 
 
+def reaped_exit(pidfd: int) -> Exit:
+    """How the process of a pidfd ended, once its parent has reaped it (Linux 6.15 and later); else unknown."""
+    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *(0 for _ in range(13))))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError:
+        return Exit()
+    mask, *_, status = _PIDFD_INFO.unpack(info)
+    return Exit.from_wait_status(status) if mask & _PIDFD_INFO_EXIT else Exit()
+
+
 class Foreign:
     """A process that we did not start (a rank below torchrun), watched by pidfd.
 
@@ -263,6 +280,8 @@ class Foreign:
 
     def _ended(self) -> None:
         ended = zombie_exit(self.pid)
+        if not ended.is_known:
+            ended = reaped_exit(self._pidfd)
         self.close()
         self._on_exit(self.pid, ended)
 
