@@ -140,7 +140,8 @@ def test_how_a_foreign_process_ended_is_read_from_its_zombie():
 
 
 @pytest.mark.skipif(
-    tuple(map(int, os.uname().release.split(".")[:2])) < (6, 15), reason="the kernel tells of a reaped process from 6.15"
+    tuple(map(int, os.uname().release.split(".")[:2])) < (6, 15),
+    reason="the kernel tells of a reaped process from 6.15",
 )
 @pytest.mark.parametrize("how", [Exit(signal=11), Exit(code=7)])
 def test_how_a_foreign_process_ended_is_known_also_when_its_parent_was_faster(how: Exit):
