@@ -57,6 +57,22 @@ LOGS = (
     Whole("an old Ray lost a node", hf() + RAY_NODE, "fault", ("python.ray.node_died",), "hardware"),
 )  # fmt: skip
 
+NODE_FAILURE = "slurmstepd: error: *** JOB 812 ON gpu07 CANCELLED AT 2025-03-01T10:11:12 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n"
+HANGUP = (
+    "W0301 10:11:12.1 4211 torch/distributed/elastic/agent/server/api.py:704] Received 1 death signal, shutting down workers\n"
+    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4211 got signal: 1\n"
+)
+SEL = "   8 | 03/01/2025 | 09:00:00 | Power Supply PS1 | Presence detected | Asserted\n   9 | 03/01/2025 | 10:00:00 | Memory #0x87 | Uncorrectable ECC (@DIMMA1(CPU1)) | Asserted\n"
+CEPH = "[ 812.4] ceph: mds0 hung\n"
+
+ENDED_OUTSIDE = (
+    Whole("Slurm says that a node failed, and not which", hf() + NODE_FAILURE, "fault", ("slurm.node_failure",), "hardware", nodes=()),
+    Whole("the session of torchrun was closed", hf() + HANGUP, "fault", ("torch.elastic.hangup",), "operator"),
+    Whole("a management controller's events", SEL, "fault", ("ipmi.event",), "hardware"),
+    Whole("a Ceph server hangs", CEPH, "unknown"),
+    Whole("a Ceph server hung for a while", CEPH + "[ 980.1] ceph: mds0 came back\n", "healthy"),
+)  # fmt: skip
+
 LAST_LINES = (
     "2025-03-01 10:00:00.118231: E external/xla/xla/service/slow_operation_alarm.cc:133] The operation took 7.1s",
     "2025-03-01 10:00:00.118231: E tensorflow/core/grappler/optimizers/meta_optimizer.cc:961] layout failed: INVALID_ARGUMENT: sizes differ",
@@ -79,7 +95,7 @@ LAST_LINES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("log", LOGS, ids=[log.name for log in LOGS])
+@pytest.mark.parametrize("log", (*LOGS, *ENDED_OUTSIDE), ids=lambda log: log.name)
 def test_whole_log_is_explained_rightly(log, tmp_path):
     """The verdict, the cause and the suspects of this log are the right ones."""
     assert_right(log, tmp_path)

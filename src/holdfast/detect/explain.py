@@ -51,6 +51,7 @@ _BACK = {
     "kernel.nfs.back": ("kernel.nfs.silent",),
     "kernel.lustre.restored": ("kernel.lustre.lost", "kernel.lnet"),
     "kernel.link_up": ("kernel.link_down",),
+    "kernel.ceph.back": ("kernel.ceph",),
     "k8s.scheduled": ("k8s.scheduling",),
     "k8s.started": ("k8s.scheduling", "k8s.mount", "k8s.sandbox", "k8s.image"),
     "health.service_up": ("health.service",),

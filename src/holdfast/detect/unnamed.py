@@ -19,7 +19,10 @@ from holdfast.model.evidence import Domain, Finding, Place, Role, Severity
 
 _ACTOR_LOST = "python.ray.actor_node_died"
 """Told by a survivor: the line's own place is not the lost one."""
+_NODE_FAILED = "slurm.node_failure.cancelled"
+"""Says why, of a node that it does not name."""
 _TELLING = (
+    _NODE_FAILED,
     "nccl.system",
     "nccl.cuda",
     "nccl.internal",
@@ -229,9 +232,8 @@ def best_left(findings: list[Finding]) -> list[Finding]:
     """The findings; without any root among them, the first that says at least what failed becomes it."""
     if any(f.role is Role.ROOT and f.severity not in {Severity.INFO, Severity.WARNING} for f in findings):
         return findings
-    told = min(
-        (f for f in findings if f.rule.startswith(_TELLING) or f.rule in HELD_UP), key=lambda f: f.at, default=None
-    )
+    telling = (f for f in findings if f.rule.startswith(_TELLING) or f.rule in HELD_UP)
+    told = min(telling, key=lambda f: (f.rule != _NODE_FAILED, f.at), default=None)
     if told is None or (told.rule.startswith(_HOW_IT_ENDED) and _lost_a_peer(findings, told.at)):
         return findings
     place = Place() if told.rule == _ACTOR_LOST else told.place
