@@ -95,7 +95,7 @@ LAST_LINES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("log", (*LOGS, *ENDED_OUTSIDE), ids=lambda log: log.name)
+@pytest.mark.parametrize("log", [*LOGS, *ENDED_OUTSIDE], ids=lambda log: log.name)
 def test_whole_log_is_explained_rightly(log, tmp_path):
     """The verdict, the cause and the suspects of this log are the right ones."""
     assert_right(log, tmp_path)
