@@ -69,7 +69,7 @@ ENDED_OUTSIDE = (
     Whole("Slurm says that a node failed, and not which", hf() + NODE_FAILURE, "fault", ("slurm.node_failure",), "hardware", nodes=()),
     Whole("the session of torchrun was closed", hf() + HANGUP, "fault", ("torch.elastic.hangup",), "operator"),
     Whole("a management controller's events", SEL, "fault", ("ipmi.event",), "hardware"),
-    Whole("a Ceph server hangs", CEPH, "unknown"),
+    Whole("a Ceph server hangs", CEPH, "fault", ("kernel.ceph.hung",), "storage"),
     Whole("a Ceph server hung for a while", CEPH + "[ 980.1] ceph: mds0 came back\n", "healthy"),
 )  # fmt: skip
 

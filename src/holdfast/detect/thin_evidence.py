@@ -14,7 +14,7 @@ _ENDED_FROM_OUTSIDE = ("process.killed", "slurm.task.killed", "process.terminate
 _SAID_BY_RAY = "process.killed.ray"
 _LAUNCHER_SAYS = ("torch.elastic.failed", "exit.signal.9", "deepspeed.exit.signal", "mpi.exited", "composer.killed")
 """A launcher that saw the process die of the signal names a rank; a bare word of the shell names nothing."""
-_LASTING = frozenset({"kernel.link_down", "kernel.ceph"})
+_LASTING = frozenset({"kernel.link_down"})
 """Warnings that are trouble when nothing says that they passed."""
 WHO_KILLED = (
     "No line says who ended it: the kernel or the cgroup for memory (see the node's kernel log), the scheduler (see "

@@ -51,8 +51,12 @@ _ENDED_ONLY = ("exit.code.", "process.exited", "slurm.task.exited", "mpi.abort",
 SHOWN_TEXT = 200
 """Characters of an unnamed line that a sentence shows."""
 _OF_DRIVERS = "generic.driver"
-_OF_DAEMONS = re.compile(r"^\[\d{4}-\d\d-\d\dT[\d:.]{8,15}\] |^slurm(?:ctld|d|dbd): ")
-"""Slurm's daemons log many errors that end nothing; what ends them they call fatal."""
+_OF_DAEMONS = re.compile(
+    r"^\[\d{4}-\d\d-\d\dT[\d:.]{8,15}\] |^slurm(?:ctld|d|dbd): "
+    r"|^(?:\S.{0,60}? )?[EW]\d{4} \d\d:\d\d:\d\d\.\d{1,6} +\d+ \w+\.go:\d+\] |\btime=\"[^\"]{10,40}\" level=\w+ msg="
+)
+"""Daemons of Slurm, of Kubernetes (klog) and container runtimes (logrus) log many errors that end nothing; what ends
+them they call fatal."""
 _TRACE_LINE = ' File "'
 KEPT_LAST = 48
 KEPT_FIRST = 8
@@ -180,8 +184,11 @@ class UnnamedErrors:
 
 
 def _of_a_daemon(match: Match) -> bool:
-    """Whether a daemon of Slurm calls something an error and goes on."""
-    return match.rule.id in {"generic.error", "generic.shell"} and _OF_DAEMONS.search(match.text) is not None
+    """Whether a daemon calls something an error and goes on."""
+    return (
+        match.rule.id in {"generic.error", "generic.shell", "generic.glog_error"}
+        and _OF_DAEMONS.search(match.text) is not None
+    )
 
 
 def _is_complaint(match: Match) -> bool:
