@@ -63,11 +63,21 @@ HANGUP = (
     "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4211 got signal: 1\n"
 )
 SEL = "   8 | 03/01/2025 | 09:00:00 | Power Supply PS1 | Presence detected | Asserted\n   9 | 03/01/2025 | 10:00:00 | Memory #0x87 | Uncorrectable ECC (@DIMMA1(CPU1)) | Asserted\n"
+TIME_LIMIT = "slurmstepd: error: *** STEP 812.0 ON gpu07 CANCELLED AT 2025-03-01T{} DUE TO TIME LIMIT ***\n"
+OOM_KILL = (
+    "[2025-03-01T{}] error: Detected 1 oom_kill event in StepId=812.0. Some of the step tasks have been OOM Killed.\n"
+)
 CEPH = "[ 812.4] ceph: mds0 hung\n"
 
 ENDED_OUTSIDE = (
     Whole("Slurm says that a node failed, and not which", hf() + NODE_FAILURE, "fault", ("slurm.node_failure",), "hardware", nodes=()),
     Whole("the session of torchrun was closed", hf() + HANGUP, "fault", ("torch.elastic.hangup",), "operator"),
+    Whole("a worker that ended itself", titan(20) + "worker 3 (pid 4711) terminated by signal 11\n", "fault", ("process.terminated_by_signal",), "application"),
+    Whole("a worker that was ended", titan(20) + "worker 3 (pid 4711) terminated by signal 9\n", "unknown"),
+    Whole("Slurm's clock is eight hours behind the job's", titan(20) + TIME_LIMIT.format("02:05:25"), "fault", ("slurm.time_limit",), "operator"),
+    Whole("Slurm's clock is eight hours ahead", titan(20) + TIME_LIMIT.format("18:05:25"), "fault", ("slurm.time_limit",), "operator"),
+    Whole("a job hung for eight hours and some", titan(20) + TIME_LIMIT.format("18:31:25"), "fault", ("hang.silence",)),
+    Whole("memory, by a clock nine hours behind", titan(20) + OOM_KILL.format("01:05:25.001"), "fault", ("oom.slurm",), "application"),
     Whole("a management controller's events", SEL, "fault", ("ipmi.event",), "hardware"),
     Whole("a Ceph server hangs", CEPH, "fault", ("kernel.ceph.hung",), "storage"),
     Whole("a Ceph server hung for a while", CEPH + "[ 980.1] ceph: mds0 came back\n", "healthy"),

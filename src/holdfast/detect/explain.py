@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.detect.catalogue import UNNAMED, Catalogue, StreamKind
 from holdfast.detect.dumped_stacks import StackFrame
-from holdfast.detect.finding_times import MACHINE, FindingTimes, Kept, first_failure, waits_of
+from holdfast.detect.finding_times import MACHINE, FindingTimes, Kept, SchedulerClock, first_failure, waits_of
 from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
 from holdfast.detect.flight import Dump, Missing, missing_ranks
 from holdfast.detect.hyperpod_rules import finding_rule
@@ -108,6 +108,7 @@ class _File:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.scheduler = SchedulerClock()
         self.last_at: float | None = None
         self.progress_at: float | None = None
         self.numbers: dict[str, float] = {}
@@ -166,7 +167,8 @@ class LogReading:
     def take(self, number: int, matches: Sequence[Match]) -> None:
         """The next matches of this log, in order."""
         file = self.files[number]
-        for match in matches:
+        for read in matches:
+            match = file.scheduler.corrected(read)
             self.order += 1
             role = match.rule.role
             if match.at is not None:

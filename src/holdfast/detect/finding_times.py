@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.detect.matcher import Match
 from holdfast.model.evidence import Finding
@@ -16,6 +19,13 @@ MACHINE = frozenset({"nvidia", "kernel"})
 """Families of rules that read kernel logs."""
 _WAITED = frozenset({"timeout_ms", "elapsed_ms", "elapsed_s"})
 """Captures by which attribution dates a time-out back to when its wait began."""
+
+_SCHEDULER = re.compile(r"\bslurm(?:stepd|d|ctld): |\bsrun: |^\[\d{4}-\d\d-\d\dT[\d:.]{8,15}\] ")
+_ZONE_MAX_S = 14 * 3600.0
+_BACK_S = 900.0
+"""Lines of several processes come out of order by less than this."""
+_SOON_S = 180.0
+"""What ends a job is written so soon after its last lines when it comes whole hours of another clock later."""
 
 
 class Kept(Struct):
@@ -31,6 +41,41 @@ class Kept(Struct):
     """An exception that ended a thread, not the program."""
     ignored: bool = False
     """An exception of a destructor or a call-back, which Python told of and passed over."""
+
+
+class SchedulerClock:
+    """Reads Slurm's times in one job's log as the job's own lines would show them.
+
+    The host's time zone stands in Slurm's lines; a container's, often UTC, in those of the job. A log is written in
+    order: what is stamped before the lines above it is behind by whole half-hours, and what comes whole hours after
+    the last of them, almost to the second, is ahead by these.
+    """
+
+    def __init__(self) -> None:
+        self._own: float | None = None
+        self._behind: float | None = None
+
+    def corrected(self, match: Match) -> Match:
+        """The match, with the job's time."""
+        if match.at is None:
+            return match
+        if _SCHEDULER.search(match.text) is None:
+            self._own = match.at
+            return match
+        if self._own is None:
+            return match
+        if self._behind is None:
+            self._behind = self._zone(self._own - match.at)
+        return replace(match, at=match.at + self._behind) if self._behind else match
+
+    @staticmethod
+    def _zone(behind: float) -> float:
+        if _BACK_S < behind <= _ZONE_MAX_S:
+            return math.ceil((behind - _SOON_S) / 1800.0) * 1800.0
+        ahead = math.floor((5.0 - behind) / 3600.0) * 3600.0
+        if 3600.0 <= ahead <= _ZONE_MAX_S and -behind - ahead <= _SOON_S:
+            return -ahead
+        return 0.0
 
 
 def first_failure(kept: Sequence[Kept]) -> float | None:

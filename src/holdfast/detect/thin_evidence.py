@@ -12,6 +12,8 @@ from holdfast.model.evidence import Diagnosis, Finding, Role, Severity
 
 _ENDED_FROM_OUTSIDE = ("process.killed", "slurm.task.killed", "process.terminated", "exit.signal.15", "exit.code.143")
 _SAID_BY_RAY = "process.killed.ray"
+_OWN_FAULTS = frozenset({"4", "6", "7", "8", "11", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV"})
+"""Signals that a process brings on itself."""
 _LAUNCHER_SAYS = ("torch.elastic.failed", "exit.signal.9", "deepspeed.exit.signal", "mpi.exited", "composer.killed")
 """A launcher that saw the process die of the signal names a rank; a bare word of the shell names nothing."""
 _LASTING = frozenset({"kernel.link_down"})
@@ -25,6 +27,8 @@ WHO_KILLED = (
 def ended_without_reason(diagnosis: Diagnosis, findings: Sequence[Finding]) -> bool:
     """Whether all that is told is a bare "Killed" or "Terminated"."""
     if not diagnosis.cause.startswith(_ENDED_FROM_OUTSIDE) or diagnosis.cause == _SAID_BY_RAY:
+        return False
+    if any(f.rule == diagnosis.cause and f.captures.get("signal") in _OWN_FAULTS for f in findings):
         return False
     return not any(f.rule.startswith(_LAUNCHER_SAYS) for f in findings)
 
