@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from tests.adapters.journal_cases import entry, node_record, run
@@ -266,6 +268,26 @@ def test_a_holder_that_stands_still_in_a_transaction_does_not_keep_its_successor
         assert [one.id for one in await new.events()] == ["by-new"]
         await old.close()
         await new.close()
+
+    run(work)
+
+
+def test_no_batch_is_a_pipeline_whose_middle_has_no_limit(url: str, monkeypatch):
+    """The server waits for the rest of a pipeline for ever, with its locks held: none is opened, whatever is written."""
+
+    def opened(_: psycopg.Pipeline) -> NoReturn:
+        raise AssertionError("a pipeline was opened")
+
+    monkeypatch.setattr(psycopg.Pipeline, "__enter__", opened)
+
+    async def work() -> None:
+        journal = open_journal(url)
+        await journal.acquire("one", lease_s=10, now=100)
+        nodes = [[node_record(f"n{number}") for number in range(seq, seq + 3)] for seq in (1, 2)]
+        await journal.append([entry(seq, nodes=nodes[seq - 1]) for seq in (1, 2)])
+        assert [one.seq for one in await journal.events()] == [1, 2]
+        assert [one.name for one in await journal.nodes()] == ["n1", "n2", "n3", "n4"]
+        await journal.close()
 
     run(work)
 

@@ -7,6 +7,7 @@ several hosts, `sslmode`, a schema of its own by `options=-csearch_path=NAME`, P
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,6 +38,22 @@ LINK = {
     "target_session_attrs": "read-write",
 }
 """Unless the URL says otherwise: a server that is gone is given up after ten seconds, and its standby is not taken."""
+
+
+class OneByOne(psycopg.Cursor[Any]):
+    """A cursor that never opens a pipeline.
+
+    A session that stands still in the middle of a pipeline is `active` to the server, which waits for its next message
+    without any limit and keeps its locks: a controller that was stopped there kept its successor from the lease for
+    good. Between two messages that are each ended by a Sync it is `idle in transaction`, and that has a limit.
+    """
+
+    def executemany(self, query: Any, params_seq: Iterable[Any], *, returning: bool = False) -> None:
+        """Execute for each set of parameters, a round trip each."""
+        if returning:
+            raise NotImplementedError("results of many statements are not read here")
+        for params in params_seq:
+            self.execute(query, params)
 
 
 def open_postgres(url: str) -> SqlJournal:
@@ -96,7 +113,7 @@ def engine(url: str, *, pool_size: int, is_checked: bool = False, read_only: boo
 
     def connect() -> psycopg.Connection[Any]:
         # Autocommit, so that what is set here stays whatever becomes of the first transaction.
-        connection = psycopg.connect(conninfo, autocommit=True, client_encoding="UTF8")
+        connection = psycopg.connect(conninfo, autocommit=True, client_encoding="UTF8", cursor_factory=OneByOne)
         for limit, milliseconds in (READING_LIMITS_MS if read_only else LIMITS_MS).items():
             connection.execute(f"SET {limit} = {milliseconds}".encode())
         # An answer means: it is on disk. A database whose default is to answer earlier would break that.
@@ -108,7 +125,7 @@ def engine(url: str, *, pool_size: int, is_checked: bool = False, read_only: boo
             connection.read_only = True
         return connection
 
-    return create_engine(
+    made = create_engine(
         "postgresql+psycopg://",
         creator=connect,
         poolclass=QueuePool,
@@ -116,6 +133,8 @@ def engine(url: str, *, pool_size: int, is_checked: bool = False, read_only: boo
         max_overflow=0,
         pool_pre_ping=is_checked,
     )
+    made.dialect.use_insertmanyvalues_wo_returning = True  # many rows are one statement, and so one round trip
+    return made
 
 
 def tables_of(connection: Connection) -> set[str]:
