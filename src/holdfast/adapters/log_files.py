@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import zstandard
 
+from holdfast.adapters.wrapped_logs import unwrapped
 from holdfast.errors import NotFoundError, UserError
 
 CHUNK = 1 << 20
@@ -69,11 +70,15 @@ def _may_be_log(file: Path) -> bool:
 
 
 def read_chunks(path: str) -> Iterator[bytes]:
-    """The decompressed bytes of a log, in pieces of about a megabyte; memory does not grow with the file.
+    """A log's bytes, decompressed and unwrapped, in pieces of about a megabyte; memory does not grow with the file.
 
     Raises:
         UserError: the file cannot be read, or its compression is damaged (what came before the damage is given).
     """
+    yield from unwrapped(_raw_chunks(path))
+
+
+def _raw_chunks(path: str) -> Iterator[bytes]:
     try:
         if path == STDIN:
             yield from _pieces(sys.stdin.buffer)

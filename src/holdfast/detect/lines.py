@@ -22,7 +22,7 @@ PLACE_DIGITS_MAX = 32
 _PREFIX = re.compile(
     r"""\s*(?:
       \[(?:rank|Rank|RANK)\s?:?\s?(?P<rank>\d{1,6})\]:?\s?
-    | \[(?P<group>default|trainer|worker|node)_?(?P<local>\d{1,6})\]:?\s?
+    | \[(?P<group>default|trainer|worker|node)_?(?P<local>\d{1,6})(?:\|\d{1,6})?\]:?\s?
     | (?P<task>\d{1,6}):\s(?!\d\d:)
     | \[\d+,(?:mpirank:)?(?P<mpi>\d{1,6})(?:,[\w.-]{1,60})?\]<std(?:out|err)>:\s?
     | \((?P<actor>[A-Za-z_][\w.]*)(?:,\s|\s)?(?:pid=\d+)(?:,\s?ip=(?P<ip>[\d.]+))?\)\s
@@ -32,7 +32,8 @@ _PREFIX = re.compile(
     | \d{1,8}\.\d{1,3}s\t\d{1,8}\t
     | (?:[a-z][\w.-]{0,60}/\d{1,6}\s)(?=\[(?:default|rank|trainer|worker))
     | [0-9a-f]{8}\s\|\|\s
-    | std(?:err|out):\s
+    | <\d{1,3}>(?=[A-Z][a-z]{2}\s|\d{4}-\d\d-\d\dT)
+    | std(?:err|out)(?::\s|\s[FP]\s)
     | \|\s(?=\d{4}-\d\d-\d\d|\[rank\d)
     | (?P<service>[a-z][a-z0-9_.-]{0,60}\d)\s{1,4}\|\s(?=\S|\s{2})
     )""",
@@ -46,6 +47,18 @@ _PDSH_BEFORE = re.compile(
     re.VERBOSE,
 )
 """The `host: ` of pdsh or clush before what surely is a rank's line or a part of a traceback."""
+_LOGGER_BEFORE = re.compile(
+    r"""(?:
+      (?:[A-Za-z_][\w./-]{0,60}\[\d{1,8}\]:\s)
+    | (?:-\s)?(?:[A-Za-z_][\w.]{0,60}\s-\s)?
+      (?:DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)(?:\s-\s[A-Za-z_][\w.]{0,60})?(?:\s-|:)\s
+    | \d{1,10}\s[\w./-]{1,80}:\d{1,6}\]\s
+    )(?=
+      \[(?:rank|Rank|RANK)\s?:?\s?\d | \s{1,8}File\ " | \s{3,} | Traceback\ \(most
+      | [A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b )""",
+    re.VERBOSE,
+)
+"""What syslog, Python's logging and glog put between the time and a part of a traceback."""
 _NOT_HOSTS = re.compile(r"(?:nvidia-|nvme|mlx|eth|ib\d|en[ops]\d|sd[a-z]|dm-|md\d|loop\d|xfs|ext4|bond|cpu\d|nfs)")
 _MONTHS = {
     m: i + 1 for i, m in enumerate(("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"))
@@ -55,6 +68,7 @@ _STAMP = re.compile(
       (?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T\s](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?(?P<z>Z|[+-]\d\d:?\d\d)?
     | (?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\s+)?(?P<bm>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<bd>\d{1,2})
       \s+(?P<bh>\d\d):(?P<bi>\d\d):(?P<bs>\d\d)(?P<bf>\.\d{1,9})?(?:\s(?P<by>\d{4}))?
+    | (?P<um>\d\d)/(?P<ud>\d\d)/(?P<uy>\d{4})\s(?P<uh>\d\d):(?P<ui>\d\d):(?P<us>\d\d)(?P<uf>[.,]\d{1,9})?
     | [IWEF](?P<gm>\d{1,2})(?P<gd>\d\d)\s(?P<gh>\d\d):(?P<gi>\d\d):(?P<gs>\d\d)(?P<gf>\.\d{1,9})?
     )[\])]?(?:\s?[:|-])?\s?""",
     re.VERBOSE,
@@ -91,7 +105,7 @@ def take_apart(text: str, year: int = 1970) -> Line:
     node = ""
     at: float | None = None
     dated: int | None = None
-    for _ in range(7):
+    for _ in range(8):
         if found := _PREFIX.match(body):
             groups = found.groupdict()
             if groups["rank"] is not None:
@@ -103,13 +117,15 @@ def take_apart(text: str, year: int = 1970) -> Line:
             node = groups["pod"] or groups["ip"] or groups["service"] or node
         elif at is None and (found := _STAMP.match(body)):
             at = _stamp(found, year)
-            dated = int(found["y"] or found["by"] or 0) or None
+            dated = int(found["y"] or found["by"] or found["uy"] or 0) or None
             if found["bm"] and (host := _SYSLOG_HOST.match(body, found.end())):
                 node = host["host"]
                 body = body[host.end() :]
                 continue
         elif (found := _PDSH_BEFORE.match(body)) and not _NOT_HOSTS.match(body):
             node = found["host"]
+        elif at is not None and (found := _LOGGER_BEFORE.match(body)):
+            pass
         elif not (found := _UPTIME.match(body)):
             break
         body = body[found.end() :]
@@ -142,6 +158,9 @@ def _stamp(found: re.Match[str], year: int) -> float | None:
     elif g["bm"]:
         when = (int(g["by"] or year), _MONTHS[g["bm"]], int(g["bd"]), int(g["bh"]), int(g["bi"]), int(g["bs"]))
         fraction, zone = g["bf"], ""
+    elif g["uy"]:
+        when = (int(g["uy"]), int(g["um"]), int(g["ud"]), int(g["uh"]), int(g["ui"]), int(g["us"]))
+        fraction, zone = g["uf"], ""
     else:
         when = (year, int(g["gm"]), int(g["gd"]), int(g["gh"]), int(g["gi"]), int(g["gs"]))
         fraction, zone = g["gf"], ""
