@@ -116,7 +116,7 @@ LOGS = (
     Whole("a machine boots", BOOT, "healthy"),
     Whole("a bare exception frames another", SPAWNED, "fault", ("python.exception",), "application"),
     Whole("SageMaker's tag names the rank", SAGEMAKER, "fault", ("data.missing",), ranks=(7,)),
-    Whole("a logger writes a traceback line by line", titan(3) + ENGINE, "fault", ("generic.error",)),
+    Whole("a logger writes a traceback line by line", titan(3) + ENGINE, "fault", ("python.exception",)),
     Whole("the service that NVLink needs did not start", SERVICE, "fault", ("health.service",), nodes=("gpu7",)),
     Whole("that service started at the second try", SERVICE + SERVICE_UP, "healthy"),
     Whole("a health agent tells of an Xid", AGENT, "fault", ("nvidia.xid.79",), "hardware"),

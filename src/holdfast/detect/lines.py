@@ -59,6 +59,10 @@ _LOGGER_BEFORE = re.compile(
     re.VERBOSE,
 )
 """What syslog, Python's logging and glog put between the time and a part of a traceback."""
+_OPENER = "Traceback (most recent call last):"
+_PART = r'(?=\s{1,8}File "|\s{3,}|During handling of|The above exception|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b)'
+_LEARNED_MAX = 120
+_SHAPES_MAX = 8
 _NOT_HOSTS = re.compile(r"(?:nvidia-|nvme|mlx|eth|ib\d|en[ops]\d|sd[a-z]|dm-|md\d|loop\d|xfs|ext4|bond|cpu\d|nfs)")
 _MONTHS = {
     m: i + 1 for i, m in enumerate(("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"))
@@ -91,12 +95,39 @@ class Line(Struct, frozen=True, omit_defaults=True):
     """Which of the interleaved writers this line comes from."""
 
 
-def take_apart(text: str, year: int = 1970) -> Line:
+class LearnedPrefixes:
+    """What a writer that nobody here knows puts before its lines, learned where a traceback begins.
+
+    The lines below `PREFIX Traceback (most recent call last):` begin alike, but for digits. Only parts of a traceback
+    are read without it: elsewhere such a prefix may be what a rule goes by.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: list[re.Pattern[str]] = []
+
+    def off(self, body: str) -> str:
+        """The body without a prefix that was learned, or is learned now."""
+        place = body.find(_OPENER)
+        if 0 < place <= _LEARNED_MAX and body.endswith(_OPENER):
+            before = body[:place]
+            if len(self._shapes) < _SHAPES_MAX:
+                shape = re.compile(re.sub(r"\d+", r"\\d+", re.escape(before)) + _PART)
+                if shape.pattern not in {known.pattern for known in self._shapes}:
+                    self._shapes.append(shape)
+            return body[place:]
+        for shape in self._shapes:
+            if found := shape.match(body):
+                return body[found.end() :]
+        return body
+
+
+def take_apart(text: str, year: int = 1970, learned: LearnedPrefixes | None = None) -> Line:
     """Split off prefixes in any order and depth (srun's label, then torchrun's, then a time...).
 
     Args:
         text: one decoded line without its end and without ANSI codes.
         year: for stamps that carry none (syslog, glog).
+        learned: prefixes that this stream has shown so far.
     """
     body = text
     rank: int | None = None
@@ -133,6 +164,8 @@ def take_apart(text: str, year: int = 1970) -> Line:
         rank = task if task is not None else local
     head = text[: len(text) - len(body)]
     key = "" if rank is None and not node else re.sub(r"[^\[\]A-Za-z0-9_/-]|\d+:\d+\S*|\d{4}-\S*", "", head)
+    if learned is not None:
+        body = learned.off(body)
     return Line(body, rank, local, node, at, dated, key if rank is None else f"{rank}/{node}")
 
 

@@ -16,7 +16,7 @@ from holdfast.detect import database as database_of
 from holdfast.detect import xid
 from holdfast.detect.catalogue import UNNAMED, Catalogue, Rule, StreamKind
 from holdfast.detect.colours import Uncoloured
-from holdfast.detect.lines import Line, place_number, take_apart, without_host, year_of
+from holdfast.detect.lines import LearnedPrefixes, Line, place_number, take_apart, without_host, year_of
 from holdfast.detect.records import RECORDS, Record, joined
 from holdfast.detect.search import Found, Search, numbers_of, plain
 from holdfast.model.evidence import Role
@@ -217,6 +217,7 @@ class LineStream:
         self.offset = 0
         self.records: dict[str, list[tuple[Record, Rule, Match]]] = {}
         self.year = 0
+        self.learned = LearnedPrefixes()
         self.search = Search(matcher.databases, matcher.finders)
         self.coloured = False
         self.everything = False
@@ -509,7 +510,7 @@ class BlockReader:
         """Judge one line: by the rules that Hyperscan pointed at, and as part of a record."""
         low, high = (start, end) if end - start <= 2 * WINDOW else (max(start, hit - WINDOW), min(end, hit + WINDOW))
         text = self.block[low:high].decode("utf-8", "replace")
-        line = take_apart(text, self.year)
+        line = take_apart(text, self.year, self.stream.learned)
         if line.year is not None:
             self.year = self.stream.year = line.year
         judged = self.matcher.judge(line, candidates, self.stream.source.kind) if candidates else None
