@@ -60,7 +60,10 @@ _LOGGER_BEFORE = re.compile(
 )
 """What syslog, Python's logging and glog put between the time and a part of a traceback."""
 _OPENER = "Traceback (most recent call last):"
-_PART = r'(?=\s{1,8}File "|\s{3,}|During handling of|The above exception|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b)'
+_PART = (
+    r"(?=\s{1,8}File \"|\s{3,}|During handling of|The above exception"
+    r"|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b)"
+)
 _LEARNED_MAX = 120
 _SHAPES_MAX = 8
 _NOT_HOSTS = re.compile(r"(?:nvidia-|nvme|mlx|eth|ib\d|en[ops]\d|sd[a-z]|dm-|md\d|loop\d|xfs|ext4|bond|cpu\d|nfs)")
