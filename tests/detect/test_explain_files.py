@@ -62,6 +62,16 @@ def test_old_xid_is_not_the_cause(tmp_path):
     assert explain(tmp_path).cause.startswith(("python.", "data."))
 
 
+@pytest.mark.parametrize(("end", "verdict"), [("Training completed", "healthy"), ("", "fault")])
+def test_a_program_of_somebody_elses_on_the_node(tmp_path, end, verdict):
+    """A memory fault that a kernel log tells of was no trouble of a job that completed; of one that did not, it may."""
+    step, _ = JOB.splitlines(keepends=True)
+    steps = "".join(step.replace("step: 22", f"step: {number}") for number in range(20, 30))
+    (tmp_path / "job.out").write_text(steps + (step.partition(" step:")[0] + f" {end}\n" if end else ""))
+    (tmp_path / "dmesg-node07.log").write_text("[Sat Mar  1 10:00:04 2025] " + XID.replace("79,", "31,"))
+    assert explain(tmp_path).verdict == verdict
+
+
 def test_per_rank_files(tmp_path):
     """Ranks' own files: the rank comes from the name, the first to fail is the root."""
     for rank in range(4):

@@ -366,6 +366,8 @@ class LogReading:
         lasting = kept.finding.domain is Domain.HARDWARE and kept.match.rule.family in MACHINE
         if lasting:
             return ""
+        if kept.match.rule.family in MACHINE and not file.progress_lines and self._all_done():
+            return "the job completed, as its own log says"
         if any(restart > kept.order for restart in file.restarts) and kept.finding.severity is Severity.FATAL:
             return ""
         for name, rises in file.rises.items():
@@ -380,6 +382,11 @@ class LogReading:
         if handled and (quiet > WENT_ON_BYTES or (quiet > WENT_ON_BYTES // 10 and quiet > WENT_ON_SHARE * file.size)):
             return "the log went on for long without any trouble"
         return ""
+
+    def _all_done(self) -> bool:
+        """Whether some log says that the work was done, and none tells of steps without that."""
+        done = [file.completed is not None for file in self.files if file.progress_lines or file.completed is not None]
+        return bool(done) and all(done)
 
     def _seen_in(self, kept: Kept) -> int:
         """How often its rule was seen in this log."""
