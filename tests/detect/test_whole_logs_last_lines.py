@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from whole_logs import Whole, assert_right, hf, titan
+from whole_logs import Whole, assert_right, hf, titan, traceback
 
 
 def megatron(norm: str, steps: range) -> str:
@@ -67,6 +67,10 @@ TIME_LIMIT = "slurmstepd: error: *** STEP 812.0 ON gpu07 CANCELLED AT 2025-03-01
 OOM_KILL = (
     "[2025-03-01T{}] error: Detected 1 oom_kill event in StepId=812.0. Some of the step tasks have been OOM Killed.\n"
 )
+CLOSED = "torch.distributed.elastic.rendezvous.api.RendezvousClosedError\n"
+NAN_NORM = (
+    "2025-03-01 10:04:01,123 WARNING hybrid_zero_optim.py:512 in step -- Nan grad norm occurs, please check it.\n"
+)
 CEPH = "[ 812.4] ceph: mds0 hung\n"
 
 ENDED_OUTSIDE = (
@@ -78,6 +82,10 @@ ENDED_OUTSIDE = (
     Whole("Slurm's clock is eight hours ahead", titan(20) + TIME_LIMIT.format("18:05:25"), "fault", ("slurm.time_limit",), "operator"),
     Whole("a job hung for eight hours and some", titan(20) + TIME_LIMIT.format("18:31:25"), "fault", ("hang.silence",)),
     Whole("memory, by a clock nine hours behind", titan(20) + OOM_KILL.format("01:05:25.001"), "fault", ("oom.slurm",), "application"),
+    Whole("a rendezvous that had ended", titan(20) + CLOSED, "fault", ("torch.rendezvous.closed",)),
+    Whole("a rendezvous that ended since a rank failed", titan(20) + traceback(3, "KeyError: 'x'") + CLOSED, "fault", ("data.bug",), "application"),
+    Whole("InternEvo's gradients, step after step", titan(20) + NAN_NORM * 6, "fault", ("loss.nan",), "application"),
+    Whole("InternEvo's gradients, once", titan(20) + NAN_NORM + titan(5, 21, 4), "healthy"),
     Whole("a management controller's events", SEL, "fault", ("ipmi.event",), "hardware"),
     Whole("a Ceph server hangs", CEPH, "fault", ("kernel.ceph.hung",), "storage"),
     Whole("a Ceph server hung for a while", CEPH + "[ 980.1] ceph: mds0 came back\n", "healthy"),

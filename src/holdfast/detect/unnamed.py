@@ -239,13 +239,18 @@ def best_left(findings: list[Finding]) -> list[Finding]:
     """The findings; without any root among them, the first that says at least what failed becomes it."""
     if any(f.role is Role.ROOT and f.severity not in {Severity.INFO, Severity.WARNING} for f in findings):
         return findings
-    telling = (f for f in findings if f.rule.startswith(_TELLING) or f.rule in HELD_UP)
+    telling = (f for f in findings if f.rule.startswith(_TELLING) or f.rule in HELD_UP or _left_behind(f))
     told = min(telling, key=lambda f: (f.rule != _NODE_FAILED, f.at), default=None)
     if told is None or (told.rule.startswith(_HOW_IT_ENDED) and _lost_a_peer(findings, told.at)):
         return findings
     place = Place() if told.rule == _ACTOR_LOST else told.place
     risen = replace(told, role=Role.ROOT, severity=Severity.ERROR, confidence=0.6, place=place)
     return [risen if f is told else f for f in findings]
+
+
+def _left_behind(finding: Finding) -> bool:
+    """A node came to a rendezvous that had ended: its job is over. That the store cannot be reached says less."""
+    return finding.rule == "torch.rendezvous.closed" and finding.captures.get("type") == "RendezvousClosedError"
 
 
 def _lost_a_peer(findings: Sequence[Finding], before: float) -> bool:
