@@ -71,6 +71,8 @@ CLOSED = "torch.distributed.elastic.rendezvous.api.RendezvousClosedError\n"
 NAN_NORM = (
     "2025-03-01 10:04:01,123 WARNING hybrid_zero_optim.py:512 in step -- Nan grad norm occurs, please check it.\n"
 )
+PADDLE = "LAUNCH INFO 2025-03-01 10:35:50,211 Pod failed\nLAUNCH ERROR 2025-03-01 10:35:50,216 Container failed !!!\nContainer rank 0 status failed cmd ['/opt/bin/python', '-u', 'train.py'] code {} log log/workerlog.0\n"
+GAUDI = "[ 43.0] habanalabs hl1: Successfully loaded firmware to device\n[ 72.9] habanalabs hl2: Failed to communicate with Device CPU (CPU-CP timeout)\n[ 72.9] habanalabs 0000:1a:00.0: Failed to initialize hl2. Device is NOT usable !\n"
 CEPH = "[ 812.4] ceph: mds0 hung\n"
 
 ENDED_OUTSIDE = (
@@ -86,6 +88,9 @@ ENDED_OUTSIDE = (
     Whole("a rendezvous that ended since a rank failed", titan(20) + traceback(3, "KeyError: 'x'") + CLOSED, "fault", ("data.bug",), "application"),
     Whole("InternEvo's gradients, step after step", titan(20) + NAN_NORM * 6, "fault", ("loss.nan",), "application"),
     Whole("InternEvo's gradients, once", titan(20) + NAN_NORM + titan(5, 21, 4), "healthy"),
+    Whole("Paddle's trainer was killed", hf() + PADDLE.format(-9), "fault", ("torch.elastic.failed.killed",)),
+    Whole("Paddle's trainer raised", hf() + traceback(0, "KeyError: 'x'", fmt="") + PADDLE.format(1), "fault", ("data.bug",), "application"),
+    Whole("a Gaudi that does not start", GAUDI, "fault", ("kernel.reset.accelerator",), "hardware"),
     Whole("a management controller's events", SEL, "fault", ("ipmi.event",), "hardware"),
     Whole("a Ceph server hangs", CEPH, "fault", ("kernel.ceph.hung",), "storage"),
     Whole("a Ceph server hung for a while", CEPH + "[ 980.1] ceph: mds0 came back\n", "healthy"),
