@@ -66,7 +66,11 @@ _PART = (
 )
 _LEARNED_MAX = 120
 _SHAPES_MAX = 8
-_NOT_HOSTS = re.compile(r"(?:nvidia-|nvme|mlx|eth|ib\d|en[ops]\d|sd[a-z]|dm-|md\d|loop\d|xfs|ext4|bond|cpu\d|nfs)")
+_NOT_HOSTS = re.compile(
+    r"(?:nvidia-|nvme|mlx|eth|ib\d|en[ops]\d|sd[a-z]|dm-|md\d|loop\d|xfs|ext4|bond|cpu\d|nfs"
+    r"|ata\d|e1000|i40e|i8042|i915|i2c|hfi1|bnx2|tg3|r8\d\d\d|x86|br\d|veth|cali|docker\d|wlan|tsc|hpet\d|sr\d|fd\d|mpt\d)"
+)
+"""What the kernel's own messages begin with: devices and drivers."""
 _MONTHS = {
     m: i + 1 for i, m in enumerate(("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"))
 }
@@ -81,6 +85,8 @@ _STAMP = re.compile(
     re.VERBOSE,
 )
 _SYSLOG_HOST = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*)\s(?=(?:kernel|[A-Za-z_][\w./-]*(?:\[\d+\])?):)")
+_JOURNAL_HOST = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*)\s(?=(?:kernel|[A-Za-z_][\w.@-]*\[\d+\]):\s)")
+"""After a stamp with its zone, any word may stand: what follows must surely be syslog's (rsyslog, journalctl)."""
 _UPTIME = re.compile(r"\s*(?:<\d+>)?(?:kernel:\s*)?\[\s*\d+\.\d{3,6}\]\s?")
 
 
@@ -152,7 +158,8 @@ def take_apart(text: str, year: int = 1970, learned: LearnedPrefixes | None = No
         elif at is None and (found := _STAMP.match(body)):
             at = _stamp(found, year)
             dated = int(found["y"] or found["by"] or found["uy"] or 0) or None
-            if found["bm"] and (host := _SYSLOG_HOST.match(body, found.end())):
+            syslog = _SYSLOG_HOST if found["bm"] else _JOURNAL_HOST if found["z"] else None
+            if syslog is not None and (host := syslog.match(body, found.end())):
                 node = host["host"]
                 body = body[host.end() :]
                 continue

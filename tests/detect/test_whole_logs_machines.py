@@ -1,0 +1,112 @@
+"""Whole logs of machines without a job beside them: kernels, journals, management controllers. Values are made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from whole_logs import Whole, assert_right
+
+XID_ISO = (
+    "2025-03-01T10:00:00.123456+00:00 gpu7 systemd[1]: Started session-3.scope.\n"
+    "2025-03-01T10:00:05.123456+00:00 gpu7 kernel: [ 1234.567890] NVRM: Xid (PCI:0000:b9:00): 79, pid=12, name=python, GPU has fallen off the bus.\n"
+)
+SLOT_GONE = (
+    "[ 1000.100000] pcieport 0000:16:01.0: pciehp: Slot(12): Link Down\n"
+    "[ 1000.100002] NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+)
+OOPS = (
+    "[ 1000.100000] BUG: unable to handle page fault for address: ffffb0e5c0a9f000\n"
+    "[ 1000.200000] Oops: 0002 [#1] SMP NOPTI\n"
+    "[ 1000.300000] Kernel panic - not syncing: Fatal exception\n"
+)
+NFS_PANIC = (
+    "[ 1000.100000] nfs: server 10.0.0.1 not responding, still trying\n"
+    "[ 1130.100000] INFO: task python:99 blocked for more than 120 seconds.\n"
+    "[ 1130.300000] Kernel panic - not syncing: hung_task: blocked tasks\n"
+)
+CHECKED = (
+    "[ 1000.100000] mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 4: be00000000800400\n"
+    "[ 1000.300000] Kernel panic - not syncing: Fatal machine check\n"
+)
+ATA = (
+    "Mar  1 10:00:09 gpu7 kernel: [ 2907.886743] ata3: hard resetting link\n"
+    "Mar  1 10:00:12 gpu7 kernel: [ 2911.304076] ata3: SATA link up 1.5 Gbps (SStatus 113 SControl 310)\n"
+    "Mar  1 10:00:13 gpu7 kernel: [ 2912.568745] ata3: exception Emask 0x10 SAct 0x0 SErr 0x90200 action 0xe frozen\n"
+    "Mar  1 10:00:13 gpu7 kernel: [ 2912.568758] ata3: SError: { Persist PHYRdyChg 10B8B }\n"
+)
+LOOKUP = (
+    "[  123.456789] LustreError: 77:0:(dir.c:1:ll_dir_ioctl()) lookup failed: rc = -2\n"
+    "[  124.456789] Lustre: scratch-MDT0000: Client 77 (at 10.0.0.9@o2ib) reconnecting\n"
+)
+ENA = (
+    "[13718.517318] ena 0000:00:05.0 ens5: Found a Tx that wasn't completed on time, qid 2, index 0.\n"
+    "[13719.339996] ena 0000:00:05.0 ens5: The number of lost tx completions is above the threshold (1019 > 128). Reset the device\n"
+)
+IOMMU = "".join(
+    f"[ 77.{n}00000] nvidia 0000:07:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x8{n}040 flags=0x0020]\n"
+    for n in range(4)
+)
+BTRFS = (
+    "[ 3135.311298] BTRFS: error (device nvme2n1) in __btrfs_update_delayed_inode:1075: errno=-5 IO failure\n"
+    "[ 3135.316955] BTRFS info (device nvme2n1): forced readonly\n"
+)
+BTRFS_FULL = "[ 2146.030449] BTRFS: Transaction aborted (error -28)\n"
+EVICTED = (
+    "[ 3677.123718] ceph: mds0 closed our session\n"
+    "[ 3677.128019] ceph: mds0 reconnect start\n"
+    "[ 3678.093378] ceph: mds0 reconnect denied\n"
+    "[ 3678.196747] libceph: mds0 10.0.0.9:6812 socket closed (con state OPEN)\n"
+)
+HIP_FAULT = (
+    "[ 2480.727732] amdgpu 0000:0e:00.0: amdgpu: [gfxhub] page fault (src_id:0 ring:173 vmid:8 pasid:32791)\n"
+    "[ 2480.727739] amdgpu 0000:0e:00.0: amdgpu:  Process python3 pid 15615 thread python3 pid 15615\n"
+)
+PEERMEM = (
+    "[ 51.100001] nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client\n"
+    "[ 51.100002] nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)\n"
+)
+IML = "1346 Critical  04:07  11/05/2018 0001\nLOG: Uncorrectable Machine Check Exception (Board 0, Processor 1, APIC ID 0x00000010)\n"
+FABRIC = (
+    "[Feb 27 2025 14:10:02] [INFO] [tid 1808] multicast group 1 is allocated.\n"
+    "[Feb 27 2025 15:10:02] [ERROR] [tid 12727] detected NVSwitch non-fatal error 12028 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 physical id 3 port 61\n"
+)
+BOOT = (
+    "[    0.400000] {1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0\n"
+    "[    0.400002] {1}[Hardware Error]: event severity: corrected\n"
+    "[    0.500001] DMAR: DRHD: handling fault status reg 2\n"
+    "[    0.500003] AMD-Vi: Event logged [IO_PAGE_FAULT device=20:00.0 domain=0x0003 address=0x000000f4001eef80 flags=0x0010]\n"
+    "[    0.600001] tpm_tis: probe of 00:05 failed with error -1\n"
+    "[    1.000000] ata1: SATA link down (SStatus 0 SControl 300)\n"
+    "[    1.000001] ata5: softreset failed (device not ready)\n"
+    "[    1.400003] EXT4-fs (nvme0n1p2): recovery complete\n"
+    "[    2.100000] BTRFS info (device sda1): bdev /dev/sda1 errs: wr 0, rd 0, flush 0, corrupt 0, gen 0\n"
+    "[    2.100002] nvidia: module verification failed: signature and/or required key missing - tainting kernel\n"
+    "[    2.200002] mlx5_core 0000:3b:00.0: mlx5_pcie_event:301:(pid 5): Detected insufficient power on the PCIe slot (27W).\n"
+    "[    3.500000] Direct firmware load for regulatory.db failed with error -2\n"
+)
+
+LOGS = (
+    Whole("rsyslog's long stamps name the node", XID_ISO, "fault", ("nvidia.xid.79",), nodes=("gpu7",)),
+    Whole("a slot and its GPU are gone", SLOT_GONE, "fault", ("nvidia.xid.79",), "hardware"),
+    Whole("a panic over an oops", OOPS, "fault", ("kernel.oops",), "platform"),
+    Whole("a panic over a server that does not answer", NFS_PANIC, "fault", ("kernel.nfs.silent",), "storage"),
+    Whole("a panic over a machine check", CHECKED, "fault", ("kernel.mce",), "hardware"),
+    Whole("a disk's link freezes", ATA, "fault", ("kernel.ata",), "storage", nodes=("gpu7",)),
+    Whole("Lustre looked for a file that is not there", LOOKUP, "healthy"),
+    Whole("ENA loses completions", ENA, "fault", ("kernel.nic",), "network"),
+    Whole("the IOMMU blocks peer-to-peer access", IOMMU, "fault", ("kernel.iommu",), "platform"),
+    Whole("btrfs stops writing", BTRFS, "fault", ("kernel.btrfs",), "storage"),
+    Whole("btrfs is full", BTRFS_FULL, "fault", ("disk.full.btrfs",), "storage"),
+    Whole("Ceph evicts the client", EVICTED, "fault", ("kernel.ceph.evicted",), "storage"),
+    Whole("a program's page fault on an AMD GPU (newer words)", HIP_FAULT, "fault", ("kernel.amdgpu.fault",)),
+    Whole("a module of another build", PEERMEM, "fault", ("kernel.module",), "platform"),
+    Whole("iLO's log of a machine check", IML, "fault", ("ipmi.told",), "hardware"),
+    Whole("the fabric manager tells of what ends nothing", FABRIC, "healthy"),
+    Whole("a boot full of frightening lines", BOOT, "healthy"),
+)
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_whole_log(log, tmp_path):
+    """Verdict, cause, domain and suspects of the whole log are right."""
+    assert_right(log, tmp_path)
