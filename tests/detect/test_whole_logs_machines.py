@@ -70,6 +70,23 @@ FABRIC = (
     "[Feb 27 2025 14:10:02] [INFO] [tid 1808] multicast group 1 is allocated.\n"
     "[Feb 27 2025 15:10:02] [ERROR] [tid 12727] detected NVSwitch non-fatal error 12028 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 physical id 3 port 61\n"
 )
+SWITCH = (
+    "[Fri Aug 30 11:43:09 2024] NVRM: Xid (PCI:0000:cb:00): 13, pid=77, name=python, Graphics Exception: ESR 0x57c730=0xc04000b\n"
+    "[Fri Aug 30 11:43:14 2024] NVRM: Xid (PCI:0000:cb:00): 109, pid=77, name=python, Ch 00000008, errorString CTX SWITCH TIMEOUT, Info 0x58005\n"
+)
+ISCSI = (
+    "Jan 03 03:57:25 n7 kernel:  connection3:0: detected conn error (1020)\n"
+    "Jan 03 03:57:34 n7 iscsid[40456]: iscsid: can't bind conn 3:0 to session 3, retcode -107 (115)\n"
+)
+ISCSI_BACK = "Jan 03 03:57:36 n7 iscsid[40456]: connection3:0 is operational after recovery (1 attempts)\n"
+INTEL = (
+    "[ 77.100001] i915 0000:33:00.0: GPU HANG: ecode 12:0:00000000\n"
+    "[ 77.100002] i915 0000:33:00.0: [drm] Resetting chip for GuC failed to reset rcs0 (reason=0x00000000)\n"
+)
+SEL_RESET = (
+    "  1a | 03/01/2025 | 09:00:00 | System Boot Initiated #0x05 | Initiated by power up | Asserted\n"
+    "  1c | 03/01/2025 | 10:00:00 | Watchdog2 #0xca | Hard reset | Asserted\n"
+)
 BOOT = (
     "[    0.400000] {1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0\n"
     "[    0.400002] {1}[Hardware Error]: event severity: corrected\n"
@@ -101,6 +118,11 @@ LOGS = (
     Whole("a program's page fault on an AMD GPU (newer words)", HIP_FAULT, "fault", ("kernel.amdgpu.fault",)),
     Whole("a module of another build", PEERMEM, "fault", ("kernel.module",), "platform"),
     Whole("iLO's log of a machine check", IML, "fault", ("ipmi.told",), "hardware"),
+    Whole("a context switch after a program's fault", SWITCH, "fault", ("nvidia.xid.13",), "application"),
+    Whole("an iSCSI target is gone", ISCSI, "fault", ("kernel.iscsi",), "storage"),
+    Whole("an iSCSI target came back", ISCSI + ISCSI_BACK, "healthy"),
+    Whole("an Intel GPU hangs", INTEL, "fault", ("kernel.gpu.hang",), "hardware"),
+    Whole("a watchdog reset the node", SEL_RESET, "fault", ("ipmi.watchdog",), "platform"),
     Whole("the fabric manager tells of what ends nothing", FABRIC, "healthy"),
     Whole("a boot full of frightening lines", BOOT, "healthy"),
 )

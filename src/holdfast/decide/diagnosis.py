@@ -118,6 +118,8 @@ _PEER_WORDS = (
     "connection", "peer", "nccl", "gloo", "tcpstore", "socket", "broken pipe", "timed out", "timeout", "rendezvous",
     "process group", "processgroup", "store", "eof",
 )  # fmt: skip
+_AFTER_PROGRAMS = {"nvidia.xid.109": ("nvidia.xid.13", "nvidia.xid.31")}
+"""What a GPU tells of after a program's own fault on it."""
 _GENERIC_EXCEPTIONS = ("python.exception", "python.traceback")
 _LOOSE_TYPES = ("data.bug", "data.config", "net.remote_service")
 """Rules that know an exception by little more than its type."""
@@ -374,6 +376,9 @@ def _hardware(firm: list[Candidate], first: float, context: DiagnosisContext) ->
         if c.weight is Weight.HARDWARE
         and (not context.nodes or not c.node or c.node in context.nodes)
         and first - HARDWARE_BEFORE_S <= c.at <= first + NEAR_S
+        and not any(
+            o.finding.rule in _AFTER_PROGRAMS.get(c.finding.rule, ()) and 0 <= c.at - o.at <= FLUSH_S for o in firm
+        )
     ]
     if not found:
         return None

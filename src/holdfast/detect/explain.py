@@ -52,6 +52,7 @@ _BACK = {
     "kernel.lustre.restored": ("kernel.lustre.lost", "kernel.lnet"),
     "kernel.link_up": ("kernel.link_down",),
     "kernel.ceph.back": ("kernel.ceph", "kernel.ceph.hung", "kernel.ceph.evicted"),
+    "kernel.iscsi.back": ("kernel.iscsi",),
     "slurm.database.back": ("slurm.database",),
     "k8s.pods_start": ("k8s.cni", "k8s.runtime"),
     "k8s.scheduled": ("k8s.scheduling",),
