@@ -87,6 +87,15 @@ SEL_RESET = (
     "  1a | 03/01/2025 | 09:00:00 | System Boot Initiated #0x05 | Initiated by power up | Asserted\n"
     "  1c | 03/01/2025 | 10:00:00 | Watchdog2 #0xca | Hard reset | Asserted\n"
 )
+SEL_POWER = "   4 | 03/01/2025 | 10:00:00 | Power Supply PSU2 | Power Supply AC lost | Asserted\n"
+SEL_POWER_BACK = "   5 | 03/01/2025 | 10:05:00 | Power Supply PSU2 | Power Supply AC lost | Deasserted\n"
+I40E = (
+    "Jun  3 09:03:26 n7 kernel: i40e 0000:08:00.1: eth9: tx_timeout recovery level 1\n"
+    "Jun  3 09:03:27 n7 kernel: i40e 0000:08:00.1: eth9: NIC Link is Down\n"
+    "Jun  3 09:03:28 n7 kernel: i40e 0000:08:00.1: eth9: NIC Link is Up 10 Gbps Full Duplex, Flow Control: None\n"
+)
+VFIO = "[ 586.359281] vfio-pci 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible\n"
+HUNG_DRIVER = "[ 721.028170] INFO: task nvc:[driver]:5403 blocked for more than 120 seconds.\n"
 BOOT = (
     "[    0.400000] {1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0\n"
     "[    0.400002] {1}[Hardware Error]: event severity: corrected\n"
@@ -123,6 +132,11 @@ LOGS = (
     Whole("an iSCSI target came back", ISCSI + ISCSI_BACK, "healthy"),
     Whole("an Intel GPU hangs", INTEL, "fault", ("kernel.gpu.hang",), "hardware"),
     Whole("a watchdog reset the node", SEL_RESET, "fault", ("ipmi.watchdog",), "platform"),
+    Whole("a power supply has no input", SEL_POWER, "fault", ("ipmi.limit",), "hardware"),
+    Whole("a power supply had no input for a while", SEL_POWER + SEL_POWER_BACK, "healthy"),
+    Whole("a card stops sending and is reset", I40E, "fault", ("kernel.nic",), "network", nodes=("n7",)),
+    Whole("a card given to a guest is gone", VFIO, "fault", ("kernel.pci.inaccessible",), "hardware"),
+    Whole("the GPU driver's own thread hangs", HUNG_DRIVER, "fault", ("kernel.hung_task.gpu",), "hardware"),
     Whole("the fabric manager tells of what ends nothing", FABRIC, "healthy"),
     Whole("a boot full of frightening lines", BOOT, "healthy"),
 )

@@ -53,6 +53,7 @@ _BACK = {
     "kernel.link_up": ("kernel.link_down",),
     "kernel.ceph.back": ("kernel.ceph", "kernel.ceph.hung", "kernel.ceph.evicted"),
     "kernel.iscsi.back": ("kernel.iscsi",),
+    "ipmi.limit.back": ("ipmi.limit",),
     "slurm.database.back": ("slurm.database",),
     "k8s.pods_start": ("k8s.cni", "k8s.runtime"),
     "k8s.scheduled": ("k8s.scheduling",),
