@@ -136,7 +136,7 @@ LOGS = (
     Whole("a power supply had no input for a while", SEL_POWER + SEL_POWER_BACK, "healthy"),
     Whole("a card stops sending and is reset", I40E, "fault", ("kernel.nic",), "network", nodes=("n7",)),
     Whole("a card given to a guest is gone", VFIO, "fault", ("kernel.pci.inaccessible",), "hardware"),
-    Whole("the GPU driver's own thread hangs", HUNG_DRIVER, "fault", ("kernel.hung_task.gpu",), "hardware"),
+    Whole("the GPU driver's own thread hangs", HUNG_DRIVER, "fault", ("kernel.hung_task.gpu",), "platform"),
     Whole("the fabric manager tells of what ends nothing", FABRIC, "healthy"),
     Whole("a boot full of frightening lines", BOOT, "healthy"),
 )

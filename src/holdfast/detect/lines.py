@@ -79,7 +79,8 @@ _STAMP = re.compile(
       (?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T\s](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?(?P<z>Z|[+-]\d\d:?\d\d)?
     | (?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\s+)?(?P<bm>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<bd>\d{1,2})
       \s+(?P<bh>\d\d):(?P<bi>\d\d):(?P<bs>\d\d)(?P<bf>\.\d{1,9})?(?:\s(?P<by>\d{4}))?
-    | (?P<um>\d\d)/(?P<ud>\d\d)/(?P<uy>\d{4})\s(?P<uh>\d\d):(?P<ui>\d\d):(?P<us>\d\d)(?P<uf>[.,]\d{1,9})?
+    | (?:[0-9a-f]{1,4}\s\|\s)?(?P<um>\d\d)/(?P<ud>\d\d)/(?P<uy>\d{4})\s(?:\|\s)?
+      (?P<uh>\d\d):(?P<ui>\d\d):(?P<us>\d\d)(?P<uf>[.,]\d{1,9})?
     | [IWEF](?P<gm>\d{1,2})(?P<gd>\d\d)\s(?P<gh>\d\d):(?P<gi>\d\d):(?P<gs>\d\d)(?P<gf>\.\d{1,9})?
     )[\])]?(?:\s?[:|-])?\s?""",
     re.VERBOSE,
