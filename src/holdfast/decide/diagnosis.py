@@ -12,13 +12,13 @@ the trouble began. What a job survived (progress came later) is no candidate, ex
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum
 
 from msgspec import Struct
 
 from holdfast.decide import diagnosis_story
 from holdfast.decide.lost_peers import named_peer, silent_rank
 from holdfast.decide.waits import WAITS
+from holdfast.decide.weights import GENERIC_EXCEPTIONS, Weight, weight_of
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Diagnosis, Domain, Finding, JudgedFinding, Remedy, Role, Severity
 
@@ -59,25 +59,6 @@ class DiagnosisContext(Struct, frozen=True, omit_defaults=True):
     """When the job last made progress; 0.0: not known."""
 
 
-class Weight(IntEnum):
-    """Kinds of candidates; the heavier explains the lighter."""
-
-    WARNING = 0
-    """Counts only when a time-out points back at it."""
-    SYMPTOM = 1
-    """A time-out or hang: says that something is wrong, not what."""
-    EXIT = 2
-    """An exit code or a kill without a reason."""
-    SIGNAL = 3
-    """A death that is the rank's own: a segmentation fault and its like."""
-    SPECIFIC = 4
-    """An error that names its cause."""
-    LOST = 5
-    """A node is gone."""
-    HARDWARE = 6
-    """A machine says that it is broken."""
-
-
 class Candidate(Struct):
     """A root-role finding with what attribution adds."""
 
@@ -90,40 +71,14 @@ class Candidate(Struct):
     rank: int | None
 
 
-_OWN_DEATHS = frozenset({"exit.signal.11", "exit.signal.7", "exit.signal.4", "exit.signal.8"})
-_VAGUE = (
-    "exit.",
-    "process.killed",
-    "process.terminated_by_signal",
-    "process.exited",
-    "torch.elastic.",
-    "slurm.task.",
-    "slurm.container_failed",
-    "slurm.spank",
-    "python.interrupt",
-    "deepspeed.exit",
-    "mpi.abort",
-    "mpi.exited",
-    "torch.dataloader.crashed",
-    "torch.dataloader.killed",
-    "generic.",
-    "composer.killed",
-)
 _KILLED = frozenset(
     {"exit.signal.9", "process.killed", "slurm.task.killed", "torch.elastic.failed.killed", "torch.dataloader.killed"}
 )
 _QUIET_EXITS = ("exit.code.", "exit.signal.6", "exit.signal.15", "slurm.task.exited")
-_SPECIFIC_ELASTIC = ("torch.elastic.failed.segfault",)
-_PEER_WORDS = (
-    "connection", "peer", "nccl", "gloo", "tcpstore", "socket", "broken pipe", "timed out", "timeout", "rendezvous",
-    "process group", "processgroup", "store", "eof",
-)  # fmt: skip
 _AFTER_PROGRAMS = {"nvidia.xid.109": ("nvidia.xid.13", "nvidia.xid.31")}
 """What a GPU tells of after a program's own fault on it."""
-_GENERIC_EXCEPTIONS = ("python.exception", "python.traceback")
 _LOOSE_TYPES = ("data.bug", "data.config", "net.remote_service")
 """Rules that know an exception by little more than its type."""
-_PEER_TYPES = ("Runtime", "Connection", "Timeout", "Dist", "EOF", "BrokenPipe", "OSError", "Socket", "Child")
 
 
 def diagnose(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosis:
@@ -188,7 +143,7 @@ def _candidates(findings: Sequence[Finding], context: DiagnosisContext) -> tuple
             continue
         node = node_of(finding, context)
         seen_at = finding.at - context.offsets.get(node, 0.0)
-        weight = _weight(finding)
+        weight = weight_of(finding)
         lasting = weight >= Weight.LOST
         if context.progress_at and seen_at < context.progress_at - FLUSH_S and not lasting:
             survived.add(finding.id)
@@ -208,41 +163,6 @@ def node_of(finding: Finding, context: DiagnosisContext) -> str:
         if place.rank in ranks:
             return node
     return ""
-
-
-def _weight(finding: Finding) -> Weight:
-    rule = finding.rule
-    if rule == "node.lost":
-        return Weight.LOST
-    if rule.startswith(WAITS):
-        return Weight.SYMPTOM
-    if finding.severity in {Severity.INFO, Severity.WARNING}:
-        return Weight.WARNING
-    if rule in _OWN_DEATHS or rule in {
-        "slurm.task.segfault",
-        "python.spawned.signal",
-        "process.segfault",
-        "python.fatal.segfault",
-        "process.busfault",
-    }:
-        return Weight.SIGNAL
-    if rule.startswith(_SPECIFIC_ELASTIC):
-        return Weight.SIGNAL
-    if rule.startswith(_VAGUE):
-        return Weight.EXIT
-    if finding.domain is Domain.HARDWARE:
-        return Weight.HARDWARE
-    if rule.startswith(_GENERIC_EXCEPTIONS) and _speaks_of_peers(finding):
-        return Weight.EXIT
-    return Weight.SPECIFIC
-
-
-def _speaks_of_peers(finding: Finding) -> bool:
-    """An exception that the catalogue does not know, whose words are those of a rank that lost another."""
-    if not finding.captures.get("type", "").rpartition(".")[2].startswith(_PEER_TYPES):
-        return False
-    message = finding.captures.get("message", "").lower()
-    return any(word in message for word in _PEER_WORDS)
 
 
 def _waited(finding: Finding, context: DiagnosisContext) -> float:
@@ -319,7 +239,7 @@ def _order(candidate: Candidate, first: float) -> tuple[float, int, float]:
 
 def _detail(chosen: Candidate, near: Sequence[Candidate]) -> Candidate:
     """What a rule that knows more says of the same error: messages go on over several lines, exceptions are chained."""
-    if not chosen.finding.rule.startswith(_GENERIC_EXCEPTIONS):
+    if not chosen.finding.rule.startswith(GENERIC_EXCEPTIONS):
         return chosen
     # A bare "Exception:" only frames the traceback that it carries.
     bare = chosen.finding.captures.get("type") == "Exception" and not chosen.finding.captures.get("message")
@@ -330,7 +250,7 @@ def _detail(chosen: Candidate, near: Sequence[Candidate]) -> Candidate:
         and c.weight is chosen.weight
         and 0 <= c.at - chosen.at <= DETAIL_S
         and _same_rank(c, chosen)
-        and (bare or not c.finding.rule.startswith((*_GENERIC_EXCEPTIONS, *_LOOSE_TYPES)))
+        and (bare or not c.finding.rule.startswith((*GENERIC_EXCEPTIONS, *_LOOSE_TYPES)))
     )
     return min(told, key=lambda c: c.at, default=chosen)
 
@@ -501,7 +421,7 @@ def _suspects(
 
 
 def _is_hardware(finding: Finding) -> bool:
-    return finding.role is Role.ROOT and _weight(finding) is Weight.HARDWARE
+    return finding.role is Role.ROOT and weight_of(finding) is Weight.HARDWARE
 
 
 def _named_by_launcher(findings: Sequence[Finding], nodes: list[str]) -> tuple[list[int], list[str]]:
