@@ -31,6 +31,32 @@ CONTAINERD = (
 PLUGIN = "I0301 10:00:01.000000       1 server.go:245] 'nvidia.com/gpu' device marked unhealthy: GPU-8f3c\n"
 FABRIC = "[Mar 01 2025 10:00:00] [ERROR] [tid 1234] detected NVSwitch fatal error 20034 on device id:3 fid:0 physical id:3 port 12\n[Mar 01 2025 10:00:01] [ERROR] [tid 1234] aborting all running CUDA jobs\n"
 VERSIONS = "[Mar 01 2025 10:00:00] [ERROR] [tid 1234] failed to initialize NV Switch library: fabric manager NVIDIA GPU driver interface version 535.86.10 don't match with driver version 535.104.05. Please update with matching NVIDIA driver package.\n"
+FREEZER = (
+    "[2025-03-01T10:00:00.584] error: cgroup namespace 'freezer' not mounted. aborting\n[2025-03-01T10:00:00.584] error: unable to create freezer cgroup namespace\n"
+    "[2025-03-01T10:00:00.584] error: Couldn't load specified plugin name for proctrack/cgroup: Plugin init() callback failed\n[2025-03-01T10:00:00.584] error: slurmd initialization failed\n"
+)
+PRRTE = "An PRRTE daemon has unexpectedly failed after launch and before\ncommunicating back to mpirun. This could be caused by a number\nof factors, including an inability to create a connection back\n"
+NVML = "2025/03/01 10:00:00 Starting Plugins.\n2025/03/01 10:00:00 Failed to initialize NVML: could not load NVML library.\n2025/03/01 10:00:00 If this is a GPU node, did you set the docker default runtime to `nvidia`?\n"
+HOST_ENGINE = 'time="2025-03-01T10:00:00Z" level=info msg="Starting dcgm-exporter"\nCacheManager Init Failed. Error: -17\ntime="2025-03-01T10:00:00Z" level=fatal msg="Error starting nv-hostengine: DCGM initialization error"\n'
+HOST_ENGINE_NOTES = 'time="2025-03-01T10:00:00Z" level=info msg="Starting webserver"\n2025-03-01 10:00:01.530 ERROR [1:25] Got nvmlSt 3,3 from nvmlDeviceGetFieldValues fieldValues [/w/dcgmlib/src/DcgmCacheManager.cpp:10168] [DcgmCacheManager::ReadAndCacheNvLinkBandwidthTotal]\n2025-03-01 10:00:31.485 ERROR [1:31] GetLatestSample returned No data is available for entityId 0 groupId 1 fieldId 230 [/w/dcgmlib/src/DcgmCacheManager.cpp:4538] [DcgmCacheManager::GetMultipleLatestSamples]\n'
+NO_BOOT = "2025-03-01 10:00:00,127 - [slurm_plugin.slurm_resources:is_backing_instance_valid] - WARNING - Node state check: no corresponding instance in EC2 for node p5-dy-8(10.6.11.250), node state: ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP\n2025-03-01 10:00:00,127 - [slurm_plugin.slurm_resources:is_backing_instance_valid] - WARNING - EC2 instance availability for node p5-dy-8(10.6.11.250) has timed out.\n"
+FEWER = "2025-03-01 10:00:02,000 - [slurm_plugin.resume:_resume] - ERROR - Failed to launch following nodes, setting nodes to down: (x1) ['gpu-st-p5-7']\n"
+FLEET = "2025-03-01 10:00:00,935 - [slurm_plugin.clustermgtd:_maintain_nodes] - INFO - Following nodes are currently in replacement: (x0) []\n2025-03-01 10:00:00,936 - [slurm_plugin.clustermgtd:_maintain_nodes] - INFO - Found the following bootstrap failure nodes: (x0) []\n"
+RAYLET = "[2025-03-01 10:00:00,907 W 149 199] node_manager.cc:157: Last heartbeat was sent 6901 ms ago. There might be resource pressure on this node.\n[2025-03-01 10:01:00,789 C 149 149] node_manager.cc:170: This node has beem marked as dead.\n*** StackTrace Information ***\n    ray::SpdLogMessage::Flush()\n"
+PYXIS = "srun: error: task 0 launch failed: Plugin initialization failed\n[2025-03-01T10:00:00.901] [321.0] error: pyxis: couldn't mkdir /run/pyxis/1000: No such file or directory\n[2025-03-01T10:00:00.901] [321.0] error: spank: required plugin spank_pyxis.so: init_post_opt() failed with rc=-1\n"
+ADMIT = "Mar  1 10:00:00 gpu07 kubelet[2278]: W0301 10:00:00.953485    2278 eviction_manager.go:159] Failed to admit pod train-0_ml(d228d315) - node has conditions: [DiskPressure]\n"
+CONDITIONS = "  Type                 Status  LastHeartbeatTime                 Reason         Message\n  DiskPressure         False   Wed, 20 Aug 2025 20:00:40 +0000   KubeletHasNoDiskPressure     kubelet has no disk pressure\n  ReadonlyFilesystem   False   Wed, 20 Aug 2025 20:00:40 +0000   FilesystemIsNotReadOnly      Filesystem is not read-only\n"
+XID_CONDITION = '  XidCriticalError     True    Wed, 20 Aug 2025 20:00:40 +0000   {"79":true}    6e43a052\n'
+EQ = "Unable to write to EQ: Missing or unavailable event queue. err: Input/output error (5) prov_errno: Unknown error -12 (-12) prov/efa/src/rxr/rxr.h:1343\n"
+TABLE = "slurmdbd: error: We should have gotten a new id: Table 'slurm_acct_db.linux_job_table' doesn't exist\nslurmdbd: error: It looks like the storage has gone away trying to reconnect\n"
+VALIDATOR = 'time="2025-03-01T10:00:00Z" level=info msg="Attempting to validate a driver container installation"\ntime="2025-03-01T10:00:00Z" level=warning msg="failed to validate the driver, retrying after 5 seconds\\n"\n'
+SMI = "| NVIDIA-SMI 535.104.05             Driver Version: 535.104.05   CUDA Version: 12.2     |\n"
+FLUX = '1660667516.807220 start\n1660667516.910088 exception type="exec" severity=0 userid=5588 note="task 1 (host n294): start failed: ./train: No such file or directory"\n1660667516.916128 finish status=32512\n'
+KUEUE = "  Normal  QuotaReserved                 3m5s   kueue-admission            Quota reserved in ClusterQueue team, wait time since queued was 1s\n  Normal  EvictedDueToPodsReadyTimeout  2m5s   kueue-workload-controller  Exceeded the PodsReady timeout ml/train-67543\n"
+LOST = "Reason:   UnexpectedAdmissionError\nMessage:  Pod Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: rpc error: code = Unknown desc = Unable to retrieve list of available devices: error creating nvml.Device 5: nvml: GPU is lost, which is unexpected\n"
+HYDRA = "[mpiexec@n1] check_exit_codes (../libhydra/demux/hydra_demux_poll.c:114): unable to run bstrap_proxy on n2 (pid 39814, exit code 256)\n[mpiexec@n1] poll_for_event (../libhydra/demux/hydra_demux_poll.c:152): check exit codes error\n[mpiexec@n1] HYD_bstrap_setup (../libhydra/bstrap/src/intel/i_hydra_bstrap.c:650): error waiting for event\n"
+EXECVP = "[proxy:0:0@n1] HYDU_create_process (./utils/launch/launch.c:69): execvp error on file ./train (No such file or directory)\n[mpiexec@n1] HYDT_dmxu_poll_wait_for_event (./tools/demux/demux_poll.c:76): callback returned error status\n"
+NRTD = "nrtd[1]: [TDRV:tdrv_init_mla_phase1] Could not open the device index:0\nnrtd[1]: [TDRV:tdrv_destroy_one_mla] close device failed\nnrtd[1]: [NRTD:InitTongas] Failed to initialize devices, error:1\n"
 POOL = "2025-03-01 10:00:01,000 - [slurm_plugin.instance_manager:_launch_instances] - ERROR - Encountered exception when launching instances for nodes (x1) ['gpu-st-p5-7']: An error occurred (InsufficientInstanceCapacity) when calling the RunInstances operation (reached max retries: 1): There is no Spot capacity.\n"
 
 LOGS = (
@@ -47,6 +73,29 @@ LOGS = (
     Whole("containerd before its network is set up", CONTAINERD, "healthy"),
     Whole("an NVSwitch failed", FABRIC, "fault", ("nvidia.fabric_manager",), "hardware"),
     Whole("the fabric manager is of another version", VERSIONS, "fault", ("nvidia.driver.mismatch",), "platform"),
+    Whole("slurmd without its cgroup", FREEZER, "fault", ("slurm.cgroup",), "platform"),
+    Whole("a launch daemon failed", PRRTE, "fault", ("mpi.daemon_lost",), "network"),
+    Whole("hydra's proxy did not start on a node", HYDRA, "fault", ("mpi.daemon_lost",), "network", nodes=("n2",)),
+    Whole("hydra has no program to start", EXECVP, "fault", ("launching.command",), "application"),
+    Whole("Flux has no program to start", FLUX, "fault", ("launching.command",), "application"),
+    Whole("a device plugin without NVML", NVML, "fault", ("cuda.no_driver",), "platform"),
+    Whole("a host engine that does not start", HOST_ENGINE, "fault", ("health.dcgm.engine",), "platform"),
+    Whole("what DCGM notes", HOST_ENGINE_NOTES, "healthy"),
+    Whole("a cloud node that never came up", NO_BOOT, "fault", ("cloud.node_boot",), "platform", nodes=("p5-dy-8",)),
+    Whole("no machine, so no node", POOL + FEWER, "fault", ("cloud.no_capacity",), "platform"),
+    Whole("a fleet in order", FLEET, "healthy"),
+    Whole("a raylet that was given up", RAYLET, "fault", ("python.ray.node_died",), "hardware"),
+    Whole("pyxis has no folder", PYXIS, "fault", ("slurm.pyxis",), "platform"),
+    Whole("a pod that a full node refuses", ADMIT, "fault", ("k8s.pressure",), "platform"),
+    Whole("a node's conditions", CONDITIONS, "healthy"),
+    Whole("an Xid among a node's conditions", CONDITIONS + XID_CONDITION, "fault", ("k8s.node_health",), "hardware"),
+    Whole("EFA's queue is gone", EQ, "fault", ("ofi.completion",), "network"),
+    Whole("the accounting lacks a table", TABLE, "fault", ("slurm.database",), "platform"),
+    Whole("a driver that does not come", VALIDATOR * 4, "fault", ("k8s.driver_wait",), "platform"),
+    Whole("a driver that came", VALIDATOR * 4 + SMI, "healthy"),
+    Whole("pods that were not ready in time", KUEUE, "fault", ("k8s.evicted",), "platform"),
+    Whole("a lost GPU keeps a pod out", LOST, "fault", ("nvidia.smi.lost",), "hardware"),
+    Whole("an accelerator that cannot be opened", NRTD, "fault", ("neuron.runtime",), "unknown"),
     Whole("the cloud has no machine", POOL, "fault", ("cloud.no_capacity",), "platform"),
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ _VAGUE = (
     "slurm.task.",
     "slurm.container_failed",
     "slurm.spank",
+    "slurm.launch_failed",
     "python.interrupt",
     "deepspeed.exit",
     "mpi.abort",

@@ -59,6 +59,7 @@ _BACK = {
     "k8s.scheduled": ("k8s.scheduling",),
     "k8s.started": ("k8s.scheduling", "k8s.mount", "k8s.sandbox", "k8s.image"),
     "health.service_up": ("health.service",),
+    "k8s.driver_ready": ("k8s.driver_wait",),
 }
 """Rules that say that what other rules reported is over."""
 
@@ -66,7 +67,7 @@ _BACK = {
 _COLLECTIVE_WAITS = frozenset({"nccl.timeout", "gloo.timeout"})
 _WAITS = _COLLECTIVE_WAITS | {"slurm.time_limit", "launching.time_limit"}
 """What still counts after the work was done: some process did not end."""
-_PERSISTENT = {"loss.nan.grad": 5}
+_PERSISTENT = {"loss.nan.grad": 5, "k8s.driver_wait": 3}
 """Rules that are trouble only when they come so often."""
 _HANDLED = frozenset({"python", "data", "distributed"})
 """Families of rules whose errors a program can handle."""
