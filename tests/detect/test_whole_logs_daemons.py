@@ -57,6 +57,23 @@ LOST = "Reason:   UnexpectedAdmissionError\nMessage:  Pod Allocate failed due to
 HYDRA = "[mpiexec@n1] check_exit_codes (../libhydra/demux/hydra_demux_poll.c:114): unable to run bstrap_proxy on n2 (pid 39814, exit code 256)\n[mpiexec@n1] poll_for_event (../libhydra/demux/hydra_demux_poll.c:152): check exit codes error\n[mpiexec@n1] HYD_bstrap_setup (../libhydra/bstrap/src/intel/i_hydra_bstrap.c:650): error waiting for event\n"
 EXECVP = "[proxy:0:0@n1] HYDU_create_process (./utils/launch/launch.c:69): execvp error on file ./train (No such file or directory)\n[mpiexec@n1] HYDT_dmxu_poll_wait_for_event (./tools/demux/demux_poll.c:76): callback returned error status\n"
 NRTD = "nrtd[1]: [TDRV:tdrv_init_mla_phase1] Could not open the device index:0\nnrtd[1]: [TDRV:tdrv_destroy_one_mla] close device failed\nnrtd[1]: [NRTD:InitTongas] Failed to initialize devices, error:1\n"
+MUNGED = 'Mar  1 10:00:00 n1 munged[5006]: munged: Error: Failed to check keyfile "/etc/munge/munge.key": No such file or directory\n'
+MUNGE_UNIT = "Mar  1 10:00:00 n1 systemd[1]: Failed to start MUNGE authentication service.\n"
+RECEIVE = "srun: error: slurm_receive_msgs: [[n7]:6818] failed: Socket timed out on send/recv operation\n"
+RESOLVE = 'slurmstepd: error: Unable to resolve "10.0.0.2": Resolver internal error\nslurmstepd: error: Unable to establish control machine address\n'
+NO_SOURCE = "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsqueue: fatal: Could not establish a configuration source\n"
+IMEX = "[Mar 01 2025 10:00:00] [INFO] [tid 39] IMEX library communication bind port = 50000\n[Mar 01 2025 10:00:00] [ERROR] [tid 39] No matching network interface found for any IP addresses in the node configuration file\n"
+API = "E0301 10:00:0{0}.135176   17481 reflector.go:199] factory.go:473: Failed to list *api.Service: Get https://10.0.0.2:6443/api/v1/services?resourceVersion=0: dial tcp 10.0.0.2:6443: connect: connection refused\n"
+NO_API = "".join(API.format(n) for n in range(4))
+LEASE = "I0301 10:00:15.969939       1 leaderelection.go:260] successfully acquired lease kube-system/kube-scheduler\n"
+STANDBY = "I0301 10:00:10.969915       1 leaderelection.go:344] lock is held by m2 and has not yet expired\nI0301 10:00:10.969939       1 leaderelection.go:240] failed to acquire lease kube-system/kube-scheduler\n"
+THREADS = "(WorkerDict pid=27497) [2025-03-01 10:00:00,014 E 27497 27497] logging.cc:113: Unhandled exception: N5boost10wrapexceptINS_6system12system_errorEEE. what(): thread: Resource temporarily unavailable [system:11]\n"
+PERSISTENCED = "Mar  1 10:00:00 n1 nvidia-persistenced: Failed to query NVIDIA devices. Please ensure that the NVIDIA device files (/dev/nvidia*) exist, and that user 0 has read and write permissions for those files.\n"
+ABORT = "NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n[n1:24154] PMIX ERROR: UNREACHABLE in file server/pmix_server.c at line 2147\n"
+OVERLAY = "Mar  1 10:00:00 n7 flux[371635]: heartbeat.warning[1150]: heartbeat overdue\nMar  1 10:05:00 n7 flux[371635]: overlay.crit[1150]: disconnecting: no heartbeat for 5.1m\n"
+DEAD = "[ +21.998384] broker[0]: n2 (rank 2) has disconnected unexpectedly. Marking it LOST.\n[ +22.100710] broker[0]: dead to Flux: n[2,6-7] (rank 2,6-7)\n"
+BOOT = 'Mar  1 10:00:00 n1 containerd[512]: time="2025-03-01T10:00:00.314767915Z" level=error msg="failed to load cni during init, please check CRI plugin status before setting up network for pods" error="cni config load failed: no network config found in /etc/cni/net.d: cni plugin not initialized: failed to load cni config"\nMar  1 10:00:00 n1 containerd[512]: time="2025-03-01T10:00:00.314994242Z" level=info msg="Start event monitor"\n'
+CORRECTED = "[Mar 01 2025 10:00:00] [INFO] [tid 1808] multicast group 1 is allocated.\n[Mar 01 2025 10:00:01] [ERROR] [tid 12727] detected NVSwitch non-fatal error 12028 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 physical id 3 port 61\n"
 POOL = "2025-03-01 10:00:01,000 - [slurm_plugin.instance_manager:_launch_instances] - ERROR - Encountered exception when launching instances for nodes (x1) ['gpu-st-p5-7']: An error occurred (InsufficientInstanceCapacity) when calling the RunInstances operation (reached max retries: 1): There is no Spot capacity.\n"
 
 LOGS = (
@@ -96,6 +113,23 @@ LOGS = (
     Whole("pods that were not ready in time", KUEUE, "fault", ("k8s.evicted",), "platform"),
     Whole("a lost GPU keeps a pod out", LOST, "fault", ("nvidia.smi.lost",), "hardware"),
     Whole("an accelerator that cannot be opened", NRTD, "fault", ("neuron.runtime",), "unknown"),
+    Whole("munge has no key", MUNGED, "fault", ("slurm.munge",), "platform"),
+    Whole("munge's unit", MUNGE_UNIT, "fault", ("health.service",), "platform", nodes=("n1",)),
+    Whole("a slurmd that does not answer srun", RECEIVE * 3, "fault", ("slurm.launch_failed",), "platform"),
+    Whole("a controller without an address", RESOLVE * 3, "fault", ("slurm.controller",), "network"),
+    Whole("a controller that DNS does not know", NO_SOURCE, "fault", ("slurm.controller",), "platform"),
+    Whole("IMEX without an interface", IMEX, "fault", ("nvidia.imex",), "platform"),
+    Whole("no API server", NO_API, "fault", ("k8s.api",), "platform"),
+    Whole("an API server that came back", NO_API + LEASE, "healthy"),
+    Whole("a missed call to the API server", API.format(1), "healthy"),
+    Whole("a standby that waits for the lease", STANDBY * 2, "healthy"),
+    Whole("a Ray worker without threads", THREADS, "fault", ("resources.threads",), "platform"),
+    Whole("a persistence daemon without devices", PERSISTENCED, "fault", ("cuda.no_driver",), "platform"),
+    Whole("an abort and its noise", ABORT, "fault", ("mpi.abort",), "application"),
+    Whole("Flux lost its parent", OVERLAY, "fault", ("flux.node_lost",), "hardware", nodes=("n7",)),
+    Whole("Flux lost a node", DEAD, "fault", ("flux.node_lost",), "hardware", nodes=("n2",)),
+    Whole("containerd boots before its network", BOOT, "healthy"),
+    Whole("an NVSwitch that corrected itself", CORRECTED, "healthy"),
     Whole("the cloud has no machine", POOL, "fault", ("cloud.no_capacity",), "platform"),
 )  # fmt: skip
 

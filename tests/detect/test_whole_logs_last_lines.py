@@ -52,7 +52,7 @@ LOGS = (
     Whole("AMD's scheduler firmware is silent", MES, "fault", ("kernel.amdgpu",), "hardware"),
     Whole("a prolog failed on a node", PROLOG, "fault", ("slurm.prolog",), "platform", nodes=("gpu31",)),
     Whole("a prolog hung on a node", HUNG_PROLOG, "fault", ("slurm.prolog",), "platform", nodes=("gpu31",)),
-    Whole("Slurm's commands find no configuration", NO_CONFIG, "fault", ("generic.",), "platform"),
+    Whole("Slurm's commands find no configuration", NO_CONFIG, "fault", ("slurm.controller",), "platform"),
     Whole("a container that ended says no more than a program", POD, "fault", ("generic.exit",), "application"),
     Whole("an old Ray lost a node", hf() + RAY_NODE, "fault", ("python.ray.node_died",), "hardware"),
 )  # fmt: skip

@@ -55,7 +55,8 @@ _BACK = {
     "kernel.iscsi.back": ("kernel.iscsi",),
     "ipmi.limit.back": ("ipmi.limit",),
     "slurm.database.back": ("slurm.database",),
-    "k8s.pods_start": ("k8s.cni", "k8s.runtime"),
+    "k8s.pods_start": ("k8s.cni", "k8s.runtime", "k8s.api"),
+    "k8s.api.back": ("k8s.api",),
     "k8s.scheduled": ("k8s.scheduling",),
     "k8s.started": ("k8s.scheduling", "k8s.mount", "k8s.sandbox", "k8s.image"),
     "health.service_up": ("health.service",),
@@ -67,9 +68,9 @@ _BACK = {
 _COLLECTIVE_WAITS = frozenset({"nccl.timeout", "gloo.timeout"})
 _WAITS = _COLLECTIVE_WAITS | {"slurm.time_limit", "launching.time_limit"}
 """What still counts after the work was done: some process did not end."""
-_PERSISTENT = {"loss.nan.grad": 5, "k8s.driver_wait": 3}
+_PERSISTENT = {"loss.nan.grad": 5, "k8s.driver_wait": 3, "k8s.api": 3}
 """Rules that are trouble only when they come so often."""
-_HANDLED = frozenset({"python", "data", "distributed"})
+_HANDLED = frozenset({"python", "data", "distributed", "control"})
 """Families of rules whose errors a program can handle."""
 
 

@@ -57,6 +57,12 @@ _OF_DAEMONS = re.compile(
 )
 """Daemons of Slurm, of Kubernetes (klog) and container runtimes (logrus) log many errors that end nothing; what ends
 them they call fatal."""
+_MILD = re.compile(
+    r"^(?:\S.{0,60}? )?[IW]\d{4} \d\d:\d\d:\d\d\.\d{1,6} +\d+ \S{1,80}:\d+\] |\blevel=(?:info|debug|warn(?:ing)?)\b"
+    r"|\"level\": ?\"(?:info|debug|warn(?:ing)?)\"",
+    re.IGNORECASE,
+)
+"""A logger's own word that a line is no error (klog, logrus, JSON); a complaint on it is none."""
 _TRACE_LINE = ' File "'
 KEPT_LAST = 48
 KEPT_FIRST = 8
@@ -145,6 +151,8 @@ class UnnamedErrors:
     def take(self, match: Match) -> None:
         """A line that only its severity tells of; of kernel and system logs, a driver's words alone count."""
         if bool(_NOT_OUTPUT.search(match.text)) is not (match.rule.id == _OF_DRIVERS):
+            return
+        if match.rule.id == "generic.complaint" and _MILD.search(match.text):
             return
         if len(self._first) < KEPT_FIRST:
             self._first.append(match)
