@@ -74,6 +74,11 @@ OVERLAY = "Mar  1 10:00:00 n7 flux[371635]: heartbeat.warning[1150]: heartbeat o
 DEAD = "[ +21.998384] broker[0]: n2 (rank 2) has disconnected unexpectedly. Marking it LOST.\n[ +22.100710] broker[0]: dead to Flux: n[2,6-7] (rank 2,6-7)\n"
 BOOT = 'Mar  1 10:00:00 n1 containerd[512]: time="2025-03-01T10:00:00.314767915Z" level=error msg="failed to load cni during init, please check CRI plugin status before setting up network for pods" error="cni config load failed: no network config found in /etc/cni/net.d: cni plugin not initialized: failed to load cni config"\nMar  1 10:00:00 n1 containerd[512]: time="2025-03-01T10:00:00.314994242Z" level=info msg="Start event monitor"\n'
 CORRECTED = "[Mar 01 2025 10:00:00] [INFO] [tid 1808] multicast group 1 is allocated.\n[Mar 01 2025 10:00:01] [ERROR] [tid 12727] detected NVSwitch non-fatal error 12028 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 physical id 3 port 61\n"
+CORES = "[2025-03-01T10:00:00.044] error: _node_config_validate: gres/gpu: invalid GRES core specification (48-63,176-191) on node node01\n"
+CDI = "Emulate Docker CLI using podman. Create /etc/containers/nodocker to quiet msg.\nError: setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=all\n"
+CRUN = "Error: crun: executable file `train` not found in $PATH: No such file or directory: OCI runtime attempted to invoke a command that was not found\n"
+STAT = "[2025-03-01T10:00:00.999] error: gres_device_major: stat(/dev/nvidia0): No such file or directory\n"
+PLEG = "  Ready            False   Mon, 03 Jun 2019 13:54:18 +0000   KubeletNotReady              PLEG is not healthy: pleg was last seen active 16h17m50.791825508s ago; threshold is 3m0s\n"
 POOL = "2025-03-01 10:00:01,000 - [slurm_plugin.instance_manager:_launch_instances] - ERROR - Encountered exception when launching instances for nodes (x1) ['gpu-st-p5-7']: An error occurred (InsufficientInstanceCapacity) when calling the RunInstances operation (reached max retries: 1): There is no Spot capacity.\n"
 
 LOGS = (
@@ -130,6 +135,11 @@ LOGS = (
     Whole("Flux lost a node", DEAD, "fault", ("flux.node_lost",), "hardware", nodes=("n2",)),
     Whole("containerd boots before its network", BOOT, "healthy"),
     Whole("an NVSwitch that corrected itself", CORRECTED, "healthy"),
+    Whole("gres.conf does not fit", CORES * 3, "fault", ("slurm.conf_invalid",), "platform", nodes=("node01",)),
+    Whole("podman knows no such GPU", CDI, "fault", ("launching.container",), "platform"),
+    Whole("no program in the container", CRUN, "fault", ("launching.container",), "platform"),
+    Whole("a controller without GPUs", STAT * 4, "healthy"),
+    Whole("a node whose runtime hangs", PLEG, "fault", ("k8s.runtime",), "platform"),
     Whole("the cloud has no machine", POOL, "fault", ("cloud.no_capacity",), "platform"),
 )  # fmt: skip
 
