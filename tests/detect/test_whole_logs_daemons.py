@@ -79,6 +79,10 @@ CDI = "Emulate Docker CLI using podman. Create /etc/containers/nodocker to quiet
 CRUN = "Error: crun: executable file `train` not found in $PATH: No such file or directory: OCI runtime attempted to invoke a command that was not found\n"
 STAT = "[2025-03-01T10:00:00.999] error: gres_device_major: stat(/dev/nvidia0): No such file or directory\n"
 PLEG = "  Ready            False   Mon, 03 Jun 2019 13:54:18 +0000   KubeletNotReady              PLEG is not healthy: pleg was last seen active 16h17m50.791825508s ago; threshold is 3m0s\n"
+SLOTS = "Either there are not enough slots available in the system to launch\nthe 45 processes that were requested by the application, or there are\nnot enough CPUs to bind them as requested:\n"
+HELP = "Sorry!  You were supposed to get help about:\n    prte-rmaps-base:alloc-error\nBut I couldn't open the help file:\n    (null).  Sorry!\n"
+SENTINEL = '{"time":"2026-03-06T09:34:56Z","level":"INFO","msg":"Health events received","events":[{"agent":"gpu-health-monitor","componentClass":"GPU","checkName":"GpuXidError","isFatal":true,"message":"GPU has fallen off the bus (XID 79). Node requires reboot.","errorCode":["DCGM_FR_GPU_FALLEN_OFF_BUS"],"nodeName":"n7"}]}\n'
+SENTINEL_WELL = '{"time":"2026-03-06T09:44:56Z","level":"INFO","msg":"Attempting to send health event","events":[{"checkName":"SysLogsXIDError","isHealthy":true,"message":"No Health Failures","nodeName":"n7"}]}\n'
 POOL = "2025-03-01 10:00:01,000 - [slurm_plugin.instance_manager:_launch_instances] - ERROR - Encountered exception when launching instances for nodes (x1) ['gpu-st-p5-7']: An error occurred (InsufficientInstanceCapacity) when calling the RunInstances operation (reached max retries: 1): There is no Spot capacity.\n"
 
 LOGS = (
@@ -120,7 +124,7 @@ LOGS = (
     Whole("an accelerator that cannot be opened", NRTD, "fault", ("neuron.runtime",), "unknown"),
     Whole("munge has no key", MUNGED, "fault", ("slurm.munge",), "platform"),
     Whole("munge's unit", MUNGE_UNIT, "fault", ("health.service",), "platform", nodes=("n1",)),
-    Whole("a slurmd that does not answer srun", RECEIVE * 3, "fault", ("slurm.launch_failed",), "platform"),
+    Whole("a slurmd that does not answer srun", RECEIVE * 3, "fault", ("generic.error",), "network"),
     Whole("a controller without an address", RESOLVE * 3, "fault", ("slurm.controller",), "network"),
     Whole("a controller that DNS does not know", NO_SOURCE, "fault", ("slurm.controller",), "platform"),
     Whole("IMEX without an interface", IMEX, "fault", ("nvidia.imex",), "platform"),
@@ -140,6 +144,10 @@ LOGS = (
     Whole("no program in the container", CRUN, "fault", ("launching.container",), "platform"),
     Whole("a controller without GPUs", STAT * 4, "healthy"),
     Whole("a node whose runtime hangs", PLEG, "fault", ("k8s.runtime",), "platform"),
+    Whole("more processes than slots", SLOTS, "fault", ("mpi.init",), "platform"),
+    Whole("mpirun cannot even say why", HELP, "fault", ("mpi.init",), "platform"),
+    Whole("a health agent's fatal event", SENTINEL, "fault", ("health.agent",), "hardware", nodes=("n7",)),
+    Whole("a health agent's good news", SENTINEL_WELL, "healthy"),
     Whole("the cloud has no machine", POOL, "fault", ("cloud.no_capacity",), "platform"),
 )  # fmt: skip
 
