@@ -83,6 +83,10 @@ SLOTS = "Either there are not enough slots available in the system to launch\nth
 HELP = "Sorry!  You were supposed to get help about:\n    prte-rmaps-base:alloc-error\nBut I couldn't open the help file:\n    (null).  Sorry!\n"
 SENTINEL = '{"time":"2026-03-06T09:34:56Z","level":"INFO","msg":"Health events received","events":[{"agent":"gpu-health-monitor","componentClass":"GPU","checkName":"GpuXidError","isFatal":true,"message":"GPU has fallen off the bus (XID 79). Node requires reboot.","errorCode":["DCGM_FR_GPU_FALLEN_OFF_BUS"],"nodeName":"n7"}]}\n'
 SENTINEL_WELL = '{"time":"2026-03-06T09:44:56Z","level":"INFO","msg":"Attempting to send health event","events":[{"checkName":"SysLogsXIDError","isHealthy":true,"message":"No Health Failures","nodeName":"n7"}]}\n'
+REGISTER = "2025/03/01 10:00:00 Starting to serve on /var/lib/kubelet/device-plugins/nvidia.sock\n2025/03/01 10:00:12 Could not register device plugin: context deadline exceeded\n2025/03/01 10:00:13 Could not contact Kubelet, retrying. Did you enable the device plugin feature gate?\n"
+REGISTERED = "2025/03/01 10:01:45 Registered device plugin with Kubelet\n"
+RAY_CHECK = "(raylet) [2025-03-01 10:00:00,848 C 210 210] local_object_manager.cc:260:  Check failed: objects_pending_spill_.count(object_id) \n(raylet) *** StackTrace Information ***\n(raylet)     ray::SpdLogMessage::Flush()\n"
+NO_VERBS = "n1:14926:14926 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]\nNCCL version 2.9.6+cuda11.2\n           8             2   float       0    45.82    0.00    0.00    N/A    38.17    0.00    0.00    N/A\n"
 POOL = "2025-03-01 10:00:01,000 - [slurm_plugin.instance_manager:_launch_instances] - ERROR - Encountered exception when launching instances for nodes (x1) ['gpu-st-p5-7']: An error occurred (InsufficientInstanceCapacity) when calling the RunInstances operation (reached max retries: 1): There is no Spot capacity.\n"
 
 LOGS = (
@@ -148,6 +152,10 @@ LOGS = (
     Whole("mpirun cannot even say why", HELP, "fault", ("mpi.init",), "platform"),
     Whole("a health agent's fatal event", SENTINEL, "fault", ("health.agent",), "hardware", nodes=("n7",)),
     Whole("a health agent's good news", SENTINEL_WELL, "healthy"),
+    Whole("a device plugin without a kubelet", REGISTER, "fault", ("k8s.device_registration",), "platform"),
+    Whole("a device plugin that registered at last", REGISTER + REGISTERED, "healthy"),
+    Whole("a check of Ray's own", RAY_CHECK, "fault", ("process.check",), "application"),
+    Whole("NCCL over sockets", NO_VERBS, "healthy"),
     Whole("the cloud has no machine", POOL, "fault", ("cloud.no_capacity",), "platform"),
 )  # fmt: skip
 

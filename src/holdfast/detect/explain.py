@@ -61,6 +61,7 @@ _BACK = {
     "k8s.started": ("k8s.scheduling", "k8s.mount", "k8s.sandbox", "k8s.image"),
     "health.service_up": ("health.service",),
     "k8s.driver_ready": ("k8s.driver_wait",),
+    "k8s.device_registered": ("k8s.device_registration",),
 }
 """Rules that say that what other rules reported is over."""
 
