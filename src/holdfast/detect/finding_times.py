@@ -47,8 +47,8 @@ class SchedulerClock:
     """Reads Slurm's times in one job's log as the job's own lines would show them.
 
     The host's time zone stands in Slurm's lines; a container's, often UTC, in those of the job. A log is written in
-    order: what is stamped before the lines above it is behind by whole half-hours, and what comes whole hours after
-    the last of them, almost to the second, is ahead by these.
+    order: what is stamped before the lines above it is behind by whole half-hours, and what comes whole hours and
+    at most three minutes after the last of them is ahead by these hours (one hang in twenty looks like that, too).
     """
 
     def __init__(self) -> None:
