@@ -66,6 +66,10 @@ _BACK = {
 """Rules that say that what other rules reported is over."""
 
 
+_ENDED_BY_SLURM = ("slurm.time_limit", "slurm.cancelled", "slurm.preempted")
+GRACE_STEPS = 100
+GRACE_S = 180.0
+"""A step that Slurm has begun to end goes on for its KillWait, minutes at most: more shows another attempt."""
 _COLLECTIVE_WAITS = frozenset({"nccl.timeout", "gloo.timeout"})
 _WAITS = _COLLECTIVE_WAITS | {"slurm.time_limit", "launching.time_limit"}
 """What still counts after the work was done: some process did not end."""
@@ -375,9 +379,8 @@ class LogReading:
             return "the job completed, as its own log says"
         if any(restart > kept.order for restart in file.restarts) and kept.finding.severity is Severity.FATAL:
             return ""
-        for name, rises in file.rises.items():
-            if rises - kept.steps_then.get(name, 0) >= SURVIVED_STEPS:
-                return "steps went on rising after it"
+        if self._went_on(kept, file):
+            return "steps went on rising after it"
         quiet = file.size - file.last_trouble
         if kept.ignored:
             return "Python passed over it"
@@ -387,6 +390,16 @@ class LogReading:
         if handled and (quiet > WENT_ON_BYTES or (quiet > WENT_ON_BYTES // 10 and quiet > WENT_ON_SHARE * file.size)):
             return "the log went on for long without any trouble"
         return ""
+
+    @staticmethod
+    def _went_on(kept: Kept, file: _File) -> bool:
+        """Whether the job lived through it, as its steps show."""
+        begun_anew = any(restart > kept.order for restart in file.restarts)
+        is_ended = kept.finding.rule.startswith(_ENDED_BY_SLURM) and not begun_anew
+        if is_ended and file.progress_at and 0 < kept.finding.at < file.progress_at - GRACE_S:
+            return True
+        enough = GRACE_STEPS if is_ended else SURVIVED_STEPS
+        return any(rises - kept.steps_then.get(name, 0) >= enough for name, rises in file.rises.items())
 
     def _all_done(self) -> bool:
         """Whether some log says that the work was done, and none tells of steps without that."""
