@@ -74,6 +74,8 @@ NAN_NORM = (
 PADDLE = "LAUNCH INFO 2025-03-01 10:35:50,211 Pod failed\nLAUNCH ERROR 2025-03-01 10:35:50,216 Container failed !!!\nContainer rank 0 status failed cmd ['/opt/bin/python', '-u', 'train.py'] code {} log log/workerlog.0\n"
 GAUDI = "[ 43.0] habanalabs hl1: Successfully loaded firmware to device\n[ 72.9] habanalabs hl2: Failed to communicate with Device CPU (CPU-CP timeout)\n[ 72.9] habanalabs 0000:1a:00.0: Failed to initialize hl2. Device is NOT usable !\n"
 PREEMPTED = "slurmstepd: error: *** JOB 812 ON gpu07 CANCELLED AT 2025-03-01T10:04:25 DUE TO PREEMPTION ***\n"
+WEEKS = "[Wed Jul 31 23:14:18 2024] NVRM: Xid (PCI:0000:00:05): 43, pid=104, name=python, Ch 00000008\n[Fri Aug  9 13:32:56 2024] NVRM: Xid (PCI:0000:00:08): 94, pid='<unknown>', name=<unknown>, Contained: SM (0x1). RST: No, D-RST: No\n"
+PEERMEM = "[Fri Aug 30 11:11:22 2024] nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further processing\n"
 CEPH = "[ 812.4] ceph: mds0 hung\n"
 
 ENDED_OUTSIDE = (
@@ -94,6 +96,9 @@ ENDED_OUTSIDE = (
     Whole("a Gaudi that does not start", GAUDI, "fault", ("kernel.reset.accelerator",), "hardware"),
     Whole("steps in the seconds that a time limit leaves", hf() + TIME_LIMIT.format("10:04:25") + "Bypassing SIGTERM: 15\n" + hf(45)[-900:], "fault", ("slurm.time_limit",), "operator"),
     Whole("a preempted attempt, and the next in the same file", titan(20) + PREEMPTED + "[rank0]:[titan] 2025-03-01 10:09:00,051 - root - INFO - Loading the checkpoint from ckpt/step-20.\n" + titan(12, 21, 9), "healthy"),
+    Whole("a kernel's log of weeks: a program's faults, then a GPU's own", WEEKS, "fault", ("nvidia.xid.94",), "hardware"),
+    Whole("GPUDirect's module, after a program ended", PEERMEM, "healthy"),
+    Whole("a queue pair that cannot be set up", "  port_state: ACTIVE\nFailed to modify QP to RTR: Connection timed out\nerrno: 110\n", "fault", ("nccl.ibv",), "network"),
     Whole("a management controller's events", SEL, "fault", ("ipmi.event",), "hardware"),
     Whole("a Ceph server hangs", CEPH, "fault", ("kernel.ceph.hung",), "storage"),
     Whole("a Ceph server hung for a while", CEPH + "[ 980.1] ceph: mds0 came back\n", "healthy"),

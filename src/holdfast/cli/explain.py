@@ -93,7 +93,7 @@ def explain_logs(
     if names and len(failed) == len(names) and not reading.order:
         raise UserError(failed[0])
     reading.finish()
-    context = DiagnosisContext(ranks=reading.ranks, progress_at=reading.progress_at)
+    context = DiagnosisContext(ranks=reading.ranks, progress_at=reading.progress_at, no_job=reading.no_job)
     diagnosis = diagnose(reading.findings, context)
     _number(reading, diagnosis)
     explained = reading.explanation(diagnosis)

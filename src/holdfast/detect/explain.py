@@ -202,6 +202,12 @@ class LogReading:
             elif role in {Role.ROOT, Role.CASCADE} or match.rule.id in HELD_UP:
                 self._keep(number, file, match)
 
+    @property
+    def no_job(self) -> bool:
+        """All that was found was told by kernels, and nothing by a job."""
+        has_job = any(file.progress_lines or file.completed is not None for file in self.files)
+        return not has_job and all(k.match.rule.family in MACHINE for k in self._places.values())
+
     def flight(self, dumps: Sequence[Dump]) -> None:
         """Flight-recorder dumps of the job's ranks lie beside its logs."""
         self._flight = missing_ranks(dumps)

@@ -160,7 +160,8 @@ def take_apart(text: str, year: int = 1970, learned: LearnedPrefixes | None = No
             at = _stamp(found, year)
             dated = int(found["y"] or found["by"] or found["uy"] or 0) or None
             syslog = _SYSLOG_HOST if found["bm"] else _JOURNAL_HOST if found["z"] else None
-            if syslog is not None and (host := syslog.match(body, found.end())):
+            in_brackets = found[0].lstrip()[0] in "[("  # dmesg's, which names no host
+            if syslog is not None and not in_brackets and (host := syslog.match(body, found.end())):
                 node = host["host"]
                 body = body[host.end() :]
                 continue
