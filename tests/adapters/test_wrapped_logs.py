@@ -34,7 +34,20 @@ def collector(line: str, second: int = 0) -> str:
     return json.dumps({"@timestamp": AT.format(second), "message": line, "kubernetes": {"pod": "worker-3"}})
 
 
-@pytest.mark.parametrize("wrap", [docker, cloud, collector])
+def journal(line: str, second: int = 0) -> str:
+    at = 1740823380478123 + second * 1_000_000
+    return json.dumps(
+        {
+            "__REALTIME_TIMESTAMP": str(at),
+            "_HOSTNAME": "gpu07",
+            "SYSLOG_IDENTIFIER": "train.sh",
+            "_PID": "812",
+            "MESSAGE": line,
+        }
+    )
+
+
+@pytest.mark.parametrize("wrap", [docker, cloud, collector, journal])
 def test_a_wrapped_traceback_is_a_traceback(wrap, tmp_path: Path) -> None:
     """Its exception is the cause, and the line's number that of the object."""
     lines = [wrap(line) for line in titan(12).splitlines()] + [wrap(line, 20) for line in TRACE]
@@ -43,7 +56,9 @@ def test_a_wrapped_traceback_is_a_traceback(wrap, tmp_path: Path) -> None:
     path.write_text(text)
     shown = b"".join(read_chunks(str(path))).decode().splitlines()
     assert len(shown) == len(lines)
-    assert shown[-1] == f"{AT.format(20)} stderr F AssertionError"
+    stamp = AT.format(20)
+    told = f"{stamp[:-4]}+00:00 gpu07 train.sh[812]: " if wrap is journal else f"{stamp} stderr F "
+    assert shown[-1] == told + "AssertionError"
     assert_right(Whole("as written", "\n".join(shown) + "\n", "fault", ("data.bug",), "application"), tmp_path)
 
 
@@ -52,6 +67,19 @@ def test_a_healthy_job_is_healthy_though_its_collector_calls_stderr_errors(tmp_p
     text = "\n".join(cloud(line) for line in titan(20).splitlines()) + "\n"
     shown = b"".join(unwrapped(iter([text.encode()]))).decode()
     assert_right(Whole("healthy", shown, "healthy"), tmp_path)
+
+
+def test_a_kernels_journal_names_the_node(tmp_path: Path) -> None:
+    """`journalctl -k -o json`: the host of an Xid's line is the suspect."""
+    entry = {
+        "__REALTIME_TIMESTAMP": "1740823200123456",
+        "_HOSTNAME": "gpu07",
+        "_TRANSPORT": "kernel",
+        "SYSLOG_IDENTIFIER": "kernel",
+    }
+    entry["MESSAGE"] = "NVRM: Xid (PCI:0000:65:00): 79, pid=4211, name=python, GPU has fallen off the bus."
+    shown = b"".join(unwrapped(iter([json.dumps(entry).encode()]))).decode()
+    assert_right(Whole("journal", shown, "fault", ("nvidia.xid.79",), "hardware", nodes=("gpu07",)), tmp_path)
 
 
 def test_compressed_cut_and_mixed_files(tmp_path: Path) -> None:
@@ -76,6 +104,8 @@ def test_compressed_cut_and_mixed_files(tmp_path: Path) -> None:
         ('{"loss": 2.1, "step": 1}', '{"loss": 2.0, "step": 2}'),
         ('{"level":"error","msg":"x","ts":1}',),
         ('{"message": "without a time"}',),
+        ('{"MESSAGE": [72, 105], "__REALTIME_TIMESTAMP": "1740823200123456"}',),
+        ('{"MESSAGE": "x", "__REALTIME_TIMESTAMP": "99999999999999999999999"}',),
         ("",),
     ],
 )

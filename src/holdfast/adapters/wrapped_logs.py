@@ -1,7 +1,8 @@
 """Logs whose lines a collector has wrapped in JSON objects: unwrapped to what was written, with its time in front.
 
-Docker's json-file driver (`log`), Cloud Logging's exports (`textPayload`) and Fluent Bit, Vector or Filebeat (`message`
-beside a time) write an object a line. What comes out has the form of Kubernetes' own log files: time, stream, F, text.
+Docker's json-file driver (`log`), Cloud Logging's exports (`textPayload`), Fluent Bit, Vector or Filebeat (`message`
+beside a time) and `journalctl -o json` (`MESSAGE`) write an object a line. What comes out has the form of Kubernetes'
+own log files (time, stream, F, text), of a journal that of syslog (time, host, program, text).
 Called by `log_files.read_chunks`; what is no such log passes as it is, a look at its first bytes later.
 """
 
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import msgspec
 from msgspec import Struct, field
 
-_HEAD = re.compile(rb'\s*\{(?=[^\n]{0,4000}"(?:log|textPayload|message)"\s*:\s*")')
+_HEAD = re.compile(rb'\s*\{(?=[^\n]{0,4000}"(?:log|textPayload|message|MESSAGE)"\s*:\s*")')
+TIME_DIGITS_MAX = 17
 _LINE_MAX = 4 << 20
 """A line that is longer is no object of a collector: it passes as it is."""
 
@@ -28,6 +31,11 @@ class _Wrapped(Struct):
     time: str = ""
     timestamp: str = ""
     at: str = field(name="@timestamp", default="")
+    told: str | None = field(name="MESSAGE", default=None)
+    told_at: str = field(name="__REALTIME_TIMESTAMP", default="")
+    host: str = field(name="_HOSTNAME", default="")
+    program: str = field(name="SYSLOG_IDENTIFIER", default="")
+    pid: str = field(name="_PID", default="")
 
 
 _DECODER = msgspec.json.Decoder(_Wrapped)
@@ -68,12 +76,26 @@ def _text(line: bytes) -> bytes | None:
         wrapped = _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+    if wrapped.told is not None and wrapped.told_at.isdecimal() and len(wrapped.told_at) <= TIME_DIGITS_MAX:
+        return _of_a_journal(wrapped, wrapped.told).encode()
     at = wrapped.time or wrapped.at or wrapped.timestamp
     text = wrapped.log if wrapped.log is not None else wrapped.text_payload
     if text is None and wrapped.message is not None and at:
         text = " ".join(part for part in (wrapped.message, wrapped.error, wrapped.exception) if part)
     if text is None:
         return None
-    # Several lines in one object stay one line: what is found in it has this line's number.
-    told = text.rstrip("\r\n").replace("\n", " ")
+    told = _one_line(text)
     return (f"{at} {wrapped.stream} F {told}" if at else told).encode()
+
+
+def _of_a_journal(wrapped: _Wrapped, told: str) -> str:
+    at = datetime.fromtimestamp(int(wrapped.told_at) / 1e6, UTC).isoformat(timespec="microseconds")
+    program = wrapped.program or "unknown"
+    # A kernel's lines have no process id, and rules for them look for `kernel: `.
+    pid = f"[{wrapped.pid}]" if wrapped.pid and program != "kernel" else ""
+    return f"{at} {wrapped.host or '-'} {program}{pid}: {_one_line(told)}"
+
+
+def _one_line(text: str) -> str:
+    """Several lines in one object stay one line: what is found in it has this line's number."""
+    return text.rstrip("\r\n").replace("\n", " ")
