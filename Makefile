@@ -30,9 +30,9 @@ $(STAMP): pyproject.toml constraints.txt $(VENV)/bin/python
 	@$(PIP) install -c constraints.txt -e '.[torch,postgres,otel,dev]' 2> >(grep -v WARNING >&2)
 	@touch $(STAMP)
 
-# The training frameworks that holdfast.integrations is tested with: the demo needs none of them.
+# The training frameworks that holdfast.integrations is tested with, and pyarrow: the demo needs none of them.
 $(VENV)/.frameworks: $(STAMP)
-	@$(PIP) install -c constraints.txt -e '.[integrations]' 2> >(grep -v WARNING >&2)
+	@$(PIP) install -c constraints.txt -e '.[integrations,parquet]' 2> >(grep -v WARNING >&2)
 	@touch $@
 
 demo: install ## a real training job survives three real faults on this machine (under 3 minutes)

@@ -65,6 +65,18 @@ def test_slow_node_is_one_report():
     assert [(f.kind, f.node) for f in found] == [("node", "n1")]
 
 
+@pytest.mark.parametrize("factor", [1.3, 1.5, 4.0])
+@pytest.mark.parametrize("begin", [0, 30])
+def test_one_of_two_nodes(factor, begin):
+    """Half of the ranks are slow, from the beginning or later: their node is named, as one, within three slow steps."""
+    layout = Layout(nodes={r: f"n{r // 16}" for r in range(RANKS)})
+    half = dict.fromkeys(range(16, 32), factor)
+    found = run(Job(4), 45, lambda s: half if s >= begin else {}, layout=layout)
+    assert [(f.kind, f.node, f.ranks) for f in found] == [("node", "n1", tuple(range(16, 32)))]
+    assert found[0].step == max(begin, WARM_UP_STEPS) + SLOW_STEPS - 1
+    assert abs(found[0].slowdown - factor) < 0.15 * factor
+
+
 def test_cleared():
     """A straggler that is quick again is told once."""
     found = run(Job(4), 90, lambda s: {5: 1.5} if 30 <= s < 50 else {})

@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("holdfast.cli.run:run", RUN, "Run a training command so that it comes back by itself."),
     "srun": ("holdfast.cli.srun:srun", RUN, "Run a Slurm step so that it comes back in its allocation."),
     "explain": ("holdfast.cli.explain:explain", RUN, "Say why a job failed, from any log file."),
+    "stragglers": ("holdfast.cli.stragglers:stragglers", RUN, "Name who kept the others waiting, from recorded steps."),
     "top": ("holdfast.cli.top:top", WATCH, "The overview in a terminal, kept up to date."),
     "jobs": ("holdfast.cli.cluster_views:jobs", WATCH, "List jobs and the state of their recovery."),
     "job": ("holdfast.cli.cluster_views:job", WATCH, "Show one job: attempts, story, incidents."),
@@ -75,7 +76,7 @@ Holdfast keeps large training jobs running. Where to begin:
 
 EXTRAS = {
     "torch": "torch", "numpy": "torch", "psycopg": "postgres", "boto3": "aws", "botocore": "aws",
-    "opentelemetry": "otel", "kubernetes_asyncio": "kubernetes",
+    "opentelemetry": "otel", "kubernetes_asyncio": "kubernetes", "pyarrow": "parquet",
 }  # fmt: skip
 """Module that may be absent -> the extra of pyproject.toml that has it."""
 

@@ -1,17 +1,18 @@
 """Who is slow: a rank, a node or a pipeline stage, from each rank's times per step.
 
-Launchers and the controller's detectors feed one `StragglerDetector` per attempt with one sample per rank and step;
-what it returns becomes `straggler.*` findings. Time passes only as steps.
+`holdfast stragglers` and `stragglers_of` feed one `StragglerDetector` with a recording, one sample per rank and step; a
+program that measures its ranks can feed it as it goes. Launchers measure no waits: they tell who is slow by where the
+ranks stand (`launch.slowdown`). Time passes only as steps.
 
 In synchronous training every rank's step takes equally long, since the quick wait for the slow. What tells them apart
 is the time a rank works: its step less its waiting in collectives (`wait_s`). When no waits are known, whole step times
 are compared, which serves for pipelines and for data loading outside the step.
 
 A rank is slow in a step when its work stands out from its peers (ranks of its stage): by `excess_min` of their median
-and by four robust deviations (median absolute deviation), and also from its own past, unless it was slow from the
-beginning. Three slow steps in a row report it; slow steps that come now and then count towards it and fade. Steps in
-which everyone is slow (evaluation, checkpoint, a pause of the whole job) say nothing about anyone, nor do the first
-steps.
+and by four robust deviations (median absolute deviation), both those of the quick ones where up to half are clearly
+slow, and also from its own past, unless it was slow from the beginning. Three slow steps in a row report it; slow steps
+that come now and then count towards it and fade. Steps in which everyone is slow (evaluation, checkpoint, a pause of
+the whole job) say nothing about anyone, nor do the first steps.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from statistics import median
 from typing import Any
 
 from msgspec import Struct
+
+from holdfast.errors import UserError
 
 SLOW_STEPS = 3
 """Slow steps after which someone is reported (the requirement: within three)."""
@@ -91,6 +94,26 @@ class _Rank:
         self.past: deque[float] = deque(maxlen=PAST_STEPS)
 
 
+def _middle(times: Sequence[float], excess_min: float) -> tuple[float, float]:
+    """The median of sorted times and their robust deviation.
+
+    Where a quarter to a half of them stand clearly above the rest, as when one of two nodes is slow, the rest's: the
+    median of all lies between the two then. Fewer do not move it.
+    """
+    few, half = (3 * len(times) + 3) // 4, (len(times) + 1) // 2
+    gap, at = max((times[i + 1] - times[i], i + 1) for i in range(len(times) - 1))
+    if half <= at <= few:
+        middle, spread = _median_and_spread(times[:at])
+        if gap > max(excess_min * middle, DEVIATIONS * spread):
+            return middle, spread
+    return _median_and_spread(times)
+
+
+def _median_and_spread(times: Sequence[float]) -> tuple[float, float]:
+    middle = median(times)
+    return middle, MAD_TO_SIGMA * median(abs(time - middle) for time in times)
+
+
 class StragglerDetector:
     """Learns one attempt's rhythm and says who falls behind.
 
@@ -135,7 +158,7 @@ class StragglerDetector:
             return []
         self._seen += 1
         work = {s.rank: max(1e-9, s.step_s - (s.wait_s or 0.0)) for s in samples}
-        middle = median(work.values())
+        middle, _ = _middle(sorted(work.values()), self.excess_min)
         if not ordinary or self._seen <= self.warm_up_steps:
             return []
         usual = median(self._medians) if self._medians else middle
@@ -150,8 +173,7 @@ class StragglerDetector:
         """Rank -> ratio to its peers, for those that stand out in this step."""
         slow: dict[int, float] = {}
         for peers in self._peers(work):
-            middle = median(work[rank] for rank in peers)
-            spread = MAD_TO_SIGMA * median(abs(work[rank] - middle) for rank in peers)
+            middle, spread = _middle(sorted(work[rank] for rank in peers), self.excess_min)
             limit = middle + max(self.excess_min * middle, DEVIATIONS * max(spread, NOISE_FLOOR * middle))
             for rank in peers:
                 ratio = work[rank] / middle
@@ -268,31 +290,90 @@ class StragglerDetector:
         return found
 
 
-def step_times(operations: Iterable[Mapping[str, Any]]) -> dict[int, list[StepTime]]:
-    """A trace of operations summed up to what each rank worked in each step.
+class Recording(Struct, frozen=True):
+    """A recorded stretch of training. `steps`: step -> one sample per rank, in order of steps.
+
+    `seconds`: whether the samples are seconds; sums of operations have the recording's own unit. `has_waits`: whether
+    they tell working from waiting.
+    """
+
+    steps: Mapping[int, Sequence[StepTime]]
+    layout: Layout
+    seconds: bool
+    has_waits: bool
+
+    @property
+    def ranks(self) -> list[int]:
+        """Every rank that it tells of."""
+        return sorted({sample.rank for samples in self.steps.values() for sample in samples})
+
+
+_COMPUTING = ("forward", "backward", "fwd", "bwd", "optimizer", "matmul", "gemm", "kernel")
+_COMMUNICATING = (
+    "send", "recv", "reduce", "gather", "scatter", "broadcast", "all-to-all", "alltoall", "all_to_all", "barrier",
+    "p2p", "sync", "wait", "comm", "nccl", "clip",
+)  # fmt: skip
+"""Gradients are clipped by a norm over all ranks: that waits too."""
+
+
+def record(rows: Iterable[Mapping[str, Any]]) -> Recording:
+    """What each rank worked in each step, from rows of operations or of steps.
 
     Args:
-        operations: rows with `step`, `rank`, `optype` and `duration` (any unit), as profilers and the public
-            what-if-analysis traces have them; with `stage`, too, stages are told from ranks. Only operations whose type
-            names computing count as work.
+        rows: each with `step` and `rank`, and either `optype` and `duration` (any unit), as the public what-if-analysis
+            traces have them, or `step_s` and, where known, `wait_s` (seconds); `stage` and `node` where they are told.
+            Of operations those count as work whose type says computing; where none does, those that are named after a
+            pass, the optimizer or a kernel and not after a collective.
 
-    Returns:
-        Step -> one sample per rank, in order of steps.
+    Raises:
+        UserError: there are operations, and none of them is work; or no rows.
     """
-    work: dict[int, dict[int, float]] = {}
+    sums: dict[int, dict[int, dict[str, float]]] = {}
+    samples: dict[int, dict[int, StepTime]] = {}
     stages: dict[int, int] = {}
-    for row in operations:
-        if "compute" not in str(row["optype"]):
-            continue
+    nodes: dict[int, str] = {}
+    for row in rows:
+        rank, step = int(row["rank"]), int(row["step"])
         if row.get("stage") is not None:
-            stages[int(row["rank"])] = int(row["stage"])
-        ranks = work.setdefault(int(row["step"]), {})
-        rank = int(row["rank"])
-        ranks[rank] = ranks.get(rank, 0.0) + float(row["duration"])
-    return {
-        step: [StepTime(rank, time, stage=stages.get(rank)) for rank, time in sorted(work[step].items())]
-        for step in sorted(work)
-    }
+            stages[rank] = int(row["stage"])
+        if row.get("node"):
+            nodes[rank] = str(row["node"])
+        if row.get("step_s") is not None:
+            wait_s = None if row.get("wait_s") is None else float(row["wait_s"])
+            samples.setdefault(step, {})[rank] = StepTime(rank, float(row["step_s"]), wait_s, stages.get(rank))
+        else:
+            by_type = sums.setdefault(step, {}).setdefault(rank, {})
+            kind = str(row["optype"])
+            by_type[kind] = by_type.get(kind, 0.0) + float(row["duration"])
+    if not sums and not samples:
+        raise UserError("the recording has no rows")
+    work = _work_types({kind for ranks in sums.values() for types in ranks.values() for kind in types}) if sums else []
+    for step, ranks in sums.items():
+        for rank, types in ranks.items():
+            time = sum(types.get(kind, 0.0) for kind in work)
+            samples.setdefault(step, {}).setdefault(rank, StepTime(rank, time, stage=stages.get(rank)))
+    steps = {step: [sample for _, sample in sorted(samples[step].items())] for step in sorted(samples)}
+    waits = bool(sums) or any(sample.wait_s is not None for ranks in steps.values() for sample in ranks)
+    return Recording(steps, Layout(nodes, stages), seconds=not sums, has_waits=waits)
+
+
+def _work_types(types: set[str]) -> list[str]:
+    computing = sorted(kind for kind in types if "compute" in kind.lower())
+    if not computing:
+        computing = sorted(
+            kind
+            for kind in types
+            if any(word in kind.lower() for word in _COMPUTING)
+            and not any(word in kind.lower() for word in _COMMUNICATING)
+        )
+    if not computing:
+        raise UserError(f"no operation of the recording is computing; its types are: {', '.join(sorted(types)[:12])}")
+    return computing
+
+
+def step_times(operations: Iterable[Mapping[str, Any]]) -> dict[int, list[StepTime]]:
+    """`record`'s samples alone: step -> one sample per rank, in order of steps."""
+    return {step: list(samples) for step, samples in record(operations).steps.items()}
 
 
 def stragglers_of(trace: Mapping[int, Sequence[StepTime]], layout: Layout | None = None) -> list[Straggler]:
