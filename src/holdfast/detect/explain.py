@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.detect.catalogue import UNNAMED, Catalogue, StreamKind
 from holdfast.detect.dumped_stacks import StackFrame
+from holdfast.detect.endings import is_parting
 from holdfast.detect.finding_times import MACHINE, FindingTimes, Kept, SchedulerClock, first_failure, waits_of
 from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
 from holdfast.detect.flight import Dump, Missing, missing_ranks
@@ -127,6 +128,7 @@ class _File:
         self.last_progress: Match | None = None
         self.step_times: list[float] = []
         self.completed: int | None = None
+        self.steps_after = 0
         self.saves = 0
         self.back: dict[str, int] = {}
         self.size = 0
@@ -191,6 +193,7 @@ class LogReading:
                 file.unnamed.take(match)
             elif match.rule.kind == "completed":
                 file.completed = self.order
+                file.steps_after = 0
             elif match.rule.kind in {"checkpoint-loaded", "attempt-start"}:
                 file.restarts.append(self.order)
             elif match.rule.id == "python.thread":
@@ -275,6 +278,10 @@ class LogReading:
             return
         file.progress_lines += match.count
         file.last_progress = match
+        if file.completed is not None and "loss" in match.rule.captures:
+            file.steps_after += match.count
+            if file.steps_after > SURVIVED_STEPS:
+                file.completed = None  # Only a part of the work was done: another stage or fold has begun.
         if match.at is not None:
             if file.progress_at is not None and match.count == 1 and len(file.step_times) < 512:
                 file.step_times.append(match.at - file.progress_at)
@@ -372,7 +379,7 @@ class LogReading:
         """Why this is no trouble of the job after all; empty when it may be."""
         after_end = file.completed is not None and kept.order > file.completed
         # Connections break when processes end; a time-out says that one of them did not end at all.
-        if after_end and kept.finding.domain is not Domain.HARDWARE and kept.finding.rule not in _WAITS:
+        if after_end and is_parting(kept.finding) and kept.finding.rule not in _WAITS:
             return "the work was done before it"
         if kept.finding.rule in HELD_UP and file.back.get(kept.finding.rule, 0) > kept.order:
             return "it passed by itself"
@@ -425,6 +432,7 @@ class LogReading:
             return []
         found: list[Finding] = []
         told = {f.id for f in findings}
+        ended = any(f.role is Role.ROOT and f.rule.startswith("mpi.abort.error") for f in findings)
         beside_job = any(file.progress_lines or file.completed is not None for file in self.files)
         for number, file in enumerate(self.files):
             if file.completed is not None:
@@ -437,6 +445,8 @@ class LogReading:
                 progressed=bool(file.progress_lines),
                 beside_job=beside_job,
             )
+            if ended and all(match.rule.id == "generic.exit" for match in chain):
+                continue
             made = findings_of(chain, file=file.name, prefix=f"{number:06d}", at=end)
             for finding, match in zip(made, chain, strict=True):
                 self._places[finding.id] = Kept(finding, match, number, self.order, {})

@@ -245,7 +245,7 @@ def domain_of(text: str) -> Domain:
 
 def best_left(findings: list[Finding]) -> list[Finding]:
     """The findings; without any root among them, the first that says at least what failed becomes it."""
-    if any(f.role is Role.ROOT and f.severity not in {Severity.INFO, Severity.WARNING} for f in findings):
+    if any(_is_cause(f) for f in findings):
         return findings
     telling = (f for f in findings if f.rule.startswith(_TELLING) or f.rule in HELD_UP or _left_behind(f))
     told = min(telling, key=lambda f: (f.rule != _NODE_FAILED, f.at), default=None)
@@ -254,6 +254,17 @@ def best_left(findings: list[Finding]) -> list[Finding]:
     place = Place() if told.rule == _ACTOR_LOST else told.place
     risen = replace(told, role=Role.ROOT, severity=Severity.ERROR, confidence=0.6, place=place)
     return [risen if f is told else f for f in findings]
+
+
+def _is_cause(finding: Finding) -> bool:
+    """Whether it may be the root; a launcher that saw a rank abort says less than what aborted it."""
+    if finding.role is not Role.ROOT or finding.severity in {Severity.INFO, Severity.WARNING}:
+        return False
+    return not _saw_an_abort(finding)
+
+
+def _saw_an_abort(finding: Finding) -> bool:
+    return finding.rule == "mpi.exited_on_signal" and finding.captures.get("signal") == "6"
 
 
 def _left_behind(finding: Finding) -> bool:
@@ -273,4 +284,4 @@ def names_a_cause(finding: Finding) -> bool:
     """Whether a rule says why, and not only how it ended or what followed."""
     if finding.role is Role.CASCADE:
         return finding.domain is Domain.NETWORK
-    return finding.role is Role.ROOT and not finding.rule.startswith(_ENDED_ONLY)
+    return finding.role is Role.ROOT and not (finding.rule.startswith(_ENDED_ONLY) or _saw_an_abort(finding))
