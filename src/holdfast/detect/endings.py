@@ -35,7 +35,8 @@ _EXCEPTIONS = ("python.exception", "python.traceback", "generic.error", "generic
 _PARTING_TYPES = ("Connection", "BrokenPipe", "EOF", "Timeout", "Dist", "Cancelled", "Shutdown", "SystemExit", "Socket")
 _PARTING_WORDS = (
     "connection", "broken pipe", "peer", "process group", "processgroup", "tcpstore", "nccl", "gloo", "socket",
-    "closed", "shut down", "shutdown", "shutting down", "interpreter", "killed by signal", "terminated", "sigterm", "atexit",
+    "closed", "shut down", "shutdown", "shutting down", "interpreter", "killed by signal", "terminated",
+    "sigterm", "atexit",
 )  # fmt: skip
 
 
