@@ -248,12 +248,17 @@ def best_left(findings: list[Finding]) -> list[Finding]:
     if any(_is_cause(f) for f in findings):
         return findings
     telling = (f for f in findings if f.rule.startswith(_TELLING) or f.rule in HELD_UP or _left_behind(f))
-    told = min(telling, key=lambda f: (f.rule != _NODE_FAILED, f.at), default=None)
+    told = min(telling, key=_tells_least, default=None)
     if told is None or (told.rule.startswith(_HOW_IT_ENDED) and _lost_a_peer(findings, told.at)):
         return findings
     place = Place() if told.rule == _ACTOR_LOST else told.place
     risen = replace(told, role=Role.ROOT, severity=Severity.ERROR, confidence=0.6, place=place)
     return [risen if f is told else f for f in findings]
+
+
+def _tells_least(finding: Finding) -> tuple[bool, bool, float]:
+    """What says more comes before what only says how it ended, and the earlier before the later."""
+    return finding.rule != _NODE_FAILED, finding.rule.startswith(_HOW_IT_ENDED), finding.at
 
 
 def _is_cause(finding: Finding) -> bool:
