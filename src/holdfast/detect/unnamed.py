@@ -42,6 +42,8 @@ _TELLING = (
     _ACTOR_LOST,
 )
 """What mostly follows from something else, but where nothing else is told says at least what failed."""
+_OF_THE_LIBRARY = frozenset({"nccl.cuda", "nccl.internal"})
+"""Follow from the network's trouble as a rule; where nothing else is told, drivers and topology are the likelier."""
 _HOW_IT_ENDED = ("process.aborted", "process.terminate", "slurm.task.aborted")
 _PEER_CLOSED = ("nccl.peer_closed", "nccl.remote", "gloo.peer", "torch.store.lost")
 HELD_UP = frozenset({"k8s.scheduling"})
@@ -252,7 +254,8 @@ def best_left(findings: list[Finding]) -> list[Finding]:
     if told is None or (told.rule.startswith(_HOW_IT_ENDED) and _lost_a_peer(findings, told.at)):
         return findings
     place = Place() if told.rule == _ACTOR_LOST else told.place
-    risen = replace(told, role=Role.ROOT, severity=Severity.ERROR, confidence=0.6, place=place)
+    domain = Domain.PLATFORM if told.rule in _OF_THE_LIBRARY else told.domain
+    risen = replace(told, role=Role.ROOT, severity=Severity.ERROR, confidence=0.6, place=place, domain=domain)
     return [risen if f is told else f for f in findings]
 
 
