@@ -1,7 +1,9 @@
 """`holdfast explain` over several files, compressed ones, folders, standard input; kernel logs of other clocks beside."""
 
+import bz2
 import gzip
 import json
+import lzma
 import subprocess
 import sys
 
@@ -89,12 +91,17 @@ def test_per_rank_files(tmp_path):
 
 
 def test_compressed_and_stdin(tmp_path):
-    """.gz and .zst are read by their first bytes, and a log that is cut short still tells what came before."""
+    """.gz, .zst, .xz, .bz2 and UTF-16 are known by their first bytes, and a log that is cut short still tells what came before."""
     text = (JOB + "OSError: [Errno 28] No space left on device: '/x'\n").encode()
     (tmp_path / "a.gz").write_bytes(gzip.compress(text))
     (tmp_path / "b").write_bytes(zstandard.compress(text))
+    (tmp_path / "c.xz").write_bytes(lzma.compress(text))
+    (tmp_path / "d.bz2").write_bytes(bz2.compress(text))
+    (tmp_path / "windows.txt").write_bytes(b"\xff\xfe" + text.decode().encode("utf-16-le"))
+    (tmp_path / "big.txt").write_bytes(b"\xfe\xff" + text.decode().encode("utf-16-be"))
+    assert len(find_logs([tmp_path])) == 6
     (tmp_path / "cut.gz").write_bytes(gzip.compress(text * 2000)[:-20])
-    for name in ("a.gz", "b"):
+    for name in ("a.gz", "b", "c.xz", "d.bz2", "windows.txt", "big.txt"):
         assert b"".join(read_chunks(str(tmp_path / name))) == text
         assert explain(tmp_path / name).cause == "disk.full"
     told = []

@@ -1,18 +1,22 @@
-"""Log files as people have them: plain, .gz, .zst, standard input, whole folders; as bytes, a megabyte at a time.
+"""Log files as people have them: plain, .gz, .zst, .xz, .bz2, UTF-16, standard input, whole folders; as bytes,
+a megabyte at a time.
 
 `holdfast explain` reads through this. What a file is, is told by its first bytes, not by its name.
 """
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import json
+import lzma
 import os
 import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import zstandard
 
@@ -23,6 +27,10 @@ CHUNK = 1 << 20
 ERROR_FILE_MAX = 4 << 20
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_XZ = b"\xfd7zX"
+_BZIP2 = b"BZh"
+_UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+"""Byte order marks: what a Windows shell redirects."""
 _BINARY_SUFFIXES = frozenset(
     {".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".ckpt", ".png", ".jpg", ".pdf", ".so", ".pyc", ".tar",
      ".zip", ".whl", ".parquet", ".arrow", ".idx", ".distcp", ".nsys-rep", ".sqlite", ".db"}
@@ -66,7 +74,7 @@ def _may_be_log(file: Path) -> bool:
         return False
     if _FLIGHT.search(file.name):
         return bool(head)
-    return bool(head) and (head.startswith((_GZIP, _ZSTD)) or b"\x00\x00\x00" not in head)
+    return bool(head) and (head.startswith((_GZIP, _ZSTD, _XZ, _BZIP2, *_UTF16)) or b"\x00\x00\x00" not in head)
 
 
 def read_chunks(path: str) -> Iterator[bytes]:
@@ -91,10 +99,20 @@ def _raw_chunks(path: str) -> Iterator[bytes]:
             elif head.startswith(_ZSTD):
                 with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as unpacked:
                     yield from _pieces(unpacked)
+            elif head.startswith(_XZ):
+                with lzma.open(raw) as unpacked:
+                    yield from _pieces(unpacked)
+            elif head.startswith(_BZIP2):
+                with bz2.open(raw) as unpacked:
+                    yield from _pieces(unpacked)
+            elif head[:2] in _UTF16:
+                decoder = codecs.getincrementaldecoder(_UTF16[head[:2]])("replace")
+                raw.seek(2)
+                yield from (decoder.decode(data).encode() for data in _pieces(raw))
             else:
                 os.posix_fadvise(raw.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
                 yield from _pieces(raw)
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
         # A job's log that is cut in the middle of a compressed block still tells what came before.
         raise UserError(f"{path}: cannot be read to its end: {error}") from error
 
@@ -113,7 +131,7 @@ def _unzipped(raw: BinaryIO) -> Iterator[bytes]:
         raise EOFError("the compressed file ends in the middle")
 
 
-def _pieces(stream: BinaryIO) -> Iterator[bytes]:
+def _pieces(stream: IO[bytes]) -> Iterator[bytes]:
     while data := stream.read(CHUNK):
         yield data
 

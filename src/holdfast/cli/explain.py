@@ -185,7 +185,8 @@ def _with_line(finding: Finding, line: int) -> Finding:
 
 def explain(
     files: Annotated[
-        list[str] | None, typer.Argument(help="Logs: files (.gz, .zst too), folders, or - for standard input.")
+        list[str] | None,
+        typer.Argument(help="Logs: files (.gz, .zst, .xz, .bz2 too), folders, or - for standard input."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the documented JSON form.")] = False,
     html: Annotated[Path | None, typer.Option("--html", help="Also write a self-contained page.")] = None,
