@@ -1,4 +1,4 @@
-"""Log files as people have them: plain, compressed, UTF-16, standard input, whole folders; as bytes, a megabyte at a time.
+"""Log files as people have them: plain, compressed, UTF-16, standard input, folders; as bytes, a megabyte at a time.
 
 `holdfast explain` reads through this. What a file is, is told by its first bytes, not by its name.
 """
