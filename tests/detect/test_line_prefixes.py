@@ -66,3 +66,38 @@ def test_prose_before_a_traceback_is_no_prefix_of_what_follows(tmp_path):
     """Only its first line has it; the others are read as they are, and other lines keep what looks like it."""
     text = titan(12) + "Training failed: " + "\n".join(TRACE) + "\n"
     assert_right(Whole("prose", text, "fault", ("data.bug",), "application"), tmp_path)
+
+
+LINES = (
+    ("KeyError: 'attention_mask'", "data.bug"),
+    ("  Remote daemon: [[4711,0],1] on node train-worker-0", "mpi.daemon_lost"),
+    ("double free or corruption (!prev)", "process.heap"),
+    ("Call to ibv_reg_mr failed with error Cannot allocate memory", "nccl.ibv"),
+)
+"""What rules know by where a line begins, without a traceback above."""
+
+
+@pytest.mark.parametrize(("line", "cause"), LINES)
+@pytest.mark.parametrize(
+    "label",
+    ["node04: ", "trainer-0: ", "trainer-0 | ", "train-0 pytorch ", "worker-3> ", "10.0.0.4: ", "[node04] ", "(trainer-0) ",
+     "trainer-0\t", "[2025-03-01 10:00:00] [trainer-0] ", "2025-03-01 10:00:00,123 INFO stdout: ",
+     "Mar  1 10:00:00 node04 train[411]: ", "    "],
+)  # fmt: skip
+def test_a_label_before_every_line_hides_nothing(label, line, cause, tmp_path):
+    """What all lines of a stream begin with is learned from the first ones."""
+    text = "".join(f"{label}{one}\n" for one in (titan(12) + line).splitlines())
+    assert_right(Whole(label, text, "fault", (cause,)), tmp_path)
+
+
+@pytest.mark.parametrize("label", ["[INFO] ", "INFO: ", "DEBUG "])
+def test_a_word_of_severity_is_no_label(label, tmp_path):
+    """What a logger calls information is not read as if it stood alone."""
+    text = "".join(f"{label}{one}\n" for one in (*(f"epoch {i} of 9" for i in range(9)), "KeyError: 'x' (handled)"))
+    assert_right(Whole(label, text, "healthy"), tmp_path)
+
+
+@pytest.mark.parametrize("line", ["the job ended (exit code 137): CUDA error: uncorrectable ECC error encountered"])
+def test_an_exit_code_beside_a_cause_says_less(line, tmp_path):
+    """Where one line tells the cause and how it ended, the cause is named."""
+    assert_right(Whole("both", titan(12) + line + "\n", "fault", ("cuda.ecc",), "hardware"), tmp_path)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import calendar
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 ANSI = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])")
 """Colour, cursor and title sequences (ECMA-48 CSI and OSC)."""
@@ -39,7 +41,7 @@ _PREFIX = re.compile(
     )""",
     re.VERBOSE,
 )
-_PDSH = re.compile(r"(?P<host>[a-z][a-z0-9-]*\d[a-z0-9.-]*):\s(?=\S)")
+_PDSH = re.compile(r"(?P<host>[a-z][a-z0-9-]*\d[a-z0-9.-]*):\s(?=\s{0,8}\S)")
 _PDSH_BEFORE = re.compile(
     r"""(?P<host>[a-z][a-z0-9-]*\d[a-z0-9.-]*):\s(?=
       \[(?:rank|Rank|RANK)\s?:?\s?\d | \s{1,8}File\ " | \s{3,} | Traceback\ \(most
@@ -66,6 +68,17 @@ _PART = (
 )
 _LEARNED_MAX = 120
 _SHAPES_MAX = 8
+_LABEL = re.compile(r"(?:[\[(<]?[\w./@-]{1,80}(?:\[\d{1,8}\])?[\])>]?:?\s?[|>]?\s{1,8}){1,4}")
+"""What collectors put before each line: names of hosts, pods and containers, in brackets or before a colon or a bar."""
+_MILD_LABEL = re.compile(r"\b(?:DEBUG|INFO|TRACE|debug|info|trace)\b(?! ?std(?:out|err)\b)")
+"""A logger's own word that the line is no error: what follows it is not read alone."""
+_FIRST_LINES = 32
+_FIRST_LINES_MIN = 6
+_FIRST_BYTES = 200
+_COMMON_SHARE = 0.9
+"""So many of the first lines must begin alike: some are written past the collector."""
+_TAG = re.compile(r"[A-Za-z_][\w./-]{0,60}\[\d{1,8}\]:\s")
+"""Syslog's name of the program."""
 _NOT_HOSTS = re.compile(
     r"(?:nvidia-|nvme|mlx|eth|ib\d|en[ops]\d|sd[a-z]|dm-|md\d|loop\d|xfs|ext4|bond|cpu\d|nfs"
     r"|ata\d|e1000|i40e|i8042|i915|i2c|hfi1|bnx2|tg3|r8\d\d\d|x86|br\d|veth|cali|docker\d|wlan|tsc|hpet\d|sr\d|fd\d|mpt\d)"
@@ -103,17 +116,48 @@ class Line(Struct, frozen=True, omit_defaults=True):
     """The year on the line's stamp, when it carries one."""
     key: str = ""
     """Which of the interleaved writers this line comes from."""
+    rest: str = ""
+    """The body without what all of its stream's lines begin with, when there is such a label."""
 
 
 class LearnedPrefixes:
     """What a writer that nobody here knows puts before its lines, learned where a traceback begins.
 
     The lines below `PREFIX Traceback (most recent call last):` begin alike, but for digits. Only parts of a traceback
-    are read without it: elsewhere such a prefix may be what a rule goes by.
+    are read without it: elsewhere such a prefix may be what a rule goes by. A label that the first lines have in common
+    is left out where a rule does not fit the line with it.
     """
 
     def __init__(self) -> None:
         self._shapes: list[re.Pattern[str]] = []
+        self._first: list[str] = []
+        self._label: re.Pattern[str] | None = None
+
+    def show(self, data: bytes) -> None:
+        """The next bytes of the stream: its first lines are learned from, the others are not looked at."""
+        if len(self._first) >= _FIRST_LINES:
+            return
+        for raw in data[: _FIRST_LINES * 1024].split(b"\n"):
+            if raw.strip() and len(self._first) < _FIRST_LINES:
+                self._first.append(raw[:_FIRST_BYTES].decode("utf-8", "replace"))
+        if len(self._first) >= _FIRST_LINES_MIN:
+            indents = sorted(len(line) - len(line.lstrip(" ")) for line in self._first)
+            indent = indents[int((1 - _COMMON_SHARE) * len(indents))]
+            bodies = [take_apart(line).body for line in self._first]
+            self._label = re.compile(" " * indent) if indent else _common_label(bodies)
+
+    def told(self, line: Line, year: int) -> Line:
+        """The line with what is known of its stream's prefixes."""
+        body = self.off(line.body)
+        found = self._label.match(body) if self._label else None
+        if found is None or _MILD_LABEL.search(found[0]):
+            return line if body == line.body else replace(line, body=body)
+        behind = take_apart(body[found.end() :], year)
+        rank, key = line.rank, line.key
+        if rank is None and behind.rank is not None:
+            rank, key = behind.rank, f"{behind.rank}/{line.node}"
+        at = line.at if line.at is not None else behind.at
+        return replace(line, body=body, rank=rank, at=at, year=line.year or behind.year, key=key, rest=behind.body)
 
     def off(self, body: str) -> str:
         """The body without a prefix that was learned, or is learned now."""
@@ -129,6 +173,24 @@ class LearnedPrefixes:
             if found := shape.match(body):
                 return body[found.end() :]
         return body
+
+
+def _common_label(lines: list[str]) -> re.Pattern[str] | None:
+    """The label that most of these lines begin with, whatever its digits and the logger's word of severity."""
+    shapes = sorted(re.sub(r"\d+", "0", line) for line in lines)
+    most = max(_FIRST_LINES_MIN, int(_COMMON_SHARE * len(shapes)))
+    common = max((_alike(shapes[i], shapes[i + most - 1]) for i in range(len(shapes) - most + 1)), key=len)
+    found = _LABEL.match(common)
+    if found is None:
+        return None
+    shape = re.escape(found[0]).replace("0", r"\d+")
+    return re.compile(re.sub(r"\bINFO\b", "(?:INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)", shape))
+
+
+def _alike(one: str, other: str) -> str:
+    """What two texts begin with."""
+    end = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:end]
 
 
 def take_apart(text: str, year: int = 1970, learned: LearnedPrefixes | None = None) -> Line:
@@ -176,9 +238,8 @@ def take_apart(text: str, year: int = 1970, learned: LearnedPrefixes | None = No
         rank = task if task is not None else local
     head = text[: len(text) - len(body)]
     key = "" if rank is None and not node else re.sub(r"[^\[\]A-Za-z0-9_/-]|\d+:\d+\S*|\d{4}-\S*", "", head)
-    if learned is not None:
-        body = learned.off(body)
-    return Line(body, rank, local, node, at, dated, key if rank is None else f"{rank}/{node}")
+    line = Line(body, rank, local, node, at, dated, key if rank is None else f"{rank}/{node}")
+    return line if learned is None else learned.told(line, year)
 
 
 def place_number(text: str) -> int | None:
@@ -187,12 +248,19 @@ def place_number(text: str) -> int | None:
     return number if number is not None and number <= PLACE_MAX else None
 
 
-def without_host(body: str) -> tuple[str, str]:
-    """Split off the `host: ` of pdsh or clush, when the line begins with what looks like one: (rest, host)."""
-    found = _PDSH.match(body)
-    if found is None or _NOT_HOSTS.match(body):
-        return body, ""
-    return body[found.end() :], found["host"]
+def readings(line: Line) -> Iterator[tuple[str, str]]:
+    """What a rule may fit, and its host: the body as it is, without the `host: ` of pdsh or clush, without a label."""
+    yield line.body, ""
+    found = _PDSH.match(line.body)
+    if found is not None and not _NOT_HOSTS.match(line.body):
+        rest = line.body[found.end() :]
+        yield rest, found["host"]
+        if (behind := take_apart(rest).body) != rest:
+            yield behind, found["host"]
+    if tag := _TAG.match(line.body):
+        yield line.body[tag.end() :], ""
+    if line.rest:
+        yield line.rest, ""
 
 
 def _stamp(found: re.Match[str], year: int) -> float | None:

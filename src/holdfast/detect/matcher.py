@@ -16,7 +16,7 @@ from holdfast.detect import database as database_of
 from holdfast.detect import xid
 from holdfast.detect.catalogue import UNNAMED, Catalogue, Rule, StreamKind
 from holdfast.detect.colours import Uncoloured
-from holdfast.detect.lines import LearnedPrefixes, Line, place_number, take_apart, without_host, year_of
+from holdfast.detect.lines import LearnedPrefixes, Line, place_number, readings, take_apart, year_of
 from holdfast.detect.records import RECORDS, Record, joined
 from holdfast.detect.search import Found, Search, numbers_of, plain
 from holdfast.model.evidence import Role
@@ -175,13 +175,10 @@ class Matcher:
 
     def captures(self, rule: Rule, line: Line) -> dict[str, str] | None:
         """What the rule's first fitting pattern captures in this line; None when it does not match."""
-        found = self._search(rule, line.body)
-        if found is not None:
-            return found
-        rest, host = without_host(line.body)
-        if host and (found := self._search(rule, rest)) is not None:
-            found.setdefault("node", host)
-        return found
+        for body, host in readings(line):
+            if (found := self._search(rule, body)) is not None:
+                return found if not host else {"node": host, **found}
+        return None
 
     def _search(self, rule: Rule, body: str) -> dict[str, str] | None:
         patterns, unless = self.patterns(rule)
@@ -288,6 +285,7 @@ class LineStream:
         """Judge `block[start:stop]`; `base` is the offset in the stream of the block's first byte."""
         overlap, self._overlap = self._overlap, 0
         self._blocks += 1
+        self.learned.show(block[start:stop])
         sampled_out = self._sampled and self._blocks % SAMPLE_EVERY != 1
         self._unread = (block, base, self.line_no) if sampled_out else None
         reader = BlockReader(self, block, start, stop, base, at, full=not sampled_out)
