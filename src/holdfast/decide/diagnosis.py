@@ -24,6 +24,8 @@ from holdfast.model.evidence import Diagnosis, Domain, Finding, JudgedFinding, R
 
 NEAR_S = 60.0
 """A kernel line may reach us this much after the failure that it explains."""
+BELOW_S = 120.0
+"""So close to a program's error in its storage, what the kernel says of that storage is its cause."""
 HARDWARE_BEFORE_S = 1800.0
 """How long before a failure hardware evidence may lie and still explain it."""
 FLUSH_S = 30.0
@@ -204,7 +206,7 @@ def _root(candidates: list[Candidate], findings: Sequence[Finding], context: Dia
     heaviest = max(c.weight for c in near)
     first_of_kind = min(c.at for c in near if c.weight == heaviest)
     chosen = min((c for c in near if c.weight == heaviest), key=lambda c: _order(c, first_of_kind))
-    chosen = _detail(chosen, near)
+    chosen = _below(_detail(chosen, near), firm)
     # A death by signal that clearly came first is not explained by an exception of another rank that came after it.
     if chosen.weight is Weight.SPECIFIC:
         deaths = [c for c in near if _is_signal(c) and c.at < chosen.at - TIE_S and not _same_rank(c, chosen)]
@@ -253,6 +255,21 @@ def _detail(chosen: Candidate, near: Sequence[Candidate]) -> Candidate:
         and 0 <= c.at - chosen.at <= DETAIL_S
         and _same_rank(c, chosen)
         and (bare or not c.finding.rule.startswith((*GENERIC_EXCEPTIONS, *_LOOSE_TYPES)))
+    )
+    return min(told, key=lambda c: c.at, default=chosen)
+
+
+def _below(chosen: Candidate, firm: Sequence[Candidate]) -> Candidate:
+    """What the kernel says of the storage below an error that a program met in it."""
+    if chosen.finding.domain is not Domain.STORAGE or chosen.finding.rule.startswith("kernel."):
+        return chosen
+    told = (
+        c
+        for c in firm
+        if c.finding.domain is Domain.STORAGE
+        and c.finding.rule.startswith("kernel.")
+        and abs(c.at - chosen.at) <= BELOW_S
+        and (not chosen.node or not c.node or chosen.node == c.node)
     )
     return min(told, key=lambda c: c.at, default=chosen)
 

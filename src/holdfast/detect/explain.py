@@ -16,32 +16,30 @@ from msgspec.structs import replace
 
 from holdfast.detect.catalogue import UNNAMED, Catalogue, StreamKind
 from holdfast.detect.dumped_stacks import StackFrame
-from holdfast.detect.endings import is_parting
-from holdfast.detect.finding_times import MACHINE, FindingTimes, Kept, SchedulerClock, first_failure, waits_of
+from holdfast.detect.finding_times import MACHINE, FindingTimes, Kept, first_failure, waits_of
 from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
 from holdfast.detect.flight import Dump, Missing, missing_ranks
 from holdfast.detect.hyperpod_rules import finding_rule
 from holdfast.detect.log_rule_reading import RuleOutcome, is_hang
 from holdfast.detect.matcher import Match, StreamSource
 from holdfast.detect.stack_groups import group_stacks
+from holdfast.detect.survived import (
+    COLLECTIVE_WAITS,
+    HANDLED,
+    IGNORED_TRACE_BYTES,
+    SURVIVED_STEPS,
+    THREAD_TRACE_BYTES,
+    LogFile,
+    counts_often,
+    set_aside,
+)
 from holdfast.detect.thin_evidence import WHO_KILLED, ended_without_reason, lasting_warnings
-from holdfast.detect.unnamed import HELD_UP, UnnamedErrors, best_left, findings_of, names_a_cause
+from holdfast.detect.unnamed import HELD_UP, best_left, findings_of, names_a_cause
 from holdfast.model.evidence import Diagnosis, Domain, Evidence, EvidenceKind, Finding, Place, Role, Severity
 
 KEPT_PER_TROUBLE = 12
 """Findings kept of one trouble (rule and fingerprint) and file; the others are counted."""
 KEPT_IN_ALL = 20_000
-SURVIVED_STEPS = 2
-"""So many rising steps after an error prove that the job lived through it; one may have been under way."""
-WENT_ON_BYTES = 32_000
-WENT_ON_SHARE = 0.4
-"""So much of a log after its last error, free of trouble, shows that the error was handled. A tenth of the bytes is
-enough when that is this share of the log."""
-THREAD_TRACE_BYTES = 20_000
-IGNORED_TRACE_BYTES = 4_000
-"""Within so much after Python says that it ignores an exception, its trace ends."""
-THREAD_WENT_ON_BYTES = 250
-"""A program that prints so much after one of its threads ended, and nothing of trouble, does without that thread."""
 GUESSED_YEAR_S = 180 * 86400.0
 SILENCE_S = 1800.0
 SILENCE_STEPS = 20.0
@@ -65,19 +63,6 @@ _BACK = {
     "k8s.device_registered": ("k8s.device_registration",),
 }
 """Rules that say that what other rules reported is over."""
-
-
-_ENDED_BY_SLURM = ("slurm.time_limit", "slurm.cancelled", "slurm.preempted")
-GRACE_STEPS = 100
-GRACE_S = 180.0
-"""A step that Slurm has begun to end goes on for its KillWait, minutes at most: more shows another attempt."""
-_COLLECTIVE_WAITS = frozenset({"nccl.timeout", "gloo.timeout"})
-_WAITS = _COLLECTIVE_WAITS | {"slurm.time_limit", "launching.time_limit"}
-"""What still counts after the work was done: some process did not end."""
-_PERSISTENT = {"loss.nan.grad": 5, "k8s.driver_wait": 3, "k8s.api": 3}
-"""Rules that are trouble only when they come so often."""
-_HANDLED = frozenset({"python", "data", "distributed", "control"})
-"""Families of rules whose errors a program can handle."""
 
 
 class EvidenceLine(Struct, frozen=True):
@@ -113,34 +98,6 @@ class Explanation(Struct, frozen=True):
     story: str
 
 
-class _File:
-    """What is known of one log."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.scheduler = SchedulerClock()
-        self.last_at: float | None = None
-        self.progress_at: float | None = None
-        self.numbers: dict[str, float] = {}
-        self.rises: dict[str, int] = {}
-        self.restarts: list[int] = []
-        self.progress_lines = 0
-        self.last_progress: Match | None = None
-        self.step_times: list[float] = []
-        self.completed: int | None = None
-        self.steps_after = 0
-        self.saves = 0
-        self.back: dict[str, int] = {}
-        self.size = 0
-        self.last_trouble = 0
-        self.thread_at: int | None = None
-        """Where an exception of a thread was announced, until it has come."""
-        self.ignored_at: int | None = None
-        self.unnamed = UnnamedErrors()
-        self.alive = -1
-        """Where the last line lies that shows the job at work."""
-
-
 class LogReading:
     """Collects the matches of all logs of one job.
 
@@ -152,7 +109,7 @@ class LogReading:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
-        self.files: list[_File] = []
+        self.files: list[LogFile] = []
         self.kept: dict[tuple[str, str, int | None, int], list[Kept]] = {}
         self.order = 0
         self.total = 0
@@ -172,7 +129,7 @@ class LogReading:
 
     def file(self, name: str) -> int:
         """Begin a log; its number is given to `take`."""
-        self.files.append(_File(name))
+        self.files.append(LogFile(name))
         return len(self.files) - 1
 
     def take(self, number: int, matches: Sequence[Match]) -> None:
@@ -272,7 +229,7 @@ class LogReading:
         """The log is read to its end; it had so many bytes."""
         self.files[number].size = size
 
-    def _progress(self, file: _File, match: Match) -> None:
+    def _progress(self, file: LogFile, match: Match) -> None:
         if match.rule.role is Role.CHECKPOINT:
             file.saves += 1
             return
@@ -305,11 +262,11 @@ class LogReading:
         else:
             file.rises[name] = file.rises.get(name, 0) + match.count
 
-    def _keep(self, number: int, file: _File, match: Match) -> None:
+    def _keep(self, number: int, file: LogFile, match: Match) -> None:
         file.last_trouble = match.offset
         if match.rank is not None:
             self._ranks.add(match.rank)
-            if match.rule.id in _COLLECTIVE_WAITS:
+            if match.rule.id in COLLECTIVE_WAITS:
                 self._timeouts.add(match.rank)
         print_ = fingerprint(match.rule.id, match.captures, match.node)
         key = (match.rule.id, print_, match.rank, number)
@@ -335,7 +292,7 @@ class LogReading:
         if file.thread_at is not None:
             kept.of_thread = match.offset - file.thread_at < THREAD_TRACE_BYTES
             file.thread_at = None
-        if file.ignored_at is not None and match.rule.family in _HANDLED:
+        if file.ignored_at is not None and match.rule.family in HANDLED:
             kept.ignored = match.offset - file.ignored_at < IGNORED_TRACE_BYTES
             file.ignored_at = None
         known.append(kept)
@@ -347,7 +304,8 @@ class LogReading:
         known = [file.last_at for file in self.files if file.last_at is not None]
         end = max(known, default=0.0)
         self.progress_at = max((f.progress_at for f in self.files if f.progress_at is not None), default=0.0)
-        first = first_failure([k for k in kept if not self._set_aside(k, self.files[k.file])])
+        early = FindingTimes(kept, None, end)
+        first = first_failure([k for k in kept if not self._why_aside(k, early)])
         times = FindingTimes(kept, first, end)
         findings: list[Finding] = []
         for k in kept:
@@ -357,7 +315,7 @@ class LogReading:
                 # It came back by itself: a cause only where a time-out points at it.
                 finding = replace(finding, severity=Severity.WARNING)
                 self._passed.add(finding.id)
-            why = self._set_aside(k, file)
+            why = self._why_aside(k, times)
             if why:
                 self.aside[finding.id] = why
             else:
@@ -375,56 +333,12 @@ class LogReading:
         if len(self._timeouts) > 1:
             self.ranks = {"": tuple(range(max(self._ranks) + 1))}
 
-    def _set_aside(self, kept: Kept, file: _File) -> str:
-        """Why this is no trouble of the job after all; empty when it may be."""
-        after_end = file.completed is not None and kept.order > file.completed
-        # Connections break when processes end; a time-out says that one of them did not end at all.
-        if after_end and is_parting(kept.finding) and kept.finding.rule not in _WAITS:
-            return "the work was done before it"
-        if kept.finding.rule in HELD_UP and file.back.get(kept.finding.rule, 0) > kept.order:
-            return "it passed by itself"
-        if self._seen_in(kept) < _PERSISTENT.get(kept.finding.rule, 0):
-            return "it came a few times only, which is no trouble"
-        lasting = kept.finding.domain is Domain.HARDWARE and kept.match.rule.family in MACHINE
-        if lasting:
-            return ""
-        if kept.match.rule.family in MACHINE and not file.progress_lines and self._all_done():
-            return "the job completed, as its own log says"
-        if any(restart > kept.order for restart in file.restarts) and kept.finding.severity is Severity.FATAL:
-            return ""
-        if self._went_on(kept, file):
-            return "steps went on rising after it"
-        quiet = file.size - file.last_trouble
-        if kept.ignored:
-            return "Python passed over it"
-        if kept.of_thread and quiet > THREAD_WENT_ON_BYTES:
-            return "it ended a thread, and the program went on"
-        handled = kept.finding.severity is not Severity.FATAL and kept.match.rule.family in _HANDLED
-        if handled and (quiet > WENT_ON_BYTES or (quiet > WENT_ON_BYTES // 10 and quiet > WENT_ON_SHARE * file.size)):
-            return "the log went on for long without any trouble"
-        return ""
-
-    @staticmethod
-    def _went_on(kept: Kept, file: _File) -> bool:
-        """Whether the job lived through it, as its steps show."""
-        begun_anew = any(restart > kept.order for restart in file.restarts)
-        is_ended = kept.finding.rule.startswith(_ENDED_BY_SLURM) and not begun_anew
-        if is_ended and file.progress_at and 0 < kept.finding.at < file.progress_at - GRACE_S:
-            return True
-        enough = GRACE_STEPS if is_ended else SURVIVED_STEPS
-        return any(rises - kept.steps_then.get(name, 0) >= enough for name, rises in file.rises.items())
-
-    def _all_done(self) -> bool:
-        """Whether some log says that the work was done, and none tells of steps without that."""
-        done = [file.completed is not None for file in self.files if file.progress_lines or file.completed is not None]
-        return bool(done) and all(done)
-
-    def _seen_in(self, kept: Kept) -> int:
-        """How often its rule was seen in this log."""
+    def _why_aside(self, kept: Kept, times: FindingTimes) -> str:
+        """Why a finding is no trouble; empty when it may be."""
         rule = kept.finding.rule
-        if rule not in _PERSISTENT:
-            return 0
-        return sum(k.count for key, group in self.kept.items() if key[0] == rule and key[3] == kept.file for k in group)
+        alike = (group for key, group in self.kept.items() if key[0] == rule and key[3] == kept.file)
+        seen = sum(k.count for group in alike for k in group) if counts_often(rule) else 0
+        return set_aside(kept, self.files, at=times.of(kept), seen=seen)
 
     def _without_name(self, findings: Sequence[Finding], end: float) -> list[Finding]:
         """What ended the logs when no rule names a cause: errors known by their severity alone."""

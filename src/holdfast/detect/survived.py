@@ -1,0 +1,140 @@
+"""What a job lived through: errors before more steps, that came back by themselves, or after its work was done. Pure.
+
+`LogReading` asks for each finding; what is set aside is shown with its reason and blamed for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.detect.endings import is_parting
+from holdfast.detect.finding_times import MACHINE, Kept, SchedulerClock
+from holdfast.detect.matcher import Match
+from holdfast.detect.unnamed import HELD_UP, UnnamedErrors
+from holdfast.model.evidence import Domain, Severity
+
+SURVIVED_STEPS = 2
+"""So many rising steps after an error prove that the job lived through it; one may have been under way."""
+WENT_ON_BYTES = 32_000
+WENT_ON_SHARE = 0.4
+"""So much of a log after its last error, free of trouble, shows that the error was handled. A tenth of the bytes is
+enough when that is this share of the log."""
+THREAD_TRACE_BYTES = 20_000
+IGNORED_TRACE_BYTES = 4_000
+"""Within so much after Python says that it ignores an exception, its trace ends."""
+THREAD_WENT_ON_BYTES = 250
+"""A program that prints so much after one of its threads ended, and nothing of trouble, does without that thread."""
+_ENDED_BY_SLURM = ("slurm.time_limit", "slurm.cancelled", "slurm.preempted")
+GRACE_STEPS = 100
+GRACE_S = 180.0
+"""A step that Slurm has begun to end goes on for its KillWait, minutes at most: more shows another attempt."""
+COLLECTIVE_WAITS = frozenset({"nccl.timeout", "gloo.timeout"})
+_WAITS = COLLECTIVE_WAITS | {"slurm.time_limit", "launching.time_limit"}
+"""What still counts after the work was done: some process did not end."""
+_PERSISTENT = {"loss.nan.grad": 5, "k8s.driver_wait": 3, "k8s.api": 3}
+"""Rules that are trouble only when they come so often."""
+HANDLED = frozenset({"python", "data", "distributed", "control"})
+"""Families of rules whose errors a program can handle."""
+_KERNEL_ENDED = ("oom.kernel", "oom.cgroup")
+OTHERS_S = 60.0
+"""A process that the kernel ended so long before the last step was none of the job's, or none that it needed."""
+
+
+class LogFile:
+    """What is known of one log."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.scheduler = SchedulerClock()
+        self.last_at: float | None = None
+        self.progress_at: float | None = None
+        self.numbers: dict[str, float] = {}
+        self.rises: dict[str, int] = {}
+        self.restarts: list[int] = []
+        self.progress_lines = 0
+        self.last_progress: Match | None = None
+        self.step_times: list[float] = []
+        self.completed: int | None = None
+        self.steps_after = 0
+        self.saves = 0
+        self.back: dict[str, int] = {}
+        self.size = 0
+        self.last_trouble = 0
+        self.thread_at: int | None = None
+        """Where an exception of a thread was announced, until it has come."""
+        self.ignored_at: int | None = None
+        self.unnamed = UnnamedErrors()
+        self.alive = -1
+        """Where the last line lies that shows the job at work."""
+
+
+def set_aside(kept: Kept, files: Sequence[LogFile], *, at: float, seen: int) -> str:
+    """Why a finding is no trouble of the job after all; empty when it may be.
+
+    Args:
+        kept: the finding and its place.
+        files: all logs, in their order.
+        at: the finding's time as attribution needs it, Unix seconds; 0.0 when nothing tells.
+        seen: how often its rule was seen in its log.
+    """
+    file = files[kept.file]
+    after_end = file.completed is not None and kept.order > file.completed
+    # Connections break when processes end; a time-out says that one of them did not end at all.
+    if after_end and is_parting(kept.finding) and kept.finding.rule not in _WAITS:
+        return "the work was done before it"
+    if kept.finding.rule in HELD_UP and file.back.get(kept.finding.rule, 0) > kept.order:
+        return "it passed by itself"
+    if seen < _PERSISTENT.get(kept.finding.rule, 0):
+        return "it came a few times only, which is no trouble"
+    of_machine = kept.match.rule.family in MACHINE
+    if of_machine and kept.finding.domain is Domain.HARDWARE:
+        return ""
+    if of_machine and not file.progress_lines and all_done(files):
+        return "the job completed, as its own log says"
+    ended_one = of_machine or kept.finding.rule.startswith(_KERNEL_ENDED)
+    if ended_one and kept.finding.domain is Domain.APPLICATION and kept.match.at is not None and _others(files, at):
+        return "the job's steps went on for long after it"
+    return _lived_through(kept, file)
+
+
+def _lived_through(kept: Kept, file: LogFile) -> str:
+    if any(restart > kept.order for restart in file.restarts) and kept.finding.severity is Severity.FATAL:
+        return ""
+    if _went_on(kept, file):
+        return "steps went on rising after it"
+    quiet = file.size - file.last_trouble
+    if kept.ignored:
+        return "Python passed over it"
+    if kept.of_thread and quiet > THREAD_WENT_ON_BYTES:
+        return "it ended a thread, and the program went on"
+    handled = kept.finding.severity is not Severity.FATAL and kept.match.rule.family in HANDLED
+    if handled and (quiet > WENT_ON_BYTES or (quiet > WENT_ON_BYTES // 10 and quiet > WENT_ON_SHARE * file.size)):
+        return "the log went on for long without any trouble"
+    return ""
+
+
+def _others(files: Sequence[LogFile], at: float) -> bool:
+    """Whether every log with steps shows them long after this moment."""
+    last = [file.progress_at or 0.0 for file in files if file.progress_lines]
+    return bool(last) and min(last) - at > OTHERS_S
+
+
+def _went_on(kept: Kept, file: LogFile) -> bool:
+    """Whether the job lived through it, as its steps show."""
+    begun_anew = any(restart > kept.order for restart in file.restarts)
+    is_ended = kept.finding.rule.startswith(_ENDED_BY_SLURM) and not begun_anew
+    if is_ended and file.progress_at and 0 < kept.finding.at < file.progress_at - GRACE_S:
+        return True
+    enough = GRACE_STEPS if is_ended else SURVIVED_STEPS
+    return any(rises - kept.steps_then.get(name, 0) >= enough for name, rises in file.rises.items())
+
+
+def all_done(files: Sequence[LogFile]) -> bool:
+    """Whether some log says that the work was done, and none tells of steps without that."""
+    done = [file.completed is not None for file in files if file.progress_lines or file.completed is not None]
+    return bool(done) and all(done)
+
+
+def counts_often(rule: str) -> bool:
+    """Whether the rule is trouble only when it comes often."""
+    return rule in _PERSISTENT
