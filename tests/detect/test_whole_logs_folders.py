@@ -1,9 +1,9 @@
 """A job's output beside the logs of its nodes and of the scheduler: what of them is the job's, and what is not."""
 
 import pytest
-from whole_logs import MATCHER, megatron
 
 from holdfast.cli.explain import explain_logs
+from whole_logs import MATCHER, megatron
 
 KERNEL = "2025-03-01T{at}.120000+00:00 {host} kernel: {line}\n"
 RAISED = 'Traceback (most recent call last):\n  File "/home/mei/train.py", line 88, in save\n    dump()\n'
