@@ -34,7 +34,7 @@ from holdfast.detect.survived import (
     set_aside,
 )
 from holdfast.detect.thin_evidence import WHO_KILLED, ended_without_reason, lasting_warnings
-from holdfast.detect.unnamed import HELD_UP, best_left, findings_of, names_a_cause
+from holdfast.detect.unnamed import HELD_UP, best_left, ended_only, findings_of, names_a_cause, without_aftermath
 from holdfast.model.evidence import Diagnosis, Domain, Evidence, EvidenceKind, Finding, Place, Role, Severity
 
 KEPT_PER_TROUBLE = 12
@@ -346,7 +346,7 @@ class LogReading:
             return []
         found: list[Finding] = []
         told = {f.id for f in findings}
-        ended = any(f.role is Role.ROOT and f.rule.startswith("mpi.abort.error") for f in findings)
+        ended = [f for f in findings if f.id in self._places and ended_only(f)]
         beside_job = any(file.progress_lines or file.completed is not None for file in self.files)
         for number, file in enumerate(self.files):
             if file.completed is not None:
@@ -359,8 +359,8 @@ class LogReading:
                 progressed=bool(file.progress_lines),
                 beside_job=beside_job,
             )
-            if ended and all(match.rule.id == "generic.exit" for match in chain):
-                continue
+            ends = [self._places[f.id].match.offset for f in ended if self._places[f.id].file == number]
+            chain = without_aftermath(chain, min(ends, default=None))
             made = findings_of(chain, file=file.name, prefix=f"{number:06d}", at=end)
             for finding, match in zip(made, chain, strict=True):
                 self._places[finding.id] = Kept(finding, match, number, self.order, {})

@@ -17,6 +17,8 @@ from holdfast.model.evidence import Finding
 
 MACHINE = frozenset({"nvidia", "kernel"})
 """Families of rules that read kernel logs."""
+CONTRADICTION_S = 12 * 3600.0
+"""A job's log is not written so far back in time: where stamps say that it is, the order of lines is believed."""
 _WAITED = frozenset({"timeout_ms", "elapsed_ms", "elapsed_s"})
 """Captures by which attribution dates a time-out back to when its wait began."""
 
@@ -108,14 +110,22 @@ class FindingTimes:
         self._end = end
         self._shifts = _shifts(kept, first)
         self._dated: dict[int, int] = {}
+        self._instead: dict[str, float] = {}
+        last: dict[int, float] = {}
         for k in kept:
-            if k.finding.at:
-                self._dated.setdefault(k.file, k.order)
+            if not k.finding.at:
+                continue
+            self._dated.setdefault(k.file, k.order)
+            if k.match.rule.family not in MACHINE:
+                if last.get(k.file, 0.0) - k.finding.at > CONTRADICTION_S:
+                    self._instead[k.finding.id] = last[k.file]
+                last[k.file] = self._instead.get(k.finding.id, k.finding.at)
 
     def of(self, kept: Kept) -> float:
         """The time of a finding as attribution needs it; ties are broken by the order of lines."""
         if kept.finding.at:
-            return kept.finding.at - self._shifts.get(kept.file, 0.0) + kept.order * 1e-6
+            at = self._instead.get(kept.finding.id, kept.finding.at)
+            return at - self._shifts.get(kept.file, 0.0) + kept.order * 1e-6
         if self._first is not None and kept.match.rule.family in MACHINE:
             # A kernel log that counts seconds since boot: a person put it beside the job's log for a reason.
             return self._first - 1.0 + kept.order * 1e-6

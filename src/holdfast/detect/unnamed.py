@@ -288,6 +288,27 @@ def _lost_a_peer(findings: Sequence[Finding], before: float) -> bool:
     )
 
 
+def ended_only(finding: Finding) -> bool:
+    """Whether a rule says that a process ended with an error, and no more."""
+    return finding.role is Role.ROOT and finding.rule.startswith(_ENDED_ONLY)
+
+
+def without_aftermath(chain: tuple[Match, ...], ended: int | None) -> tuple[Match, ...]:
+    """The lines without those that say no more than an end that a rule knows, and without a shell's work after it.
+
+    Args:
+        chain: what `UnnamedErrors.ending` gave.
+        ended: where the first line lies that a rule knows as such an end; None: there is none.
+    """
+    if ended is None:
+        return chain
+    return tuple(
+        match
+        for match in chain
+        if match.rule.id != "generic.exit" and not (match.rule.id == "generic.shell" and match.offset > ended)
+    )
+
+
 def names_a_cause(finding: Finding) -> bool:
     """Whether a rule says why, and not only how it ended or what followed."""
     if finding.role is Role.CASCADE:
