@@ -32,6 +32,10 @@ LOGS = [
     Whole("mpirun stopped by a person", f"Iteration 12\n^Cmpirun: killing job...\n\n{BOX}mpirun noticed that process rank 0 with PID 5997 on node n1 exited on signal 2 (Interrupt).\n{BOX}", "fault", ("mpi.interrupted",), "operator"),
     Whole("MPI before its start", "Attempting to use an MPI routine before initializing MPICH\nsrun: error: n1: tasks 0-3: Exited with exit code 1\n", "fault", ("mpi.misuse",), "application"),
     Whole("Java", f'Exception in thread "main" java.lang.OutOfMemoryError: Java heap space\n        at java.base/java.util.Arrays.copyOf(Arrays.java:3745)\n{MPI_ENDED}', "fault", ("jvm.exception",), "application"),
+    Whole("HTCondor's memory", "007 (4711.000.000) 2025-03-01 10:00:00 Shadow exception!\n\tError from slot1@node12: Job has gone over memory limit of 4096 megabytes. Peak usage: 5210 megabytes.\n012 (4711.000.000) 2025-03-01 10:00:01 Job was held.\n", "fault", ("condor.memory",), "application"),
+    Whole("HTCondor's end", "001 (4711.000.000) 2025-03-01 09:00:10 Job executing on host: <10.0.0.12:9618>\n005 (4711.000.000) 2025-03-01 10:00:00 Job terminated.\n\t(1) Normal termination (return value 0)\n", "healthy"),
+    Whole("PBS lost a node", hf(20) + "=>> PBS: job killed: node 3 (node12) requested job terminate, 'EOF' (code 1099) - received SISTER_EOF attempting to communicate with sister MOM's\n", "fault", ("pbs.node_lost",), "hardware", nodes=("node12",)),
+    Whole("LSF's warning before the limit", hf(20) + "User defined signal 2\nTERM_RUNLIMIT: job killed after reaching LSF run time limit.\nExited with exit code 140.\n", "fault", ("launching.time_limit",), "operator"),
 ]  # fmt: skip
 
 
