@@ -47,7 +47,7 @@ NOVELTY_FILES = 8
 NOVELTY_BYTES = 2 << 20
 NOVELTY_TAIL = 60
 """Lines at the end of a log among which new ones are looked for."""
-NO_REASON = ("exit.", "process.exited", "process.killed", "torch.elastic.failed", "generic.")
+NO_REASON = ("exit.", "process.exited", "process.killed", "torch.elastic.failed", "composer.exited", "generic.")
 """Causes that only say how a process ended."""
 END_BYTES = 1 << 16
 """The end of a log that is searched for errors that no rule names."""

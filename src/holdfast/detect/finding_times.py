@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.detect.matcher import Match
+from holdfast.detect.lines import take_apart
+from holdfast.detect.matcher import SLURM_STAMP, Match
 from holdfast.model.evidence import Finding
 
 MACHINE = frozenset({"nvidia", "kernel"})
@@ -51,24 +52,28 @@ class SchedulerClock:
     The host's time zone stands in Slurm's lines; a container's, often UTC, in those of the job. A log is written in
     order: what is stamped before the lines above it is behind by whole half-hours, and what comes whole hours and
     at most three minutes after the last of them is ahead by these hours (one hang in twenty looks like that, too).
+    srun's lines carry no time: what they tell of tasks came after the end that slurmstepd told above them.
     """
 
     def __init__(self) -> None:
         self._own: float | None = None
+        self._told: float | None = None
         self._behind: float | None = None
 
     def corrected(self, match: Match) -> Match:
         """The match, with the job's time."""
-        if match.at is None:
-            return match
         if _SCHEDULER.search(match.text) is None:
-            self._own = match.at
+            self._own = self._own if match.at is None else match.at
             return match
-        if self._own is None:
-            return match
-        if self._behind is None:
-            self._behind = self._zone(self._own - match.at)
-        return replace(match, at=match.at + self._behind) if self._behind else match
+        if "srun: " in match.text and take_apart(match.text).at is None:
+            known = [at for at in (match.at, self._told) if at is not None]
+            return replace(match, at=max(known, default=None))
+        if match.at is not None and self._own is not None:
+            if self._behind is None:
+                self._behind = self._zone(self._own - match.at)
+            match = replace(match, at=match.at + self._behind)
+        self._told = match.at if SLURM_STAMP in match.text else self._told
+        return match
 
     @staticmethod
     def _zone(behind: float) -> float:

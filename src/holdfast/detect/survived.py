@@ -24,7 +24,7 @@ IGNORED_TRACE_BYTES = 4_000
 """Within so much after Python says that it ignores an exception, its trace ends."""
 THREAD_WENT_ON_BYTES = 250
 """A program that prints so much after one of its threads ended, and nothing of trouble, does without that thread."""
-_ENDED_BY_SLURM = ("slurm.time_limit", "slurm.cancelled", "slurm.preempted")
+_ENDED_BY_SLURM = ("slurm.time_limit", "slurm.cancelled", "slurm.preempted", "slurm.requeued")
 GRACE_STEPS = 100
 GRACE_S = 180.0
 """A step that Slurm has begun to end goes on for its KillWait, minutes at most: more shows another attempt."""
