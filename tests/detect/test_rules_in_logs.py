@@ -79,7 +79,7 @@ def test_a_label_does_not_hide_a_cause(label, tmp_path):
 
 
 def test_an_exit_code_on_the_line_does_not_hide_a_cause(tmp_path):
-    """One line may tell both; `python.memory` ends with a number that the words would go on."""
-    less = {"mpi.exited_wrapped", "python.traceback", "python.memory"}
+    """One line may tell both; what of them tells an end is no more than that."""
+    less = {"composer.exited", "mpi.exited_wrapped", "python.traceback", "python.memory"}
     found = changed(hf(30), lambda text: text.rstrip("\n") + " (exit code 137)\n", tmp_path / "job.log")
     assert {rule for rule in found if rule not in less and not rule.startswith("resources.shm")} == set()
