@@ -81,6 +81,8 @@ _KILLED = frozenset(
 _QUIET_EXITS = ("exit.code.", "exit.signal.6", "exit.signal.15", "slurm.task.exited")
 _AFTER_PROGRAMS = {"nvidia.xid.109": ("nvidia.xid.13", "nvidia.xid.31")}
 """What a GPU tells of after a program's own fault on it."""
+_FRAMES = (*GENERIC_EXCEPTIONS, "hccl.failed.call", "npu.failed")
+"""What only says that a call failed: the reason stands in the lines below."""
 _LOOSE_TYPES = ("data.bug", "data.config", "net.remote_service")
 """Rules that know an exception by little more than its type."""
 
@@ -243,7 +245,7 @@ def _order(candidate: Candidate, first: float) -> tuple[float, int, float]:
 
 def _detail(chosen: Candidate, near: Sequence[Candidate]) -> Candidate:
     """What a rule that knows more says of the same error: messages go on over several lines, exceptions are chained."""
-    if not chosen.finding.rule.startswith(GENERIC_EXCEPTIONS):
+    if not chosen.finding.rule.startswith(_FRAMES):
         return chosen
     # A bare "Exception:" only frames the traceback that it carries.
     bare = chosen.finding.captures.get("type") == "Exception" and not chosen.finding.captures.get("message")
@@ -254,7 +256,7 @@ def _detail(chosen: Candidate, near: Sequence[Candidate]) -> Candidate:
         and c.weight is chosen.weight
         and 0 <= c.at - chosen.at <= DETAIL_S
         and _same_rank(c, chosen)
-        and (bare or not c.finding.rule.startswith((*GENERIC_EXCEPTIONS, *_LOOSE_TYPES)))
+        and (bare or not c.finding.rule.startswith((*_FRAMES, *_LOOSE_TYPES)))
     )
     return min(told, key=lambda c: c.at, default=chosen)
 
