@@ -76,13 +76,20 @@ class Candidate(Struct):
 
 
 _KILLED = frozenset(
-    {"exit.signal.9", "process.killed", "slurm.task.killed", "torch.elastic.failed.killed", "torch.dataloader.killed"}
+    {
+        "python.spawned.killed",
+        "exit.signal.9",
+        "process.killed",
+        "slurm.task.killed",
+        "torch.elastic.failed.killed",
+        "torch.dataloader.killed",
+    }
 )
 _QUIET_EXITS = ("exit.code.", "exit.signal.6", "exit.signal.15", "slurm.task.exited")
 _AFTER_PROGRAMS = {"nvidia.xid.109": ("nvidia.xid.13", "nvidia.xid.31")}
 """What a GPU tells of after a program's own fault on it."""
-_FRAMES = (*GENERIC_EXCEPTIONS, "hccl.failed.call", "npu.failed")
-"""What only says that a call failed: the reason stands in the lines below."""
+_FRAMES = (*GENERIC_EXCEPTIONS, "hccl.failed.call", "npu.failed", "nccl.invalid")
+"""What only says that a call failed: the reason stands in the lines below, after "Last error:" and its like."""
 _LOOSE_TYPES = ("data.bug", "data.config", "net.remote_service")
 """Rules that know an exception by little more than its type."""
 

@@ -29,6 +29,7 @@ _VAGUE = (
     "torch.dataloader.killed",
     "generic.",
     "composer.killed",
+    "python.spawned.killed",
     "composer.exited",
 )
 _SPECIFIC_ELASTIC = ("torch.elastic.failed.segfault",)

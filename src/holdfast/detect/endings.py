@@ -21,6 +21,8 @@ _ENDS = (
     "mpi.",
     "deepspeed.exit",
     "composer.killed",
+    "composer.exited",
+    "python.spawned.killed",
     "python.interrupt",
     "python.fatal",
     "python.spawned",

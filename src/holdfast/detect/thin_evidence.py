@@ -14,7 +14,14 @@ _ENDED_FROM_OUTSIDE = ("process.killed", "slurm.task.killed", "process.terminate
 _SAID_BY_RAY = "process.killed.ray"
 _OWN_FAULTS = frozenset({"4", "6", "7", "8", "11", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV"})
 """Signals that a process brings on itself."""
-_LAUNCHER_SAYS = ("torch.elastic.failed", "exit.signal.9", "deepspeed.exit.signal", "mpi.exited", "composer.killed")
+_LAUNCHER_SAYS = (
+    "torch.elastic.failed",
+    "exit.signal.9",
+    "deepspeed.exit.signal",
+    "mpi.exited",
+    "composer.killed",
+    "python.spawned.killed",
+)
 """A launcher that saw the process die of the signal names a rank; a bare word of the shell names nothing."""
 _LASTING = frozenset({"kernel.link_down"})
 """Warnings that are trouble when nothing says that they passed."""
