@@ -34,7 +34,7 @@ LOGS = (
         "        Solution: Wait for 10s after killing the last training process and try again.\n"
         "        rtGetDevMsg execute failed, reason=[driver error:internal error][FUNC:FuncErrorReason][LINE:53]\n",
         "fault",
-        ("hccl.busy",),
+        ("hccl.held",),
         domain="platform",
     ),
     Whole(

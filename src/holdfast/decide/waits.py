@@ -8,7 +8,7 @@ from holdfast.model.evidence import Finding
 
 WAITS = (
     "nccl.timeout", "nccl.watchdog", "gloo.timeout", "hang.", "rccl.timeout", "hyperpod.hang", "jax.timeout",
-    "horovod.stalled", "hccl.failed",
+    "horovod.stalled",
 )  # fmt: skip
 """Rules, or their beginnings, that tell of a wait in vain: that something is wrong, not what."""
 STUCK = "stuck_s"
