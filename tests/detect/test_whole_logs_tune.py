@@ -46,6 +46,14 @@ LOGS = (
     ),
     Whole("ascend: a call fails and nothing tells more", hf() + traceback(1, HCCL), "fault", ("hccl.failed.call",)),
     Whole(
+        "ascend: the memory of an NPU is broken",
+        hf() + traceback(5, SYNC.replace("507048", "507054")) + "[Error]: The memory of the device is abnormal.\n",
+        "fault",
+        ("npu.memory",),
+        domain="hardware",
+        ranks=(5,),
+    ),
+    Whole(
         "ascend: no memory",
         hf() + traceback(3, "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 3; 60.96 GiB total capacity; 55.10 GiB already allocated)"),
         "fault",
