@@ -133,11 +133,11 @@ class LearnedPrefixes:
         self._first: list[str] = []
         self._label: re.Pattern[str] | None = None
 
-    def show(self, data: bytes) -> None:
+    def show(self, block: bytes, start: int, stop: int) -> None:
         """The next bytes of the stream: its first lines are learned from, the others are not looked at."""
         if len(self._first) >= _FIRST_LINES:
             return
-        for raw in data[: _FIRST_LINES * 1024].split(b"\n"):
+        for raw in block[start : min(stop, start + _FIRST_LINES * 1024)].split(b"\n"):
             if raw.strip() and len(self._first) < _FIRST_LINES:
                 self._first.append(raw[:_FIRST_BYTES].decode("utf-8", "replace"))
         if len(self._first) >= _FIRST_LINES_MIN:

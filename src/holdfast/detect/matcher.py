@@ -285,7 +285,7 @@ class LineStream:
         """Judge `block[start:stop]`; `base` is the offset in the stream of the block's first byte."""
         overlap, self._overlap = self._overlap, 0
         self._blocks += 1
-        self.learned.show(block[start:stop])
+        self.learned.show(block, start, stop)
         sampled_out = self._sampled and self._blocks % SAMPLE_EVERY != 1
         self._unread = (block, base, self.line_no) if sampled_out else None
         reader = BlockReader(self, block, start, stop, base, at, full=not sampled_out)
