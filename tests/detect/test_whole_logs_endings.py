@@ -6,6 +6,10 @@ from whole_logs import Whole, assert_right, hf
 
 STEPS = "".join(f"step {10 * i} loss {5 - i / 10:.2f}\n" for i in range(1, 30))
 DONE = "{'train_runtime': 5123.11, 'train_samples_per_second': 12.1, 'train_steps_per_second': 0.4, 'train_loss': 1.2, 'epoch': 3.0}\n"
+BARS = (
+    "".join(f"\r{i // 5}%|{'#' * (i // 50)}| {i}/500 [00:{i % 60:02d}<00:10,  9.9it/s]" for i in range(25, 501, 25))
+    + "\n"
+)
 BOX = "-" * 74 + "\n"
 MPI_ENDED = f"{BOX}Primary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the job has been aborted.\n{BOX}"
 
@@ -20,6 +24,8 @@ LOGS = [
     Whole("a bug after the training", hf(30) + DONE + raised("KeyError: 'eval_loss'"), "fault", ("data.bug", "python."), "application"),
     Whole("a second stage waits for ever", STEPS + "Training completed\n=== stage 2 ===\n" + STEPS + "[rank3]:[E1 10:00:00.0 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800000 milliseconds before timing out.\n", "fault", ("nccl.timeout",)),
     Whole("a second stage dies", STEPS + "Fine-tuning complete\n" + STEPS + "Segmentation fault (core dumped)\n", "fault", ("process.segfault",)),
+    Whole("a time of each epoch is no end", "".join(BARS + f"Total training time: 0:{12 * e:02d}:00\n" for e in range(1, 4)) + BARS + "Segmentation fault (core dumped)\n", "fault", ("process.segfault",)),
+    Whole("an evaluation and aborts after the end", hf(30) + DONE + "".join(f"\r{i}%|{'#' * (i // 10)}| {i}/100 [00:{i % 60:02d}<00:10,  9.9it/s]" for i in range(5, 100, 5)) + "\nterminate called without an active exception\nFatal Python error: Aborted\n", "healthy"),
     Whole("aborts after the end", hf(30) + DONE + "terminate called without an active exception\nFatal Python error: Aborted\n", "healthy"),
     Whole("a tracker's pipe after the end", hf(30) + DONE + raised("BrokenPipeError: [Errno 32] Broken pipe"), "healthy"),
     Whole("Detectron's end and a crash in a destructor", STEPS + "[01/02 10:00:00 d2.engine.hooks]: Total training time: 2:11:11 (0:00:03 on hooks)\nSegmentation fault (core dumped)\n", "healthy"),

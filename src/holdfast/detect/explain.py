@@ -27,7 +27,6 @@ from holdfast.detect.survived import (
     COLLECTIVE_WAITS,
     HANDLED,
     IGNORED_TRACE_BYTES,
-    SURVIVED_STEPS,
     THREAD_TRACE_BYTES,
     LogFile,
     counts_often,
@@ -235,10 +234,7 @@ class LogReading:
             return
         file.progress_lines += match.count
         file.last_progress = match
-        if file.completed is not None and "loss" in match.rule.captures:
-            file.steps_after += match.count
-            if file.steps_after > SURVIVED_STEPS:
-                file.completed = None  # Only a part of the work was done: another stage or fold has begun.
+        file.step_after_end(match)
         if match.at is not None:
             if file.progress_at is not None and match.count == 1 and len(file.step_times) < 512:
                 file.step_times.append(match.at - file.progress_at)

@@ -36,6 +36,7 @@ _PERSISTENT = {"loss.nan.grad": 5, "k8s.driver_wait": 3, "k8s.api": 3}
 HANDLED = frozenset({"python", "data", "distributed", "control"})
 """Families of rules whose errors a program can handle."""
 _KERNEL_ENDED = ("oom.kernel", "oom.cgroup")
+TOTALS_MAX = 256
 OTHERS_S = 60.0
 """A process that the kernel ended so long before the last step was none of the job's, or none that it needed."""
 
@@ -56,6 +57,8 @@ class LogFile:
         self.step_times: list[float] = []
         self.completed: int | None = None
         self.steps_after = 0
+        self.totals: set[str] = set()
+        """How far the bars of the training went, as the logs say: an evaluation's go elsewhere."""
         self.saves = 0
         self.back: dict[str, int] = {}
         self.size = 0
@@ -66,6 +69,17 @@ class LogFile:
         self.unnamed = UnnamedErrors()
         self.alive = -1
         """Where the last line lies that shows the job at work."""
+
+    def step_after_end(self, match: Match) -> None:
+        """A line of progress: after the end of the work it shows that only a part of it was done, or an evaluation."""
+        total = match.captures.get("total", "")
+        if self.completed is None:
+            if len(self.totals) < TOTALS_MAX:
+                self.totals.add(total)
+        elif "loss" in match.rule.captures or (total and total in self.totals):
+            self.steps_after += match.count
+            if self.steps_after > SURVIVED_STEPS:
+                self.completed = None  # Another stage, epoch or fold has begun.
 
 
 def set_aside(kept: Kept, files: Sequence[LogFile], *, at: float, seen: int) -> str:
