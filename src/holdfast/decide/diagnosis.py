@@ -86,8 +86,13 @@ _KILLED = frozenset(
     }
 )
 _QUIET_EXITS = ("exit.code.", "exit.signal.6", "exit.signal.15", "slurm.task.exited")
-_AFTER_PROGRAMS = {"nvidia.xid.109": ("nvidia.xid.13", "nvidia.xid.31")}
-"""What a GPU tells of after a program's own fault on it."""
+_AFTER_PROGRAMS = {
+    "nvidia.xid.109": ("nvidia.xid.13", "nvidia.xid.31"),
+    "kernel.probe_failed": ("nvidia.driver.unfit", "nvidia.driver.mismatch", "kernel.module"),
+}
+"""What a device tells of after a fault on it that is not its own: a program's, or a driver's that does not fit it."""
+_GAVE_UP = ("nccl.ib.completion",)
+"""A transport that tried a link in vain for a while before it told so."""
 _FRAMES = (*GENERIC_EXCEPTIONS, "hccl.failed.call", "npu.failed", "nccl.invalid")
 """What only says that a call failed: the reason stands in the lines below, after "Last error:" and its like."""
 _LOOSE_TYPES = ("data.bug", "data.config", "net.remote_service")
@@ -337,7 +342,9 @@ def _hardware(firm: list[Candidate], first: float, context: DiagnosisContext) ->
 
 
 def _warned(earliest: Candidate, candidates: list[Candidate]) -> Candidate | None:
-    """A warning that lies where a time-out's wait began."""
+    """A warning that lies where a time-out's wait, or a transport's vain tries, began."""
+    if earliest.finding.rule in _GAVE_UP:
+        return _warned_peers(candidates, {0: earliest.at})
     if earliest.weight is not Weight.SYMPTOM:
         return None
     near = [c for c in candidates if c.weight is Weight.WARNING and abs(c.at - earliest.at) <= TIMEOUT_SLACK_S]

@@ -49,7 +49,7 @@ _BACK = {
     "kernel.nfs.back": ("kernel.nfs.silent",),
     "kernel.lustre.restored": ("kernel.lustre.lost", "kernel.lnet"),
     "kernel.link_up": ("kernel.link_down",),
-    "kernel.ceph.back": ("kernel.ceph", "kernel.ceph.hung", "kernel.ceph.evicted"),
+    "kernel.ceph.back": ("kernel.ceph", "kernel.ceph.refused", "kernel.ceph.hung", "kernel.ceph.evicted"),
     "kernel.iscsi.back": ("kernel.iscsi",),
     "ipmi.limit.back": ("ipmi.limit",),
     "slurm.database.back": ("slurm.database",),
