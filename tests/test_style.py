@@ -52,9 +52,9 @@ def dotted(node: ast.AST) -> str:
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_module_is_short_and_says_what_it_is_for(path: Path) -> None:
-    """Every module opens with a docstring and stays under 600 lines."""
+    """Every module opens with a docstring and stays under 800 lines (a concept is not cut to please a number)."""
     text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 600, "split it by what its parts are for"
+    assert len(text.splitlines()) < 800, "split it by what its parts are for"
     if text.strip():
         assert ast.get_docstring(tree(path)), "open with what the module is for and who calls it"
 
