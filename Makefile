@@ -27,12 +27,12 @@ $(VENV)/bin/python:
 
 $(STAMP): pyproject.toml constraints.txt $(VENV)/bin/python
 	@echo "installing into $(VENV) (pinned by constraints.txt) ..."
-	@$(PIP) install -c constraints.txt -e '.[torch,postgres,otel,dev]' 2> >(grep -v WARNING >&2)
+	@$(PIP) install -c constraints.txt torch numpy -e '.[postgres,otel,dev]' 2> >(grep -v WARNING >&2)
 	@touch $(STAMP)
 
 # The training frameworks that holdfast.integrations is tested with, and pyarrow: the demo needs none of them.
 $(VENV)/.frameworks: $(STAMP)
-	@$(PIP) install -c constraints.txt -e '.[integrations,parquet]' 2> >(grep -v WARNING >&2)
+	@$(PIP) install -c constraints.txt accelerate lightning nv-one-logger-training-telemetry transformers -e '.[parquet]' 2> >(grep -v WARNING >&2)
 	@touch $@
 
 demo: install ## a real training job survives three real faults on this machine (under 3 minutes)

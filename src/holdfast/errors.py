@@ -8,6 +8,7 @@
     │   ├── UsageError            arguments that do not fit together
     │   ├── NotFoundError         no such job, node, incident, drill, file
     │   ├── StaleError            what the person looked at has changed since: look again
+    │   ├── FolderError           a job's folder cannot be used: full, read-only, gone
     │   └── RefusedError          not allowed here: role, ownership, a target not open to drills
     ├── WireError                 bytes that are not what the wire format says
     │   └── VersionError          written by a newer version in a way that cannot be read
@@ -95,6 +96,12 @@ class StaleError(UserError):
     """What the person looked at has changed since; nothing was done."""
 
     exit_code = EXIT_FAILED
+
+
+class FolderError(UserError):
+    """A job's folder cannot be used: full, read-only, gone. A requeue would meet the same."""
+
+    exit_code = EXIT_DO_NOT_REQUEUE
 
 
 class WireError(HoldfastError):

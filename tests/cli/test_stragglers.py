@@ -132,7 +132,7 @@ dist.destroy_process_group()
 
 def test_real_profiler_traces(holdfast: Holdfast, tmp_path: Path) -> None:
     """Three ranks of real training, profiled by PyTorch: the one with the slow loader is named."""
-    pytest.importorskip("torch", reason="the extra torch")
+    pytest.importorskip("torch", reason="left out: pip install torch")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

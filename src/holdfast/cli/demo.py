@@ -163,7 +163,7 @@ def demo(
     without the faults. The page `report.html` in the folder has the plots. Ctrl-C ends everything.
     """
     if importlib.util.find_spec("torch") is None:
-        raise UsageError("the demo's job trains with PyTorch, which is not installed: pip install 'holdfast[torch]'")
+        raise UsageError("the demo's job trains with PyTorch, which is not installed: pip install torch numpy")
     clear(folder)
     settings = DemoSettings(
         folder=folder / "cluster",

@@ -79,9 +79,7 @@ def torch() -> Fact:
     """PyTorch, without importing it."""
     version = package("torch")
     if not version or util.find_spec("torch") is None:
-        return Fact(
-            "torch", State.MISSING, "not installed", "the demo's job, checkpoints", "pip install 'holdfast[torch]'"
-        )
+        return Fact("torch", State.MISSING, "not installed", "the demo's job, checkpoints", "pip install torch")
     return Fact("torch", State.OK, version, "the demo's job, checkpoints")
 
 

@@ -75,10 +75,12 @@ Holdfast keeps large training jobs running. Where to begin:
 
 
 EXTRAS = {
-    "torch": "torch", "numpy": "torch", "psycopg": "postgres", "boto3": "aws", "botocore": "aws",
+    "psycopg": "postgres", "boto3": "aws", "botocore": "aws",
     "opentelemetry": "otel", "kubernetes_asyncio": "kubernetes", "pyarrow": "parquet",
 }  # fmt: skip
 """Module that may be absent -> the extra of pyproject.toml that has it."""
+USERS_OWN = frozenset({"torch", "numpy"})
+"""Modules that no extra brings: which build fits is the user's choice."""
 
 
 def load(name: str) -> TyperCommand | TyperGroup:
@@ -169,6 +171,7 @@ def main() -> None:
         name = (error.name or str(error)).split(".")[0]
         extra = EXTRAS.get(name)
         more = f"pip install 'holdfast[{extra}]'" if extra else "install Holdfast again, it brings all that it needs"
+        more = f"pip install {name}" if name in USERS_OWN else more
         typer.echo(f"holdfast: {name} is not installed: {more}", err=True)
         sys.exit(EXIT_INTERNAL)
 

@@ -106,6 +106,7 @@ class Controller:
         self._lapse: Callable[[], None] = lambda: None
         """Forgets the alarm for the moment at which the lease ends unless it is renewed."""
         self._snapshot_seq = 0
+        self._warned_at: dict[str, float] = {}
         mailboxes = Mailboxes()
         self.presence = Presence(clock, settings, mailboxes, state=self.shell, submit=self.submit)
         self._doubts = Doubts(clock, settings, witness, self.presence, state=self.shell) if witness else None
@@ -505,7 +506,7 @@ class Controller:
                 _log.error("another controller has taken over: this one stops", epoch=self.epoch)
                 raise
             except JournalError as error:
-                _log.warning("the lease could not be renewed", why=str(error))
+                self._warn_seldom("the lease could not be renewed", error)
                 await self.clock.sleep(min(0.5, self.lease_s / 10))
                 continue
             self._renewed(before)
@@ -544,7 +545,13 @@ class Controller:
             await self.journal.add_samples(samples)
         except JournalError as error:
             # Plots have a gap; recovery does not depend on them.
-            _log.warning("samples could not be written", count=len(samples), why=str(error))
+            self._warn_seldom("samples could not be written", error)
+
+    def _warn_seldom(self, what: str, error: JournalError) -> None:
+        now = self.clock.monotonic()
+        if now - self._warned_at.get(what, -SAY_AGAIN_S) >= SAY_AGAIN_S:
+            self._warned_at[what] = now
+            _log.warning(what, why=str(error))
 
 
 def _fail(future: asyncio.Future[int], error: BaseException) -> None:

@@ -149,7 +149,7 @@ class _Campaign:
                 self._add(skipped(scenario, lacking))
                 continue
             if sitting.job.workload == "gpt" and not self.settings.has_torch:
-                self._add(skipped(scenario, "needs torch: pip install 'holdfast[torch]'"))
+                self._add(skipped(scenario, "needs torch: pip install torch"))
                 continue
             try:
                 result = await self._drill(scenario, sitting.job)

@@ -40,6 +40,10 @@ class AllocationController(Protocol):
     def seq(self) -> int:
         """Number of the newest event on disk."""
 
+    @property
+    def failing(self) -> str:
+        """Why the journal cannot be written now; empty: it can."""
+
     def submit(self, event: AnyEvent) -> asyncio.Future[int]:
         """Take an event in; the future gives its number once it is on disk."""
 

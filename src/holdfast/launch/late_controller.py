@@ -27,12 +27,18 @@ class LateController:
         self.ready = asyncio.Event()
         self._waiting: list[tuple[AnyEvent, asyncio.Future[int]]] = []
         self._real: RunnableController | None = None
+        self._coming: RunnableController | None = None
         self._is_over = False
 
     @property
     def seq(self) -> int:
         """Number of the newest event on disk; 0 before the journal is open."""
         return self._real.seq if self._real is not None else 0
+
+    @property
+    def failing(self) -> str:
+        """Why the journal cannot be written now; empty: it can, or is not open yet."""
+        return self._coming.failing if self._coming is not None else ""
 
     @property
     def journal(self) -> Journal:
@@ -72,6 +78,7 @@ class LateController:
         Raises:
             JournalError, WireError: the journal cannot be read.
         """
+        self._coming = real
         running = asyncio.create_task(real.run(), name="controller")
         ready = asyncio.create_task(real.ready.wait())
         try:
@@ -80,10 +87,10 @@ class LateController:
                 self._hand_over(real)
             await running
         finally:
-            self.end()
             for task in (ready, running):
                 task.cancel()
             await asyncio.gather(ready, running, return_exceptions=True)
+            self.end()  # last: whoever is refused now must not end before this has told why
 
     def _hand_over(self, real: RunnableController) -> None:
         """Nothing waits in here, so that no event overtakes another."""
@@ -95,8 +102,8 @@ class LateController:
 
     def stop(self) -> None:
         """Ask for an orderly end."""
-        if self._real is not None:
-            self._real.stop()
+        if self._coming is not None:
+            self._coming.stop()
 
     def end(self) -> None:
         """Refuse everything that still waits, and all that comes."""

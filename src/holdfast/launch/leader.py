@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, LinkError
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, LinkError, PermanentOrderError
 from holdfast.launch.allocation import AllocationController, is_settled, lay_out
 from holdfast.launch.beats import Beats
 from holdfast.launch.checkpoint_gate import before_start
 from holdfast.launch.crew import Crew, free_port
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.epoch import newest_attempt, raise_epoch, read_epoch, restored_step
+from holdfast.launch.folder import GIVE_UP_S, TELL_S, FolderWatch, unusable
 from holdfast.launch.frames import AnyReport, EndAsked, LineSeen, RankEnded, RanksGone, SlotsSeen, Spotted
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
@@ -51,6 +52,8 @@ _LOOK_LIMIT_S = 0.5
 _LEASE_BACK_S = 60.0
 _START_LIMIT_S = 120.0
 _LATE_S = 2.0
+_LAST_WORD_S = 30.0
+"""A loaded machine may take that long to open the journal of a job that ends at once."""
 _NEVER = 1 << 62
 HANDED_OVER_S = 300.0
 """After an escalation the controller requeues or cancels the job, which ends this launcher; it does not wait longer."""
@@ -89,6 +92,9 @@ class Leader:
             on_lost=self.lost_lease,
             on_superseded=self.superseded,
         )
+        self.folder = FolderWatch(place.job_dir, voice.say)
+        self.hurried = asyncio.Event()
+        """Told a second time to end: nothing is waited for any more."""
         self.beats = Beats(place)
         self._spec: AttemptSpec | None = None
         self._started_mono = 0.0
@@ -168,7 +174,10 @@ class Leader:
         self.run_soon(self._attach(self._say_attached()))
 
     def _continue(self, record: JobRecord | None) -> None:
-        self.epoch = read_epoch(self.place.job_dir)
+        try:
+            self.epoch = read_epoch(self.place.job_dir)
+        except OSError as error:
+            raise unusable(self.place.job_dir, error) from error
         known = record.attempt if record is not None else None
         self.attempt = known.number if known is not None else -1
         if record is None or self.epoch > record.epoch:
@@ -247,13 +256,18 @@ class Leader:
         )
         self.attempt, self.epoch = attempt, epoch
         since = time.monotonic()
-        found = await asyncio.to_thread(raise_epoch, self.place.job_dir, epoch)
+        try:
+            found = await asyncio.to_thread(raise_epoch, self.place.job_dir, epoch)
+        except OSError as error:
+            raise PermanentOrderError(str(unusable(self.place.job_dir, error))) from error
         if found > epoch:
             # Our own lease looks only now and then; an attempt that is fenced before it starts must not start at all.
             await self.superseded(found)
             return
         self.own_lease.lease.renew(since)
         pinned = await before_start(self.options.checkpoints, restore_step, self.voice.say)
+        if self._ending or self.is_over.done():
+            return  # told to end meanwhile: nothing may be started any more
         spec = structs.replace(spec, restore_step=pinned)
         self._spec, self._started_mono = spec, time.monotonic()
         self._told_over[attempt] = asyncio.Event()
@@ -357,9 +371,19 @@ class Leader:
         self.run_soon(self._after_end(watch, stored))
 
     async def _after_end(self, watch: AttemptWatch, stored: asyncio.Future[int] | None) -> None:
-        if stored is not None and not await self._is_stored(stored):
+        try:
+            is_stored = stored is None or await self._is_stored(stored)
+        except LinkError:  # the controller has ended, which ends this launcher
+            self._finish_as_ended(watch)
+            return
+        if not is_stored:
             self.finish(watch.outcome().shell_code, watch.cause)
         self._told_over[watch.spec.attempt].set()
+        if not self._finish_as_ended(watch) and not watch.stop_asked:
+            await self._until_decided(watch)
+
+    def _finish_as_ended(self, watch: AttemptWatch) -> bool:
+        """Leave when the end of the attempt needs no decision; False when it does."""
         how = watch.outcome()
         if self._ending:
             self.finish(how.shell_code if how != Exit() else 128 + self._ending, "ended on request")
@@ -369,13 +393,31 @@ class Leader:
             self.finish(EXIT_RESTART_ME, "the job saved its state and asks to be started again")
         elif not self.recovers:
             self.finish(how.shell_code, watch.cause)
-        elif not watch.stop_asked:
-            await self._until_decided(watch)
+        else:
+            return False
+        return True
+
+    async def until_stored(self, event: e.AnyEvent) -> int:
+        """Hand one last event to the engine and wait for it.
+
+        Raises:
+            LinkError: the controller has ended, or the folder cannot be used, or somebody is in a hurry.
+        """
+        stored = self.controller.submit(event)
+        deadline = time.monotonic() + _LAST_WORD_S
+        while not stored.done():
+            now = time.monotonic()
+            if self.hurried.is_set() or now > deadline or self.folder.refused_for(now) >= TELL_S:
+                raise LinkError("the launcher's last event is not stored")
+            await asyncio.wait([stored], timeout=_LOOK_S)
+        return stored.result()
 
     async def _is_stored(self, stored: asyncio.Future[int]) -> bool:
         """Whether the engine took the event. A defect of judgement must not keep the command's own exit code back."""
         try:
             await stored
+        except LinkError:
+            raise
         except HoldfastError as error:
             self.voice.say(f"the engine refused to judge the end of the attempt: {str(error).splitlines()[0]}")
             return False
@@ -473,6 +515,7 @@ class Leader:
         """The job is being ended from outside: pass the signal on, no restarts; a second time kills."""
         if self._ending:
             if not told_by:
+                self.hurried.set()
                 self.run_soon(self.crew.end(self.attempt, 0.0))
             return
         self._ending = signum
@@ -504,6 +547,16 @@ class Leader:
                 if count % _SAMPLES_EVERY == 0:
                     self.beats.add(watch.fold.samples(at))
             self._look_at_followers(at, mono)
+            self._look_at_folder(mono)
+
+    def _look_at_folder(self, mono: float) -> None:
+        """Nothing can be decided while the folder refuses: ranks that run go on; when none is left, we leave."""
+        self.folder.look(self.controller.failing or self.own_lease.unread, mono)
+        watch = self.watch
+        if watch is None or self.is_over.done() or not self.crew.is_empty:
+            return
+        if self.folder.refused_for(mono) >= GIVE_UP_S and not self._finish_as_ended(watch):
+            self.finish(EXIT_DO_NOT_REQUEUE, f"{watch.cause}, and {self.folder.error}")
 
     async def _look_for_stragglers(self, watch: AttemptWatch) -> None:
         """Several looks at all stacks within slow steps."""

@@ -22,9 +22,15 @@ from msgspec import Struct, structs
 from holdfast.adapters.journal import open_journal
 from holdfast.adapters.journal.glance import last_record
 from holdfast.adapters.local.link import NodeLink
-from holdfast.errors import EXIT_DO_NOT_REQUEUE, HoldfastError, JournalError, OrderError
+from holdfast.errors import (
+    EXIT_DO_NOT_REQUEUE,
+    HoldfastError,
+    JournalError,
+    OrderError,
+)
 from holdfast.launch.allocation import AllocationOrchestrator, Judge
 from holdfast.launch.crew import Crew
+from holdfast.launch.folder import unusable
 from holdfast.launch.ground import Ground, cancel_all, on_signals, until_over
 from holdfast.launch.late_controller import LateController
 from holdfast.launch.leader import Leader
@@ -37,7 +43,7 @@ from holdfast.model import events as e
 from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
 from holdfast.model.orders import AnyOrder, Notify
 from holdfast.model.records import JobRecord
-from holdfast.ports import Orchestrator
+from holdfast.ports import Journal, Orchestrator
 
 if TYPE_CHECKING:
     from holdfast.launch.slurm_nodes import SlurmNodes
@@ -52,6 +58,7 @@ _BEAT_S = 1.0
 _RANKS_FIRST_S = 1.0
 """The judgement is loaded after this long at the latest: followers may be late, and the controller wants to hear."""
 _END_S = 10.0
+_FAILING_END_S = 0.5
 
 
 class Outfit(Struct):
@@ -120,11 +127,23 @@ async def _where_it_stands(place: JobPlace) -> JobRecord | None:
     try:
         return last_record(place.job_dir / JOURNAL_FILE, str(place.job))
     except JournalError:
-        journal = open_journal(journal_url(place.job_dir))
+        journal = await asyncio.to_thread(_open_own, place.job_dir)
         try:
             return next(iter(await journal.jobs(job=str(place.job))), None)
         finally:
             await journal.close()
+
+
+def _open_own(job_dir: Path) -> Journal:
+    try:
+        return open_journal(journal_url(job_dir))
+    except JournalError as error:
+        raise _refused(job_dir, error) from error
+
+
+def _refused(job_dir: Path, error: JournalError) -> HoldfastError:
+    """What a refusal of the journal tells about its folder; one that is damaged, or another's now, speaks for itself."""
+    return unusable(job_dir, error) if type(error) is JournalError else error
 
 
 async def _judge_it(leader: Leader, late: LateController, ground: Ground, judge: Judge) -> None:
@@ -134,11 +153,14 @@ async def _judge_it(leader: Leader, late: LateController, ground: Ground, judge:
     try:
         await _ranks_first(leader)
         # In a thread: what is loaded here takes longer than everything before it, and the ranks must be watched.
-        journal = await asyncio.to_thread(open_journal, journal_url(ground.place.job_dir))
+        journal = await asyncio.to_thread(_open_own, ground.place.job_dir)
         try:
             make = functools.partial(judge.controller, journal, orchestrator, list(notifiers), ground.place.source)
             real = await asyncio.to_thread(make)
-            await _run_parts(leader, orchestrator, ground, late.run(real))
+            try:
+                await _run_parts(leader, orchestrator, ground, late.run(real))
+            except JournalError as error:
+                raise _refused(ground.place.job_dir, error) from error
         finally:
             await journal.close()
     finally:
@@ -177,7 +199,7 @@ async def _run_parts(
             await leader.uplink.close()
         leader.controller.stop()
         with contextlib.suppress(TimeoutError, HoldfastError):
-            await asyncio.wait_for(tasks[0], _END_S)
+            await asyncio.wait_for(tasks[0], _FAILING_END_S if leader.controller.failing else _END_S)
         await cancel_all(tasks[:1])
 
 
@@ -216,7 +238,10 @@ async def _open_port(leader: Leader, ground: Ground) -> None:
         on_lost=leader.on_lost,
     )
     leader.crew.port = port
-    await port.open()
+    try:
+        await port.open()
+    except OSError as error:
+        raise unusable(ground.place.job_dir, error) from error
 
 
 async def _foreign_order(leader: Leader, orchestrator: Orchestrator, order: AnyOrder) -> None:
@@ -257,7 +282,7 @@ async def _leave(leader: Leader, code: int) -> None:
         restart_count=leader.place.restart_count,
     )
     with contextlib.suppress(HoldfastError):
-        seq = await leader.controller.submit(left)
+        seq = await leader.until_stored(left)
         if leader.uplink is not None and leader.uplink.is_reachable:
             await leader.uplink.flush(seq, 2.0)
         await _write_stories(leader, code)

@@ -208,7 +208,7 @@ class NodeRunner:
             return
         if now is not None and not now.is_gone:
             await self.end(now.spec.attempt, 0.0)
-        if not spec.ranks_of(self.place.node):
+        if self._is_closed or not spec.ranks_of(self.place.node):
             return
         try:
             attempt = self._prepare(spec)

@@ -63,7 +63,10 @@ class RankLog:
         """Read what is new; returns the matcher's matches."""
         matches: list[Match] = []
         while self.descriptor >= 0:
-            data = os.pread(self.descriptor, _BLOCK, self._offset)
+            try:
+                data = os.pread(self.descriptor, _BLOCK, self._offset)
+            except OSError:  # a folder that is gone must not end the job
+                break
             if not data:
                 break
             self._offset += len(data)

@@ -20,6 +20,8 @@ _CHECK_S = 0.2
 _ASLEEP_S = 0.5
 """The loop was away for longer than it asked by this much: stopped, starved, or the machine was paused."""
 _POLL_S = 0.1
+_HUNG_S = 60.0
+"""A network file system may take so long to come back from its server's restart."""
 _LEAST_S = 3.0
 """A folder on a network file system may stand still for longer than a connection between two launchers does."""
 
@@ -56,6 +58,9 @@ class OwnLease:
         self._is_held = is_held
         self._on_lost = on_lost
         self._on_superseded = on_superseded
+        self._read_at = time.monotonic()
+        self.unread = ""
+        """Why the folder could not be read the last time; empty: it could."""
 
     @property
     def is_over(self) -> bool:
@@ -89,14 +94,18 @@ class OwnLease:
             if reading is not None and reading.done():
                 await self._take(reading, since)
                 reading = None
+            if reading is not None and woke - self._read_at > _HUNG_S and not self._link.is_cut:
+                self.unread = f"no answer for {_HUNG_S:g} s"
             if self.is_over and self._is_held():
                 await self._on_lost()
 
     async def _take(self, done: asyncio.Future[int], since: float) -> None:
         try:
             found = done.result()
-        except (OSError, UserError):
+        except (OSError, UserError) as error:
+            self.unread = (error.strerror if isinstance(error, OSError) else None) or str(error)
             return
+        self._read_at, self.unread = time.monotonic(), ""
         if self._link.is_cut:
             return
         if found > self._epoch() and self._has_begun():

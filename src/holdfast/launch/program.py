@@ -8,6 +8,7 @@ asyncio loop that `launch` opens.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shutil
 import signal
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import EXIT_RESTART_ME, UsageError
 from holdfast.launch import process
+from holdfast.launch.folder import unusable
 from holdfast.launch.follower import Follower
 from holdfast.launch.ground import Ground, cancel_all, on_signals, until_over
 from holdfast.launch.late_matcher import LateMatcher
@@ -30,6 +32,10 @@ if TYPE_CHECKING:  # a follower judges nothing, and loads the matcher when its r
     from holdfast.launch.allocation import Judge
     from holdfast.launch.leader import Leader
     from holdfast.launch.leading import Outfit
+
+
+_THREADS_S = 12.0
+"""A thread that opens a journal waits for its lock up to 10 s."""
 
 
 def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int:
@@ -105,7 +111,7 @@ def _make_folders(place: JobPlace) -> None:
         for folder in ("logs", "drill") if place.drill_ok else ("logs",):
             (place.job_dir / folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"the job's folder {place.job_dir} cannot be made: {error.strerror}") from error
+        raise unusable(place.job_dir, error) from error
 
 
 def _lease(environ: Mapping[str, str], options: RunOptions) -> float:
@@ -139,10 +145,27 @@ async def run_on(
             led = outfit(ground) if outfit is not None else ranks_outfit(ground, judge)
             if made is not None:
                 made.append(led)
-            return await lead(ground, judge, led)
-        return await _follow(ground)
+            ended = await lead(ground, judge, led)
+        else:
+            ended = await _follow(ground)
+        _bound_the_end(ground, ended[0])
+        return ended
     finally:
         guard.send(signal.SIGKILL)
+
+
+def _bound_the_end(ground: Ground, code: int) -> None:
+    """Nothing runs any more, but the loop waits for its threads, and one may wait for a folder that does not answer."""
+
+    def leave() -> None:
+        if ground.owns_telemetry:
+            shutil.rmtree(ground.telemetry, ignore_errors=True)
+        os._exit(code)
+
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(signum, leave)
+    loop.call_later(_THREADS_S, leave)
 
 
 # --- the follower ---

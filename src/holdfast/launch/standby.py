@@ -139,8 +139,7 @@ class StandbyPool:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log = self._open_log()
         try:
             child = spawn(
                 "standby",
@@ -158,6 +157,13 @@ class StandbyPool:
         if self._may_renice:
             _set_nice(child.pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICE))
         self._standbys.append(Standby(child, ours))
+
+    def _open_log(self) -> int:
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError:  # a folder that is full or gone must not end the job
+            return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
     def _died(self, child: Child) -> None:
         for standby in self._standbys:

@@ -18,6 +18,7 @@ from holdfast.adapters.slurm.daemons import NodeAddress
 from holdfast.adapters.slurm.own_job import JobFacts, node_names
 from holdfast.errors import UsageError, UserError
 from holdfast.launch.epoch import raise_epoch, read_epoch
+from holdfast.launch.folder import unusable
 from holdfast.launch.place import JobPlace
 from holdfast.model.cluster import JobKey
 
@@ -62,7 +63,8 @@ def claim_folder(root: Path, restart_count: int) -> Path:
     """This invocation's folder: the first that no invocation of this run of the script has taken.
 
     Raises:
-        UsageError: the folder cannot be made.
+        FolderError: the folder cannot be made or written.
+        UsageError: too many steps.
     """
     try:
         for number in range(_STEPS_MAX):
@@ -74,7 +76,7 @@ def claim_folder(root: Path, restart_count: int) -> Path:
                 continue
             return folder
     except OSError as error:
-        raise UsageError(f"the job's folder {root} cannot be made: {error.strerror}") from error
+        raise unusable(root, error) from error
     raise UsageError(f"{root}: {_STEPS_MAX} steps have been run from this script")
 
 
@@ -90,7 +92,10 @@ def floor_of(root: Path, own: Path) -> StepFloor:
             number = logs.name.removeprefix("attempt-")
             attempt = max(attempt, int(number)) if number.isdecimal() and folder != own else attempt
     if epoch:
-        raise_epoch(own, epoch)
+        try:
+            raise_epoch(own, epoch)
+        except OSError as error:
+            raise unusable(root, error) from error
     return StepFloor(attempt, epoch)
 
 
