@@ -203,10 +203,13 @@ def stands_by_a_stopped_watcher(step: Step, lab: SlurmLab, port: int) -> None:
     shown = lab.run(["scontrol", "--oneliner", "show", "node", "node02"])
     assert " Port=" not in shown
     assert re.search(rf"^SlurmdPort\s*= {port}$", lab.run(["scontrol", "show", "config"]), re.MULTILINE)
-    task = task_file(step, """
+    task = task_file(
+        step,
+        """
 while not os.path.exists("go"):
     time.sleep(0.01)
-""")
+""",
+    )
     step.submit(holdfast(step, "--spares=1 --ntasks-per-node=1", task), "--nodes=3")
     before = {node for node, _ in step.began(0, 2).values()}
     step.watched(nodes=2)

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from holdfast.adapters.slurm import commands
 from holdfast.adapters.slurm.asks import ACTIONS
+from holdfast.adapters.slurm.daemons import address_of, answers_not
 from holdfast.adapters.slurm.looks import Looks
 from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.node_output import SlurmNode
@@ -31,6 +32,10 @@ GATHER_S = 0.01
 BOOT_WAVERS_S = 2.5
 SAME_SECOND_S = 1.1
 REPLACE = "Action:Replace"
+HEARD_S = 10.0
+"""A node whose slurmd takes connections is given so long until slurmctld has heard of it again."""
+_REBOOTING = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "REBOOT"})
+_SILENT = frozenset({"NOT_RESPONDING", "NO_RESPOND"})
 _log = structlog.get_logger("holdfast.slurm")
 
 
@@ -204,7 +209,9 @@ class NodeOrders:
         if order.boot_id.startswith("slurm:") and before not in {"", order.boot_id} and is_up(node):
             return "it has booted anew already"
         was_out, reason = is_drained(node), node.reason
-        if not node.states & {"REBOOT_ISSUED", "REBOOT_REQUESTED", "REBOOT"}:
+        if not node.states & _REBOOTING:
+            if not self._programs.reboot:
+                await self._check_reboots_itself(node)
             await self._begin_reboot(order, node, was_out=was_out)
 
         def has_booted(seen: SlurmNode) -> bool:
@@ -219,6 +226,19 @@ class NodeOrders:
             self._memory.keep(entry)
         await self._settle(node.name, was_out=was_out, reason=reason)
         return "rebooted"
+
+    async def _check_reboots_itself(self, node: SlurmNode) -> None:
+        """Raise PermanentOrderError where `scontrol reboot` cannot work: the node's own slurmd would carry it out."""
+        hint = "name a reboot_program under [slurm], such as a BMC's power cycle"
+        if not self._looks.facts.reboots:
+            raise PermanentOrderError(f"slurm.conf has no RebootProgram; {hint}")
+        silent = f"{node.name}'s slurmd, which would carry out the reboot, does not answer; {hint}"
+        if await answers_not(address_of(node, self._looks.facts.slurmd_port)):
+            raise PermanentOrderError(silent)
+        try:
+            await self._until(node.name, lambda seen: not seen.states & _SILENT, HEARD_S, "was not heard")
+        except TemporaryOrderError as error:
+            raise PermanentOrderError(f"{silent} ({error})") from error
 
     async def _begin_reboot(self, order: o.RebootNode, node: SlurmNode, *, was_out: bool) -> None:
         await self._until_another_second(node)
