@@ -36,9 +36,11 @@ def test_facts_of_the_job_are_read() -> None:
 
 
 def test_addresses_of_daemons_are_read() -> None:
-    """An own port is told; 0 and none mean the cluster's."""
-    assert read_addresses(NODE, 6818) == {"node03": NodeAddress("10.1.0.3", 29003)}
-    assert read_addresses(NODE.replace("29003", "0"), 6818)["node03"].port == 6818
+    """An own port is told; 0 and none mean the cluster's, and a node is left out where that is not known."""
+    assert read_addresses(NODE, 17018) == {"node03": NodeAddress("10.1.0.3", 29003)}
+    assert read_addresses(NODE.replace("29003", "0"), 17018)["node03"].port == 17018
+    assert read_addresses(NODE.replace("Port=29003 ", ""), 17018)["node03"].port == 17018
+    assert read_addresses(NODE.replace("Port=29003 ", ""), 0) == {}
 
 
 def test_an_array_task_is_named_so_that_no_other_is_meant() -> None:

@@ -131,10 +131,11 @@ def test_the_health_check_program_overwrites_nobodys_reason(node, program, tmp_p
     said, reason = tmp_path / "said", tmp_path / "reason"
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(
-        f'#!/bin/sh\nif [ "$1" = show ]; then echo "NodeName=n1 State=IDLE $(cat {reason} 2>/dev/null) Comment=x"; exit; fi\necho "$@" >> {said}\n'
+        f'#!/bin/sh\nif [ "$1" = show ]; then echo "NodeName=n1 $(cat {reason} 2>/dev/null) Comment=x"; exit; fi\necho "$@" >> {said}\n'
     )
     scontrol.chmod(0o755)
     env = {"SCONTROL": str(scontrol), "SLURMD_NODENAME": "n1"}
+    reason.write_text("State=IDLE")
     assert script("healthcheck.sh", program, **env).returncode == 0
     assert not said.exists()
     inject(node, "row_remap", gpu=4)
@@ -143,16 +144,25 @@ def test_the_health_check_program_overwrites_nobodys_reason(node, program, tmp_p
     assert line.startswith(
         "update nodename=n1 state=drain reason=[holdfast check] gpu-remap GPU 4 has no spare row left"
     )
-    reason.write_text("Reason=fan is loud [root@2026-11-21T12:00:00]")
+    reason.write_text("State=IDLE+DRAIN Reason=fan is loud [root@2026-11-21T12:00:00]")
     script("healthcheck.sh", program, **env)
     assert len(said.read_text().splitlines()) == 1
     with Devices(node / "devices" / "state") as found:
         found.gpu(4).remap_failed = 0
     script("healthcheck.sh", program, **env)
     assert len(said.read_text().splitlines()) == 1
-    reason.write_text("Reason=[holdfast check] gpu-remap GPU 4 [root@2026-11-21T12:00:00]")
+    reason.write_text("")
     script("healthcheck.sh", program, **env)
-    assert said.read_text().splitlines()[-1] == "update nodename=n1 state=resume"
+    assert len(said.read_text().splitlines()) == 1, "a state that cannot be read changes nothing"
+    reason.write_text("State=IDLE+DRAIN Reason=[holdfast check] gpu-remap GPU 4 [root@2026-11-21T12:00:00]")
+    script("healthcheck.sh", program, **env)
+    assert said.read_text().splitlines()[1:] == ["update nodename=n1 state=resume"]
+    reason.write_text("State=IDLE Reason=[holdfast check] gpu-remap GPU 4 [root@2026-11-21T12:00:00]")
+    script("healthcheck.sh", program, **env)
+    assert len(said.read_text().splitlines()) == 2, "it is in service already"
+    inject(node, "row_remap", gpu=4)
+    script("healthcheck.sh", program, **env)
+    assert "state=drain reason=[holdfast check]" in said.read_text().splitlines()[2], "RESUME had left the reason"
 
 
 def test_real_tools_of_this_machine_where_they_are(tmp_path):

@@ -32,7 +32,7 @@ class ToyState(msgspec.Struct):
 class ToyEngine:
     """`finding_seen` with rule `order:KIND` orders KIND for the node or job of its place; `timer:NAME:S` starts a timer.
 
-    `cancel:NAME` cancels one, `refuse` is refused, `withdraw` withdraws all that is pending.
+    `cancel:NAME` cancels one, `refuse` is refused, `withdraw` withdraws all that is pending, `late` calls it failed.
     """
 
     def __init__(self, state: bytes | None = None) -> None:
@@ -60,9 +60,10 @@ class ToyEngine:
             return [o.StartTimer(**head, timer=name, after_s=float(number))]
         if verb == "cancel":
             return [o.CancelTimer(**head, timer=name)]
-        if verb == "withdraw":
+        if verb in {"withdraw", "late"}:
+            status = o.OrderStatus.WITHDRAWN if verb == "withdraw" else o.OrderStatus.FAILED
             for order in self.state.pending.values():
-                self._touched.orders.append(r.OrderRecord(order, o.OrderStatus.WITHDRAWN, 0.0, event.received_at))
+                self._touched.orders.append(r.OrderRecord(order, status, 0.0, event.received_at))
             self.state.pending.clear()
         if verb != "order":
             return []

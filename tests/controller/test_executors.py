@@ -140,6 +140,23 @@ def test_a_withdrawn_order_is_dropped_or_interrupted():
     run_virtual(work())
 
 
+def test_an_order_that_the_engine_calls_failed_is_ended_and_the_next_begins():
+    """A repair without an outcome in time is over: the next repair of the node must not wait for the adapter's limit."""
+
+    async def work() -> None:
+        house = House(watch=False)
+        house.world.gate("replace_node")
+        async with running(house.controller()) as controller:
+            await controller.submit(finding("order:replace_node", "a"))
+            await until(lambda: len(house.world.asked) == 1)
+            await controller.submit(finding("late", "b"))
+            await controller.submit(finding("order:quarantine_node", "c"))
+            await until(lambda: house.world.nodes["n1"].drained, 5)
+            assert [type(one).__name__ for one in await outcomes(controller)] == ["OrderDone"]
+
+    run_virtual(work())
+
+
 def test_a_repair_is_asked_before_the_orchestrator():
     """A configured repair takes the orders that it can; the rest stays with the orchestrator."""
 

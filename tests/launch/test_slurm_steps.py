@@ -5,15 +5,22 @@ Times are measured by `benchmarks/slurm_steps.py`; tests share their machine and
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import sys
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import sqlalchemy as sa
 
+from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
+from slurm_fixture import need_slurm, short_folder
 
 pytestmark = pytest.mark.cluster
 
@@ -173,6 +180,68 @@ time.sleep(0.2)
     assert before[1][0] not in {node for node, _ in after.values()}
     assert float((step.folder / "alive-0-1").read_text()) < began
     assert step.code() == 0
+
+
+def watcher_of(step: Step, node: str) -> int:
+    """The process that watches a node for this step."""
+    found = [
+        one.pid
+        for one in psutil.process_iter(["cmdline", "environ"])
+        if "holdfast.launch.step_watch" in (one.info["cmdline"] or ())
+        and f"{step.folder}/job/step-0" in one.info["cmdline"]
+        and (one.info["environ"] or {}).get("SLURMD_NODENAME") == node
+    ]
+    return found[-1]
+
+
+STOPPED_S = 4.5
+"""Twice a watcher's lease."""
+
+
+def stands_by_a_stopped_watcher(step: Step, lab: SlurmLab, port: int) -> None:
+    """One watcher is stopped for longer than its lease while its node and slurmd are well: the step stays on its nodes."""
+    shown = lab.run(["scontrol", "--oneliner", "show", "node", "node02"])
+    assert " Port=" not in shown
+    assert re.search(rf"^SlurmdPort\s*= {port}$", lab.run(["scontrol", "show", "config"]), re.MULTILINE)
+    task = task_file(
+        step,
+        """
+while not os.path.exists("go"):
+    time.sleep(0.01)
+""",
+    )
+    step.submit(holdfast(step, "--spares=1 --ntasks-per-node=1", task), "--nodes=3")
+    before = {node for node, _ in step.began(0, 2).values()}
+    step.watched(nodes=2)
+    step.judged()
+    victim = before.difference({"node01"}).pop()
+    pid = watcher_of(step, victim)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert not threading.Event().wait(STOPPED_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    step.until("the lease's end", rf"the watcher of {victim} has not answered|{victim} is lost")
+    (step.folder / "go").touch()
+    assert step.code() == 0
+    assert "is lost" not in step.text()
+    used = set(re.findall(r"^began rank=\d+ node=(\S+)", step.text(), re.MULTILINE))
+    assert used == before
+
+
+def test_a_watchers_silence_alone_moves_no_step(step: Step, netns_lab: SlurmLab) -> None:
+    """Where the site has a SlurmdPort of its own, which `scontrol show node` does not print."""
+    stands_by_a_stopped_watcher(step, netns_lab, netns_lab.facts.node_port(1))
+
+
+def test_a_watchers_silence_alone_moves_no_step_at_the_default_port(tmp_path: Path) -> None:
+    """The same with Slurm's own SlurmdPort, 6818."""
+    need_slurm(netns=True)
+    tmp_path.chmod(0o755)
+    settings = LabSettings(nodes=3, netns=True, boot_s=0.3, extra_conf="SlurmdPort=6818")
+    with short_folder() as place, SlurmLab.start(settings, place) as lab:
+        stands_by_a_stopped_watcher(Step(lab, tmp_path), lab, 6818)
 
 
 def test_an_error_of_the_program_stops_and_keeps_its_exit_code(step: Step) -> None:

@@ -443,12 +443,14 @@ class Controller:
 
     def _consequences(self, entry: Entry) -> None:
         event = entry.event
-        if isinstance(event, e.OrderDone | e.OrderFailed):
-            self._executors.settle(event.order)
+        told = event.order if isinstance(event, e.OrderDone | e.OrderFailed) else ""
+        if told:
+            self._executors.settle(told)
         elif isinstance(event, e.LauncherAttached):
             self.presence.attached(event)
         for record in entry.touched.orders:
-            if record.status in UNWANTED:
+            if record.status in UNWANTED or (record.status is o.OrderStatus.FAILED and record.order.id != told):
+                # Without an outcome of its own it is out of time: what follows it must not wait for its adapter.
                 self._executors.withdraw(record.order.id)
             elif record.status in SETTLED:
                 self._executors.settle(record.order.id)

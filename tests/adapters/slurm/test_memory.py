@@ -8,8 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.adapters.slurm.memory import FILE, Memory
+from holdfast.adapters.slurm.node_output import nodes_of_text
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.adapters.slurm.starts import was_refused
+from holdfast.adapters.slurm.views import node_view
+from holdfast.model.cluster import NodeView
 
 FIRST = SlurmJob(id="12", user="mei", name="train", command="/home/mei/train.sh", states=frozenset({"RUNNING"}))
 
@@ -80,3 +83,36 @@ def test_a_start_in_the_second_of_the_kill_was_refused() -> None:
         {"batch": False},
     ):
         assert not was_refused(replace(ended, **other), entry, wrote=False), other
+
+
+IDLE = (
+    "NodeName=n1 Arch=x86_64 NodeAddr=n1 State=IDLE BootTime=2026-11-23T18:10:24 SlurmdStartTime=2026-11-23T18:37:10 "
+)
+OURS = "Reason=[holdfast] Xid 79 [root@2026-11-23T18:37:34]"
+NEWER = "Reason=[holdfast] Xid 79 [root@2026-11-23T18:52:00]"
+
+
+def node_of(memory: Memory, state: str, reason: str = OURS) -> NodeView:
+    """The node as the engine is shown it."""
+    (read,) = nodes_of_text(IDLE.replace("IDLE", state) + reason)
+    node = memory.without_stale(read)
+    return node_view(node, jobs=(), topology={}, machine="n1/1", boot="b")
+
+
+def test_a_reason_that_a_node_bore_in_service_is_stale(tmp_path: Path) -> None:
+    """RESUME of newer versions leaves our reason standing. A node that Slurm then loses is lost, not drained by us, and
+    what Slurm drains is not ours to lift; also for a controller that was started anew. A new drain of ours is one."""
+    memory = Memory(tmp_path)
+    assert node_of(memory, "IDLE+DRAIN").drain_reason == "[holdfast] Xid 79"
+    assert node_of(memory, "DOWN+NOT_RESPONDING").drained, "set down by us"
+    assert not node_of(memory, "IDLE").drained
+    for remembering in (memory, Memory(tmp_path)):
+        lost = node_of(remembering, "DOWN+NOT_RESPONDING")
+        assert (lost.alive, lost.drained, lost.drain_reason) == (False, False, "")
+        theirs = node_of(remembering, "IDLE+DRAIN")
+        assert (theirs.alive, theirs.drained, theirs.drain_reason) == (True, True, "")
+        again = node_of(remembering, "IDLE+DRAIN", NEWER)
+        assert (again.drained, again.drain_reason) == (True, "[holdfast] Xid 79")
+        rebooting = node_of(remembering, "IDLE+REBOOT_REQUESTED", NEWER)
+        assert not rebooting.drained
+        assert node_of(remembering, "DOWN+DRAIN+REBOOT_ISSUED", NEWER).drain_reason == "[holdfast] Xid 79"

@@ -41,8 +41,9 @@ class Knock(Enum):
 
 
 def address_of(node: SlurmNode, port: int) -> NodeAddress | None:
-    """Where its slurmd listens: at `port`, where it has none of its own; None when Slurm does not say."""
-    return NodeAddress(node.address, node.port or port) if node.address else None
+    """Where its slurmd listens: at `port` (0: unknown), where it has none of its own; None when Slurm does not say."""
+    own = node.port or port
+    return NodeAddress(node.address, own) if node.address and own else None
 
 
 async def daemon_answers(where: NodeAddress | None, limit_s: float = CONNECT_S) -> bool:

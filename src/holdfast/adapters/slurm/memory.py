@@ -13,13 +13,20 @@ from pathlib import Path
 import msgspec
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
+from holdfast.adapters.slurm.node_output import SlurmNode
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.errors import ConfigError
 
 KEPT_MAX = 50_000
 """Jobs remembered; the oldest are forgotten first."""
 FILE = "slurm-jobs.jsonl"
+OUT_OF_SERVICE = frozenset(
+    {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "UNKNOWN", "FUTURE", "MAINT"}
+    | {"REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DOWN"}
+)
+"""States beside which a node's reason is about now."""
 
 _log = structlog.get_logger("holdfast.slurm")
 
@@ -51,6 +58,8 @@ class NodeEntry(Struct, omit_defaults=True):
     """Boot time by which its newest boot is known."""
     answered_at: float = 0.0
     """Start of the slurmd that answered after our last repair."""
+    stale_at: float = 0.0
+    """When the reason was set that it still bore while it was in service."""
 
 
 class _Line(Struct, omit_defaults=True):
@@ -152,6 +161,23 @@ class Memory:
         entry.gone = True
         self._live.discard(entry.id)
         self.keep(entry)
+
+    def without_stale(self, node: SlurmNode) -> SlurmNode:
+        """The node without a reason that no longer holds.
+
+        RESUME leaves the reason standing until the node's next allocation (23.11 and later), and what Slurm itself sets
+        down or drains meanwhile keeps it. A reason that a node bore while it was in service explains nothing later.
+        """
+        if not node.reason or not node.reason_at:
+            return node
+        if not node.states & OUT_OF_SERVICE:
+            entry = self.node(node.name)
+            if entry.stale_at != node.reason_at:
+                entry.stale_at = node.reason_at
+                self.keep(entry)
+        elif node.name not in self.nodes or self.nodes[node.name].stale_at != node.reason_at:
+            return node
+        return replace(node, reason="", reason_by="", reason_at=0.0, was_resumed=True)
 
     def node(self, name: str) -> NodeEntry:
         """The entry of a node, made when there is none."""

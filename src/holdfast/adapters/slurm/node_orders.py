@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from holdfast.adapters.slurm import commands
 from holdfast.adapters.slurm.asks import ACTIONS
+from holdfast.adapters.slurm.daemons import address_of, answers_not
 from holdfast.adapters.slurm.looks import Looks
 from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.node_output import SlurmNode
@@ -31,6 +32,11 @@ GATHER_S = 0.01
 BOOT_WAVERS_S = 2.5
 SAME_SECOND_S = 1.1
 REPLACE = "Action:Replace"
+NO_REASON = "no reason given"
+HEARD_S = 10.0
+"""A node whose slurmd takes connections is given so long until slurmctld has heard of it again."""
+_REBOOTING = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "REBOOT"})
+_SILENT = frozenset({"NOT_RESPONDING", "NO_RESPOND"})
 _log = structlog.get_logger("holdfast.slurm")
 
 
@@ -160,7 +166,7 @@ class NodeOrders:
         if is_drained(node):
             if is_ours(node):
                 return "out of service already"
-            return f"drained already by somebody else ({node.reason or 'no reason given'})"
+            return f"drained already by somebody else ({node.reason or NO_REASON})"
         if "DOWN" in node.states:
             # Slurm lost it: it takes no work as it is, and a drain on it would outlive its coming back.
             await self._tool.run(commands.set_reason([node.name], reason))
@@ -173,7 +179,7 @@ class NodeOrders:
         theirs = is_drained(node) and not is_ours(node)
         if "DOWN" not in node.states:
             await self._until_killed(node.name)
-            await self._set(node.name, "DOWN", node.reason if theirs else reason)
+            await self._set(node.name, "DOWN", (node.reason or NO_REASON) if theirs else reason)
             return "set down: what ran there is written off"
         if not theirs and not is_ours(node):
             await self._tool.run(commands.set_reason([node.name], reason))
@@ -183,7 +189,7 @@ class NodeOrders:
         if not is_drained(node):
             return "in service already"
         if not is_ours(node):
-            raise PermanentOrderError(f"{node.name} was drained by someone else: {node.reason or 'no reason given'}")
+            raise PermanentOrderError(f"{node.name} was drained by someone else: {node.reason or NO_REASON}")
         await self._set(node.name, "RESUME")
         return "in service"
 
@@ -203,8 +209,10 @@ class NodeOrders:
         before, entry = self.boot_of(node), self._memory.node(node.name)
         if order.boot_id.startswith("slurm:") and before not in {"", order.boot_id} and is_up(node):
             return "it has booted anew already"
-        was_out, reason = is_drained(node), node.reason
-        if not node.states & {"REBOOT_ISSUED", "REBOOT_REQUESTED", "REBOOT"}:
+        was_out, reason = is_drained(node), node.reason or NO_REASON
+        if not node.states & _REBOOTING:
+            if not self._programs.reboot:
+                await self._check_reboots_itself(node)
             await self._begin_reboot(order, node, was_out=was_out)
 
         def has_booted(seen: SlurmNode) -> bool:
@@ -220,14 +228,29 @@ class NodeOrders:
         await self._settle(node.name, was_out=was_out, reason=reason)
         return "rebooted"
 
+    async def _check_reboots_itself(self, node: SlurmNode) -> None:
+        """Raise PermanentOrderError where `scontrol reboot` cannot work: the node's own slurmd would carry it out."""
+        hint = "name a reboot_program under [slurm], such as a BMC's power cycle"
+        if not self._looks.facts.reboots:
+            raise PermanentOrderError(f"slurm.conf has no RebootProgram; {hint}")
+        silent = f"{node.name}'s slurmd, which would carry out the reboot, does not answer; {hint}"
+        if await answers_not(address_of(node, self._looks.facts.slurmd_port)):
+            raise PermanentOrderError(silent)
+        try:
+            await self._until(node.name, lambda seen: not seen.states & _SILENT, HEARD_S, "was not heard")
+        except TemporaryOrderError as error:
+            raise PermanentOrderError(f"{silent} ({error})") from error
+
     async def _begin_reboot(self, order: o.RebootNode, node: SlurmNode, *, was_out: bool) -> None:
         await self._until_another_second(node)
         if was_out and not node.states & {"DRAIN", "FAIL"}:
-            await self._set(node.name, "DRAIN", node.reason)  # a node that is only down would come back into service
+            await self._set(
+                node.name, "DRAIN", node.reason or NO_REASON
+            )  # a node that is only down would come back into service
         if self._programs.reboot:
             await self._tool.run((*self._programs.reboot, node.name), limit_s=self._programs.limit_s)
         else:
-            reason = node.reason if was_out else f"{PREFIX} reboot: {order.why}"
+            reason = (node.reason or NO_REASON) if was_out else f"{PREFIX} reboot: {order.why}"
             await self._tool.run(commands.reboot([node.name], reason, drained=was_out))
 
     async def _settle(self, name: str, *, was_out: bool, reason: str) -> None:
@@ -251,7 +274,7 @@ class NodeOrders:
 
     async def _replace(self, node: SlurmNode) -> str:
         entry = self._memory.node(node.name)
-        was_out, reason = is_drained(node), node.reason
+        was_out, reason = is_drained(node), node.reason or NO_REASON
         await self._until_another_second(node)
 
         def is_another(seen: SlurmNode) -> bool:

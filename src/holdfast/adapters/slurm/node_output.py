@@ -25,6 +25,8 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
     reason: str = ""
     reason_by: str = ""
     reason_at: float = 0.0
+    was_resumed: bool = False
+    """The reason that Slurm shows is that of a drain which is over, so `reason` is empty: `Memory.without_stale`."""
     boot_at: float = 0.0
     slurmd_at: float = 0.0
     address: str = ""

@@ -87,7 +87,8 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     kill_wait_s: int = 30
     slurmd_timeout_s: int = 300
     min_job_age_s: int = 300
-    slurmd_port: int = 6818
+    slurmd_port: int = 0
+    """Where a node's slurmd listens that has no port of its own; 0: not known."""
     reboots: bool = False
     """There is a RebootProgram."""
 
@@ -412,7 +413,7 @@ def facts_of_config(raw: str) -> ClusterFacts:
         kill_wait_s=count("KillWait", 30),
         slurmd_timeout_s=count("SlurmdTimeout", 300),
         min_job_age_s=count("MinJobAge", 300),
-        slurmd_port=count("SlurmdPort", 6818),
+        slurmd_port=count("SlurmdPort", 0),
         reboots=bool(text(told.get("RebootProgram", ""))),
     )
 

@@ -23,8 +23,10 @@ from pathlib import Path
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 from msgspec import Struct
 
+from holdfast.adapters.slurm import commands
 from holdfast.adapters.slurm.daemons import NodeAddress
 from holdfast.adapters.slurm.once import run_once
+from holdfast.adapters.slurm.output import facts_of_config
 from holdfast.adapters.slurm.tool import is_queued
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 
@@ -77,16 +79,20 @@ def read_job(text: str) -> JobFacts:
 
 
 def read_addresses(text: str, port: int) -> dict[str, NodeAddress]:
-    """Read `scontrol --oneliner show node`; `port` where a node tells none. Pure."""
+    """Read `scontrol --oneliner show node`. Pure.
+
+    Args:
+        text: what it printed.
+        port: the cluster's SlurmdPort, since a node's line has `Port=` only where it differs; 0: not known. A node
+            without any port is left out: nobody may conclude from a wrong port that nobody answers.
+    """
     found = {}
     for line in text.splitlines():
         fields = dict(_FIELD.findall(line))
-        name = fields.get("NodeName", "")
-        if name:
-            told = fields.get("Port", "")
-            found[name] = NodeAddress(
-                fields.get("NodeAddr") or name, int(told) if told.isdecimal() and told != "0" else port
-            )
+        name, told = fields.get("NodeName", ""), fields.get("Port", "")
+        where = int(told) if told.isdecimal() and told != "0" else port
+        if name and where:
+            found[name] = NodeAddress(fields.get("NodeAddr") or name, where)
     return found
 
 
@@ -153,6 +159,7 @@ class OwnJob:
         self.name = name
         self._folder = folder
         self._environ = dict(environ)
+        self._slurmd_port = 0
 
     async def _run(self, *argv: str, limit_s: float = _LIMIT_S, environ: Mapping[str, str] | None = None) -> str:
         try:
@@ -188,7 +195,9 @@ class OwnJob:
     async def addresses(self, nodes: Sequence[str]) -> dict[str, NodeAddress]:
         """Where the daemons of these nodes listen. Raises OrderError or LinkError."""
         text = await self._run("scontrol", "--oneliner", "show", "node", ",".join(nodes))
-        return read_addresses(text, 6818)
+        if not self._slurmd_port:
+            self._slurmd_port = facts_of_config(await self._run(*commands.CONFIG)).slurmd_port
+        return read_addresses(text, self._slurmd_port)
 
     async def let_go(self, keep: Sequence[str]) -> None:
         """Shrink the job to these nodes, so that what becomes of the others does not end it.

@@ -152,8 +152,12 @@ _LOST_REASONS = ("not responding", "unexpectedly rebooted")
 
 
 def is_lost(node: SlurmNode) -> bool:
-    """Did slurmctld itself set it down, because it did not answer or came back unasked?"""
-    return "DOWN" in node.states and any(word in node.reason.casefold() for word in _LOST_REASONS)
+    """Did slurmctld itself set it down, because it did not answer or came back unasked?
+
+    A person's `down` has a reason of its own; one that was left by an earlier drain is Slurm's doing.
+    """
+    told = node.was_resumed or any(word in node.reason.casefold() for word in _LOST_REASONS)
+    return "DOWN" in node.states and told
 
 
 NO_ANSWER = f"{PREFIX} slurmd does not answer"
