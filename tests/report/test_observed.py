@@ -51,7 +51,7 @@ def play() -> Recorded:
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["as today", "records from before first_seen_at"])
 @pytest.mark.parametrize("span_s", [HOUR_S, DAY_S, 30 * DAY_S, 3650 * DAY_S, None])
-def test_the_rate_is_the_same_whatever_span_is_asked_for(play: Recorded, span_s: float | None, legacy: bool) -> None:  # noqa: FBT001
+def test_the_rate_is_the_same_whatever_span_is_asked_for(play: Recorded, span_s: float | None, legacy: bool) -> None:
     """Two failures of four nodes in an hour, asked for with an hour, a day, 30 days, ten years, and with no span."""
     fleet = asked(play, since=NOW - span_s if span_s else 0.0, legacy=legacy).fleet
     assert (fleet.failures, fleet.nodes) == (2, 4)

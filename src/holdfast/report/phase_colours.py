@@ -32,7 +32,7 @@ COLOURS: Mapping[Mark, Tone] = {
     Mark.PLACED: Tone("#00447C", "#3F86DC"),
     Mark.STARTED: Tone("#6B737B", "#8D97A2"),
     Mark.FIRST_STEP: Tone("#009169", "#1FA37C"),
-    Mark.PROVEN: Tone("#0F3D24", "#C9F5B5"),
+    Mark.PROVEN: Tone("#14532D", "#C9F5B5"),
 }
 
 NUMBERS: Mapping[str, int] = {name: number for number, name in enumerate(PHASE_NAMES.values())}
@@ -40,7 +40,7 @@ NUMBERS: Mapping[str, int] = {name: number for number, name in enumerate(PHASE_N
 
 
 def css() -> str:
-    """Classes `t0`, `t1`, ...: `fill` and `background` by phase, in the scheme of the reader or of the page's switch."""
+    """Classes `t0`, `t1`, ... with a phase's `fill` and `background`, by the reader's scheme or the page's switch."""
     tones = [COLOURS[mark] for mark in PHASE_NAMES]
     light = " ".join(f"--t{number}: {tone.light};" for number, tone in enumerate(tones))
     dark = " ".join(f"--t{number}: {tone.dark};" for number, tone in enumerate(tones))
