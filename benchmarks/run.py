@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"run", "peers", "filled"}
+NOT_BENCHMARKS = {"run", "peers", "filled", "against"}
 
 
 def main() -> int:

@@ -6,6 +6,8 @@ Five weeks with three failures at chosen times; nothing here uses the code that 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Sequence
 from statistics import fmean
 
 import pytest
@@ -13,11 +15,13 @@ from tests.cockpit.history import DAY_S, FAULTS, NOW, SINCE, Desk, Recorded, his
 from tests.cockpit.served import run
 from tests.decide.play import KEY
 
+from holdfast.adapters.memory import MemoryJournal, MemoryStore
 from holdfast.cockpit.efficiency import Efficiency, Figures
 from holdfast.cockpit.pages import Page
 from holdfast.cockpit.rendering import parts
-from holdfast.errors import NotFoundError
+from holdfast.errors import JournalError, NotFoundError
 from holdfast.model import events as e
+from holdfast.model.records import JobRecord
 from holdfast.report.tables import seconds
 
 
@@ -189,3 +193,107 @@ def test_downtime_by_phase_by_cause_and_by_job(play: Recorded, made: tuple) -> N
     ((job, _, wall, _, where),) = table(figures, "by-job")
     assert (job, wall) == ("7", seconds(NOW - SINCE))
     assert "recompute" in where
+
+
+# --- figures that are kept ---
+
+
+class Gated(MemoryJournal):
+    """A journal that is slow, or cannot be read, from now on."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.broken = ""
+
+    async def jobs(self, *, job: str | Sequence[str] = "") -> list[JobRecord]:
+        await self.gate.wait()
+        if self.broken:
+            raise JournalError(self.broken)
+        return await super().jobs(job=job)
+
+
+class Ticking:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.at = NOW
+
+    def now(self) -> float:
+        return self.at
+
+
+def said(values: dict) -> str:
+    """The page's part as text without markup."""
+    html = re.sub(r"</?time[^>]*>", "", parts("efficiency.html", values)["figures"])
+    return " ".join(re.sub(r"<[^>]*>", " ", html).split())
+
+
+async def told(there: asyncio.Event) -> None:
+    """The page was told that something changed."""
+    async with asyncio.timeout(30):
+        await there.wait()
+    there.clear()
+
+
+async def kept(play: Recorded) -> tuple[Desk, Gated, Efficiency, asyncio.Event]:
+    """An efficiency page whose figures have been made once."""
+    desk, there = Desk(play), asyncio.Event()
+    desk.clock = Ticking()  # type: ignore[assignment]
+    desk.journal = journal = Gated(MemoryStore())
+    await desk.write()
+    efficiency = Efficiency(desk, there.set)  # type: ignore[arg-type]
+    await efficiency.page(ASKED)
+    await told(there)
+    return desk, journal, efficiency, there
+
+
+ASKED = Page.parse("efficiency?days=30")
+
+
+def test_kept_figures_say_how_old_they_are(play: Recorded) -> None:
+    """Fresh: their age alone. After three days: a notice with it, until newer ones are there, which have none."""
+
+    async def work() -> None:
+        desk, journal, efficiency, there = await kept(play)
+        desk.clock.at = NOW + 60.0
+        young = said(await efficiency.page(ASKED))
+        assert ", 60 s ago." in young
+        assert "old" not in young.partition("As of")[0]
+        journal.gate.clear()
+        desk.clock.at = NOW + 3 * DAY_S
+        old = said(await efficiency.page(ASKED))
+        assert "These figures are 3 d old. Newer ones are being gathered" in old
+        assert ", 3 d ago." in old
+        journal.gate.set()
+        await told(there)
+        new = said(await efficiency.page(ASKED))
+        assert ", 0 s ago." in new
+        assert "old" not in new.partition("As of")[0]
+        efficiency.stop()
+
+    run(work)
+
+
+def test_a_journal_that_cannot_be_read_is_told_and_asked_again_later(play: Recorded) -> None:
+    """The page says why there are no newer figures, keeps the old ones with their age, and does not ask at every look."""
+
+    async def work() -> None:
+        desk, journal, efficiency, there = await kept(play)
+        desk.clock.at = NOW + 2 * 3600.0
+        journal.broken = "the disk is gone"
+        await efficiency.page(ASKED)
+        await told(there)
+        text = said(await efficiency.page(ASKED))
+        assert "New figures could not be made: the disk is gone. Those below are old." in text
+        assert ", 2 h ago." in text
+        journal.broken = ""
+        assert "could not be made" in said(await efficiency.page(ASKED)), "not again within half a minute"
+        desk.clock.at += 31.0
+        await efficiency.page(ASKED)
+        await told(there)
+        assert "could not be made" not in said(await efficiency.page(ASKED))
+        efficiency.stop()
+
+    run(work)

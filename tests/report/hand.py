@@ -40,6 +40,8 @@ class Hand:
         self.records, self.since, self.now, self.prices = records, since, now, prices
         self.incidents = sorted(records["incidents"], key=lambda i: i["opened_at"])
         self.gpus = {e["node"]["name"]: e["node"].get("gpus", 0) for e in self.events if e["event"] == "node_observed"}
+        seen = [(e["node"]["name"], e["received_at"]) for e in self.events if e["event"] == "node_observed"]
+        self.seen = {name: min(at for other, at in seen if other == name) for name in self.gpus}
         self.jobs = {job["key"]["id"]: self.attempts(job["key"]["id"]) for job in records["jobs"]}
         self.real = [i for i in self.incidents if i.get("outcome") != "observed"]
         self.faults = [i for i in self.real if not cause(i).startswith("operator.")]
@@ -181,12 +183,13 @@ class Hand:
             and not cause(i).startswith("node.")
         ]
         days = (self.now - self.since) / 86400
-        rate = 1000 * len(failed) / (len(self.gpus) * days)
+        node_days = self.node_days(self.since, self.now)
+        rate = 1000 * len(failed) / node_days
         ettr, goodput = self.ratio()
         weeks = self.weeks(failed)
         moments = [datetime.fromtimestamp(i["opened_at"], UTC) for i in failed]
         return {
-            "since": self.since, "until": self.now, "nodes": len(self.gpus), "node_days": len(self.gpus) * days,
+            "since": self.since, "until": self.now, "nodes": len(self.gpus), "node_days": node_days,
             "gpus": sum(max(1, count) for count in self.gpus.values()), "jobs": len(self.jobs), "failures": len(failed), "per_1000_node_days": rate,
             "mtbf_s": sum(a["up"] for a in self.accounts.values()) / len(failed) if failed else None,
             "mttd": spread(gaps(failed, "detected")), "mttr": spread(gaps(back, "first_step")),
@@ -196,8 +199,12 @@ class Hand:
             "ettr": ettr, "goodput_percent": goodput, "badput_gpu_h": self.lost_gpu_h(), "weeks": weeks,
             "by_hour": [sum(m.hour == hour for m in moments) for hour in range(24)],
             "by_day": [sum(m.weekday() == day for m in moments) for day in range(7)],
-            "trend_percent_per_week": trend(weeks), "cost": self.cost(alone, days),
+            "trend_percent_per_week": trend(weeks, min(self.seen.values()), self.now), "cost": self.cost(alone, days),
         }  # fmt: skip
+
+    def node_days(self, begin: float, end: float) -> float:
+        """Days for which the nodes were observed, each since the scheduler first told of it; none ever left."""
+        return sum(max(0.0, end - max(begin, at)) for at in self.seen.values()) / 86400
 
     def helped(self, incident: Json) -> bool:
         """Did a person order anything about it while it was open?"""
@@ -237,7 +244,7 @@ class Hand:
             )
             found.append(
                 {
-                    "begins_at": begin, "failures": len(own), "node_days": len(self.gpus) * (end - begin) / 86400, "up_s": up,
+                    "begins_at": begin, "failures": len(own), "node_days": self.node_days(begin, end), "up_s": up,
                     "mttd_s": spread(gaps(own, "detected"))["mean"], "mttr_s": spread(gaps(own, "first_step"))["mean"],
                 }
             )  # fmt: skip
@@ -329,12 +336,15 @@ def spread(values: list[float]) -> Json:
     return {"n": len(values), "mean": fmean(values), "median": median(values), "p95": p95, "maximum": ranked[-1]}
 
 
-def trend(weeks: list[Json]) -> float | None:
-    """Slope of the weekly rate against its mean, by the textbook."""
-    rates = [1000 * week["failures"] / week["node_days"] for week in weeks]
+def trend(weeks: list[Json], first: float, now: float) -> float | None:
+    """Slope of the weekly rate against its mean, by the textbook, over the weeks that were observed as a whole."""
+    whole = [week for week in weeks if week["begins_at"] >= first and week["begins_at"] + WEEK <= now]
+    rates = [1000 * week["failures"] / week["node_days"] for week in whole]
+    if len(rates) < 3:
+        return None
     mean = sum(rates) / len(rates)
-    if len(rates) < 3 or not mean:
-        return None if len(rates) < 3 else 0.0
+    if not mean:
+        return 0.0
     middle = (len(rates) - 1) / 2
     up = sum((x - middle) * (rate - mean) for x, rate in enumerate(rates))
     return 100 * up / sum((x - middle) ** 2 for x in range(len(rates))) / mean

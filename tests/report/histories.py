@@ -22,7 +22,10 @@ def a_year(seed: int, *, incidents: int, nodes: int = 64, jobs: int = 8, days: f
     draw = random.Random(seed)
     names = [f"node{n:03d}" for n in range(nodes)]
     made_nodes = [
-        NodeRecord(name, NodeView(name, gpus=8), offences=[BEGIN] * draw.choice([0, 0, 0, 1, 2, 4])) for name in names
+        NodeRecord(
+            name, NodeView(name, gpus=8), first_seen_at=BEGIN, offences=[BEGIN] * draw.choice([0, 0, 0, 1, 2, 4])
+        )
+        for name in names
     ]
     made_jobs, found = [], []
     per_job = incidents // jobs

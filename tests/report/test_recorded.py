@@ -213,8 +213,10 @@ def test_the_fleets_counts_and_times(raw: Raw, fleet: ReportData) -> None:
     again = [raw.first_after("first_step_done", at)["at"] - at for at in raw.faults]
     seen = [raw.first_after("finding_seen", at, "received_at")["received_at"] - at for at in raw.faults]
     assert (made.mttr.mean, made.mttd.mean) == (near(sum(again) / 3), near(sum(seen) / 3))
-    days = (raw.lines[-1]["at"] + 1 - raw.lines[0]["at"]) / 86400
-    assert made.per_1000_node_days == pytest.approx(1000 * 3 / (4 * days))
+    seen = {e["node"]["name"]: e["received_at"] for e in reversed(raw.all("node_observed"))}
+    days = sum(raw.lines[-1]["at"] + 1 - at for at in seen.values()) / 86400
+    assert (len(seen), made.node_days) == (4, pytest.approx(days))
+    assert made.per_1000_node_days == pytest.approx(1000 * 3 / days)
     assert [week.failures for week in made.weeks] == [3]
 
 

@@ -52,7 +52,7 @@ class Recorded:
         return []
 
     async def events(self, *, after: int = 0, limit: int = 1000, **where: Any) -> list[Any]:
-        found = [e for e in self.raw.lines if e["seq"] > after and e["event"] == where["kind"]]
+        found = [e for e in self.raw.lines if e["seq"] > after and e["event"] == where.get("kind", e["event"])]
         return [decode_event(json.dumps(e)) for e in found[:limit]]
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:

@@ -118,7 +118,7 @@ def test_a_fenced_node_is_followed_to_its_mark() -> None:
 def test_rate_availability_and_savings_show_their_arithmetic() -> None:
     """One failure of 5 s in 95 s of job time, on two nodes of 8 GPUs, against a person's ten minutes."""
     made = data()
-    made.nodes = [NodeRecord(name, NodeView(name, gpus=8)) for name in "ab"]
+    made.nodes = [NodeRecord(name, NodeView(name, gpus=8), first_seen_at=50.0) for name in "ab"]
     for attempt in made.jobs[0].attempts:
         attempt.nodes = ("a", "b")
     made.economics, made.since = Economics(person_minutes=10.0), 99.0

@@ -1,8 +1,8 @@
 """The efficiency page: what the fleet's time went into, as the reports define it, without holding up the controller.
 
 The report room's figures are used as they are. They read every record of the journal, so they are made in the
-background, kept for a while by what was asked, and the page fills itself when they are there. Called by `cockpit.py`.
-Times are the controller's clock; months are UTC.
+background, kept for a while by what was asked, and the page fills itself when they are there. Kept figures say how old they are.
+Called by `cockpit.py`. Times are the controller's clock; months are UTC.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from holdfast.report.timeline import seconds_by_phase
 DAY_S = 86400.0
 SPANS = (1, 7, 30, 90)
 KEPT_S = 300.0
-"""Figures this old are made anew when somebody looks; the old ones are shown meanwhile."""
+"""Figures this old are made anew when somebody looks; the old ones are shown meanwhile, with a notice."""
+RETRY_S = 30.0
+"""Between two attempts to make figures when the journal cannot be read."""
 KEPT = 12
 WAIT_S = 0.05
 """A page waits this long for figures, so that a small journal's are there at once."""
@@ -90,19 +92,33 @@ class Efficiency:
         self._changed = changed
         self._kept: OrderedDict[Asked, Figures] = OrderedDict()
         self._making: dict[Asked, asyncio.Task[None]] = {}
+        self._failed_at = -RETRY_S
+        self._why = ""
+        """Why the newest attempt to make figures failed; empty: it did not."""
         self._one = asyncio.Lock()
 
     async def page(self, page: Page) -> Values:
-        """The page's values; `found` is None while the figures are being made."""
+        """The page's values; `found` is None while the figures are being made, `is_old` when newer ones are needed."""
         asked = Asked.of(page)
         now = self._controller.clock.now()
-        found = self._kept.get(asked)
-        if (found is None or now - found.made_at > KEPT_S) and asked not in self._making:
+        may_try = not self._why or now - self._failed_at > RETRY_S
+        if self._is_old(asked, now) and asked not in self._making and may_try:
             task = self._making[asked] = asyncio.create_task(self._make(asked), name="efficiency")
             task.add_done_callback(lambda _: self._making.pop(asked, None))
-            if found is None:
-                await asyncio.wait([task], timeout=WAIT_S)
-        return {"asked": asked, "found": self._kept.get(asked), "spans": SPANS, "months": _months(now)}
+            await asyncio.wait([task], timeout=WAIT_S)
+        return {
+            "asked": asked,
+            "found": self._kept.get(asked),
+            "is_old": self._is_old(asked, now),
+            "why": self._why,
+            "now": now,
+            "spans": SPANS,
+            "months": _months(now),
+        }
+
+    def _is_old(self, asked: Asked, now: float) -> bool:
+        found = self._kept.get(asked)
+        return found is None or now - found.made_at > KEPT_S
 
     def chart(self, page: Page, name: str) -> dict[str, object]:
         """A trend by week as a figure: `failures` (rate and MTBF) or `times` (MTTD and MTTR); empty until it is there.
@@ -144,7 +160,10 @@ class Efficiency:
                 found = await asyncio.to_thread(_figures, data, now)
             except HoldfastError as error:
                 _log.warning("figures could not be made", why=str(error))
+                self._why, self._failed_at = str(error), now
+                self._changed()
                 return
+            self._why = ""
             self._kept[asked] = found
             self._kept.move_to_end(asked)
             while len(self._kept) > KEPT:

@@ -1,4 +1,4 @@
-"""Files of the package that pages load: style, scripts, and Plotly's packaged script. By name from a fixed list.
+"""Files that pages load: the package's style and scripts, colours of phases, Plotly's script. By name from a list.
 
 An address holds a part of the file's digest, so that a browser may keep it for good. Called by `routes.py` and by
 templates. No time passes.
@@ -12,12 +12,14 @@ from functools import cache
 from importlib.resources import files as package_files
 
 from holdfast.errors import NotFoundError
+from holdfast.report import phase_colours
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 PLOTLY = "plotly.min.js"
+PHASES = "phases.css"
 NAMES = (
     "cockpit.css", "plotly.css", "theme.js", "cockpit.js", "live.js", "times.js", "keys.js", "charts.js", "icon.svg",
-    PLOTLY,
+    PHASES, PLOTLY,
 )  # fmt: skip
 GZIP_LEAST = 1_000
 
@@ -26,6 +28,8 @@ GZIP_LEAST = 1_000
 def _read(name: str) -> bytes:
     if name == PLOTLY:
         return (package_files("plotly") / "package_data" / PLOTLY).read_bytes()
+    if name == PHASES:
+        return phase_colours.css().encode()
     return (package_files("holdfast.cockpit") / "static" / name).read_bytes()
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from holdfast.report.timeline import PHASE_NAMES, Timeline
+from holdfast.report.phase_colours import NUMBERS
+from holdfast.report.timeline import Timeline
 
 WIDTH = 1000.0
 LEAST = 4.0
 """A phase of a few milliseconds is still seen."""
-
-
-TONES = {name: number for number, name in enumerate(PHASE_NAMES.values())}
 
 
 class Bar(Struct, frozen=True):
@@ -26,7 +24,7 @@ class Bar(Struct, frozen=True):
     seconds: float
     percent: float
     tone: int
-    """Number of its colour: each kind of phase has one of its own, the same on every page."""
+    """Number of its colour, as `report.phase_colours` has it: the same on every page."""
 
 
 def bars(timeline: Timeline) -> list[Bar]:
@@ -37,7 +35,7 @@ def bars(timeline: Timeline) -> list[Bar]:
     scale = WIDTH / sum(raw)
     found, x = [], 0.0
     for phase, width in zip(timeline.phases, raw, strict=True):
-        tone = TONES[phase.name]
+        tone = NUMBERS[phase.name]
         found.append(Bar(phase.name, round(x, 2), round(width * scale, 2), phase.seconds, phase.percent, tone))
         x += width * scale
     return found

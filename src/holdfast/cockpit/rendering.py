@@ -39,18 +39,30 @@ def path(*parts: object) -> str:
     return "/" + "/".join(quote(str(part), safe="") for part in parts)
 
 
-def show_time(at: float, style: str = "clock") -> Markup:
+def age(at: float, now: float) -> str:
+    """How long ago a moment was, in one unit, as `times.js` writes it: `40 s`, `12 min`, `5 h`, `3 d`."""
+    seconds_ago = max(0.0, now - at)
+    for most, unit, word in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds_ago < most:
+            return f"{seconds_ago // unit:.0f} {word}"
+    return f"{seconds_ago // 86400:.0f} d"
+
+
+def show_time(at: float, style: str = "clock", now: float | None = None) -> Markup:
     """A moment: UTC on the page as it comes, the viewer's zone (or its age) once the script has seen it.
 
     Args:
         at: Unix seconds; 0 is not known.
         style: `clock`, `full`, or `age`.
+        now: the controller's time, for an age that is right without the script, too.
     """
     if not at:
         return Markup("<span>-</span>")
     moment = datetime.fromtimestamp(at, UTC)
     whole = moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
     text = moment.strftime("%H:%M:%S UTC") if style == "clock" else moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+    if style == "age" and now is not None:
+        text = f"{age(at, now)} ago"
     return Markup('<time datetime="{}" data-at="{:.3f}" data-style="{}" title="{}">{}</time>').format(
         moment.isoformat(), at, style, whole, text
     )
@@ -82,7 +94,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        time=show_time, state=show_state, seconds=seconds, links=_linked, kind=_kind, page=_with_page
+        age=age, time=show_time, state=show_state, seconds=seconds, links=_linked, kind=_kind, page=_with_page
     )
     environment.globals.update(path=path, letters=LETTERS, link=_link, cells=_cells)
     # Macros stand among the globals, because a part that is rendered alone runs no import of its template.

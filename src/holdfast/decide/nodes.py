@@ -33,7 +33,7 @@ def record_of(turn: Turn, name: str) -> NodeRecord:
     """The node's record; an agent may speak of a node before the scheduler does."""
     node = turn.state.nodes.get(name)
     if node is None:
-        node = NodeRecord(name=name, view=NodeView(name=name), since=turn.now)
+        node = NodeRecord(name=name, view=NodeView(name=name), since=turn.now, first_seen_at=turn.now)
         turn.state.nodes[name] = node
         _count(turn, "", 1)
         turn.touch(node)
@@ -116,6 +116,7 @@ def _first_seen(turn: Turn, view: NodeView) -> None:
         name=view.name,
         view=view,
         since=turn.now,
+        first_seen_at=turn.now,
         boot_id=view.boot_id,
         instance_id=view.instance_id,
         gone=view.alive is False,
@@ -251,6 +252,7 @@ def vanished(turn: Turn, event: e.NodeVanished) -> None:
     unbrake(turn, node)
     _count(turn, node.view.group, -1)
     incident = repair.incident_of(turn, node)
+    node.left_at = turn.now
     turn.tell(node, "It left the cluster.")
     if incident is not None:
         if phase(node) is NodeState.REPAIRING:

@@ -180,6 +180,10 @@ class NodeRecord(Struct, omit_defaults=True):
     state: NodeState = NodeState.HEALTHY
     before_unknown: NodeState = NodeState.HEALTHY
     since: float = 0.0
+    first_seen_at: float = 0.0
+    """When it came into the cluster, as far as the controller saw; 0: before records said so."""
+    left_at: float = 0.0
+    """When it left the cluster; 0: it is there."""
     incident: str = ""
     rung: int = 0
     drained_by_us: bool = False

@@ -64,6 +64,17 @@ DEFINITIONS: tuple[Definition, ...] = (
         PRACTICE,
     ),
     Definition(
+        "failure rate",
+        "failures per 1000 node-days",
+        "1000 x failures / node-days, where failures are those of MTBF without drills, and node-days are the days for"
+        " which each node was observed in the span, summed over nodes: from the time at which Holdfast first saw it in"
+        " the cluster (again, when it had left) until it left. Time before that is in no rate, however long the span"
+        " that was asked for. While the controller is down nodes count as observed: it learns of failures when it"
+        " starts.",
+        "per 1000 node-days",
+        META,
+    ),
+    Definition(
         "ETTR",
         "effective training time ratio",
         "productive time / wall time of the job run, where productive time is time spent on steps whose result was"

@@ -16,6 +16,7 @@ from msgspec import Struct
 from holdfast.model.events import OperatorCommand
 from holdfast.model.records import IncidentRecord, JobRecord, Mark, NodeRecord
 from holdfast.report.figures import Accounting, Spread, counted, ends, is_failure, of_known_attempts, ratio, spread
+from holdfast.report.observed import Stay, node_days, per_1000_node_days
 from holdfast.report.timeline import spans
 from holdfast.report.words import ENGLISH, Words
 
@@ -64,6 +65,7 @@ class Week(Struct, frozen=True):
     begins_at: float
     failures: int
     node_days: float
+    """Time for which nodes were observed in it, as `observed` counts it."""
     mttd_s: float | None
     mttr_s: float | None
     up_s: float
@@ -76,8 +78,8 @@ class Week(Struct, frozen=True):
 
     @property
     def per_1000_node_days(self) -> float | None:
-        """Failure rate, None for a week without nodes."""
-        return 1000.0 * self.failures / self.node_days if self.node_days > 0 else None
+        """Failure rate, None for a week in which no node was observed."""
+        return per_1000_node_days(self.failures, self.node_days)
 
 
 class Fleet(Struct, frozen=True):
@@ -86,7 +88,9 @@ class Fleet(Struct, frozen=True):
     since: float
     until: float
     nodes: int
+    """Those that were observed in the span."""
     node_days: float
+    """For how long they were observed in it; what a rate is divided by."""
     gpus: int
     gpus_known: bool
     jobs: int
@@ -165,6 +169,7 @@ def fleet(
     *,
     jobs: Sequence[JobRecord],
     nodes: Sequence[NodeRecord],
+    stays: Sequence[Stay],
     incidents: Sequence[IncidentRecord],
     accounts: Sequence[Accounting],
     commands: Sequence[OperatorCommand],
@@ -177,7 +182,8 @@ def fleet(
 
     Args:
         jobs: with their accounts in `accounts`, in the same order.
-        nodes: of the cluster; each counts for the whole span.
+        nodes: of the cluster, those that left it among them.
+        stays: when each of `nodes` was observed, in the same order.
         incidents: that lived in the span.
         accounts: where each job's wall time went.
         commands: what people ordered, to tell which recoveries needed nobody.
@@ -190,8 +196,10 @@ def fleet(
     failures, back, alone = found.failures, found.back, found.alone
     days = max(0.0, until - since) / 86400.0
     gpus = {node.name: node.view.gpus for node in nodes}
+    there = [node.view.gpus for node, stay in zip(nodes, stays, strict=True) if stay[0] <= until and stay[1] >= since]
+    observed_days = node_days(stays, since, until)
     detect_s = spans(failures, Mark.FAULT, Mark.DETECTED)
-    weeks = _weeks(failures, detect_s, jobs, since, until, len(nodes))
+    weeks = _weeks(failures, detect_s, jobs, since, until, stays)
     badput, wall_gpu_s = _badput(jobs, accounts, gpus)
     productive, wall, startup = ratio(accounts)
     by_hour, by_day = _by_hour(failures, words)
@@ -199,13 +207,13 @@ def fleet(
     return Fleet(
         since=since,
         until=until,
-        nodes=len(nodes),
-        node_days=len(nodes) * days,
-        gpus=sum(max(1, count) for count in gpus.values()),
-        gpus_known=bool(gpus) and all(gpus.values()),
+        nodes=len(there),
+        node_days=observed_days,
+        gpus=sum(max(1, count) for count in there),
+        gpus_known=bool(there) and all(there),
         jobs=len(jobs),
         failures=len(failures),
-        per_1000_node_days=1000.0 * len(failures) / (len(nodes) * days) if nodes and days > 0 else None,
+        per_1000_node_days=per_1000_node_days(len(failures), observed_days),
         mtbf_s=sum(a.up_s for a in accounts) / timed if timed else None,
         mttd=spread(detect_s),
         mttr=spread(spans(back, Mark.FAULT, Mark.FIRST_STEP)),
@@ -224,7 +232,7 @@ def fleet(
         weeks=weeks,
         by_hour=by_hour,
         by_day=by_day,
-        trend_percent_per_week=_trend(weeks),
+        trend_percent_per_week=_trend(weeks, stays, until),
         cost=_cost(alone, jobs, gpus, badput, economics, days, wall_gpu_s),
     )
 
@@ -293,7 +301,7 @@ def _weeks(
     jobs: Sequence[JobRecord],
     since: float,
     until: float,
-    nodes: int,
+    stays: Sequence[Stay],
 ) -> tuple[Week, ...]:
     """`detect_s`: seconds to each failure's detection."""
     if since <= 0 or until <= since:
@@ -311,7 +319,7 @@ def _weeks(
         end = min(begin + WEEK_S, until)
         seen = inside[number]
         detect, again = (_mean([pair[side] for pair in seen]) for side in (0, 1))
-        found.append(Week(begin, len(seen), nodes * (end - begin) / 86400.0, detect, again, up_s))
+        found.append(Week(begin, len(seen), node_days(stays, begin, end), detect, again, up_s))
     return tuple(found)
 
 
@@ -352,9 +360,11 @@ def _by_hour(failures: Sequence[IncidentRecord], words: Words) -> tuple[tuple[in
     return tuple(hours), tuple(days)
 
 
-def _trend(weeks: Sequence[Week]) -> float | None:
-    """Least-squares slope of the weekly rate, in percent of the mean rate; whole weeks only."""
-    rates = [w.per_1000_node_days for w in weeks if w.per_1000_node_days is not None and w.node_days > 0]
+def _trend(weeks: Sequence[Week], stays: Sequence[Stay], until: float) -> float | None:
+    """Least-squares slope of the weekly rate, in percent of the mean rate; only weeks that were observed as a whole."""
+    first = min((begin for begin, _ in stays), default=until)
+    whole = [week for week in weeks if week.begins_at >= first and week.begins_at + WEEK_S <= until]
+    rates = [rate for week in whole if (rate := week.per_1000_node_days) is not None]
     if len(rates) < 3:
         return None
     mean = sum(rates) / len(rates)

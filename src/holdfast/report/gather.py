@@ -34,6 +34,7 @@ from holdfast.report.figures import (
 from holdfast.report.fleet import Economics, Fleet, fleet
 from holdfast.report.interval import IntervalAdvice, advise
 from holdfast.report.objectives import Verdict, judge
+from holdfast.report.observed import Stay, stays
 from holdfast.report.proposals import Facts, Proposal, proposals
 from holdfast.report.series import JobSeries, Point
 from holdfast.report.throughput import Throughput, throughput
@@ -115,6 +116,8 @@ class ReportData(Struct, dict=True):
     """Incidents of these jobs at any time: what ended an attempt tells where its time went. Empty: `incidents`."""
     incident: str = ""
     """The one incident that the report is about, when one was asked for: its tables stand in every form."""
+    begins_at: float = 0.0
+    """When the oldest event of the journal was received, Unix seconds; 0: it has none, or was not asked."""
     read_at: float = 0.0
     """When the records were read, for a span that ended (at `made_at`) before; 0: at `made_at`, and it has no end."""
 
@@ -203,16 +206,26 @@ class ReportData(Struct, dict=True):
         )
 
     @cached_property
+    def stays(self) -> list[Stay]:
+        """When each node was observed, in the order of `nodes`."""
+        # Retention drops events and keeps incidents: the older of the two tells since when there is a history.
+        known = [incident.opened_at for incident in self.history or self.incidents]
+        known += [self.begins_at] if self.begins_at else []
+        return stays(self.nodes, known_since=min(known, default=self.made_at))
+
+    @cached_property
     def fleet(self) -> Fleet:
         """The span's figures over all nodes and jobs."""
         begin = self.since or min(
             [a.started_at for job in self.jobs for a in job.attempts if a.started_at]
-            + [incident.opened_at for incident in self.incidents],
+            + [incident.opened_at for incident in self.incidents]
+            + [seen_at for seen_at, _ in self.stays],
             default=self.made_at,
         )
         return fleet(
             jobs=self.jobs,
             nodes=self.nodes,
+            stays=self.stays,
             incidents=self.counted,
             accounts=self.accounts,
             commands=self.commands,
@@ -294,6 +307,8 @@ async def gather(
     data.notes += [*([OF_ONE] if incident else []), *notes, *_silent(jobs)]
     if len(found) >= INCIDENTS_MAX:
         data.notes.append(f"Only the newest {INCIDENTS_MAX} incidents of the journal were read.")
+    first = await journal.events(limit=1)
+    data.begins_at = first[0].received_at if first else 0.0
     # Also those after the span: a person's help for an incident of the span may have come later.
     commands = [one for one in await _events(journal, "operator_command") if since <= one.at <= now]
     data.commands = [one for one in commands if isinstance(one, OperatorCommand)]

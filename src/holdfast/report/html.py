@@ -12,6 +12,7 @@ from typing import Any
 from holdfast import __version__
 from holdfast.report.definitions import DEFINITIONS
 from holdfast.report.gather import ReportData
+from holdfast.report.phase_colours import NUMBERS, css
 from holdfast.report.plots import loss_plot, step_plot
 from holdfast.report.section import spoken
 from holdfast.report.sections import sections
@@ -46,6 +47,8 @@ def parts(data: ReportData, kind: str) -> dict[str, Any]:
         "badput": badput_rows(data.totals, data.words),
         "sections": sections(data, kind),
         "definitions": DEFINITIONS,
+        "phase_css": css(),
+        "tone": NUMBERS,
         "version": __version__,
     }
 

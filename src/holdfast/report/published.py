@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from holdfast.report.observed import per_1000_node_days
+
 LLAMA3 = "Llama Team, The Llama 3 Herd of Models, arXiv:2407.21783, section 3.3.4 and table 5"
 META_RSC = "A. Kokolis et al., Revisiting Reliability in Large-Scale ML Research Clusters, arXiv:2410.21680"
 
@@ -28,7 +30,7 @@ class PublishedFleet(Struct, frozen=True):
             return self.per_1000_node_days
         if self.interruptions is None or not self.days:
             return None
-        return 1000.0 * self.interruptions / (self.gpus / self.gpus_per_node * self.days)
+        return per_1000_node_days(self.interruptions, self.gpus / self.gpus_per_node * self.days)
 
     @property
     def mtbf_h(self) -> float | None:

@@ -113,7 +113,7 @@ def _fleet_rows(fleet: Fleet) -> list[tuple[str, str]]:
 def _span_text(data: ReportData) -> str:
     days = (data.fleet.until - data.fleet.since) / 86400.0
     told = "Drills are no failures; the time that they took counts as lost."
-    return f"{days:.1f} days, {data.fleet.node_days:.1f} node-days. {told}"
+    return f"{days:.1f} days, {short(data.fleet.node_days)} node-days observed. {told}"
 
 
 def _difference(now: Fleet, before: Fleet) -> str:

@@ -178,7 +178,6 @@ FORMULAS: Mapping[str, str] = {
     "resubmitted": "failures after which the job trained again, and a person had ordered something about its jobs,"
     " nodes or orders while the incident was open",
     "fenced": "incidents for which a node was fenced; drills are left out",
-    RATE: "1000 x failures / (nodes x days of the span)",
     AVAILABILITY: "1 - (seconds from each fault to the first new step, times the jobs it stopped) / job time, in"
     " percent",
     SAVED: "over failures that needed nobody: (minutes of a person on call - seconds from the fault to the first new"
@@ -223,8 +222,9 @@ def _rate(data: ReportData, figure: str, told: Told) -> Trace:
     """A part of 1 for each failure."""
     parts = tuple(Part(i.id, 1.0, _ends_of(i, told)) for i in _counted(data, figure))
     value, days = data.fleet.per_1000_node_days, data.fleet.node_days
-    text = f"1000 x {len(parts)} failures / {days:.3f} node-days = {'not defined' if value is None else short(value)}"
-    return Trace(figure, value, "per 1000 node-days", FORMULAS[figure], text, parts)
+    rate = "not defined" if value is None else short(value)
+    text = f"1000 x {len(parts)} failures / {days:.3f} node-days observed = {rate}"
+    return Trace(figure, value, "per 1000 node-days", definition("failure rate").formula, text, parts)
 
 
 def _down(data: ReportData) -> list[tuple[IncidentRecord, float]]:
