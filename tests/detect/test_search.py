@@ -70,6 +70,7 @@ def test_examples_among_progress(end, monkeypatch):
     lines = [rng.choice(STEPS).format(i) for i in range(3000)]
     for example in EXAMPLES:
         lines.insert(rng.randrange(len(lines)), example)
+    lines += [STEPS[0].format(i) for i in range(2000)]
     found = same(end.join(line.encode() for line in lines), monkeypatch, sizes=(1 << 20, 1 << 15, 777))
     assert any(match.count >= FOLD_MIN for match in found)
 

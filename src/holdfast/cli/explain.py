@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +53,9 @@ NO_REASON = ("exit.", "process.exited", "process.killed", "torch.elastic.failed"
 END_BYTES = 1 << 16
 """The end of a log that is searched for errors that no rule names."""
 SAMPLED_ABOVE = 64 << 20
-"""Larger files are read for faults throughout and for progress by samples."""
+"""Larger files are read for faults throughout and for progress by samples; standard input from there on."""
+END_CHUNKS = 2
+"""So many of a log's last pieces hold its end."""
 
 
 def explain_logs(
@@ -111,7 +114,7 @@ def _stack(name: str) -> tuple[StackFrame, ...]:
 
 
 def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules: Sequence[LogRule]) -> None:
-    size = SAMPLED_ABOVE + 1
+    size = 0
     if name != STDIN:
         # The year of stamps that carry none is that in which the file was last written.
         size, written = Path(name).stat().st_size, Path(name).stat().st_mtime
@@ -127,7 +130,9 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules
     rules = RuleReading(log_rules, year_of(at)) if log_rules else None
     end = b""
     try:
-        for data in read_chunks(name):
+        for data, more in _with_rest(read_chunks(name)):
+            stream.ending = more < END_CHUNKS
+            stream.sampled = stream.sampled or stream.offset >= SAMPLED_ABOVE
             end = data[-END_BYTES:] if len(data) >= END_BYTES else (end + data)[-END_BYTES:]
             if rules is not None:
                 rules.feed(data)
@@ -142,6 +147,24 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules
         reading.end(number, stream.offset)
         if rules is not None:
             reading.ruled(number, rules.end())
+
+
+def _with_rest(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
+    """Each chunk, and how many follow it at least, which is at most `END_CHUNKS`. A failure comes after the last one."""
+    ahead: deque[bytes] = deque()
+    failed: UserError | None = None
+    try:
+        for chunk in chunks:
+            ahead.append(chunk)
+            if len(ahead) > END_CHUNKS:
+                yield ahead.popleft(), END_CHUNKS
+    except UserError as error:
+        failed = error
+    while ahead:
+        chunk = ahead.popleft()
+        yield chunk, len(ahead)
+    if failed is not None:
+        raise failed
 
 
 def _novel(names: Sequence[str]) -> list[EvidenceLine]:

@@ -40,6 +40,7 @@ KEPT_PER_TROUBLE = 12
 """Findings kept of one trouble (rule and fingerprint) and file; the others are counted."""
 KEPT_IN_ALL = 20_000
 GUESSED_YEAR_S = 180 * 86400.0
+STEP_TIMES_MAX = 512
 SILENCE_S = 1800.0
 SILENCE_STEPS = 20.0
 EVIDENCE_SHOWN = 24
@@ -132,7 +133,7 @@ class LogReading:
         return len(self.files) - 1
 
     def take(self, number: int, matches: Sequence[Match]) -> None:
-        """The next matches of this log, in order."""
+        """The next matches of this log, in the order of their places in it: steps after an error show it survived."""
         file = self.files[number]
         for read in matches:
             match = file.scheduler.corrected(read)
@@ -143,7 +144,7 @@ class LogReading:
                     file.progress_at = match.at  # Stamps without a year were read with a later one than theirs.
                 file.last_at = match.at
             if role is Role.PROGRESS or role is Role.CHECKPOINT:
-                file.alive = match.offset
+                file.alive = max(file.alive, match.offset)
                 self._progress(file, match)
             elif match.rule.kind == UNNAMED:
                 file.unnamed.take(match)
@@ -235,28 +236,27 @@ class LogReading:
         file.progress_lines += match.count
         file.last_progress = match
         file.step_after_end(match)
-        if match.at is not None:
-            if file.progress_at is not None and match.count == 1 and len(file.step_times) < 512:
-                file.step_times.append(match.at - file.progress_at)
-            file.progress_at = match.at
         name = match.rule.id
         numbers = match.numbers or _numbers(match)
-        if not numbers:
-            file.rises[name] = file.rises.get(name, 0) + match.count
-            return
-        before = file.numbers.get(name)
         if name not in self._counts_steps:
             self._counts_steps[name] = "step" in match.rule.captures
-        if self._counts_steps[name]:
-            for value in numbers:
-                if before is None or value > before:
-                    file.rises[name] = file.rises.get(name, 0) + 1
-                elif value < before:
-                    file.restarts.append(self.order)
-                before = value
-            file.numbers[name] = numbers[-1]
-        else:
+        counted = numbers if self._counts_steps[name] else ()
+        before = file.numbers.get(name)
+        if match.at is not None:
+            took = _line_time(match, file.progress_at, before, counted)
+            if took is not None and len(file.step_times) < STEP_TIMES_MAX:
+                file.step_times.append(took)
+            file.progress_at = match.at
+        if not counted:
             file.rises[name] = file.rises.get(name, 0) + match.count
+            return
+        for value in counted:
+            if before is None or value > before:
+                file.rises[name] = file.rises.get(name, 0) + 1
+            elif value < before:
+                file.restarts.append(self.order)
+            before = value
+        file.numbers[name] = counted[-1]
 
     def _keep(self, number: int, file: LogFile, match: Match) -> None:
         file.last_trouble = match.offset
@@ -474,6 +474,24 @@ class LogReading:
 def _numbers(match: Match) -> tuple[float, ...]:
     text = match.captures.get("step") or match.captures.get("done") or ""
     return (float(text),) if text.isdigit() else ()
+
+
+def _line_time(match: Match, last: float | None, before: float | None, steps: Sequence[float]) -> float | None:
+    """Seconds from one line of progress to the next; of many in one match by their steps, as lines may be left unread.
+
+    Args:
+        match: the lines.
+        last: the time on the line of progress that was read before them, Unix seconds.
+        before: the step on it.
+        steps: those on the lines; empty where the rule counts none.
+    """
+    if match.at is None or last is None:
+        return None
+    if match.count == 1:
+        return match.at - last
+    if before is None or not steps or not before < steps[0] < steps[-1]:
+        return None
+    return (match.at - last) / (steps[-1] - before) * (steps[-1] - steps[0]) / (match.count - 1)
 
 
 def listed_ranks(ranks: Sequence[int]) -> str:

@@ -7,6 +7,8 @@ the unfinished last line between feeds and never more than `LINE_MAX` of it. Tim
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -204,6 +206,9 @@ class LineStream:
         search: where the cores match in a block.
         coloured: whether colour codes were seen in it, so that they are taken out before a search.
         everything: whether rules are asked, too, that know an error by its severity word alone.
+        sampled: whether only a sample of the blocks is read for progress.
+        ending: whether what is fed from now on holds the stream's end, so that nothing at the end of a block is left out.
+        allowance: how many more hits are judged before a flood is thinned.
     """
 
     def __init__(self, matcher: Matcher, source: StreamSource, progress: ProgressReading, *, numbered: bool) -> None:
@@ -218,11 +223,14 @@ class LineStream:
         self.search = Search(matcher.databases, matcher.finders)
         self.coloured = False
         self.everything = False
+        self.sampled = progress is ProgressReading.SAMPLED
+        self.ending = False
+        self.allowance = float(JUDGED_FIRST)
         self._carry = b""
         self._overlap = 0
-        self._sampled = progress is ProgressReading.SAMPLED
         self._blocks = 0
-        self._unread: tuple[bytes, int, int] | None = None
+        self._unread: deque[_Unread] = deque()
+        self._watched = 0
         self._long_line_rules: set[str] = set()
 
     @property
@@ -261,13 +269,11 @@ class LineStream:
     def flush(self, at: float) -> list[Match]:
         """The stream has ended or rests: judge the unfinished line and forget open records."""
         matches: list[Match] = []
-        if self._unread is not None:
-            block, base, line_no = self._unread
-            self._unread = None
-            matches = self._progress_at_end(block, base, line_no, at)
         if self._carry:
             block, self._carry = self._carry, b""
-            matches += self._scan(block, 0, len(block), self.offset - len(block), at)
+            matches = self._scan(block, 0, len(block), self.offset - len(block), at)
+        if self._unread:
+            matches = sorted([*matches, *self._progress_unread(at)], key=_place)
         opened = [match for records in self.records.values() for _, _, match in records]
         matches += [match for match in opened if match.rule is self.matcher.cut]
         self.records.clear()
@@ -286,9 +292,9 @@ class LineStream:
         overlap, self._overlap = self._overlap, 0
         self._blocks += 1
         self.learned.show(block, start, stop)
-        sampled_out = self._sampled and self._blocks % SAMPLE_EVERY != 1
-        self._unread = (block, base, self.line_no) if sampled_out else None
-        reader = BlockReader(self, block, start, stop, base, at, full=not sampled_out)
+        full = not self.sampled or self.ending or self._watched > 0 or self._blocks % SAMPLE_EVERY == 1
+        here = _Unread(block, start, stop, base, self.line_no)
+        reader = BlockReader(self, block, start, stop, base, at, full=full)
         self.line_no += reader.line_count
         matches = reader.read(after=overlap)
         if block[stop - 1 : stop] not in {b"\n", b"\r"}:
@@ -296,24 +302,88 @@ class LineStream:
             self._long_line_rules.update(m.rule.id for m in matches)
         elif self._long_line_rules:
             self._long_line_rules = set()
+        return self._beside_steps(matches, here, at, full=full) if self.sampled else matches
+
+    def _beside_steps(self, matches: list[Match], here: _Unread, at: float, *, full: bool) -> list[Match]:
+        """The matches of a block of which progress is sampled, with the steps that they are judged by.
+
+        Steps before and after an error tell whether the job lived through it. So a block that holds more than steps and
+        checkpoints is read for progress whatever the samples are, the end of the blocks before it too, and the blocks
+        after it until `WATCHED_STEPS` lines of progress were seen.
+        """
+        if any(match.rule.role is not Role.PROGRESS and match.rule.kind != "checkpoint-saved" for match in matches):
+            before = self._progress_unread(at)
+            if not full:
+                matches = sorted([*matches, *self._progress(here, here.start, at)], key=_place)
+            self._watched = WATCHED_STEPS
+            return before + matches
+        if full:
+            self._watched -= min(self._watched, sum(m.count for m in matches if m.rule.role is Role.PROGRESS))
+            self._unread.clear()
+        else:
+            self._unread.append(here)
+            while sum(block.size for block in self._unread) - self._unread[0].size >= TAIL:
+                self._unread.popleft()
         return matches
 
-    def _progress_at_end(self, block: bytes, base: int, line_no: int, at: float) -> list[Match]:
-        """The progress lines at the end of a block that only faults were looked for in."""
-        start = block.rfind(b"\n", 0, max(0, len(block) - TAIL)) + 1
-        reader = BlockReader(self, block, start, len(block), base, at, full=True)
-        reader.line_no = line_no + 1 + (block.count(b"\n", 0, start) if self.numbered else 0)
+    def _progress_unread(self, at: float) -> list[Match]:
+        """The progress lines in the last `TAIL` bytes of the blocks that were not read for progress."""
+        left, matches = TAIL, []
+        for unread in reversed(self._unread):
+            start = max(unread.start, unread.block.rfind(b"\n", 0, max(0, unread.stop - left)) + 1)
+            matches.append(self._progress(unread, start, at))
+            left -= unread.stop - start
+        self._unread.clear()
+        return [match for found in reversed(matches) for match in found]
+
+    def _progress(self, unread: _Unread, start: int, at: float) -> list[Match]:
+        """The progress lines of a block from this place on."""
+        reader = BlockReader(self, unread.block, start, unread.stop, unread.base, at, full=True)
+        before = unread.block.count(b"\n", unread.start, start) if self.numbered else 0
+        reader.line_no = reader.stream_line = unread.line_no + 1 + before
         return [match for match in reader.read(records=False) if match.rule.role is Role.PROGRESS]
 
 
+class _Unread(Struct, frozen=True):
+    """A block whose progress was not read: `block[start:stop]`, after `line_no` lines of the stream."""
+
+    block: bytes
+    start: int
+    stop: int
+    base: int
+    line_no: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def _place(match: Match) -> int:
+    return match.offset
+
+
+WATCHED_STEPS = 1000
+"""So many lines of progress are read after anything that they may prove to be survived; several times of what is asked."""
 SAMPLE_EVERY = 32
 """With sampled progress, every so-manieth block is read for progress too, and the stream's end always."""
 TAIL = 1 << 16
 """Bytes at the end of a stream that are always read for progress."""
-FLOOD_MAX = 4096
-"""More hits of one expression than this in one block are thinned to the first and last of them."""
+JUDGED_FIRST = 8192
+"""Of a stream so many hits are judged one by one, whatever they are."""
+JUDGED_PER_MIB = 64
+"""After these, hits are thinned that come more often, each expression's to its first and last ones in the block."""
 FOLD_MIN = 64
 """So many progress lines of one rule in one block are folded into one match."""
+
+
+def _share(counts: list[int], allowed: int) -> int:
+    """The most that each may keep of these rising numbers so that no more than `allowed` are kept; 2 at the least."""
+    for index, count in enumerate(counts):
+        each = allowed // (len(counts) - index)
+        if count > each:
+            return max(2, each)
+        allowed -= count
+    return max(2, allowed)
 
 
 def _line_end(data: bytes) -> int:
@@ -385,36 +455,64 @@ class BlockReader:
         if not found and not sought.numbers and not (records and self.stream.records):
             return []
         self.has_cr = self.block.find(b"\r", first, self.stop) >= 0
-        folded = self.fold(sought) if not after else []
         self.calm(found)
+        folded = self.fold(sought) if not after else []
+        self.thin(found)
         places = sorted((end + first, number) for number, ends in found.items() for end in ends if end > after)
         self.lines(places, records=records)
-        return sorted(self.matches + folded, key=lambda match: match.offset) if folded else self.matches
+        return sorted(self.matches + folded, key=_place) if folded else self.matches
 
     def fold(self, sought: Found) -> list[Match]:
-        """Take progress rules with very many lines out of what was found: their numbers are read in one go."""
+        """Take progress rules with very many lines out of what was found: their numbers are read in one go.
+
+        A fold ends where a line of another kind stands: which steps came before an error is never lost.
+        """
         folded: list[Match] = []
+        cuts = self.cuts(sought.ends)
         for number, rule in self.matcher.quick.items():
             if not rule.reads(self.stream.source.kind):
                 sought.numbers.pop(number, None)
                 continue
-            if number in sought.numbers:
-                texts, last = sought.numbers.pop(number)
-            else:
-                ends = sought.ends.get(number)
-                if ends is None or len(ends) < FOLD_MIN:
-                    continue
-                texts, last = self.texts_before(ends, rule.quick_after.encode()), ends[-1]
-            numbers = numbers_of(texts)
-            match = self.folded(rule, numbers, last) if numbers else None
-            if match is not None:
-                sought.ends.pop(number, None)
-                folded.append(match)
-            elif number not in sought.ends:
-                finder = self.matcher.finders[number]
-                places = finder.finditer(self.block, self.start, self.stop)
-                sought.ends[number] = [found.end() - self.start for found in places]
+            left: list[int] = []
+            for texts, ends in self.pieces(sought, number, rule, cuts):
+                match = self.folded(rule, numbers_of(texts), ends[-1])
+                if match is None:
+                    left += ends if len(ends) == len(texts) else self.ends_of(number)
+                else:
+                    folded.append(match)
+            if left:
+                sought.ends[number] = left
         return folded
+
+    def ends_of(self, number: int) -> list[int]:
+        """Where the matches of a progress rule's expression end in the block."""
+        places = self.matcher.finders[number].finditer(self.block, self.start, self.stop)
+        return [found.end() - self.start for found in places]
+
+    def cuts(self, found: Mapping[int, list[int]]) -> list[int]:
+        """The places of the block's other lines, in order."""
+        owners = self.matcher.owners
+        others = (ends for number, ends in found.items() if owners[number][0].role is not Role.PROGRESS)
+        return sorted({end for ends in others for end in ends})
+
+    def pieces(self, sought: Found, number: int, rule: Rule, cuts: list[int]) -> list[tuple[list[bytes], list[int]]]:
+        """A progress rule's very many lines, taken out of what was found: for each fold their numbers and hits' ends.
+
+        Where no fold needs more, the end of the last hit stands for all of them.
+        """
+        numbers = sought.numbers.pop(number, None)
+        if numbers is not None and not cuts:
+            return [(numbers[0], [numbers[1]])]
+        if numbers is not None:
+            found = list(self.matcher.finders[number].finditer(self.block, self.start, self.stop))
+            texts, ends = [hit[1] for hit in found], [hit.end() - self.start for hit in found]
+        elif len(sought.ends.get(number, ())) >= FOLD_MIN:
+            ends = sought.ends.pop(number)
+            texts = self.texts_before(ends, rule.quick_after.encode())
+        else:
+            return []
+        borders = sorted({0, *(bisect_left(ends, cut) for cut in cuts), len(ends)})
+        return [(texts[begin:end], ends[begin:end]) for begin, end in zip(borders, borders[1:], strict=False)]
 
     def texts_before(self, ends: list[int], after: bytes) -> list[bytes]:
         """What stands between the last `after` and the byte before each end."""
@@ -423,6 +521,8 @@ class BlockReader:
 
     def folded(self, rule: Rule, numbers: tuple[float, ...], last: int) -> Match | None:
         """One match for many lines, of which the last ends its hit there; None when the rule does not own that one."""
+        if not numbers:
+            return None
         block = self.block
         start, stop = self.bounds(last + self.start)
         line = take_apart(block[start:stop][: 2 * WINDOW].decode("utf-8", "replace"), self.year)
@@ -449,7 +549,7 @@ class BlockReader:
         )
 
     def calm(self, found: dict[int, list[int]]) -> None:
-        """Take floods out of `found`: dozens of benign lines say nothing, thousands of one rule no more than many."""
+        """Take out of `found` what says nothing when it comes dozens of times: benign lines, errors without a name."""
         for number in [number for number, ends in found.items() if len(ends) >= FOLD_MIN]:
             ends = found[number]
             owners = self.matcher.owners[number]
@@ -457,8 +557,26 @@ class BlockReader:
                 del found[number]
             elif all(rule.kind == UNNAMED for rule in owners):
                 found[number] = ends[-FOLD_MIN:]
-            elif len(ends) > FLOOD_MAX:
-                found[number] = ends[: FLOOD_MAX // 2] + ends[-FLOOD_MAX // 2 :]
+
+    def thin(self, found: dict[int, list[int]]) -> None:
+        """Bound the lines that are judged: a flood says no more than its first and last lines do.
+
+        Rare expressions keep all their hits, the others the same number each, half of it from either end of the block.
+        Where the log ends, its last `TAIL` bytes are judged in full.
+        """
+        stream, size = self.stream, self.stop - self.start
+        stream.allowance = min(JUDGED_FIRST, stream.allowance + JUDGED_PER_MIB * size / (1 << 20))
+        hits = sum(map(len, found.values()))
+        if hits <= stream.allowance:
+            stream.allowance -= hits
+            return
+        share = _share(sorted(map(len, found.values())), int(stream.allowance))
+        exact = size - TAIL if stream.ending else size
+        for number, ends in found.items():
+            if len(ends) > share:
+                last = min(bisect_left(ends, exact), len(ends) - share // 2)
+                found[number] = ends[: min(share - share // 2, last)] + ends[last:]
+        stream.allowance = max(0.0, stream.allowance - share * len(found))
 
     def lines(self, places: list[tuple[int, int]], *, records: bool) -> None:
         """Judge each line that was pointed at once, with all rules that point at it."""
@@ -582,16 +700,19 @@ class BlockReader:
 
     def time_before(self, place: int) -> float | None:
         """The time on one of the lines shortly before this place; tracebacks and their like carry none."""
+        at: float | None = None
         stop = place
         for _ in range(NEARBY_LINES):
             if stop <= self.start:
-                return None
+                break
             if stop <= self.nearby_place:
-                return self.nearby_at
+                # What was found from there holds here too, also that there is none.
+                at = self.nearby_at
+                break
             start = max(self.block.rfind(b"\n", self.start, stop - 1) + 1, self.start)
             at = take_apart(self.block[start : min(stop, start + 160)].decode("utf-8", "replace"), self.year).at
             if at is not None:
-                self.nearby_place, self.nearby_at = place, at
-                return at
+                break
             stop = start
-        return None
+        self.nearby_place, self.nearby_at = place, at
+        return at
