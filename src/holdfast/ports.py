@@ -60,8 +60,13 @@ class Orchestrator(Protocol):
 class Witness(Protocol):
     """Can prove, from the scheduler's side, that a node does not run."""
 
-    async def why_gone(self, node: str) -> str:
+    async def why_gone(self, node: str, *, claimed: bool = False) -> str:
         """The proof in words; empty when there is none: then it may run.
+
+        Args:
+            node: its name.
+            claimed: the kernel of this node is said to have reset a connection. Then it suffices that the scheduler's
+                daemon on it takes none; without such a word that is proof of nothing.
 
         Raises:
             LinkError: nobody could be asked.

@@ -50,7 +50,8 @@ def client(server: ApiServer, role: Role = Role.OPERATOR) -> AsyncClient:
 
 
 def event(event_id: str, rule: str = "x") -> e.FindingSeen:
-    return msgspec.structs.replace(finding(rule, event_id), at=time.time())
+    said, now = finding(rule, event_id), time.time()
+    return msgspec.structs.replace(said, at=now, finding=msgspec.structs.replace(said.finding, at=now))
 
 
 def test_ingested_events_are_on_disk_and_named_by_their_source(tmp_path: Path):
@@ -74,6 +75,7 @@ def test_sources_may_not_speak_for_operators_or_the_controller(tmp_path: Path):
 
     async def work() -> None:
         async with served(tmp_path) as (_, controller, server), client(server, Role.AGENT) as agent:
+            await controller.watch.look_once()
             seq = controller.seq
             for bad in (
                 e.OperatorCommand(id="c", at=time.time(), command=e.Command.DRAIN, who="me", node="n1"),
@@ -330,7 +332,7 @@ def test_orders_for_a_launcher_come_with_its_beats_until_their_outcome(tmp_path:
             waiting = asyncio.create_task(launcher.beat(beat, wait_s=10))
             await asyncio.sleep(0.1)
             began = time.perf_counter()
-            await launcher.ingest("launcher:7", [event("f", "order:capture_stacks")])
+            await launcher.ingest("agent:n1", [event("f", "order:capture_stacks")])
             [order] = (await waiting).requests
             assert time.perf_counter() - began < 2
             assert (await launcher.beat(beat)).requests == [order]

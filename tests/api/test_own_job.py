@@ -9,7 +9,7 @@ import pytest
 from tests.api.engine_house import EngineHouse, engine_served, job_view, run, until
 from tests.controller.cases import KEY
 
-from holdfast.api import own_job
+from holdfast.api import authority
 from holdfast.client import AsyncClient
 from holdfast.controller.mailbox import address_of
 from holdfast.errors import LinkError, RefusedError
@@ -23,7 +23,7 @@ OTHER = JobKey("test", "8")
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_job, "CATCH_UP_S", 0.2)
+    monkeypatch.setattr(authority, "CATCH_UP_S", 0.2)
 
 
 class Pods:
@@ -66,15 +66,19 @@ def test_of_others_it_may_not_speak(tmp_path: Path):
     blamed = Diagnosis(cause="x", nodes=("n1", "n3"))
     foreign = {
         "may not speak of job 8": [attached("j", job=OTHER), found("k", job=OTHER)],
-        "names none": [found("l", job=None), e.DrillFired(id="q", at=at, drill="d", kind="kill9", node="n1")],
-        "n2, where no pod of it is": [
+        "names none": [found("l", job=None)],
+        "n2, which the scheduler has not given to its job": [
             attached("m", nodes=("n1", "n2")),
             found("n", node="n2"),
             e.NodeGone(id="o", at=at, node="n2", evidence="reset"),
             e.FindingCleared(id="p", at=at, rule="straggler.rank", node="n2"),
         ],
-        "n3, where no pod of it is": [e.Escalated(id="r", at=at, job=KEY, attempt=0, diagnosis=blamed)],
-        "a launcher may not send": [
+        "n3, which the scheduler has not given to its job": [
+            e.Escalated(id="r", at=at, job=KEY, attempt=0, diagnosis=blamed)
+        ],
+        "may not clear 'nvidia.xid.79'": [e.FindingCleared(id="u", at=at, rule="nvidia.xid.79", node="n1")],
+        "launcher:7 may not send": [
+            e.DrillFired(id="q", at=at, drill="d", kind="kill9", node="n1"),
             e.NodeValidated(id="v", at=at, node="n1", passed=True),
             e.AgentAttached(id="w", at=at, node="n1", boot_id="b"),
         ],

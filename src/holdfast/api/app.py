@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from holdfast.api import docs_page, routes_watch
 from holdfast.api.auth import Reviewer, Sessions, TokenBook
+from holdfast.api.authority import Refusals
 from holdfast.api.limits import LimitGate, Limits
 from holdfast.api.metrics import Tally
 from holdfast.api.problems import on_bug, on_deep, on_http, on_ours
@@ -64,6 +65,7 @@ def make_app(
                 "tally": tally if tally is not None else Tally(),
                 "collectors": tuple(collectors),
                 "whole": WholeState(controller),
+                "refusals": Refusals(),
             }
         ),
         exception_handlers={

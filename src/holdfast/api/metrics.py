@@ -257,6 +257,12 @@ class ControllerCollector(Collector):
             ("holdfast_events", "Events stored, by kind.", "kind", figures.events),
             ("holdfast_orders", "Orders given, by kind.", "kind", figures.orders),
             ("holdfast_order_outcomes", "Outcomes of orders.", "outcome", figures.outcomes),
+            (
+                "holdfast_reports_refused",
+                "Events and beats that were not their reporter's to say.",
+                "reporter",
+                figures.not_theirs,
+            ),
             ("holdfast_drills_fired", "Faults that drills injected, by kind.", "kind", tally.drills),
             ("holdfast_commands", "What people asked for, by command.", "command", tally.commands),
         ):

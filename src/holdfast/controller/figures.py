@@ -38,6 +38,8 @@ class Figures(Struct):
     outcomes: Counter[str] = field(default_factory=Counter)
     duplicates: int = 0
     refused: int = 0
+    not_theirs: Counter[str] = field(default_factory=Counter)
+    """Events and beats that were not their reporter's to say, by kind of reporter."""
     appends: int = 0
     append_s: float = 0.0
     append_buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))

@@ -18,6 +18,7 @@ import structlog
 from msgspec import structs
 
 from holdfast import __version__
+from holdfast.controller.claims import Claims
 from holdfast.controller.doubts import Doubts
 from holdfast.controller.election import Leading
 from holdfast.controller.executors import Executors, within
@@ -111,6 +112,9 @@ class Controller:
         self.presence = Presence(clock, settings, mailboxes, state=self.shell, submit=self.submit)
         self._doubts = Doubts(clock, settings, witness, self.presence, state=self.shell) if witness else None
         self.watch = Watch(orchestrator, clock, settings, state=self.shell, submit=self.submit)
+        self.claims = Claims(
+            clock, watch=self.watch, witness=witness, presence=self.presence, state=self.shell, submit=self.submit
+        )
         self._timers = Timers(clock, self.submit)
         self._executors = Executors(
             orchestrator=orchestrator,
@@ -340,6 +344,7 @@ class Controller:
         self.ready.clear()
         self._lapse()
         self._timers.clear()
+        self.claims.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, self._executors.kill(), return_exceptions=True)

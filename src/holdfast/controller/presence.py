@@ -26,6 +26,8 @@ from holdfast.ports import Clock, Sample
 
 _log = structlog.get_logger("holdfast.controller")
 
+AHEAD_S_MAX = 86400.0
+"""A clock that is said to be further off than this is taken to be this far off."""
 DEAF_FACTOR = 4
 """A tick this many times late means that we were not listening."""
 
@@ -50,6 +52,8 @@ class Presence:
         self._heard: dict[str, float] = {}
         self._node_of: dict[str, str] = {}
         """Launcher -> the node that it beats from."""
+        self._ahead: dict[str, float] = {}
+        """Source -> how far its clock was ahead of ours at its last beat, with the beat's way in it."""
         self._said: set[str] = set()
         self._held: set[str] = set()
         self._since = 0.0
@@ -65,6 +69,8 @@ class Presence:
     async def beat(self, beat: Beat, *, wait_s: float = 0.0) -> BeatAnswer:
         """Take one beat in and answer with what waits for its sender; with `wait_s`, wait so long for something."""
         self.beats += 1
+        if beat.at:
+            self._ahead[beat.source] = max(-AHEAD_S_MAX, min(AHEAD_S_MAX, beat.at - self._clock.now()))
         now = self._clock.monotonic()
         state = self._state()
         lease_s, attached, address = self._settings.beat_lease_s, True, ""
@@ -136,6 +142,10 @@ class Presence:
     def node_of(self, name: str) -> str:
         """The node that `launcher:KEY` beats from; empty: not known yet."""
         return self._node_of.get(name, "")
+
+    def ahead_s(self, source: str) -> float | None:
+        """How far the clock of this source is ahead of ours, by its last beat; None: it has told none."""
+        return self._ahead.get(source)
 
     def heard_at(self, name: str) -> float:
         """When `node:NAME` or `launcher:KEY` was last heard, monotonic; now for one that is vouched for.

@@ -64,6 +64,10 @@ class Lease(Struct, frozen=True):
     restart_count: int | None = None
 
 
+LEFT_KEPT_S = 3600.0
+"""What a spool or a tailer still holds about a job that has left its node comes within this time."""
+
+
 class ShellState(Struct):
     """See the module. Dictionaries keep their order of insertion, so equal history gives equal bytes."""
 
@@ -75,6 +79,19 @@ class ShellState(Struct):
     silent: list[str] = field(default_factory=list)
     launchers: dict[str, Lease] = field(default_factory=dict)
     blind: bool = False
+    left: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Job -> nodes that it was on before, each with the controller's time at which it was seen to have left."""
+
+    def has_job(self, key: JobKey) -> bool:
+        """Does the scheduler have this job, or had it until lately?"""
+        text = key_text(self.known_as(key))
+        return text in self.jobs or text in self.left
+
+    def nodes_of(self, key: JobKey, *, left_after: float = 0.0) -> set[str]:
+        """Nodes on which the scheduler has placed this job: those of now, and those that it left after that time."""
+        text = key_text(self.known_as(key))
+        now = self.jobs[text].nodes if text in self.jobs else ()
+        return {*now, *(node for node, at in self.left.get(text, {}).items() if at >= left_after)}
 
     def known_as(self, key: JobKey) -> JobKey:
         """The key under which the scheduler's adapter knows the job.
@@ -115,9 +132,12 @@ class ShellState(Struct):
     def _fold_event(self, event: e.AnyEvent) -> None:
         match event:
             case e.JobObserved():
+                self._leaves(event.job.key, event.job.nodes, event.received_at)
                 self.jobs[key_text(event.job.key)] = event.job
             case e.JobVanished():
+                self._leaves(event.job, (), event.received_at)
                 self.jobs.pop(key_text(event.job), None)
+                self._forget_left(event.received_at - LEFT_KEPT_S)
             case e.NodeObserved():
                 self.nodes[event.node.name] = event.node
             case e.NodeVanished():
@@ -138,6 +158,22 @@ class ShellState(Struct):
                 self.launchers.pop(key_text(event.job), None)
             case _:
                 pass
+
+    def _leaves(self, key: JobKey, nodes: Sequence[str], now: float) -> None:
+        """The job is on these nodes from now on."""
+        text = key_text(key)
+        known = self.jobs.get(text)
+        if known is None or known.nodes == nodes:
+            return
+        left = {node: now for node in known.nodes if node not in nodes}
+        if left:
+            self.left[text] = self.left.get(text, {}) | left
+
+    def _forget_left(self, before: float) -> None:
+        """Of jobs that the scheduler has no more, long after they were there."""
+        for text in [text for text in self.left if text not in self.jobs]:
+            if max(self.left[text].values()) < before:
+                del self.left[text]
 
     def _heard(self, node: str) -> None:
         if node in self.silent:

@@ -23,6 +23,8 @@ from holdfast.ports import Clock, Orchestrator
 _log = structlog.get_logger("holdfast.controller")
 
 RETRY_FIRST_S = 0.2
+AGAIN_S = 0.5
+"""Between the begins of two looks that somebody asked for by `look_again`."""
 
 
 class Watch:
@@ -48,6 +50,9 @@ class Watch:
         self.looks = 0
         self.looked_at = 0.0
         """Clock's `now` of the last look that saw something; 0.0: none yet."""
+        self._again: asyncio.Task[bool] | None = None
+        """The next look that was asked for, as long as it has not begun: all who ask until then share it."""
+        self._again_at = float("-inf")
         self.tried = asyncio.Event()
         """Set once a look has ended in any way that lets the watch go on: seen, refused, or not answered."""
 
@@ -82,6 +87,31 @@ class Watch:
             LinkError: the orchestrator cannot be read.
         """
         await self.take(await within(self._clock, self._settings.observe_limit_s, self._orchestrator.observe()))
+
+    async def look_again(self) -> bool:
+        """Return when a look that began after this call is stored; whether it saw the whole cluster.
+
+        Raises:
+            LinkError: the orchestrator cannot be read.
+        """
+        if self._again is None:
+            self._again = asyncio.create_task(self._look_soon(), name="look again")
+            # All who asked may have gone by the time it fails.
+            self._again.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(self._again)
+
+    async def _look_soon(self) -> bool:
+        try:
+            await self._clock.sleep(max(0.0, self._again_at + AGAIN_S - self._clock.monotonic()))
+        finally:
+            self._again = None
+        self._again_at = self._clock.monotonic()
+        try:
+            world = await within(self._clock, self._settings.observe_limit_s, self._orchestrator.observe())
+        except TimeoutError:
+            raise LinkError(f"the scheduler gave no answer within {self._settings.observe_limit_s:g} s") from None
+        await self.take(world)
+        return world.complete
 
     async def _wait_change(self) -> None:
         try:

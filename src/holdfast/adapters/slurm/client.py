@@ -163,9 +163,9 @@ class SlurmOrchestrator:
         self._moved_at = time.monotonic()
         self.push.ring()
 
-    async def why_gone(self, node: str) -> str:
+    async def why_gone(self, node: str, *, claimed: bool = False) -> str:
         """See ports.Witness: its slurmd is asked, and that of other nodes."""
-        return await daemons.why_gone(node, self.looks.nodes, self.looks.facts.slurmd_port)
+        return await daemons.why_gone(node, self.looks.nodes, self.looks.facts.slurmd_port, claimed=claimed)
 
     async def load(self) -> Load:
         """How busy slurmctld is.

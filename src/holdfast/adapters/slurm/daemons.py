@@ -74,15 +74,17 @@ async def knock(where: NodeAddress, limit_s: float = CONNECT_S) -> Knock:
     return Knock.OPEN
 
 
-async def why_gone(name: str, nodes: Mapping[str, SlurmNode], port: int) -> str:
+async def why_gone(name: str, nodes: Mapping[str, SlurmNode], port: int, *, claimed: bool = False) -> str:
     """The proof that a quiet node does not run; empty when there is none.
 
-    Two tries in turn find nobody, not even a kernel that refuses, while another node answers us.
+    Two tries in turn find nobody, not even a kernel that refuses, while another node answers us. A slurmd that does not
+    run while its machine does is proof only where the machine's launcher has gone as well.
 
     Args:
         name: the node that is quiet.
         nodes: of the cluster, as last seen.
         port: of a slurmd that has none of its own.
+        claimed: see `ports.Witness`.
     """
     node = nodes.get(name)
     where = address_of(node, port) if node is not None else None
@@ -94,6 +96,8 @@ async def why_gone(name: str, nodes: Mapping[str, SlurmNode], port: int) -> str:
     first, second, *theirs = await asyncio.gather(knock(where), _knock_again(where), *map(knock, others))
     if first is second is Knock.NOBODY and any(other in {Knock.OPEN, Knock.REFUSED} for other in theirs):
         return f"it is quiet, and nobody answers at {where.address}, while other nodes are reached"
+    if claimed and first is second is Knock.REFUSED:
+        return f"its slurmd does not run either: {where.address} refuses connections"
     return ""
 
 

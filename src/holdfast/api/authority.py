@@ -1,0 +1,418 @@
+"""Who may say what of whom: one table, checked on the contents of every event and beat that comes in.
+
+A reporter is what its source says: `agent:NODE` speaks for that node, `launcher:JOB` for that job and the nodes that
+the scheduler gave it, `drill:NAME` for nothing but the time of a drill's fault. A token that is bound (`only`) allows
+one source; a token that is not allows several, and each of them speaks for its own alone. What belongs to whom is taken
+from what the controller has seen and journalled, never from the report. A report may be ahead of the watch by a moment:
+a request asks for one fresh look, and until the first look everybody is told to come back. `routes_ingest` makes one
+`Reporter` for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+
+import structlog
+from msgspec import structs
+
+from holdfast.api.auth import Identity, Role
+from holdfast.controller import Controller
+from holdfast.controller.mailbox import address_of, agent_address, launcher_address
+from holdfast.controller.state import LEFT_KEPT_S, ShellState
+from holdfast.errors import LinkError, RefusedError, WireError
+from holdfast.model import events as e
+from holdfast.model.bounds import FLOAT_MAX, NAME_MAX, TIME_MAX, check_bounds
+from holdfast.model.cluster import JobKey, JobView
+from holdfast.model.evidence import EvidenceKind, Finding
+from holdfast.model.evidence import Role as FindingRole
+from holdfast.model.wire import Beat, SamplePoint, kind_of
+
+_log = structlog.get_logger("holdfast.api")
+
+CATCH_UP_S = 3.0
+"""A launcher's request waits so long for the controller's own watch to see what it speaks of."""
+LOOK_S = 0.05
+AHEAD_S = 600.0
+"""A reporter's clock may be ahead of the controller's by this much, beyond what its beats have told of it."""
+LOG_AGAIN_S = 600.0
+SOURCES_KEPT = 4096
+SOURCE_MAX = 256
+
+
+class Kind(StrEnum):
+    """Who reports, by the first word of the source."""
+
+    AGENT = "agent"
+    LAUNCHER = "launcher"
+    DRILL = "drill"
+
+
+Check = Callable[["Reporter", e.AnyEvent], Awaitable[None]]
+"""Returns when the event is the reporter's to say. Raises RefusedError; LinkError when it cannot be told yet."""
+
+
+class Reporter:
+    """One request's reporter, and what it may speak for. See the module.
+
+    Args:
+        controller: knows the cluster.
+        identity: whose token the request carries.
+        source: what the request says it is.
+
+    Raises:
+        WireError: not a source.
+        RefusedError: the token does not allow this source.
+    """
+
+    def __init__(self, controller: Controller, identity: Identity, source: str) -> None:
+        kind, colon, name = source.partition(":")
+        if not (colon and name and kind in set(Kind)) or len(source) > SOURCE_MAX:
+            raise WireError(f"source {source[:SOURCE_MAX]!r} must begin with agent:, launcher: or drill:")
+        if identity.only and identity.only != source:
+            raise RefusedError(f"the token of {identity.name!r} may report only as {identity.only}")
+        if kind == Kind.DRILL and identity.only != source and not identity.may(Role.OPERATOR):
+            raise RefusedError(f"{source} reports with an operator's token; that of {identity.name!r} is an agent's")
+        self.source = source
+        self.kind = Kind(kind)
+        self.node = name if self.kind is Kind.AGENT else ""
+        self.job_id = name.partition("#")[0] if self.kind is Kind.LAUNCHER else ""
+        self.controller = controller
+        self._deadline = controller.clock.monotonic() + CATCH_UP_S
+        self._looked: bool | None = None
+
+    @property
+    def shell(self) -> ShellState:
+        """What the controller has seen."""
+        return self.controller.shell()
+
+    async def check_itself(self) -> None:
+        """Return when the reporter's own node is one of the scheduler's; a launcher's job is looked at where it speaks.
+
+        Raises:
+            RefusedError: the scheduler has no such node.
+            LinkError: the cluster has not been seen yet.
+        """
+        if self.kind is Kind.AGENT:
+            await self.check_known([self.node], "start its agent with --node and the name that the scheduler gives it")
+
+    async def check_known(self, nodes: Iterable[str], hint: str = "") -> None:
+        """Return when the scheduler has all of these nodes. Raises as `check_itself`."""
+        missing = {node for node in nodes if node not in self.shell.nodes}
+        if missing and await self.look():
+            missing = {node for node in missing if node not in self.shell.nodes}
+        if missing:
+            what = f"the scheduler has no node {min(missing)!r}"
+            raise RefusedError(f"{what}: {hint}" if hint else what)
+
+    async def look(self) -> bool:
+        """A look at the cluster that began after this request did, once for each request. Always True.
+
+        Raises:
+            LinkError: the scheduler cannot be read, or has answered in part: what is missing is not known to be absent.
+        """
+        if self._looked is None:
+            self._looked = await self.controller.watch.look_again()
+        if not self._looked:
+            raise LinkError("the scheduler has answered in part only: come back later")
+        return True
+
+    async def check_event(self, event: e.AnyEvent) -> e.AnyEvent:
+        """The event, when it is this reporter's to say and its fields are within their bounds.
+
+        A host that a log line names stays only where it is one of the reporter's own, see `_own_line`.
+
+        Raises:
+            WireError: a field is out of its bounds.
+            RefusedError: it is not this reporter's to say.
+            LinkError: the controller has not seen yet what it speaks of.
+        """
+        checks = MAY.get(type(event), {}).get(self.kind)
+        if checks is None:
+            raise RefusedError(f"{self.source} may not send {kind_of(event)}")
+        check_bounds(event)
+        self._check_time(event)
+        if isinstance(event, e.FindingSeen) and is_line(event.finding):
+            event = structs.replace(event, finding=await self._own_line(event.finding))
+        for check in checks:
+            await check(self, event)
+        return event
+
+    async def _own_line(self, finding: Finding) -> Finding:
+        """A finding of log lines: a line may name any host, which is no word of the reporter's about that node."""
+        named = finding.place.node
+        if not named or named == self.node:
+            return finding
+        if finding.job is None:
+            place = structs.replace(finding.place, node=self.node)
+            same = named.partition(".")[0] == self.node.partition(".")[0]
+            return structs.replace(finding, place=place, role=finding.role if same else FindingRole.CONTEXT)
+        nodes = self.shell.nodes_of(finding.job)
+        if named not in nodes and self._looked is None:
+            await self.look()
+            nodes = self.shell.nodes_of(finding.job)
+        if named in nodes:
+            return finding
+        short = [node for node in nodes if node.partition(".")[0] == named.partition(".")[0]]
+        return structs.replace(finding, place=structs.replace(finding.place, node=short[0] if len(short) == 1 else ""))
+
+    def _check_time(self, event: e.AnyEvent) -> None:
+        now = self.controller.clock.now()
+        latest = now + AHEAD_S + max(0.0, self.controller.presence.ahead_s(self.source) or 0.0)
+        times = [event.at, event.finding.at] if isinstance(event, e.FindingSeen) else [event.at]
+        if max(times) > latest:
+            if self.kind is not Kind.DRILL and self.controller.presence.ahead_s(self.source) is None:
+                raise LinkError(f"the clock of {self.source} is not known yet: beat first")
+            raise RefusedError(
+                f"{self.source} says that {kind_of(event)} happens {max(times) - now:.0f} s from now: set its clock"
+            )
+        if times[-1] < now - self.controller.settings.retain_s <= event.at:
+            raise RefusedError(f"{self.source} reports a finding that is older than the journal's memory")
+
+    async def check_beat(self, beat: Beat) -> Beat:
+        """The beat without the samples that are not this reporter's to tell.
+
+        Raises:
+            WireError: a field is out of its bounds.
+            RefusedError: it beats for another node or job.
+            LinkError: the controller has not seen its job or node yet.
+        """
+        check_bounds(structs.replace(beat, samples=[]))
+        await BEAT[self.kind](self, beat)
+        return structs.replace(beat, samples=[point for point in beat.samples if self._may_plot(point)])
+
+    def _may_plot(self, point: SamplePoint) -> bool:
+        if not 0.0 <= point.at <= TIME_MAX or len(point.series) > NAME_MAX or len(point.subject) > NAME_MAX:
+            return False
+        if point.value is not None and abs(point.value) > FLOAT_MAX:
+            return False
+        kind, _, name = point.subject.partition(":")
+        if kind == "job":
+            job = name.partition("(")[0].partition("#")[0]
+            return job == self.job_id if self.job_id else any(view.key.id == job for view in self._jobs_here())
+        return kind == "node" and bool(name) and name == self.node
+
+    def _jobs_here(self) -> list[JobView]:
+        return [view for view in self.shell.jobs.values() if self.node in self.shell.nodes_of(view.key)]
+
+    # --- what a launcher speaks for ---
+
+    def view(self) -> JobView | None:
+        """The job of this launcher as the watch sees it."""
+        same = [view for view in self.shell.jobs.values() if view.key.id == self.job_id]
+        return max(same, key=lambda view: view.key.generation, default=None)
+
+    async def check_job(self, job: JobKey) -> None:
+        """Return when this is the launcher's job, which the scheduler has."""
+        if job.id != self.job_id:
+            raise RefusedError(f"{self.source} may not speak of job {job}")
+        if not self.shell.has_job(job) and self.view() is None:
+            await self.look()
+        view = self.view()
+        if view is not None and job.cluster != view.key.cluster:
+            raise RefusedError(
+                f"this controller's cluster is {view.key.cluster!r}, and {self.source} says {job.cluster!r}: "
+                f"set HOLDFAST_CLUSTER={view.key.cluster} where it runs"
+            )
+        if not self.shell.has_job(job):
+            if view is not None:
+                raise RefusedError(f"the scheduler has no job {job}")
+            raise LinkError(f"no job {self.job_id!r} has been seen here yet")
+
+    async def check_job_nodes(self, named: Iterable[str]) -> None:
+        """Return when the scheduler has given all of these nodes to the launcher's job."""
+        wanted = set(named) - {""}
+        while True:
+            view = self.view()
+            known = self.shell.nodes_of(view.key) | {*view.excluded} if view is not None else set()
+            foreign = sorted(wanted - known)
+            if not foreign:
+                return
+            if self._looked is None:
+                await self.look()
+            elif self.controller.clock.monotonic() < self._deadline:
+                await asyncio.sleep(LOOK_S)
+            elif view is None or not view.nodes:
+                raise LinkError(f"the nodes of {self.job_id} are not known yet")
+            else:
+                raise RefusedError(
+                    f"{self.source} speaks of {', '.join(foreign[:3])}, which the scheduler has not given to its job: "
+                    "in pods, set HOLDFAST_NODE from spec.nodeName"
+                )
+
+
+class Refusals:
+    """Counts what was not a reporter's to say, and logs each reporter once in a while, not each event."""
+
+    def __init__(self) -> None:
+        self._logged: OrderedDict[str, float] = OrderedDict()
+
+    def add(self, controller: Controller, source: str, reasons: Sequence[str]) -> None:
+        """Take in why things of one request were refused."""
+        kind = source.partition(":")[0]
+        controller.figures.not_theirs[kind if kind in set(Kind) else "other"] += len(reasons)
+        now = controller.clock.monotonic()
+        if now - self._logged.get(source, -LOG_AGAIN_S) < LOG_AGAIN_S:
+            return
+        self._logged[source] = now
+        if len(self._logged) > SOURCES_KEPT:
+            self._logged.popitem(last=False)
+        _log.warning("a reporter was refused", source=source[:SOURCE_MAX], count=len(reasons), first=reasons[0])
+
+
+# --- checks, each a sentence of the table ---
+
+
+async def own_node(reporter: Reporter, event: e.AnyEvent) -> None:
+    """It names the agent's node and no other."""
+    named = nodes_named(event)
+    if named != {reporter.node}:
+        others = ", ".join(sorted(named - {reporter.node})[:3]) or "no node"
+        raise RefusedError(f"{reporter.source} may not speak of {others}")
+
+
+async def own_finding(reporter: Reporter, event: e.AnyEvent) -> None:
+    """It is about the agent's node; a line of a job's output, which moves no node, about any node of that job."""
+    if not (isinstance(event, e.FindingSeen) and event.finding.job is not None and is_line(event.finding)):
+        await own_node(reporter, event)
+
+
+async def job_here(reporter: Reporter, event: e.AnyEvent) -> None:
+    """The scheduler has placed the job that it names, if it names one, on the agent's node."""
+    job = _job(event)
+    if job is None:
+        return
+    lately = reporter.controller.clock.now() - LEFT_KEPT_S
+    if reporter.node not in reporter.shell.nodes_of(job, left_after=lately):
+        await reporter.look()
+    if reporter.node not in reporter.shell.nodes_of(job, left_after=lately):
+        raise RefusedError(f"{reporter.source} may not speak of job {job}, which is not on its node")
+
+
+async def own_job(reporter: Reporter, event: e.AnyEvent) -> None:
+    """It names the launcher's job and no other."""
+    job = _job(event)
+    if job is None:
+        raise RefusedError(f"{reporter.source} may send {kind_of(event)} of its own job only, and this one names none")
+    await reporter.check_job(job)
+
+
+async def job_nodes(reporter: Reporter, event: e.AnyEvent) -> None:
+    """It names nodes of the launcher's job and no others."""
+    await reporter.check_job_nodes(nodes_named(event))
+
+
+async def own_condition(reporter: Reporter, event: e.AnyEvent) -> None:
+    """It lifts what launchers themselves find, on a node that it names."""
+    rule = getattr(event, "rule", "")
+    if not nodes_named(event):
+        raise RefusedError(f"{reporter.source} names no node")
+    if rule not in LAUNCHER_CONDITIONS:
+        raise RefusedError(f"{reporter.source} may not clear {rule!r}: launchers clear {min(LAUNCHER_CONDITIONS)}")
+
+
+async def own_order(reporter: Reporter, event: e.AnyEvent) -> None:
+    """The order is one that was handed to this reporter."""
+    order = getattr(event, "order", "")
+    found = await reporter.controller.journal.orders(order=order, limit=1)
+    view = reporter.view() if reporter.job_id else None
+    mine = agent_address(reporter.node) if reporter.node else launcher_address(view.key) if view is not None else ""
+    if not found or not mine or address_of(found[0].order) != mine:
+        raise RefusedError(f"order {order!r} is not one for {reporter.source}")
+
+
+async def known_target(reporter: Reporter, event: e.AnyEvent) -> None:
+    """The node and the job of a drill are the scheduler's."""
+    await reporter.check_known(nodes_named(event))
+    job = _job(event)
+    if job is not None and not reporter.shell.has_job(job):
+        await reporter.look()
+        if not reporter.shell.has_job(job):
+            raise RefusedError(f"the scheduler has no job {job}")
+
+
+async def agent_beat(reporter: Reporter, beat: Beat) -> None:
+    """Of its own node, and of no job."""
+    if beat.node != reporter.node or beat.job:
+        raise RefusedError(
+            f"{reporter.source} may not beat for node {beat.node!r}{f', job {beat.job}' * bool(beat.job)}"
+        )
+
+
+async def launcher_beat(reporter: Reporter, beat: Beat) -> None:
+    """Of its own job, from a node of the job, and not in an agent's name."""
+    await reporter.check_job(JobKey(beat.cluster, beat.job, beat.generation))
+    await reporter.check_job_nodes({beat.node})
+
+
+async def no_beat(reporter: Reporter, beat: Beat) -> None:
+    """Drills do not beat."""
+    raise RefusedError(f"{reporter.source} may not beat for node {beat.node!r}")
+
+
+LAUNCHER_CONDITIONS = frozenset({"straggler.rank"})
+"""Findings of launchers that are lifted when their condition is over; all others are agents' to clear."""
+
+_NODE = {Kind.AGENT: (own_node,)}
+_RUN = {Kind.LAUNCHER: (own_job, job_nodes)}
+_PROGRESS = {Kind.AGENT: (job_here,), Kind.LAUNCHER: (own_job,)}
+_OUTCOME = {Kind.AGENT: (own_order,), Kind.LAUNCHER: (own_order,)}
+
+MAY: Mapping[type, Mapping[Kind, tuple[Check, ...]]] = {
+    e.AgentAttached: _NODE,
+    e.NodeValidated: _NODE,
+    e.FindingSeen: {Kind.AGENT: (own_finding, job_here), Kind.LAUNCHER: (own_job, job_nodes)},
+    e.FindingCleared: {Kind.AGENT: (own_node,), Kind.LAUNCHER: (own_condition, job_nodes)},
+    e.OrderDone: _OUTCOME,
+    e.OrderFailed: _OUTCOME,
+    e.FirstStepDone: _PROGRESS,
+    e.StepReached: _PROGRESS,
+    e.CheckpointSaved: _PROGRESS,
+    e.LauncherAttached: _RUN,
+    e.LauncherLapsed: _RUN,
+    e.AttemptStarted: _RUN,
+    e.AttemptEnded: _RUN,
+    e.StacksCaptured: _RUN,
+    e.Escalated: _RUN,
+    e.NodeGone: {Kind.LAUNCHER: (job_nodes,)},
+    e.DrillFired: {Kind.DRILL: (known_target,)},
+}
+"""What each kind of reporter may send, and what is checked of it. What is not here is nobody's to send.
+
+A launcher's `NodeGone` is a claim: `controller.claims` asks the scheduler before the engine gets it.
+"""
+BEAT: Mapping[Kind, Callable[[Reporter, Beat], Awaitable[None]]] = {
+    Kind.AGENT: agent_beat,
+    Kind.LAUNCHER: launcher_beat,
+    Kind.DRILL: no_beat,
+}
+
+
+def _job(event: e.AnyEvent) -> JobKey | None:
+    job = event.finding.job if isinstance(event, e.FindingSeen) else getattr(event, "job", None)
+    return job if isinstance(job, JobKey) else None
+
+
+def is_line(finding: Finding) -> bool:
+    """Is it made of log lines alone?"""
+    return bool(finding.evidence) and all(piece.kind is EvidenceKind.LOG for piece in finding.evidence)
+
+
+def nodes_named(event: e.AnyEvent) -> set[str]:
+    """Every node that the event speaks of."""
+    match event:
+        case e.FindingSeen():
+            found = {event.finding.place.node}
+        case e.Escalated():
+            blamed = event.diagnosis.nodes if event.diagnosis is not None else ()
+            gpus = (gpu.rpartition("/")[0] for gpu in event.diagnosis.gpus) if event.diagnosis is not None else ()
+            found = {*event.exclude_nodes, *blamed, *gpus}
+        case e.LauncherAttached() | e.AttemptStarted():
+            found = set(event.nodes)
+        case e.NodeGone() | e.FindingCleared() | e.DrillFired() | e.AgentAttached() | e.NodeValidated():
+            found = {event.node}
+        case _:
+            found = set()
+    return found - {""}
