@@ -28,12 +28,12 @@ from holdfast.adapters.kubernetes.lease import KubernetesLease
 from holdfast.adapters.kubernetes.own_pod import ACTIVE, ROLE, set_role
 from holdfast.adapters.kubernetes.reviews import AUDIENCE, TokenReviews
 from holdfast.controller.election import NEVER_HELD, keep, win
-from holdfast.errors import FencedError, JournalBusyError, LinkError
+from holdfast.errors import FencedError, JournalBusyError, LinkError, PermanentOrderError
 from holdfast.lab.kube_control import CONTROLLERS
 from holdfast.lab.kube_lab import KubeLab
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Diagnosis, Domain
-from holdfast.model.orders import QuarantineNode
+from holdfast.model.orders import QuarantineNode, ReleaseJob
 from holdfast.model.records import IncidentRecord
 from kube_fixture import admin, running_lab
 from postgres_fixture import Postgres
@@ -559,3 +559,110 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+# --- what a tenant can write ---
+
+
+def escape(name: str, version: str, **about: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A ConfigMap that looks like a job put away, of a Job that takes the node it runs on over."""
+    pod = {
+        "hostPID": True,
+        "restartPolicy": "Never",
+        "containers": [{"name": "c", "image": "x", "securityContext": {"privileged": True}}],
+    }
+    notes = {"holdfast.dev/held": "Xid 74", "holdfast.dev/restart-count": "1", "holdfast.dev/lineage": "u"}
+    head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "annotations": notes, **about}}
+    manifest = {**head, "spec": {"template": {"spec": pod}}}
+    record = {
+        "name": f"holdfast-job-{name}",
+        "labels": {"holdfast.dev/put-away": "true"},
+        "annotations": {"holdfast.dev/kind": "Job", "holdfast.dev/version": version},
+    }
+    return {"metadata": record, "data": {"manifest.json": json.dumps(manifest)}}, manifest
+
+
+@contextlib.asynccontextmanager
+async def as_tenant(lab: KubeLab, root: KubeApi, folder: Path) -> AsyncIterator[KubeApi]:
+    """The API as an account that may do everything with Jobs and ConfigMaps in `default`, and nothing elsewhere."""
+    group, where = "rbac.authorization.k8s.io", "/namespaces/default"
+    rules = [
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"]},
+        {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["*"]},
+    ]
+    subjects = [{"kind": "ServiceAccount", "name": "tenant", "namespace": "default"}]
+    role = {"apiGroup": group, "kind": "Role", "name": "tenant"}
+    await root.create(f"/api/v1{where}/serviceaccounts", {"metadata": {"name": "tenant"}})
+    await root.create(f"/apis/{group}/v1{where}/roles", {"metadata": {"name": "tenant"}, "rules": rules})
+    body = {"metadata": {"name": "tenant"}, "roleRef": role, "subjects": subjects}
+    await root.create(f"/apis/{group}/v1{where}/rolebindings", body)
+    ask = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+    token = (await root.create(f"/api/v1{where}/serviceaccounts/tenant/token", ask))["status"]["token"]
+    config = yaml.safe_load(lab.kubeconfig.read_text())
+    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+    file = folder / "tenant"
+    file.write_text(yaml.safe_dump(config))
+    api = await KubeApi.connect("", file)
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "about"),
+    [
+        ("v1/namespaces/kube-system/jobs?", {}),
+        ("v1/namespaces/default/../kube-system/jobs?", {}),
+        ("v1", {"namespace": "kube-system"}),
+    ],
+    ids=["version", "dots", "namespace"],
+)
+def test_a_tenant_cannot_have_the_controller_create_a_job_elsewhere(
+    lab: KubeLab, tmp_path: Path, version: str, about: dict[str, str]
+):
+    """A ConfigMap of a tenant's is never taken for a job put away, whatever stands in it: nothing is created."""
+    body, manifest = escape("evil", version, **about)
+
+    async def work() -> None:
+        async with (
+            admin(lab) as root,
+            as_controller(lab, root, tmp_path),
+            as_tenant(lab, root, tmp_path) as tenant,
+        ):
+            with pytest.raises(ApiError, match="403"):
+                await tenant.create("/apis/batch/v1/namespaces/kube-system/jobs", manifest)
+            with pytest.raises(ApiError, match="403"):
+                await tenant.create(f"/api/v1/namespaces/{NAMESPACE}/configmaps", body)
+            await tenant.create("/api/v1/namespaces/default/configmaps", body)
+            settings = KubernetesSettings(kubeconfig=tmp_path / "kubeconfig", folder=tmp_path, cluster="c")
+            orchestrator = KubernetesOrchestrator(settings)
+            try:
+                seen = [job.key for job in (await orchestrator.observe()).jobs]
+                for namespace in ("default", "kube-system"):
+                    key = JobKey("c", f"{namespace}.job.evil")
+                    with contextlib.suppress(PermanentOrderError):
+                        await orchestrator.execute(ReleaseJob(id=f"r{namespace}", cause=1, job=key, epoch=2))
+                jobs, _ = await root.list_all("/apis/batch/v1/jobs")
+                assert [one["metadata"]["namespace"] for one in jobs] == [], "a Job was created"
+                assert seen == []
+            finally:
+                await orchestrator.close()
+                await tidy(root)
+
+    run(work())
+
+
+async def tidy(root: KubeApi) -> None:
+    """Without the tenant and what it made."""
+    for path in (
+        "/apis/batch/v1/namespaces/default/jobs",
+        "/apis/batch/v1/namespaces/kube-system/jobs",
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings/tenant",
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles/tenant",
+        "/api/v1/namespaces/default/serviceaccounts/tenant",
+        "/api/v1/namespaces/default/configmaps/holdfast-job-evil",
+    ):
+        body = {"kind": "DeleteOptions", "propagationPolicy": "Background"}
+        with contextlib.suppress(ApiError):
+            await root.call("DELETE", path, body=body)

@@ -147,6 +147,12 @@ class ControllerCollector(Collector):
             ("holdfast_api_streams", "Event streams that are open.", self._limits.open_streams),
         ):
             yield GaugeMetricFamily(name, text, value=float(value))
+        unseen = GaugeMetricFamily(
+            "holdfast_watch_unseen", "1 for each kind of job that cannot be read while others can.", labels=["kind"]
+        )
+        for kind in health.unseen:
+            unseen.add_metric([kind], 1.0)
+        yield unseen
 
     def _cluster(self) -> Iterator[Metric]:
         jobs = GaugeMetricFamily("holdfast_jobs", "Jobs by state of their recovery.", labels=["state"])

@@ -13,9 +13,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @get("/livez", tags=["watch"])
-async def livez() -> dict[str, bool]:
-    """200 while the controller's loop answers, whatever it can reach: starting it anew would not help."""
-    return {"ok": True, "standby": False}
+async def livez(state: State) -> dict[str, bool | list[str]]:
+    """200 while the controller's loop answers, whatever it can reach: starting it anew would not help.
+
+    `blind` says that the cluster cannot be read, `unseen` which kinds of jobs cannot.
+    """
+    health = state.controller.health()
+    return {"ok": True, "standby": False, "blind": health.blind, "unseen": list(health.unseen)}
 
 
 @get("/healthz", tags=["watch"])

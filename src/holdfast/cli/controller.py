@@ -220,7 +220,8 @@ def make_orchestrator(
             SlurmSettings(conf=conf, folder=folder, programs=programs, rest=slurm.rest, rest_token_file=token_file)
         )
     if kind == "kubernetes":
-        return make_kubernetes(place, folder, kubernetes or KubernetesConfig())
+        own = os.environ.get("HOLDFAST_POD", "").partition("/")[0]
+        return make_kubernetes(place, folder, kubernetes or KubernetesConfig(), namespace=own)
     raise UsageError(
         f"--cluster {cluster!r} is not known here: write slurm:[SLURM_CONF], kubernetes:[CONTEXT] or "
         "local:/path/to/cluster.sock"

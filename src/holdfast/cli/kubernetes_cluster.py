@@ -25,8 +25,16 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("holdfast.kubernetes")
 
 
-def make_kubernetes(context: str, folder: Path | None, config: KubernetesConfig) -> KubernetesOrchestrator:
+def make_kubernetes(
+    context: str, folder: Path | None, config: KubernetesConfig, *, namespace: str = ""
+) -> KubernetesOrchestrator:
     """The adapter for this context of the kubeconfig; an empty one means the current, or the pod's own account.
+
+    Args:
+        context: of the kubeconfig.
+        folder: where the adapter keeps what it must remember.
+        config: `[kubernetes]` of holdfast.toml.
+        namespace: of the controller's own pod; empty: see `KubernetesSettings`.
 
     Raises:
         UsageError: kubernetes-asyncio is not installed.
@@ -54,6 +62,7 @@ def make_kubernetes(context: str, folder: Path | None, config: KubernetesConfig)
             kubeconfig=Path(config.kubeconfig).expanduser() if config.kubeconfig else None,
             folder=folder,
             cluster=config.cluster,
+            namespace=namespace,
             prefix=config.prefix,
             repairers=repairers,
             check_template=config.check_template,

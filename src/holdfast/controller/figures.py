@@ -28,6 +28,8 @@ class Health(Struct, frozen=True, kw_only=True):
     blind: bool
     """The orchestrator has been unreadable for long."""
     looked_at: float
+    unseen: tuple[str, ...] = ()
+    """Kinds of jobs that have been unreadable for long."""
 
 
 class Figures(Struct):

@@ -209,6 +209,7 @@ class Controller:
             failing=self.failing,
             blind=self._shell.blind,
             looked_at=self.watch.looked_at,
+            unseen=tuple(self._shell.unseen),
         )
 
     def stop(self) -> None:

@@ -79,6 +79,8 @@ class ShellState(Struct):
     silent: list[str] = field(default_factory=list)
     launchers: dict[str, Lease] = field(default_factory=dict)
     blind: bool = False
+    unseen: list[str] = field(default_factory=list)
+    """Kinds of jobs that cannot be read."""
     left: dict[str, dict[str, float]] = field(default_factory=dict)
     """Job -> nodes that it was on before, each with the controller's time at which it was seen to have left."""
 
@@ -115,6 +117,8 @@ class ShellState(Struct):
         """Take in one event and the orders it led to."""
         if isinstance(event, e.TimerFired):
             self.timers.pop(event.timer, None)
+        elif isinstance(event, e.WatchBlind) and event.kind:
+            self.unseen = sorted({*self.unseen, event.kind} - ({event.kind} if not event.blind else set()))
         elif isinstance(event, e.WatchBlind):
             self.blind = event.blind
         elif isinstance(event, e.ControllerStarted) and event.ahead_s:

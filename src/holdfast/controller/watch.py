@@ -1,8 +1,9 @@
 """The watch over the orchestrator: look, compare with what was seen last, and say what is different.
 
 One task of the controller. Level-based: a missed change is healed by the next look. A look that fails says nothing
-about jobs and nodes; when looks fail for long, `WatchBlind` says that we do not see. Only a complete snapshot can show
-that something is gone. Time passes between looks, by the clock port.
+about jobs and nodes; when looks fail for long, `WatchBlind` says that we do not see, and so it does of a kind of job that
+cannot be read while the others can. Only a complete snapshot can show that something is gone, and only of kinds that
+can be read. Time passes between looks, by the clock port.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from holdfast.controller.settings import Settings
 from holdfast.controller.state import ShellState, key_text
 from holdfast.errors import LinkError
 from holdfast.model import events as e
-from holdfast.model.cluster import NodeView, WorldView
+from holdfast.model.cluster import NodeView, WorldView, job_kind
 from holdfast.ports import Clock, Orchestrator
 
 _log = structlog.get_logger("holdfast.controller")
@@ -46,6 +47,8 @@ class Watch:
         self._state = state
         self._submit = submit
         self._counter = 0
+        self._unseen_since: dict[str, float] = {}
+        """Kind of job -> since when (monotonic) it cannot be read."""
         self.epoch = 0
         self.looks = 0
         self.looked_at = 0.0
@@ -125,7 +128,7 @@ class Watch:
         self.looks += 1
         self.looked_at = self._clock.now()
         self.tried.set()
-        stored = [self._submit(event) for event in self._differences(world)]
+        stored = [self._submit(event) for event in (*self._differences(world), *self._sight(world))]
         if self._state().blind:
             stored.append(
                 self._submit(e.WatchBlind(id=self._id(), at=self._clock.now(), source=self._name, blind=False))
@@ -151,12 +154,31 @@ class Watch:
         if not world.complete:
             return
         jobs, nodes = {key_text(job.key) for job in world.jobs}, {node.name for node in world.nodes}
+        hidden = {one.kind for one in world.unseen}
         for text, job in state.jobs.items():
-            if text not in jobs:
+            if text not in jobs and job_kind(job.key) not in hidden:
                 yield e.JobVanished(id=self._id(), at=world.at, source=self._name, job=job.key)
         for name in state.nodes:
             if name not in nodes:
                 yield e.NodeVanished(id=self._id(), at=world.at, source=self._name, node=name)
+
+    def _sight(self, world: WorldView) -> Iterator[e.AnyEvent]:
+        """Kinds of jobs that have not been readable for a while, and those that are again."""
+        state, now = self._state(), self._clock.monotonic()
+        hidden = {one.kind: one.why for one in world.unseen}
+        known = {job_kind(job.key) for job in state.jobs.values()}
+        self._unseen_since = {kind: self._unseen_since.get(kind, now) for kind in hidden}
+        for kind, why in hidden.items():
+            expected = bool(why) or kind in known
+            if expected and kind not in state.unseen and now - self._unseen_since[kind] >= self._settings.blind_after_s:
+                said = why or "the scheduler does not serve this kind any more"
+                _log.warning("jobs of one kind cannot be read", kind=kind, why=said)
+                yield e.WatchBlind(
+                    id=self._id(), at=self._clock.now(), source=self._name, blind=True, kind=kind, why=said
+                )
+        for kind in state.unseen:
+            if kind not in hidden:
+                yield e.WatchBlind(id=self._id(), at=self._clock.now(), source=self._name, blind=False, kind=kind)
 
     def _ask_of_person(self, node: NodeView, at: float) -> e.OperatorCommand:
         """A person wrote the wish for a repair onto the node itself: that is an operator's command like any other."""

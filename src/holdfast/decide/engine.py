@@ -188,6 +188,9 @@ def _node_validated(engine: Engine, turn: Turn, event: e.NodeValidated) -> None:
 
 def _watch_blind(engine: Engine, turn: Turn, event: e.WatchBlind) -> None:
     del engine
+    if event.kind:
+        _kind_blind(turn, event)
+        return
     if turn.state.blind == event.blind:
         return
     turn.state.blind = event.blind
@@ -196,6 +199,19 @@ def _watch_blind(engine: Engine, turn: Turn, event: e.WatchBlind) -> None:
         turn.notify("watch", Severity.ERROR, title, text)
     else:
         turn.notify("watch", Severity.INFO, "The scheduler can be read again", event.why)
+
+
+def _kind_blind(turn: Turn, event: e.WatchBlind) -> None:
+    if (event.kind in turn.state.unseen) == event.blind:
+        return
+    topic = f"watch:{event.kind}"
+    if event.blind:
+        turn.state.unseen.append(event.kind)
+        text = f"{event.why}. Jobs of this kind are unknown, not ended; all others are recovered as always."
+        turn.notify(topic, Severity.ERROR, f"Jobs of the kind {event.kind} cannot be read", text)
+    else:
+        turn.state.unseen.remove(event.kind)
+        turn.notify(topic, Severity.INFO, f"Jobs of the kind {event.kind} can be read again", event.why)
 
 
 def _first_step(engine: Engine, turn: Turn, event: e.FirstStepDone) -> None:

@@ -25,6 +25,8 @@ LATE_S = 900.0
 _FAILURES = frozenset({SchedulerState.FAILED, SchedulerState.NODE_FAIL, SchedulerState.PREEMPTED})
 _WAITS = frozenset({JobState.RELEASED, JobState.WAITING_FOR_NODES})
 _QUEUED = frozenset({SchedulerState.PENDING, SchedulerState.HELD})
+_STARTS = _QUEUED | {SchedulerState.RUNNING}
+"""States in which a job that had ended has been queued again. One that completes is on its way to the same end."""
 _ENDS = {
     SchedulerState.COMPLETED: JobTrigger.COMPLETED,
     SchedulerState.TIMEOUT: JobTrigger.COMPLETED,
@@ -58,7 +60,8 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
         return
     if job.state in JOB_ENDED:
         _is_over(turn, job)
-        again = view.state not in ENDED and (view.restart_count > old.restart_count or old.state in ENDED)
+        grown = view.state not in ENDED and view.restart_count > old.restart_count
+        again = grown or (view.state in _STARTS and old.state in ENDED)
         if again and not _by_our_requeue(turn, job):
             proof.revive(turn, job)
     elif view.state in ENDED:
@@ -371,7 +374,7 @@ def lapse_timer(turn: Turn, job: JobRecord) -> None:
     """The launcher has not come back: its ranks are over, by the lease's end. Blind, one cannot say that."""
     if job.authority is not Authority.CONTROLLER or job.state in JOB_ENDED or (in_recovery(job) and job.in_queue):
         return
-    if turn.state.blind:
+    if turn.blind_to(job):
         turn.start_timer(f"lapse:{slug(job.key)}", turn.policy_of(job).waits.unknown_s, job.incident)
         return
     if job.view.state not in {SchedulerState.RUNNING, SchedulerState.COMPLETING, SchedulerState.UNKNOWN}:

@@ -388,13 +388,13 @@ def timer(turn: Turn, job: JobRecord) -> None:
         end_attempt(turn, job, incident, Remedy.REQUEUE)
     elif state is JobState.DIAGNOSING:
         _look_at_diagnosis(turn, job, incident)
-    elif state is JobState.IN_PLACE or (state is JobState.RESTARTING and not turn.state.blind):
+    elif state is JobState.IN_PLACE or (state is JobState.RESTARTING and not turn.blind_to(job)):
         _not_started(turn, job, incident, policy)
     elif state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
         _still_waiting(turn, job, incident, policy)
     elif state is JobState.HELD:
         restart.go_on_from_hold(turn, job)
-    elif state is JobState.PROVING and not turn.state.blind:
+    elif state is JobState.PROVING and not turn.blind_to(job):
         prove_timer(turn, job)
     else:
         wait(turn, job, policy.waits.order_s)

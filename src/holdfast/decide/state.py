@@ -52,6 +52,8 @@ class State(Struct, omit_defaults=True):
     epoch: int = 0
     """Fencing epoch of the controller that runs the engine."""
     blind: bool = False
+    unseen: list[str] = field(default_factory=list)
+    """Kinds of jobs that the scheduler's adapter cannot read."""
     policy_toml: str = ""
     policy_file: str = ""
     jobs: dict[str, JobRecord] = field(default_factory=dict)

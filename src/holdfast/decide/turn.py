@@ -13,7 +13,7 @@ from holdfast.decide import modes, story
 from holdfast.decide import transitions as t
 from holdfast.decide.state import Index, State, Waiting, slug, subject
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobKey
+from holdfast.model.cluster import JobKey, job_kind
 from holdfast.model.events import AnyEvent
 from holdfast.model.evidence import Remedy, Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
@@ -104,6 +104,10 @@ class Turn:
     def leads(self, job: JobRecord) -> bool:
         """Does this engine decide on what happens inside the job's allocation?"""
         return (job.authority is Authority.LAUNCHER) == self.in_allocation
+
+    def blind_to(self, job: JobRecord) -> bool:
+        """Is what happens to the job not seen now: the scheduler, or jobs of its kind, cannot be read?"""
+        return self.state.blind or job_kind(job.key) in self.state.unseen
 
     def job(self, key: JobKey) -> JobRecord | None:
         """The job's record, if it is known."""

@@ -118,6 +118,15 @@ class NodeView(Struct, frozen=True, omit_defaults=True):
     """What such a person seems to have meant and did not get."""
 
 
+class Unseen(Struct, frozen=True):
+    """A kind of job that cannot be read now: jobs of it that a snapshot lacks are unknown, not gone."""
+
+    kind: str
+    """As in a job's id: `pytorchjob`."""
+    why: str = ""
+    """Empty where the scheduler has none of this kind, as far as it says."""
+
+
 class WorldView(Struct, frozen=True, omit_defaults=True):
     """One snapshot of a whole cluster. A missed change is healed by the next one."""
 
@@ -127,6 +136,13 @@ class WorldView(Struct, frozen=True, omit_defaults=True):
     nodes: tuple[NodeView, ...] = ()
     complete: bool = True
     """False: the scheduler answered in part; what is missing is unknown, not gone."""
+    unseen: tuple[Unseen, ...] = ()
+
+
+def job_kind(key: JobKey) -> str:
+    """The kind of a job whose id is `NAMESPACE.KIND.NAME`; empty for an id of another form."""
+    parts = key.id.split(".", 2)
+    return parts[1] if len(parts) == 3 else ""
 
 
 def attempt_name(job_id: str, attempt: int) -> str:

@@ -56,6 +56,8 @@ class WatchBlind(Event, frozen=True, kw_only=True, tag="watch_blind"):
     """The orchestrator has not been readable for a while (`blind=True`), or is again (`blind=False`)."""
 
     blind: bool
+    kind: str = ""
+    """The kind of job that cannot be read (`pytorchjob`), while all others can; empty: nothing can be read."""
     why: str = ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ WATCH_MARGIN_S = 15.0
 """A watch that was to last so long and still has not ended after this much more is dead."""
 LINE_BYTES_MAX = 8 << 20
 PAGE = 500
+PATH_SHOWN = 300
 OPEN = "OPEN"
 """Not Kubernetes' word: the first thing that `lines` gives."""
 TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -31,6 +33,8 @@ MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 APPLY = "application/apply-patch+yaml"
 STRATEGIC = "application/strategic-merge-patch+json"
+_PATH = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._:-]*)+")
+"""A path that names one resource, whatever a name in it was made of: no dots alone, no query, nothing quoted."""
 
 Json = dict[str, Any]
 
@@ -93,10 +97,10 @@ class KubeApi:
     Attributes:
         server: its address, for people.
         cluster: the kubeconfig's name of the cluster, `kubernetes` inside a pod.
-        namespace: the context's namespace.
+        namespace: the namespace of the pod that this process runs in; empty outside a pod.
     """
 
-    def __init__(self, configuration: Any, rest: Any, *, cluster: str, namespace: str) -> None:
+    def __init__(self, configuration: Any, rest: Any, *, cluster: str, namespace: str = "") -> None:
         self._configuration = configuration
         self._rest = rest
         self.server = str(configuration.host).rstrip("/")
@@ -118,7 +122,7 @@ class KubeApi:
         """
         config, make_configuration, make_connections = library.load()
         configuration = make_configuration()
-        cluster, namespace = "kubernetes", "default"
+        cluster, namespace = "kubernetes", ""
         try:
             if not context and kubeconfig is None and await asyncio.to_thread(TOKEN_FILE.exists):
                 config.load_incluster_config(client_configuration=configuration)
@@ -132,7 +136,6 @@ class KubeApi:
                 chosen = next((one for one in contexts if one["name"] == context), active)
                 about = chosen["context"] if chosen is not None else {}
                 cluster = about.get("cluster", "kubernetes")
-                namespace = about.get("namespace", "default")
         except (config.ConfigException, OSError, KeyError, TypeError) as error:
             where = str(kubeconfig or "the kubeconfig")
             raise ConfigError(
@@ -223,6 +226,8 @@ class KubeApi:
     ) -> Any:
         import aiohttp  # noqa: PLC0415
 
+        if not _PATH.fullmatch(path):
+            raise ApiError(404, "NotFound", "no object can have this name", what=f"{method} {path[:PATH_SHOWN]!r}")
         self.requests += 1
         headers = {"Accept": "application/json", "Content-Type": form, "User-Agent": "holdfast"}
         token = await self._configuration.get_api_key_with_prefix("BearerToken")

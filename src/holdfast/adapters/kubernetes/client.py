@@ -35,10 +35,11 @@ from holdfast.adapters.kubernetes.objects import (
     node_view,
 )
 from holdfast.adapters.kubernetes.pod_logs import PodLogs
+from holdfast.adapters.kubernetes.put_away import NAMESPACE
 from holdfast.adapters.tasks import end
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, WorldView
+from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, Unseen, WorldView, job_kind
 
 MARK = "health labels"
 MARK_AGAIN_S = 5.0
@@ -59,6 +60,8 @@ class KubernetesSettings(Struct, frozen=True, kw_only=True):
     """Where the adapter keeps what it must remember."""
     cluster: str = ""
     """The cluster's name in job keys; empty: the kubeconfig's."""
+    namespace: str = ""
+    """Holdfast's own, where nobody else writes; empty: that of the pod it runs in, else `holdfast`."""
     prefix: str = "holdfast.dev"
     """Of the node's health labels, taint and annotations."""
     repairers: Repairers = Repairers()
@@ -111,7 +114,8 @@ class KubernetesOrchestrator:
         async with self._connecting:
             if self._looks is None:
                 self._api = await KubeApi.connect(self.settings.context, self.settings.kubeconfig)
-                looks = Looks(self._api)
+                own = self.settings.namespace or self._api.namespace or NAMESPACE
+                looks = Looks(self._api, namespace=own)
                 self._jobs = JobOrders(looks, find=self.find)
                 self._nodes = NodeOrders(looks, self._words, self.settings.repairers)
                 if self.settings.check_template:
@@ -140,11 +144,13 @@ class KubernetesOrchestrator:
 
     def _view(self, looks: Looks) -> WorldView:
         pods = looks.pods_by_workload()
+        unseen = looks.unseen()
         jobs: list[JobView] = []
         busy: dict[str, list[str]] = {}
         for job in looks.workloads():
             mine = pods.get(job.uid, [])
-            jobs.append(self._job(job, mine))
+            if job.kind.name.lower() not in unseen:
+                jobs.append(self._job(job, mine))
             for pod in mine:
                 if pod.live and pod.spec.node_name:
                     busy.setdefault(pod.spec.node_name, []).append(job.id)
@@ -157,7 +163,15 @@ class KubernetesOrchestrator:
         replacing = self._nodes.kept.all() if self._nodes is not None else {}
         nodes += self._away(looks, replacing)
         self._unmarked = self._well(looks, nodes, replacing)
-        return WorldView(cluster=self.cluster, at=time.time(), jobs=tuple(jobs), nodes=nodes)
+        return WorldView(
+            cluster=self.cluster,
+            at=time.time(),
+            jobs=tuple(jobs),
+            nodes=nodes,
+            # A job that is put away is nowhere else.
+            complete=not looks.put_away.broken,
+            unseen=tuple(Unseen(kind, why) for kind, why in unseen.items()),
+        )
 
     def _away(self, looks: Looks, replacing: Mapping[str, Node]) -> tuple[NodeView, ...]:
         """Nodes that are being replaced and have no Node just now: they have not left the cluster."""
@@ -273,6 +287,7 @@ class KubernetesOrchestrator:
             looks = await self.connect()
             await looks.fresh()
             if isinstance(order, o.JobOrder) and self._jobs is not None:
+                raise_if_unseen(order.job, looks)
                 return await self._jobs.execute(order)
             if isinstance(order, o.ValidateNode) and self._nodes is not None and self._checks is not None:
                 return await self._check(order, self._nodes, self._checks)
@@ -304,3 +319,12 @@ class KubernetesOrchestrator:
         if self._api is not None:
             await self._api.close()
         self._api = self._looks = None
+
+
+def raise_if_unseen(key: JobKey, looks: Looks) -> None:
+    """A job of a kind that cannot be read now is neither there nor gone. Raises TemporaryOrderError."""
+    why = looks.unseen().get(job_kind(key))
+    if why is None and looks.put_away.broken and all(job.id != key.id for job in looks.workloads()):
+        why = looks.put_away.broken
+    if why is not None:
+        raise TemporaryOrderError(f"{key.id} cannot be read now: {why or 'its kind is not served'}")

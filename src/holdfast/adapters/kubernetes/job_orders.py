@@ -4,7 +4,8 @@ A job is held by its kind's own `suspend`. Whether a server knows that field is 
 version without it is set to run no pods, another kind's manifest is put away. Held means that none of its pods is left:
 they are deleted by uid with a short grace, and by force only where their node is known not to run, or stayed silent
 longer than the launcher's lease. A release changes the templates of kinds that allow it and makes the others anew, from
-a ConfigMap that keeps the manifest while there is no job, so that a controller killed in between loses nothing.
+a ConfigMap of Holdfast's own namespace (`put_away`) that keeps the manifest while there is no job, so that a controller
+killed in between loses nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from holdfast.adapters.kubernetes import patches
+from holdfast.adapters.kubernetes import patches, put_away
 from holdfast.adapters.kubernetes.api import MERGE, ApiError, KubeApi
 from holdfast.adapters.kubernetes.looks import Looks
 from holdfast.adapters.kubernetes.objects import (
@@ -232,21 +233,12 @@ class JobOrders:
                 raise PermanentOrderError(f"somebody made another {job.id} meanwhile") from error
         self._looks.take(job, answer)
         with contextlib.suppress(ApiError):
-            await self._api.delete(self._kept_path(job))
-
-    @staticmethod
-    def _kept_path(job: Workload) -> str:
-        return f"/api/v1/namespaces/{job.namespace}/configmaps/{patches.put_away_name(job)}"
+            name = put_away.record_name(job.kind.name, job.namespace, job.name)
+            await self._api.delete(f"{put_away.collection(self._looks.namespace)}/{name}")
 
     async def _put_away(self, job: Workload, manifest: Json) -> None:
-        body = patches.put_away(job, manifest)
         try:
-            try:
-                answer = await self._api.create(f"/api/v1/namespaces/{job.namespace}/configmaps", body)
-            except ApiError as error:
-                if not error.conflict:
-                    raise
-                answer = await self._api.patch(self._kept_path(job), body, MERGE)
+            answer = await put_away.write(self._api, put_away.record_of(job, manifest, self._looks.namespace))
         except ApiError as error:
             raise error.as_order_error() from error
         self._looks.put_away.take(answer)
@@ -268,6 +260,10 @@ class JobOrders:
         if not order.cancel:
             return "left as it is"
         if ended(job.manifest)[0] is not None and not job.held:
+            # Noted on the object, too: a controller that begins without its journal must not take it for a new failure.
+            if GIVEN_UP not in job.annotations:
+                why = order.why or "given up"
+                await self._change(order.job, lambda now: patches.annotated(now, {GIVEN_UP: why}))
             return "it has ended already"
         if GIVEN_UP not in job.annotations:
             notes: dict[str, str | None] = {GIVEN_UP: order.why or "given up", HELD: None}

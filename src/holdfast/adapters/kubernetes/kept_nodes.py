@@ -2,12 +2,14 @@
 
 While a machine is replaced its Node may be gone, and the new one's Node knows nothing of our cordon. `node_orders`
 keeps the old Node here before it begins, and `client` shows it as being replaced meanwhile; a controller that finds one
-of another's goes on from there. Kept beside put-away jobs and seen by the same watch. What is too old is ignored: an
-order that was withdrawn leaves one behind, which the next one takes away. Pure but for `KeptNodes`.
+of another's goes on from there. Kept beside put-away jobs in Holdfast's own namespace, where nobody else writes, and
+seen by the same watch. What is too old is ignored: an order that was withdrawn leaves one behind, which the next one
+takes away. Pure but for `KeptNodes`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 
@@ -18,7 +20,7 @@ from holdfast.adapters.kubernetes.api import ApiError
 from holdfast.adapters.kubernetes.asks import HOLDFAST
 from holdfast.adapters.kubernetes.looks import Looks
 from holdfast.adapters.kubernetes.objects import Json, Node, seconds
-from holdfast.adapters.kubernetes.patches import MANIFEST, PUT_AWAY
+from holdfast.adapters.kubernetes.put_away import MANIFEST, PUT_AWAY, collection, write
 from holdfast.errors import LinkError
 
 KIND = "Node"
@@ -32,10 +34,11 @@ def name_of(node: str) -> str:
     return f"holdfast-node-{re.sub('[^a-z0-9.-]', '-', node.lower())}"[:253]
 
 
-def kept(node: Node) -> Json:
+def kept(node: Node, namespace: str) -> Json:
     """The ConfigMap."""
     about = {
         "name": name_of(node.metadata.name),
+        "namespace": namespace,
         "labels": {PUT_AWAY: "true"},
         "annotations": {f"{HOLDFAST}/kind": KIND},
     }
@@ -48,13 +51,14 @@ def kept(node: Node) -> Json:
 
 
 def taken_out(config_map: Json) -> Node | None:
-    """The node that a ConfigMap keeps; None when it is none of ours or cannot be read."""
+    """The node that a ConfigMap keeps; None when it is not a node's record or cannot be read."""
     if (config_map["metadata"].get("annotations") or {}).get(f"{HOLDFAST}/kind") != KIND:
         return None
     try:
-        return msgspec.json.decode((config_map.get("data") or {}).get(MANIFEST, ""), type=Node)
+        node = msgspec.json.decode((config_map.get("data") or {}).get(MANIFEST, ""), type=Node)
     except msgspec.MsgspecError:
         return None
+    return node if config_map["metadata"].get("name") == name_of(node.metadata.name) else None
 
 
 class KeptNodes:
@@ -76,18 +80,14 @@ class KeptNodes:
 
     async def keep(self, node: Node) -> None:
         """Keep it until `forget`. Raises ApiError, LinkError."""
-        body, place = kept(node), f"/api/v1/namespaces/{self._looks.api.namespace}/configmaps"
+        body = kept(node, self._looks.namespace)
         known = next((one for one in self._looks.put_away.items.values() if taken_out(one) == node), None)
         if known is not None and node.metadata.name in self.all():
             return
-        try:
-            answer = await self._looks.api.create(place, body)
-        except ApiError as error:
-            if not error.conflict:
-                raise
-            await self._looks.api.delete(f"{place}/{body['metadata']['name']}")
-            answer = await self._looks.api.create(place, body)
-        self._looks.put_away.take(answer)
+        # One that is left over is replaced as a whole: its age says how long the replacement has taken.
+        with contextlib.suppress(ApiError):
+            await self._looks.api.delete(f"{collection(self._looks.namespace)}/{body['metadata']['name']}")
+        self._looks.put_away.take(await write(self._looks.api, body))
 
     async def forget(self, name: str) -> None:
         """It is replaced, or will not be."""
@@ -96,7 +96,7 @@ class KeptNodes:
             if node is None or node.metadata.name != name:
                 continue
             try:
-                path = f"/api/v1/namespaces/{about['namespace']}/configmaps/{about['name']}"
+                path = f"{collection(self._looks.namespace)}/{about['name']}"
                 await self._looks.api.delete(path, uid=about["uid"])
             except (ApiError, LinkError) as error:
                 if not (isinstance(error, ApiError) and (error.gone or error.conflict)):

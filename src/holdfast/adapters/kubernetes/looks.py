@@ -3,7 +3,9 @@
 `client` reads the copies, orders wait on them. Each `Store` lists once, watches from there, and lists anew only when
 the server says that its version is too old (410, which comes as HTTP 200 with an ERROR event): what is missing from the
 new list is gone, also if its deletion was never heard of. Any failure is answered by a pause that grows; a store that
-cannot read says so and is never taken for an empty one. Time: pauses, and a probe when nothing was heard for a while.
+cannot read says so and is never taken for an empty one. Without nodes and pods there is no look; a kind of job that
+cannot be read (its definition deleted, a right missing) is named by `unseen`, and the others are looked at as always.
+Time: pauses, and a probe when nothing was heard for a while.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from msgspec import Struct
 
 from holdfast.adapters.kubernetes.api import OPEN, ApiError, KubeApi
 from holdfast.adapters.kubernetes.objects import KINDS, Json, Kind, Node, Pod, Workload
-from holdfast.adapters.kubernetes.patches import PUT_AWAY, taken_out
+from holdfast.adapters.kubernetes.put_away import NAMESPACE, PUT_AWAY, collection, taken_out
 from holdfast.adapters.tasks import end
 from holdfast.errors import LinkError, TemporaryOrderError
 
@@ -30,7 +32,10 @@ WATCH_S = 300
 PROBE_S = 10.0
 PROBE_LIMIT_S = 15.0
 DISCOVER_S = 60.0
-ABSENT_S = 30.0
+DISCOVER_AGAIN_S = 10.0
+"""The pause between two questions about what is served, while a collection that was served is not there."""
+GONE_S = 3600.0
+"""A kind that the server has not served for this long is gone, and its jobs with it; until then they are unknown."""
 ASK_AGAIN_S = 0.5
 """A server that did not answer a look is not asked again for the next ones within this time."""
 READY = "/readyz"
@@ -82,7 +87,10 @@ class Store(Generic[T]):
         self.items: dict[str, T] = {}
         self.broken = "it has not been read yet"
         """Why the copy cannot be trusted; empty when it can."""
-        self.synced = False
+        self.is_tried = False
+        """The server has answered, or refused, at least once."""
+        self.is_absent = False
+        """The server does not know this collection."""
         self.relists = 0
         self.relist_s = 0.0
         """What the last list took."""
@@ -112,8 +120,11 @@ class Store(Generic[T]):
                     pause_s = min(pause_s * 2, PAUSE_MAX_S)
                     await asyncio.sleep(continue_s)
                     continue
+                if error.gone:
+                    # What is there when it is served again has nothing to do with what was.
+                    self.is_absent, self._version = True, ""
                 self._break(str(error))
-                pause_s = min(pause_s * 2, ABSENT_S if error.status in {403, 404} else PAUSE_MAX_S)
+                pause_s = min(pause_s * 2, PAUSE_MAX_S)
             except LinkError as error:
                 self._break(str(error))
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
@@ -122,8 +133,10 @@ class Store(Generic[T]):
     def _break(self, why: str) -> None:
         if not self.broken:
             _log.warning("the API server cannot be watched", path=self.path, why=why)
-        self.broken = why
-        self._on_change()
+        is_news = self.broken != why or not self.is_tried
+        self.broken, self.is_tried = why, True
+        if is_news:
+            self._on_change()
 
     async def _relist(self) -> None:
         begun = time.monotonic()
@@ -141,14 +154,17 @@ class Store(Generic[T]):
         self.items, self._versions, self._version = items, versions, version
         self.relists += 1
         self.relist_s = time.monotonic() - begun
-        self.synced, self.broken = True, ""
+        self._whole()
         self._on_change()
+
+    def _whole(self) -> None:
+        self.is_tried, self.is_absent, self.broken = True, False, ""
 
     async def _watch(self) -> None:
         async for kind, raw in self._api.lines(self.path, self._version, self._query, for_s=WATCH_S):
             if kind == OPEN:
                 if self.broken:
-                    self.broken = ""
+                    self._whole()
                     self._on_change()
                 continue
             about = _versioned.decode(raw).metadata
@@ -187,21 +203,29 @@ def _number(version: str) -> int:
 
 
 class Looks:
-    """All stores of one API server."""
+    """All stores of one API server. `namespace` is Holdfast's own: records of jobs put away are read there alone."""
 
-    def __init__(self, api: KubeApi) -> None:
+    def __init__(self, api: KubeApi, *, namespace: str = NAMESPACE) -> None:
         self.api = api
+        self.namespace = namespace
         self.version = 0
         """Grows with every change of any copy."""
         self.nodes: Store[Node] = Store(api, "/api/v1/nodes", Node, self.changed)
         self.pods: Store[Pod] = Store(api, "/api/v1/pods", Pod, self.changed)
         self.put_away: Store[Json] = Store(
-            api, "/api/v1/configmaps", dict, self.changed, query={"labelSelector": f"{PUT_AWAY}=true"}
+            api, collection(namespace), dict, self.changed, query={"labelSelector": f"{PUT_AWAY}=true"}
         )
         self.kinds: dict[str, tuple[Kind, str, Store[Json]]] = {}
         """What is served here: kind, version, copy."""
+        self.eviction = ""
+        """Version of the group `policy` in which this server takes evictions; empty: it has not been asked yet."""
         self._news = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """By the store's path."""
+        self._absent: dict[str, float] = {}
+        """Kind -> since when (monotonic) the server has not served it."""
+        self._refused: set[str] = set()
+        """Records (uid) that were said to be not believed."""
         self._is_started = False
         self._ask_again_at = 0.0
         self._silence = ""
@@ -229,7 +253,7 @@ class Looks:
                 self._keep(store)
 
     def _keep(self, store: Store[Any]) -> None:
-        self._tasks.append(asyncio.create_task(store.run(), name=f"watch {store.path}"))
+        self._tasks[store.path] = asyncio.create_task(store.run(), name=f"watch {store.path}")
 
     async def _until_whole(self) -> None:
         """Refuse a server that has just been started, and tells of its groups one after another.
@@ -245,30 +269,68 @@ class Looks:
 
     async def _discover(self) -> None:
         """Which kinds are served, and in which version: by asking, never by the server's own version."""
+        asked: dict[str, set[str]] = {}
         try:
             groups = (await self.api.get("/apis")).get("groups") or []
             served = {group["name"]: [v["version"] for v in group["versions"]] for group in groups}
             if EVERYWHERE not in served:
                 raise LinkError(f"the API server does not serve {EVERYWHERE} yet: it is still starting")
-            for kind in KINDS.values():
-                if kind.name in self.kinds:
-                    continue
-                for version in (one for one in kind.versions if one in served.get(kind.group, [])):
-                    found = await self.api.get(f"/apis/{kind.group}/{version}")
-                    if any(one["name"] == kind.plural for one in found.get("resources") or []):
-                        store: Store[Json] = Store(self.api, kind.path(version), dict, self.changed)
-                        self.kinds[kind.name] = kind, version, store
-                        self._keep(store)
-                        break
+            if not self.eviction:
+                core = (await self.api.get("/api/v1")).get("resources") or []
+                found = next((one for one in core if one["name"] == "pods/eviction"), {})
+                self.eviction = str(found.get("version") or "v1")
         except ApiError as error:
             raise LinkError(str(error)) from error
+        for kind in KINDS.values():
+            try:
+                self._found(kind, await self._version_of(kind, served.get(kind.group, []), asked))
+            except ApiError as error:
+                # Nobody knows whether it is served; the watch of a kind that was says whether it can be read.
+                if kind.name not in self.kinds:
+                    self._absent[kind.name] = time.monotonic()
+                _log.info("what is served of a group cannot be asked", group=kind.group, why=str(error))
         self._discovered_at = time.monotonic()
+
+    async def _version_of(self, kind: Kind, served: list[str], asked: dict[str, set[str]]) -> str:
+        """The version to watch: the one that is watched already, else the best that is known; empty: none is served."""
+        known = self.kinds.get(kind.name)
+        wanted = [version for version in kind.versions if version in served]
+        for version in sorted(wanted, key=lambda one: known is None or one != known[1]):
+            path = f"/apis/{kind.group}/{version}"
+            if path not in asked:
+                asked[path] = {one["name"] for one in (await self.api.get(path)).get("resources") or []}
+            if kind.plural in asked[path]:
+                return version
+        return ""
+
+    def _found(self, kind: Kind, version: str) -> None:
+        """Watch the kind in this version; one that is not served any more is waited for, and forgotten at last."""
+        known = self.kinds.get(kind.name)
+        now = time.monotonic()
+        since = self._absent.setdefault(kind.name, now)
+        if version:
+            del self._absent[kind.name]
+        if known is not None and (version not in {"", known[1]} or (not version and now - since >= GONE_S)):
+            self._tasks.pop(known[2].path).cancel()
+            del self.kinds[kind.name]
+            self.changed()
+        if version and kind.name not in self.kinds:
+            store: Store[Json] = Store(self.api, kind.path(version), dict, self.changed)
+            self.kinds[kind.name] = kind, version, store
+            self._keep(store)
+
+    def unseen(self) -> dict[str, str]:
+        """Kinds (as in a job's id) whose jobs cannot be read now -> why; no reason where nobody expects the kind."""
+        broken = {kind.name.lower(): store.broken for kind, _, store in self.kinds.values() if store.broken}
+        now = time.monotonic()
+        recent = {name.lower(): "" for name, since in self._absent.items() if now - since < GONE_S}
+        return recent | broken
 
     async def fresh(self) -> None:
         """Return when every copy is right, as far as can be known.
 
         Raises:
-            LinkError: the API server cannot be read.
+            LinkError: the API server, its nodes or its pods cannot be read.
         """
         if time.monotonic() < self._ask_again_at:
             raise LinkError(self._silence)
@@ -279,18 +341,19 @@ class Looks:
             # Whoever looks again and again must not ask a server that is away as often.
             self._ask_again_at, self._silence = time.monotonic() + ASK_AGAIN_S, str(error)
             raise
-        if not all(store.synced for store in self.stores()):
+        if not all(store.is_tried for store in self.stores()):
             with contextlib.suppress(TemporaryOrderError):
-                await self.until(lambda: all(s.synced for s in self.stores()) or None, "the first look", limit_s=20.0)
+                await self.until(lambda: all(s.is_tried for s in self.stores()) or None, "the first look", limit_s=20.0)
         for _ in range(HEAR_FIRST):
             await asyncio.sleep(0)
-        for store in self.stores():
+        for store in (self.nodes, self.pods):
             if store.broken:
                 raise LinkError(store.broken)
 
     async def _ask_if_due(self) -> None:
         now = time.monotonic()
-        if now - self._discovered_at > DISCOVER_S:
+        is_absent = any(store.is_absent for _, _, store in self.kinds.values())
+        if now - self._discovered_at > (DISCOVER_AGAIN_S if is_absent else DISCOVER_S):
             await self._discover()
             self._probed_at = now
         if now - self._probed_at > PROBE_S:
@@ -342,10 +405,15 @@ class Looks:
                 if not any(owner["uid"] in known for owner in owners):
                     found.append(Workload(kind=kind, version=version, manifest=manifest))
         present = {job.id for job in found}
-        for config_map in self.put_away.items.values():
-            job = taken_out(config_map, {name: kind for name, (kind, _, _) in self.kinds.items()})
+        kinds = {name: kind for name, (kind, _, _) in self.kinds.items()}
+        for uid, config_map in self.put_away.items.items():
+            job, why = taken_out(config_map, kinds, self.namespace)
             if job is not None and job.id not in present:
                 found.append(job)
+            elif why and uid not in self._refused:
+                self._refused.add(uid)
+                name = config_map["metadata"].get("name")
+                _log.warning("a record of a job put away is not believed", record=f"{self.namespace}/{name}", why=why)
         return found
 
     def pods_by_workload(self) -> dict[str, list[Pod]]:
@@ -375,5 +443,5 @@ class Looks:
 
     async def close(self) -> None:
         """Stop watching."""
-        await end(self._tasks)
+        await end(self._tasks.values())
         self._tasks.clear()

@@ -30,6 +30,7 @@ from holdfast.adapters.kubernetes.objects import (
     Node,
     Pod,
     alive_of,
+    at,
     boot_of,
     drain_reason,
     is_ours,
@@ -311,7 +312,11 @@ class NodeOrders:
             groups = (await self._api.get("/apis"))["groups"]
             version = next(one["preferredVersion"]["version"] for one in groups if one["name"] == "cluster.x-k8s.io")
             where = f"namespaces/{about.get(MACHINE_NAMESPACE, 'default')}/machines/{about[MACHINE]}"
-            await self._api.delete(f"/apis/cluster.x-k8s.io/{version}/{where}")
+            path = f"/apis/cluster.x-k8s.io/{version}/{where}"
+            machine = await self._api.get(path)
+            if at(machine, ("status", "nodeRef", "name")) != name:
+                raise PermanentOrderError(f"nobody here replaces {name}: the machine {about[MACHINE]} is not its own")
+            await self._api.delete(path, uid=machine["metadata"]["uid"])
         except (ApiError, StopIteration) as error:
             if isinstance(error, ApiError):
                 raise error.as_order_error() from error
@@ -370,25 +375,19 @@ class NodeOrders:
     async def _evict_pod(self, pod: Pod) -> None:
         about = pod.metadata
         path = f"/api/v1/namespaces/{about.namespace}/pods/{about.name}/eviction"
-        for version in ("policy/v1", "policy/v1beta1"):
-            body = {
-                "apiVersion": version,
-                "kind": "Eviction",
-                "metadata": {"name": about.name, "namespace": about.namespace},
-                "deleteOptions": {"preconditions": {"uid": about.uid}},
-            }
-            try:
-                await self._api.create(path, body)
-            except ApiError as error:
-                if error.status == 429:
-                    _log.info("a disruption budget keeps a pod where it is", pod=about.name, why=error.message)
-                    return
-                if error.gone or error.conflict:
-                    return
-                if error.status in {400, 403, 405} and version == "policy/v1" and error.status != 403:
-                    continue  # before 1.22 the eviction's version is v1beta1
+        body = {
+            "apiVersion": f"policy/{self._looks.eviction}",
+            "kind": "Eviction",
+            "metadata": {"name": about.name, "namespace": about.namespace},
+            "deleteOptions": {"preconditions": {"uid": about.uid}},
+        }
+        try:
+            await self._api.create(path, body)
+        except ApiError as error:
+            if error.status == 429:
+                _log.info("a disruption budget keeps a pod where it is", pod=about.name, why=error.message)
+            elif not (error.gone or error.conflict):
                 raise error.as_order_error() from error
-            return
 
 
 def ready(node: Node) -> bool:

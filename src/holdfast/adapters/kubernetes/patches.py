@@ -37,9 +37,6 @@ from holdfast.adapters.kubernetes.objects import (
 )
 
 Json = dict[str, Any]
-PUT_AWAY = f"{HOLDFAST}/put-away"
-"""Label of a ConfigMap that keeps a job's manifest while there is no job."""
-MANIFEST = "manifest.json"
 MANAGER = f"{HOLDFAST}/controller"
 """Who we are in a TrainJob's patches of its runtime."""
 TRAINER_JOB = "node"
@@ -299,37 +296,6 @@ def _keep_off(template: Json, nodes: Iterable[str]) -> None:
         del affinity["nodeAffinity"]
     if not affinity:
         del template["spec"]["affinity"]
-
-
-def put_away(job: Workload, manifest: Json) -> Json:
-    """A ConfigMap that keeps the job while there is none: whoever takes over finds it there."""
-    about = {
-        "name": put_away_name(job),
-        "namespace": job.namespace,
-        "labels": {PUT_AWAY: "true"},
-        "annotations": {f"{HOLDFAST}/kind": job.kind.name, f"{HOLDFAST}/version": job.version},
-    }
-    kept = {MANIFEST: json.dumps(manifest, sort_keys=True)}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": kept}
-
-
-def put_away_name(job: Workload) -> str:
-    """Its ConfigMap's name."""
-    return f"holdfast-{job.kind.name.lower()}-{job.name}"[:253]
-
-
-def taken_out(config_map: Json, kinds: Mapping[str, Kind]) -> Workload | None:
-    """The job that a ConfigMap keeps; None when it is none of ours or cannot be read."""
-    notes = config_map["metadata"].get("annotations") or {}
-    kind = kinds.get(notes.get(f"{HOLDFAST}/kind", ""))
-    try:
-        manifest = json.loads((config_map.get("data") or {}).get(MANIFEST, ""))
-    except ValueError:
-        return None
-    if kind is None or not isinstance(manifest, dict):
-        return None
-    version = notes.get(f"{HOLDFAST}/version") or kind.versions[0]
-    return Workload(kind=kind, version=version, manifest=manifest, put_away=True)
 
 
 def _replacing(old: Json, new: Json) -> Json:

@@ -155,4 +155,5 @@ async def _job_of(api: KubeApi, pod: Json, namespace: str) -> str:
 def _kind_of(owner: Json) -> tuple[Kind | None, str]:
     group, _, version = str(owner.get("apiVersion", "")).partition("/")
     kind = KINDS.get(str(owner.get("kind", "")))
-    return (kind, version) if kind is not None and kind.group == group else (None, "")
+    is_known = kind is not None and kind.group == group and version in kind.versions
+    return (kind, version) if is_known else (None, "")
