@@ -105,15 +105,117 @@ def test_progress_resets_the_budgets(inside):
     assert len(inside.closed) == 4
 
 
-def test_a_checkpoint_of_old_ground_proves_but_resets_nothing(inside):
-    """It loaded an old checkpoint and saved what there was before: recovered, yet no progress."""
-    again(inside, 0)
-    inside.start(1, in_place=1)
-    inside.first_step(1, 51, resumed_from=50)
-    inside.checkpoint(1, 90)
-    assert inside.state is JobState.WATCHING
+def fallen_back(play: Play, attempt: int, to: int) -> Play:
+    """The attempt before crashed; this one is started in place and resumes from that step."""
+    assert kinds(again(play, attempt - 1, fingerprint=f"x:{attempt}")) == ["RestartInPlace"]
+    play.start(attempt, in_place=attempt)
+    play.first_step(attempt, to + 1, resumed_from=to)
+    return play
+
+
+def test_progress_counts_from_where_the_attempt_resumed(inside):
+    """From step 8,300 back to 20, since newer checkpoints are damaged: what it saves from there on is progress."""
+    inside.checkpoint(0, 8300)
+    fallen_back(inside, 1, to=20)
+    for attempt in range(1, 8):
+        assert inside.j.in_place == 1
+        inside.checkpoint(attempt, 20 + 230 * attempt)
+        assert inside.j.in_place == 0
+        fallen_back(inside, attempt + 1, to=20 + 230 * attempt)
+    assert inside.j.durable_step == 8300
+
+
+def test_a_job_that_falls_back_and_dies_at_the_same_step_each_time_is_given_up(inside):
+    """What it regains after the first fall is lost again: no progress, and the crash that comes back stops it."""
+    inside.checkpoint(0, 8300)
+    orders = []
+    for attempt in range(1, 4):
+        orders = again(inside, attempt - 1)
+        if kinds(orders) != ["RestartInPlace"]:
+            break
+        inside.start(attempt, in_place=attempt)
+        inside.first_step(attempt, 21, resumed_from=20)
+        inside.checkpoint(attempt, 1000)
+        inside.checkpoint(attempt, 1660)
+    assert kinds(orders) == ["Escalate"]
+    assert "crash loop" in inside.open(o.Escalate).why
+    assert inside.attempt.number == 2
+
+
+def test_who_falls_back_twice_makes_progress_beyond_what_was_regained(inside):
+    """To the same step again: it must pass what the attempts since the first fall had saved."""
+    inside.checkpoint(0, 8300)
+    fallen_back(inside, 1, to=20)
+    inside.checkpoint(1, 1660)
+    fallen_back(inside, 2, to=20)
+    inside.checkpoint(2, 1000)
     assert inside.j.in_place == 1
-    assert kinds(again(inside, 1)) == ["Escalate"]
+    inside.checkpoint(2, 1670)
+    assert inside.j.in_place == 0
+
+
+def test_an_attempt_that_does_not_say_where_it_resumed_counts_from_its_first_checkpoint(inside):
+    """It resumed at that step or before."""
+    inside.checkpoint(0, 8300)
+    assert kinds(again(inside, 0)) == ["RestartInPlace"]
+    inside.start(1, in_place=1)
+    inside.checkpoint(1, 40)
+    assert (inside.state, inside.j.in_place) == (JobState.PROVING, 1)
+    inside.checkpoint(1, 60)
+    assert (inside.state, inside.j.in_place) == (JobState.WATCHING, 0)
+
+
+def test_a_checkpoint_that_is_told_out_of_order_is_no_fall(inside):
+    """Step 300 is heard of before step 200, both of this attempt."""
+    assert kinds(again(inside, 0)) == ["RestartInPlace"]
+    inside.start(1, in_place=1)
+    inside.checkpoint(1, 300)
+    inside.checkpoint(1, 200)
+    assert inside.j.fell_to is None
+    fallen_back(inside, 2, to=300)
+    inside.checkpoint(2, 290)
+    assert inside.j.in_place == 1
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_a_checkpoint_of_an_absurd_step_does_not_poison_the_job(inside, liar):
+    """One lie: the next attempt resumes from what there is, and what it saves is progress as before."""
+    attempt = 0
+    if liar:
+        fallen_back(inside, 1, to=100)
+        attempt = 1
+    inside.checkpoint(attempt, 2**64 - 1)
+    for number in range(attempt + 1, attempt + 7):
+        fallen_back(inside, number, to=100 * number)
+        inside.checkpoint(number, 100 * number + 100)
+        assert inside.j.in_place == 0
+    assert 2**64 - 1 not in inside.j.durable_steps
+
+
+def test_a_release_that_came_to_no_attempt_does_not_hide_progress():
+    """Found by seed 10568: the job's epoch had run ahead of its launcher's, and what was saved while the engine waited for
+    the launcher to end the attempt gave nothing back."""
+    play = Play(limits=Limits(max_requeues=2)).running()
+    play.do(e.LauncherLapsed, job=KEY)
+    play.fire("lapse:")
+    for count in (1, 2):
+        play.done(o.RequeueHeld)
+        play.job(state=S.HELD, restart_count=count, nodes=())
+        if any(timer.startswith("settle:") for timer in play.engine.state.timers):
+            play.settle()
+        play.done(o.ReleaseJob)
+        if count == 1:
+            play.job(state=S.NODE_FAIL, nodes=NODES)
+    play.job(state=S.RUNNING, nodes=NODES)
+    play.attach(restart_count=2)
+    play.start(1, restart_count=2, epoch=2)
+    play.first_step(1, 101, resumed_from=100)
+    assert play.j.epoch > play.attempt.epoch
+    assert play.j.requeues == 2
+    play.crash(1)
+    assert play.state is JobState.STOPPING
+    play.checkpoint(1, 200)
+    assert play.j.requeues == 0
 
 
 def test_different_crashes_use_up_the_restarts_in_place():

@@ -612,3 +612,39 @@ def test_drills_are_remembered_for_a_while_only(play):
     for number in range(40):
         play.do(e.DrillFired, drill=f"d{number}", kind="x", job=JobKey("c", "99"))
     assert len(play.engine.state.drills) == 32
+
+
+def requeue_overtaken(play: Play) -> Play:
+    """Our requeue hangs; the scheduler requeues the job by itself meanwhile, and it starts on a node that is bad."""
+    play.xid("n2")
+    assert play.state is JobState.STOPPING
+    play.job(state=S.PENDING, restart_count=1, nodes=())
+    play.job(state=S.RUNNING, nodes=("n2", "n3"))
+    return play
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.NODE_FAIL])
+def test_a_requeue_that_was_so_already_while_the_job_runs_anew_is_ordered_of_that_run(play, state):
+    """Found by seed 10183: the running job was taken for held; when it failed it waited for nodes for ever."""
+    requeue_overtaken(play)
+    if state is not S.RUNNING:
+        play.job(state=state)
+    assert kinds(play.done(o.RequeueHeld)) == ["RequeueHeld"]
+    assert play.open(o.RequeueHeld).restart_count == 1
+    assert not play.j.in_queue
+    play.job(state=S.HELD, restart_count=2, nodes=())
+    play.done(o.RequeueHeld)
+    if play.state is JobState.DIAGNOSING:
+        play.settle()
+    assert play.open(o.SetExcluded).nodes == ("n2",)
+
+
+def test_a_held_job_that_somebody_started_and_that_failed_unseen_is_requeued(play):
+    """It is in no queue any more: a release would have no effect, and it would wait for nodes for ever."""
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    assert play.state is JobState.HELD
+    assert kinds(play.job(state=S.NODE_FAIL, nodes=("n1",))) == ["RequeueHeld"]
+    assert play.state is JobState.STOPPING

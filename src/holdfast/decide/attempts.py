@@ -260,8 +260,9 @@ def started(turn: Turn, job: JobRecord, at: float) -> None:
         turn.stamp(incident, Mark.STOPPED, at)
         diagnosis = incidents.judge(turn, incident, job)
         job.incident = incident.id
-        broke = budgets.where(job.attempts[-2] if len(job.attempts) > 1 else None, incident)
-        budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, diagnosis.nodes)
+        before = job.attempts[-2] if len(job.attempts) > 1 else None
+        broke = budgets.where(before, incident)
+        budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, diagnosis.nodes, attempt=before)
         incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
         turn.stamp(incident, Mark.REQUEUED, at)
     turn.complete(about(job), "a new attempt is started", o.RestartInPlace, o.SetExcluded, o.ReleaseJob)

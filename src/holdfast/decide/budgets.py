@@ -96,9 +96,17 @@ def judge(job: JobRecord, limits: Limits, trouble: Trouble, diagnosis: Diagnosis
 
 
 def charge(
-    job: JobRecord, remedy: Remedy, diagnosis: Diagnosis | None, broke: Broke, nodes: Iterable[str] = ()
+    job: JobRecord,
+    remedy: Remedy,
+    diagnosis: Diagnosis | None,
+    broke: Broke,
+    nodes: Iterable[str] = (),
+    *,
+    attempt: AttemptRecord | None = None,
 ) -> None:
-    """Count one restart of an attempt that broke there; `nodes`: to which it is charged as well."""
+    """Count one restart of `attempt`, which broke there; `nodes`: to which it is charged as well."""
+    if attempt is not None:
+        job.charged = (attempt.restart_count, attempt.number)
     if remedy is Remedy.RESTART_IN_PLACE:
         job.in_place += 1
     else:
@@ -112,8 +120,9 @@ def charge(
 
 
 def refund(job: JobRecord, diagnosis: Diagnosis | None, nodes: Iterable[str] = ()) -> None:
-    """A restart in place that was charged never came about."""
+    """A restart in place that was charged never came about: what its attempt did counts as before."""
     job.in_place = max(0, job.in_place - 1)
+    job.charged = (job.charged[0], job.charged[1] - 1)
     names = [_NODE + node for node in nodes]
     if diagnosis is not None:
         names.append(fingerprint_of(diagnosis))

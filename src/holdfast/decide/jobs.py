@@ -65,6 +65,7 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
         if again and not _by_our_requeue(turn, job):
             proof.revive(turn, job)
     elif view.state in ENDED:
+        _started_unseen(turn, job, old)
         _ended(turn, job)
     elif view.state in _QUEUED:
         _queued(turn, job, old)
@@ -180,6 +181,15 @@ def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
         restart.runs(turn, job)
     if job.state is JobState.RESTARTING and not attempts.has_launcher(job) and attempt is not None:
         attempts.started(turn, job, turn.now)
+
+
+def _started_unseen(turn: Turn, job: JobRecord, old: JobView) -> None:
+    """It was held by us, and has ended: somebody else had it started, and it was over before anybody saw it run."""
+    grown = job.view.restart_count > old.restart_count
+    started = job.view.state in _FAILURES and (grown or old.state in _QUEUED)
+    if started and job.state is JobState.HELD and not turn.in_allocation:
+        job.held_by = ""
+        restart.runs(turn, job)
 
 
 def _ended(turn: Turn, job: JobRecord) -> None:

@@ -1,7 +1,8 @@
 """How a job's recovery ends: proven by progress, or over because the job ended, was cancelled or was given up.
 
-`jobs.py` reports steps and checkpoints here, `restart.py` and `operators.py` ask for the other ends. Progress is an
-increasing completed step or a durable checkpoint, nothing else. How time passes: `wait` sets the one timer of a job,
+`jobs.py` reports steps and checkpoints here, `restart.py` and `operators.py` ask for the other ends. Progress, which
+gives a job its budgets back, is a durable checkpoint of an attempt since the last restart, beyond `to_pass`; where
+policy says `passed_fault`, also a completed step beyond the fault. How time passes: `wait` sets the one timer of a job,
 `job:SLUG`, to what its state waits for.
 """
 
@@ -74,36 +75,75 @@ def _step_before(turn: Turn, incident: IncidentRecord, attempt: int, step: int) 
 
 
 def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
-    """A durable checkpoint exists. Beyond every earlier one it is real progress; it may be the proof."""
+    """A durable checkpoint exists. Beyond what must be passed it is real progress; it may be the proof."""
     turn.touch(job)
-    new_ground = step > job.durable_step
-    job.durable_step = max(job.durable_step, step)
-    if step not in job.durable_steps:
-        job.durable_steps = sorted([*job.durable_steps, step])[-STEPS_KEPT:]
     record = job.attempt
-    since = new_ground and record is not None and _is_since_the_last_charge(job, record, attempt)
-    if record is not None and record.number == attempt:
+    is_current = record is not None and record.number == attempt
+    if record is not None and is_current and record.resumed_from is None and record.durable_step is None:
+        _resumed_at(turn, job, step)  # nothing told where it began: no later than here
+    passed = step > to_pass(job)
+    since = passed and record is not None and _is_since_the_last_charge(job, record, attempt)
+    _keep(job, step, counts=is_current or since)
+    if record is not None and is_current:
+        began = record.durable_step if record.resumed_from is None else record.resumed_from
+        beyond = step > began if began is not None else passed
         record.durable_step = max(step, record.durable_step or 0)
         record.durable_at = turn.now
-        beyond = step > (record.resumed_from or 0) or (record.resumed_from is None and new_ground)
         if job.state is JobState.PROVING and beyond and turn.policy_of(job).proof is Proof.FIRST_CHECKPOINT:
             proven(turn, job, f"its first durable checkpoint after the restart is step {step}")
     if since:
+        job.progressed += 1
         _progress(turn, job, f"checkpoint of step {step} is durable")
+
+
+def to_pass(job: JobRecord) -> int:
+    """The step that a durable checkpoint must pass to be progress.
+
+    It is the furthest durable step. When an attempt resumes before it (newer checkpoints are damaged, gone or
+    mistrusted), the steps in between are lost, and progress counts from where that attempt resumed. A job that falls
+    back to the same step once more, or behind it, must pass what it had regained: otherwise a crash that comes back at
+    the same step would have new budgets each time.
+    """
+    return job.durable_step if job.fell_to is None else job.regained
+
+
+def _resumed_at(turn: Turn, job: JobRecord, step: int) -> None:
+    """The current attempt goes on from this step: the job has fallen back when more had been durable."""
+    lost = to_pass(job)
+    if step < lost and (job.fell_to is None or step > job.fell_to):
+        job.fell_to = job.regained = step
+        job.durable_steps = [saved for saved in job.durable_steps if saved <= step]
+        turn.tell(job, f"It fell back from step {lost} to step {step}: progress counts from there.")
+    elif job.fell_to is not None:
+        job.regained = max(job.regained, step)
+
+
+def _keep(job: JobRecord, step: int, *, counts: bool) -> None:
+    """Remember a durable step; `counts`: it is of an attempt since the job fell back."""
+    if step > job.durable_step:
+        job.durable_step = step
+        if counts:
+            job.fell_to = None
+    if counts:
+        job.regained = max(job.regained, step)
+    if step not in job.durable_steps:
+        job.durable_steps = sorted([*job.durable_steps, step])[-STEPS_KEPT:]
 
 
 def _is_since_the_last_charge(job: JobRecord, newest: AttemptRecord, attempt: int) -> bool:
     """Was it made after the last restart that was charged? A launcher that was cut off tells of it when it is heard.
 
     A restart is charged when the end of the attempt before it is diagnosed. So words of the attempt that is being ended
-    count; of one that ended before the charge (its epoch is older than what was let start) they do not. A word that
-    overtook the start of its attempt is of one that came after the charge.
+    count; of one that was charged already they do not. A word that overtook the start of its attempt is of one that
+    came after the charge. The job's epoch says nothing here: a release that came to no attempt raises it, too.
     """
     if job.state in {JobState.WATCHING, JobState.PROVING}:
         return attempt >= newest.number
     if attempt > newest.number:
         return job.state in _NOT_YET_CHARGED or job.state is JobState.RESTARTING
-    return attempt == newest.number and job.state in _NOT_YET_CHARGED and newest.epoch in {0, job.epoch}
+    if attempt < newest.number or job.state not in _NOT_YET_CHARGED:
+        return False
+    return (newest.restart_count, newest.number) > job.charged
 
 
 def _progress(turn: Turn, job: JobRecord, why: str) -> None:
@@ -119,6 +159,8 @@ def first_step(turn: Turn, job: JobRecord, step: int, resumed_from: int, at: flo
     turn.touch(job)
     record.first_step = step
     record.first_step_at = at
+    if record.durable_step is None:
+        _resumed_at(turn, job, resumed_from)
     record.resumed_from = resumed_from
     for incident in incidents.open_of_job(turn, job):
         if record.incident == incident.id or job.state is not JobState.PROVING:

@@ -213,7 +213,8 @@ def _in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: D
 def entered_in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
     """The restart in place is ordered (here, or by the launcher)."""
     broke = budgets.where(job.attempt, incident)
-    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, _charged_nodes(diagnosis, broke))
+    nodes_charged = _charged_nodes(diagnosis, broke)
+    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, nodes_charged, attempt=job.attempt)
     incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
     turn.move_job(job, JobTrigger.RESTART_IN_PLACE)
     turn.stamp(incident, Mark.REQUEUED)
@@ -391,9 +392,11 @@ def requeued(turn: Turn, job: JobRecord, restart_count: int) -> None:
     incident = incident_of(turn, job)
     if job.state is not JobState.STOPPING or incident is None:
         return
-    if job.view.state in ENDED and job.view.restart_count > restart_count:
-        # Somebody else had it requeued (preempted, for instance), and what started then has ended: it is in no queue.
-        requeue(turn, job, incident, "it was started again meanwhile, and has ended")
+    is_over = job.view.state in ENDED
+    if job.view.restart_count > restart_count and (is_over or job.view.state is SchedulerState.RUNNING):
+        # Somebody else requeued it (a preemption, for instance) and it started: it is in no queue, and perhaps on a bad
+        # node. A requeue of the run that is there now holds it.
+        requeue(turn, job, incident, f"it was started again meanwhile{', and has ended' if is_over else ''}")
         return
     job.in_queue = True
     job.authority = Authority.CONTROLLER
@@ -411,7 +414,7 @@ def hold(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagno
     if not _asked_for(turn, job, incident):
         _step_back(turn, job, diagnosis)
         broke = budgets.where(job.attempt, incident)
-        budgets.charge(job, Remedy.REQUEUE, diagnosis, broke, _charged_nodes(diagnosis, broke))
+        budgets.charge(job, Remedy.REQUEUE, diagnosis, broke, _charged_nodes(diagnosis, broke), attempt=job.attempt)
     turn.move_job(job, JobTrigger.HOLD)
     known = turn.state.nodes
     job.excluded = tuple(

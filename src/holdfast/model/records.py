@@ -148,7 +148,18 @@ class JobRecord(Struct, omit_defaults=True):
     """Restarts per fingerprint since the last progress."""
     broke: dict[str, Broke] = field(default_factory=dict)
     """Per fingerprint, where the attempt before the newest of those restarts had broken."""
+    charged: tuple[int, int] = (-1, -1)
+    """Restart count and number of the newest attempt when a restart was last charged: no word of it, or of an older one,
+    is progress since."""
+    progressed: int = 0
+    """How often a durable checkpoint was progress."""
     durable_step: int = 0
+    """The furthest step of a durable checkpoint."""
+    fell_to: int | None = None
+    """Step that an attempt resumed from although later steps had been durable; None: no attempt has, since the furthest
+    step was passed."""
+    regained: int = 0
+    """The furthest durable step since the job fell back: what a checkpoint must pass to be progress."""
     durable_steps: list[int] = field(default_factory=list)
     """Steps of the newest durable checkpoints, ascending, bounded: what a poisoned one can be stepped over to."""
     best_step: int = 0

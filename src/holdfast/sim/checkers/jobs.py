@@ -22,13 +22,55 @@ _OPERATOR = "operator."
 # --- how often --------------------------------------------------------------------------------------------------------
 
 
+class _Ground:
+    """How far one job's durable checkpoints have come, and what the next one must pass to be progress.
+
+    By docs/definitions.md, "progress": the furthest step; after an attempt that resumed before it, where that attempt
+    resumed; and once the job has fallen back to a step, what it regained counts against the next fall to that step.
+    """
+
+    def __init__(self) -> None:
+        self._furthest = 0
+        self._fallen: tuple[int, int] | None = None
+        """(Step that it fell to, what it has regained)."""
+        self._saved: set[int] = set()
+        """Attempts of which a durable checkpoint or the place of their resumption is known."""
+
+    def began(self, attempt: int, step: int) -> None:
+        """An attempt resumed at this step, or not after it."""
+        if attempt in self._saved:
+            return
+        self._saved.add(attempt)
+        if self._fallen is None or step > self._fallen[0]:
+            if step < self.to_pass:
+                self._fallen = (step, step)
+                return
+        if self._fallen is not None:
+            self._fallen = (self._fallen[0], max(self._fallen[1], step))
+
+    @property
+    def to_pass(self) -> int:
+        return self._fallen[1] if self._fallen is not None else self._furthest
+
+    def saved(self, step: int, *, counts: bool) -> bool:
+        """A durable checkpoint; `counts`: of the newest attempt. True when it is further than what was to be passed."""
+        passed = step > self.to_pass
+        if step > self._furthest:
+            self._furthest = step
+            if counts:
+                self._fallen = None
+        elif counts and self._fallen is not None:
+            self._fallen = (self._fallen[0], max(self._fallen[1], step))
+        return passed
+
+
 class _Spent:
     """Restarts of one job since its last progress, as the journal shows them."""
 
     def __init__(self) -> None:
         self.requeues = 0
         self.restarts = 0
-        self.durable = 0
+        self.ground = _Ground()
         self.refused = False
         """A permanent failure of an order about it."""
         self.attempt = -1
@@ -135,10 +177,16 @@ def _count(spent: dict[JobKey, _Spent], event: e.AnyEvent, given: dict[str, tupl
     match event:
         case e.CheckpointSaved() if event.durable:
             count = spent.setdefault(event.job, _Spent())
-            if event.step > count.durable:
-                count.durable = event.step
-                if count.is_since(event.attempt):
-                    count.progress()
+            is_newest = event.attempt == count.attempt
+            if is_newest:
+                count.ground.began(event.attempt, event.step)
+            is_since = count.is_since(event.attempt)
+            if count.ground.saved(event.step, counts=is_newest or is_since) and is_since:
+                count.progress()
+        case e.FirstStepDone():
+            count = spent.setdefault(event.job, _Spent())
+            if event.attempt == count.attempt:
+                count.ground.began(event.attempt, event.resumed_from)
         case e.AttemptStarted():
             spent.setdefault(event.job, _Spent()).ran(event)
         case e.OrderFailed() if event.permanent:
