@@ -1,8 +1,8 @@
 """The efficiency page: what the fleet's time went into, as the reports define it, without holding up the controller.
 
 The report room's figures are used as they are. They read every record of the journal, so they are made in the
-background, kept for a while by what was asked, and the page fills itself when they are there. Kept figures say how old they are.
-Called by `cockpit.py`. Times are the controller's clock; months are UTC.
+background, kept for a while by what was asked, and the page fills itself when they are there. Kept figures say how old
+they are. Called by `cockpit.py`. Times are the controller's clock; months are UTC.
 """
 
 from __future__ import annotations

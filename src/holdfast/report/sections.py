@@ -112,8 +112,9 @@ def _fleet_rows(fleet: Fleet) -> list[tuple[str, str]]:
 
 def _span_text(data: ReportData) -> str:
     days = (data.fleet.until - data.fleet.since) / 86400.0
+    seen = data.fleet.node_days
     told = "Drills are no failures; the time that they took counts as lost."
-    return f"{days:.1f} days, {short(data.fleet.node_days)} node-days observed. {told}"
+    return f"{days:.1f} days, {seen:.{1 if seen >= 10 else 3}f} node-days observed. {told}"
 
 
 def _difference(now: Fleet, before: Fleet) -> str:
