@@ -612,3 +612,28 @@ def test_drills_are_remembered_for_a_while_only(play):
     for number in range(40):
         play.do(e.DrillFired, drill=f"d{number}", kind="x", job=JobKey("c", "99"))
     assert len(play.engine.state.drills) == 32
+
+
+def test_blindness_to_one_kind_is_told_once_and_postpones_what_cannot_be_seen_of_it(play):
+    """Jobs of other kinds go on; the topic is the kind's, so that its end closes it."""
+    for _ in range(2):
+        play.do(e.WatchBlind, blind=True, kind="pytorchjob", why="404")
+    assert play.notices().count("Jobs of the kind pytorchjob cannot be read") == 1
+    assert not play.engine.state.blind
+    play.do(e.WatchBlind, blind=False, kind="jobset")
+    play.do(e.WatchBlind, blind=False, kind="pytorchjob")
+    assert play.notices()[-1] == "Jobs of the kind pytorchjob can be read again"
+    assert play.engine.state.unseen == []
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("pytorchjob", False), ("job", True)])
+def test_a_job_of_a_kind_that_cannot_be_read_is_not_lost_for_a_silent_launcher(kind, begins):
+    """Its state is what was seen last, which says nothing about now."""
+    key = JobKey("c", "ns.pytorchjob.a")
+    play = Play().nodes()
+    play.job(key)
+    play.attach(key=key)
+    play.do(e.LauncherLapsed, job=key)
+    play.do(e.WatchBlind, blind=True, kind=kind, why="404")
+    play.fire("lapse:")
+    assert bool(play.engine.open_incidents()) is begins

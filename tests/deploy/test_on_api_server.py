@@ -182,7 +182,13 @@ def test_the_controller_may_do_what_it_does_and_nothing_else(lab: KubeLab):
         ("create", "coordination.k8s.io", "leases", NAMESPACE),
         ("create", "holdfast.dev", "incidents", ""),
     ]
+    wanted += [
+        ("get", "", "events", "training"),
+        *((verb, "", "configmaps", NAMESPACE) for verb in ("list", "watch", "create", "patch", "delete")),
+    ]
     refused = [
+        *((verb, "", "configmaps", "training") for verb in ("get", "list", "watch", "create", "patch", "delete")),
+        ("list", "", "configmaps", ""),
         *((verb, "", "secrets", "training") for verb in ("get", "list", "watch", "create")),
         ("get", "", "secrets", NAMESPACE),
         ("create", "", "pods", "training"),
