@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
-from holdfast.adapters.kubernetes.put_away import NAMESPACE, collection
 from holdfast.errors import LinkError, UsageError
 from holdfast.lab.kube_control import DAEMONS
 from holdfast.lab.kube_lab import KubeLab, KubeLabSettings
@@ -30,7 +29,7 @@ NODES = 3
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 PYTORCH = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
-RECORDS = collection(NAMESPACE)
+RECORDS = "/api/v1/namespaces/holdfast/configmaps"
 """Where the adapter keeps jobs put away and nodes whose machine is replaced."""
 SETTLE_S = 300.0
 
