@@ -130,7 +130,7 @@ def _return(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
 
 
 def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
-    """Reboot or replace it, once nothing runs there any more; at once where that is how the scheduler is asked for it."""
+    """Reboot or replace it, once nothing runs there any more. Its jobs are moved at once where the wish says so."""
     rung = _REPAIRS[event.command]
     state = phase(node)
     if state in {NodeState.REPAIRING, NodeState.VALIDATING}:

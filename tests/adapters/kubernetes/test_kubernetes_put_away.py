@@ -87,7 +87,12 @@ def test_a_record_of_another_sort_is_passed_over():
 
 def test_each_job_has_a_record_of_its_own():
     """Whatever its namespace and however long its name; always a name that the API takes."""
-    jobs = [("Job", "a", "b-c"), ("Job", "a-b", "c"), ("JobSet", "a", "b-c"), *(("Job", "n", "x" * 250 + e) for e in "ab")]
+    jobs = [
+        ("Job", "a", "b-c"),
+        ("Job", "a-b", "c"),
+        ("JobSet", "a", "b-c"),
+        *(("Job", "n", "x" * 250 + e) for e in "ab"),
+    ]
     names = {record_name(*job) for job in jobs}
     assert len(names) == len(jobs)
     assert all(len(name) <= 253 for name in names)

@@ -113,7 +113,9 @@ class EventNotifier:
         """Say once which right is missing: the notice itself has gone to the other notifiers."""
         if not self._is_refused:
             self._is_refused = True
-            _log.warning("notices are not shown as Events", why=f"{error}: give the controller get, create, patch of events")
+            _log.warning(
+                "notices are not shown as Events", why=f"{error}: give the controller get, create, patch of events"
+            )
 
     async def _tell(self, body: Json) -> None:
         path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
