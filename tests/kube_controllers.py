@@ -29,7 +29,7 @@ class Replica:
 
     def __init__(self, folder: Path, ahead_s: float, lab: KubeLab, url: str = "") -> None:
         self.folder = folder
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         programs = {verb: json.dumps(list(program(lab, verb))) for verb in ("reboot", "replace")}
         lines = ["[kubernetes]", f"kubeconfig = {json.dumps(str(lab.kubeconfig))}", f'cluster = "{CLUSTER}"']
         lines.append("pod_log_s = 300.0")  # a machine under load may take its time

@@ -29,6 +29,8 @@ NODES = 3
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 PYTORCH = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
+RECORDS = "/api/v1/namespaces/holdfast/configmaps"
+"""Where the adapter keeps jobs put away and nodes whose machine is replaced."""
 SETTLE_S = 300.0
 
 
@@ -82,7 +84,7 @@ async def _mend(lab: KubeLab) -> None:
         await lab.nodes.heal(node.name)
         await lab.nodes.power_on(node.name)
     async with admin(lab) as api:
-        for path in (JOBS, PYTORCH, CONFIG_MAPS):
+        for path in (JOBS, PYTORCH, CONFIG_MAPS, RECORDS):
             await api.call("DELETE", path, body={"kind": "DeleteOptions", "propagationPolicy": "Background"})
         async with asyncio.timeout(SETTLE_S):
             while await _pods(api):

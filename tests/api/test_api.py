@@ -392,6 +392,15 @@ def test_health_and_figures_say_how_the_controller_is(tmp_path: Path):
             answer = await http.get("/healthz")
             assert (answer.status_code, answer.json()["failing"]) == (503, "disk is full")
             controller.failing = ""
+            said = {"ok": True, "standby": False, "blind": False, "unseen": []}
+            assert (await http.get("/livez")).json() == said
+            blind = {"at": controller.clock.now(), "source": "x", "blind": True}
+            await controller.submit(e.WatchBlind(id="k", kind="jobset", why="404", **blind))
+            assert (await http.get("/livez")).json() == {**said, "unseen": ["jobset"]}
+            assert (await http.get("/healthz")).json()["unseen"] == ["jobset"]
+            assert 'holdfast_watch_unseen{kind="jobset"} 1.0' in (await http.get("/metrics")).text
+            await controller.submit(e.WatchBlind(id="b", why="away", **blind))
+            assert (await http.get("/livez")).json() == {**said, "blind": True, "unseen": ["jobset"]}
 
     run(work)
 

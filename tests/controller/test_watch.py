@@ -9,7 +9,7 @@ from tests.controller.cases import KEY, House, running, until
 
 from holdfast.adapters.clock import run_virtual
 from holdfast.controller import Controller
-from holdfast.model.cluster import NodeView, SchedulerState
+from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, Unseen
 
 SEEN = ("job_observed", "job_vanished", "node_observed", "node_vanished", "watch_blind")
 
@@ -112,5 +112,36 @@ def test_a_look_that_hangs_counts_as_blind():
         async with running(house.controller()) as controller:
             await until(lambda: controller.health().blind)
             assert not controller.health().ok
+
+    run_virtual(work())
+
+
+def test_a_kind_that_cannot_be_read_is_told_and_its_jobs_have_not_vanished():
+    """Its jobs are unknown, those of other kinds are gone as always; said after a while, kept over a restart, and lifted."""
+    hidden, plain = JobKey("c", "ns.pytorchjob.a"), JobKey("c", "ns.job.b")
+
+    async def work() -> None:
+        house = House()
+        for key in (hidden, plain):
+            house.world.set_job(JobView(key=key, state=SchedulerState.RUNNING))
+        async with running(house.controller()) as controller:
+            await until(lambda: len(controller.shell().jobs) == 3)
+            house.world.unseen = (Unseen("pytorchjob", "403"), Unseen("jobset"))
+            house.world.remove(hidden)
+            house.world.remove(plain)
+            before = controller.seq
+            await until(lambda: controller.health().unseen)
+            told = await seen(controller, before)
+            assert sorted(told) == ["JobVanished ns.job.b", "WatchBlind"]
+            assert (controller.health().unseen, controller.health().blind) == (("pytorchjob",), False)
+            before = controller.seq
+        async with running(house.controller()) as controller:
+            await asyncio.sleep(60)
+            assert await seen(controller, before) == []
+            assert controller.health().unseen == ("pytorchjob",)
+            house.world.unseen = ()
+            house.world.set_job(JobView(key=hidden, state=SchedulerState.RUNNING))
+            await until(lambda: not controller.health().unseen)
+            assert await seen(controller, before) == ["WatchBlind"]
 
     run_virtual(work())

@@ -648,3 +648,28 @@ def test_a_held_job_that_somebody_started_and_that_failed_unseen_is_requeued(pla
     assert play.state is JobState.HELD
     assert kinds(play.job(state=S.NODE_FAIL, nodes=("n1",))) == ["RequeueHeld"]
     assert play.state is JobState.STOPPING
+
+
+def test_blindness_to_one_kind_is_told_once_and_postpones_what_cannot_be_seen_of_it(play):
+    """Jobs of other kinds go on; the topic is the kind's, so that its end closes it."""
+    for _ in range(2):
+        play.do(e.WatchBlind, blind=True, kind="pytorchjob", why="404")
+    assert play.notices().count("Jobs of the kind pytorchjob cannot be read") == 1
+    assert not play.engine.state.blind
+    play.do(e.WatchBlind, blind=False, kind="jobset")
+    play.do(e.WatchBlind, blind=False, kind="pytorchjob")
+    assert play.notices()[-1] == "Jobs of the kind pytorchjob can be read again"
+    assert play.engine.state.unseen == []
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("pytorchjob", False), ("job", True)])
+def test_a_job_of_a_kind_that_cannot_be_read_is_not_lost_for_a_silent_launcher(kind, begins):
+    """Its state is what was seen last, which says nothing about now."""
+    key = JobKey("c", "ns.pytorchjob.a")
+    play = Play().nodes()
+    play.job(key)
+    play.attach(key=key)
+    play.do(e.LauncherLapsed, job=key)
+    play.do(e.WatchBlind, blind=True, kind=kind, why="404")
+    play.fire("lapse:")
+    assert bool(play.engine.open_incidents()) is begins

@@ -498,3 +498,19 @@ def test_the_late_goodbye_of_an_earlier_starts_launcher_ends_nothing(play):
     play.do(e.LauncherLapsed, job=KEY, left=True, exit_code=143, restart_count=1, source="launcher:7")
     assert play.j.authority is Authority.CONTROLLER
     assert play.attempt.ended_at
+
+
+@pytest.mark.parametrize("end", [S.FAILED, S.NODE_FAIL, S.CANCELLED, S.COMPLETED])
+def test_a_job_that_is_over_and_seems_to_complete_again_is_not_revived(end):
+    """A controller that begins anew reads a failed pod's log before it tells the end once more: nobody queued the job."""
+    play = Play(limits=Limits(max_requeues=0, max_in_place=0)).plain()
+    play.job(state=end, exit_code=1)
+    if end in {S.FAILED, S.NODE_FAIL}:
+        play.settle()
+    over = play.state
+    assert over in {JobState.GIVEN_UP, JobState.CANCELLED, JobState.COMPLETED}
+    assert kinds(play.job(state=S.COMPLETING)) == []
+    assert kinds(play.job(state=end)) == []
+    assert play.state is over
+    play.job(state=S.PENDING)
+    assert play.state is JobState.WATCHING, "a person queues it once more"

@@ -324,3 +324,32 @@ def test_a_requeue_that_a_person_asked_for_never_ends_in_giving_up(play):
         play.settle()
     assert play.state is JobState.HELD
     assert play.opened(o.SetExcluded)
+
+
+@pytest.mark.parametrize(("command", "kind"), [(C.REBOOT, o.RebootNode), (C.REPLACE, o.ReplaceNode)])
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_repair_asked_for_by_a_label_moves_the_job_at_once(command, kind, launched):
+    """It saves first where it can; the node's repair begins as soon as it is empty, and the mark says which one."""
+    play = Play().running() if launched else Play().plain()
+    play.node("n2", asked=str(command), moves_jobs=True)
+    moved = "SaveAndStop" if launched else "RequeueHeld"
+    assert kinds(play.say(command, node="n2", who="a person")) == ["QuarantineNode", moved]
+    assert play.open(o.QuarantineNode).repair is (Remedy.REBOOT if command is C.REBOOT else Remedy.REPLACE)
+    assert "n2" in play.j.excluded
+    play.done(o.QuarantineNode)
+    assert play.opened(kind) == []
+    if launched:
+        play.ended(0, exit_code=85, signal=None)
+        play.do(e.Escalated, job=KEY, attempt=0, why="saved")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert play.open(kind).node == "n2"
+
+
+def test_a_repair_by_label_of_a_node_that_drains_already_moves_its_job():
+    """It waited for the job to end; the person does not."""
+    play = Play().plain()
+    play.say(C.REPLACE, node="n2")
+    assert kinds(play.done(o.QuarantineNode)) == []
+    play.node("n2", drained=True, drain_reason="[holdfast] mei", asked="replace", moves_jobs=True)
+    assert "RequeueHeld" in kinds(play.say(C.REPLACE, node="n2", who="a person"))

@@ -288,3 +288,20 @@ def test_a_gpu_named_by_its_number_is_reset_first(number):
     play = Play().nodes("n2")
     fenced(play, number=95, remedy=Remedy.RESET_GPU, gpu=number)
     assert play.open(o.ResetGpu).gpu == str(number)
+
+
+@pytest.mark.parametrize("said", ["k8s:lab://i-1", "i-1", ""])
+def test_checks_of_a_machine_that_has_two_names_let_the_node_back(said):
+    """The scheduler's own id has a prefix, the agent's none: whoever ran the checks, they were about this machine."""
+    play = Play().nodes(instance_id="k8s:lab://i-0", boot_id="k8s:b0")
+    play.do(e.AgentAttached, node="n2", boot_id="b0", instance_id="i-0")
+    fenced(play, number=73)
+    play.done(o.RebootNode)
+    play.node("n2", boot_id="k8s:b1", instance_id="k8s:lab://i-1")
+    play.do(e.AgentAttached, node="n2", boot_id="b1", instance_id="i-1")
+    assert play.ns() is NodeState.VALIDATING
+    for other in ("k8s:lab://i-0", "i-0"):
+        play.do(e.NodeValidated, node="n2", passed=True, instance_id=other)
+        assert play.ns() is NodeState.VALIDATING, "the machine that was here before"
+    play.do(e.NodeValidated, node="n2", passed=True, instance_id=said)
+    assert play.open(o.ReturnNode).node == "n2"

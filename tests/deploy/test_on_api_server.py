@@ -25,17 +25,19 @@ from holdfast.adapters.kubernetes.api import MERGE, ApiError, KubeApi
 from holdfast.adapters.kubernetes.client import KubernetesOrchestrator, KubernetesSettings
 from holdfast.adapters.kubernetes.incidents import PATH, IncidentMirror
 from holdfast.adapters.kubernetes.lease import KubernetesLease
+from holdfast.adapters.kubernetes.notices import EventNotifier
 from holdfast.adapters.kubernetes.own_pod import ACTIVE, ROLE, set_role
 from holdfast.adapters.kubernetes.reviews import AUDIENCE, TokenReviews
 from holdfast.controller.election import NEVER_HELD, keep, win
-from holdfast.errors import FencedError, JournalBusyError, LinkError, PermanentOrderError
+from holdfast.errors import FencedError, JournalBusyError, LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.lab.kube_control import CONTROLLERS
 from holdfast.lab.kube_lab import KubeLab
-from holdfast.model.cluster import JobKey
+from holdfast.model.cluster import JobKey, WorldView
 from holdfast.model.evidence import Diagnosis, Domain
-from holdfast.model.orders import QuarantineNode, ReleaseJob
+from holdfast.model.orders import Notify, QuarantineNode, ReleaseJob
 from holdfast.model.records import IncidentRecord
 from kube_fixture import admin, running_lab
+from kube_kinds import install
 from postgres_fixture import Postgres
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
@@ -182,7 +184,13 @@ def test_the_controller_may_do_what_it_does_and_nothing_else(lab: KubeLab):
         ("create", "coordination.k8s.io", "leases", NAMESPACE),
         ("create", "holdfast.dev", "incidents", ""),
     ]
+    wanted += [
+        ("get", "", "events", "training"),
+        *((verb, "", "configmaps", NAMESPACE) for verb in ("list", "watch", "create", "patch", "delete")),
+    ]
     refused = [
+        *((verb, "", "configmaps", "training") for verb in ("get", "list", "watch", "create", "patch", "delete")),
+        ("list", "", "configmaps", ""),
         *((verb, "", "secrets", "training") for verb in ("get", "list", "watch", "create")),
         ("get", "", "secrets", NAMESPACE),
         ("create", "", "pods", "training"),
@@ -666,3 +674,129 @@ async def tidy(root: KubeApi) -> None:
         body = {"kind": "DeleteOptions", "propagationPolicy": "Background"}
         with contextlib.suppress(ApiError):
             await root.call("DELETE", path, body=body)
+
+
+# --- what cannot be read ---
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+BATCH = "/apis/batch/v1/namespaces/default/jobs"
+TORCH = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
+SOON_S = 60.0
+
+
+async def until(orchestrator: KubernetesOrchestrator, holds: Any) -> WorldView:
+    """A look that shows it; every look on the way must succeed."""
+    deadline = time.monotonic() + SOON_S
+    while not holds(seen := await orchestrator.observe()):
+        assert time.monotonic() < deadline, seen
+        await orchestrator.wait_change(0.2)
+    return seen
+
+
+def names(seen: WorldView) -> set[str]:
+    return {job.name for job in seen.jobs}
+
+
+def hidden(seen: WorldView) -> set[str]:
+    return {one.kind for one in seen.unseen if one.why}
+
+
+async def deleted(root: KubeApi, plural: str) -> dict[str, Any]:
+    """What to make the definition of again, once it is gone."""
+    found = await root.get(f"{CRDS}/{plural}")
+    await root.delete(f"{CRDS}/{plural}")
+    with contextlib.suppress(ApiError):
+        while await root.get(f"{CRDS}/{plural}"):
+            await asyncio.sleep(0.1)
+    return {
+        "apiVersion": found["apiVersion"],
+        "kind": found["kind"],
+        "spec": found["spec"],
+        "metadata": {"name": plural},
+    }
+
+
+def test_deleted_definitions_blind_their_own_kinds_alone_until_they_are_made_again(lab: KubeLab, tmp_path: Path):
+    """Two of them deleted and made again, twice: other jobs are seen and nodes are marked all the while, and no look fails."""
+    pod = {"spec": {"restartPolicy": "Never", "containers": [{"name": "pytorch", "image": "x"}]}}
+    train = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 0, "template": pod}}},
+    }
+
+    async def work() -> None:
+        async with admin(lab) as root, as_controller(lab, root, tmp_path):
+            await install(lab)
+            orchestrator = KubernetesOrchestrator(KubernetesSettings(kubeconfig=tmp_path / "kubeconfig", cluster="c"))
+            await root.create("/api/v1/nodes", {"metadata": {"name": "marked"}})
+            await root.create(BATCH, {"metadata": {"name": "plain"}, "spec": {"parallelism": 0, "template": pod}})
+            try:
+                for turn in range(2):
+                    await root.create(TORCH, {"metadata": {"name": f"train-{turn}"}, **train})
+                    await until(orchestrator, lambda seen, turn=turn: names(seen) == {"plain", f"train-{turn}"})
+                    plurals = ("pytorchjobs.kubeflow.org", "jobsets.jobset.x-k8s.io")
+                    kept = [await deleted(root, plural) for plural in plurals]
+                    seen = await until(orchestrator, lambda seen: hidden(seen) == {"pytorchjob", "jobset"})
+                    assert (names(seen), seen.complete) == ({"plain"}, True)
+                    key = JobKey("c", f"default.pytorchjob.train-{turn}")
+                    with pytest.raises(TemporaryOrderError, match="cannot be read now"):
+                        await orchestrator.execute(ReleaseJob(id="r", cause=1, job=key, epoch=2))
+                    order = QuarantineNode(id=f"q{turn}", cause=1, node="marked", why="Xid 74")
+                    said = await orchestrator.execute(order)
+                    assert said == ("out of service already" if turn else "cordoned and marked Unschedulable")
+                    for one in kept:
+                        await root.create(CRDS, one)
+                    seen = await until(orchestrator, lambda seen: not hidden(seen))
+                    assert names(seen) == {"plain"}, "its jobs went with their definition"
+            finally:
+                await orchestrator.close()
+                await root.delete("/api/v1/nodes/marked")
+                await tidy(root)
+
+    run(work())
+
+
+def test_a_right_that_is_missing_for_one_kind_hides_that_kind_alone(lab: KubeLab, tmp_path: Path):
+    """It is named, and once it is given the kind is seen without a restart."""
+
+    async def work() -> None:
+        async with admin(lab) as root, as_controller(lab, root, tmp_path) as api:
+            role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/holdfast-controller"
+            rules = (await root.get(role))["rules"]
+            orchestrator = KubernetesOrchestrator(KubernetesSettings(kubeconfig=tmp_path / "kubeconfig"))
+            try:
+                less = [one for one in rules if not {"incidents", "pytorchjobs"} & set(one["resources"])]
+                await root.patch(role, {"rules": less}, MERGE)
+                await until_refused(api)
+                seen = await until(orchestrator, lambda seen: "pytorchjob" in hidden(seen))
+                (why,) = [one.why for one in seen.unseen if one.kind == "pytorchjob"]
+                assert 'cannot list resource "pytorchjobs"' in why
+                await root.patch(role, {"rules": rules}, MERGE)
+                await until(orchestrator, lambda seen: not hidden(seen))
+            finally:
+                await root.patch(role, {"rules": rules}, MERGE)
+                await orchestrator.close()
+
+    run(work())
+
+
+def test_a_notice_that_comes_again_is_counted_up_with_the_rights_that_are_given(lab: KubeLab, tmp_path: Path):
+    """Its Event is there already: it must be read before it is written."""
+
+    async def work() -> None:
+        async with admin(lab) as root, as_controller(lab, root, tmp_path):
+            orchestrator = KubernetesOrchestrator(KubernetesSettings(kubeconfig=tmp_path / "kubeconfig"))
+            await root.create("/api/v1/nodes", {"metadata": {"name": "told"}})
+            try:
+                await until(orchestrator, lambda seen: any(node.name == "told" for node in seen.nodes))
+                notifier = EventNotifier(orchestrator)
+                for _ in range(3):
+                    await notifier.send(Notify(id="m", cause=1, topic="i1", title="told is back", node="told"))
+                events = (await root.list_all("/api/v1/namespaces/default/events"))[0]
+                assert [one["count"] for one in events if one["reason"] == "ToldIsBack"] == [3]
+            finally:
+                await orchestrator.close()
+                await root.delete("/api/v1/nodes/told")
+
+    run(work())

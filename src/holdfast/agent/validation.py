@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from holdfast.agent.node_facts import NodeIdentity, current_boot_id
 from holdfast.errors import ConfigError
+from holdfast.model.cluster import other_machine
 from holdfast.model.orders import ValidateNode
 
 FRESH_S = 600.0
@@ -46,9 +47,7 @@ def same_machine(identity: NodeIdentity, node_dir: Path | None) -> Check:
     """The order is about this machine, and the agent runs under the node's present boot."""
 
     def check(order: ValidateNode) -> Outcome:
-        # A name of the scheduler's own making (`slurm:node01/1`) says nothing here.
-        asked = "" if ":" in order.instance_id else order.instance_id
-        if asked and identity.instance_id and asked != identity.instance_id:
+        if other_machine(order.instance_id, identity.instance_id):
             return Outcome("identity", False, f"asked about {order.instance_id}, this is {identity.instance_id}")
         try:
             boot_id = current_boot_id(node_dir)

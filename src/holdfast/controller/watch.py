@@ -1,9 +1,9 @@
 """The watch over the orchestrator: look, compare with what was seen last, and say what is different.
 
 One task of the controller. Level-based: a missed change is healed by the next look. A look that fails says nothing
-about jobs and nodes; when looks fail for long, `WatchBlind` says that we do not see, and so it does of a kind of job that
-cannot be read while the others can. Only a complete snapshot can show that something is gone, and only of kinds that
-can be read. Time passes between looks, by the clock port.
+about jobs and nodes; when looks fail for long, `WatchBlind` says that we do not see. A kind of job that alone cannot be
+read is told in the same way. Only a complete snapshot can show that something is gone, and only of kinds that can be
+read. Time passes between looks, by the clock port.
 """
 
 from __future__ import annotations

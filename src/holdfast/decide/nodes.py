@@ -12,7 +12,7 @@ from holdfast.decide.transitions import NODE, NodeTrigger, can, move
 from holdfast.decide.turn import Turn, phase
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import NodeView
+from holdfast.model.cluster import NodeView, other_machine
 from holdfast.model.evidence import Finding, Remedy, Severity
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
@@ -571,7 +571,7 @@ def vouched(turn: Turn, node: NodeRecord, why: str) -> None:
 
 def order_done(turn: Turn, node: NodeRecord, order: o.NodeOrder) -> None:
     """What an order's success leads to."""
-    other = bool(order.instance_id and node.instance_id and order.instance_id != node.instance_id)
+    other = other_machine(order.instance_id, node.instance_id, node.agent_instance_id)
     if other and not isinstance(order, o.ReplaceNode):
         return  # the machine it was about is gone
     if isinstance(order, o.QuarantineNode):

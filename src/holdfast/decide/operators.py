@@ -16,13 +16,14 @@ from holdfast.decide.transitions import JOB_ENDED, NodeTrigger
 from holdfast.decide.turn import Turn, describe, phase
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import SchedulerState
+from holdfast.model.cluster import SchedulerState, other_machine
 from holdfast.model.events import Command
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
 from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState, OrderRecord
 
+_RUNS_ON = frozenset({JobState.WATCHING, JobState.PROVING})
 _REPAIRS = {Command.REBOOT: Remedy.REBOOT, Command.REPLACE: Remedy.REPLACE}
 
 
@@ -87,8 +88,11 @@ def _word(turn: Turn, event: e.OperatorCommand, what: str) -> Finding:
     )
 
 
-def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
-    """Keep new work off it until somebody returns it. Brake and mode are for the engine, not for people."""
+def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord, repair_by: Remedy = Remedy.NONE) -> None:
+    """Keep new work off it until somebody returns it, or for the repair that was asked for.
+
+    Brake and mode are for the engine, not for people.
+    """
     state = phase(node)
     if state not in {NodeState.HEALTHY, NodeState.SUSPECT}:
         turn.tell(node, f"It is {state} already.")
@@ -108,6 +112,7 @@ def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
             node=node.name,
             instance_id=node.instance_id,
             why=why,
+            repair=repair_by,
         )
     )
 
@@ -125,7 +130,7 @@ def _return(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
 
 
 def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
-    """Reboot or replace it, once nothing runs there any more."""
+    """Reboot or replace it, once nothing runs there any more. Its jobs are moved at once where the wish says so."""
     rung = _REPAIRS[event.command]
     state = phase(node)
     if state in {NodeState.REPAIRING, NodeState.VALIDATING}:
@@ -145,11 +150,13 @@ def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
         turn.withdraw(about(node), "a person chose the repair")
         repair.check_drained(turn, node)
     elif state in {NodeState.HEALTHY, NodeState.SUSPECT}:
-        _drain(turn, event, node)
+        _drain(turn, event, node, rung)
     elif state is NodeState.RETIRED:
         turn.move_node(node, NodeTrigger.CHECK)
         node.rung = -1  # the rung asked for is the first again
         repair.next_rung(turn, node, f"{event.who} asks for its repair")
+    if node.view.moves_jobs:
+        _move_jobs(turn, event, node)
 
 
 def _confirm_healthy(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
@@ -158,16 +165,21 @@ def _confirm_healthy(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> 
 
 def _evacuate_node(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     """Have all its jobs save, stop and go elsewhere."""
-    names = sorted(turn.index.jobs_on.get(node.name, ()))
-    if not names:
+    if not turn.index.jobs_on.get(node.name):
         refuse(turn, event, "no job runs there")
         return
     _drain(turn, event, node)
-    for name in names:
+    _move_jobs(turn, event, node)
+
+
+def _move_jobs(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
+    """Keep all its jobs off it; those whose attempt runs save, stop and go elsewhere. The others leave already."""
+    for name in sorted(turn.index.jobs_on.get(node.name, ())):
         job = turn.state.jobs[name]
         if job.state not in JOB_ENDED:
             exclusions.exclude(turn, job, [node.name])
-            _evacuate(turn, event, job)
+            if job.state in _RUNS_ON:
+                _evacuate(turn, event, job)
 
 
 _ON_NODES: dict[Command, Callable[[Turn, e.OperatorCommand, NodeRecord], None]] = {
@@ -267,7 +279,7 @@ def _give_up(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
 
 def _evacuate(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     """Save, stop, and start again."""
-    if job.state not in {JobState.WATCHING, JobState.PROVING} or not restart.alive(job):
+    if job.state not in _RUNS_ON or not restart.alive(job):
         refuse(turn, event, f"it is {job.state}, so there is nothing to save")
         return
     if turn.in_allocation and job.authority is not Authority.LAUNCHER:
@@ -356,7 +368,7 @@ def _no_longer_applies(turn: Turn, record: OrderRecord) -> str:
             return "it has been requeued already"
     elif isinstance(order, o.NodeOrder):
         node = turn.state.nodes.get(order.node)
-        if node is None or (order.instance_id and node.instance_id and order.instance_id != node.instance_id):
+        if node is None or other_machine(order.instance_id, node.instance_id, node.agent_instance_id):
             return "another machine has taken the node's place"
         if isinstance(order, o.QuarantineNode):
             if phase(node) is not NodeState.SUSPECT:

@@ -12,6 +12,7 @@ from holdfast.decide.state import slug
 from holdfast.decide.transitions import NODE, NodeTrigger, can
 from holdfast.decide.turn import Turn, phase
 from holdfast.model import orders as o
+from holdfast.model.cluster import other_machine
 from holdfast.model.evidence import Finding, Remedy, Severity
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
@@ -259,8 +260,7 @@ def validated(turn: Turn, node: NodeRecord, *, passed: bool, instance_id: str, d
     open_checks = turn.open_orders(about(node), o.ValidateNode)
     if phase(node) is not NodeState.VALIDATING or not open_checks:
         return
-    known = node.agent_instance_id or node.instance_id
-    if instance_id and known and instance_id != known:
+    if other_machine(instance_id, node.instance_id, node.agent_instance_id):
         return
     for record in open_checks:
         turn.settle(record.order.id, OrderStatus.DONE, detail)

@@ -114,6 +114,8 @@ class NodeView(Struct, frozen=True, omit_defaults=True):
     """The scheduler's own words, for people."""
     asked: str = ""
     """A repair that a person asked for in the scheduler's own way: `reboot`, `replace`, or nothing."""
+    moves_jobs: bool = False
+    """That way has running jobs leave at once; else the repair waits until they end."""
     warnings: tuple[str, ...] = ()
     """What such a person seems to have meant and did not get."""
 
@@ -137,6 +139,20 @@ class WorldView(Struct, frozen=True, omit_defaults=True):
     complete: bool = True
     """False: the scheduler answered in part; what is missing is unknown, not gone."""
     unseen: tuple[Unseen, ...] = ()
+
+
+def other_machine(instance_id: str, *known: str) -> bool:
+    """Does the id surely name another machine than a node's ids do?
+
+    A scheduler's ids have a prefix (`k8s:`, `slurm:`), an agent's have none: each is compared with its like. What is
+    not known is not another.
+
+    Args:
+        instance_id: of an order or an outcome; empty: not known.
+        known: all ids that the node's machine is known by.
+    """
+    alike = [one for one in known if one and (":" in one) == (":" in instance_id)]
+    return bool(instance_id) and bool(alike) and instance_id not in alike
 
 
 def job_kind(key: JobKey) -> str:

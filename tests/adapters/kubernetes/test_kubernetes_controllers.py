@@ -18,6 +18,7 @@ from holdfast.lab.kube_lab import KubeLab
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey, SchedulerState
 from holdfast.model.evidence import Domain, Finding, Place, Remedy, Role
+from holdfast.model.records import JobState
 from kube_controllers import CLUSTER, LIMIT_S, Replica, leader, until
 from kube_fixture import PYTORCH, admin
 from kube_world import KubeWorld, pytorch_job, template
@@ -213,3 +214,43 @@ async def killed_for_memory(api: Any, client: Any, replica: Replica) -> None:
 
     incident = await until(judged, "the killed job has a diagnosis", [replica])
     assert incident.diagnosis.cause == "oom.kubernetes", replica.log.read_text()[-3000:]
+
+
+def test_a_job_that_was_given_up_stays_so_when_the_controller_begins_anew(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """Another job that fails after the restart is judged and given up as well: by then the first would have been."""
+    asks = {"holdfast.dev/auto-resume": "true", "holdfast.dev/max-restarts": "0", "holdfast.dev/max-in-place": "0"}
+
+    async def given_up(name: str, replica: Replica) -> None:
+        async with replica.client() as client:
+
+            async def holds() -> bool:
+                jobs = {one.view.name: one for one in await client.jobs()}
+                return name in jobs and jobs[name].state is JobState.GIVEN_UP
+
+            await until(holds, f"{name} is given up", [replica])
+
+    async def body() -> None:
+        replica = Replica(tmp_path / "a", 0.0, kube_lab)
+        try:
+            _, epoch = await leader([replica])
+            async with admin(kube_lab) as api:
+                for name in ("first", "second"):
+                    await api.create(PYTORCH, pytorch_job(name, template(["/bin/sh", "-c", FAILS]), **asks))
+                    await given_up(name, replica)
+                    if name == "first":
+                        before = (await api.get(f"{PYTORCH}/first"))["metadata"]["uid"]
+                        replica.process.terminate()
+                        assert await asyncio.to_thread(replica.process.wait, LIMIT_S) == 0
+                        replica = Replica(tmp_path / "a", 0.0, kube_lab)
+                        await leader([replica], epoch)
+                about = (await api.get(f"{PYTORCH}/first"))["metadata"]
+                assert (about["uid"], about["annotations"].get("holdfast.dev/restart-count")) == (before, None)
+                assert "holdfast.dev/given-up" in about["annotations"]
+            await given_up("first", replica)
+            async with replica.client() as client:
+                about_first = [one for one in await client.incidents() if any("first" in job.id for job in one.jobs)]
+            assert len(about_first) == 1, about_first
+        finally:
+            replica.end()
+
+    asyncio.run(body())

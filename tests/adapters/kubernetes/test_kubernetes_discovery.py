@@ -10,9 +10,13 @@ from typing import Any, cast
 import pytest
 
 from holdfast.adapters.kubernetes.api import OPEN, ApiError, KubeApi
+from holdfast.adapters.kubernetes.asks import Vocabulary
 from holdfast.adapters.kubernetes.looks import Looks
+from holdfast.adapters.kubernetes.node_orders import NodeOrders, Repairers
+from holdfast.adapters.kubernetes.objects import Meta, Pod
 from holdfast.errors import LinkError
 
+RECORDS = "/api/v1/namespaces/holdfast/configmaps"
 JOBS_OF_1_20 = {"batch": {"v1": ["jobs"], "v1beta1": ["cronjobs"]}}
 """1.20 to 1.24; the second version is gone from 1.25 on."""
 JOBS_OF_1_36 = {"batch": {"v1": ["cronjobs", "jobs"]}}
@@ -33,6 +37,9 @@ class Server:
                 self.groups.setdefault(name, {}).update(versions)
         self.ready = 200
         self.dies_at = ""
+        self.evicts = "v1"
+        self.refused: dict[str, int] = {}
+        """Collections that are refused, with the status."""
         self.listed: list[str] = []
 
     async def raw(self, _method: str, path: str, **_: Any) -> bytes:
@@ -45,6 +52,9 @@ class Server:
             raise LinkError("it died")
         if path == "/version":
             return {}
+        if path == "/api/v1":
+            eviction = {"name": "pods/eviction", "kind": "Eviction", "group": "policy", "version": self.evicts}
+            return {"kind": "APIResourceList", "resources": [{"name": "pods"}, eviction]}
         if path == "/apis":
             return {
                 "kind": "APIGroupList",
@@ -60,6 +70,8 @@ class Server:
 
     async def pages(self, path: str, _query: Any = None) -> AsyncIterator[bytes]:
         self.listed.append(path)
+        if path in self.refused:
+            raise ApiError(self.refused[path], "", "no", what=f"GET {path}")
         yield json.dumps({"metadata": {"resourceVersion": "7"}, "items": []}).encode()
 
     async def lines(self, *_: Any, **__: Any) -> AsyncIterator[tuple[str, bytes]]:
@@ -106,7 +118,7 @@ def test_what_is_served_is_watched(groups: list[dict[str, dict[str, list[str]]]]
             served = {plural for versions in server.groups.values() for kinds in versions.values() for plural in kinds}
             assert {kind.plural for kind, _, _ in looks.kinds.values()} <= served
             paths = {kind.path(version) for kind, version, _ in looks.kinds.values()}
-            assert set(server.listed) == {"/api/v1/nodes", "/api/v1/pods", "/api/v1/configmaps", *paths}
+            assert set(server.listed) == {"/api/v1/nodes", "/api/v1/pods", RECORDS, *paths}
         finally:
             await looks.close()
 
@@ -191,6 +203,121 @@ def test_a_server_that_dies_while_it_is_asked_what_it_serves_is_asked_again() ->
             assert "PyTorchJob" in looks.kinds
             assert {"/api/v1/nodes", "/api/v1/pods"} <= set(server.listed)
             assert len(server.listed) == len(set(server.listed))
+        finally:
+            await looks.close()
+
+    asyncio.run(body())
+
+
+PYTORCH = "/apis/kubeflow.org/v1/pytorchjobs"
+
+
+def hidden(looks: Looks) -> dict[str, str]:
+    """Kinds that were expected and cannot be read, and why."""
+    return {kind: why for kind, why in looks.unseen().items() if why}
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_a_kind_that_cannot_be_read_blinds_that_kind_alone_and_comes_back(status: int) -> None:
+    """Its definition deleted, a right missing, a broken converter: nodes, pods and other kinds are read as always."""
+
+    async def body() -> None:
+        server = Server(JOBS_OF_1_20, OLD_OPERATOR)
+        server.refused[PYTORCH] = status
+        looks = looks_at(server)
+        try:
+            await whole(looks)
+            assert list(hidden(looks)) == ["pytorchjob"]
+            assert str(status) in hidden(looks)["pytorchjob"]
+            server.refused.clear()
+            assert await looks.until(lambda: not hidden(looks) or None, "it comes back", limit_s=60.0)
+            await whole(looks)
+        finally:
+            await looks.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("path", ["/api/v1/nodes", "/api/v1/pods"])
+def test_without_nodes_and_pods_there_is_no_look(path: str) -> None:
+    """What nobody can see of those says something about every job."""
+
+    async def body() -> None:
+        server = Server(JOBS_OF_1_20)
+        server.refused[path] = 403
+        looks = looks_at(server)
+        try:
+            with pytest.raises(LinkError, match=path):
+                await whole(looks)
+        finally:
+            await looks.close()
+
+    asyncio.run(body())
+
+
+def test_a_kind_that_is_served_in_another_version_is_watched_in_that_one() -> None:
+    """An operator's upgrade takes the former version away."""
+
+    async def body() -> None:
+        server = Server(JOBS_OF_1_36, {"jobset.x-k8s.io": {"v1alpha1": ["jobsets"]}})
+        looks = looks_at(server)
+        try:
+            await whole(looks)
+            server.groups["jobset.x-k8s.io"] = {"v1alpha2": ["jobsets"]}
+            looks._discovered_at = -1e9
+            await whole(looks)
+            assert looks.kinds["JobSet"][1] == "v1alpha2"
+            assert len(looks._tasks) == len(looks.stores())
+        finally:
+            await looks.close()
+
+    asyncio.run(body())
+
+
+def test_a_kind_that_is_not_served_is_unknown_for_a_while_and_then_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its jobs are neither ended nor gone meanwhile: a server that has just been started again may not name it yet."""
+
+    async def body() -> None:
+        server = Server(JOBS_OF_1_20, OLD_OPERATOR)
+        looks = looks_at(server)
+        try:
+            await whole(looks)
+            assert looks.unseen() == dict.fromkeys(("jaxjob", "jobset", "trainjob"), "")
+            server.groups.pop("kubeflow.org")
+            server.refused[PYTORCH] = 404
+            looks._discovered_at = -1e9
+            await whole(looks)
+            assert "pytorchjob" in looks.unseen()
+            monkeypatch.setattr("holdfast.adapters.kubernetes.looks.GONE_S", 0.0)
+            looks._discovered_at = -1e9
+            await whole(looks)
+            assert (looks.unseen(), list(looks.kinds)) == ({}, ["Job"])
+        finally:
+            await looks.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_evictions_are_asked_for_in_the_version_that_the_server_takes(version: str) -> None:
+    """`policy/v1beta1` up to 1.21, `policy/v1` from 1.22 on and alone from 1.25 on, by the server's own word."""
+
+    async def body() -> None:
+        server = Server(JOBS_OF_1_36)
+        server.evicts = version
+        looks = looks_at(server)
+        sent: list[tuple[str, dict[str, Any]]] = []
+
+        async def create(path: str, body: dict[str, Any]) -> None:
+            sent.append((path, body))
+
+        server.create = create  # type: ignore[attr-defined]
+        try:
+            await whole(looks)
+            pod = Pod(metadata=Meta(name="p", namespace="team", uid="u"))
+            await NodeOrders(looks, Vocabulary(), Repairers())._evict_pod(pod)
+            [(path, told)] = sent
+            assert (path, told["apiVersion"]) == ("/api/v1/namespaces/team/pods/p/eviction", f"policy/{version}")
         finally:
             await looks.close()
 

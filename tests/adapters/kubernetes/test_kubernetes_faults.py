@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from holdfast.adapters.kubernetes import put_away
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
 from holdfast.adapters.kubernetes.looks import Store
-from holdfast.adapters.kubernetes.objects import LINEAGE
+from holdfast.adapters.kubernetes.objects import KINDS, LINEAGE, Workload
 from holdfast.errors import LinkError
 from holdfast.lab.kube_lab import KubeLab
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
-from kube_fixture import CONFIG_MAPS, JOBS, admin
+from kube_fixture import CONFIG_MAPS, JOBS, RECORDS, admin
 from kube_world import KubeWorld, batch_job, job_in, orchestrator_of, template
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -136,7 +137,7 @@ def test_two_controllers_at_once_restart_a_job_once(kube_lab: KubeLab, tmp_path:
             async with admin(kube_lab) as api:
                 pods, _ = await api.list_all("/api/v1/namespaces/default/pods")
                 live = [pod for pod in pods if pod["status"]["phase"] == "Running"]
-                kept, _ = await api.list_all(CONFIG_MAPS, {"labelSelector": "holdfast.dev/put-away=true"})
+                kept, _ = await api.list_all(RECORDS, {"labelSelector": "holdfast.dev/put-away=true"})
             assert (len(live), kept) == (2, [])
         finally:
             await world.orchestrator.close()
@@ -152,13 +153,9 @@ def test_a_controller_killed_while_a_job_is_made_anew_loses_nothing(kube_lab: Ku
         async with admin(kube_lab) as api:
             notes = {"holdfast.dev/restart-count": "1", "holdfast.dev/held": "Xid 74", LINEAGE: "the-first-uid"}
             manifest = batch_job("lost", template(["sleep", "1000"]), **notes)
-            manifest["metadata"]["namespace"] = "default"
-            about = {
-                "name": "holdfast-job-lost",
-                "labels": {"holdfast.dev/put-away": "true"},
-                "annotations": {"holdfast.dev/kind": "Job", "holdfast.dev/version": "v1"},
-            }
-            await api.create(CONFIG_MAPS, {"metadata": about, "data": {"manifest.json": json.dumps(manifest)}})
+            manifest["metadata"] |= {"namespace": "default", "uid": "the-last-uid"}
+            lost = Workload(kind=KINDS["Job"], version="v1", manifest=manifest)
+            await put_away.write(api, put_away.record_of(lost, manifest, put_away.NAMESPACE))
             world = KubeWorld(kube_lab, tmp_path, kind="Job")
             try:
                 seen = await world.until(lambda w: any(job.name == "lost" for job in w.jobs), "the kept job")

@@ -20,7 +20,7 @@ from holdfast.lab.kube_lab import KubeLab
 from holdfast.model import orders as o
 from holdfast.model.cluster import RecoverySpec, SchedulerState
 from holdfast.model.evidence import Remedy, Severity
-from kube_fixture import CONFIG_MAPS, JOBS, admin
+from kube_fixture import JOBS, RECORDS, admin
 from kube_world import KubeWorld, batch_job, program, template
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -318,7 +318,7 @@ def test_a_controller_killed_while_a_machine_is_replaced_is_succeeded_by_one_tha
             order = o.ReplaceNode(id="p", cause=1, node="node01", instance_id=before.instance_id, why="Xid 74")
             task = asyncio.create_task(first.orchestrator.execute(order))
             async with admin(kube_lab) as api, asyncio.timeout(300):
-                while not (await api.list_all(CONFIG_MAPS, {"labelSelector": "holdfast.dev/put-away=true"}))[0]:
+                while not (await api.list_all(RECORDS, {"labelSelector": "holdfast.dev/put-away=true"}))[0]:
                     await asyncio.sleep(0.05)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -328,7 +328,7 @@ def test_a_controller_killed_while_a_machine_is_replaced_is_succeeded_by_one_tha
                 assert await heir.orchestrator.execute(order) == "another machine"
                 node = await heir.until_node("node01", lambda view: view.drain_reason.startswith("[holdfast]"))
                 assert node.drain_reason == "[holdfast] Xid 74: NVLink"
-                assert (await api.list_all(CONFIG_MAPS, {"labelSelector": "holdfast.dev/put-away=true"}))[0] == []
+                assert (await api.list_all(RECORDS, {"labelSelector": "holdfast.dev/put-away=true"}))[0] == []
             assert await heir.orchestrator.execute(order) == "it is another machine already"
         finally:
             await first.orchestrator.close()

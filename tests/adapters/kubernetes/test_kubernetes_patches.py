@@ -6,12 +6,15 @@ import copy
 import json
 from typing import Any
 
+import pytest
+
 from holdfast.adapters.kubernetes import patches
 from holdfast.adapters.kubernetes.asks import Vocabulary
 from holdfast.adapters.kubernetes.objects import DRAIN_REASON, EXCLUDED, HEALTH_SET, HELD, KINDS, LINEAGE, Workload
 
 NOW = "2026-01-01T00:00:00Z"
 WORDS = Vocabulary(prefix="sagemaker.amazonaws.com")
+ASKED = {WORDS.health: "UnschedulablePendingReplacement"}
 NODE = {
     "metadata": {"name": "n1", "uid": "u1", "resourceVersion": "7", "labels": {}, "annotations": {}},
     "spec": {"taints": [{"key": "team", "effect": "NoSchedule"}]},
@@ -148,14 +151,17 @@ def test_a_job_of_a_queue_is_given_back_to_it_suspended():
     assert patches.remade(plain, restore_step=None)["spec"]["suspend"] is False
 
 
-def test_what_is_put_away_comes_back_whole():
-    """The ConfigMap holds the job; another kind's, or a torn one, is left alone."""
-    job = batch({HELD: "x"})
-    kept = patches.put_away(job, job.manifest)
-    back = patches.taken_out(kept, KINDS)
-    assert back is not None
-    assert (back.id, back.put_away, back.manifest) == (job.id, True, job.manifest)
-    assert patches.taken_out({"metadata": {"annotations": {}}, "data": {}}, KINDS) is None
+@pytest.mark.parametrize(("labels", "left"), [({}, "UnschedulablePendingReboot"), (ASKED, ASKED[WORDS.health])])
+def test_a_persons_order_by_label_stays_while_the_node_is_marked(labels: dict[str, str], left: str):
+    """Another repair that a person asked for is not overwritten, nor taken for our own word."""
+    node = {"metadata": {"resourceVersion": "1", "uid": "u", "labels": labels}, "spec": {}}
+    made = patches.quarantine(node, WORDS, why="Xid 74", repair="reboot", now="now")["metadata"]
+    assert made["labels"][WORDS.health] == left
+    assert made["annotations"].get("holdfast.dev/node-health-set") == (None if labels else left)
+    marked = {"resourceVersion": "2", "uid": "u", "labels": ASKED, "annotations": {}}
+    over = patches.retired({"metadata": marked, "spec": {}}, WORDS, why="x", now="now")["metadata"]
+    assert over["labels"][WORDS.health] == "Unschedulable"
+    assert over["annotations"]["holdfast.dev/node-health-set"] == "Unschedulable"
 
 
 def test_a_train_jobs_pods_are_kept_off_nodes_by_a_patch_of_its_runtime():

@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import structlog
+
 from holdfast.adapters.kubernetes.api import MERGE, ApiError
 from holdfast.adapters.kubernetes.client import KubernetesOrchestrator
 from holdfast.adapters.kubernetes.objects import Json, Node, Pod, Workload
@@ -24,6 +26,7 @@ MESSAGE_MAX = 1000
 REASON_MAX = 60
 PODS_MAX = 8
 """Of a job with more pods, so many are told."""
+_log = structlog.get_logger("holdfast.kubernetes")
 
 
 def reason_of(title: str) -> str:
@@ -83,6 +86,7 @@ class EventNotifier:
 
     def __init__(self, orchestrator: KubernetesOrchestrator) -> None:
         self._orchestrator = orchestrator
+        self._is_refused = False
 
     async def send(self, notice: Notify) -> None:
         """See ports.Notifier."""
@@ -101,8 +105,17 @@ class EventNotifier:
             raise TemporaryOrderError(str(error)) from error
         except ApiError as error:
             if error.status == 403:
-                return  # a role that may not write Events: other notifiers have told
+                self._refused(error)
+                return
             raise TemporaryOrderError(str(error)) from error
+
+    def _refused(self, error: ApiError) -> None:
+        """Say once which right is missing: the notice itself has gone to the other notifiers."""
+        if not self._is_refused:
+            self._is_refused = True
+            _log.warning(
+                "notices are not shown as Events", why=f"{error}: give the controller get, create, patch of events"
+            )
 
     async def _tell(self, body: Json) -> None:
         path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"

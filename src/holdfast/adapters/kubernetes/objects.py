@@ -562,6 +562,7 @@ def node_view(node: Node, *, jobs: Iterable[str], words: Vocabulary, topology: s
         topology=topology or _topology(labels),
         state_text=f"{state}{', SchedulingDisabled' if node.spec.unschedulable else ''}",
         asked=asked,
+        moves_jobs=bool(asked),
         warnings=warnings,
     )
 

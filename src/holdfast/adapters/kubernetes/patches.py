@@ -90,11 +90,16 @@ def quarantine(node: Json, words: Vocabulary, *, why: str, repair: str, now: str
         reason: in place of `PREFIX why`.
     """
     health = PENDING.get(repair, UNSCHEDULABLE)
+    marked = {HEALTH_SET: health}
+    asked = (node["metadata"].get("labels") or {}).get(words.health)
+    ours = (node["metadata"].get("annotations") or {}).get(HEALTH_SET)
+    if asked in PENDING.values() and asked not in {ours, health}:
+        health, marked = asked, {}  # an order of a person's that nobody has taken up yet
     labels = {words.health: health, words.types: label_value(_type_of(why)), words.reasons: label_value(why)}
     fault = {"timestamp": now, "type": _type_of(why), "reason": repair or "fault", "message": why[:500]}
     annotations = {
         DRAIN_REASON: reason or f"{PREFIX} {why}",
-        HEALTH_SET: health,
+        **marked,
         words.details: json.dumps([*_details(node, words), fault][-DETAILS_MAX:]),
     }
     spec = {"unschedulable": True, "taints": _taints(node, words, with_ours=True)}
@@ -123,7 +128,8 @@ def in_checks(node: Json, words: Vocabulary) -> Json:
 def retired(node: Json, words: Vocabulary, *, why: str, now: str) -> Json:
     """Out of service for a person."""
     patch = quarantine(node, words, why=why, repair="", now=now, reason=f"{PREFIX} retired: {why}")
-    patch["metadata"]["labels"][words.deep] = "Failed"
+    patch["metadata"]["labels"] |= {words.health: UNSCHEDULABLE, words.deep: "Failed"}
+    patch["metadata"]["annotations"][HEALTH_SET] = UNSCHEDULABLE
     return patch
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError, LinkError, PermanentOrderError
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, WorldView
+from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, Unseen, WorldView
 from holdfast.model.wire import kind_of
 from holdfast.ports import Clock
 
@@ -43,6 +43,7 @@ class MemoryOrchestrator:
         self.unreadable = ""
         """Set: `observe` raises LinkError with this text."""
         self.complete = True
+        self.unseen: tuple[Unseen, ...] = ()
         self._failures: defaultdict[str, deque[HoldfastError]] = defaultdict(deque)
         self._gates: dict[str, asyncio.Event] = {}
         self._change = asyncio.Event()
@@ -88,6 +89,7 @@ class MemoryOrchestrator:
             jobs=tuple(self.jobs.values()),
             nodes=tuple(self.nodes.values()),
             complete=self.complete,
+            unseen=self.unseen,
         )
 
     async def wait_change(self, timeout_s: float) -> bool:
