@@ -27,11 +27,12 @@ LIMIT_S = 300.0
 class Replica:
     """One controller process whose clock is wrong."""
 
-    def __init__(self, folder: Path, ahead_s: float, lab: KubeLab, url: str = "") -> None:
+    def __init__(self, folder: Path, ahead_s: float, lab: KubeLab, url: str = "", *, settings: str = "") -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         programs = {verb: json.dumps(list(program(lab, verb))) for verb in ("reboot", "replace")}
         lines = ["[kubernetes]", f"kubeconfig = {json.dumps(str(lab.kubeconfig))}", f'cluster = "{CLUSTER}"']
+        lines += [settings] if settings else []
         lines.append("pod_log_s = 300.0")  # a machine under load may take its time
         lines += [f"{verb}_program = {words}" for verb, words in programs.items()]
         (folder / "holdfast.toml").write_text("\n".join(lines) + "\n")

@@ -658,7 +658,7 @@ def test_blindness_to_one_kind_is_told_once_and_postpones_what_cannot_be_seen_of
     assert not play.engine.state.blind
     play.do(e.WatchBlind, blind=False, kind="jobset")
     play.do(e.WatchBlind, blind=False, kind="pytorchjob")
-    assert play.notices()[-1] == "Jobs of the kind pytorchjob can be read again"
+    assert play.notices()[-1] == "Jobs of the kind pytorchjob are known again"
     assert play.engine.state.unseen == []
 
 

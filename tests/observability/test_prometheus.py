@@ -128,7 +128,7 @@ def test_what_a_drill_did_is_marked():
     fleet.incidents = {"i1": IncidentLine("i1", 50.0, drill="xid74"), "i2": IncidentLine("i2", 70.0)}
     standing_in = SimpleNamespace(
         health=lambda: SimpleNamespace(
-            ready=1, failing="", blind=False, looked_at=0.0, seq=0, epoch=0, queue=0, orders=0
+            ready=1, failing="", blind=False, unseen=(), looked_at=0.0, seq=0, epoch=0, queue=0, orders=0
         ),
         figures=Figures(),
         presence=SimpleNamespace(beats=0),

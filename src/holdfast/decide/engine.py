@@ -211,7 +211,7 @@ def _kind_blind(turn: Turn, event: e.WatchBlind) -> None:
         turn.notify(topic, Severity.ERROR, f"Jobs of the kind {event.kind} cannot be read", text)
     else:
         turn.state.unseen.remove(event.kind)
-        turn.notify(topic, Severity.INFO, f"Jobs of the kind {event.kind} can be read again", event.why)
+        turn.notify(topic, Severity.INFO, f"Jobs of the kind {event.kind} are known again", event.why)
 
 
 def _first_step(engine: Engine, turn: Turn, event: e.FirstStepDone) -> None:

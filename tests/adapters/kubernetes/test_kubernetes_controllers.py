@@ -254,3 +254,76 @@ def test_a_job_that_was_given_up_stays_so_when_the_controller_begins_anew(kube_l
             replica.end()
 
     asyncio.run(body())
+
+
+HEALTH = "holdfast.dev/node-health-status"
+ASKED = "UnschedulablePendingReplacement"
+
+
+async def labels_of(lab: KubeLab, node: str, seen: list[str]) -> None:
+    """Each value that the node's health label has, in order."""
+    async with admin(lab) as api:
+        version = (await api.list_all("/api/v1/nodes"))[1]
+        async for event in api.watch("/api/v1/nodes", version, for_s=900):
+            about = event.object["metadata"]
+            value = (about.get("labels") or {}).get(HEALTH)
+            if about.get("name") == node and value and [value] != seen[-1:]:
+                seen.append(value)
+
+
+def test_a_label_moves_the_job_has_the_node_replaced_and_lets_it_back(kube_lab: KubeLab, tmp_path: Path) -> None:
+    """The job leaves at once, the label stays until the repair, and a pod's checks count though an agent named the machine."""
+    settings = 'check_template = "default/passes"'
+    replica = Replica(tmp_path / "a", 0.0, kube_lab, settings=settings)
+    templates = "/api/v1/namespaces/default/podtemplates"
+
+    async def body() -> None:
+        world = KubeWorld(kube_lab, tmp_path / "eyes", cluster=CLUSTER)
+        seen: list[str] = []
+        watching: asyncio.Task[None] | None = None
+        async with admin(kube_lab) as api, contextlib.AsyncExitStack() as stack:
+            passes = template(["true"])
+            del passes["spec"]["containers"][0]["resources"]
+            await api.create(templates, {"metadata": {"name": "passes"}, "template": passes})
+            stack.push_async_callback(api.delete, f"{templates}/passes")
+            stack.push_async_callback(world.orchestrator.close)
+            await leader([replica])
+            key = await world.submit(**{"holdfast.dev/auto-resume": "true"})
+            job = await world.until_job(key, lambda view: view.state is SchedulerState.RUNNING)
+            (node,) = job.nodes
+            before = await world.until_node(node, lambda view: view.instance_id)
+            watching = asyncio.create_task(labels_of(kube_lab, node, seen))
+            async with replica.client() as client:
+                machine = before.instance_id.removeprefix("k8s:lab://")
+                attached = e.AgentAttached(
+                    id="attached", at=time.time(), node=node, boot_id="b", instance_id=machine, source=f"agent:{node}"
+                )
+                await client.ingest(f"agent:{node}", [attached])
+
+                async def knows() -> bool:
+                    return any(one.view.state is SchedulerState.RUNNING for one in await client.jobs(job=str(key)))
+
+                await until(knows, "the controller knows the job", [replica])
+            begun = time.monotonic()
+            await api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {HEALTH: ASKED}}})
+            again = await world.until_job(
+                key, lambda view: view.restart_count == 1 and view.state is SchedulerState.RUNNING
+            )
+            assert node not in again.nodes
+            assert time.monotonic() - begun < 60.0
+            after = await world.until_node(
+                node, lambda view: view.instance_id != before.instance_id and view.alive and not view.drained
+            )
+            assert not after.asked
+            async with asyncio.timeout(60):
+                while seen[-1:] != ["Schedulable"]:
+                    await asyncio.sleep(0.05)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            assert [value for value in seen if value != "Unschedulable"] == [ASKED, "Schedulable"]
+            assert seen[0] == ASKED
+
+    try:
+        asyncio.run(body())
+    finally:
+        replica.end()
