@@ -46,10 +46,26 @@ within a second. `--expires 30d` sets an end, `--only agent:node07` binds an age
 |---|---|
 | viewer | read |
 | owner | read, and requeue, hold, release, give up, evacuate jobs whose user is the token's name, approve and reject orders about them |
-| agent | report events and beats (agents, launchers, drills) |
+| agent | report events and beats (agents, launchers) |
 | operator | all of these, for every job and node |
 
 Every command is journalled with who and why before anything comes of it, and stands in `/v1/audit` with what came of it.
+
+What a reporter may say follows from its source, and is checked on the contents of each event and beat against what the scheduler shows:
+
+| source | speaks for | may send |
+|---|---|---|
+| `agent:NODE` | this node, which the scheduler must have; jobs that the scheduler has on it now or had within the last hour | its own state; findings about the node and those jobs; their steps and checkpoints; outcomes of its own orders |
+| `launcher:JOB` | this job; nodes that the scheduler has given to it | findings, attempts, steps, checkpoints, stacks, escalation; outcomes of its own orders |
+| `drill:NAME`, with an operator's token | the time of a drill's fault | `drill_fired` |
+
+- A log line may name any host. It is kept as the finding's place only where it is a node of the reporter's own job.
+- A launcher's `node_gone` is a claim: the scheduler is asked at once (a fresh look; on Slurm the node's slurmd too) and
+  for two minutes; the engine hears of it once it is confirmed, and never when the node's agent is heard meanwhile.
+- Numbers, times, texts and lists have bounds (`model/bounds.py`). A time may be 15 minutes ahead, beyond what the reporter's beats tell of its clock.
+- What is refused is named in the answer, counted in `holdfast_reports_refused_total` and logged once in ten minutes for each reporter.
+- An agent whose node the scheduler does not know keeps what it has seen and tries again; while the scheduler cannot be read, everybody unknown does.
+- A token without `--only` may be used with any source of its role: give each node its own.
 """
 
 REST = """\

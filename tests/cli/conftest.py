@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,7 @@ def holdfast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.setattr(screen, "now", lambda: NOW)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
+    umask = os.umask(0o022)  # a holdfast.toml that the group may write would be passed over
 
     def run(*argv: object, columns: int = 80) -> Ran:
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -68,4 +70,5 @@ def holdfast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         said = capsys.readouterr()
         return Ran(code, said.out, said.err)
 
-    return run
+    yield run
+    os.umask(umask)

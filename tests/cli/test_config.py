@@ -14,6 +14,7 @@ from conftest import Holdfast
 from holdfast.cli import settings_places
 from holdfast.cli.config import find_controller, load_settings
 from holdfast.cli.settings_places import places
+from holdfast.errors import RefusedError
 
 
 def a_cluster(folder: Path, url: str = "http://127.0.0.1:1", token: str = "hft_x") -> Path:
@@ -52,6 +53,121 @@ def test_the_first_file_wins(holdfast: Holdfast, tmp_path: Path, monkeypatch: py
     assert find_controller().url == "http://environment:1"
     assert find_controller(url="http://option:1").url == "http://option:1"
     assert find_controller(cluster_dir=a_cluster(tmp_path / "c", "http://folder:1")).url == "http://folder:1"
+
+
+def placed(text: str, *, mode: int = 0o644, owner: int | None = None, folder: Path = Path()) -> Path:
+    """A holdfast.toml in a folder; another user's only where the test may give files away."""
+    file = folder / "holdfast.toml"
+    file.unlink(missing_ok=True)
+    file.write_text(text)
+    file.chmod(mode)
+    if owner is not None:
+        os.chown(file, owner, owner)
+    return file
+
+
+STRANGER = 54321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+EVIL = 'controller = "http://evil:1"\n'
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        pytest.param("owner", "it belongs to another user (uid 54321): name it by --config", marks=as_root),
+        pytest.param("link", "its link belongs to another user (uid 54321): name it by --config", marks=as_root),
+        pytest.param("target", "it belongs to another user (uid 54321): name it by --config", marks=as_root),
+        ("world", "others may write it: chmod go-w it, or name it by --config"),
+        ("group", "others may write it: chmod go-w it, or name it by --config"),
+        ("pipe", "it is no ordinary file: remove it"),
+    ],
+)
+def test_a_file_of_the_working_folder_counts_only_when_it_is_mine_alone(
+    holdfast: Holdfast, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, why: str
+) -> None:
+    """What another user placed or may write is passed over with one sentence, and the next place is read."""
+    own = tmp_path / "no-config" / "holdfast"
+    own.mkdir(parents=True)
+    placed('controller = "http://mine:1"\n', folder=own)
+    Path().chmod(0o1777)
+    file = Path("holdfast.toml")
+    match how:
+        case "owner":
+            placed(EVIL, owner=STRANGER)
+        case "world" | "group":
+            placed(EVIL, mode=0o666 if how == "world" else 0o664)
+        case "pipe":
+            os.mkfifo(file)
+        case "link" | "target":
+            (tmp_path / "far").mkdir()
+            file.symlink_to(placed(EVIL, folder=tmp_path / "far", owner=STRANGER if how == "target" else None))
+            if how == "link":
+                os.lchown(file, STRANGER, STRANGER)
+    assert find_controller().url == "http://mine:1"
+    assert load_settings().config.controller == "http://mine:1"
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(f"{file.absolute()} is passed over: ")[2].startswith(why) for line in said] == [True]
+    if how != "pipe":
+        assert find_controller(config=file).url == "http://evil:1"  # named: the user's own word
+
+
+def test_a_file_of_mine_in_a_folder_of_all_counts(holdfast: Holdfast, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder does not matter: whoever takes my file away there cannot put another one of mine in its place."""
+    Path().chmod(0o1777)
+    placed('controller = "http://mine:1"\n')
+    assert find_controller().url == "http://mine:1"
+    Path("holdfast.toml").rename("kept.toml")
+    Path("holdfast.toml").symlink_to("kept.toml")
+    assert find_controller().url == "http://mine:1"
+    assert capsys.readouterr().err == ""
+
+
+def test_an_address_gets_no_token_of_another_source(
+    holdfast: Holdfast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was looked for, in the working folder above all, learns no token but its own."""
+    own = tmp_path / "no-config" / "holdfast"
+    own.mkdir(parents=True)
+    for folder in (tmp_path, own, Path()):
+        (folder / "token").write_text(f"hft_{folder.name or 'here'}\n")
+    # the working folder's file, and a token from the environment
+    monkeypatch.setenv("HOLDFAST_TOKEN_FILE", str(tmp_path / "token"))
+    placed(EVIL)
+    found = find_controller()
+    assert (found.url, found.token) == ("http://evil:1", "")
+    assert "--url" in found.no_token
+    assert find_controller(config=Path("holdfast.toml")).token == f"hft_{tmp_path.name}"  # both named by the user
+    assert find_controller(url="http://typed:1").token == f"hft_{tmp_path.name}"
+    placed(EVIL + 'token_file = "token"\n')
+    assert find_controller().token == "hft_here"
+    monkeypatch.delenv("HOLDFAST_TOKEN_FILE")
+    # its own words may point at a token that lies elsewhere, by path or by link
+    for elsewhere in (str(own / "token"), "planted"):
+        Path("planted").unlink(missing_ok=True)
+        Path("planted").symlink_to(own / "token")
+        placed(EVIL + f'token_file = "{elsewhere}"\n')
+        with pytest.raises(RefusedError, match="put the token there, or name both yourself"):
+            find_controller()
+    # a file that was looked for keeps its token for its own address
+    Path("holdfast.toml").unlink()
+    placed('controller = "http://mine:1"\ntoken_file = "token"\nca_file = "ca.pem"\n', folder=own)
+    assert find_controller().token == find_controller(url="http://mine:1/").token == "hft_holdfast"
+    other = find_controller(url="http://typed:1")
+    assert (other.token, other.ca_file) == ("", None)
+    assert "set HOLDFAST_TOKEN_FILE for this one" in other.no_token
+    assert find_controller(url="http://typed:1", config=own / "holdfast.toml").token == "hft_holdfast"
+    placed('token_file = "token"\n', folder=own)
+    assert find_controller(url="http://typed:1").token == "hft_holdfast"  # it is for no address in particular
+
+
+def test_the_token_of_a_clusters_folder_lies_in_it(holdfast: Holdfast, tmp_path: Path) -> None:
+    """A folder of somebody else that links to my token does not have it sent to its address."""
+    folder = a_cluster(tmp_path / "theirs", "http://evil:1")
+    (tmp_path / "token").write_text("hft_mine\n")
+    (folder / "controller" / "token").unlink()
+    (folder / "controller" / "token").symlink_to(tmp_path / "token")
+    with pytest.raises(RefusedError, match="lies outside"):
+        find_controller(cluster_dir=folder)
 
 
 def test_paths_of_the_file_are_relative_to_it(holdfast: Holdfast, tmp_path: Path) -> None:

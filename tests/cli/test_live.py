@@ -144,7 +144,8 @@ def test_the_environment_and_the_file_name_it_too(
 ) -> None:
     """HOLDFAST_CONTROLLER with a token file; holdfast.toml in the working folder."""
     expected = holdfast("jobs", "--dir", live.folder).out
-    Path("holdfast.toml").write_text(f'controller = "{live.url}"\ntoken_file = "{live.viewer_token}"\n')
+    Path("token").write_bytes(live.viewer_token.read_bytes())
+    Path("holdfast.toml").write_text(f'controller = "{live.url}"\ntoken_file = "token"\n')
     assert holdfast("jobs").out == expected
     Path("holdfast.toml").write_text(f'dir = "{os.path.relpath(live.folder)}"\n')
     assert holdfast("jobs").out == expected

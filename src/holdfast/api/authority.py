@@ -35,7 +35,7 @@ _log = structlog.get_logger("holdfast.api")
 CATCH_UP_S = 3.0
 """A launcher's request waits so long for the controller's own watch to see what it speaks of."""
 LOOK_S = 0.05
-AHEAD_S = 600.0
+AHEAD_S = 900.0
 """A reporter's clock may be ahead of the controller's by this much, beyond what its beats have told of it."""
 LOG_AGAIN_S = 600.0
 SOURCES_KEPT = 4096

@@ -1,9 +1,10 @@
 """Where a command finds its settings and its controller: options, then environment, then `holdfast.toml`.
 
 `holdfast.toml` is the first that exists of `--config FILE`, `HOLDFAST_CONFIG`, `./holdfast.toml`,
-`~/.config/holdfast/holdfast.toml`, `/etc/holdfast/holdfast.toml`; files are not merged. The controller is the first
-that is named by `--dir` or `--url`, `HOLDFAST_CONTROLLER`, the file. Called by the command modules; no time passes
-here.
+`~/.config/holdfast/holdfast.toml`, `/etc/holdfast/holdfast.toml`; files are not merged, and the one of the working
+folder counts under conditions (`settings_places`). The controller is the first that is named by `--dir` or `--url`,
+`HOLDFAST_CONTROLLER`, the file. An address gets no token that was meant for another (`_token_for`). Called by the
+command modules; no time passes here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from msgspec import Struct
 from holdfast.adapters.notice_settings import NotifyConfig
 from holdfast.adapters.repair.settings import RepairConfig, problems_of
 from holdfast.cli import settings_places
-from holdfast.cli.settings_places import FILE_NAME, places
+from holdfast.cli.settings_places import FILE_NAME, is_found, named_file, places, read_found
 from holdfast.drill.schedule import Schedule
 from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.model.toml_lines import build, config_error, load_toml
@@ -172,6 +173,8 @@ class Settings(Struct, frozen=True):
 
     config: Config
     file: Path | None = None
+    is_named: bool = False
+    """The user named the file, by `--config` or `HOLDFAST_CONFIG`."""
 
     def path(self, value: str) -> Path | None:
         """A path of the file, made absolute; None for an empty one."""
@@ -189,6 +192,8 @@ class Link(Struct, frozen=True):
     ca_file: Path | None = None
     said_by: str = ""
     """Where the address came from, for error messages."""
+    no_token: str = ""
+    """Why a token that there is does not go there, and what to do about it."""
 
 
 def default_folder() -> Path:
@@ -198,7 +203,7 @@ def default_folder() -> Path:
 
 
 def load_settings(option: Path | None = None) -> Settings:
-    """Read the first file of `places`.
+    """Read the first file of `places` that counts.
 
     Raises:
         ConfigError: a wrong key or value, by file, line and nearest right key; or the named file cannot be read.
@@ -206,7 +211,10 @@ def load_settings(option: Path | None = None) -> Settings:
     candidates = places(option)
     for path in candidates:
         try:
-            text = path.read_text(encoding="utf-8")
+            written = read_found(path) if is_found(path) and len(candidates) > 1 else path.read_bytes()
+            if written is None:
+                continue
+            text = written.decode("utf-8")
         except (FileNotFoundError, NotADirectoryError):
             if len(candidates) == 1:
                 raise ConfigError("there is no such file", file=str(path)) from None
@@ -219,7 +227,7 @@ def load_settings(option: Path | None = None) -> Settings:
         config = build(Config, data, text, str(path))
         if problems := problems_of(config.repair):
             raise config_error(problems, text, str(path))
-        return Settings(config, path)
+        return Settings(config, path, named_file(option) is not None)
     return Settings(Config())
 
 
@@ -277,16 +285,63 @@ def _of_folder(folder: Path, said_by: str) -> Link:
         url = msgspec.json.decode(text, type=ControllerAddress).url
     except msgspec.DecodeError as error:
         raise ConfigError(f"is not a controller's file: {error}", file=str(facts)) from error
-    return Link(url, read_token(folder / "controller" / "token", missing_ok=True), None, f"{said_by} {folder}")
+    token = folder / "controller" / "token"
+    _check_inside(token, folder / "controller")
+    return Link(url, read_token(token, missing_ok=True), None, f"{said_by} {folder}")
 
 
 def _of_url(url: str, said_by: str, settings: Settings) -> Link:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{said_by}: {url!r} is not an address: write it like http://127.0.0.1:8470")
-    from_environment = os.environ.get("HOLDFAST_TOKEN_FILE", "")
-    path = Path(from_environment) if from_environment else settings.path(settings.config.token_file)
+    url = url.rstrip("/")
+    path, why_not = _token_for(url, said_by, settings)
     token = read_token(path) if path is not None else ""
-    return Link(url.rstrip("/"), token, settings.path(settings.config.ca_file), said_by)
+    ca_file = settings.path(settings.config.ca_file) if _is_of(url, said_by, settings) else None
+    return Link(url, token, ca_file, said_by, why_not)
+
+
+def _token_for(url: str, said_by: str, settings: Settings) -> tuple[Path | None, str]:
+    """The file of the token that may go to this address, or None and why none of those that are named may.
+
+    What the user names (`--url`, the two environment variables, a file by `--config`) goes together. A file that was
+    looked for gives its token to its own address alone, and the address of the working folder's file gets nothing but
+    a token that lies beside it: who placed that file must not learn what else the user has.
+
+    Raises:
+        RefusedError: the working folder's file names a token that lies elsewhere.
+    """
+    from_environment = os.environ.get("HOLDFAST_TOKEN_FILE", "")
+    is_stray = said_by == str(settings.file) and is_found(settings.file) and not settings.is_named
+    if from_environment and not is_stray:
+        return Path(from_environment), ""
+    path = settings.path(settings.config.token_file)
+    if path is not None and not _is_of(url, said_by, settings):
+        return None, f"the token of {settings.file} is for its own address: set HOLDFAST_TOKEN_FILE for this one"
+    if path is not None and is_stray:
+        _check_inside(path, Path())
+    if path is None and from_environment:
+        return None, (
+            "HOLDFAST_TOKEN_FILE is not sent to an address that a file of the working folder names: "
+            "name it yourself by --url, or the file by --config"
+        )
+    return path, ""
+
+
+def _is_of(url: str, said_by: str, settings: Settings) -> bool:
+    """Does what the file says about its controller hold for this address?"""
+    if said_by == str(settings.file) or settings.is_named:
+        return True
+    own = settings.config.controller.rstrip("/")
+    return own == url or (not own and not is_found(settings.file))
+
+
+def _check_inside(token: Path, folder: Path) -> None:
+    """Raise RefusedError where a token, links followed, lies outside the folder that names its controller."""
+    if not token.resolve().is_relative_to(folder.resolve()):
+        raise RefusedError(
+            f"{token} lies outside {folder.resolve()}, which names the address that it would go to: "
+            "put the token there, or name both yourself by --url and HOLDFAST_TOKEN_FILE, or by --config"
+        )
 
 
 def read_token(path: Path, *, missing_ok: bool = False) -> str:

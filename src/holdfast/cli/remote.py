@@ -95,7 +95,8 @@ class RemoteRecords:
         try:
             yield
         except RefusedError as error:  # of the API: a token that does not suffice
-            given = "" if self._link.token else "; set HOLDFAST_TOKEN_FILE, or `token_file` in holdfast.toml"
+            hint = self._link.no_token or "set HOLDFAST_TOKEN_FILE, or `token_file` in holdfast.toml"
+            given = "" if self._link.token else f"; {hint}"
             raise RefusedError(f"the controller at {place} refuses: {error}{given}") from error
         except LinkError as error:
             raise LinkError(f"no answer from a controller at {place}: {error}") from error

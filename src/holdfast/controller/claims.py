@@ -45,17 +45,17 @@ class Claims:
     ) -> None:
         self._clock = clock
         self._watch = watch
-        self._witness = witness
+        self.witness = witness
         self._presence = presence
         self._state = state
         self._submit = submit
-        self._open: dict[str, asyncio.Task[None]] = {}
+        self.open: dict[str, asyncio.Task[None]] = {}
         """Nodes whose claim is not confirmed yet."""
 
     async def confirmed(self, claim: e.NodeGone) -> e.NodeGone | None:
         """The claim with what confirms it; None: nothing does now, and it is asked about again."""
         made_at = self._clock.monotonic()
-        if claim.node in self._open:
+        if claim.node in self.open:
             return None
         try:
             why = await within(self._clock, ANSWER_S, self._why(claim.node))
@@ -63,11 +63,11 @@ class Claims:
             why = ""
         if why:
             return _with(claim, why)
-        if claim.node not in self._open:
+        if claim.node not in self.open:
             _log.warning("a node is said to be gone, and the scheduler does not confirm it", node=claim.node)
             task = asyncio.create_task(self._ask_again(claim, made_at), name=f"claim {claim.node}")
-            self._open[claim.node] = task
-            task.add_done_callback(lambda _: self._open.pop(claim.node, None))
+            self.open[claim.node] = task
+            task.add_done_callback(lambda _: self.open.pop(claim.node, None))
         return None
 
     async def _ask_again(self, claim: e.NodeGone, made_at: float) -> None:
@@ -84,8 +84,8 @@ class Claims:
     async def _why(self, node: str) -> str:
         """What confirms that it does not run; empty: nothing."""
         asked = [asyncio.create_task(self._by_look(node))]
-        if self._witness is not None:
-            asked.append(asyncio.create_task(self._by_witness(self._witness, node)))
+        if self.witness is not None:
+            asked.append(asyncio.create_task(self._by_witness(self.witness, node)))
         try:
             for answer in asyncio.as_completed(asked):
                 if why := await answer:
@@ -111,7 +111,7 @@ class Claims:
 
     def close(self) -> None:
         """Ask no more."""
-        for task in self._open.values():
+        for task in self.open.values():
             task.cancel()
 
 

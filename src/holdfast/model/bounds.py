@@ -67,7 +67,12 @@ def check_bounds(value: Struct) -> None:
         WireError: names the field, its value and the bound.
     """
     for name in value.__struct_fields__:
-        _check(getattr(value, name), name, name)
+        check_field(getattr(value, name), name)
+
+
+def check_field(value: Any, name: str) -> None:
+    """Return when this is within the bound of a field of this name. Raises as `check_bounds`."""
+    _check(value, name, name)
 
 
 def _check(value: Any, name: str, where: str) -> None:
