@@ -11,6 +11,7 @@ from unittest import mock
 
 from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.cli.explain import explain_logs
+from holdfast.detect.explain import source_of
 from holdfast.detect.matcher import Matcher
 
 MATCHER = Matcher(read_catalogue())
@@ -129,6 +130,8 @@ TWO_MIB = 2 << 20
 OTHERWISE_BEHIND_STEPS = {
     "handled-exception": ("fault", "after steps, a log that goes on without any tells of work that stopped"),
     "unnamed-complaint": ("healthy", "a mere complaint counts in a log without any step only"),
+    "all GPUs on the bus": ("healthy", "nothing in it is recognised, but the steps are"),
+    "data-preparation": ("healthy", "nothing in it is recognised, but the steps are"),
     "a driver that no rule knows": ("healthy", "a driver's words count only where no job stands beside them"),
 }
 """Logs that honestly say something else where steps stand before them: the verdict, and why."""
@@ -179,9 +182,11 @@ def assert_right(log, tmp_path, label=""):
 
 
 def answer(said):
-    """What must be the same however a log is read; a file's name may add the node to a GPU."""
+    """What must be the same however a log is read; a file's name may add a node."""
+    node = source_of(said.evidence[0].file).node if said.evidence else ""
+    nodes = [name for name in said.suspects.nodes if name != node]
     gpus = [gpu.rpartition("/")[2] for gpu in said.suspects.gpus]
-    return (said.verdict, said.cause, said.domain, said.suspects.nodes, said.suspects.ranks, gpus, said.restart_helps)
+    return (said.verdict, said.cause, said.domain, nodes, said.suspects.ranks, gpus, said.restart_helps)
 
 
 def assert_same_behind(name, said, behind, lines):
