@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import SimpleNamespace
+from unittest import mock
 
 from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.cli.explain import explain_logs
+from holdfast.detect.explain import source_of
 from holdfast.detect.matcher import Matcher
 
 MATCHER = Matcher(read_catalogue())
@@ -112,11 +118,44 @@ GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Conne
 DONE_TITAN = "[rank0]:[titan] 2025-03-01 10:50:00,051 - root - INFO - Training completed\n"
 
 
-def assert_right(log, tmp_path):
-    """The explanation of this log is what its description says."""
+@lru_cache(maxsize=4)
+def steps(size, label=""):
+    """At least so many bytes of steps; without times or numbers, so that no log after them contradicts them."""
+    line = label + "{{'loss': 2.{:02d}3, 'grad_norm': 1.4142, 'learning_rate': 4.999e-05, 'epoch': 0.02}}\n"
+    some = "".join(line.format(i % 90) for i in range(1000)).encode()
+    return some * (size // len(some) + 1)
+
+
+TWO_MIB = 2 << 20
+OTHERWISE_BEHIND_STEPS = {
+    "handled-exception": ("fault", "after steps, a log that goes on without any tells of work that stopped"),
+    "unnamed-complaint": ("healthy", "a mere complaint counts in a log without any step only"),
+    "all GPUs on the bus": ("healthy", "nothing in it is recognised, but the steps are"),
+    "data-preparation": ("healthy", "nothing in it is recognised, but the steps are"),
+    "a driver that no rule knows": ("healthy", "a driver's words count only where no job stands beside them"),
+}
+"""Logs that honestly say something else where steps stand before them: the verdict, and why."""
+
+
+def explain(*paths):
+    """What Holdfast says of these files or folders."""
+    return explain_logs(paths, matcher=MATCHER, now=1740830000.0)
+
+
+def explain_piped(data):
+    """What Holdfast says of these bytes on standard input."""
+    with mock.patch.object(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data))):
+        return explain("-")
+
+
+def assert_right(log, tmp_path, label=""):
+    """The explanation of this log is what its description says: as a file, piped, and piped behind 2 MiB of steps.
+
+    `label` stands before every line of the log, and so before the steps.
+    """
     path = tmp_path / "job.log"
     path.write_text(log.text)
-    said = explain_logs([path], matcher=MATCHER, now=1740830000.0)
+    said = explain(path)
     shown = (said.verdict, said.cause, said.domain, said.suspects, said.story, [e.text[:80] for e in said.evidence])
     assert said.verdict == log.verdict, shown
     if log.cause:
@@ -132,3 +171,33 @@ def assert_right(log, tmp_path):
     if said.verdict == "fault":
         assert said.evidence[0].role == "root"
         assert said.evidence[0].text in path.read_text().splitlines()[said.evidence[0].line - 1] or "\r" in log.text
+    data = path.read_bytes()
+    piped = explain_piped(data)
+    assert answer(piped) == answer(said)
+    assert [e.line for e in piped.evidence if e.rule != "novelty.line"] == [
+        e.line for e in said.evidence if e.rule != "novelty.line"
+    ]
+    before = steps(TWO_MIB, label)
+    assert_same_behind(log.name, said, explain_piped(before + data), before.count(b"\n"))
+
+
+def answer(said):
+    """What must be the same however a log is read; a file's name may add a node."""
+    node = source_of(said.evidence[0].file).node if said.evidence else ""
+    nodes = [name for name in said.suspects.nodes if name != node]
+    gpus = [gpu.rpartition("/")[2] for gpu in said.suspects.gpus]
+    return (said.verdict, said.cause, said.domain, nodes, said.suspects.ranks, gpus, said.restart_helps)
+
+
+def assert_same_behind(name, said, behind, lines):
+    """The explanation of a log behind so many lines of steps is the log's own."""
+    otherwise = OTHERWISE_BEHIND_STEPS.get(name)
+    if otherwise is not None:
+        assert behind.verdict == otherwise[0] != said.verdict
+        return
+    assert answer(behind) == answer(said), (behind.story, said.story)
+    if said.verdict == "fault":
+        assert (behind.evidence[0].text, behind.evidence[0].line) == (
+            said.evidence[0].text,
+            said.evidence[0].line + lines,
+        )

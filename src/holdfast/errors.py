@@ -7,6 +7,7 @@
     │   ├── ConfigError           a wrong key, type or value in a TOML file; names file, line, nearest key
     │   ├── UsageError            arguments that do not fit together
     │   ├── NotFoundError         no such job, node, incident, drill, file
+    │   │   └── NoInputError      no such log, or none that can be read
     │   ├── StaleError            what the person looked at has changed since: look again
     │   ├── FolderError           a job's folder cannot be used: full, read-only, gone
     │   └── RefusedError          not allowed here: role, ownership, a target not open to drills
@@ -33,6 +34,10 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 """What was asked ran and its answer is "no": a drill failed, an incident is open."""
 EXIT_USAGE = 2
+EXIT_NOTHING_TO_JUDGE = 65
+"""sysexits.h EX_DATAERR: `holdfast explain` recognised nothing in what it read."""
+EXIT_NO_INPUT = 66
+"""sysexits.h EX_NOINPUT: `holdfast explain` has no such file, or cannot read any."""
 EXIT_UNAVAILABLE = 69
 """sysexits.h EX_UNAVAILABLE: no controller or cluster is reachable."""
 EXIT_INTERNAL = 70
@@ -84,6 +89,12 @@ class NotFoundError(UserError):
     """No such job, node, incident, drill or file."""
 
     exit_code = EXIT_FAILED
+
+
+class NoInputError(NotFoundError):
+    """No such log, or none that can be read."""
+
+    exit_code = EXIT_NO_INPUT
 
 
 class RefusedError(UserError):

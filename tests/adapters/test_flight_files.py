@@ -2,6 +2,10 @@
 
 import json
 import pickle
+import subprocess
+import sys
+
+import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.adapters.flight_files import read_dump
@@ -66,3 +70,66 @@ def test_explain_reads_dumps_beside_a_log(tmp_path):
     said = explain_logs([tmp_path], matcher=Matcher(read_catalogue()), now=1740830000.0)
     assert (said.verdict, said.cause, said.suspects.ranks) == ("fault", "torch.desync", (2,))
     assert "never began collective #17" in said.summary
+
+
+@pytest.mark.parametrize("name", ["comm_lib_trace_rank_{}", "_dump_{}", "job_77_dump_{}", "{}.pickle"])
+def test_dumps_are_known_by_content(name, tmp_path):
+    """Whatever their names are: alone in a folder, and beside a log that went well as far as it goes."""
+    for rank in range(4):
+        (tmp_path / name.format(rank)).write_bytes(pickle.dumps(raw(16 if rank == 2 else 17), protocol=2))
+    matcher = Matcher(read_catalogue())
+    alone = explain_logs([tmp_path], matcher=matcher)
+    (tmp_path / "job.out").write_text("".join(f"step: {i} loss: 2.0\n" for i in range(20)))
+    beside = explain_logs([tmp_path], matcher=matcher)
+    for said in (alone, beside):
+        assert (said.verdict, said.cause, said.suspects.ranks) == ("fault", "torch.desync", (2,))
+
+
+def test_another_pickle_is_no_dump(tmp_path):
+    """A pickle or an object without a recorder's keys is left alone, and a dump without a rank in its name too."""
+    (tmp_path / "rank_1").write_bytes(pickle.dumps({"entries": [1, 2], "epoch": 3}))
+    (tmp_path / "rank_2.json").write_text(json.dumps({"entries": []}))
+    (tmp_path / "dump").write_bytes(pickle.dumps(raw(3)))
+    assert [read_dump(str(path)) for path in tmp_path.iterdir()] == [None] * 3
+
+
+def test_dumps_that_agree_are_nothing_to_judge(tmp_path):
+    """Every rank began the same collectives, and no log stands beside the dumps."""
+    for rank in range(4):
+        (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(raw(17)))
+    said = explain_logs([tmp_path], matcher=Matcher(read_catalogue()))
+    assert (said.is_unrecognised, "4 flight-recorder dumps agree" in said.story) == (True, True)
+
+
+RECORDED = """
+import sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo", store=dist.FileStore(str(folder / ".store"), 2), rank=rank, world_size=2)
+dist.all_reduce(torch.ones(2))
+if rank == 0:
+    waiting = dist.all_reduce(torch.ones(2), async_op=True)
+(folder / f"comm_lib_trace_rank_{rank}").write_bytes(
+    c10d._dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False))
+written = c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=False)
+(folder / "json").mkdir(exist_ok=True)
+(folder / "json" / f"_dump_{rank}").write_bytes(written)
+dist.all_reduce(torch.ones(2)) if rank else waiting.wait()
+"""
+
+
+def test_what_pytorch_records(tmp_path):
+    """Two real ranks: the second never began the second all-reduce, and the first one's dump says where it waits."""
+    pytest.importorskip("torch")
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RECORDED, str(tmp_path), str(rank)], env={"TORCH_FR_BUFFER_SIZE": "100"})
+        for rank in range(2)
+    ]
+    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    for folder in (tmp_path, tmp_path / "json"):
+        dumps = [read_dump(str(path)) for path in sorted(folder.glob("*_*"))]
+        said = missing_ranks(dumps)
+        assert (said.ranks, said.collective, said.op) == ((1,), 2, "gloo:all_reduce")
+    assert explain_logs([tmp_path], matcher=Matcher(read_catalogue())).suspects.ranks == (1,)

@@ -164,8 +164,48 @@ def test_command(tmp_path):
         ["verdict", "domain", "cause", "summary", "confidence", "restart_helps", "suspects", "evidence", "story"]
     )
     assert "<script>" not in page.read_text()
-    done = subprocess.run([*command, "-"], input="all is well\n", capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "-"], input="[INFO] all is well\n", capture_output=True, text=True, check=False)
     assert (done.returncode, json.loads(done.stdout)["verdict"]) == (0, "healthy")
+
+
+@pytest.mark.parametrize("data", [b"", b"hello\n", b"hello", bytes(range(256)) * 300, b"\x7fELF\x02\x01\x01" + b"\0" * 5000])
+@pytest.mark.parametrize("piped", [True, False])
+def test_nothing_to_judge(data, piped, tmp_path):
+    """What holds nothing of a log is neither healthy nor a fault, and has an exit code of its own."""
+    path = tmp_path / "job.out"
+    path.write_bytes(data)
+    command = [sys.executable, "-m", "holdfast", "explain", "--json", "-" if piped else str(path)]
+    done = subprocess.run(command, input=data if piped else b"", capture_output=True, check=False)
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["verdict"], said["cause"], said["confidence"]) == (65, "unknown", "none", 0.0)
+    assert said["summary"] == "There is nothing to judge in these logs."
+
+
+def test_nothing_in_one_of_several_files(tmp_path):
+    """What is recognised in one file counts; that another holds nothing is said."""
+    (tmp_path / "job.out").write_text(JOB.splitlines()[0] + "\n")
+    (tmp_path / "notes.txt").write_text("hello\n")
+    said = explain(tmp_path)
+    assert (said.verdict, "nothing is recognised in 1 of 2 files" in said.story) == ("healthy", True)
+    (tmp_path / "job.out").write_text("hello\n")
+    assert explain(tmp_path).is_unrecognised
+
+
+def test_no_such_file_has_an_exit_code_of_its_own(tmp_path):
+    """It is told in one sentence."""
+    command = [sys.executable, "-m", "holdfast", "explain", str(tmp_path / "nothing.out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("no such file")) == (66, 1)
+
+
+def test_a_fault_at_the_end_of_a_long_pipe():
+    """7,000 steps and a fault on the last line: standard input gives what a file gives."""
+    steps = "".join(JOB.splitlines()[0].replace("step: 22", f"step: {i}") + "\n" for i in range(7000))
+    command = [sys.executable, "-m", "holdfast", "explain", "--json", "-"]
+    text = steps + "torch.OutOfMemoryError: CUDA out of memory\n"
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["cause"], said["evidence"][0]["line"]) == (1, "torch.cuda.oom", 7001)
 
 
 def test_elastic_error_file(tmp_path):

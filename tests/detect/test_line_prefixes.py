@@ -87,7 +87,7 @@ LINES = (
 def test_a_label_before_every_line_hides_nothing(label, line, cause, tmp_path):
     """What all lines of a stream begin with is learned from the first ones."""
     text = "".join(f"{label}{one}\n" for one in (titan(12) + line).splitlines())
-    assert_right(Whole(label, text, "fault", (cause,)), tmp_path)
+    assert_right(Whole(label, text, "fault", (cause,)), tmp_path, label)
 
 
 @pytest.mark.parametrize("label", ["[INFO] ", "INFO: ", "DEBUG "])

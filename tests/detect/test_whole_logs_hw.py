@@ -63,7 +63,7 @@ LOGS = (
     Whole("a GPU that the open driver does not know", OPEN, "fault", ("nvidia.driver.unfit",), "platform"),
     Whole("a probe that failed alone", OPEN.split("NVRM: System")[1], "fault", ("kernel.probe_failed",), "hardware"),
     Whole("a GPU that reads all ones", LSPCI.format(rev="ff"), "fault", ("pci.rev_ff",), "hardware"),
-    Whole("all GPUs on the bus", LSPCI.format(rev="a1"), "healthy"),
+    Whole("all GPUs on the bus", LSPCI.format(rev="a1"), "unknown"),
     Whole("a DIMM's power", SEL.format(what="Vin Mgmt OV"), "fault", ("ipmi.openbmc",), "hardware"),
     Whole("a DIMM that was warm", SEL.format(what="High temp warning"), "healthy"),
     Whole("no NVSwitch", FABRIC, "fault", ("nvidia.fabric.no_switch",), "platform"),

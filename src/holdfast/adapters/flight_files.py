@@ -1,25 +1,32 @@
 """Reads NCCL flight-recorder dumps from disk: pickles, which must not be believed, and their JSON form.
 
 A pickle can run any code when it is loaded as it is; this reader knows plain containers only and refuses the rest.
-Called by `holdfast explain`.
+What a file is, is told by its content; only the rank is read from its name. Called by `holdfast explain`.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-import re
 from pathlib import Path
 from typing import Any
 
-from holdfast.detect.flight import Dump, dump_of
+from holdfast.detect.flight import HEAD, Dump, dump_of, is_dump, rank_of
 
 DUMP_MAX = 256 << 20
-_NAME = re.compile(
-    r"(?:nccl_trace|flight_?rec|nccl_dump|fr_trace)\w*?_?(?:rank_?)?(\d{1,6})(?:\.json|\.pkl|\.pickle)?$", re.IGNORECASE
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    pickle.UnpicklingError,
+    EOFError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    ArithmeticError,
+    MemoryError,
+    RecursionError,
 )
-
-
+"""Truncated or hostile bytes make the readers raise any of these; such a file is not a dump for us."""
 class _PlainUnpickler(pickle.Unpickler):
     """Containers, numbers and texts; anything with a class of its own is refused."""
 
@@ -28,21 +35,18 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_dump(path: str) -> Dump | None:
-    """The dump in this file; None when its name or content is not that of one."""
+    """The dump in this file; None when its content is not that of one, or its name does not tell the rank."""
     place = Path(path)
-    found = _NAME.search(place.name)
-    if found is None:
-        return None
+    rank = rank_of(place.name)
     try:
-        if place.stat().st_size > DUMP_MAX:
-            return None
         with place.open("rb") as file:
-            head = file.read(1)
+            head = file.read(HEAD)
+            if rank is None or not is_dump(head) or place.stat().st_size > DUMP_MAX:
+                return None
             file.seek(0)
-            raw = json.load(file) if head == b"{" else _PlainUnpickler(file).load() if head == b"\x80" else None
-    except (OSError, ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError, TypeError):
-        # Truncated or hostile bytes make the unpickler raise any of these; such a file is not a dump for us.
+            raw = _PlainUnpickler(file).load() if head.startswith(b"\x80") else json.load(file)
+    except _UNREADABLE:
         return None
     if not isinstance(raw, dict) or "entries" not in raw:
         return None
-    return dump_of(int(found[1]), raw)
+    return dump_of(rank, raw)

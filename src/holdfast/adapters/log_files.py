@@ -10,7 +10,6 @@ import codecs
 import json
 import lzma
 import os
-import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,8 @@ from typing import IO, BinaryIO
 import zstandard
 
 from holdfast.adapters.wrapped_logs import unwrapped
-from holdfast.errors import NotFoundError, UserError
+from holdfast.detect.flight import is_dump
+from holdfast.errors import NoInputError, UserError
 
 CHUNK = 1 << 20
 ERROR_FILE_MAX = 4 << 20
@@ -34,8 +34,6 @@ _BINARY_SUFFIXES = frozenset(
     {".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".ckpt", ".png", ".jpg", ".pdf", ".so", ".pyc", ".tar",
      ".zip", ".whl", ".parquet", ".arrow", ".idx", ".distcp", ".nsys-rep", ".sqlite", ".db"}
 )  # fmt: skip
-_FLIGHT = re.compile(r"nccl_trace|flight_?rec|nccl_dump|fr_trace", re.IGNORECASE)
-"""NCCL flight-recorder dumps are binary and lie beside logs."""
 STDIN = "-"
 
 
@@ -43,7 +41,7 @@ def find_logs(paths: Sequence[str | Path]) -> list[str]:
     """The files to read: each path itself, or every file below a folder that may be a log, by name.
 
     Raises:
-        NotFoundError: a path does not exist, or a folder holds no log.
+        NoInputError: a path does not exist, or a folder holds no log.
     """
     found: list[str] = []
     for path in paths:
@@ -54,12 +52,12 @@ def find_logs(paths: Sequence[str | Path]) -> list[str]:
         if place.is_dir():
             inside = sorted(str(file) for file in place.rglob("*") if _may_be_log(file))
             if not inside:
-                raise NotFoundError(f"{place}: the folder holds no log file")
+                raise NoInputError(f"{place}: the folder holds no log file")
             found += inside
         elif place.exists():
             found.append(str(place))
         else:
-            raise NotFoundError(f"{place}: no such file or folder")
+            raise NoInputError(f"{place}: no such file or folder")
     return list(dict.fromkeys(found))
 
 
@@ -71,9 +69,8 @@ def _may_be_log(file: Path) -> bool:
             head = stream.read(4096)
     except OSError:
         return False
-    if _FLIGHT.search(file.name):
-        return bool(head)
-    return bool(head) and (head.startswith((_GZIP, _ZSTD, _XZ, _BZIP2, *_UTF16)) or b"\x00\x00\x00" not in head)
+    # Flight recorders' dumps are binary and lie beside logs.
+    return bool(head) and (is_dump(head) or head.startswith((_GZIP, _ZSTD, _XZ, _BZIP2, *_UTF16)) or b"\x00\x00\x00" not in head)
 
 
 def read_chunks(path: str) -> Iterator[bytes]:

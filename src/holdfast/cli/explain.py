@@ -36,10 +36,10 @@ from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.dumped_stacks import HEAD, StackFrame, dumped_stack, is_dump
 from holdfast.detect.explain import EvidenceLine, Explanation, LogReading, source_of
 from holdfast.detect.hyperpod_rules import LogRule
-from holdfast.detect.lines import year_of
+from holdfast.detect.lines import looks_like_a_log, year_of
 from holdfast.detect.log_rule_reading import RuleReading
 from holdfast.detect.matcher import Matcher, ProgressReading
-from holdfast.errors import EXIT_FAILED, EXIT_OK, UserError
+from holdfast.errors import EXIT_FAILED, EXIT_NOTHING_TO_JUDGE, EXIT_OK, NoInputError, UserError
 from holdfast.launch.novel_lines import job_folder, read_known
 from holdfast.model.evidence import Diagnosis, Finding
 
@@ -76,8 +76,7 @@ def explain_logs(
         now: gives the year to time stamps without one; the present by default.
 
     Raises:
-        NotFoundError: a path does not exist.
-        UserError: no file could be read at all.
+        NoInputError: a path does not exist, or no file could be read at all.
     """
     names = find_logs(paths)
     reading = LogReading(matcher.catalogue)
@@ -94,12 +93,14 @@ def explain_logs(
             failed.append(str(error))
             warn(str(error))
     if names and len(failed) == len(names) and not reading.order:
-        raise UserError(failed[0])
+        raise NoInputError(failed[0])
     reading.finish()
     context = DiagnosisContext(ranks=reading.ranks, progress_at=reading.progress_at, no_job=reading.no_job)
     diagnosis = diagnose(reading.findings, context)
     _number(reading, diagnosis)
     explained = reading.explanation(diagnosis)
+    if explained.is_unrecognised:
+        return explained
     if explained.verdict == "unknown" or explained.cause.startswith(NO_REASON):
         explained = reading.with_novelty(explained, _novel(names))
     return explained
@@ -131,6 +132,8 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules
     end = b""
     try:
         for data, more in _with_rest(read_chunks(name)):
+            if not stream.offset and looks_like_a_log(data[:END_BYTES]):
+                reading.recognise(number)
             stream.ending = more < END_CHUNKS
             stream.sampled = stream.sampled or stream.offset >= SAMPLED_ABOVE
             end = data[-END_BYTES:] if len(data) >= END_BYTES else (end + data)[-END_BYTES:]
@@ -147,6 +150,8 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules
         reading.end(number, stream.offset)
         if rules is not None:
             reading.ruled(number, rules.end())
+            if rules.matched:
+                reading.recognise(number)
 
 
 def _with_rest(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
@@ -220,7 +225,8 @@ def explain(
 ) -> None:
     """Say why a job failed, from any log file: cause, suspects, evidence, and whether a restart would help.
 
-    Exit code 0: the logs are healthy. 1: a fault was found, or something failed whose cause is unknown.
+    Exit code 0: the logs are healthy. 1: a fault was found, or something failed whose cause is unknown. 65: nothing in
+    them is recognised. 66: no such file.
     """
     paths = files or ([STDIN] if not sys.stdin.isatty() else [])
     if not paths:
@@ -240,6 +246,8 @@ def explain(
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(explained), indent=2).decode() + "\n")
     else:
         show(explained, catalogue, Console(highlight=False))
+    if explained.is_unrecognised:
+        raise typer.Exit(EXIT_NOTHING_TO_JUDGE)
     raise typer.Exit(EXIT_OK if explained.verdict == "healthy" else EXIT_FAILED)
 
 
@@ -264,7 +272,7 @@ def show(explained: Explanation, catalogue: Catalogue, console: Console) -> None
     head = Text(explained.verdict.upper(), style=_STYLES[explained.verdict])
     head.append("  " + _plain(explained.summary), style="bold")
     console.print(head)
-    if explained.verdict == "healthy":
+    if explained.verdict == "healthy" or explained.is_unrecognised:
         console.print(_plain(explained.story), markup=False)
         return
     facts = [

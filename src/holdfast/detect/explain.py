@@ -97,6 +97,11 @@ class Explanation(Struct, frozen=True):
     evidence: tuple[EvidenceLine, ...]
     story: str
 
+    @property
+    def is_unrecognised(self) -> bool:
+        """Whether there was nothing to judge: neither health nor a fault was seen."""
+        return self.verdict == "unknown" and self.cause == "none"
+
 
 class LogReading:
     """Collects the matches of all logs of one job.
@@ -123,6 +128,7 @@ class LogReading:
         self._passed: set[str] = set()
         self._ranks: set[int] = set()
         self._flight: Missing | None = None
+        self._dumps = 0
         self._odd: tuple[int, ...] = ()
         self._stacks: Mapping[int, Sequence[StackFrame]] = {}
         self._counts_steps: dict[str, bool] = {}
@@ -135,6 +141,7 @@ class LogReading:
     def take(self, number: int, matches: Sequence[Match]) -> None:
         """The next matches of this log, in the order of their places in it: steps after an error show it survived."""
         file = self.files[number]
+        file.recognised = file.recognised or bool(matches)
         for read in matches:
             match = file.scheduler.corrected(read)
             self.order += 1
@@ -168,8 +175,13 @@ class LogReading:
         has_job = any(file.progress_lines or file.completed is not None for file in self.files)
         return not has_job and all(k.match.rule.family in MACHINE for k in self._places.values())
 
+    def recognise(self, number: int) -> None:
+        """The log has the form of one, whatever its lines say."""
+        self.files[number].recognised = True
+
     def flight(self, dumps: Sequence[Dump]) -> None:
         """Flight-recorder dumps of the job's ranks lie beside its logs."""
+        self._dumps = len(dumps)
         self._flight = missing_ranks(dumps)
 
     def stacks(self, stacks: Mapping[int, Sequence[StackFrame]]) -> None:
@@ -417,10 +429,15 @@ class LogReading:
             nodes = tuple(dict.fromkeys(f.place.node for f in lasting if f.place.node))
             seen = f"{lasting[-1].summary}, and no line says that it came back or that a job failed of it."
             return self._unknown(replace(diagnosis, nodes=diagnosis.nodes or nodes), seen, diagnosis.story)
+        known = sum(file.recognised for file in self.files)
+        if not known:
+            return self._nothing()
         lines = sum(file.progress_lines for file in self.files)
         done = any(file.completed is not None for file in self.files)
         facts = [f"{lines} progress lines" if lines else "", "the work was completed" if done else ""]
         facts.append(f"{len(self.aside)} errors that the job survived" if self.aside else "")
+        if known < len(self.files):
+            facts.append(f"nothing is recognised in {len(self.files) - known} of {len(self.files)} files")
         told = "; ".join(fact for fact in facts if fact)
         story = f"No line speaks of a fault{f' ({told})' if told else ''}."
         # A log that says little about itself proves little about its health.
@@ -428,6 +445,17 @@ class LogReading:
         return Explanation(
             "healthy", "unknown", "none", "Nothing is wrong in these logs.", confidence, None, Suspects(), (), story
         )
+
+    def _nothing(self) -> Explanation:
+        """Neither health nor a fault: all that was read says nothing."""
+        size = sum(file.size for file in self.files)
+        read = f"{len(self.files)} files" if len(self.files) > 1 else self.files[0].name if self.files else "no log"
+        what = f"{size} bytes of {read} were read: no line" if size else f"Nothing stands in {read}: no line"
+        if self._dumps:
+            what = f"{self._dumps} flight-recorder dumps agree on what every rank began. {what}"
+        story = f"{what} shows progress, an end of the work or an error, and none has the form of a log's line."
+        summary = "There is nothing to judge in these logs."
+        return Explanation("unknown", "unknown", "none", summary, 0.0, None, Suspects(), (), story)
 
     def _unknown(self, diagnosis: Diagnosis, summary: str, story: str) -> Explanation:
         suspects = Suspects(diagnosis.nodes, diagnosis.ranks, diagnosis.gpus)

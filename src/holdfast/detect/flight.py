@@ -6,10 +6,31 @@ Each rank of PyTorch writes its own dump (`TORCH_NCCL_DEBUG_INFO_TEMP_FILE`); `a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
+
+
+DIGITS_MAX = 18
+HEAD = 4096
+"""Bytes of a file that tell whether it is a dump."""
+_KEYS = (b"pg_config", b"pg_status", b"comm_lib_version", b"nccl_version", b"entries")
+_PICKLED = re.compile(rb"\x80[\x02-\x05]")
+_WRITTEN = re.compile(rb"\s*\{")
+_RANK = (re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE), re.compile(r"(\d{1,6})(?:\.[a-z]{1,8})?$", re.IGNORECASE))
+
+
+def is_dump(head: bytes) -> bool:
+    """Whether a file that begins so is a flight recorder's dump: a pickle or a JSON object with its keys."""
+    begins = _PICKLED.match(head) or _WRITTEN.match(head)
+    return begins is not None and sum(key in head for key in _KEYS) > 1
+
+
+def rank_of(name: str) -> int | None:
+    """The rank that wrote the dump of this name, `comm_lib_trace_rank_3` or `_dump_3`; None when the name has none."""
+    return next((int(found[1]) for pattern in _RANK if (found := pattern.search(name))), None)
 
 
 class Dump(Struct, frozen=True):
@@ -86,6 +107,9 @@ def _sequence(value: Any) -> Sequence[Any]:
 
 
 def _number(value: Any) -> int:
+    """A count; the JSON form writes some as texts."""
+    if isinstance(value, str) and value.isdecimal() and len(value) <= DIGITS_MAX:
+        return int(value)
     return value if isinstance(value, int) else 0
 
 

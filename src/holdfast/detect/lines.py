@@ -286,6 +286,23 @@ def _stamp(found: re.Match[str], year: int) -> float | None:
     return at + (float("0." + fraction[1:]) if fraction else 0.0)
 
 
+_LOGGED = re.compile(
+    r"\b(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\d\d:\d\d:\d\d|\"level\": ?\"\w{3,9}\"|\blevel=\w{3,9}\b"
+)
+"""A logger's word for how grave a line is, or a time of day."""
+_LOOKED_AT = 200
+
+
+def looks_like_a_log(block: bytes) -> bool:
+    """Whether any of the first lines carries a time, a rank or a logger's level, as only a log's do."""
+    for raw in block.split(b"\n", _LOOKED_AT)[:_LOOKED_AT]:
+        text = raw[:_FIRST_BYTES].decode("utf-8", "replace")
+        line = take_apart(text)
+        if line.at is not None or line.rank is not None or _UPTIME.match(text) or _LOGGED.search(text):
+            return True
+    return False
+
+
 def year_of(at: float) -> int:
     """The UTC year of a Unix time."""
     return datetime.fromtimestamp(at, UTC).year

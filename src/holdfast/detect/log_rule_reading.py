@@ -35,9 +35,13 @@ class RuleReading:
     Args:
         rules: checked ones.
         year: for stamps that carry none.
+
+    Attributes:
+        matched: whether a line was any rule's.
     """
 
     def __init__(self, rules: Sequence[LogRule], year: int) -> None:
+        self.matched = False
         self._rules = rules
         self._year = year
         self._finders = [_lines_of(pattern) for rule in rules for pattern in (rule.pattern, rule.stop) if pattern]
@@ -72,6 +76,7 @@ class RuleReading:
             self._at = self._first_time(block)
             self._monitor = LogRuleMonitor(self._rules, self._at if self._at is not None else 0.0)
         for start in sorted({start for finder in self._finders for start in finder(block)}):
+            self.matched = True
             end = block.find(b"\n", start)
             line = block[start : min(end if end >= 0 else len(block), start + LINE_MAX)]
             at = self._time_at(block, start)

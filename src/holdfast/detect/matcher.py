@@ -7,7 +7,7 @@ the unfinished last line between feeds and never more than `LINE_MAX` of it. Tim
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -456,8 +456,12 @@ class BlockReader:
             return []
         self.has_cr = self.block.find(b"\r", first, self.stop) >= 0
         self.calm(found)
+        earned = JUDGED_PER_MIB * (self.stop - first) / (1 << 20)
+        self.stream.allowance = min(JUDGED_FIRST, self.stream.allowance + earned)
+        quick = self.matcher.quick
+        self.thin(found, [number for number in found if number not in quick])
         folded = self.fold(sought) if not after else []
-        self.thin(found)
+        self.thin(found, [number for number in found if number in quick])
         places = sorted((end + first, number) for number, ends in found.items() for end in ends if end > after)
         self.lines(places, records=records)
         return sorted(self.matches + folded, key=_place) if folded else self.matches
@@ -468,20 +472,22 @@ class BlockReader:
         A fold ends where a line of another kind stands: which steps came before an error is never lost.
         """
         folded: list[Match] = []
-        cuts = self.cuts(sought.ends)
-        for number, rule in self.matcher.quick.items():
+        many = [n for n in self.matcher.quick if n in sought.numbers or len(sought.ends.get(n, ())) >= FOLD_MIN]
+        cuts = self.cuts(sought.ends) if many else []
+        for number in many:
+            rule = self.matcher.quick[number]
             if not rule.reads(self.stream.source.kind):
                 sought.numbers.pop(number, None)
                 continue
-            left: list[int] = []
-            for texts, ends in self.pieces(sought, number, rule, cuts):
+            pieces, left = self.pieces(sought, number, rule, cuts)
+            for texts, ends in pieces:
                 match = self.folded(rule, numbers_of(texts), ends[-1])
                 if match is None:
                     left += ends if len(ends) == len(texts) else self.ends_of(number)
                 else:
                     folded.append(match)
             if left:
-                sought.ends[number] = left
+                sought.ends[number] = sorted(left)
         return folded
 
     def ends_of(self, number: int) -> list[int]:
@@ -489,30 +495,40 @@ class BlockReader:
         places = self.matcher.finders[number].finditer(self.block, self.start, self.stop)
         return [found.end() - self.start for found in places]
 
-    def cuts(self, found: Mapping[int, list[int]]) -> list[int]:
-        """The places of the block's other lines, in order."""
+    def cuts(self, found: Mapping[int, list[int]]) -> list[tuple[int, int]]:
+        """Begin and end of each line of the block that another rule than one of progress may own, in order."""
         owners = self.matcher.owners
-        others = (ends for number, ends in found.items() if owners[number][0].role is not Role.PROGRESS)
-        return sorted({end for ends in others for end in ends})
+        others = {end for n, ends in found.items() if owners[n][0].role is not Role.PROGRESS for end in ends}
+        lines = {self.bounds(end + self.start) for end in others}
+        return sorted((start - self.start, stop - self.start) for start, stop in lines)
 
-    def pieces(self, sought: Found, number: int, rule: Rule, cuts: list[int]) -> list[tuple[list[bytes], list[int]]]:
-        """A progress rule's very many lines, taken out of what was found: for each fold their numbers and hits' ends.
+    def pieces(
+        self, sought: Found, number: int, rule: Rule, cuts: list[tuple[int, int]]
+    ) -> tuple[list[tuple[list[bytes], list[int]]], list[int]]:
+        """A progress rule's lines, taken out of what was found: numbers and hits' ends of each fold, and ends left over.
 
-        Where no fold needs more, the end of the last hit stands for all of them.
+        Where nothing cuts the fold in two, the end of its last hit may stand for all of them.
         """
         numbers = sought.numbers.pop(number, None)
         if numbers is not None and not cuts:
-            return [(numbers[0], [numbers[1]])]
+            return [(numbers[0], [numbers[1]])], []
         if numbers is not None:
             found = list(self.matcher.finders[number].finditer(self.block, self.start, self.stop))
             texts, ends = [hit[1] for hit in found], [hit.end() - self.start for hit in found]
-        elif len(sought.ends.get(number, ())) >= FOLD_MIN:
+        else:
             ends = sought.ends.pop(number)
             texts = self.texts_before(ends, rule.quick_after.encode())
-        else:
-            return []
-        borders = sorted({0, *(bisect_left(ends, cut) for cut in cuts), len(ends)})
-        return [(texts[begin:end], ends[begin:end]) for begin, end in zip(borders, borders[1:], strict=False)]
+        pieces: list[tuple[list[bytes], list[int]]] = []
+        left: list[int] = []
+        done = 0
+        for start, stop in [*cuts, (len(self.block), len(self.block))]:
+            # A core may end with the newline itself, which still belongs to its line.
+            begin, end = bisect_right(ends, start + 1, done), bisect_right(ends, stop + 1, done)
+            if begin > done:
+                pieces.append((texts[done:begin], ends[done:begin]))
+            left += ends[begin:end]
+            done = end
+        return pieces, left
 
     def texts_before(self, ends: list[int], after: bytes) -> list[bytes]:
         """What stands between the last `after` and the byte before each end."""
@@ -558,25 +574,25 @@ class BlockReader:
             elif all(rule.kind == UNNAMED for rule in owners):
                 found[number] = ends[-FOLD_MIN:]
 
-    def thin(self, found: dict[int, list[int]]) -> None:
-        """Bound the lines that are judged: a flood says no more than its first and last lines do.
+    def thin(self, found: dict[int, list[int]], numbers: list[int]) -> None:
+        """Bound the lines that are judged for these expressions: a flood says no more than its first and last lines do.
 
         Rare expressions keep all their hits, the others the same number each, half of it from either end of the block.
         Where the log ends, its last `TAIL` bytes are judged in full.
         """
         stream, size = self.stream, self.stop - self.start
-        stream.allowance = min(JUDGED_FIRST, stream.allowance + JUDGED_PER_MIB * size / (1 << 20))
-        hits = sum(map(len, found.values()))
-        if hits <= stream.allowance:
-            stream.allowance -= hits
+        counts = sorted(len(found[number]) for number in numbers)
+        if sum(counts) <= stream.allowance:
+            stream.allowance -= sum(counts)
             return
-        share = _share(sorted(map(len, found.values())), int(stream.allowance))
+        share = _share(counts, int(stream.allowance))
         exact = size - TAIL if stream.ending else size
-        for number, ends in found.items():
+        for number in numbers:
+            ends = found[number]
             if len(ends) > share:
                 last = min(bisect_left(ends, exact), len(ends) - share // 2)
                 found[number] = ends[: min(share - share // 2, last)] + ends[last:]
-        stream.allowance = max(0.0, stream.allowance - share * len(found))
+        stream.allowance = max(0.0, stream.allowance - share * len(numbers))
 
     def lines(self, places: list[tuple[int, int]], *, records: bool) -> None:
         """Judge each line that was pointed at once, with all rules that point at it."""

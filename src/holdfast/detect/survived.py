@@ -62,6 +62,7 @@ class LogFile:
         self.saves = 0
         self.back: dict[str, int] = {}
         self.size = 0
+        self.recognised = False
         self.last_trouble = 0
         self.thread_at: int | None = None
         """Where an exception of a thread was announced, until it has come."""
