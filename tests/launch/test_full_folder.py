@@ -11,10 +11,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.launch.conftest import Launched, marked, wait_for
+from tests.launch.test_step_cancel import supervise
 
 pytestmark = pytest.mark.cluster
 
@@ -135,12 +137,30 @@ def test_a_folder_without_room_is_told_before_or_right_after_the_start(launched,
         pytest.skip("this user may not mount a small file system")
     if options:
         subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True)
-    run, go = begin(launched, tmp_path, folder)
+    run, _ = begin(launched, tmp_path, folder)
     assert run.wait(END_S) == 86
     assert f"the job's folder {folder} cannot be used (" in last_line(run)
     assert last_line(run).endswith(FIX)
     assert "Traceback" not in run.text()
     assert not marked(run.mark)
+
+
+def test_a_supervised_step_keeps_to_it_too(small, tmp_path: Path):
+    """`holdfast srun`: full from the start it says so and leaves; filled while the step runs, srun's own code counts."""
+    full, later = small.folder("full", "8k"), small.folder("later", "2m")
+    if not small.mounted:
+        pytest.skip("this user may not mount a small file system")
+    begun = time.monotonic()
+    with ThreadPoolExecutor() as both:
+        at_once = both.submit(supervise, full, ["sleep 60"])
+        done = both.submit(supervise, later, ["sleep 1.5", "cat /dev/zero > ballast", "exit 3"]).result()
+    assert at_once.result().returncode == 86
+    assert FIX in at_once.result().stderr
+    assert done.returncode == 3
+    assert "not run again: " in done.stderr
+    assert FIX in done.stderr.splitlines()[-1]
+    assert time.monotonic() - begun < END_S
+    assert "Traceback" not in done.stderr
 
 
 def strike(launched, tmp_path: Path, small: Small, seed: int) -> None:

@@ -403,3 +403,28 @@ def test_slots_tell_their_attempt(launched, tmp_path: Path):
     assert run.wait() == 0
     (slot,) = (tmp_path / "nodes" / "solo" / "telemetry" / "job" / "a0").glob("rank-*.slot")
     assert (read_slot(slot).attempt, read_slot(slot).epoch, read_slot(slot).step_ended) == (0, 1, 5)
+
+
+@pytest.mark.parametrize("name", ["ranks", "command"])
+def test_where_policy_says_observe_the_job_ends_by_itself(launched, tmp_path: Path, name: str):
+    """By holdfast.toml: no restart in place, the rank's own exit code; the fault is diagnosed, told and written down."""
+    (tmp_path / "site.toml").write_text('mode = "observe"\n')
+    (tmp_path / "holdfast.toml").write_text('policy = "site.toml"\n')
+    script(
+        tmp_path,
+        "import os, sys, time\nif os.environ.get('RANK', '1') == '1':\n    raise SystemExit(9)\ntime.sleep(60)\n",
+    )
+    what = ["--nproc-per-node", "2", "train.py"] if name == "ranks" else ["--", sys.executable, "train.py"]
+    run = launched("--standbys", "0", "--stop-grace-s", "2", *what)
+    assert run.wait() == 9
+    assert [event.attempt for event in run.events("attempt_started")] == [0]
+    assert [(event.exit_code, event.stopped) for event in run.events("attempt_ended")] == [(9, False)]
+    assert "exit code 9" in (run.job_dir / "story.txt").read_text()
+    assert "exit code 9" in run.text()
+    if name == "ranks":
+        return
+    # Who asks for more by name gets it.
+    (tmp_path / "mine.toml").write_text('mode = "act"\n')
+    again = launched("--standbys", "0", "--policy", str(tmp_path / "mine.toml"), *what, job_dir=tmp_path / "act")
+    assert again.wait() == 86
+    assert [event.attempt for event in again.events("attempt_started")] == [0, 1]

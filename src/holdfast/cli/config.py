@@ -133,7 +133,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dir: str = ""
     """Folder of an embedded cluster, in place of `controller` and `token_file`."""
     policy: str = ""
-    """The controller's policy file."""
+    """The policy file of the controller; `holdfast run` keeps to it too, where its user can read it."""
     cluster: str = ""
     """The cluster that the controller keeps, as its `--cluster`: `slurm:`, `slurm:/etc/slurm/slurm.conf`."""
     topology: str = ""

@@ -23,7 +23,8 @@ def begin(options: RunOptions) -> NoReturn:
     Raises:
         UserError, ConfigError: the options, the settings, the environment or a file is wrong.
     """
-    code = launch(_completed(options), os.environ, Judgement(options.policy))
+    options = _completed(options)
+    code = launch(options, os.environ, Judgement(options.policy))
     sys.stdout.flush()
     sys.stderr.flush()
     # Everything is closed by now. Taking the interpreter apart would take some 0.2 s, and a scheduler that stops the
@@ -39,8 +40,12 @@ def _completed(options: RunOptions) -> RunOptions:
 
     settings = load_settings()
     log_rules, rules = settings.path(settings.config.log_rules), settings.path(settings.config.rules)
+    policy = settings.path(settings.config.policy)
+    # On a node of a cluster the controller's policy need not be there, or not for users: the defaults hold then.
+    policy = policy if policy is not None and os.access(policy, os.R_OK) else None
     return structs.replace(
         options,
         log_rules=options.log_rules or (str(log_rules) if log_rules is not None else ""),
+        policy=options.policy or (str(policy) if policy is not None else ""),
         rules=options.rules or ((str(rules),) if rules is not None else ()),
     )

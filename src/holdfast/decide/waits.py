@@ -13,6 +13,8 @@ WAITS = (
 """Rules, or their beginnings, that tell of a wait in vain: that something is wrong, not what."""
 STUCK = "stuck_s"
 """Capture of a hang's finding: seconds for which nothing had moved."""
+SLOW_STEP, USUAL_STEP = "slow_step_s", "usual_step_s"
+"""Captures of a straggler's finding: how long steps take, and took before."""
 WAIT_MAX_S = 86400.0
 """No collective waits longer; a larger number is a misprint."""
 _SAID = (("elapsed_ms", 1e-3), ("timeout_ms", 1e-3), ("elapsed_s", 1.0), (STUCK, 1.0))
@@ -30,3 +32,11 @@ def waited_s(finding: Finding) -> float:
             return min(WAIT_MAX_S, float(text) * unit_s)
     stood = _STOOD.match(finding.summary) if finding.rule.startswith("hang.") else None
     return min(WAIT_MAX_S, float(stood[1])) if stood is not None else 0.0
+
+
+def waited_share(finding: Finding) -> float:
+    """Share of a straggler's time for which the others waited for it, as its finding tells; 0: it tells of none."""
+    slow, usual = (finding.captures.get(name, "") for name in (SLOW_STEP, USUAL_STEP))
+    if not (_NUMBER.fullmatch(slow) and _NUMBER.fullmatch(usual)) or float(slow) <= 0:
+        return 0.0
+    return max(0.0, 1.0 - float(usual) / float(slow))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from holdfast.decide.modes import mode_of
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, LinkError, PermanentOrderError
 from holdfast.launch.allocation import AllocationController, is_settled, lay_out
 from holdfast.launch.beats import Beats
@@ -26,7 +27,7 @@ from holdfast.launch.crew import Crew, free_port
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.epoch import newest_attempt, raise_epoch, read_epoch, restored_step
 from holdfast.launch.folder import GIVE_UP_S, TELL_S, FolderWatch, unusable
-from holdfast.launch.frames import AnyReport, EndAsked, LineSeen, RankEnded, RanksGone, SlotsSeen, Spotted
+from holdfast.launch.frames import AnyReport, EndAsked, LineSeen, RankEnded, RanksGone, RankStack, SlotsSeen, Spotted
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.own_lease import OwnLease
@@ -35,8 +36,9 @@ from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Exit
 from holdfast.model import events as e
 from holdfast.model.cluster import JobView
+from holdfast.model.evidence import Remedy
 from holdfast.model.orders import Escalate
-from holdfast.model.policy import Policy
+from holdfast.model.policy import Mode, Policy
 from holdfast.model.records import JobRecord
 
 if TYPE_CHECKING:  # loaded when the first ranks run
@@ -156,6 +158,11 @@ class Leader:
     def recovers(self) -> bool:
         """Restarts are wanted: `--max-restarts 0` makes this a plain launcher."""
         return self._view.recovery is not None and self._view.recovery.enabled
+
+    @property
+    def observes(self) -> bool:
+        """Policy says that faults are only watched: the job ends as it would by itself, with its own exit code."""
+        return mode_of(self.policy, {}, "", Remedy.RESTART_IN_PLACE) is Mode.OBSERVE
 
     def finish(self, code: int, why: str = "") -> None:
         """Leave with this code; the first call counts."""
@@ -357,7 +364,8 @@ class Leader:
         self.submit(*events)
         who = "the command" if report.rank is None else f"rank {report.rank}"
         self.voice.say(f"{who} on {node} ended with {report.exit.words}")
-        if not self.recovers:
+        # Of a command's ranks the command takes care; ours must not wait for one that is dead.
+        if not self.recovers or (self.observes and not self.options.is_command):
             watch.stop_asked = True
             self.run_soon(self.crew.end(watch.spec.attempt, self.options.stop_grace_s))
 
@@ -366,7 +374,7 @@ class Leader:
         watch = self.watch
         if watch is None or watch.spec.attempt != attempt or watch.is_over:
             return
-        stopped = watch.stop_asked and (self.recovers or bool(self._ending))
+        stopped = watch.stop_asked and ((self.recovers and not self.observes) or bool(self._ending))
         stored = self.submit(watch.ended(time.time(), stopped=stopped))
         self.run_soon(self._after_end(watch, stored))
 
@@ -379,7 +387,7 @@ class Leader:
         if not is_stored:
             self.finish(watch.outcome().shell_code, watch.cause)
         self._told_over[watch.spec.attempt].set()
-        if not self._finish_as_ended(watch) and not watch.stop_asked:
+        if not self._finish_as_ended(watch) and (self.observes or not watch.stop_asked):
             await self._until_decided(watch)
 
     def _finish_as_ended(self, watch: AttemptWatch) -> bool:
@@ -556,15 +564,18 @@ class Leader:
         if watch is None or self.is_over.done() or not self.crew.is_empty:
             return
         if self.folder.refused_for(mono) >= GIVE_UP_S and not self._finish_as_ended(watch):
-            self.finish(EXIT_DO_NOT_REQUEUE, f"{watch.cause}, and {self.folder.error}")
+            code = watch.outcome().shell_code if self.observes else EXIT_DO_NOT_REQUEUE
+            self.finish(code, f"{watch.cause}, and {self.folder.error}")
 
     async def _look_for_stragglers(self, watch: AttemptWatch) -> None:
-        """Several looks at all stacks within slow steps."""
-        from holdfast.launch.slowdown import LOOKS  # noqa: PLC0415 - as above
+        """Looks at all stacks within slow steps, until they tell or the steps are usual again."""
+        from holdfast.launch.slowdown import LOOKS_MAX  # noqa: PLC0415 - as above
 
-        looks = []
+        looks: list[list[RankStack]] = []
         try:
-            for _ in range(LOOKS):
+            for _ in range(LOOKS_MAX):
+                if watch.is_over or not watch.looks_on(looks):
+                    break
                 stacks = await self.crew.dump(watch.spec.attempt, _LOOK_LIMIT_S)
                 if stacks:
                     looks.append(stacks)

@@ -142,7 +142,7 @@ def _open_own(job_dir: Path) -> Journal:
 
 
 def _refused(job_dir: Path, error: JournalError) -> HoldfastError:
-    """What a refusal of the journal tells about its folder; one that is damaged, or another's now, speaks for itself."""
+    """What a refusal of the journal tells about its folder; one that is damaged or another's speaks for itself."""
     return unusable(job_dir, error) if type(error) is JournalError else error
 
 

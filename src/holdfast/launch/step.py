@@ -18,7 +18,7 @@ from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.slurm.daemons import NodeAddress
 from holdfast.adapters.slurm.own_job import JobFacts, OwnJob, job_name
 from holdfast.adapters.slurm.steps import SrunCall, StepShape, read_call, shape_of
-from holdfast.errors import EXIT_FAILED, EXIT_RESTART_ME, LinkError, OrderError
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED, EXIT_RESTART_ME, LinkError, OrderError
 from holdfast.launch import process
 from holdfast.launch.allocation import Judge
 from holdfast.launch.ground import Ground
@@ -216,8 +216,13 @@ def _leave(code: int, why: str, leader: StepLeader, ground: Ground, scene: _Scen
     if code == 0:
         return 0
     ended = leader.runner.last_exit
-    own = ended.shell_code if ended != Exit() else leader.watch.outcome().shell_code if leader.watch else EXIT_FAILED
-    if code == EXIT_RESTART_ME and leader.recovers:
+    if ended != Exit():
+        own = ended.shell_code
+    elif leader.watch is not None:
+        own = leader.watch.outcome().shell_code
+    else:  # srun was never started
+        own = code if code == EXIT_DO_NOT_REQUEUE else EXIT_FAILED
+    if code == EXIT_RESTART_ME and leader.recovers and not leader.observes:
         leader.parting.gone |= leader.crew.gone
         refusal = requeue_own_job(leader, scene.own_job, environ=ground.environ, voice=ground.voice)
         ground.voice.say(f"{why}; the job is not requeued: {refusal}")

@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO
 
 from msgspec import structs
@@ -60,6 +61,15 @@ was cancelled comes over another connection."""
 _CANCELLED_RULE = "slurm.step_cancelled"
 _ASKS_RESTART = ("slurm.task.exited", str(EXIT_RESTART_ME))
 _KILLED = frozenset({signal.SIGKILL, signal.SIGTERM})
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """What srun says is kept here; a folder that is full or gone must not stop the step."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)
 
 
 class Stream:
@@ -172,7 +182,7 @@ class StepRunner:
         """Start srun for this attempt. Raises PermanentOrderError."""
         place = self._place
         folder = place.job_dir / "logs" / f"attempt-{spec.attempt}"
-        folder.mkdir(parents=True, exist_ok=True)
+        log = _open_log(folder / "output.log")
         self._voice.write_to(folder / f"launcher-{place.node}.log")
         argv = attempt_argv(self._call, self._shape, spec.nodes, overlap=overlap, ended_by=self._ended_by)
         self._voice.note(f"starting {' '.join(argv[:12])}")
@@ -197,7 +207,6 @@ class StepRunner:
                 if stream.write_end >= 0:
                     os.close(stream.write_end)
                     stream.write_end = -1
-        log = (folder / "output.log").open("ab", buffering=0)
         reader = OutputReader(
             job=place.job, node="", attempt=spec.attempt, source=f"{place.source}/{place.restart_count}"
         )

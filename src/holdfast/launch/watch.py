@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from holdfast.decide.waits import STUCK
+from holdfast.decide.waits import SLOW_STEP, STUCK, USUAL_STEP
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.findings import exit_rule, synthetic_finding
 from holdfast.detect.rhythm import HangVerdict, Rhythm, StepSample
@@ -69,8 +69,6 @@ class AttemptWatch:
         self._catalogue = catalogue
         self._rhythm = rhythm
         self._slowdown = slowdown
-        self.wants_look = False
-        """Steps have grown slow: stacks of all ranks would show who keeps the others waiting."""
         self._bad_loss_told = False
         self._ends: dict[int | None, Exit] = {}
         self._nodes: dict[int, str] = {}
@@ -96,7 +94,7 @@ class AttemptWatch:
                 self._rhythm.feed(slot.rank, self.fold.rhythm_sample(slot, now_mono))
                 if slot.ended is not None and slot.step_s is not None and self.spec.world_size > 1:
                     is_ordinary = slot.phase == "train" and slot.ended != slot.first
-                    self.wants_look |= self._slowdown.observe(slot.ended, slot.step_s, is_ordinary=is_ordinary)
+                    self._slowdown.observe(slot.ended, slot.step_s, is_ordinary=is_ordinary)
         events = self.fold.take_slots(report.slots, report.at) + self._no_longer_slow(at)
         return events + self._bad_loss(node, at)
 
@@ -192,19 +190,26 @@ class AttemptWatch:
         )
 
     @property
+    def wants_look(self) -> bool:
+        """Steps have grown slow: stacks of all ranks would show who keeps the others waiting."""
+        return self._slowdown.wants_look
+
+    @property
     def look_pause_s(self) -> float:
-        """Between two looks for a straggler, so that all of them spread over a step or two."""
-        return min(1.0, max(0.02, self._slowdown.step_s / 5))
+        """Between two looks for a straggler: what is seen twice in one step counts hardly more than once."""
+        return min(5.0, max(0.02, self._slowdown.step_s / 2))
+
+    def looks_on(self, looks: list[list[RankStack]]) -> bool:
+        """Whether another look is wanted before `stragglers` is asked."""
+        return self._slowdown.looks_on([_waits(look) for look in looks])
 
     def stragglers(self, looks: list[list[RankStack]], at: float) -> list[AnyEvent]:
         """Stacks taken at several moments of slow steps: findings about who keeps the others waiting."""
-        self.wants_look = False
         if self.stop_asked or self.is_over or self.first_bad is not None:
-            return []
-        waits = [{stack.rank: waits_in_collective(_frames(stack)) for stack in look} for look in looks]
+            looks = []  # whatever stands there now is explained by that
         last = {stack.rank: stack for stack in looks[-1]} if looks else {}
         events: list[AnyEvent] = []
-        for slow in self._slowdown.judge(waits):
+        for slow in self._slowdown.judge([_waits(look) for look in looks]):
             stack = last.get(slow.rank)
             where = [f"{function} ({file}:{line})" for function, file, line in stack.frames[:6]] if stack else []
             finding = synthetic_finding(
@@ -218,6 +223,8 @@ class AttemptWatch:
                 summary=str(slow),
                 kind=EvidenceKind.STACK,
                 text="\n".join(where),
+                captures={SLOW_STEP: f"{slow.step_s:.3f}", USUAL_STEP: f"{slow.usual_s:.3f}"},
+                confidence=slow.confidence,
             )
             events.append(self._found(finding))
         return events
@@ -331,6 +338,10 @@ class AttemptWatch:
             stopped=stopped,
             last_step=self.fold.step,
         )
+
+
+def _waits(look: list[RankStack]) -> dict[int, bool]:
+    return {stack.rank: waits_in_collective(_frames(stack)) for stack in look}
 
 
 def _frames(stack: RankStack) -> list[Frame]:

@@ -10,6 +10,7 @@ from math import inf
 
 from msgspec import Struct
 
+from holdfast.decide.waits import waited_share
 from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.figures import Accounting, is_failure, opened_in, spread, was_ordered
@@ -120,7 +121,15 @@ def down_s(incident: IncidentRecord, since: float, until: float) -> float:
     fault = incident.marks.get(Mark.FAULT, incident.opened_at)
     again = incident.marks.get(Mark.FIRST_STEP) or incident.closed_at or fault
     begin, end = max(since, fault), min(until, again)
-    return (end - begin) * (len(incident.jobs) or 1) if end > begin else 0.0
+    return (end - begin) * still_share(incident) * (len(incident.jobs) or 1) if end > begin else 0.0
+
+
+def still_share(incident: IncidentRecord) -> float:
+    """Share of an incident's time for which its jobs stood still; with a straggler that is what the others waited."""
+    cause = incident.diagnosis.cause if incident.diagnosis is not None else ""
+    if not cause.startswith("straggler.") or Mark.STOPPED in incident.marks:
+        return 1.0
+    return max((waited_share(finding) for finding in incident.findings), default=0.0)
 
 
 def _performance(percent: float, throughputs: Sequence[Throughput]) -> Verdict:

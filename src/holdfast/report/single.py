@@ -14,6 +14,7 @@ from holdfast.model.records import IncidentRecord, JobRecord, JobState, Mark
 from holdfast.report.figures import came_in, nodes_by_attempt
 from holdfast.report.fleet import job_gpus
 from holdfast.report.gather import ReportData
+from holdfast.report.objectives import still_share
 from holdfast.report.section import Section
 from holdfast.report.series import JobSeries, Point
 from holdfast.report.tables import short
@@ -149,7 +150,7 @@ def cost(data: ReportData, incident: IncidentRecord) -> Section:
         gpus = {node.name: node.view.gpus for node in data.nodes}
         begin = incident.marks.get(Mark.FAULT, incident.opened_at)
         first = incident.marks.get(Mark.FIRST_STEP)
-        still = max(0.0, (first or incident.closed_at or data.made_at) - begin)
+        still = max(0.0, (first or incident.closed_at or data.made_at) - begin) * still_share(incident)
         caught = _caught_up(data, incident)
         again = max(0.0, caught - first) if caught is not None and first is not None else None
         for job in _stopped(data, incident):
