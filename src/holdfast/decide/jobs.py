@@ -59,7 +59,7 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
     if job.state in JOB_ENDED:
         _is_over(turn, job)
         again = view.state not in ENDED and (view.restart_count > old.restart_count or old.state in ENDED)
-        if again and not _by_our_requeue(turn, job):
+        if again and view.state is not SchedulerState.UNKNOWN and not _by_our_requeue(turn, job):
             proof.revive(turn, job)
     elif view.state in ENDED:
         _ended(turn, job)
