@@ -236,8 +236,10 @@ class Looks:
         self._facts_at = now
 
     def _is_short(self, found: dict[str, SlurmJob]) -> bool:
-        """Is a job missing that was there, and that has not been asked after?"""
-        return any(entry.id not in self._unseen for entry in self.memory.missing(set(found)))
+        """Is a job missing that Slurm cannot have forgotten yet, and that has not been asked after?"""
+        late = time.time() - self.facts.min_job_age_s
+        missing = (entry for entry in self.memory.missing(set(found)) if entry.id not in self._unseen)
+        return any(not entry.over or entry.over_at > late for entry in missing)
 
     async def _compare(self, found: dict[str, SlurmJob]) -> tuple[dict[str, SlurmJob], bool]:
         """What slurmrestd tells, or what the tools tell where they see jobs that it does not.
