@@ -235,6 +235,7 @@ def test_a_watchers_silence_alone_moves_no_step(step: Step, netns_lab: SlurmLab)
     stands_by_a_stopped_watcher(step, netns_lab, netns_lab.facts.node_port(1))
 
 
+@pytest.mark.soak
 def test_a_watchers_silence_alone_moves_no_step_at_the_default_port(tmp_path: Path) -> None:
     """The same with Slurm's own SlurmdPort, 6818."""
     need_slurm(netns=True)

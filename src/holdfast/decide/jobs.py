@@ -62,7 +62,7 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
         _is_over(turn, job)
         grown = view.state not in ENDED and view.restart_count > old.restart_count
         again = grown or (view.state in _STARTS and old.state in ENDED)
-        if again and not _by_our_requeue(turn, job):
+        if again and view.state is not SchedulerState.UNKNOWN and not _by_our_requeue(turn, job):
             proof.revive(turn, job)
     elif view.state in ENDED:
         _started_unseen(turn, job, old)

@@ -1,9 +1,11 @@
 """What the adapter must remember between looks and over restarts, because Slurm does not tell it.
 
 Slurm uses ids again and resets the submit time at every requeue, so a job's generation is remembered: it goes on while
-the restart count grows, and another owner, name or script, a smaller count, or a return after the id was gone begins
-the next. Beside it stand which exclusions are ours, when the last run was ended, and how often a node's machine was
-replaced. One line of JSON per change, appended; read whole at the start, newest last. Times are Unix seconds.
+the restart count grows, and another owner, name or script begins the next. So does a later submit time without a
+greater count, after the id was out of sight. A job that was submitted no later is the same one, whatever was hidden
+meanwhile, or forgotten by a slurmctld that was killed before it had saved a requeue. Beside it stand which exclusions
+are ours, when the last run was ended, and how often a node's machine was replaced. One line of JSON per change,
+appended; read whole at the start, newest last. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -46,6 +48,31 @@ class JobEntry(Struct, omit_defaults=True):
     """Nodes in its ExcNodeList that we put there."""
     ended_at: float = 0.0
     """When its last run was seen to be over, after we ended it."""
+    submitted_at: float = 0.0
+    """As Slurm told it last: never smaller for another job under this id."""
+    lost: int = 0
+    """Requeues that Slurm made and forgot; counted in `restarts`."""
+    over: str = ""
+    """Slurm's word for its end, empty while it has none."""
+    over_at: float = 0.0
+    away: bool = False
+    """The last complete look did not show it."""
+
+
+def _names(entry: JobEntry) -> tuple[str, str, str]:
+    return entry.user, entry.name, entry.command
+
+
+def _is_another(entry: JobEntry, job: SlurmJob) -> bool:
+    """Has the id been used again?"""
+    if _names(entry) != (job.user, job.name, job.command):
+        return True
+    if not entry.submitted_at or not job.submitted_at:
+        return entry.gone or job.restart_count < entry.restarts
+    if job.submitted_at <= entry.submitted_at:
+        return False
+    unseen = entry.gone or entry.away
+    return job.restart_count < entry.restarts or (unseen and job.restart_count == entry.restarts)
 
 
 class NodeEntry(Struct, omit_defaults=True):
@@ -134,30 +161,59 @@ class Memory:
     def seen(self, job: SlurmJob) -> JobEntry:
         """The entry of a job that Slurm shows, with its generation."""
         entry = self.jobs.get(job.id)
-        if entry is None:
-            entry = JobEntry(job.id, 1, job.user, job.name, job.command, job.restart_count)
-        elif (
-            entry.gone
-            or (entry.user, entry.name, entry.command) != (job.user, job.name, job.command)
-            or job.restart_count < entry.restarts
-        ):
-            entry = JobEntry(job.id, entry.generation + 1, job.user, job.name, job.command, job.restart_count)
+        if entry is None or _is_another(entry, job):
+            made = entry.generation + 1 if entry is not None else 1
+            entry = JobEntry(job.id, made, job.user, job.name, job.command, job.restart_count)
+        elif not job.states:
+            return entry  # it is out of sight
         elif job.restart_count != entry.restarts:
-            entry.restarts = job.restart_count
-        else:
+            entry.restarts = max(entry.restarts, job.restart_count)
+        elif not entry.away and not entry.gone and job.submitted_at <= entry.submitted_at:
             return entry
+        entry.away = entry.gone = False
+        entry.submitted_at = max(entry.submitted_at, job.submitted_at)
         self.jobs.pop(job.id, None)
         self.jobs[job.id] = entry
         self._live.add(job.id)
         self.keep(entry)
         return entry
 
+    def corrected(self, job: SlurmJob) -> SlurmJob:
+        """The job with a restart count that never falls.
+
+        A slurmctld that is killed within moments of a requeue has not saved it: the job is shown as before, with the
+        smaller count and the earlier submit time. Its budget is not given back.
+        """
+        entry = self.jobs.get(job.id)
+        if entry is None or _names(entry) != (job.user, job.name, job.command):
+            return job
+        count = job.restart_count + entry.lost
+        if count < entry.restarts and 0 < job.submitted_at <= entry.submitted_at:
+            _log.warning("slurmctld has forgotten a requeue of the job: it still counts", job=job.id)
+            entry.lost, count = entry.restarts - job.restart_count, entry.restarts
+            self.keep(entry)
+        known = replace(job, restart_count=count)
+        return job if _is_another(entry, known) else known
+
+    def note_end(self, job: SlurmJob, over: str) -> None:
+        """Keep how it ended, or (with an empty word) that it has not."""
+        entry = self.seen(job)
+        if entry.over != over:
+            entry.over, entry.over_at = over, job.ended_at if over else 0.0
+            self.keep(entry)
+
     def missing(self, shown: set[str]) -> list[JobEntry]:
         """Entries of jobs that a complete look did not show and that were there before."""
         return [self.jobs[job_id] for job_id in sorted(self._live - shown) if job_id in self.jobs]
 
+    def note_away(self, entry: JobEntry) -> None:
+        """A complete look did not show it, and nobody said how it ended."""
+        if not entry.away:
+            entry.away = True
+            self.keep(entry)
+
     def forget(self, entry: JobEntry) -> None:
-        """Slurm no longer knows it: whatever comes under this id is another job."""
+        """Slurm no longer knows it: what is submitted later under this id is another job."""
         entry.gone = True
         self._live.discard(entry.id)
         self.keep(entry)

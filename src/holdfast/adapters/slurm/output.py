@@ -91,6 +91,8 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     """Where a node's slurmd listens that has no port of its own; 0: not known."""
     reboots: bool = False
     """There is a RebootProgram."""
+    hides_jobs: bool = False
+    """PrivateData keeps jobs of other users from whoever is no operator."""
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -415,6 +417,7 @@ def facts_of_config(raw: str) -> ClusterFacts:
         min_job_age_s=count("MinJobAge", 300),
         slurmd_port=count("SlurmdPort", 0),
         reboots=bool(text(told.get("RebootProgram", ""))),
+        hides_jobs=bool({"jobs", "all"} & {word.strip() for word in told.get("PrivateData", "").split(",")}),
     )
 
 

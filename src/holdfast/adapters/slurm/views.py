@@ -110,7 +110,7 @@ def job_view(job: SlurmJob, key: JobKey, *, job_dir: str = "") -> JobView:
     if launch_failed(job):
         # Slurm gave it up to a person; to the engine it is a start that failed for the node's sake.
         state = SchedulerState.NODE_FAIL
-    runs = state in {SchedulerState.RUNNING, SchedulerState.COMPLETING}
+    runs = state in {SchedulerState.RUNNING, SchedulerState.COMPLETING, SchedulerState.UNKNOWN}
     over = state in _ENDS.values()
     wish = wish_of(job.comment)
     return JobView(
