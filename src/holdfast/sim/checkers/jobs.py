@@ -41,11 +41,9 @@ class _Ground:
         if attempt in self._saved:
             return
         self._saved.add(attempt)
-        if self._fallen is None or step > self._fallen[0]:
-            if step < self.to_pass:
-                self._fallen = (step, step)
-                return
-        if self._fallen is not None:
+        if (self._fallen is None or step > self._fallen[0]) and step < self.to_pass:
+            self._fallen = (step, step)
+        elif self._fallen is not None:
             self._fallen = (self._fallen[0], max(self._fallen[1], step))
 
     @property
