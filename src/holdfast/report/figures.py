@@ -293,12 +293,13 @@ def totals(
 ) -> Totals:
     """All figures over these jobs and incidents.
 
-    Incidents that were only observed count nowhere. Those that a person ordered are incidents, but no failures: nothing
+    Incidents of which nothing came and nothing would have (`is_counted`) count nowhere. What mode observe kept from
+    being done is an incident without a recovery. Those that a person ordered are incidents, but no failures: nothing
     had to be detected, nothing to recover.
 
     `accounts`: as `accounts_of` gives them, when they are there already.
     """
-    real = [incident for incident in incidents if incident.outcome != "observed"]
+    real = [incident for incident in incidents if is_counted(incident)]
     faults = [incident for incident in real if not was_ordered(incident)]
     recovered = [incident for incident in faults if incident.outcome == "recovered"]
     if accounts is None:

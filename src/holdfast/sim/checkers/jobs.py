@@ -25,7 +25,7 @@ _OPERATOR = "operator."
 class _Ground:
     """How far one job's durable checkpoints have come, and what the next one must pass to be progress.
 
-    By docs/definitions.md, "progress": the furthest step; after an attempt that resumed before it, where that attempt
+    By docs/policy.md, `[limits]`: the furthest step; after an attempt that resumed before it, where that attempt
     resumed; and once the job has fallen back to a step, what it regained counts against the next fall to that step.
     """
 
