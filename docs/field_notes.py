@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sentences(module: object) -> dict[str, dict[str, str]]:
-    """Class -> field -> the docstring that follows the field."""
+    """Class -> field, or member of an enum -> the docstring that follows it."""
     tree = ast.parse(Path(str(getattr(module, "__file__", ""))).read_text(encoding="utf-8"))
     found: dict[str, dict[str, str]] = {}
     for node in tree.body:
@@ -18,6 +18,8 @@ def sentences(module: object) -> dict[str, dict[str, str]]:
         for item in node.body:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                 last = item.target.id
+            elif isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
+                last = item.targets[0].id
             elif isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and last:
                 fields[last] = " ".join(str(item.value.value).split())
                 last = ""

@@ -49,7 +49,7 @@ def page() -> str:
     notes = sentences(policy)
     out = [HEAD]
     for name, struct in SECTIONS:
-        out += [f"## {f'`[{name}]`' if name else 'Top level'}", "", (struct.__doc__ or "").strip(), ""]
+        out += [f"## {f'`[{name}]`' if name else 'Top level'}", "", " ".join((struct.__doc__ or "").split()), ""]
         out += ["| key | default | meaning |", "|---|---|---|"]
         default = struct()
         for field in msgspec.structs.fields(struct):
@@ -63,7 +63,11 @@ def page() -> str:
         "",
         "One of `observe`, `advise`, `act` per rung; a rung that is not named has the top-level `mode`.",
         "",
+        "| mode | meaning |",
+        "|---|---|",
     ]
+    out += [f"| `{mode.value}` | {notes['Mode'].get(mode.name, '')} |" for mode in policy.Mode]
+    out.append("")
     out += ["Rungs: " + ", ".join(f"`{rung.value}`" for rung in Remedy) + ".", ""]
     out += ["## `[ladders]`", "", "Which rungs are tried, in order, per kind of trouble.", ""]
     out += ["| trouble | default |", "|---|---|"]

@@ -29,11 +29,46 @@ def held(play: Play) -> Play:
 # --- orders that fail -------------------------------------------------------------------------------------------------
 
 
-def test_an_exclusion_that_fails_does_not_keep_the_job(play):
-    """The node is quarantined anyway: release, and say so."""
+def test_a_job_whose_exclusion_failed_stays_held(play):
+    """Released without it, it could start on the bad node again: a person is told, and the scheduler asked once more."""
     held(play)
-    assert kinds(play.fail(o.SetExcluded, "no such feature")) == ["ReleaseJob"]
-    assert any("set_excluded could not be carried out" in line for line in play.j.story)
+    assert kinds(play.fail(o.SetExcluded, "slurm_update error: Invalid node name")) == []
+    assert play.state is JobState.HELD
+    assert "7(0) could not be kept off n2" in play.notices()
+    assert kinds(play.fire("job:")) == ["SetExcluded"]
+    assert kinds(play.done(o.SetExcluded)) == ["ReleaseJob"]
+
+
+def test_a_job_whose_exclusion_failed_goes_on_when_a_person_releases_it(play):
+    """Their word counts."""
+    held(play)
+    play.fail(o.SetExcluded, "no such feature")
+    play.job(state=S.PENDING)
+    assert play.state is JobState.RELEASED
+
+
+def test_an_exclusion_that_failed_is_not_needed_once_its_node_is_clean(play):
+    """Its reason is gone: the job is released without it."""
+    held(play)
+    play.fail(o.SetExcluded, "no such feature")
+    play.say(e.Command.CONFIRM_HEALTHY, node="n2")
+    assert kinds(play.fire("job:")) == ["ReleaseJob"]
+
+
+def test_nodes_that_the_scheduler_does_not_know_are_left_out_of_an_exclusion_that_it_refused(play):
+    """It gives out none of them; the bad ones that it knows are all excluded before the job starts."""
+    play.xid("ghost1", job=KEY, attempt=0)
+    play.xid("n2")
+    play.xid("n3")
+    play.do(e.Escalated, job=KEY, attempt=0, why="no rung", exclude_nodes=("ghost2",), source="launcher:7")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    assert {"ghost2", "n2", "n3"} <= set(play.open(o.SetExcluded).nodes)
+    orders = play.fail(o.SetExcluded, "slurm_update error: Invalid node name specified")
+    assert kinds(orders) == ["SetExcluded"]
+    assert play.open(o.SetExcluded).nodes == ("n2", "n3")
+    assert kinds(play.done(o.SetExcluded)) == ["ReleaseJob"]
 
 
 def test_a_release_that_fails_is_told_and_tried_again(play):

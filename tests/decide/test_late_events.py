@@ -8,7 +8,7 @@ from tests.decide.play import KEY, NODES, Play, kinds
 from holdfast.decide.engine import Engine
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobKey, SchedulerState
+from holdfast.model.cluster import JobKey, JobView, SchedulerState
 from holdfast.model.evidence import Domain, EvidenceKind, Role
 from holdfast.model.records import Authority, JobState, NodeState
 
@@ -466,3 +466,16 @@ def test_a_dead_node_that_a_person_took_over_and_put_back_into_service_is_seen_t
     play.node("n2", alive=False, drained=True, drain_reason="mine now (ada)")
     assert play.ns() is NodeState.HEALTHY
     assert kinds(play.node("n2", drained=False, drain_reason="")) == ["QuarantineNode"]
+
+
+def test_a_job_that_only_its_launcher_told_of_is_forgotten_when_its_id_is_given_again():
+    """Found by seed 12190: the scheduler never showed it, so it never vanished, and a node waited for it to drain."""
+    play = Play().nodes()
+    play.attach()
+    play.start(0)
+    play.ended(0)
+    play.do(e.JobObserved, job=JobView(key=JobKey("c", "7", 2), state=SchedulerState.RUNNING, nodes=("n4",)))
+    assert list(play.engine.state.jobs) == ["c/7#2"]
+    play.xid("n2")
+    play.done(o.QuarantineNode)
+    assert kinds(play.all)[-1] == "ReplaceNode"

@@ -80,12 +80,128 @@ def test_an_observed_incident_closes_when_the_job_was_restarted_without_us():
     assert play.state is JobState.WATCHING
 
 
-def test_an_observed_incident_closes_when_it_stays_quiet():
-    """Nothing more came."""
+def test_an_observed_incident_stays_open_while_the_job_stands_at_its_fault():
+    """Quiet alone ends nothing: it is looked at again, and closed once the job has come further by itself."""
     play = Play(scope="allocation", mode=Mode.OBSERVE).running()
     play.crash()
     play.fire("job:")
+    assert play.incident.would == ["7(0) would have been restarted in place"]
+    play.step(0, 101)
+    play.fire("job:")
     assert play.closed[0].outcome == "observed"
+
+
+def would(play: Play) -> list[str]:
+    return [title for title in play.notices() if "would have been" in title]
+
+
+def changes(play: Play) -> list[str]:
+    """Everything ordered so far that changes the world."""
+    return kinds(play.all)
+
+
+def test_observe_diagnoses_tells_and_keeps_the_incident_of_a_running_job():
+    """Xid 79: the cause is named at once, people learn what would have been done, and the matter stays open."""
+    play = Play(mode=Mode.OBSERVE).running()
+    play.xid("n2", 79)
+    assert changes(play) == []
+    assert play.incident.diagnosis.cause == "nvidia.xid.79"
+    assert would(play) == ["n2 would have been quarantined", "7(0) would have been requeued"]
+    assert play.incident.would == would(play)
+    assert any("Xid 79" in title for title in play.notices())
+    play.fire("job:")
+    assert (play.incident.jobs_open, play.incident.nodes_open) == ([KEY], ["n2"])
+    play.checkpoint(0, 200)
+    assert (play.incident.jobs_open, play.incident.nodes_open) == ([], ["n2"])
+    assert changes(play) == []
+
+
+def test_observe_names_the_repair_that_would_have_followed():
+    """On the notice of the quarantine."""
+    play = Play(mode=Mode.OBSERVE).nodes()
+    orders = play.xid("n2", 74)
+    (notice,) = [order for order in orders if isinstance(order, o.Notify) and "would have" in order.title]
+    assert "it would have been replaced" in notice.text
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda play: play.node("n2", instance_id="other"),
+        lambda play: play.node("n2", boot_id="other"),
+        lambda play: play.say(e.Command.CONFIRM_HEALTHY, node="n2"),
+        lambda play: play.do(e.FindingCleared, rule="nvidia.xid.79", node="n2"),
+        lambda play: (play.node("n2", drained=True, drain_reason="mei looks"), play.node("n2", drained=False)),
+        lambda play: play.do(e.NodeVanished, node="n2"),
+    ],
+)
+def test_an_idle_nodes_observed_fault_is_open_until_it_is_repaired_or_cleared(end):
+    """Not closed after 0.0 s: it is diagnosed, told, and waits for people."""
+    play = Play(mode=Mode.OBSERVE).nodes()
+    play.xid("n2", 79)
+    assert play.incident.diagnosis.cause == "nvidia.xid.79"
+    assert play.ns() is NodeState.SUSPECT
+    end(play)
+    assert play.engine.open_incidents() == []
+    assert [incident.would for incident in play.closed] == [["n2 would have been quarantined"]]
+    assert changes(play) == []
+
+
+def test_a_lost_node_that_runs_again_ends_its_observed_incident():
+    """Nobody rebooted it; the scheduler says that it answers."""
+    play = Play(mode=Mode.OBSERVE).nodes()
+    play.node("n2", alive=False)
+    assert play.incident.nodes_open == ["n2"]
+    play.node("n2", alive=True)
+    assert play.engine.open_incidents() == []
+
+
+def test_what_would_be_done_again_is_told_once_and_written_down_each_time():
+    """64 ranks complain; each order that would have been given is in the journal."""
+    play = Play(mode=Mode.OBSERVE).running()
+    play.xid("n2", 79)
+    play.xid("n2", 95)
+    assert [r.status for r in play.engine.touched().orders if isinstance(r.order, o.QuarantineNode)] == ["observed"]
+    assert len(would(play)) == 2
+
+
+@pytest.mark.parametrize("scope", ["cluster", "allocation"])
+@pytest.mark.parametrize("fault", ["crash", "hang", "end"])
+def test_observe_orders_nothing_against_a_job(scope, fault):
+    """Whatever happens to it, in the controller and in the launcher. What is over leaves with its own code."""
+    play = Play(scope=scope, mode=Mode.OBSERVE).running()
+    if fault == "hang":
+        play.hang()
+    elif fault == "crash":
+        play.crash()
+    else:
+        play.ended(0, signal=11, stopped=False)
+        if any(timer.startswith("settle:") for timer in play.engine.state.timers):
+            play.settle()
+    if scope == "cluster" and fault == "end":
+        play.job(state=S.FAILED, signal=11)
+    left = ["Escalate"] if (scope, fault) == ("allocation", "end") else []
+    assert changes(play) == left
+    record = (play.closed or play.engine.open_incidents())[0]
+    assert record.diagnosis is not None
+    assert len(record.would) == 1
+
+
+def test_an_observed_hang_ends_when_the_job_moves_again():
+    """It was slow."""
+    play = Play(scope="allocation", mode=Mode.OBSERVE).running()
+    play.step(0, 110)
+    play.hang()
+    assert changes(play) == []
+    play.step(0, 111)
+    assert play.closed[0].outcome == "observed"
+
+
+def test_a_drain_of_ours_that_is_found_is_left_alone_in_observe():
+    """Checks and a return would change the node."""
+    play = Play(mode=Mode.OBSERVE)
+    play.node("n2", drained=True, drain_reason="[holdfast] of yesterday")
+    assert changes(play) == []
 
 
 def test_observe_inside_an_allocation_leaves_with_the_commands_own_code():

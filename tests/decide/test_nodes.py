@@ -444,3 +444,18 @@ def test_a_node_that_comes_back_after_a_persons_word_stays_healthy(bare):
     bare.node("n1", alive=True, boot_id="boot-2")
     bare.fire("silent:")
     assert bare.ns("n1") is NodeState.HEALTHY
+
+
+def test_a_node_that_died_between_its_checks_and_its_return_is_seen_to():
+    """Found by seed 12053: nobody took note of its death while it was validated, and it was returned dead for good."""
+    play = Play().nodes()
+    play.xid("n2")
+    play.done(o.QuarantineNode)
+    play.done(o.ReplaceNode)
+    play.node("n2", drained=True, drain_reason="[holdfast] x", instance_id="other", boot_id="other")
+    play.do(e.NodeValidated, node="n2", passed=True, instance_id="other")
+    play.node("n2", alive=False)
+    play.done(o.ReturnNode)
+    play.node("n2", drained=False, drain_reason="")
+    play.fire("silent:n2")
+    assert play.opened(o.QuarantineNode)

@@ -63,7 +63,7 @@ class World:
         for number in range(rounds):
             if self.at_rest():
                 return number
-            if not (self.approve() or self.carry_out() or self.go_on()):
+            if not (self.approve() or self.carry_out() or self.go_on() or self.tend()):
                 self.wait()
         return rounds
 
@@ -136,6 +136,29 @@ class World:
             if self.engine.scope == "allocation" and job.state is JobState.HELD:
                 self.start(job)
                 return True
+        return False
+
+    def tend(self) -> bool:
+        """What people and jobs do of themselves about faults that were only observed."""
+        for incident in list(self.engine.state.incidents.values()):
+            if not incident.would:
+                continue
+            for name in incident.nodes_open:
+                node = self.engine.state.nodes[name]
+                if node.state is NodeState.SUSPECT and not self.engine.index.orders_of.get(f"node:{name}"):
+                    if node.view.drained:
+                        self.node_view(name, drained=False, drain_reason="")
+                    self.tell(e.OperatorCommand, command=e.Command.CONFIRM_HEALTHY, who="mei", node=name)
+                    return True
+            for key in incident.jobs_open:
+                job = self.engine.state.jobs[slug(key)]
+                attempt = job.attempt
+                if job.state is JobState.WATCHING and job.incident == incident.id and attempt is not None:
+                    step = max(job.durable_step, job.best_step, incident.step_before or 0) + 10
+                    self.tell(e.CheckpointSaved, job=key, attempt=attempt.number, step=step, durable=True)
+                    if job.incident == incident.id:
+                        self.view(job, state=S.COMPLETED, nodes=())
+                    return True
         return False
 
     def wait(self) -> None:

@@ -27,7 +27,7 @@ LAUNCHER = """
 
     leader = Plain(
         uplink=None, place=Plain(job_dir=Path(sys.argv[1])), policy=Policy(),
-        parting=Plain(durable_step=7, exclude=("node02",), gone=("node02",)), job_view=lambda: Plain(recovery=None),
+        parting=Plain(progressed=7, exclude=("node02",), gone=("node02",)), job_view=lambda: Plain(recovery=None),
     )
     requeue_own_job(leader, OwnJob(), environ=os.environ, voice=Plain(say=lambda text: print(text, flush=True)))
 """
@@ -51,7 +51,7 @@ def test_sruns_of_the_old_run_are_ended_although_the_schedulers_sigterm_comes_fi
         )
         assert (ran.returncode, ran.stderr) == (-signal.SIGTERM, "")
         assert ran.stdout == ("requeued without node02, 2 nodes\n" if ended == "launcher" else "")
-        assert (tmp_path / "requeues.json").read_text() == '{"count": 1, "durable_step": 7}'
+        assert (tmp_path / "requeues.json").read_text() == '{"count": 1, "progressed": 7}'
         assert old.wait(60) == -signal.SIGKILL
         assert other.poll() is None, "an srun of the next run was ended"
     finally:

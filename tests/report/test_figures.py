@@ -14,7 +14,7 @@ from holdfast.model.cluster import JobKey, JobView
 from holdfast.model.evidence import Diagnosis, Domain
 from holdfast.model.policy import Slo
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
-from holdfast.report.figures import CATEGORIES, account, opened_in, spread, totals
+from holdfast.report.figures import CATEGORIES, account, is_failure, opened_in, spread, totals
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.interval import advise
 from holdfast.report.tables import short
@@ -117,6 +117,19 @@ def test_incidents_that_were_only_observed_are_not_failures() -> None:
     seen = the_incident()
     seen.outcome = "observed"
     assert totals([], [seen], now=1.0).incidents == 0
+
+
+def test_incidents_of_mode_observe_are_counted_without_a_recovery() -> None:
+    """What would have been done is written down: a fault that was found, by cause, and no attempt's end as it went on."""
+    seen = the_incident()
+    seen.outcome, seen.would = "observed", ["7 would have been requeued"]
+    seen.marks.pop(Mark.STOPPED, None)
+    got = totals([a_job(first())], [seen], now=1.0)
+    assert (got.incidents, got.recovered, got.mttd.n, got.mttr.n) == (1, 0, 1, 0)
+    assert got.by_cause == {"exit.signal.11": 1}
+    assert not is_failure(seen)
+    seen.marks[Mark.STOPPED] = 160.0
+    assert is_failure(seen)
 
 
 Rows = list[tuple[float, float, float, float, int, int]]

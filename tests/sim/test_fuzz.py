@@ -6,11 +6,14 @@ import shlex
 
 import pytest
 
+from holdfast.decide import modes
 from holdfast.errors import UsageError
+from holdfast.model.orders import OrderStatus
+from holdfast.model.policy import Mode
 from holdfast.sim import fuzz as fuzzing
 from holdfast.sim.faults import plan
 from holdfast.sim.fuzz import CAN_BE_OFF, Trial, examine, search, shrunk
-from holdfast.sim.options import EDITION_2, draw
+from holdfast.sim.options import EDITION_2, EDITION_3, draw
 from sim.mutants import planted
 
 REGRESSIONS = {
@@ -46,6 +49,11 @@ REGRESSIONS = {
     7732: "a dead node that a person took over and put back into service was never looked at again",
     8867: "a requeue that a person asked for was charged: the judge looked at its incident only",
     8159: "a node that booted behind a rack that was cut off counted as well, and a job could start there",
+    10183: "a requeue that the scheduler had overtaken was taken for done while the job ran, and it was waited for for ever",
+    10568: "releases that came to no attempt raised the job's epoch, and what it saved gave its retries back no more",
+    11268: "an older fault of the same machine, told of late, was called a wrong diagnosis: the judge looked at nearness",
+    12053: "a node that died between its checks and its return was returned dead, and never looked at again",
+    12190: "a job of which only its launcher had told outlived its id, and a node waited for it to drain",
     8308: "a crash that came back after a preemption was called given up too early: the judge missed a restart",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own in tests/decide."""
@@ -83,9 +91,25 @@ def test_a_fixed_swarm_of_the_second_edition_finds_nothing():
     assert search(range(EDITION_2, EDITION_2 + 6)) == []
 
 
+def test_a_swarm_under_observe_changes_nothing():
+    """Every order that would have been given is recorded, and the world goes on without us: the judge sees both."""
+    seeds = [seed for seed in range(EDITION_3, EDITION_3 + 12) if draw(seed).policy][:4]
+    assert search(seeds) == []
+    result = fuzzing.simulate(draw(seeds[0]))
+    assert any(record.status is OrderStatus.OBSERVED for record in result.orders)
+    assert any(incident.would and incident.diagnosis for incident in result.incidents)
+
+
+def test_the_judge_of_observe_sees_an_order_that_is_given(monkeypatch):
+    """With a planted bug: the modes are not asked."""
+    seed = next(seed for seed in range(EDITION_3, EDITION_3 + 12) if draw(seed).policy)
+    monkeypatch.setattr(modes, "mode_of", lambda *_: Mode.ACT)
+    assert "observe_touches_nothing" in examine(Trial(seed=seed)).judges
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("first", [2000, EDITION_2])
+@pytest.mark.parametrize("first", [2000, EDITION_2, EDITION_3])
 def test_a_long_swarm_finds_nothing(first):
     """A thousand seeds of each edition, over two processes."""
     failed = search(range(first, first + 1000), processes=2)

@@ -12,7 +12,9 @@ from holdfast.decide.proof import about, incident_of
 from holdfast.decide.state import slug
 from holdfast.decide.turn import Turn, phase
 from holdfast.model import orders as o
+from holdfast.model.cluster import NodeView
 from holdfast.model.evidence import Remedy
+from holdfast.model.policy import Mode
 from holdfast.model.records import IncidentRecord, JobRecord, JobState, NodeState
 
 _IN_QUEUE = frozenset({JobState.HELD, JobState.RELEASED, JobState.WAITING_FOR_NODES})
@@ -24,7 +26,14 @@ def exclude(turn: Turn, job: JobRecord, names: list[str] | tuple[str, ...]) -> N
     new = [name for name in names if name not in job.excluded]
     if new:
         job.excluded = (*job.excluded, *new)
-        turn.tell(job, f"It is kept off {story.listed(new)}.")
+        observes = turn.mode(turn.policy_of(job), job.view.partition, Remedy.REQUEUE, job.incident) is Mode.OBSERVE
+        turn.tell(job, f"It {'would be' if observes else 'is'} kept off {story.listed(new)}.")
+
+
+def is_known(turn: Turn, name: str) -> bool:
+    """Has the scheduler itself told of this node? Of others it gives out none, and refuses to exclude them."""
+    node = turn.state.nodes.get(name)
+    return node is not None and node.view != NodeView(name=name)
 
 
 def exclude_unfenced(turn: Turn, job: JobRecord) -> None:
@@ -33,7 +42,7 @@ def exclude_unfenced(turn: Turn, job: JobRecord) -> None:
     names = {name for brake in turn.state.brakes.values() for name in brake.waiting}
     for incident in turn.state.incidents.values():
         names.update(name for name in incident.nodes_open if phase(known[name]) in _UNFENCED)
-    exclude(turn, job, sorted(names))
+    exclude(turn, job, sorted(name for name in names if is_known(turn, name)))
 
 
 def outdated(job: JobRecord) -> set[str]:

@@ -292,10 +292,20 @@ def node_fault(turn: Turn, finding: Finding) -> None:
     elif finding.role is Role.ROOT:
         incidents.judge(turn, incident, jobs[0] if jobs else None)
     if remedies.disturbs_jobs(finding):
-        for job in jobs:
-            recovery.fault(turn, job, incident, finding, leave=name)
-        for job in gone:
-            exclusions.exclude(turn, job, [name])
+        _disturb(turn, incident, finding, jobs, gone)
+    if incident.would and incident.diagnosis is None:
+        incidents.judge(turn, incident, jobs[0] if jobs else None)
+
+
+def _disturb(
+    turn: Turn, incident: IncidentRecord, finding: Finding, jobs: list[JobRecord], gone: list[JobRecord]
+) -> None:
+    """Have its jobs leave the node; those that left it just now are kept off it."""
+    name = finding.place.node
+    for job in jobs:
+        recovery.fault(turn, job, incident, finding, leave=name)
+    for job in gone:
+        exclusions.exclude(turn, job, [name])
 
 
 def _jobs_that_left(turn: Turn, name: str) -> list[JobRecord]:

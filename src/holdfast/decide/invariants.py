@@ -118,7 +118,10 @@ def _node(state: State, node: NodeRecord) -> Iterator[str]:
     if len(node.story) > STORY_LINES_MAX:
         yield "its story is not bounded"
     waits_for_domain = f"node:{node.name}" in state.timers
-    if shown is NodeState.SUSPECT and node.incident and not (waits_for_domain or _fence_comes(state, node)):
+    incident = state.incidents.get(node.incident)
+    left_to_people = incident is not None and bool(incident.would)
+    waits = waits_for_domain or left_to_people or _fence_comes(state, node)
+    if shown is NodeState.SUSPECT and node.incident and not waits:
         yield "nothing will ever move it on: neither an order, nor a brake, nor its domain is waited for"
     if shown in {NodeState.REPAIRING, NodeState.VALIDATING} and not (
         f"node:{node.name}" in state.timers or any(r.node == node.name for r in _node_orders(state))

@@ -16,9 +16,9 @@ from holdfast.decide.turn import Turn, in_recovery
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import ENDED, JobView, SchedulerState
+from holdfast.model.cluster import ENDED, JobKey, JobView, SchedulerState
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
-from holdfast.model.records import Authority, JobRecord, JobState
+from holdfast.model.records import Authority, JobRecord, JobState, Mark
 
 LATE_S = 900.0
 """A job that is first seen after its failure is recovered when that is not longer ago; schedulers forget soon after."""
@@ -44,6 +44,7 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
     """The job is now like this."""
     view = event.job
     job = turn.job(view.key)
+    _id_given_anew(turn, view.key)
     if job is None:
         _first_seen(turn, view)
         return
@@ -71,6 +72,14 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
         _queued(turn, job, old)
     elif view.state is SchedulerState.RUNNING:
         _running(turn, job, old)
+
+
+def _id_given_anew(turn: Turn, key: JobKey) -> None:
+    """A scheduler gives an id again when the job that had it is gone, also one of which only its launcher had told."""
+    for name in sorted(turn.index.by_id.get(key.id, ())):
+        known = turn.state.jobs[name].key
+        if known.cluster == key.cluster and known.generation < key.generation:
+            _forget(turn, turn.state.jobs[name])
 
 
 def _is_over(turn: Turn, job: JobRecord) -> None:
@@ -239,6 +248,7 @@ def _failed(turn: Turn, job: JobRecord, code: int | None) -> None:
             restart.attempt_is_over(turn, job, incident)
         return
     if incident is not None and job.state is JobState.WATCHING:
+        turn.stamp(incident, Mark.STOPPED)
         proof.finish(
             turn, job, JobTrigger.GIVE_UP, incidents.OBSERVED, f"it ended (exit code {code}) and was left alone"
         )
@@ -257,8 +267,11 @@ def _failed(turn: Turn, job: JobRecord, code: int | None) -> None:
 def vanished(turn: Turn, event: e.JobVanished) -> None:
     """The scheduler has forgotten it; so do we."""
     job = turn.job(event.job)
-    if job is None:
-        return
+    if job is not None:
+        _forget(turn, job)
+
+
+def _forget(turn: Turn, job: JobRecord) -> None:
     busy = in_recovery(job)
     trigger = JobTrigger.CANCEL if busy else JobTrigger.COMPLETED
     proof.finish(turn, job, trigger, incidents.CANCELLED, "the scheduler no longer knows it")

@@ -97,13 +97,20 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
             _taken_over(turn, node)
     elif old.drained:
         ours = same_machine and node.drained_by_us and not _being_returned(turn, node)
-        theirs = phase(node) is NodeState.SUSPECT and not node.incident  # and so was the suspicion, left to them
+        theirs = phase(node) is NodeState.SUSPECT and (not node.incident or _is_observed(turn, node))
         if ours or (theirs and not node.drained_by_us):
             _resumed_by_person(turn, node)
             return True
         dead = node.view.alive is False and old.alive is False
         return dead and phase(node) is NodeState.HEALTHY and not node.incident  # theirs, and it may be given out now
     return False
+
+
+def _is_observed(turn: Turn, node: NodeRecord) -> bool:
+    """Is it suspect, and left to people because policy says observe?"""
+    incident = repair.incident_of(turn, node)
+    waits = bool(turn.open_orders(about(node)))
+    return phase(node) is NodeState.SUSPECT and incident is not None and bool(incident.would) and not waits
 
 
 def _is_theirs(view: NodeView) -> bool:
@@ -129,6 +136,8 @@ def _first_seen(turn: Turn, view: NodeView) -> None:
 
 def _found_drained(turn: Turn, node: NodeRecord) -> None:
     """A drain of ours that this engine does not remember: nobody else will lift it, so it is checked and lifted."""
+    if turn.mode(turn.policy_for(node), node.view.group, Remedy.QUARANTINE) is Mode.OBSERVE:
+        return
     if node.view.drained and node.view.drain_reason.startswith(OWN_REASON):
         turn.move_node(node, NodeTrigger.QUARANTINE)
         turn.move_node(node, NodeTrigger.FENCED)
@@ -188,6 +197,8 @@ def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, do
         repair.new_identity(turn, node)
     elif machine:
         _swapped(turn, node)
+    elif not booting and _is_observed(turn, node):
+        _clear(turn, node, "it has booted anew, so what was seen before is stale")
     elif not booting:
         back(turn, node)
     return True
@@ -337,6 +348,9 @@ def back(turn: Turn, node: NodeRecord) -> None:
     """It runs again. One that was lost with its whole domain is well."""
     incident = repair.incident_of(turn, node)
     path = domains.path_of(incident)
+    if _is_observed(turn, node) and domains.is_lost(node) and not node.silent and node.view.alive is not False:
+        _clear(turn, node, "it runs again")
+        return
     if incident is None or not path or not domains.is_lost(node) or node.silent or phase(node) not in _WAITING:
         return
     turn.touch(node)
@@ -434,7 +448,7 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
     if status is OrderStatus.PENDING:
         entered(turn, node, incident)
     elif status is OrderStatus.OBSERVED:
-        incidents.node_settled(turn, incident, node, "would be quarantined (observe).")
+        turn.tell(node, "It would have been quarantined (observe); it is left to people.")
     else:
         turn.tell_all(incident, node, "waiting for a person to approve its quarantine.")
 

@@ -69,7 +69,7 @@ def step_done(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
 
 
 def _step_before(turn: Turn, incident: IncidentRecord, attempt: int, step: int) -> None:
-    if incident.attempt_before == attempt and step > (incident.step_before or -1):
+    if incident.attempt_before == attempt and not incident.would and step > (incident.step_before or -1):
         incident.step_before = step
         turn.touch(incident)
 
@@ -94,6 +94,19 @@ def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> Non
     if since:
         job.progressed += 1
         _progress(turn, job, f"checkpoint of step {step} is durable")
+    incident = incident_of(turn, job)
+    is_observed = incident is not None and incident.would and job.state is JobState.WATCHING
+    if incident is not None and is_observed and is_current and step > (incident.step_before or 0):
+        passed_by_itself(turn, job, incident, f"checkpoint of step {step} is durable")
+
+
+def passed_by_itself(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
+    """A fault that was only observed is behind the job, which went on without help."""
+    if job.attempt is not None and job.attempt.incident == incident.id:
+        job.attempt.incident = ""
+    turn.cancel_timer(timer_of(job))
+    turn.tell(job, f"It is past the fault: {why}.")
+    incidents.job_settled(turn, incident, job, incidents.OBSERVED, f"it went on by itself: {why}.")
 
 
 def to_pass(job: JobRecord) -> int:

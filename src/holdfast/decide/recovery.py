@@ -10,7 +10,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from holdfast.decide import exclusions, incidents, remedies, restart, story
-from holdfast.decide.proof import about, finish, give_up, incident_of, prove_timer, timer_of, wait
+from holdfast.decide.proof import (
+    about,
+    finish,
+    give_up,
+    incident_of,
+    passed_by_itself,
+    prove_timer,
+    timer_of,
+    wait,
+)
 from holdfast.decide.restart import alive, facts
 from holdfast.decide.transitions import JOB, JOB_ENDED, JobTrigger, can
 from holdfast.decide.turn import Turn
@@ -123,7 +132,7 @@ def _begin(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Findin
         return
     mode = turn.mode(policy, job.view.partition, choice.remedy, incident.id)
     if kind is Trouble.HANG and mode is not Mode.OBSERVE:
-        _look(turn, job, incident, policy)
+        _look(turn, job, incident, policy)  # taking stacks disturbs the job, too
     else:
         turn.start_timer(f"settle:{incident.id}", policy.waits.settle_s, incident.id)
         end_attempt(turn, job, incident, choice.remedy, choice.why)
@@ -220,9 +229,16 @@ def _after_look(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
         end_attempt(turn, job, incident, choice.remedy, choice.why)
 
 
+def _is_observed_hang(incident: IncidentRecord) -> bool:
+    return bool(incident.would) and remedies.trouble_of(incident.findings[0]) is Trouble.HANG
+
+
 def moves_again(turn: Turn, job: JobRecord, step: int) -> None:
     """Progress while one was still looking: it was slow, not hung."""
     incident = incident_of(turn, job)
+    if incident is not None and job.state is JobState.WATCHING and _is_observed_hang(incident):
+        passed_by_itself(turn, job, incident, f"it moves again (step {step})")
+        return
     if job.state is not JobState.DIAGNOSING or incident is None or not alive(job) or job.in_queue:
         return
     if incident.diagnosis is not None or _waits_for_person(turn, job):
@@ -248,6 +264,8 @@ def end_attempt(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Re
     reason = why or (incident.diagnosis.summary if incident.diagnosis is not None else incident.findings[0].summary)
     if remedy is Remedy.EVACUATE:
         evacuate(turn, job, incident, reason)
+        return
+    if restart.only_observes(turn, job, incident, remedy, reason):
         return
     if remedy is Remedy.STOP and not turn.in_allocation and turn.leads(job):
         if turn.mode(policy, job.view.partition, Remedy.STOP, incident.id) is Mode.ACT:
@@ -379,7 +397,7 @@ def timer(turn: Turn, job: JobRecord) -> None:
     if incident is None:
         return
     if state is JobState.WATCHING:
-        incidents.job_settled(turn, incident, job, incidents.OBSERVED, "left alone, and quiet since.")
+        _left_alone(turn, job, incident)
     elif state is JobState.STOPPING:
         _look_at_orders(turn, job, incident)
     elif state is JobState.EVACUATING:
@@ -398,6 +416,15 @@ def timer(turn: Turn, job: JobRecord) -> None:
         prove_timer(turn, job)
     else:
         wait(turn, job, policy.waits.order_s)
+
+
+def _left_alone(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+    """A job whose fault was only observed is looked at until it has come past the fault, or is over."""
+    reached = job.attempt.reached if job.attempt is not None else None
+    if incident.would and reached is not None and reached <= (incident.step_before or 0):
+        wait(turn, job, turn.policy_of(job).waits.propose_s)
+    else:
+        incidents.job_settled(turn, incident, job, incidents.OBSERVED, "left alone, and quiet since.")
 
 
 def _look_at_diagnosis(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
@@ -461,7 +488,7 @@ def _not_started(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: P
     choice = remedies.choose(job, policy, late, facts(turn, job, incident))
     if choice.remedy is Remedy.REQUEUE:
         restart.requeue(turn, job, incident, "nothing was started in time")
-    else:
+    elif not restart.only_observes(turn, job, incident, Remedy.STOP, choice.why or "nothing was started in time"):
         give_up(turn, job, incident, choice.why or "nothing was started in time")
 
 

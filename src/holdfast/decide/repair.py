@@ -302,6 +302,9 @@ def returned(turn: Turn, node: NodeRecord) -> None:
     turn.move_node(node, NodeTrigger.RETURN)
     clean(turn, node)
     turn.tell(node, "It takes work again.")
+    if node.view.alive is False:
+        # It died after it had passed its checks: while it was validated nobody took note.
+        turn.start_timer(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
     if incident is not None:
         turn.stamp(incident, Mark.NODE_RETURNED)
         turn.notify(incident.id, Severity.INFO, f"{node.name} is back", "It takes work again.", node=node.name)

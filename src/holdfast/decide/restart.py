@@ -163,6 +163,10 @@ def decide(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
         return
     if choice.passed:
         turn.tell(job, f"{choice.passed[-1][0].upper()}{choice.passed[-1][1:]}.")
+    acts = choice.remedy in {Remedy.RESTART_IN_PLACE, Remedy.EVACUATE, Remedy.REQUEUE, Remedy.STOP}
+    rung = Remedy.REQUEUE if choice.remedy is Remedy.EVACUATE else choice.remedy
+    if acts and only_observes(turn, job, incident, rung, choice.why or diagnosis.summary or diagnosis.cause):
+        return
     if choice.remedy is Remedy.RESTART_IN_PLACE:
         _in_place(turn, job, incident, diagnosis)
     elif choice.remedy in {Remedy.REQUEUE, Remedy.EVACUATE}:
@@ -252,8 +256,38 @@ def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.Any
             turn.move_job(job, JobTrigger.LOOK)
         turn.cancel_timer(timer_of(job))
     else:
-        leave_alone(turn, job, incident, f"would {order.remedy.replace('_', ' ')} it (observe)")
+        _observed(turn, job, incident)
     return False
+
+
+def _observed(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+    """What would have been ordered is written down: the cause is told, and the job left as it is."""
+    incidents.judge(turn, incident, job)
+    leave_alone(turn, job, incident, f"policy says {Mode.OBSERVE}")
+
+
+def only_observes(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Remedy, why: str) -> bool:
+    """Does the mode of this rung keep it from being taken? Then what would have been ordered is written down.
+
+    A job that our own requeue holds is past that question: nobody else would release it.
+    """
+    mode = turn.mode(turn.policy_of(job), job.view.partition, remedy, incident.id)
+    if mode is not Mode.OBSERVE or job.in_queue:
+        return False
+    order: o.AnyOrder
+    common = {"incident": incident.id, "remedy": remedy, "why": why, "job": job.key}
+    number = job.attempt.number if job.attempt is not None else 0
+    if remedy is Remedy.STOP:
+        order = turn.make(o.GiveUp, **common)
+    elif remedy is Remedy.RESTART_IN_PLACE and alive(job):
+        order = turn.make(o.StopAttempt, attempt=number, grace_s=turn.policy_of(job).waits.stop_grace_s, **common)
+    elif remedy is Remedy.RESTART_IN_PLACE:
+        order = turn.make(o.RestartInPlace, attempt=number + 1, epoch=job.epoch + 1, **common)
+    else:
+        order = turn.make(o.RequeueHeld, restart_count=job.view.restart_count, gone=_gone(turn, job), **common)
+    turn.ask(order, turn.policy_of(job), job.view.partition)
+    _observed(turn, job, incident)
+    return True
 
 
 def _through_queue(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
@@ -570,7 +604,7 @@ def order_failed(turn: Turn, job: JobRecord, order: o.JobOrder, why: str) -> Non
     if isinstance(order, o.RequeueHeld) and job.state is JobState.STOPPING:
         _not_requeued(turn, job, incident, why)
     elif isinstance(order, o.SetExcluded):
-        release(turn, job)
+        _not_excluded(turn, job, incident, order, why)
     elif isinstance(order, o.ReleaseJob) and job.state is JobState.RELEASED:
         turn.move_job(job, JobTrigger.HOLD)
         turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be released", why, job=job.key)
@@ -579,6 +613,29 @@ def order_failed(turn: Turn, job: JobRecord, order: o.JobOrder, why: str) -> Non
         leave_allocation(turn, job, incident, why, EXIT_RESTART_ME)
     elif isinstance(order, o.GiveUp):
         turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be stopped", why, job=job.key)
+
+
+def _not_excluded(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.SetExcluded, why: str) -> None:
+    """The scheduler refuses the exclusions: released now, the job could start on the nodes that it must leave.
+
+    A scheduler refuses names that it does not know and cannot give out either: without them it is asked again at once.
+    What it refuses all the same is asked for again after a while; meanwhile the job stays held.
+    """
+    if job.state is not JobState.HELD:
+        return
+    unknown = [name for name in order.nodes if not exclusions.is_known(turn, name)]
+    if unknown and len(unknown) < len(order.nodes):
+        job.excluded = tuple(name for name in job.excluded if name not in unknown)
+        turn.tell_all(incident, job, f"the scheduler does not know {story.listed(unknown)}; it is asked without them.")
+        exclusions.ask(turn, job, incident)
+        return
+    off = story.listed(order.nodes)
+    after_s = turn.policy_of(job).waits.nodes_s
+    text = (
+        f"{why}. It stays held and is tried again in {story.seconds(after_s)}. Or exclude them by hand and release it."
+    )
+    turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be kept off {off}", text, job=job.key)
+    wait(turn, job, after_s)
 
 
 def _not_requeued(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:

@@ -209,9 +209,28 @@ class Turn:
             return OrderStatus.PENDING
         if mode is Mode.OBSERVE:
             self.records[order.id] = OrderRecord(order, OrderStatus.OBSERVED, self.now, ended_at=self.now)
+            self.would(order)
             return OrderStatus.OBSERVED
         self.propose(order, policy)
         return OrderStatus.PROPOSED
+
+    def would(self, order: AnyOrder) -> None:
+        """Write down and tell, once for each incident, what mode `observe` keeps from being done."""
+        incident = self.state.incidents.get(order.incident)
+        if incident is None:
+            return
+        key, node = getattr(order, "job", None), getattr(order, "node", "")
+        job = self.job(key) if key is not None else None
+        sentence = f"{job.name if job is not None else node} would have been {modes.WOULD[order.remedy]}"
+        if sentence in incident.would:
+            return
+        incident.would.append(sentence)
+        self.tell(incident, f"{sentence} (observe).")
+        planned = getattr(order, "repair", Remedy.NONE)
+        after = f" Once it is drained it would have been {modes.WOULD[planned]}." if planned is not Remedy.NONE else ""
+        why = f"{order.why.rstrip('.')}. " if order.why else ""
+        text = f"{why}Policy says observe, so nothing is done.{after}"
+        self.notify(incident.id, Severity.WARNING, sentence, text, job=key, node=node)
 
     def propose(self, order: AnyOrder, policy: Policy) -> None:
         """Have a person decide, until it lapses."""

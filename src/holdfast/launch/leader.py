@@ -489,7 +489,7 @@ class Leader:
         self.voice.say(f"no remedy is left inside the allocation: {order.why}")
         record = await self.record()
         self.parting.exclude = order.exclude_nodes
-        self.parting.durable_step = record.durable_step if record is not None else 0
+        self.parting.progressed = record.progressed if record is not None else 0
         incidents = await self.controller.journal.incidents(open_only=True)
         escalated = e.Escalated(
             id=self.event_id(),

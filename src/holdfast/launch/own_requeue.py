@@ -1,7 +1,7 @@
 """A launcher that leaves its allocation on Slurm without a controller has its job requeued, by the owner's right.
 
 Called by `program` and `step` after everything of theirs has ended: the requeue ends this process too. Nothing but the
-counts of requeues is kept, in the job's folder; a new durable checkpoint in between resets them.
+counts of requeues is kept, in the job's folder; progress in between (`decide.proof`) resets them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def requeue_own_job(leader: Leader, own_job: OwnJob, *, environ: Mapping[str, st
     limits = leader.policy.limits
     asked = leader.job_view().recovery
     allowed = asked.max_requeues if asked is not None and asked.max_requeues is not None else limits.max_requeues
-    count = _requeues(folder / FILE, leader.parting.durable_step)
+    count = _requeues(folder / FILE, leader.parting.progressed)
     if count >= allowed:
-        return f"{count} requeues without a new checkpoint in between, which is the limit"
+        return f"{count} requeues with no progress in between, which is the limit"
     with _EndPutOff(environ) as put_off:
         refusal = _requeue(leader, own_job, count + 1, environ, voice)
         put_off.is_over = not refusal
@@ -63,7 +63,7 @@ def _requeue(leader: Leader, own_job: OwnJob, count: int, environ: Mapping[str, 
     parting = leader.parting
     size = environ.get("SLURM_JOB_NUM_NODES", "")
     try:
-        noted.write_text(json.dumps({"count": count, "durable_step": parting.durable_step}), encoding="utf-8")
+        noted.write_text(json.dumps({"count": count, "progressed": parting.progressed}), encoding="utf-8")
         promise = asyncio.run(
             own_job.requeue(parting.exclude, gone=parting.gone, size=int(size) if size.isdecimal() else 0)
         )
@@ -128,10 +128,10 @@ def _end_old_sruns(environ: Mapping[str, str]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _requeues(path: Path, durable_step: int) -> int:
+def _requeues(path: Path, progressed: int) -> int:
     """Requeues since the last progress."""
     try:
         told = json.loads(path.read_bytes())
-        return int(told["count"]) if int(told["durable_step"]) >= durable_step else 0
+        return int(told["count"]) if int(told["progressed"]) >= progressed else 0
     except (OSError, ValueError, KeyError, TypeError):
         return 0

@@ -10,8 +10,8 @@ class Parting(Struct):
 
     exclude: tuple[str, ...] = ()
     """Nodes that the job is to be kept off where it runs next."""
-    durable_step: int = 0
-    """The newest durable checkpoint."""
+    progressed: int = 0
+    """How often the job has made progress, by the engine's count."""
     gone: frozenset[str] = frozenset()
     """Nodes that are proven not to run."""
     is_superseded: bool = False

@@ -21,8 +21,12 @@ class Mode(StrEnum):
     """How far Holdfast may go."""
 
     OBSERVE = "observe"
+    """Diagnose, tell people, count, and record each order that would have been given: nothing is carried out. The
+    incident is open until the job has come past the fault by itself or is over, and the node is repaired or cleared."""
     ADVISE = "advise"
+    """Propose each order; a person approves it or lets it lapse."""
     ACT = "act"
+    """Carry orders out."""
 
 
 class Trouble(StrEnum):
@@ -68,7 +72,13 @@ def _job_ladders() -> dict[Trouble, tuple[Remedy, ...]]:
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Budgets of one job. Counts are reset by progress."""
+    """Budgets of one job. Counts are reset by progress.
+
+    Progress is a durable checkpoint, made since the last restart, beyond the furthest one. Where an attempt resumed
+    before the furthest (newer ones are damaged, gone or mistrusted), progress counts from where it resumed. A job that
+    falls back to the same step once more, or behind it, must pass what it had regained: the same crash at the same step
+    after each fall back still stops the job.
+    """
 
     max_in_place: Count = 3
     max_requeues: Count = 3

@@ -149,8 +149,7 @@ class JobRecord(Struct, omit_defaults=True):
     broke: dict[str, Broke] = field(default_factory=dict)
     """Per fingerprint, where the attempt before the newest of those restarts had broken."""
     charged: tuple[int, int] = (-1, -1)
-    """Restart count and number of the newest attempt when a restart was last charged: no word of it, or of an older one,
-    is progress since."""
+    """Restart count and number of the newest attempt when a restart was last charged: what it saved is no progress."""
     progressed: int = 0
     """How often a durable checkpoint was progress."""
     durable_step: int = 0
@@ -231,6 +230,8 @@ class IncidentRecord(Struct, omit_defaults=True):
     diagnosis: Diagnosis | None = None
     remedies: list[Remedy] = field(default_factory=list)
     """Rungs tried, in order."""
+    would: list[str] = field(default_factory=list)
+    """What mode `observe` kept from being done, in order: `n2 would have been quarantined`."""
     marks: dict[Mark, float] = field(default_factory=dict)
     said_at: float = 0.0
     """When its evidence was first reported, by the reporter's clock. A wait's mark `fault` is where the wait began."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.model.events import DrillFired, NodeValidated
 from holdfast.model.orders import Notify, OrderStatus
 from holdfast.report.alerts import counted, expected, missed, unfounded
+from holdfast.report.figures import is_counted
 from holdfast.report.gather import ReportData
 from holdfast.report.section import Section
 from holdfast.report.series import JobSeries, Point
@@ -63,7 +64,7 @@ def _notices(data: ReportData) -> list[tuple[str, str, str]]:
         for record in data.notices
         if isinstance(record.order, Notify) and record.status is OrderStatus.DONE
     }
-    real = [incident.id for incident in data.incidents if incident.outcome != "observed"]
+    real = [incident.id for incident in data.incidents if is_counted(incident)]
     if not real:
         return []
     untold = [name for name in real if name not in told]

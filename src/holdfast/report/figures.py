@@ -244,8 +244,14 @@ def was_ordered(incident: IncidentRecord) -> bool:
 
 
 def is_failure(incident: IncidentRecord) -> bool:
-    """Did a fault end an attempt of a job? What was only observed, and what a person ordered, is no failure."""
-    return incident.attempt_before is not None and incident.outcome != "observed" and not was_ordered(incident)
+    """Did a fault end an attempt of a job? What was left alone and went on, or a person ordered, is no failure."""
+    ended = incident.outcome != "observed" or (is_counted(incident) and Mark.STOPPED in incident.marks)
+    return incident.attempt_before is not None and ended and not was_ordered(incident)
+
+
+def is_counted(incident: IncidentRecord) -> bool:
+    """Is it a fault that something was done about, or would have been if policy did not say observe?"""
+    return incident.outcome != "observed" or bool(incident.would)
 
 
 def of_known_attempts(incidents: Iterable[IncidentRecord], jobs: Iterable[JobRecord]) -> list[IncidentRecord]:
@@ -287,12 +293,13 @@ def totals(
 ) -> Totals:
     """All figures over these jobs and incidents.
 
-    Incidents that were only observed count nowhere. Those that a person ordered are incidents, but no failures: nothing
+    Incidents of which nothing came and nothing would have (`is_counted`) count nowhere. What mode observe kept from
+    being done is an incident without a recovery. Those that a person ordered are incidents, but no failures: nothing
     had to be detected, nothing to recover.
 
     `accounts`: as `accounts_of` gives them, when they are there already.
     """
-    real = [incident for incident in incidents if incident.outcome != "observed"]
+    real = [incident for incident in incidents if is_counted(incident)]
     faults = [incident for incident in real if not was_ordered(incident)]
     recovered = [incident for incident in faults if incident.outcome == "recovered"]
     if accounts is None:

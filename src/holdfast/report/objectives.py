@@ -13,7 +13,7 @@ from msgspec import Struct
 from holdfast.decide.waits import waited_share
 from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, Mark
-from holdfast.report.figures import Accounting, is_failure, opened_in, spread, was_ordered
+from holdfast.report.figures import Accounting, is_counted, is_failure, opened_in, spread, was_ordered
 from holdfast.report.tables import short
 from holdfast.report.throughput import Throughput
 from holdfast.report.timeline import spans
@@ -58,11 +58,12 @@ def judge(
             by all time without training in it.
         until: its end.
     """
-    lived = [i for i in incidents if i.outcome != "observed" and not was_ordered(i)]
+    faults = [i for i in incidents if is_counted(i) and not was_ordered(i)]
+    lived = [i for i in faults if i.outcome != "observed"]
     real = opened_in(lived, since, until)
     found = []
     if slo.detect_s:
-        found.append(_within("detect", slo.detect_s, spans(real, Mark.FAULT, Mark.DETECTED)))
+        found.append(_within("detect", slo.detect_s, spans(opened_in(faults, since, until), Mark.FAULT, Mark.DETECTED)))
     if slo.recover_s:
         found.append(_recovery(slo.recover_s, real))
     if slo.availability:

@@ -13,7 +13,7 @@ from msgspec import structs
 from holdfast.model.events import DrillFired
 from holdfast.report.coverage import coverage, environment
 from holdfast.report.definitions import GOOGLE, MISSION_CONTROL_GUIDE
-from holdfast.report.figures import Spread
+from holdfast.report.figures import Spread, is_counted
 from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import Verdict
@@ -231,7 +231,7 @@ def weeks(data: ReportData) -> Section:
 
 def ran(data: ReportData) -> Section:
     """What ran: for the summary."""
-    drills = sum(1 for incident in data.counted if incident.drill and incident.outcome != "observed")
+    drills = sum(1 for incident in data.counted if incident.drill and is_counted(incident))
     names = sorted({event.drill for event in data.events if isinstance(event, DrillFired)})
     begin, end = data.fleet.since, data.fleet.until
     rows = [

@@ -14,7 +14,7 @@ from msgspec import Struct
 from holdfast.model import events as e
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
 from holdfast.report.definitions import definition
-from holdfast.report.figures import ends, first_step_at, of_known_attempts, ratio, steps_again, was_ordered
+from holdfast.report.figures import ends, first_step_at, is_counted, of_known_attempts, ratio, steps_again, was_ordered
 from holdfast.report.fleet import groups, helpers, job_gpus
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import down_s
@@ -102,11 +102,7 @@ def trace(data: ReportData, figure: str, told: Told) -> Trace:
 
 
 def _span_of(incident: IncidentRecord, figure: str) -> float | None:
-    if (
-        incident.outcome == "observed"
-        or was_ordered(incident)
-        or (figure != "MTTD" and incident.outcome != "recovered")
-    ):
+    if not is_counted(incident) or was_ordered(incident) or (figure != "MTTD" and incident.outcome != "recovered"):
         return None
     return span(incident, *SPANS[figure])
 
@@ -128,7 +124,7 @@ def _of_spans(data: ReportData, figure: str, told: Told) -> Trace:
 def _counted(data: ReportData, figure: str) -> list[IncidentRecord]:
     """The incidents that a figure counts, or is made of."""
     if figure in OF_ALL:
-        real = [i for i in data.counted if i.outcome != "observed"]
+        real = [i for i in data.counted if is_counted(i)]
         return [i for i in real if i.outcome == "recovered"] if figure == "recovered" else real
     found = groups(data.counted, data.commands)
     alone = {incident.id for incident in found.alone}

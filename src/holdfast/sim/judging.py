@@ -18,6 +18,7 @@ from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord
 from holdfast.model.wire import encode, kind_of
 from holdfast.sim.checkers import Complaint, judged
 from holdfast.sim.checkers.journal import Replayed, job_name
+from holdfast.sim.checkers.observe import observes
 from holdfast.sim.control import EngineClass
 from holdfast.sim.history import (
     PERSON,
@@ -64,8 +65,9 @@ rank's for the link that its agent sees down."""
 def complaints_about(result: SimResult, *, engine: EngineClass = Engine) -> list[Complaint]:
     """Everything that is wrong with a run of this engine; empty: nothing."""
     said = [Complaint("engine_refuses_nothing", text) for text in result.refused]
-    said += [Complaint("comes_to_rest", text) for text in result.unrest]
     history = history_of(result)
+    if not observes(history):
+        said += [Complaint("comes_to_rest", text) for text in result.unrest]
     policies = history.policies
     return said + judged(history, lambda events: replayed(events, policies, engine))
 

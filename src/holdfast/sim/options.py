@@ -216,6 +216,8 @@ _KINDS = (
 EDITION_2 = 10_000
 """Seeds from this one on draw more: clocks that run fast or slow, links that are down, peers that complain. Those
 before draw what they always drew, so that a seed that found a bug goes on meaning what it meant."""
+EDITION_3 = 20_000
+"""Seeds from this one on draw the mode as well: act, or observe."""
 SHARES = (
     "message_loss",
     "message_duplicate",
@@ -279,6 +281,8 @@ def draw(seed: int) -> SimOptions:
         values["clock_drift_ppm"] = dice.choice((0.0, 50.0, 500.0))
         values["link_faults"] = dice.uniform(0.2, 2.0) * _INTENSE if dice.random() < 0.5 else 0.0
         values["echoes"] = dice.choice((0.0, 0.5, 1.0))
+    if seed >= EDITION_3:
+        values["policy"] = dice.choice(("", 'mode = "observe"\n'))
     return SimOptions(**values)
 
 

@@ -21,6 +21,7 @@ from holdfast.sim.checkers.jobs import (
 )
 from holdfast.sim.checkers.journal import Replay, journal_is_sound, replay_is_the_same
 from holdfast.sim.checkers.nodes import brake_is_kept, drains_are_our_own, no_drain_is_forgotten
+from holdfast.sim.checkers.observe import observe_touches_nothing, observes
 from holdfast.sim.checkers.orders import every_order_has_a_cause, no_order_twice, orders_end
 from holdfast.sim.checkers.restarts import not_onto_a_bad_node
 from holdfast.sim.history import FaultsOver, History
@@ -38,6 +39,7 @@ SAFETY: tuple[Judge, ...] = (
     no_restart_after_cancel,
     attempts_do_not_overlap,
     stories_name_the_cause,
+    observe_touches_nothing,
 )
 """What must hold at every moment."""
 
@@ -68,7 +70,8 @@ def came_to_rest_in_time(history: History) -> bool:
 
 def judged(history: History, replay: Replay | None = None) -> list[Complaint]:
     """All complaints: safety always, liveness when there was time for it, the replay when one is given."""
-    judges = [*SAFETY, *(LIVENESS if came_to_rest_in_time(history) else ())]
+    is_live = came_to_rest_in_time(history) and not observes(history)  # who only observes brings nothing about
+    judges = [*SAFETY, *(LIVENESS if is_live else ())]
     said = [Complaint(judge.__name__, text) for judge in judges for text in _first(judge(history))]
     if replay is not None:
         said += [Complaint("replay_is_the_same", text) for text in _first(replay_is_the_same(history, replay))]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from holdfast.model import events as e
 from holdfast.model.records import IncidentRecord
-from holdfast.sim.history import Faulted, History
+from holdfast.sim.history import Faulted, History, NodeMended
 
 NEAR_S = 900.0
 """Faults of one node or job that are closer than this may rightly be taken for one another."""
@@ -43,6 +43,8 @@ def stories_name_the_cause(history: History) -> Iterator[str]:
                 continue
             if diagnosis.cause == _DOMAIN and _domain_failed(incident, faults):
                 continue  # what it began with was swallowed by the loss of all that stands around it
+            if _is_told_late(diagnosis.cause, incident, fault, history):
+                continue
             if diagnosis.cause not in fault.rules:
                 yield (
                     f"incident {incident.id} names {diagnosis.cause}; it was {fault.fault} ({', '.join(fault.rules)})"
@@ -54,6 +56,16 @@ def stories_name_the_cause(history: History) -> Iterator[str]:
 def _alone(fault: Faulted, faults: list[Faulted]) -> bool:
     """No other fault is near enough in time to be meant."""
     return not any(other.fault != fault.fault and abs(other.at - fault.at) <= NEAR_S for other in faults)
+
+
+def _is_told_late(cause: str, incident: IncidentRecord, fault: Faulted, history: History) -> bool:
+    """Is its cause an older fault of the same machine, which nobody has mended and whose word came late?"""
+    for older in history.deeds:
+        if isinstance(older, Faulted) and older.node == fault.node and older.at < fault.at and cause in older.rules:
+            mends = [deed.at for deed in history.deeds if isinstance(deed, NodeMended) and deed.node == fault.node]
+            if not any(older.at <= at <= incident.opened_at for at in mends):
+                return True
+    return False
 
 
 def _domain_failed(incident: IncidentRecord, faults: list[Faulted]) -> bool:

@@ -25,7 +25,7 @@ _OPERATOR = "operator."
 class _Ground:
     """How far one job's durable checkpoints have come, and what the next one must pass to be progress.
 
-    By docs/definitions.md, "progress": the furthest step; after an attempt that resumed before it, where that attempt
+    By docs/policy.md, `[limits]`: the furthest step; after an attempt that resumed before it, where that attempt
     resumed; and once the job has fallen back to a step, what it regained counts against the next fall to that step.
     """
 
@@ -41,11 +41,9 @@ class _Ground:
         if attempt in self._saved:
             return
         self._saved.add(attempt)
-        if self._fallen is None or step > self._fallen[0]:
-            if step < self.to_pass:
-                self._fallen = (step, step)
-                return
-        if self._fallen is not None:
+        if (self._fallen is None or step > self._fallen[0]) and step < self.to_pass:
+            self._fallen = (step, step)
+        elif self._fallen is not None:
             self._fallen = (self._fallen[0], max(self._fallen[1], step))
 
     @property
