@@ -124,7 +124,9 @@ def test_what_pytorch_records(tmp_path):
     """Two real ranks: the second never began the second all-reduce, and the first one's dump says where it waits."""
     pytest.importorskip("torch")
     ranks = [
-        subprocess.Popen([sys.executable, "-c", RECORDED, str(tmp_path), str(rank)], env={"TORCH_FR_BUFFER_SIZE": "100"})
+        subprocess.Popen(
+            [sys.executable, "-c", RECORDED, str(tmp_path), str(rank)], env={"TORCH_FR_BUFFER_SIZE": "100"}
+        )
         for rank in range(2)
     ]
     assert [rank.wait(60) for rank in ranks] == [0, 0]

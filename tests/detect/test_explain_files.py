@@ -168,7 +168,9 @@ def test_command(tmp_path):
     assert (done.returncode, json.loads(done.stdout)["verdict"]) == (0, "healthy")
 
 
-@pytest.mark.parametrize("data", [b"", b"hello\n", b"hello", bytes(range(256)) * 300, b"\x7fELF\x02\x01\x01" + b"\0" * 5000])
+@pytest.mark.parametrize(
+    "data", [b"", b"hello\n", b"hello", bytes(range(256)) * 300, b"\x7fELF\x02\x01\x01" + b"\0" * 5000]
+)
 @pytest.mark.parametrize("piped", [True, False])
 def test_nothing_to_judge(data, piped, tmp_path):
     """What holds nothing of a log is neither healthy nor a fault, and has an exit code of its own."""

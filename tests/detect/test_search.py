@@ -200,3 +200,19 @@ def test_number_finders(core, fits):
     assert (found is not None) == fits
     if found is not None:
         assert re.findall(found, "iteration 12/ 40 iteration 13/40") == ["12", "13"]
+
+
+def test_a_flood_hides_nothing(monkeypatch):
+    """Blocks full of one rule's lines are searched at their ends; a line of another rule in their middle is found."""
+    block = b"OSError: [Errno 28] No space left on device: '/data/shard'\n" * 17000
+    other = b"[rank3]: KeyError: 'ids'\n"
+    middle = block.find(b"\n", len(block) // 2) + 1
+    stream = MATCHER.stream(StreamSource(kind=StreamKind.ANY))
+    searched, whole = [], search.plain
+    monkeypatch.setattr(search, "plain", lambda *told, **more: searched.append(1) or whole(*told, **more))
+    for turn in range(6):
+        data = block[:middle] + other + block[middle:] if turn == 4 else block
+        found = stream.feed(data, 0.0)
+        assert (found[0].offset, found[-1].line_no) == (stream.offset - len(data), stream.line_no)
+        assert [match.rule.id for match in found if match.rank == 3] == (["data.bug"] if turn == 4 else [])
+    assert len(searched) == 2

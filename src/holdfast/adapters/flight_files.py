@@ -27,6 +27,8 @@ _UNREADABLE = (
     RecursionError,
 )
 """Truncated or hostile bytes make the readers raise any of these; such a file is not a dump for us."""
+
+
 class _PlainUnpickler(pickle.Unpickler):
     """Containers, numbers and texts; anything with a class of its own is refused."""
 

@@ -70,7 +70,9 @@ def _may_be_log(file: Path) -> bool:
     except OSError:
         return False
     # Flight recorders' dumps are binary and lie beside logs.
-    return bool(head) and (is_dump(head) or head.startswith((_GZIP, _ZSTD, _XZ, _BZIP2, *_UTF16)) or b"\x00\x00\x00" not in head)
+    return bool(head) and (
+        is_dump(head) or head.startswith((_GZIP, _ZSTD, _XZ, _BZIP2, *_UTF16)) or b"\x00\x00\x00" not in head
+    )
 
 
 def read_chunks(path: str) -> Iterator[bytes]:

@@ -155,7 +155,7 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules
 
 
 def _with_rest(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Each chunk, and how many follow it at least, which is at most `END_CHUNKS`. A failure comes after the last one."""
+    """Each chunk, and how many follow it, `END_CHUNKS` at the most. A failure comes after the last one."""
     ahead: deque[bytes] = deque()
     failed: UserError | None = None
     try:

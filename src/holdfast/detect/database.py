@@ -18,7 +18,7 @@ from holdfast.detect.patterns import number_finder
 from holdfast.detect.sieve import ORDINARY, escaped, sieve_of
 from holdfast.model.evidence import Role
 
-FORM = 5
+FORM = 6
 """Of the bytes that `compile_database` makes; older ones are compiled anew."""
 SIEVED = 1 << 24
 """Numbers of a sieve's own expressions begin above this; those below are the catalogue's."""
@@ -42,6 +42,8 @@ class Databases(Struct, frozen=True):
     """What a line must hold to be looked at by `faults`."""
     sieve_progress: hyperscan.Database
     """The same, and each core of `progress`, reported once in a block; where a finder looks for it, a piece of it."""
+    once: hyperscan.Database
+    """The cores of `faults`, each reported once in a block: what a flood is made of, at a fraction of its cost."""
 
 
 def expressions(catalogue: Catalogue) -> tuple[list[str], list[tuple[Rule, ...]]]:
@@ -87,6 +89,7 @@ def compile_database(catalogue: Catalogue) -> bytes:
     finders = number_finders(texts, owners)
     seen = {i: _piece(texts[i]) if i in finders else texts[i] for i in progress}
     parts += [_compile_sieve(passing, alone) for alone in ({}, seen)]
+    parts.append(_compile(texts, faults, owners, hyperscan.HS_FLAG_SINGLEMATCH))
     return _head(catalogue.digest) + b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
@@ -100,10 +103,10 @@ def _head(digest: str) -> bytes:
     return f"{digest} {FORM}\n".encode()
 
 
-def _compile(texts: list[str], chosen: list[int], owners: list[tuple[Rule, ...]]) -> bytes:
+def _compile(texts: list[str], chosen: list[int], owners: list[tuple[Rule, ...]], flag: int = 0) -> bytes:
     encoded = [texts[i].encode() for i in chosen]
     try:
-        return _compiled([*encoded, _STRIDE_1], [*chosen, SIEVED], [0] * (len(encoded) + 1))
+        return _compiled([*encoded, _STRIDE_1], [*chosen, SIEVED], [*([flag] * len(encoded)), 0])
     except hyperscan.error as error:
         raise ValueError(f"{_culprit(texts, chosen, owners)}: Hyperscan refuses it: {error}") from error
 

@@ -12,14 +12,16 @@ from typing import Any
 
 from msgspec import Struct
 
-
 DIGITS_MAX = 18
 HEAD = 4096
 """Bytes of a file that tell whether it is a dump."""
 _KEYS = (b"pg_config", b"pg_status", b"comm_lib_version", b"nccl_version", b"entries")
 _PICKLED = re.compile(rb"\x80[\x02-\x05]")
 _WRITTEN = re.compile(rb"\s*\{")
-_RANK = (re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE), re.compile(r"(\d{1,6})(?:\.[a-z]{1,8})?$", re.IGNORECASE))
+_RANK = (
+    re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE),
+    re.compile(r"(\d{1,6})(?:\.[a-z]{1,8})?$", re.IGNORECASE),
+)
 
 
 def is_dump(head: bytes) -> bool:

@@ -287,7 +287,8 @@ def _stamp(found: re.Match[str], year: int) -> float | None:
 
 
 _LOGGED = re.compile(
-    r"\b(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\d\d:\d\d:\d\d|\"level\": ?\"\w{3,9}\"|\blevel=\w{3,9}\b"
+    r"\b(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\d\d:\d\d:\d\d"
+    r"|\"level\": ?\"\w{3,9}\"|\blevel=\w{3,9}\b"
 )
 """A logger's word for how grave a line is, or a time of day."""
 _LOOKED_AT = 200

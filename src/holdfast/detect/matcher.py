@@ -207,7 +207,7 @@ class LineStream:
         coloured: whether colour codes were seen in it, so that they are taken out before a search.
         everything: whether rules are asked, too, that know an error by its severity word alone.
         sampled: whether only a sample of the blocks is read for progress.
-        ending: whether what is fed from now on holds the stream's end, so that nothing at the end of a block is left out.
+        ending: whether what is fed from now on holds the end of the stream, which is read in full.
         allowance: how many more hits are judged before a flood is thinned.
     """
 
@@ -363,7 +363,7 @@ def _place(match: Match) -> int:
 
 
 WATCHED_STEPS = 1000
-"""So many lines of progress are read after anything that they may prove to be survived; several times of what is asked."""
+"""Lines of progress that are read after anything that they may prove to be survived: several times of what is asked."""
 SAMPLE_EVERY = 32
 """With sampled progress, every so-manieth block is read for progress too, and the stream's end always."""
 TAIL = 1 << 16
@@ -505,7 +505,7 @@ class BlockReader:
     def pieces(
         self, sought: Found, number: int, rule: Rule, cuts: list[tuple[int, int]]
     ) -> tuple[list[tuple[list[bytes], list[int]]], list[int]]:
-        """A progress rule's lines, taken out of what was found: numbers and hits' ends of each fold, and ends left over.
+        """A progress rule's lines, taken out of what was found: numbers and ends of each fold, and ends left over.
 
         Where nothing cuts the fold in two, the end of its last hit may stand for all of them.
         """

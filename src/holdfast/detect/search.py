@@ -24,6 +24,10 @@ PASSED_MAX = 256
 REST_MAX = 64
 """Blocks that are searched without the sieve after it was of no use: twice as many each time, at most so many."""
 NUMBERED_TAIL = 1 << 12
+FLOOD_MIN = 512
+"""More matches of one expression than this in one block are a flood."""
+FLOOD_EDGE = 1 << 16
+"""Bytes at either end of a block that are searched in full where it holds nothing but a known flood."""
 _NUMBERS = msgspec.json.Decoder(tuple[float, ...])
 """Reads many numbers in a third of the time that `float` takes for each."""
 
@@ -50,6 +54,7 @@ class Search:
         self.finders = finders
         self._resting = 0
         self._rest = 1
+        self._floods: frozenset[int] = frozenset()
 
     def read(self, block: bytes, start: int, stop: int, *, progress: bool, many: int) -> Found:
         """Everything in `block[start:stop]` that a rule with a name may own.
@@ -67,7 +72,32 @@ class Search:
             if points is not None:
                 ends = self._passed(block, start, stop, points)
                 return self._with_progress(Found(ends, {}), block, start, stop, present, many)
-        return Found(plain(databases, block, start, stop, progress=progress), {})
+        flood = self._flood(block, start, stop) if self._floods else None
+        if flood is None:
+            found = plain(databases, block, start, stop, progress=progress)
+            self._floods = frozenset(number for number, ends in found.items() if len(ends) > FLOOD_MIN)
+            return Found(found, {})
+        if progress:
+            flood |= hits(databases.progress, _view(block, start, stop))
+        return Found(flood, {})
+
+    def _flood(self, block: bytes, start: int, stop: int) -> dict[int, list[int]] | None:
+        """The matches at both ends of a block that holds no other expressions than the last one was flooded with.
+
+        None where that is not so; then every match is wanted.
+        """
+        first = block.find(b"\n", start + FLOOD_EDGE, stop) + 1
+        last = block.rfind(b"\n", start, max(start, stop - FLOOD_EDGE)) + 1
+        if not start < first < last:
+            return None
+        present = hits(self.databases.once, _view(block, start, stop))
+        if not present.keys() <= self._floods:
+            return None
+        head = hits(self.databases.faults, _view(block, start, first))
+        tail = hits(self.databases.faults, _view(block, last, stop))
+        if present.keys() != tail.keys():
+            return None
+        return {n: (head.get(n) or present[n]) + [end + last - start for end in tail[n]] for n in present}
 
     def _rests(self) -> bool:
         self._resting = max(0, self._resting - 1)
