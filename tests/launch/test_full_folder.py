@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,14 @@ if what == "raise":
     raise OSError(28, "No space left on device")
 sys.exit(int(what))
 """
+
+
+STORED = """
+import os, sqlite3, sys
+journal = sqlite3.connect("file:" + os.environ["HOLDFAST_JOB_DIR"] + "/journal.db?mode=ro", uri=True)
+sys.exit(not journal.execute("SELECT count(*) FROM events WHERE kind = 'attempt_started'").fetchone()[0])
+"""
+"""Ends well once the launcher's journal is open and holds the attempt's begin."""
 
 
 class Small:
@@ -150,16 +159,18 @@ def test_a_supervised_step_keeps_to_it_too(small, tmp_path: Path):
     full, later = small.folder("full", "8k"), small.folder("later", "2m")
     if not small.mounted:
         pytest.skip("this user may not mount a small file system")
+    (tmp_path / "stored.py").write_text(STORED)
+    until = f"until {sys.executable} {tmp_path}/stored.py 2>/dev/null; do sleep 0.1; done"
     begun = time.monotonic()
     with ThreadPoolExecutor() as both:
         at_once = both.submit(supervise, full, ["sleep 60"])
-        done = both.submit(supervise, later, ["sleep 1.5", "cat /dev/zero > ballast", "exit 3"]).result()
+        done = both.submit(supervise, later, [until, "cat /dev/zero > ballast", "exit 3"]).result()
     assert at_once.result().returncode == 86
     assert FIX in at_once.result().stderr
     assert done.returncode == 3
     assert "not run again: " in done.stderr
     assert FIX in done.stderr.splitlines()[-1]
-    assert time.monotonic() - begun < END_S
+    assert time.monotonic() - begun < 2 * END_S
     assert "Traceback" not in done.stderr
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec import structs
 
 from holdfast.launch.slowdown import LOOKS_MAX, Slowdown
+from holdfast.model.cluster import JobKey
+from holdfast.model.evidence import Diagnosis, Finding
+from holdfast.model.records import IncidentRecord, Mark
+from holdfast.report.objectives import down_s
 
 
 def learned(steps: int = 20, step_s: float = 0.1) -> Slowdown:
@@ -124,3 +129,17 @@ def test_it_does_not_look_again_at_once():
     assert not any(one.observe(step, 0.4, is_ordinary=True) for step in range(36, 90))
     assert not one.observe(90, 0.1, is_ordinary=True)
     assert [one.observe(step, 0.4, is_ordinary=True) for step in (91, 92, 93)][-1]
+
+
+def test_a_stragglers_time_is_what_the_others_waited():
+    """Steps of 0.4 s instead of 0.1 s: three quarters of its time; a job that was never stopped stood not still."""
+    captures = {"slow_step_s": "0.400", "usual_step_s": "0.100"}
+    told = Finding(id="f", rule="straggler.rank", at=100.0, captures=captures)
+    marks = {Mark.FAULT: 100.0, Mark.CLOSED: 400.0}
+    incident = IncidentRecord(
+        id="i", opened_at=100.0, closed_at=400.0, attempt_before=0, findings=[told], marks=marks,
+        diagnosis=Diagnosis(cause="straggler.rank"), jobs=[JobKey(cluster="here", id="1")],
+    )  # fmt: skip
+    assert down_s(incident, 0.0, 1000.0) == pytest.approx(225.0)
+    incident.findings = [structs.replace(told, captures={})]
+    assert down_s(incident, 0.0, 1000.0) == 0.0
