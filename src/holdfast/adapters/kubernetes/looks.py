@@ -280,7 +280,7 @@ class Looks:
                 raise LinkError(f"the API server does not serve {EVERYWHERE} yet: it is still starting")
             if not self.eviction:
                 core = (await self.api.get("/api/v1")).get("resources") or []
-                found = next((one for one in core if one["name"] == "pods/eviction"), {})
+                found: Json = next((one for one in core if one["name"] == "pods/eviction"), {})
                 self.eviction = str(found.get("version") or "v1")
         except ApiError as error:
             raise LinkError(str(error)) from error
