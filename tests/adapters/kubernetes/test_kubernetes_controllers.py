@@ -218,7 +218,7 @@ async def killed_for_memory(api: Any, client: Any, replica: Replica) -> None:
 
 def test_a_job_that_was_given_up_stays_so_when_the_controller_begins_anew(kube_lab: KubeLab, tmp_path: Path) -> None:
     """Another job that fails after the restart is judged and given up as well: by then the first would have been."""
-    asks = {"holdfast.dev/auto-resume": "true", "holdfast.dev/max-restarts": "0", "holdfast.dev/max-in-place": "0"}
+    asks = {"holdfast.dev/auto-resume": "true", "holdfast.dev/max-restarts": "1", "holdfast.dev/max-in-place": "0"}
 
     async def given_up(name: str, replica: Replica) -> None:
         async with replica.client() as client:
@@ -244,7 +244,7 @@ def test_a_job_that_was_given_up_stays_so_when_the_controller_begins_anew(kube_l
                         replica = Replica(tmp_path / "a", 0.0, kube_lab)
                         await leader([replica], epoch)
                 about = (await api.get(f"{PYTORCH}/first"))["metadata"]
-                assert (about["uid"], about["annotations"].get("holdfast.dev/restart-count")) == (before, None)
+                assert (about["uid"], about["annotations"]["holdfast.dev/restart-count"]) == (before, "1")
                 assert "holdfast.dev/given-up" in about["annotations"]
             await given_up("first", replica)
             async with replica.client() as client:

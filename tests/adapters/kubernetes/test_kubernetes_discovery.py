@@ -40,6 +40,8 @@ class Server:
         self.evicts = "v1"
         self.refused: dict[str, int] = {}
         """Collections that are refused, with the status."""
+        self.silent: set[str] = set()
+        """Collections whose connections break."""
         self.listed: list[str] = []
 
     async def raw(self, _method: str, path: str, **_: Any) -> bytes:
@@ -70,6 +72,8 @@ class Server:
 
     async def pages(self, path: str, _query: Any = None) -> AsyncIterator[bytes]:
         self.listed.append(path)
+        if path in self.silent:
+            raise LinkError(f"no answer: {path}")
         if path in self.refused:
             raise ApiError(self.refused[path], "", "no", what=f"GET {path}")
         yield json.dumps({"metadata": {"resourceVersion": "7"}, "items": []}).encode()
@@ -318,6 +322,30 @@ def test_evictions_are_asked_for_in_the_version_that_the_server_takes(version: s
             await NodeOrders(looks, Vocabulary(), Repairers())._evict_pod(pod)
             [(path, told)] = sent
             assert (path, told["apiVersion"]) == ("/api/v1/namespaces/team/pods/p/eviction", f"policy/{version}")
+        finally:
+            await looks.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("path", [PYTORCH, RECORDS])
+@pytest.mark.parametrize("is_away", [True, False])
+def test_one_broken_connection_has_the_server_asked_whether_it_is_away(path: str, *, is_away: bool) -> None:
+    """The first of many to break, or one collection that cannot be sent: only then the others are read on."""
+
+    async def body() -> None:
+        server = Server(JOBS_OF_1_20, OLD_OPERATOR)
+        server.silent.add(path)
+        server.dies_at = "/version" if is_away else ""
+        looks = looks_at(server)
+        try:
+            if is_away:
+                with pytest.raises(LinkError, match="it died"):
+                    await whole(looks)
+            else:
+                await whole(looks)
+                assert bool(looks.put_away.broken) is (path == RECORDS)
+                assert list(hidden(looks)) == (["pytorchjob"] if path == PYTORCH else [])
         finally:
             await looks.close()
 

@@ -91,6 +91,8 @@ class Store(Generic[T]):
         """The server has answered, or refused, at least once."""
         self.is_absent = False
         """The server does not know this collection."""
+        self.unanswered_at = 0.0
+        """When (monotonic) the server last gave no answer here: it may be away."""
         self.relists = 0
         self.relist_s = 0.0
         """What the last list took."""
@@ -126,6 +128,7 @@ class Store(Generic[T]):
                 self._break(str(error))
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
             except LinkError as error:
+                self.unanswered_at = time.monotonic()
                 self._break(str(error))
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
             await asyncio.sleep(pause_s)
@@ -277,7 +280,7 @@ class Looks:
                 raise LinkError(f"the API server does not serve {EVERYWHERE} yet: it is still starting")
             if not self.eviction:
                 core = (await self.api.get("/api/v1")).get("resources") or []
-                found = next((one for one in core if one["name"] == "pods/eviction"), {})
+                found: Json = next((one for one in core if one["name"] == "pods/eviction"), {})
                 self.eviction = str(found.get("version") or "v1")
         except ApiError as error:
             raise LinkError(str(error)) from error
@@ -337,18 +340,25 @@ class Looks:
         try:
             await self.start()
             await self._ask_if_due()
+            await self._hear()
         except LinkError as error:
             # Whoever looks again and again must not ask a server that is away as often.
             self._ask_again_at, self._silence = time.monotonic() + ASK_AGAIN_S, str(error)
             raise
+        for store in (self.nodes, self.pods):
+            if store.broken:
+                raise LinkError(store.broken)
+
+    async def _hear(self) -> None:
+        """Take in what the connections have to say by now. Raises LinkError when the server does not answer."""
         if not all(store.is_tried for store in self.stores()):
             with contextlib.suppress(TemporaryOrderError):
                 await self.until(lambda: all(s.is_tried for s in self.stores()) or None, "the first look", limit_s=20.0)
         for _ in range(HEAR_FIRST):
             await asyncio.sleep(0)
-        for store in (self.nodes, self.pods):
-            if store.broken:
-                raise LinkError(store.broken)
+        if any(store.unanswered_at > self._probed_at for store in self.stores()):
+            # One collection alone, or the server, whose other connections have not told yet.
+            await self._probe()
 
     async def _ask_if_due(self) -> None:
         now = time.monotonic()
@@ -358,11 +368,15 @@ class Looks:
             self._probed_at = now
         if now - self._probed_at > PROBE_S:
             # A server that hangs keeps its connections open and says nothing.
-            try:
-                await self.api.get("/version", limit_s=PROBE_LIMIT_S)
-            except ApiError as error:
-                raise LinkError(str(error)) from error
-            self._probed_at = time.monotonic()
+            await self._probe()
+
+    async def _probe(self) -> None:
+        begun = time.monotonic()
+        try:
+            await self.api.get("/version", limit_s=PROBE_LIMIT_S)
+        except ApiError as error:
+            raise LinkError(str(error)) from error
+        self._probed_at = begun
 
     def stores(self) -> list[Store[Any]]:
         """All of them."""
