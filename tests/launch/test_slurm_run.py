@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from holdfast.adapters.slurm.output import node_names
 from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
@@ -180,8 +181,9 @@ def outlives_a_lost_node(lab: SlurmLab, job: Job, *, which: str, requeue: str, e
         job.until("both ranks", rf"began rank={rank} .*attempt=0")
     job.until("the leader's word", r"attempt 0 \(epoch 1\)")
     used = set(re.findall(r"began rank=\d node=(\S+) attempt=0", job.text()))
-    (spare,) = {"node01", "node02", "node03"} - used
-    lost = spare if which == "spare" else (used - {"node01"}).pop()
+    shown = lab.job(job.job)
+    (spare,) = set(node_names(shown["NodeList"])) - used
+    lost = spare if which == "spare" else (used - {shown["BatchHost"]}).pop()
     lab.crash(lost)
     attempt = 0
     if which != "spare":
