@@ -51,6 +51,16 @@ def test_other_ended_jobs_are_left_alone_at_first_sight(fields):
     assert play.engine.state.jobs["c/7#1"].state in {JobState.GIVEN_UP, JobState.COMPLETED}
 
 
+def test_a_job_out_of_sight_is_not_judged():
+    """Unknown is no news: neither does a job that is over begin again, nor is one that runs over."""
+    over = Play().nodes()
+    failed(over, recovery=None)
+    runs = Play().plain()
+    for play, state in ((over, JobState.GIVEN_UP), (runs, JobState.WATCHING)):
+        assert kinds(play.job(state=S.UNKNOWN)) == []
+        assert play.engine.state.jobs["c/7#1"].state is state
+
+
 def test_a_preempted_job_is_requeued():
     """The scheduler ended it for another's sake and does not queue it again by itself."""
     play = Play().plain()

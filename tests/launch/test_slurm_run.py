@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from holdfast.adapters.slurm.output import node_names
 from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
@@ -159,3 +160,57 @@ def test_without_a_controller_a_follower_calls_the_job_back_that_lost_its_leader
             told = [log.read_text() for log in (tmp_path / "job" / "logs" / "attempt-0").glob("launcher-node0[23].log")]
             assert sum("node01 is lost, and the scheduler has requeued the job" in text for text in told) == 1
             assert lab.job(job.job)["ExcNodeList"] == "node01"
+
+
+GOES_ON = """
+import os, time
+rank, attempt = int(os.environ["RANK"]), int(os.environ["HOLDFAST_ATTEMPT"])
+print(f"began rank={rank} node={os.environ.get('SLURMD_NODENAME')} attempt={attempt}", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+"""
+
+
+def outlives_a_lost_node(lab: SlurmLab, job: Job, *, which: str, requeue: str, environ: str = "") -> None:
+    """Switch a node of three off (`spare`: the one that the ranks do not use), wait until Slurm has given it up, and
+    see that the same job and the same launchers still train."""
+    (job.folder / "goes_on.py").write_text(GOES_ON)
+    run = f"srun --ntasks-per-node=1 holdfast run --nnodes 2 --job-dir {job.folder}/job --standbys 0 --tee all"
+    job.submit(f"{environ}\n{run} --nproc-per-node 1 goes_on.py", "--nodes=3", requeue)
+    for rank in (0, 1):
+        job.until("both ranks", rf"began rank={rank} .*attempt=0")
+    job.until("the leader's word", r"attempt 0 \(epoch 1\)")
+    used = set(re.findall(r"began rank=\d node=(\S+) attempt=0", job.text()))
+    shown = lab.job(job.job)
+    (spare,) = set(node_names(shown["NodeList"])) - used
+    lost = spare if which == "spare" else (used - {shown["BatchHost"]}).pop()
+    lab.crash(lost)
+    attempt = 0
+    if which != "spare":
+        job.until("attempt 1 on the spare", rf"began rank=\d node={spare} attempt=1")
+        attempt = 1
+    job.until("let go", r"the job goes on with")
+    wait_until(
+        lambda: lab.node_states()[lost].startswith("down"), "Slurm gives it up", limit_s=60, logs=(lab.ctld_log,)
+    )
+    seen = lab.job(job.job)
+    assert (seen["JobState"], seen["Restarts"], seen["NumNodes"]) == ("RUNNING", "0", "2")
+    (job.folder / "go").touch()
+    assert job.until("the end", r"^code=(\d+)$")[1] == "0"
+    assert f"attempt={attempt + 1}" not in job.text()
+
+
+@pytest.mark.parametrize(
+    ("which", "requeue"),
+    [
+        ("in use", "--requeue"),
+        pytest.param("spare", "--requeue", marks=pytest.mark.soak),
+        pytest.param("in use", "--no-requeue", marks=pytest.mark.soak),
+        pytest.param("spare", "--no-requeue", marks=pytest.mark.soak),
+    ],
+)
+def test_a_lost_node_ends_no_job_that_goes_on_without_it(
+    job: Job, netns_lab: SlurmLab, which: str, requeue: str
+) -> None:
+    """Past SlurmdTimeout the same attempt still trains: the node was let go before Slurm gave it up."""
+    outlives_a_lost_node(netns_lab, job, which=which, requeue=requeue)

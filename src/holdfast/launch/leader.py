@@ -56,6 +56,7 @@ _START_LIMIT_S = 120.0
 _LATE_S = 2.0
 _LAST_WORD_S = 30.0
 """A loaded machine may take that long to open the journal of a job that ends at once."""
+_SPARE_AGAIN_S = 5.0
 _NEVER = 1 << 62
 HANDED_OVER_S = 300.0
 """After an escalation the controller requeues or cancels the job, which ends this launcher; it does not wait longer."""
@@ -122,6 +123,8 @@ class Leader:
         self._starting = asyncio.Lock()
         self._lease_told = -1
         self._silent: set[str] = set()
+        self._let_go: set[str] = set()
+        self._asked_after: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._attach_seq = 0
 
@@ -242,6 +245,22 @@ class Leader:
         """Fence the attempts before it, start it on these nodes, and say so."""
         async with self._starting:
             await self._start_attempt(attempt, epoch, nodes, restore_step, in_place=in_place)
+        self._let_lost_go()
+
+    @property
+    def has_let_go(self) -> bool:
+        """A lost node has left the job; whoever started the launchers may still wait for its own."""
+        return bool(self._let_go) and self.evidence is not None
+
+    def _let_lost_go(self) -> None:
+        """Lost nodes leave the job once it goes on without them: the scheduler would end it for their sake."""
+        lost = self.parting.gone - self._let_go
+        if lost and self.evidence is not None:
+            self._let_go |= lost
+            self.run_soon(self._tell_let_go(self.evidence))
+
+    async def _tell_let_go(self, nodes: SlurmNodes) -> None:
+        self.voice.say(await nodes.let_go(self._let_go))
 
     async def _start_attempt(
         self, attempt: int, epoch: int, nodes: tuple[str, ...], restore_step: int | None, *, in_place: bool
@@ -607,8 +626,24 @@ class Leader:
             elif quiet_s < port.lease_s and node in self._silent:
                 self._silent.discard(node)
                 self.submit(e.NodeHeard(id=self.event_id(), at=at, source=self.place.source, node=node))
+            elif quiet_s > port.lease_s and self.evidence is not None and self._is_lonely_spare(node):
+                self._asked_after.add(node)
+                self.run_soon(self._look_for_spare(node, self.evidence))
         for node in self.crew.look_at_leases(mono):
             self.run_soon(self._lease_over(node, at))
+
+    def _is_lonely_spare(self, node: str) -> bool:
+        known = {*self._follower_nodes(), *self.parting.gone, *self._asked_after}
+        return self.crew.spec is not None and node not in known
+
+    async def _look_for_spare(self, node: str, nodes: SlurmNodes) -> None:
+        """A node that the attempt does not use is silent: when it is dead, it leaves the job."""
+        if await nodes.is_dead(node) and node not in self._follower_nodes():
+            self.voice.say(f"{node}, which the job does not use now, is lost: neither it nor its slurmd answers")
+            self.parting.gone |= {node}
+            self._let_lost_go()
+        await asyncio.sleep(_SPARE_AGAIN_S)
+        self._asked_after.discard(node)
 
     async def _lease_over(self, node: str, at: float) -> None:
         if self.evidence is not None and await self.evidence.is_dead(node):

@@ -74,6 +74,10 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
             _requeue_on_slurm(ground, made[0].leader)
         if code and why:
             ground.voice.say(f"giving up with exit code {code}: {why}")
+        if made and made[0].leader.has_let_go:
+            from holdfast.launch.own_srun import end_own_srun  # noqa: PLC0415 - seldom, at the very end
+
+            end_own_srun(ground.environ)
         return code
     finally:
         if owns:

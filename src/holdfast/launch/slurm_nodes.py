@@ -1,4 +1,4 @@
-"""Evidence about a silent node from Slurm's side: its slurmd takes no connection either. Asked by leaders.
+"""A silent node from Slurm's side: evidence (its slurmd takes no connection either), and its leave. Asked by leaders.
 
 A node that is cut off or switched off cannot say so, and the scheduler itself notices after SlurmdTimeout (300 s by
 default). Two daemons of one machine that fall silent together are the machine. Time passes in the asyncio loop.
@@ -7,7 +7,7 @@ default). Two daemons of one machine that fall silent together are the machine. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from holdfast.adapters.slurm.daemons import NodeAddress, daemon_answers
 from holdfast.adapters.slurm.own_job import OwnJob
@@ -46,6 +46,18 @@ class SlurmNodes:
             if dead and asyncio.get_running_loop().time() - at <= FRESH_S:
                 return True
         return await self._probe(node)
+
+    async def let_go(self, lost: Collection[str]) -> str:
+        """Shrink the job by its lost nodes, before the scheduler gives them up and ends the job with them.
+
+        Returns what became of it, as a sentence.
+        """
+        keep = [node for node in self._nodes if node not in lost]
+        try:
+            await self._own_job.let_go(keep)
+        except (OrderError, LinkError) as error:
+            return f"{', '.join(sorted(lost))} stays part of the job, which Slurm ends at SlurmdTimeout: {error}"
+        return f"the job goes on with {', '.join(keep)}"
 
     async def _look(self, node: str) -> tuple[bool, float]:
         dead = await self._probe(node)

@@ -19,6 +19,7 @@ from holdfast.adapters.slurm.daemons import CONNECT_S, NodeAddress, answers_not,
 from holdfast.adapters.slurm.own_job import OwnJob
 from holdfast.errors import HoldfastError, LinkError, OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.launch import process
+from holdfast.launch.crew import LEASE_MARGIN_S
 from holdfast.launch.frames import AnyReport, Bye, RankEnded, SlotsSeen
 from holdfast.launch.leader import Leader
 from holdfast.launch.output import Voice
@@ -128,7 +129,6 @@ class StepLeader(Leader):
         self._checking: set[str] = set()
         self._unreachable: set[str] = set()
         self._interrupted_at = -_INTERRUPT_S
-        self._let_go: set[str] = set()
         self._told_slots = -1
 
     async def attach(self, record: JobRecord | None) -> None:
@@ -229,6 +229,8 @@ class StepLeader(Leader):
         else:
             self.voice.say(f"{node}, which the step does not use now, is lost: {evidence}")
             self.crew.lost(node)
+            if not self.crew.is_empty:
+                self._let_gone_go()
 
     def _look_at_followers(self, at: float, mono: float) -> None:
         port, spec = self.crew.port, self.crew.spec
@@ -241,6 +243,10 @@ class StepLeader(Leader):
             elif node not in self._checking and node not in self._unreachable:
                 self._checking.add(node)
                 self.run_soon(self._look_for(node))
+            elif node in self._unreachable and node not in spec.nodes and node not in self.crew.gone:
+                quiet_s = mono - port.heard_at.get(node, mono)
+                if quiet_s > port.lease_s + LEASE_MARGIN_S:
+                    self._is_lost(node, f"nothing was heard of it for {quiet_s:.1f} s, and its slurmd does not answer")
         for node in self.crew.look_at_leases(mono):
             quiet_s = mono - port.heard_at.get(node, mono)
             if node in self._unreachable:
@@ -271,6 +277,9 @@ class StepLeader(Leader):
         await super().start_attempt(**asked)
         if asked["in_place"]:
             self.run_soon(self._note_excluded())
+        self._let_gone_go()
+
+    def _let_gone_go(self) -> None:
         lost = self.crew.gone - self._let_go
         if lost:
             self._let_go |= lost

@@ -43,6 +43,8 @@ KILL_LEAD_S = 0.1
 KILL_BESIDE_LOSS_S = 1.0
 """Scancel sleeps 5 s and tries again, ten times, while a job is completing; its tasks are being ended then anyway. A
 node's loss sets it completing at any moment."""
+LET_GO_S = 6.0
+"""Longer than a launcher takes from a node's loss to its next attempt elsewhere, after which it lets the node go."""
 CLOCKS_S = 0.1
 """By how much our clock and slurmctld's may differ without a start that is refused. (One that is, is mended.)"""
 S = SchedulerState
@@ -174,12 +176,25 @@ class JobOrders:
             killed[0].set()
 
     async def until_killed(self, node: str) -> None:
-        """Wait while tasks of jobs that lose this node are being ended: once it is down slurmctld ends none of them."""
+        """Wait while tasks of jobs that lose this node are being ended: once it is down slurmctld ends none of them.
+
+        Wait too while a job of several nodes still has it and nobody requeues the job: its launcher may go on with a
+        spare and is about to let the node go. Slurm would requeue the whole job for a node that is down.
+        """
+        await self._until_let_go(node)
         doing = [asyncio.create_task(killed.wait()) for killed, nodes in self._losing if node in nodes]
         if doing:
             _, late = await asyncio.wait(doing, timeout=KILL_BESIDE_LOSS_S)
             for task in late:
                 task.cancel()
+
+    async def _until_let_go(self, node: str) -> None:
+        deadline = time.monotonic() + LET_GO_S
+        while time.monotonic() < deadline and not any(node in nodes for _, nodes in self._losing):
+            jobs = (await self._looks.fresh()).jobs.values()
+            if not any(node in job.nodes and len(job.nodes) > 1 and self._is_running(job) for job in jobs):
+                return
+            await asyncio.sleep(POLL_SOON_S)
 
     async def _requeue_held(self, order: o.RequeueHeld, reading: Reading, job: SlurmJob, killed: asyncio.Event) -> str:
         state = state_of(job)
