@@ -4,9 +4,9 @@
 
 Three texts: prose in which no line matches, a training job's output, mostly progress lines (Megatron-LM, torchtitan,
 HF Trainer) with other chatter, and a flood in which each line is a warning of NCCL that a rule knows. Rates are
-gigabytes a second of one core's processor time. Whoever shares the core's caches and clock takes up to half of it, so each rate is taken several times in turns: the quickest is what the code
-does by itself and is held against what is wanted, the median and the slowest stand beside it. Text is in memory, except
-for `holdfast explain`.
+gigabytes a second of one core's processor time. Whoever shares the core's caches and clock takes up to half of it,
+so each rate is taken several times in turns: the quickest is what the code does by itself and is held against what is
+wanted, the median and the slowest stand beside it. Text is in memory, except for `holdfast explain`.
 """
 
 from __future__ import annotations
