@@ -146,6 +146,9 @@ class World:
             for name in incident.nodes_open:
                 node = self.engine.state.nodes[name]
                 if node.state is NodeState.SUSPECT and not self.engine.index.orders_of.get(f"node:{name}"):
+                    if node.view.alive is False:
+                        self.node_view(name, alive=True)
+                        return True
                     if node.view.drained:
                         self.node_view(name, drained=False, drain_reason="")
                     self.tell(e.OperatorCommand, command=e.Command.CONFIRM_HEALTHY, who="mei", node=name)
