@@ -94,7 +94,7 @@ def quarantine(node: Json, words: Vocabulary, *, why: str, repair: str, now: str
     asked = (node["metadata"].get("labels") or {}).get(words.health)
     ours = (node["metadata"].get("annotations") or {}).get(HEALTH_SET)
     if asked in PENDING.values() and asked not in {ours, health}:
-        health, marked = asked, {}  # an order of a person's that nobody has taken up yet
+        health, marked = str(asked), {}  # an order of a person's that nobody has taken up yet
     labels = {words.health: health, words.types: label_value(_type_of(why)), words.reasons: label_value(why)}
     fault = {"timestamp": now, "type": _type_of(why), "reason": repair or "fault", "message": why[:500]}
     annotations = {
