@@ -75,9 +75,11 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
         if code and why:
             ground.voice.say(f"giving up with exit code {code}: {why}")
         if made and made[0].leader.has_let_go:
-            from holdfast.launch.own_srun import end_own_srun  # noqa: PLC0415 - seldom, at the very end
+            from holdfast.launch.own_srun import leave_own_srun  # noqa: PLC0415 - seldom, at the very end
 
-            end_own_srun(ground.environ)
+            if owns:
+                shutil.rmtree(telemetry, ignore_errors=True)
+            leave_own_srun(ground.environ, code)
         return code
     finally:
         if owns:
