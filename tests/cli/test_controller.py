@@ -21,16 +21,15 @@ from holdfast.cli.controller import controller, make_orchestrator, parse_listen
 from holdfast.client import Client
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.model import events as e
-from holdfast.model.evidence import Finding, Place
 
 HOLDFAST = str(Path(sys.executable).parent / "holdfast")
 LIMIT_S = 90.0
 pytestmark = pytest.mark.timeout(600)
 
 
-def finding(event_id: str) -> e.FindingSeen:
-    seen = Finding(id=event_id, rule="test.context", at=time.time(), place=Place(node="n1"))
-    return e.FindingSeen(id=event_id, at=time.time(), finding=seen)
+def mark(event_id: str) -> e.DrillFired:
+    """An event that speaks of no node or job: no cluster stands behind these controllers."""
+    return e.DrillFired(id=event_id, at=time.time(), drill="test", kind="kill")
 
 
 @contextmanager
@@ -68,11 +67,11 @@ def test_a_killed_controller_is_succeeded_at_once_and_nothing_stored_is_lost(tmp
     folder = tmp_path / "c"
     for round_ in range(2):
         with started(folder) as process, connect(folder, process) as client:
-            client.ingest("agent:n1", [finding(f"r{round_}.{n}") for n in range(50)])
+            client.ingest("drill:test", [mark(f"r{round_}.{n}") for n in range(50)])
             process.send_signal(signal.SIGKILL)
             process.wait()
     with started(folder) as process, connect(folder, process) as client:
-        stored = [one.id for one in client.events(kind="finding_seen").events]
+        stored = [one.id for one in client.events(kind="drill_fired").events]
         assert stored == [f"r{round_}.{n}" for round_ in range(2) for n in range(50)]
         seqs = [one.seq for one in client.events().events]
         assert seqs == list(range(1, len(seqs) + 1))
@@ -86,7 +85,7 @@ def test_an_orderly_end_leaves_a_snapshot(tmp_path: Path):
     folder = tmp_path / "c"
     for number in (signal.SIGTERM, signal.SIGINT):
         with started(folder) as process, connect(folder, process) as client:
-            client.ingest("agent:n1", [finding(f"{number}")])
+            client.ingest("drill:test", [mark(f"{number}")])
             process.send_signal(number)
             assert process.wait(LIMIT_S) == 0
     log = (tmp_path / "log").read_text()
@@ -112,7 +111,7 @@ def test_a_standby_takes_over_when_the_leases_holder_is_gone(tmp_path: Path):
     journal = f"sqlite:///{tmp_path}/shared.db"
     common = ("--journal", journal, "--lease-s", "2")
     with started(tmp_path / "a", *common) as first, connect(tmp_path / "a", first) as client:
-        client.ingest("agent:n1", [finding("x")])
+        client.ingest("drill:test", [mark("x")])
         with started(tmp_path / "b", *common, "--standby") as second:
             deadline = time.monotonic() + LIMIT_S
             while "standing by" not in (tmp_path / "log").read_text():
@@ -121,7 +120,7 @@ def test_a_standby_takes_over_when_the_leases_holder_is_gone(tmp_path: Path):
             first.kill()
             first.wait()
             with connect(tmp_path / "b", second) as heir:
-                assert [one.id for one in heir.events(kind="finding_seen").events] == ["x"]
+                assert [one.id for one in heir.events(kind="drill_fired").events] == ["x"]
                 assert heir.state().health["epoch"] == 2
 
 

@@ -23,7 +23,7 @@ def mode_of(policy: Policy, overrides: Mapping[str, Mapping[str, Mode]], group: 
                 for key in (str(rung), ""):
                     if key in spoken:
                         return spoken[key]
-    return policy.modes.get(rung, policy.mode)
+    return policy.mode_for(rung)
 
 
 WOULD = {

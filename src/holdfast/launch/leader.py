@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from holdfast.decide.modes import mode_of
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, LinkError, PermanentOrderError
 from holdfast.launch.allocation import AllocationController, is_settled, lay_out
 from holdfast.launch.beats import Beats
@@ -165,7 +164,7 @@ class Leader:
     @property
     def observes(self) -> bool:
         """Policy says that faults are only watched: the job ends as it would by itself, with its own exit code."""
-        return mode_of(self.policy, {}, "", Remedy.RESTART_IN_PLACE) is Mode.OBSERVE
+        return self.policy.mode_for(Remedy.RESTART_IN_PLACE) is Mode.OBSERVE
 
     def finish(self, code: int, why: str = "") -> None:
         """Leave with this code; the first call counts."""

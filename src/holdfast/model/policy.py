@@ -202,6 +202,10 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     evacuate_on_trend: bool = True
     slo: Slo = Slo()
 
+    def mode_for(self, remedy: Remedy) -> Mode:
+        """How far Holdfast may go with this remedy, where no person has set a mode at run time."""
+        return self.modes.get(remedy, self.mode)
+
 
 class PolicySet(Struct, frozen=True, kw_only=True):
     """The site's policy with its particular cases, resolved. `for_group` and `for_job` give the one that holds."""
