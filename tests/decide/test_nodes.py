@@ -51,6 +51,17 @@ def test_an_admin_who_resumes_our_drain_ends_our_order(idle):
     assert idle.engine.open_incidents() == []
 
 
+def test_an_admin_who_resumes_our_drain_before_its_outcome_is_told_ends_the_order_too(idle):
+    """Found by seed 12951: the command hung, its effect was seen and lifted by a person, and its retry drained anew."""
+    idle.xid("n2")
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    idle.fail(o.QuarantineNode, "not done within 120 s", permanent=False)
+    idle.node("n2", drained=False, drain_reason="")
+    assert idle.ns() is NodeState.HEALTHY
+    assert idle.opened(o.QuarantineNode) == []
+    assert idle.engine.open_incidents() == []
+
+
 def test_a_return_that_is_stale_leaves_no_node_out_for_good(idle):
     """The adapter sees that the machine was swapped before the engine does: the new one is checked, then returned."""
     drained(idle)

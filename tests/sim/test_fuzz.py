@@ -55,6 +55,7 @@ REGRESSIONS = {
     12053: "a node that died between its checks and its return was returned dead, and never looked at again",
     12190: "a job of which only its launcher had told outlived its id, and a node waited for it to drain",
     8308: "a crash that came back after a preemption was called given up too early: the judge missed a restart",
+    12951: "a retry drained a node anew that a person had taken back before the order's outcome was told",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own in tests/decide."""
 

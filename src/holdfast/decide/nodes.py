@@ -95,6 +95,8 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
     if node.view.drained:
         if same_machine and node.drained_by_us and _is_theirs(node.view):
             _taken_over(turn, node)
+        elif same_machine and not old.drained and _is_being_fenced(turn, node):
+            node.drained_by_us = True  # seen before the order's outcome: whoever lifts it now lifts ours
     elif old.drained:
         ours = same_machine and node.drained_by_us and not _being_returned(turn, node)
         theirs = phase(node) is NodeState.SUSPECT and (not node.incident or _is_observed(turn, node))
@@ -104,6 +106,13 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
         dead = node.view.alive is False and old.alive is False
         return dead and phase(node) is NodeState.HEALTHY and not node.incident  # theirs, and it may be given out now
     return False
+
+
+def _is_being_fenced(turn: Turn, node: NodeRecord) -> bool:
+    """Does its drain show the effect of a quarantine that is still under way?"""
+    orders = turn.open_orders(about(node), o.QuarantineNode)
+    is_own = node.view.drain_reason.startswith(OWN_REASON)
+    return is_own and any(record.status is o.OrderStatus.PENDING for record in orders)
 
 
 def _is_observed(turn: Turn, node: NodeRecord) -> bool:

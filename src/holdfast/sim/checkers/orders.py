@@ -78,13 +78,16 @@ def _one_effect(history: History) -> Iterator[str]:
     """An order changes the world once.
 
     What sets something (a job's excluded nodes) may set it anew after an older order's command, withdrawn and hung for
-    minutes, has set it otherwise: that is no second effect, but the first one kept.
+    minutes, has set it otherwise: that is no second effect, but the first one kept. What one call does in one moment (a
+    node is drained and handed to a person) is one effect.
     """
     times: Counter[str] = Counter()
     newest: dict[JobKey, str] = {}
+    took_at: dict[str, float] = {}
     for deed in history.deeds:
-        if not isinstance(deed, OrderTook) or not deed.changed:
+        if not isinstance(deed, OrderTook) or not deed.changed or took_at.get(deed.order) == deed.at:
             continue
+        took_at[deed.order] = deed.at
         if deed.kind == "set_excluded" and deed.job is not None:
             if newest.get(deed.job) != deed.order:
                 times[deed.order] = 0
