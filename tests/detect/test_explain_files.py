@@ -1,11 +1,15 @@
 """`holdfast explain` over several files, compressed ones, folders, standard input; kernel logs of other clocks beside."""
 
 import bz2
+import contextlib
 import gzip
 import json
 import lzma
+import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -16,7 +20,7 @@ from holdfast.cli.explain import explain_logs
 from holdfast.detect.explain import source_of
 from holdfast.detect.hyperpod_rules import log_rules
 from holdfast.detect.matcher import Matcher
-from holdfast.errors import NotFoundError, UserError
+from holdfast.errors import NoInputError, NotFoundError, UserError
 
 MATCHER = Matcher(read_catalogue())
 JOB = (
@@ -169,7 +173,16 @@ def test_command(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"hello\n", b"hello", bytes(range(256)) * 300, b"\x7fELF\x02\x01\x01" + b"\0" * 5000]
+    "data",
+    [
+        b"",
+        b"hello\n",
+        b"hello",
+        bytes(range(256)) * 300,
+        b"\x7fELF\x02\x01\x01" + b"\0" * 5000,
+        Path("/bin/ls").read_bytes(),
+    ],
+    ids=["empty", "line", "word", "bytes", "header", "program"],
 )
 @pytest.mark.parametrize("piped", [True, False])
 def test_nothing_to_judge(data, piped, tmp_path):
@@ -198,6 +211,65 @@ def test_no_such_file_has_an_exit_code_of_its_own(tmp_path):
     command = [sys.executable, "-m", "holdfast", "explain", str(tmp_path / "nothing.out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("no such file")) == (66, 1)
+
+
+def test_a_program_that_holds_a_faults_words_is_no_log(tmp_path):
+    """A library's texts are judged by nobody; a log that begins with the zero bytes of a rotation is."""
+    words = b"\ntorch.OutOfMemoryError: CUDA out of memory\n"
+    (tmp_path / "lib").write_bytes(Path("/bin/ls").read_bytes() + words)
+    assert explain(tmp_path / "lib").is_unrecognised
+    (tmp_path / "log").write_bytes(b"\0" * 3000 + b"step 1 loss 2.0\n" * 90 + words)
+    assert explain(tmp_path / "log").cause == "torch.cuda.oom"
+
+
+@contextlib.contextmanager
+def as_nobody():
+    """A place that a user without rights may enter, and that user, where root runs the tests."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        Path(place).chmod(0o755)
+        is_root = os.geteuid() == 0
+
+        def leave():
+            for folder, _, _ in os.walk(place):
+                Path(folder).chmod(0o755)
+
+        def enter():
+            if is_root:
+                os.seteuid(65534)
+
+        try:
+            yield Path(place), enter
+        finally:
+            if is_root:
+                os.seteuid(0)
+            leave()
+
+
+def test_what_may_not_be_read_is_told():
+    """A file, a folder and a file in a closed folder: one sentence with the name; beside readable logs a warning."""
+    with as_nobody() as (place, enter):
+        (place / "shut").mkdir()
+        (place / "job.out").write_text(JOB.splitlines()[0] + "\n")
+        (place / "secret.out").write_text(JOB)
+        (place / "shut" / "a.out").write_text(JOB)
+        (place / "secret.out").chmod(0)
+        (place / "shut").chmod(0)
+        enter()
+        for name in ("secret.out", "shut", "shut/a.out"):
+            with pytest.raises(NoInputError, match=f"{name}: cannot be read: permission denied"):
+                explain(place / name)
+        told: list[str] = []
+        said = explain_logs([place], matcher=MATCHER, warn=told.append, now=1740830000.0)
+        assert (said.verdict, [text.removeprefix(f"{place}/") for text in told]) == (
+            "healthy",
+            [f"{name}: cannot be read: permission denied" for name in ("secret.out", "shut")],
+        )
+
+
+def test_an_empty_name_is_no_folder():
+    """A shell variable that is not set names nothing, least of all the working folder."""
+    with pytest.raises(NoInputError, match="no such file"):
+        find_logs([""])
 
 
 def test_a_fault_at_the_end_of_a_long_pipe():

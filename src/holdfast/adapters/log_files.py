@@ -10,6 +10,7 @@ import codecs
 import json
 import lzma
 import os
+import stat
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -49,26 +50,43 @@ def find_logs(paths: Sequence[str | Path]) -> list[str]:
             found.append(STDIN)
             continue
         place = Path(path)
-        if place.is_dir():
-            inside = sorted(str(file) for file in place.rglob("*") if _may_be_log(file))
+        try:
+            kind = place.stat().st_mode if str(path) else 0
+        except PermissionError:
+            raise NoInputError(f"{place}: cannot be read: permission denied") from None
+        except OSError:
+            kind = 0
+        if stat.S_ISDIR(kind):
+            inside = _below(place)
             if not inside:
                 raise NoInputError(f"{place}: the folder holds no log file")
             found += inside
-        elif place.exists():
+        elif kind:
             found.append(str(place))
         else:
-            raise NoInputError(f"{place}: no such file or folder")
+            raise NoInputError(f"{str(path) or repr('')}: no such file or folder")
     return list(dict.fromkeys(found))
 
 
+def _below(place: Path) -> list[str]:
+    """Every file below a folder that may be a log, and every folder in it that cannot be listed, by name."""
+    closed: list[str] = []
+    found: list[str] = []
+    for folder, _, names in os.walk(place, onerror=lambda error: closed.append(str(error.filename))):
+        found += [str(file) for name in names if _may_be_log(file := Path(folder, name))]
+    return sorted(found + closed)
+
+
 def _may_be_log(file: Path) -> bool:
-    if not file.is_file() or file.suffix.lower() in _BINARY_SUFFIXES or file.name.startswith((".", "novelty-")):
+    if file.suffix.lower() in _BINARY_SUFFIXES or file.name.startswith((".", "novelty-")):
         return False
     try:
+        if not file.is_file():
+            return False
         with file.open("rb") as stream:
             head = stream.read(4096)
     except OSError:
-        return False
+        return True  # who reads it is told why it cannot be
     # Flight recorders' dumps are binary and lie beside logs.
     return bool(head) and (
         is_dump(head) or head.startswith((_GZIP, _ZSTD, _XZ, _BZIP2, *_UTF16)) or b"\x00\x00\x00" not in head

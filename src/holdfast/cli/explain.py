@@ -6,10 +6,12 @@ is stable and documented in docs/explain.md. Called by the command line; `explai
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +38,7 @@ from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.dumped_stacks import HEAD, StackFrame, dumped_stack, is_dump
 from holdfast.detect.explain import EvidenceLine, Explanation, LogReading, source_of
 from holdfast.detect.hyperpod_rules import LogRule
-from holdfast.detect.lines import looks_like_a_log, year_of
+from holdfast.detect.lines import is_binary, looks_like_a_log, year_of
 from holdfast.detect.log_rule_reading import RuleReading
 from holdfast.detect.matcher import Matcher, ProgressReading
 from holdfast.errors import EXIT_FAILED, EXIT_NOTHING_TO_JUDGE, EXIT_OK, NoInputError, UserError
@@ -78,10 +80,12 @@ def explain_logs(
     Raises:
         NoInputError: a path does not exist, or no file could be read at all.
     """
-    names = find_logs(paths)
+    names, closed = _readable(find_logs(paths))
     reading = LogReading(matcher.catalogue)
     at = time.time() if now is None else now
     failed: list[str] = []
+    for text in closed:
+        warn(text)
     dumps = {name: dump for name in names if name != STDIN and (dump := read_dump(name)) is not None}
     reading.flight(list(dumps.values()))
     stacks = {name: frames for name in names if name not in dumps and (frames := _stack(name))}
@@ -92,8 +96,8 @@ def explain_logs(
         except UserError as error:
             failed.append(str(error))
             warn(str(error))
-    if names and len(failed) == len(names) and not reading.order:
-        raise NoInputError(failed[0])
+    if (closed or failed) and len(failed) == len(names) and not reading.order:
+        raise NoInputError((closed + failed)[0])
     reading.finish()
     context = DiagnosisContext(ranks=reading.ranks, progress_at=reading.progress_at, no_job=reading.no_job)
     diagnosis = diagnose(reading.findings, context)
@@ -104,6 +108,13 @@ def explain_logs(
     if explained.verdict == "unknown" or explained.cause.startswith(NO_REASON):
         explained = reading.with_novelty(explained, _novel(names))
     return explained
+
+
+def _readable(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names that may be read, and one sentence about each of the others."""
+    closed = [name for name in names if name != STDIN and not os.access(name, os.R_OK, effective_ids=True)]
+    told = [f"{name}: cannot be read: permission denied" for name in closed]
+    return [name for name in names if name not in closed], told
 
 
 def _stack(name: str) -> tuple[StackFrame, ...]:
@@ -130,8 +141,13 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules
         return
     rules = RuleReading(log_rules, year_of(at)) if log_rules else None
     end = b""
+    chunks = read_chunks(name)
+    first = next(chunks, b"")
+    if is_binary(first):
+        reading.end(number, len(first) + sum(map(len, chunks)))
+        return
     try:
-        for data, more in _with_rest(read_chunks(name)):
+        for data, more in _with_rest(chain((first,), chunks)):
             if not stream.offset and looks_like_a_log(data[:END_BYTES]):
                 reading.recognise(number)
             stream.ending = more < END_CHUNKS

@@ -304,6 +304,19 @@ def looks_like_a_log(block: bytes) -> bool:
     return False
 
 
+_CONTROL = bytes([*range(1, 8), *range(14, 27), *range(28, 32), 127])
+"""Bytes that no text holds; a tab, a return, a backspace and the escape of a colour are not among them."""
+_MACHINE_CODE = 0.05
+_HEAD = 4096
+
+
+def is_binary(block: bytes) -> bool:
+    """Whether the first bytes are a program's, an image's or a pack's; a rotated log's zero bytes alone are not."""
+    head = block[:_HEAD]
+    rest = head.replace(b"\0", b"")
+    return len(rest) < len(head) and len(rest) - len(rest.translate(None, _CONTROL)) > _MACHINE_CODE * len(rest)
+
+
 def year_of(at: float) -> int:
     """The UTC year of a Unix time."""
     return datetime.fromtimestamp(at, UTC).year
