@@ -10,6 +10,7 @@ import codecs
 import json
 import lzma
 import os
+import stat
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -55,10 +56,29 @@ def find_logs(paths: Sequence[str | Path]) -> list[str]:
                 raise NoInputError(f"{place}: the folder holds no log file")
             found += inside
         elif place.exists():
+            _check_ends(place)
             found.append(str(place))
         else:
             raise NoInputError(f"{place}: no such file or folder")
     return list(dict.fromkeys(found))
+
+
+def _check_ends(place: Path) -> None:
+    """Raise NoInputError for what is no log and may never end; a terminal and /dev/null do."""
+    told = place.stat()
+    is_device = stat.S_ISBLK(told.st_mode) or (stat.S_ISCHR(told.st_mode) and not place.samefile(os.devnull))
+    if is_device and not _is_terminal(place):
+        raise NoInputError(f"{place}: a device, not a log")
+
+
+def _is_terminal(place: Path) -> bool:
+    with place.open("rb", buffering=0) as opened:
+        return opened.isatty()
+
+
+def is_stream(path: str) -> bool:
+    """Is this standard input, a pipe or the like, which can be read once only?"""
+    return path == STDIN or not Path(path).is_file()
 
 
 def _may_be_log(file: Path) -> bool:
@@ -90,6 +110,9 @@ def _raw_chunks(path: str) -> Iterator[bytes]:
             yield from _pieces(sys.stdin.buffer)
             return
         with Path(path).open("rb") as raw:
+            if not raw.seekable():
+                yield from _pieces(raw)
+                return
             head = raw.read(4)
             raw.seek(0)
             if head.startswith(_GZIP):
@@ -174,7 +197,7 @@ def elastic_error(path: str) -> tuple[bytes, float | None] | None:
 
     None when the file is something else.
     """
-    if path == STDIN or not path.endswith(".json"):
+    if not path.endswith(".json") or is_stream(path):
         return None
     try:
         raw = Path(path).read_bytes()
