@@ -2,13 +2,15 @@
 
 import json
 import pickle
+import resource
+import struct
 import subprocess
 import sys
 
 import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue
-from holdfast.adapters.flight_files import read_dump
+from holdfast.adapters.flight_files import read_dump, read_dumps
 from holdfast.cli.explain import explain_logs
 from holdfast.detect.flight import missing_ranks
 from holdfast.detect.matcher import Matcher
@@ -58,6 +60,39 @@ def test_hostile_pickle(tmp_path):
     assert not mark.exists()
     path.write_bytes(pickle.dumps(raw(3))[:40])
     assert read_dump(str(path)) is None
+
+
+def memo_bomb():
+    """A small pickle that has its reader make room for 64 million memorised objects."""
+
+    def text(word):
+        return b"X" + struct.pack("<I", len(word)) + word
+
+    keys = text(b"pg_config") + b"}" + text(b"entries") + b"]"
+    return b"\x80\x02}(" + keys + text(b"v") + b"r" + struct.pack("<I", 1 << 26) + text(b"x") + b"u."
+
+
+HOSTILE = {
+    "memo": memo_bomb(),
+    "key": pickle.dumps({"pg_config": {}, "pg_status": {10**5000: {}}, "entries": []}),
+    "digit": '{"pg_config": {"0": {"ranks": "[\u00b2]"}}, "entries": []}'.encode(),
+    "digits": b'{"pg_config": {"0": {"ranks": "[%s]"}}, "entries": []}' % (b"9" * 5000),
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_a_hostile_dump_takes_nothing_and_keeps_no_other_from_being_read(tmp_path, how):
+    """No memory of the caller's, no traceback; what lies beside it is read."""
+    paths = [tmp_path / f"nccl_trace_rank_{rank}" for rank in range(3)]
+    for path in paths:
+        path.write_bytes(pickle.dumps(raw(17)))
+    paths[1].write_bytes(HOSTILE[how])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    said = explain_logs(paths, matcher=Matcher(read_catalogue()), now=1740830000.0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+    assert said.verdict in {"fault", "unknown"}
+    found = read_dumps([str(path) for path in paths])
+    assert {str(paths[0]), str(paths[2])} <= {*found}
 
 
 def test_explain_reads_dumps_beside_a_log(tmp_path):

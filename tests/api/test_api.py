@@ -62,7 +62,7 @@ def test_ingested_events_are_on_disk_and_named_by_their_source(tmp_path: Path):
             answer = await agent.ingest("agent:n1", [event("a"), event("b")])
             assert answer.stored == 2
             stored = await controller.journal.events(kind="finding_seen")
-            assert [(one.id, one.source) for one in stored] == [("a", "agent:n1"), ("b", "agent:n1")]
+            assert [(one.id, one.source) for one in stored] == [("agent:n1/a", "agent:n1"), ("agent:n1/b", "agent:n1")]
             again = await agent.ingest("agent:n1", [event("b"), event("a")])
             assert (again.stored, controller.figures.duplicates) == (2, 2)
             assert controller.seq == answer.seq == again.seq
@@ -278,7 +278,10 @@ def test_an_event_that_the_engine_refuses_is_reported_and_the_others_are_stored(
             answer = await agent.ingest("agent:n1", [event("a"), event("b", "refuse"), event("c")])
             assert answer.stored == 2
             assert "no such line" in answer.refused[0]
-            assert [one.id for one in await controller.journal.events(kind="finding_seen")] == ["a", "c"]
+            assert [one.id for one in await controller.journal.events(kind="finding_seen")] == [
+                "agent:n1/a",
+                "agent:n1/c",
+            ]
 
     run(work)
 
@@ -454,7 +457,7 @@ def test_the_client_without_a_loop(tmp_path: Path):
 
     async def work() -> None:
         async with served(tmp_path) as (_, controller, server):
-            assert await asyncio.to_thread(plain, server.url) == (controller.seq, "a")
+            assert await asyncio.to_thread(plain, server.url) == (controller.seq, "agent:n1/a")
 
     run(work)
 
@@ -489,7 +492,7 @@ def test_the_reporter_delivers_through_an_absence_in_order_and_once(tmp_path: Pa
             second.report(event("e5"))
             assert await second.flush(10)
             stored = await controller.journal.events(kind="finding_seen")
-            assert [one.id for one in stored] == [f"e{n}" for n in range(6)]
+            assert [one.id for one in stored] == [f"agent:n1/e{n}" for n in range(6)]
             assert spool.read_bytes() == b""
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -514,7 +517,7 @@ def test_one_poisoned_event_does_not_keep_others_from_delivery(tmp_path: Path):
             task = asyncio.create_task(reporter.run())
             assert await reporter.flush(10)
             stored = await controller.journal.events(kind="finding_seen")
-            assert [one.id for one in stored] == [f"e{n}" for n in range(10)]
+            assert [one.id for one in stored] == [f"agent:n1/e{n}" for n in range(10)]
             assert reporter.refused == 1
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

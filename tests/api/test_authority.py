@@ -26,7 +26,7 @@ from holdfast.model import bounds
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
-from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place
+from holdfast.model.evidence import Diagnosis, Domain, Evidence, EvidenceKind, Finding, Place
 from holdfast.model.evidence import Role as FindingRole
 from holdfast.model.wire import Beat, SamplePoint, decode_event, encode
 
@@ -503,3 +503,74 @@ def fields_of(found: msgspec.inspect.Type, name: str, above: set[type]) -> Itera
         case msgspec.inspect.StructType() if found.cls not in above:
             for field in found.fields:
                 yield from fields_of(field.type, field.name, above | {found.cls})
+
+
+async def foretold(house: EngineHouse) -> list[str]:
+    """Ids that the controller's own next events will have: of its watch, of its timers, of its next start."""
+    epoch = house.controller.epoch
+    stored = await house.controller.journal.events(limit=1000)
+    seen = max(int(one.id.rpartition(".")[2]) for one in stored if one.id.startswith("watch:"))
+    watch = [f"watch:{epoch}.{number}" for number in range(seen + 1, seen + 400)]
+    return [*watch, *(one.event_id for one in house.controller.shell().timers.values()), f"started:{epoch + 1}"]
+
+
+def test_an_id_that_is_said_first_keeps_nobody_elses_event_back(tmp_path: Path) -> None:
+    """An agent says events and findings with the ids that the watch and another agent will use: both are heard."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path, reviewer=Bound()) as house:
+            await training(house)
+            steps = [saved(), e.StepReached(id="", at=now(), job=JobKey("test", "7"), attempt=0, step=3)]
+            lies = [msgspec.structs.replace(steps[1], id=one) for one in await foretold(house)]
+            theirs = bad_gpu("n3")
+            mine = msgspec.structs.replace(theirs.finding, place=Place(node="n1"), role=FindingRole.CONTEXT)
+            lies.append(e.FindingSeen(id=theirs.id, at=now(), finding=mine))
+            async with AsyncClient(house.server.url, "of-n1", timeout_s=120) as liar:
+                await liar.beat(Beat(source="agent:n1", node="n1", at=now()))
+                assert (await liar.ingest("agent:n1", lies)).stored == len(lies)
+                assert (await liar.ingest("agent:n1", lies)).stored == len(lies), "sent again, they are known"
+            heard = await house.controller.journal.events(kind="finding_seen")
+            assert len(heard) == 1
+            async with AsyncClient(house.server.url, ANY, timeout_s=120) as honest:
+                await honest.beat(Beat(source="agent:n3", node="n3", at=now()))
+                await honest.ingest("agent:n3", [theirs])
+            assert [one.name for one in await house.controller.journal.nodes() if one.incident] == ["n3"]
+            off = msgspec.structs.replace(house.world.nodes["n6"], state_text="seen")
+            house.world.set_node(off)
+            await until(lambda: house.controller.shell().nodes["n6"].state_text == "seen", 20.0)
+
+    run(work)
+
+
+@pytest.mark.parametrize("how", ["left out by its user", "left long ago"])
+def test_a_launcher_says_nothing_of_a_node_that_its_job_has_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A user chooses what a job leaves out, and what it left may be another's: no word about such a node is taken."""
+    monkeypatch.setattr(authority, "CATCH_UP_S", 0.1)
+
+    async def work() -> None:
+        async with engine_served(tmp_path, reviewer=Bound()) as house:
+            await training(house)
+            [view] = [job for job in house.world.jobs.values() if job.key == THEIRS]
+            house.world.set_job(msgspec.structs.replace(view, nodes=("n2",), excluded=("n4",)))
+            await until(lambda: any(job.excluded for job in house.controller.shell().jobs.values()))
+            node = "n4"
+            if how == "left long ago":
+                node = "n3"
+                monkeypatch.setattr(authority, "LEFT_KEPT_S", -1.0)
+            seen = msgspec.structs.replace(bad_gpu(node).finding, job=THEIRS, attempt=0)
+            diagnosis = Diagnosis(cause="nvidia.xid.79", domain=Domain.HARDWARE, nodes=(node,))
+            lies: list[e.AnyEvent] = [
+                e.FindingSeen(id="lie", at=now(), finding=seen),
+                e.Escalated(id="lie2", at=now(), job=THEIRS, attempt=0, diagnosis=diagnosis, why="x"),
+            ]
+            async with AsyncClient(house.server.url, "of-8", timeout_s=120) as liar:
+                await liar.beat(Beat(source="launcher:8", cluster="test", job="8", at=now()))
+                answer = await liar.ingest("launcher:8", lies)
+                assert (answer.stored, len(answer.refused)) == (0, 2)
+                again = e.Escalated(id="true", at=now(), job=THEIRS, attempt=0, exclude_nodes=("n4",), why="x")
+                assert (await liar.ingest("launcher:8", [again])).stored == 1
+            assert not [one.name for one in await house.controller.journal.nodes() if one.incident]
+
+    run(work)

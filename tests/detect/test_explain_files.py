@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -414,3 +415,23 @@ def test_unnamed_error_from_standard_input():
         "generic.fatal",
         9001,
     )
+
+
+def test_a_pipe_that_is_named_is_read_like_standard_input(tmp_path: Path):
+    """`explain <(zcat job.log.gz)`: its bytes come once, and all of them are judged."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    lines = [f"step {n} loss 2.0\n" for n in range(9000)]
+    whole = "".join([*lines, "torch.OutOfMemoryError: CUDA out of memory\n"])
+    writer = threading.Thread(target=pipe.write_text, args=(whole,))
+    writer.start()
+    said = explain_logs([pipe], matcher=MATCHER, now=1740830000.0)
+    writer.join(60)
+    assert (said.cause, said.evidence[0].line) == ("torch.cuda.oom", 9001)
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full", "/dev/urandom"])
+def test_a_device_is_no_log(device: str):
+    """It would be read for ever."""
+    with pytest.raises(NoInputError, match="a device, not a log"):
+        explain_logs([device], matcher=MATCHER)

@@ -1,19 +1,37 @@
 """Reads NCCL flight-recorder dumps from disk: pickles, which must not be believed, and their JSON form.
 
 A pickle can run any code when it is loaded as it is; this reader knows plain containers only and refuses the rest.
-What a file is, is told by its content; only the rank is read from its name. Called by `holdfast explain`.
+Even those can be made to take memory and time without end, so files are read in a process of their own that has little
+of both: `python -m holdfast.adapters.flight_files FILE...` prints one line for each file. What a file is, is told by
+its content; only the rank is read from its name. Called by `holdfast explain`.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from holdfast.detect.flight import HEAD, Dump, dump_of, is_dump, rank_of
 
 DUMP_MAX = 256 << 20
+BATCH = 512
+"""So many files are read by one process, unless one of them ends it."""
+ENDED_MAX = 3
+"""So many files that end the process are tried; the others are not read."""
+MEMORY = 512 << 20
+MEMORY_FOR_BYTE = 24
+"""Bytes of memory that a byte of a dump may take, as small numbers and short texts do."""
+LIMIT_S = 10.0
+BYTES_A_SECOND = 2 << 20
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -36,8 +54,45 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a flight recorder's dump")
 
 
+def read_dumps(paths: Sequence[str]) -> Mapping[str, Dump]:
+    """The dumps among these files, which are at rest on a disk. One that cannot be read in its limits is none."""
+    left = [path for path in paths if _may_be_dump(path)]
+    found: dict[str, Dump] = {}
+    ended = 0
+    while left:
+        # -P: the working folder is no place to import from.
+        command = [sys.executable, "-P", "-m", __spec__.name, *left[:BATCH]]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, check=False
+        )
+        lines = [line for line in done.stdout.split(b"\n") if line]
+        for path, line in zip(left, lines, strict=False):
+            if (dump := msgspec.json.decode(line, type=Dump | None)) is not None:
+                found[path] = dump
+        # The file after the last line is the one that it ended of.
+        ended += done.returncode != 0
+        del left[: len(lines) + (done.returncode != 0)]
+        if ended == ENDED_MAX or not (lines or done.returncode):
+            break
+    return found
+
+
+def _may_be_dump(path: str) -> bool:
+    place = Path(path)
+    try:
+        if rank_of(place.name) is None or place.stat().st_size > DUMP_MAX:
+            return False
+        with place.open("rb") as file:
+            return is_dump(file.read(HEAD))
+    except OSError:
+        return False
+
+
 def read_dump(path: str) -> Dump | None:
-    """The dump in this file; None when its content is not that of one, or its name does not tell the rank."""
+    """The dump in this file; None when its content is not that of one, or its name does not tell the rank.
+
+    Takes whatever a hostile file makes it take: see `read_dumps`.
+    """
     place = Path(path)
     rank = rank_of(place.name)
     try:
@@ -47,8 +102,24 @@ def read_dump(path: str) -> Dump | None:
                 return None
             file.seek(0)
             raw = _PlainUnpickler(file).load() if head.startswith(b"\x80") else json.load(file)
+        return dump_of(rank, raw) if isinstance(raw, dict) and "entries" in raw else None
     except _UNREADABLE:
         return None
-    if not isinstance(raw, dict) or "entries" not in raw:
-        return None
-    return dump_of(rank, raw)
+
+
+def _limit(size: int) -> None:
+    """The memory of this process, and its time from now on, to what a dump of so many bytes may need."""
+    memory = MEMORY + MEMORY_FOR_BYTE * size
+    resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
+    signal.alarm(int(LIMIT_S + size / BYTES_A_SECOND))
+
+
+def _main() -> None:
+    for path in sys.argv[1:]:
+        _limit(min(Path(path).stat().st_size, DUMP_MAX))
+        sys.stdout.buffer.write(msgspec.json.encode(read_dump(path)) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _main()

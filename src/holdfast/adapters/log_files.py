@@ -62,6 +62,7 @@ def find_logs(paths: Sequence[str | Path]) -> list[str]:
                 raise NoInputError(f"{place}: the folder holds no log file")
             found += inside
         elif kind:
+            _check_ends(place)
             found.append(str(place))
         else:
             raise NoInputError(f"{str(path) or repr('')}: no such file or folder")
@@ -75,6 +76,24 @@ def _below(place: Path) -> list[str]:
     for folder, _, names in os.walk(place, onerror=lambda error: closed.append(str(error.filename))):
         found += [str(file) for name in names if _may_be_log(file := Path(folder, name))]
     return sorted(found + closed)
+
+
+def _check_ends(place: Path) -> None:
+    """Raise NoInputError for what is no log and may never end; a terminal and /dev/null do."""
+    told = place.stat()
+    is_device = stat.S_ISBLK(told.st_mode) or (stat.S_ISCHR(told.st_mode) and not place.samefile(os.devnull))
+    if is_device and not _is_terminal(place):
+        raise NoInputError(f"{place}: a device, not a log")
+
+
+def _is_terminal(place: Path) -> bool:
+    with place.open("rb", buffering=0) as opened:
+        return opened.isatty()
+
+
+def is_stream(path: str) -> bool:
+    """Is this standard input, a pipe or the like, which can be read once only?"""
+    return path == STDIN or not Path(path).is_file()
 
 
 def _may_be_log(file: Path) -> bool:
@@ -108,6 +127,9 @@ def _raw_chunks(path: str) -> Iterator[bytes]:
             yield from _pieces(sys.stdin.buffer)
             return
         with Path(path).open("rb") as raw:
+            if not raw.seekable():
+                yield from _pieces(raw)
+                return
             head = raw.read(4)
             raw.seek(0)
             if head.startswith(_GZIP):
@@ -192,7 +214,7 @@ def elastic_error(path: str) -> tuple[bytes, float | None] | None:
 
     None when the file is something else.
     """
-    if path == STDIN or not path.endswith(".json"):
+    if not path.endswith(".json") or is_stream(path):
         return None
     try:
         raw = Path(path).read_bytes()

@@ -133,12 +133,26 @@ class Reporter:
         if checks is None:
             raise RefusedError(f"{self.source} may not send {kind_of(event)}")
         check_bounds(event)
+        event = self._with_own_ids(event)
         self._check_time(event)
         if isinstance(event, e.FindingSeen) and is_line(event.finding):
             event = structs.replace(event, finding=await self._own_line(event.finding))
         for check in checks:
             await check(self, event)
         return event
+
+    def _with_own_ids(self, event: e.AnyEvent) -> e.AnyEvent:
+        """The event with ids that only this reporter can give: one that somebody else's will have would silence it."""
+        event = structs.replace(event, id=self._own_id(event.id))
+        if isinstance(event, e.FindingSeen):
+            return structs.replace(event, finding=structs.replace(event.finding, id=self._own_id(event.finding.id)))
+        if isinstance(event, e.Escalated) and event.diagnosis is not None:
+            judged = tuple(structs.replace(one, finding=self._own_id(one.finding)) for one in event.diagnosis.judged)
+            return structs.replace(event, diagnosis=structs.replace(event.diagnosis, judged=judged))
+        return event
+
+    def _own_id(self, said: str) -> str:
+        return said if said.startswith((f"{self.source}/", f"{self.source}:")) else f"{self.source}/{said}"
 
     async def _own_line(self, finding: Finding) -> Finding:
         """A finding of log lines: a line may name any host, which is no word of the reporter's about that node."""
@@ -221,13 +235,20 @@ class Reporter:
                 raise RefusedError(f"the scheduler has no job {job}")
             raise LinkError(f"no job {self.job_id!r} has been seen here yet")
 
-    async def check_job_nodes(self, named: Iterable[str]) -> None:
-        """Return when the scheduler has given all of these nodes to the launcher's job."""
-        wanted = set(named) - {""}
+    async def check_job_nodes(self, named: Iterable[str], *, left_out: Iterable[str] = ()) -> None:
+        """Return when the scheduler has given all of these nodes to the launcher's job, now or lately.
+
+        Args:
+            named: the nodes.
+            left_out: nodes to be kept out of the job, which may also be some that it is kept out of already. Its user
+                chooses those, so nothing else can be said of them.
+        """
+        wanted, out = set(named) - {""}, set(left_out) - {""}
         while True:
             view = self.view()
-            known = self.shell.nodes_of(view.key) | {*view.excluded} if view is not None else set()
-            foreign = sorted(wanted - known)
+            lately = self.controller.clock.now() - LEFT_KEPT_S
+            known = self.shell.nodes_of(view.key, left_after=lately) if view is not None else set()
+            foreign = sorted((wanted - known) | (out - known - {*(view.excluded if view is not None else ())}))
             if not foreign:
                 return
             if self._looked is None:
@@ -300,8 +321,9 @@ async def own_job(reporter: Reporter, event: e.AnyEvent) -> None:
 
 
 async def job_nodes(reporter: Reporter, event: e.AnyEvent) -> None:
-    """It names nodes of the launcher's job and no others."""
-    await reporter.check_job_nodes(nodes_named(event))
+    """It names nodes of the launcher's job and no others, but for what it leaves out already."""
+    out = event.exclude_nodes if isinstance(event, e.Escalated) else ()
+    await reporter.check_job_nodes(nodes_named(event), left_out=out)
 
 
 async def own_condition(reporter: Reporter, event: e.AnyEvent) -> None:
@@ -401,14 +423,14 @@ def is_line(finding: Finding) -> bool:
 
 
 def nodes_named(event: e.AnyEvent) -> set[str]:
-    """Every node that the event speaks of."""
+    """Every node that the event says something of; those to be left out are no word about them."""
     match event:
         case e.FindingSeen():
             found = {event.finding.place.node}
         case e.Escalated():
             blamed = event.diagnosis.nodes if event.diagnosis is not None else ()
             gpus = (gpu.rpartition("/")[0] for gpu in event.diagnosis.gpus) if event.diagnosis is not None else ()
-            found = {*event.exclude_nodes, *blamed, *gpus}
+            found = {*blamed, *gpus}
         case e.LauncherAttached() | e.AttemptStarted():
             found = set(event.nodes)
         case e.NodeGone() | e.FindingCleared() | e.DrillFired() | e.AgentAttached() | e.NodeValidated():

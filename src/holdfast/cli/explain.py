@@ -22,12 +22,13 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
-from holdfast.adapters.flight_files import read_dump
+from holdfast.adapters.flight_files import read_dumps
 from holdfast.adapters.log_files import (
     STDIN,
     count_lines,
     elastic_error,
     find_logs,
+    is_stream,
     last_lines,
     line_numbers,
     read_chunks,
@@ -86,7 +87,7 @@ def explain_logs(
     failed: list[str] = []
     for text in closed:
         warn(text)
-    dumps = {name: dump for name in names if name != STDIN and (dump := read_dump(name)) is not None}
+    dumps = read_dumps([name for name in names if not is_stream(name)])
     reading.flight(list(dumps.values()))
     stacks = {name: frames for name in names if name not in dumps and (frames := _stack(name))}
     reading.stacks({rank: frames for name, frames in stacks.items() if (rank := source_of(name).rank) is not None})
@@ -119,21 +120,21 @@ def _readable(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _stack(name: str) -> tuple[StackFrame, ...]:
     """What a stack dump holds; empty when the file is something else."""
-    if name == STDIN or Path(name).stat().st_size > STACK_FILE_MAX:
+    if is_stream(name) or Path(name).stat().st_size > STACK_FILE_MAX:
         return ()
     text = Path(name).read_text(encoding="utf-8", errors="replace")
     return dumped_stack(text) if is_dump(text[:HEAD]) else ()
 
 
 def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules: Sequence[LogRule]) -> None:
-    size = 0
-    if name != STDIN:
+    size, once = 0, is_stream(name)
+    if not once:
         # The year of stamps that carry none is that in which the file was last written.
         size, written = Path(name).stat().st_size, Path(name).stat().st_mtime
         at = min(at, written)
     progress = ProgressReading.SAMPLED if size > SAMPLED_ABOVE else ProgressReading.EVERY
-    # Standard input cannot be read again, so its lines are counted on the way; files only where lines are shown.
-    stream = matcher.stream(source_of(name), progress, numbered=name == STDIN)
+    # Lines of what can be read once only are counted on the way; those of files only where lines are shown.
+    stream = matcher.stream(source_of(name), progress, numbered=once)
     number = reading.file("standard input" if name == STDIN else name)
     if (told := elastic_error(name)) is not None:
         text, failed_at = told
@@ -161,7 +162,7 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules
         reading.take(number, stream.flush(at))
         begin = 0 if len(end) == stream.offset else end.find(b"\n") + 1
         last, place = end[begin:], stream.offset - len(end) + begin
-        before = stream.line_no - last.count(b"\n") if name == STDIN else None
+        before = stream.line_no - last.count(b"\n") if once else None
         reading.take(number, matcher.unnamed(source_of(name), last, place, at, lines_before=before))
         reading.end(number, stream.offset)
         if rules is not None:
@@ -192,7 +193,7 @@ def _novel(names: Sequence[str]) -> list[EvidenceLine]:
     """Lines at the ends of these logs that their earlier parts never held."""
     found: list[EvidenceLine] = []
     for name in names[:NOVELTY_FILES]:
-        if name == STDIN:
+        if is_stream(name):
             continue
         lines = [line.decode("utf-8", "replace") for line in last_lines(name, NOVELTY_BYTES)]
         begin = max(len(lines) - NOVELTY_TAIL, len(lines) // 2)

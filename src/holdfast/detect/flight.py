@@ -118,5 +118,5 @@ def _number(value: Any) -> int:
 def _ranks(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         words = value.strip("[]() ").split(",")
-        return tuple(int(word) for word in words if word.strip().isdigit())
+        return tuple(int(word) for word in words if word.strip().isdecimal() and len(word) <= DIGITS_MAX)
     return tuple(item for item in _sequence(value) if isinstance(item, int))

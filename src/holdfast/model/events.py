@@ -1,7 +1,8 @@
 """Everything that can happen to the engine. Events are stored before they are handled and replayed in order.
 
 `at` is when it happened where it was seen; `received_at` is the controller's time; `seq` is given by the journal.
-An event's `id` comes from its source and makes delivery idempotent. Samples (heartbeats, steps) are not events.
+An event's `id` comes from its source, whose name it begins with where the API took it in, and makes delivery
+idempotent. Samples (heartbeats, steps) are not events.
 """
 
 from __future__ import annotations
