@@ -146,8 +146,8 @@ class World:
             for name in incident.nodes_open:
                 node = self.engine.state.nodes[name]
                 if node.state is NodeState.SUSPECT and not self.engine.index.orders_of.get(f"node:{name}"):
-                    if node.view.drained:
-                        self.node_view(name, drained=False, drain_reason="")
+                    if node.view.drained or node.view.alive is False:
+                        self.node_view(name, drained=False, drain_reason="", alive=True)
                     self.tell(e.OperatorCommand, command=e.Command.CONFIRM_HEALTHY, who="mei", node=name)
                     return True
             for key in incident.jobs_open:
