@@ -107,7 +107,7 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
 
 
 def _is_observed(turn: Turn, node: NodeRecord) -> bool:
-    """Is it suspect, and left to people because policy says observe?"""
+    """Return whether the node is suspect, and left to people because policy says observe."""
     incident = repair.incident_of(turn, node)
     waits = bool(turn.open_orders(about(node)))
     return phase(node) is NodeState.SUSPECT and incident is not None and bool(incident.would) and not waits

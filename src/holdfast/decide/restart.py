@@ -261,7 +261,7 @@ def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.Any
 
 
 def _observed(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
-    """What would have been ordered is written down: the cause is told, and the job left as it is."""
+    """Tell the cause and leave the job as it is; the orders that observe kept back are recorded already."""
     incidents.judge(turn, incident, job)
     leave_alone(turn, job, incident, f"policy says {Mode.OBSERVE}")
 
