@@ -6,6 +6,7 @@ n6 are idle. The attacker holds the token of node n1's agent, of job 7's or job 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -428,6 +429,7 @@ def test_a_launchers_word_of_a_lost_node_waits_for_the_schedulers(
 ) -> None:
     """Confirmed at once by a fresh look or by the witness, or later by the witness; refuted by the node's own agent."""
     monkeypatch.setattr("holdfast.controller.claims.AGAIN_FIRST_S", 0.2)
+    monkeypatch.setattr("holdfast.controller.claims.ANSWER_S", 60.0)  # a loaded machine answers late
     knocks = Knocks()
 
     async def work() -> None:
@@ -455,6 +457,36 @@ def test_a_launchers_word_of_a_lost_node_waits_for_the_schedulers(
             stored = [one.evidence for one in await house.controller.journal.events(kind="node_gone")]
             why = "the scheduler says so too (powered off)" if when == "by a look" else "its slurmd does not run either"
             assert stored == ([] if when == "never" else [f"connection reset; {why}"])
+
+    run(work)
+
+
+class Together(Knocks):
+    """Gives no answer about one node before it is asked about all of them."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__()
+        self.met = asyncio.Barrier(nodes)
+
+    async def why_gone(self, node: str, *, claimed: bool = False) -> str:
+        await self.met.wait()
+        return f"nobody answers at {node}" if claimed else ""
+
+
+def test_claims_of_one_batch_are_asked_about_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rack that is lost as a whole does not keep the batch back by one answer's time for each of its nodes."""
+    monkeypatch.setattr("holdfast.controller.claims.ANSWER_S", 8.0)
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, AsyncClient(house.server.url, ANY, timeout_s=120) as mine:
+            await training(house)
+            house.controller.claims.witness = Together(2)
+            view = house.world.jobs[THEIRS]
+            claims = [
+                e.NodeGone(id=f"gone-{node}", at=now(), node=node, evidence="connection reset") for node in view.nodes
+            ]
+            assert len(claims) == 2
+            assert (await mine.ingest("launcher:8", claims)).stored == 2
 
     run(work)
 

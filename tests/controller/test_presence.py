@@ -43,6 +43,22 @@ def test_an_agent_attaches_once_and_again_after_a_boot():
     run_virtual(work())
 
 
+def test_clocks_of_sources_that_beat_no_more_are_forgotten(monkeypatch):
+    """A launcher's source is new with each job: over a year of jobs, what is remembered of clocks stays bounded."""
+    monkeypatch.setattr("holdfast.controller.presence.CLOCKS_KEPT", 2)
+
+    async def work() -> None:
+        house = House(watch=False)
+        async with running(house.controller()) as controller:
+            for job in ("1", "2", "1", "3"):
+                at = controller.clock.now() + 5.0
+                await controller.beat(Beat(source=f"launcher:{job}", node="n1", cluster="test", job=job, at=at))
+            known = [controller.presence.ahead_s(f"launcher:{job}") for job in ("1", "2", "3")]
+            assert known == [5.0, None, 5.0]
+
+    run_virtual(work())
+
+
 def test_silence_is_said_once_and_its_end_too():
     """Three missed beats are NodeSilent, the next beat NodeHeard; a launcher's beat counts for its node."""
 

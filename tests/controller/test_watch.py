@@ -43,6 +43,22 @@ def test_the_first_look_tells_all_and_the_next_only_what_changed():
     run_virtual(work())
 
 
+def test_two_looks_at_once_tell_a_difference_once():
+    """A look that a report asks for may end while another is stored: what a person asked of a node is one command."""
+
+    async def work() -> None:
+        house = House(watch=False)
+        async with running(house.controller()) as controller:
+            await controller.watch.look_once()
+            before = controller.seq
+            house.world.set_node(msgspec.structs.replace(house.world.nodes["n1"], asked="reboot"))
+            await asyncio.gather(controller.watch.look_once(), controller.watch.look_once())
+            told = await controller.journal.events(kind=("node_observed", "operator_command"), after=before)
+            assert [type(one).__name__ for one in told] == ["NodeObserved", "OperatorCommand"]
+
+    run_virtual(work())
+
+
 def test_gone_needs_a_complete_look():
     """What is missing from a partial answer is unknown; from a complete one it has vanished."""
 

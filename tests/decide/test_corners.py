@@ -71,6 +71,14 @@ def test_nodes_that_the_scheduler_does_not_know_are_left_out_of_an_exclusion_tha
     assert kinds(play.done(o.SetExcluded)) == ["ReleaseJob"]
 
 
+def test_a_job_whose_only_excluded_node_left_the_cluster_is_released(play):
+    """The scheduler refuses the name and cannot give the node out either: nothing is left to hold the job for."""
+    held(play)
+    play.do(e.NodeVanished, node="n2")
+    assert kinds(play.fail(o.SetExcluded, "slurm_update error: Invalid node name specified")) == ["ReleaseJob"]
+    assert play.j.excluded == ()
+
+
 def test_a_release_that_fails_is_told_and_tried_again(play):
     """Held until it works."""
     held(play)

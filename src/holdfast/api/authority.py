@@ -1,4 +1,4 @@
-"""Who may say what of whom: one table, checked on the contents of every event and beat that comes in.
+"""The table of who may report what: checked on the contents of every event and beat that is received.
 
 A reporter is what its source says: `agent:NODE` speaks for that node, `launcher:JOB` for that job and the nodes that
 the scheduler gave it, `drill:NAME` for nothing but the time of a drill's fault. A token that is bound (`only`) allows
@@ -43,7 +43,7 @@ SOURCE_MAX = 256
 
 
 class Kind(StrEnum):
-    """Who reports, by the first word of the source."""
+    """Kind of reporter: the first word of the source."""
 
     AGENT = "agent"
     LAUNCHER = "launcher"
@@ -85,7 +85,7 @@ class Reporter:
 
     @property
     def shell(self) -> ShellState:
-        """What the controller has seen."""
+        """The cluster as the controller has seen it."""
         return self.controller.shell()
 
     async def check_itself(self) -> None:
@@ -287,7 +287,7 @@ class Refusals:
 
 
 async def own_node(reporter: Reporter, event: e.AnyEvent) -> None:
-    """It names the agent's node and no other."""
+    """Check that the event names the agent's node and no other."""
     named = nodes_named(event)
     if named != {reporter.node}:
         others = ", ".join(sorted(named - {reporter.node})[:3]) or "no node"
@@ -295,13 +295,13 @@ async def own_node(reporter: Reporter, event: e.AnyEvent) -> None:
 
 
 async def own_finding(reporter: Reporter, event: e.AnyEvent) -> None:
-    """It is about the agent's node; a line of a job's output, which moves no node, about any node of that job."""
+    """Check that the finding is about the agent's node; log lines, which move no node, about any node of their job."""
     if not (isinstance(event, e.FindingSeen) and event.finding.job is not None and is_line(event.finding)):
         await own_node(reporter, event)
 
 
 async def job_here(reporter: Reporter, event: e.AnyEvent) -> None:
-    """The scheduler has placed the job that it names, if it names one, on the agent's node."""
+    """Check that the scheduler has placed the job that the event names, if any, on the agent's node."""
     job = _job(event)
     if job is None:
         return
@@ -313,7 +313,7 @@ async def job_here(reporter: Reporter, event: e.AnyEvent) -> None:
 
 
 async def own_job(reporter: Reporter, event: e.AnyEvent) -> None:
-    """It names the launcher's job and no other."""
+    """Check that the event names the launcher's job and no other."""
     job = _job(event)
     if job is None:
         raise RefusedError(f"{reporter.source} may send {kind_of(event)} of its own job only, and this one names none")
@@ -321,13 +321,13 @@ async def own_job(reporter: Reporter, event: e.AnyEvent) -> None:
 
 
 async def job_nodes(reporter: Reporter, event: e.AnyEvent) -> None:
-    """It names nodes of the launcher's job and no others, but for what it leaves out already."""
+    """Check that the event names nodes of the launcher's job and no others, but for those that it leaves out already."""
     out = event.exclude_nodes if isinstance(event, e.Escalated) else ()
     await reporter.check_job_nodes(nodes_named(event), left_out=out)
 
 
 async def own_condition(reporter: Reporter, event: e.AnyEvent) -> None:
-    """It lifts what launchers themselves find, on a node that it names."""
+    """Check that the event names a node and clears a condition that launchers themselves find."""
     rule = getattr(event, "rule", "")
     if not nodes_named(event):
         raise RefusedError(f"{reporter.source} names no node")
@@ -336,7 +336,7 @@ async def own_condition(reporter: Reporter, event: e.AnyEvent) -> None:
 
 
 async def own_order(reporter: Reporter, event: e.AnyEvent) -> None:
-    """The order is one that was handed to this reporter."""
+    """Check that the order is one that was handed to this reporter."""
     order = getattr(event, "order", "")
     found = await reporter.controller.journal.orders(order=order, limit=1)
     view = reporter.view() if reporter.job_id else None
@@ -346,7 +346,7 @@ async def own_order(reporter: Reporter, event: e.AnyEvent) -> None:
 
 
 async def known_target(reporter: Reporter, event: e.AnyEvent) -> None:
-    """The node and the job of a drill are the scheduler's."""
+    """Check that the scheduler has the node and the job of a drill."""
     await reporter.check_known(nodes_named(event))
     job = _job(event)
     if job is not None and not reporter.shell.has_job(job):
@@ -356,7 +356,7 @@ async def known_target(reporter: Reporter, event: e.AnyEvent) -> None:
 
 
 async def agent_beat(reporter: Reporter, beat: Beat) -> None:
-    """Of its own node, and of no job."""
+    """Check that an agent beats for its own node and for no job."""
     if beat.node != reporter.node or beat.job:
         raise RefusedError(
             f"{reporter.source} may not beat for node {beat.node!r}{f', job {beat.job}' * bool(beat.job)}"
@@ -364,13 +364,13 @@ async def agent_beat(reporter: Reporter, beat: Beat) -> None:
 
 
 async def launcher_beat(reporter: Reporter, beat: Beat) -> None:
-    """Of its own job, from a node of the job, and not in an agent's name."""
+    """Check that a launcher beats for its own job, from a node of the job."""
     await reporter.check_job(JobKey(beat.cluster, beat.job, beat.generation))
     await reporter.check_job_nodes({beat.node})
 
 
 async def no_beat(reporter: Reporter, beat: Beat) -> None:
-    """Drills do not beat."""
+    """Refuse the beat: drills send none."""
     raise RefusedError(f"{reporter.source} may not beat for node {beat.node!r}")
 
 
@@ -401,7 +401,7 @@ MAY: Mapping[type, Mapping[Kind, tuple[Check, ...]]] = {
     e.NodeGone: {Kind.LAUNCHER: (job_nodes,)},
     e.DrillFired: {Kind.DRILL: (known_target,)},
 }
-"""What each kind of reporter may send, and what is checked of it. What is not here is nobody's to send.
+"""Events that each kind of reporter may send, with their checks. An event that is not here is refused from everybody.
 
 A launcher's `NodeGone` is a claim: `controller.claims` asks the scheduler before the engine gets it.
 """
@@ -418,12 +418,12 @@ def _job(event: e.AnyEvent) -> JobKey | None:
 
 
 def is_line(finding: Finding) -> bool:
-    """Is it made of log lines alone?"""
+    """Return whether the finding rests on log lines alone."""
     return bool(finding.evidence) and all(piece.kind is EvidenceKind.LOG for piece in finding.evidence)
 
 
 def nodes_named(event: e.AnyEvent) -> set[str]:
-    """Every node that the event says something of; those to be left out are no word about them."""
+    """Return every node that the event says something of; nodes to be left out are no claim about them."""
     match event:
         case e.FindingSeen():
             found = {event.finding.place.node}

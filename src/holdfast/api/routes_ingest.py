@@ -50,8 +50,9 @@ async def ingest(request: Request[Any, Any, State], state: State) -> IngestAnswe
     if controller.busy:
         raise LinkError("the controller has more waiting than it can take: come back later")
     reporter = await _reporter(request, state, batch.source)
-    futures: list[asyncio.Future[int]] = []
+    checked: list[e.AnyEvent] = []
     refused: list[str] = []
+    too_early: LinkError | None = None
     for raw in batch.events:
         try:
             event = structs.replace(decode_event(raw), source=batch.source, seq=0, received_at=0.0)
@@ -60,13 +61,18 @@ async def ingest(request: Request[Any, Any, State], state: State) -> IngestAnswe
             # One event that will never be taken must not keep its neighbours from being stored.
             refused.append(str(error))
             continue
-        taken = await _taken(controller, event)
-        if taken is not None:
-            futures.append(controller.submit(taken))
+        except LinkError as error:
+            too_early = error
+            break
+        checked.append(event)
     if refused:
         _refusals(state).add(controller, batch.source, refused)
-    outcomes = await asyncio.gather(*futures, return_exceptions=True)
-    for outcome in outcomes:
+    # In parallel: claims about many nodes are answered in the time of one.
+    taken = await asyncio.gather(*(_taken(controller, event) for event in checked))
+    outcomes = await asyncio.gather(
+        *(controller.submit(event) for event in taken if event is not None), return_exceptions=True
+    )
+    for outcome in (too_early, *outcomes):
         if isinstance(outcome, LinkError):
             raise outcome
     failed = [str(outcome) for outcome in outcomes if isinstance(outcome, BaseException)]

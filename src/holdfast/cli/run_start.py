@@ -41,8 +41,13 @@ def _completed(options: RunOptions) -> RunOptions:
     settings = load_settings()
     log_rules, rules = settings.path(settings.config.log_rules), settings.path(settings.config.rules)
     policy = settings.path(settings.config.policy)
-    # On a node of a cluster the controller's policy need not be there, or not for users: the defaults hold then.
-    policy = policy if policy is not None and os.access(policy, os.R_OK) else None
+    if policy is not None and not options.policy and not os.access(policy, os.R_OK):
+        # On a node of a cluster the controller's policy need not be there, or not for users.
+        sys.stderr.write(
+            f"holdfast: {policy}, the policy that {settings.file} names, cannot be read here, so the defaults hold "
+            "(mode act): make it readable, or name one by --policy\n"
+        )
+        policy = None
     return structs.replace(
         options,
         log_rules=options.log_rules or (str(log_rules) if log_rules is not None else ""),

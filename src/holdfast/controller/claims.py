@@ -1,4 +1,4 @@
-"""What launchers say of nodes that are gone is a claim: the engine gets it once the scheduler's side confirms it.
+"""Claims: a launcher's report that a node is gone reaches the engine once the scheduler's side confirms it.
 
 The API brings each `NodeGone` here. A claim is asked about at once, by a fresh look at the scheduler and by its witness
 together; where neither confirms it, again for a while. A node that is heard after the claim refutes it. Nothing of a
@@ -31,7 +31,7 @@ CLAIM_S = 120.0
 
 
 class Claims:
-    """See the module. `submit` takes a confirmed claim to the engine."""
+    """Claims that wait for their confirmation. `submit` hands a confirmed one to the engine."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Claims:
                 return
 
     async def _why(self, node: str) -> str:
-        """What confirms that it does not run; empty: nothing."""
+        """Return what confirms that the node does not run; empty: nothing does."""
         asked = [asyncio.create_task(self._by_look(node))]
         if self.witness is not None:
             asked.append(asyncio.create_task(self._by_witness(self.witness, node)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 import structlog
@@ -28,6 +28,8 @@ _log = structlog.get_logger("holdfast.controller")
 
 AHEAD_S_MAX = 86400.0
 """A clock that is said to be further off than this is taken to be this far off."""
+CLOCKS_KEPT = 65_536
+"""Sources whose clocks are remembered; the one that beat least recently is forgotten first."""
 DEAF_FACTOR = 4
 """A tick this many times late means that we were not listening."""
 
@@ -52,8 +54,8 @@ class Presence:
         self._heard: dict[str, float] = {}
         self._node_of: dict[str, str] = {}
         """Launcher -> the node that it beats from."""
-        self._ahead: dict[str, float] = {}
-        """Source -> how far its clock was ahead of ours at its last beat, with the beat's way in it."""
+        self._ahead: OrderedDict[str, float] = OrderedDict()
+        """Source -> how far its clock was ahead of ours at its last beat, with the beat's way in it; newest last."""
         self._said: set[str] = set()
         self._held: set[str] = set()
         self._since = 0.0
@@ -70,7 +72,7 @@ class Presence:
         """Take one beat in and answer with what waits for its sender; with `wait_s`, wait so long for something."""
         self.beats += 1
         if beat.at:
-            self._ahead[beat.source] = max(-AHEAD_S_MAX, min(AHEAD_S_MAX, beat.at - self._clock.now()))
+            self._note_clock(beat)
         now = self._clock.monotonic()
         state = self._state()
         lease_s, attached, address = self._settings.beat_lease_s, True, ""
@@ -93,6 +95,12 @@ class Presence:
         if not requests and wait_s > 0.0:
             requests = await self._wait(address, wait_s)
         return BeatAnswer(lease_s=lease_s, requests=requests, attached=attached)
+
+    def _note_clock(self, beat: Beat) -> None:
+        self._ahead[beat.source] = max(-AHEAD_S_MAX, min(AHEAD_S_MAX, beat.at - self._clock.now()))
+        self._ahead.move_to_end(beat.source)
+        if len(self._ahead) > CLOCKS_KEPT:
+            self._ahead.popitem(last=False)
 
     async def _wait(self, address: str, wait_s: float) -> list[AnyOrder]:
         deadline = self._clock.monotonic() + wait_s

@@ -56,6 +56,8 @@ class Watch:
         self._again: asyncio.Task[bool] | None = None
         """The next look that was asked for, as long as it has not begun: all who ask until then share it."""
         self._again_at = float("-inf")
+        self._taking = asyncio.Lock()
+        """Differences are those to what is stored, so one snapshot is taken in after the other."""
         self.tried = asyncio.Event()
         """Set once a look has ended in any way that lets the watch go on: seen, refused, or not answered."""
 
@@ -125,6 +127,10 @@ class Watch:
 
     async def take(self, world: WorldView) -> None:
         """Submit what is different, and return when it is stored."""
+        async with self._taking:
+            await self._take(world)
+
+    async def _take(self, world: WorldView) -> None:
         self.looks += 1
         self.looked_at = self._clock.now()
         self.tried.set()

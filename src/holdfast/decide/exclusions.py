@@ -31,7 +31,7 @@ def exclude(turn: Turn, job: JobRecord, names: list[str] | tuple[str, ...]) -> N
 
 
 def is_known(turn: Turn, name: str) -> bool:
-    """Has the scheduler itself told of this node? Of others it gives out none, and refuses to exclude them."""
+    """Return whether the scheduler itself has named this node. No other is given out, and none can be excluded."""
     node = turn.state.nodes.get(name)
     return node is not None and node.view != NodeView(name=name)
 

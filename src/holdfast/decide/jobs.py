@@ -193,7 +193,7 @@ def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
 
 
 def _started_unseen(turn: Turn, job: JobRecord, old: JobView) -> None:
-    """It was held by us, and has ended: somebody else had it started, and it was over before anybody saw it run."""
+    """End the hold of a job that somebody else let start, and that was over before a look saw it run."""
     grown = job.view.restart_count > old.restart_count
     started = job.view.state in _FAILURES and (grown or old.state in _QUEUED)
     if started and job.state is JobState.HELD and not turn.in_allocation:

@@ -116,7 +116,7 @@ def _is_being_fenced(turn: Turn, node: NodeRecord) -> bool:
 
 
 def _is_observed(turn: Turn, node: NodeRecord) -> bool:
-    """Is it suspect, and left to people because policy says observe?"""
+    """Return whether the node is suspect, and left to people because policy says observe."""
     incident = repair.incident_of(turn, node)
     waits = bool(turn.open_orders(about(node)))
     return phase(node) is NodeState.SUSPECT and incident is not None and bool(incident.would) and not waits

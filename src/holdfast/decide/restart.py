@@ -261,7 +261,7 @@ def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.Any
 
 
 def _observed(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
-    """What would have been ordered is written down: the cause is told, and the job left as it is."""
+    """Tell the cause and leave the job as it is; the orders that observe kept back are recorded already."""
     incidents.judge(turn, incident, job)
     leave_alone(turn, job, incident, f"policy says {Mode.OBSERVE}")
 
@@ -618,16 +618,17 @@ def order_failed(turn: Turn, job: JobRecord, order: o.JobOrder, why: str) -> Non
 def _not_excluded(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.SetExcluded, why: str) -> None:
     """The scheduler refuses the exclusions: released now, the job could start on the nodes that it must leave.
 
-    A scheduler refuses names that it does not know and cannot give out either: without them it is asked again at once.
-    What it refuses all the same is asked for again after a while; meanwhile the job stays held.
+    A scheduler refuses names that it does not know and cannot give out either: the job goes on at once without them,
+    also where no other name is left. What it refuses all the same is asked for again after a while; meanwhile the job
+    stays held.
     """
     if job.state is not JobState.HELD:
         return
     unknown = [name for name in order.nodes if not exclusions.is_known(turn, name)]
-    if unknown and len(unknown) < len(order.nodes):
+    if unknown:
         job.excluded = tuple(name for name in job.excluded if name not in unknown)
-        turn.tell_all(incident, job, f"the scheduler does not know {story.listed(unknown)}; it is asked without them.")
-        exclusions.ask(turn, job, incident)
+        turn.tell_all(incident, job, f"the scheduler does not know {story.listed(unknown)}: it goes on without them.")
+        go_on_from_hold(turn, job)
         return
     off = story.listed(order.nodes)
     after_s = turn.policy_of(job).waits.nodes_s

@@ -56,7 +56,7 @@ class SlurmNodes:
         try:
             await self._own_job.let_go(keep)
         except (OrderError, LinkError) as error:
-            return f"{', '.join(sorted(lost))} stays part of the job, which Slurm ends at SlurmdTimeout: {error}"
+            return f"{', '.join(sorted(lost))} cannot leave the job, so Slurm ends the job at SlurmdTimeout: {error}"
         return f"the job goes on with {', '.join(keep)}"
 
     async def _look(self, node: str) -> tuple[bool, float]:

@@ -250,7 +250,7 @@ def is_failure(incident: IncidentRecord) -> bool:
 
 
 def is_counted(incident: IncidentRecord) -> bool:
-    """Is it a fault that something was done about, or would have been if policy did not say observe?"""
+    """Return whether something was done about the fault, or would have been if policy did not say observe."""
     return incident.outcome != "observed" or bool(incident.would)
 
 
