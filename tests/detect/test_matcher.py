@@ -5,10 +5,20 @@ import time
 import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue
+from holdfast.detect import database, search
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import to_finding
 from holdfast.detect.lines import take_apart
-from holdfast.detect.matcher import FOLD_MIN, JUDGED_FIRST, JUDGED_PER_MIB, Matcher, ProgressReading, StreamSource
+from holdfast.detect.matcher import (
+    FOLD_MIN,
+    JUDGED_FIRST,
+    JUDGED_PER_MIB,
+    WALKED_PER_MIB,
+    BlockReader,
+    Matcher,
+    ProgressReading,
+    StreamSource,
+)
 from holdfast.model.evidence import Place
 
 MATCHER = Matcher(read_catalogue())
@@ -319,3 +329,64 @@ def test_tracebacks_of_two_ranks_interleaved_under_any_prefix(prefix):
         ("ValueError", "bad shard header", "88"),
         ("KeyError", "'ids'", "88"),
     ]
+
+
+def work_of(lines, monkeypatch, mib=12, measured=4):
+    """Lines judged or walked, and hits that the search reports, for each MiB of a flood that has gone on for some."""
+    work = {"lines": 0, "hits": 0}
+
+    def line(*args, judge=BlockReader.line, **more):
+        work["lines"] += 1
+        return judge(*args, **more)
+
+    def hits(*args, seek=database.hits):
+        found = seek(*args)
+        work["hits"] += sum(map(len, found.values()))
+        return found
+
+    monkeypatch.setattr(BlockReader, "line", line)
+    monkeypatch.setattr(search, "hits", hits)
+    block = ("\n".join(lines) + "\n") * ((1 << 20) // sum(len(line) + 1 for line in lines))
+    reading = MATCHER.stream(StreamSource(), ProgressReading.SAMPLED)
+    reading.walks, reading.allowance = 0.0, 0.0
+    for _ in range(mib):
+        reading.feed(block.encode(), 0.0)
+    before = dict(work)
+    for _ in range(measured):
+        reading.feed(block.encode(), 0.0)
+    return {name: (done - before[name]) / measured for name, done in work.items()}
+
+
+FLOODED = [
+    "Traceback (most recent call last):",
+    "Root Cause (first observed failure):",
+    "NVRM: The NVIDIA GPU 0000:18:00.0",
+    "ceph: mds0 hung",
+    "RuntimeError: cuFFT error: CUFFT_INTERNAL_ERROR",
+]
+
+
+@pytest.mark.parametrize("line", FLOODED)
+def test_work_of_a_flood_of_one_line(line, monkeypatch):
+    """Of tens of thousands of hits in each MiB few are reported and judged, and few lines are offered to records."""
+    work = work_of([line], monkeypatch)
+    assert work["lines"] < 2 * (JUDGED_PER_MIB + WALKED_PER_MIB)
+    assert work["hits"] < 12_000
+
+
+def test_work_of_a_flood_of_every_rule(monkeypatch):
+    """All rules' examples over and over: each rule's are judged in some of the blocks."""
+    lines = [line for rule in MATCHER.catalogue.scanned for line in rule.matches]
+    work = work_of(lines, monkeypatch)
+    assert JUDGED_PER_MIB < work["lines"] < 1200
+    assert work["hits"] < 12_000
+
+
+def test_an_unended_traceback_is_told_after_a_flood(monkeypatch):
+    """Lines are offered to it for so long only, and it is told when the stream ends."""
+    reading = MATCHER.stream(StreamSource(), ProgressReading.SAMPLED)
+    reading.walks = 0.0
+    calm = b"[rank0]: nothing of note in this line\n" * 2000
+    reading.feed(b"[rank3]: Traceback (most recent call last):\n" + calm, 0.0)
+    assert not reading.records
+    assert [(m.rule.id, m.rank) for m in reading.flush(0.0)] == [("generic.traceback", 3)]

@@ -141,7 +141,7 @@ def test_numbers_of():
 
 def test_a_block_full_of_faults_is_searched_whole_and_the_next_without_the_sieve(monkeypatch):
     """A flood of errors costs no second search of each line, and the sieve is tried again later."""
-    flood = b"OSError: [Errno 28] No space left on device\n" * 4000
+    flood = b"OSError: [Errno 28] No space left on device\n" * 2500
     calm = b"nothing of note in this line\n" * 4000
     monkeypatch.setattr(search, "SIEVE_MIN", 1 << 14)
     asked = []

@@ -205,10 +205,13 @@ class LineStream:
         year: the last one that a stamp carried, for stamps without; 0 before the first.
         search: where the cores match in a block.
         coloured: whether colour codes were seen in it, so that they are taken out before a search.
+        blocks: how many were judged so far.
         everything: whether rules are asked, too, that know an error by its severity word alone.
         sampled: whether only a sample of the blocks is read for progress.
         ending: whether what is fed from now on holds the end of the stream, which is read in full.
         allowance: how many more hits are judged before a flood is thinned.
+        walks: how many more lines are offered to open records before these are given up.
+        flooding: the expressions that the last thinned block held.
     """
 
     def __init__(self, matcher: Matcher, source: StreamSource, progress: ProgressReading, *, numbered: bool) -> None:
@@ -226,9 +229,12 @@ class LineStream:
         self.sampled = progress is ProgressReading.SAMPLED
         self.ending = False
         self.allowance = float(JUDGED_FIRST)
+        self.walks = float(WALKED_FIRST)
+        self.flooding: frozenset[int] = frozenset()
+        self._given_up: list[Match] = []
         self._carry = b""
         self._overlap = 0
-        self._blocks = 0
+        self.blocks = 0
         self._unread: deque[_Unread] = deque()
         self._watched = 0
         self._long_line_rules: set[str] = set()
@@ -274,10 +280,16 @@ class LineStream:
             matches = self._scan(block, 0, len(block), self.offset - len(block), at)
         if self._unread:
             matches = sorted([*matches, *self._progress_unread(at)], key=_place)
+        self.give_up()
+        given_up, self._given_up = self._given_up, []
+        return matches + given_up
+
+    def give_up(self) -> None:
+        """Offer no more lines to the open records; tracebacks that have no end are told when the stream ends."""
         opened = [match for records in self.records.values() for _, _, match in records]
-        matches += [match for match in opened if match.rule is self.matcher.cut]
+        told = [match for match in opened if match.rule is self.matcher.cut]
+        self._given_up += told[: OPEN_RECORDS_MAX - len(self._given_up)]
         self.records.clear()
-        return matches
 
     def _piece(self, at: float) -> list[Match]:
         """A stretch of a line that is too long to keep: judged now, its end kept as overlap."""
@@ -290,9 +302,9 @@ class LineStream:
     def _scan(self, block: bytes, start: int, stop: int, base: int, at: float) -> list[Match]:
         """Judge `block[start:stop]`; `base` is the offset in the stream of the block's first byte."""
         overlap, self._overlap = self._overlap, 0
-        self._blocks += 1
+        self.blocks += 1
         self.learned.show(block, start, stop)
-        full = not self.sampled or self.ending or self._watched > 0 or self._blocks % SAMPLE_EVERY == 1
+        full = not self.sampled or self.ending or self._watched > 0 or self.blocks % SAMPLE_EVERY == 1
         here = _Unread(block, start, stop, base, self.line_no)
         reader = BlockReader(self, block, start, stop, base, at, full=full)
         self.line_no += reader.line_count
@@ -339,6 +351,7 @@ class LineStream:
     def _progress(self, unread: _Unread, start: int, at: float) -> list[Match]:
         """The progress lines of a block from this place on."""
         reader = BlockReader(self, unread.block, start, unread.stop, unread.base, at, full=True)
+        reader.many = FOLD_MIN_UNREAD
         before = unread.block.count(b"\n", unread.start, start) if self.numbered else 0
         reader.line_no = reader.stream_line = unread.line_no + 1 + before
         return [match for match in reader.read(records=False) if match.rule.role is Role.PROGRESS]
@@ -372,8 +385,18 @@ JUDGED_FIRST = 8192
 """Of a stream so many hits are judged one by one, whatever they are."""
 JUDGED_PER_MIB = 64
 """After these, hits are thinned that come more often, each expression's to its first and last ones in the block."""
+ROTATED_MAX = 16
+"""Of a flood of many expressions, each is judged in one of so many blocks at the least."""
+ROTATED_MIN = 1 << 14
+"""Bytes of a block below which nothing is left to other blocks."""
+WALKED_FIRST = 1 << 16
+"""Of a stream so many lines are offered to open records, whatever they are."""
+WALKED_PER_MIB = 512
+"""After these, so many lines of each MiB."""
 FOLD_MIN = 64
 """So many progress lines of one rule in one block are folded into one match."""
+FOLD_MIN_UNREAD = 16
+"""The same where the end of an unread block is read for progress."""
 
 
 def _share(counts: list[int], allowed: int) -> int:
@@ -402,6 +425,7 @@ class BlockReader:
         self.stream = stream
         self.matcher = stream.matcher
         self.full = full
+        self.many = FOLD_MIN
         self.uncoloured: Uncoloured | None = None
         self.block = block
         self.start = start
@@ -439,7 +463,8 @@ class BlockReader:
             return Found(database_of.all_hits(databases, memoryview(block)[start:stop]), {})
         if after:
             return Found(plain(databases, block, start, stop, progress=self.full), {})
-        return search.read(block, start, stop, progress=self.full, many=FOLD_MIN)
+        tail = TAIL if self.stream.ending else 0
+        return search.read(block, start, stop, progress=self.full, many=self.many, tail=tail)
 
     def read(self, *, records: bool = True, after: int = 0) -> list[Match]:
         """All matches, in order of place.
@@ -452,16 +477,17 @@ class BlockReader:
         if self.without_colours():
             sought = self.sought(after)
         first, found = self.start, sought.ends
+        stream, size = self.stream, self.stop - self.start
+        stream.allowance = min(JUDGED_FIRST, stream.allowance + JUDGED_PER_MIB * size / (1 << 20))
+        stream.walks = min(WALKED_FIRST, stream.walks + WALKED_PER_MIB * size / (1 << 20))
         if not found and not sought.numbers and not (records and self.stream.records):
             return []
         self.has_cr = self.block.find(b"\r", first, self.stop) >= 0
         self.calm(found)
-        earned = JUDGED_PER_MIB * (self.stop - first) / (1 << 20)
-        self.stream.allowance = min(JUDGED_FIRST, self.stream.allowance + earned)
         quick = self.matcher.quick
-        self.thin(found, [number for number in found if number not in quick])
+        self.thin(found, [number for number in found if number not in quick], rotate=size >= ROTATED_MIN)
         folded = self.fold(sought) if not after else []
-        self.thin(found, [number for number in found if number in quick])
+        self.thin(found, [number for number in found if number in quick], rotate=False)
         places = sorted((end + first, number) for number, ends in found.items() for end in ends if end > after)
         self.lines(places, records=records)
         return sorted(self.matches + folded, key=_place) if folded else self.matches
@@ -472,7 +498,7 @@ class BlockReader:
         A fold ends where a line of another kind stands: which steps came before an error is never lost.
         """
         folded: list[Match] = []
-        many = [n for n in self.matcher.quick if n in sought.numbers or len(sought.ends.get(n, ())) >= FOLD_MIN]
+        many = [n for n in self.matcher.quick if n in sought.numbers or len(sought.ends.get(n, ())) >= self.many]
         cuts = self.cuts(sought.ends) if many else []
         for number in many:
             rule = self.matcher.quick[number]
@@ -574,11 +600,12 @@ class BlockReader:
             elif all(rule.kind == UNNAMED for rule in owners):
                 found[number] = ends[-FOLD_MIN:]
 
-    def thin(self, found: dict[int, list[int]], numbers: list[int]) -> None:
+    def thin(self, found: dict[int, list[int]], numbers: list[int], *, rotate: bool) -> None:
         """Bound the lines that are judged for these expressions: a flood says no more than its first and last lines do.
 
         Rare expressions keep all their hits, the others the same number each, half of it from either end of the block.
-        Where the log ends, its last `TAIL` bytes are judged in full.
+        Where that is too many still, each expression that the last thinned block held, too, is judged in some of the
+        blocks, in turns. Where the log ends, its last `TAIL` bytes are judged in full.
         """
         stream, size = self.stream, self.stop - self.start
         counts = sorted(len(found[number]) for number in numbers)
@@ -587,12 +614,22 @@ class BlockReader:
             return
         share = _share(counts, int(stream.allowance))
         exact = size - TAIL if stream.ending else size
+        late = self.rotated(numbers) if rotate and not stream.ending else set()
         for number in numbers:
             ends = found[number]
-            if len(ends) > share:
+            if number in late:
+                del found[number]
+            elif len(ends) > share:
                 last = min(bisect_left(ends, exact), len(ends) - share // 2)
                 found[number] = ends[: min(share - share // 2, last)] + ends[last:]
-        stream.allowance = max(0.0, stream.allowance - share * len(numbers))
+        stream.allowance = max(0.0, stream.allowance - share * (len(numbers) - len(late)))
+
+    def rotated(self, numbers: list[int]) -> set[int]:
+        """The expressions of a lasting flood that this block is not judged for; others are in the next one."""
+        stream = self.stream
+        known, stream.flooding = stream.flooding & set(numbers), frozenset(numbers)
+        turns = min(ROTATED_MAX, 2 * len(known) // JUDGED_PER_MIB)
+        return {number for number in known if (number + stream.blocks) % turns} if turns > 1 else set()
 
     def lines(self, places: list[tuple[int, int]], *, records: bool) -> None:
         """Judge each line that was pointed at once, with all rules that point at it."""
@@ -633,6 +670,10 @@ class BlockReader:
         if position > self.start and self.block[position : position + 1] in {b"\n", b"\r"}:
             position += 1
         while position < stop and self.stream.records:
+            if self.stream.walks <= 0 and not self.stream.ending:
+                self.stream.give_up()
+                return
+            self.stream.walks -= 1
             _, end = self.bounds(position + 1)
             if end > position:
                 self.line(position, end, end, (), records=True)

@@ -25,9 +25,15 @@ REST_MAX = 64
 """Blocks that are searched without the sieve after it was of no use: twice as many each time, at most so many."""
 NUMBERED_TAIL = 1 << 12
 FLOOD_MIN = 512
-"""More matches of one expression than this in one block are a flood."""
-FLOOD_EDGE = 1 << 16
+"""A block with more matches than this is flooded,"""
+FLOOD_EACH = 8
+"""by the expressions that match more often than this."""
+FLOOD_EDGE = 1 << 14
 """Bytes at either end of a block that are searched in full where it holds nothing but a known flood."""
+FLOOD_TAIL = 1 << 17
+"""Bytes at its end where an expression does not match in so few."""
+FLOOD_DENSE = 16
+"""Matches in those bytes without which the flood is over."""
 _NUMBERS = msgspec.json.Decoder(tuple[float, ...])
 """Reads many numbers in a third of the time that `float` takes for each."""
 
@@ -56,7 +62,7 @@ class Search:
         self._rest = 1
         self._floods: frozenset[int] = frozenset()
 
-    def read(self, block: bytes, start: int, stop: int, *, progress: bool, many: int) -> Found:
+    def read(self, block: bytes, start: int, stop: int, *, progress: bool, many: int, tail: int = 0) -> Found:
         """Everything in `block[start:stop]` that a rule with a name may own.
 
         Args:
@@ -65,6 +71,7 @@ class Search:
             stop: the end of a line, or of the stream.
             progress: whether progress is wanted, too.
             many: so many matches of an expression with a finder are given by their numbers, fewer by their ends.
+            tail: so many bytes at the end are searched in full, whatever floods the block.
         """
         databases = self.databases
         if stop - start >= SIEVE_MIN and not self._rests():
@@ -72,32 +79,41 @@ class Search:
             if points is not None:
                 ends = self._passed(block, start, stop, points)
                 return self._with_progress(Found(ends, {}), block, start, stop, present, many)
-        flood = self._flood(block, start, stop) if self._floods else None
+        flood = self._flood(block, start, stop, max(tail, FLOOD_EDGE)) if self._floods else None
         if flood is None:
             found = plain(databases, block, start, stop, progress=progress)
-            self._floods = frozenset(number for number, ends in found.items() if len(ends) > FLOOD_MIN)
+            flooded = sum(map(len, found.values())) > FLOOD_MIN
+            self._floods = frozenset(number for number, ends in found.items() if flooded and len(ends) > FLOOD_EACH)
             return Found(found, {})
         if progress:
             flood |= hits(databases.progress, _view(block, start, stop))
         return Found(flood, {})
 
-    def _flood(self, block: bytes, start: int, stop: int) -> dict[int, list[int]] | None:
+    def _flood(self, block: bytes, start: int, stop: int, edge: int) -> dict[int, list[int]] | None:
         """The matches at both ends of a block that holds no other expressions than the last one was flooded with.
 
         None where that is not so; then every match is wanted.
         """
         first = block.find(b"\n", start + FLOOD_EDGE, stop) + 1
-        last = block.rfind(b"\n", start, max(start, stop - FLOOD_EDGE)) + 1
-        if not start < first < last:
+        if not start < first < stop - max(edge, FLOOD_TAIL):
             return None
-        present = hits(self.databases.once, _view(block, start, stop))
+        line = block[start : block.find(b"\n", start, stop) + 1]
+        same = block.count(line, start, stop) * len(line) == stop - start
+        present = hits(self.databases.once, line if same else _view(block, start, stop))
         if not present.keys() <= self._floods:
             return None
-        head = hits(self.databases.faults, _view(block, start, first))
-        tail = hits(self.databases.faults, _view(block, last, stop))
-        if present.keys() != tail.keys():
+        last, tail = self._tail(block, start, stop, edge)
+        if edge < FLOOD_TAIL and present.keys() != tail.keys():
+            last, tail = self._tail(block, start, stop, FLOOD_TAIL)
+        if present.keys() != tail.keys() or sum(map(len, tail.values())) < FLOOD_DENSE:
             return None
+        head = hits(self.databases.faults, _view(block, start, first))
         return {n: (head.get(n) or present[n]) + [end + last - start for end in tail[n]] for n in present}
+
+    def _tail(self, block: bytes, start: int, stop: int, size: int) -> tuple[int, dict[int, list[int]]]:
+        """Where the lines at the end begin, and the matches in them."""
+        last = block.rfind(b"\n", start, stop - size) + 1
+        return last, hits(self.databases.faults, _view(block, last, stop)) if last > start else {}
 
     def _rests(self) -> bool:
         self._resting = max(0, self._resting - 1)
