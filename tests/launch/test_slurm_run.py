@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from holdfast.adapters.slurm.output import node_names
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
@@ -163,20 +164,21 @@ def test_without_a_controller_a_follower_calls_the_job_back_that_lost_its_leader
 
 
 GOES_ON = """
-import os, time
+import os, sys, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["HOLDFAST_ATTEMPT"])
 print(f"began rank={rank} node={os.environ.get('SLURMD_NODENAME')} attempt={attempt}", flush=True)
 while not os.path.exists("go"):
     time.sleep(0.05)
+exec(open("go").read())
 """
 
 
-def outlives_a_lost_node(lab: SlurmLab, job: Job, *, which: str, requeue: str, environ: str = "") -> None:
+def outlives_a_lost_node(lab: SlurmLab, job: Job, *, which: str, requeue: str, end: str, code: int) -> None:
     """Switch a node of three off (`spare`: the one that the ranks do not use), wait until Slurm has given it up, and
-    see that the same job and the same launchers still train."""
+    see that the same job and the same launchers still train, and that the script sees how they `end`."""
     (job.folder / "goes_on.py").write_text(GOES_ON)
     run = f"srun --ntasks-per-node=1 holdfast run --nnodes 2 --job-dir {job.folder}/job --standbys 0 --tee all"
-    job.submit(f"{environ}\n{run} --nproc-per-node 1 goes_on.py", "--nodes=3", requeue)
+    job.submit(f"{run} --nproc-per-node 1 goes_on.py", "--nodes=3", requeue)
     for rank in (0, 1):
         job.until("both ranks", rf"began rank={rank} .*attempt=0")
     job.until("the leader's word", r"attempt 0 \(epoch 1\)")
@@ -195,22 +197,24 @@ def outlives_a_lost_node(lab: SlurmLab, job: Job, *, which: str, requeue: str, e
     )
     seen = lab.job(job.job)
     assert (seen["JobState"], seen["Restarts"], seen["NumNodes"]) == ("RUNNING", "0", "2")
-    (job.folder / "go").touch()
-    assert job.until("the end", r"^code=(\d+)$")[1] == "0"
     assert f"attempt={attempt + 1}" not in job.text()
+    (job.folder / "go.new").write_text(end)
+    (job.folder / "go.new").rename(job.folder / "go")
+    assert job.until("the end", r"^code=(\d+)$")[1] == str(code)
 
 
 @pytest.mark.parametrize(
-    ("which", "requeue"),
+    ("which", "requeue", "end", "code"),
     [
-        ("in use", "--requeue"),
-        pytest.param("spare", "--requeue", marks=pytest.mark.soak),
-        pytest.param("in use", "--no-requeue", marks=pytest.mark.soak),
-        pytest.param("spare", "--no-requeue", marks=pytest.mark.soak),
+        ("in use", "--requeue", "raise ValueError('batch is empty')", EXIT_DO_NOT_REQUEUE),
+        pytest.param("spare", "--requeue", "", 0, marks=pytest.mark.soak),
+        pytest.param("in use", "--no-requeue", f"sys.exit({EXIT_RESTART_ME})", EXIT_RESTART_ME, marks=pytest.mark.soak),
+        pytest.param("spare", "--no-requeue", "", 0, marks=pytest.mark.soak),
     ],
 )
 def test_a_lost_node_ends_no_job_that_goes_on_without_it(
-    job: Job, netns_lab: SlurmLab, which: str, requeue: str
+    job: Job, netns_lab: SlurmLab, which: str, requeue: str, end: str, code: int
 ) -> None:
-    """Past SlurmdTimeout the same attempt still trains: the node was let go before Slurm gave it up."""
-    outlives_a_lost_node(netns_lab, job, which=which, requeue=requeue)
+    """Past SlurmdTimeout the same attempt still trains: the node was let go before Slurm gave it up. The launchers'
+    exit code reaches the script, although srun does not hear of the lost node's."""
+    outlives_a_lost_node(netns_lab, job, which=which, requeue=requeue, end=end, code=code)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
+from holdfast.adapters.slurm.output import node_names
 from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
@@ -155,6 +156,33 @@ def test_a_lost_node_is_replaced_by_a_spare_and_let_go(step: Step, netns_lab: Sl
     assert step.code() == 0
     assert netns_lab.job(step.job)["JobState"] in {"RUNNING", "COMPLETING", "COMPLETED"}
     assert f"{victim} is lost" in step.text()
+
+
+@pytest.mark.soak
+def test_a_spare_that_is_lost_is_let_go(step: Step, netns_lab: SlurmLab) -> None:
+    """Power off of the node that the step does not use: Slurm gives it up, and the same attempt goes on to its end."""
+    task = task_file(
+        step,
+        """
+while not os.path.exists("go"):
+    time.sleep(0.01)
+""",
+    )
+    step.submit(holdfast(step, "--spares=1 --ntasks-per-node=1", task), "--nodes=3")
+    used = {node for node, _ in step.began(0, 2).values()}
+    step.watched(nodes=2)
+    step.judged()
+    (spare,) = set(node_names(netns_lab.job(step.job)["NodeList"])) - used
+    netns_lab.crash(spare)
+    wait_until(
+        lambda: netns_lab.node_states()[spare].startswith("down"), "given up", limit_s=60, logs=(netns_lab.ctld_log,)
+    )
+    seen = netns_lab.job(step.job)
+    assert (seen["JobState"], seen["Restarts"], seen["NumNodes"]) == ("RUNNING", "0", "2")
+    (step.folder / "go").touch()
+    assert step.code() == 0
+    assert f"{spare}, which the step does not use now, is lost" in step.text()
+    assert "attempt=1" not in step.text()
 
 
 def test_a_node_that_falls_silent_is_left_within_the_lease(step: Step, netns_lab: SlurmLab) -> None:

@@ -274,6 +274,53 @@ def _switched_off(lab: SlurmLab, kept: Kept, job: str, *, which: int, restarts: 
     return lost
 
 
+WITH_SPARE = LAUNCHED.replace("--nodes=2", "--nodes=3").replace("--nproc-per-node", "--nnodes 2 --nproc-per-node")
+
+
+@pytest.mark.soak
+def test_a_spare_in_the_allocation_is_used_before_the_job_is_requeued(tmp_path: Path) -> None:
+    """The controller sets a lost node down only after the launcher has let it go: Slurm requeues nothing. When a second
+    node is lost the job is requeued, with as many nodes as it began with."""
+    need_slurm(netns=True)
+    with short_folder() as place:
+        stock = f"{STOCK_CREDENTIALS.format(folder=place.resolve())}\nTCPTimeout=1"
+        settings = LabSettings(nodes=6, netns=True, boot_s=0.3, slurmd_timeout_s=300, extra_conf=stock)
+        with SlurmLab.start(settings, place) as lab:
+            kept = Kept(lab, tmp_path / "c", f"{TINY}[brake]\nmax_percent = 100\nmax_nodes = 64\n")
+            kept.listen = f"{lab.facts.ctld_address}:0"
+            try:
+                kept.start()
+                cwd = folder_of(lab, "spare")
+                (cwd / "train.py").write_text("import time\nwhile True:\n    time.sleep(0.1)\n")
+                job = lab.sbatch([], script=WITH_SPARE.format(folder=kept.folder, python=sys.executable), cwd=cwd)
+                lost = _crash_a_follower(lab, kept, job)
+                kept.until(lambda: lab.node_states()[lost].startswith("down"), "set down")
+                kept.until(lambda: len(kept.attempts(job)) > 1, "attempt 1 on the spare")
+                seen = lab.job(job)
+                assert (seen["JobState"], seen["Restarts"], seen["NumNodes"]) == ("RUNNING", "0", "2")
+                again = _crash_a_follower(lab, kept, job)
+                kept.until(
+                    lambda: (seen := lab.job(job))["JobState"] == "RUNNING" and seen["Restarts"] == "1", "elsewhere"
+                )
+                seen = lab.job(job)
+                assert seen["NumNodes"] == "3"
+                assert not {lost, again} & set(node_names(seen["NodeList"]))
+            finally:
+                kept.end()
+
+
+def _crash_a_follower(lab: SlurmLab, kept: Kept, job: str) -> str:
+    """Switch off a node of the newest attempt that does not lead it; the node."""
+
+    def follower() -> str:
+        made = kept.job(job).get("attempts", [{}])[-1]
+        return made.get("nodes", [""])[-1] if made.get("epoch") else ""
+
+    lost = str(kept.until(follower, "its launchers run"))
+    lab.crash(lost)
+    return lost
+
+
 TRAINS = """#!/bin/bash
 #SBATCH --job-name=plain --ntasks=1
 #SBATCH --comment='{"APS": {"auto_resume_mode": "requeue", "max_requeue_times": 2}}'
