@@ -35,14 +35,16 @@ class FolderWatch:
         self._since = 0.0
         self._is_told = False
 
-    def look(self, why: str, now: float) -> None:
-        """Take in why the folder cannot be used now; empty: it can."""
+    def look(self, why: str, now: float, *, is_read: bool = True) -> None:
+        """Take in why the folder cannot be used now; empty: it can. The attempt lease lives on reading it."""
         if why and not self._why:
             self._since = now
         self._why = why
         if why and not self._is_told and now - self._since >= TELL_S:
             self._is_told = True
-            self._say(f"{self.error}; what runs goes on, but nothing is recovered until then")
+            killed = "is killed when the attempt lease runs out, unless a controller answers;"
+            goes_on = "goes on, but" if is_read else killed
+            self._say(f"{self.error}; what runs {goes_on} nothing is recovered until then")
         elif not why and self._is_told:
             self._is_told = False
             self._say(f"the job's folder {self._folder} can be used again")

@@ -577,7 +577,8 @@ class Leader:
 
     def _look_at_folder(self, mono: float) -> None:
         """Nothing can be decided while the folder refuses: ranks that run go on; when none is left, we leave."""
-        self.folder.look(self.controller.failing or self.own_lease.unread, mono)
+        unread = self.own_lease.unread
+        self.folder.look(self.controller.failing or unread, mono, is_read=not unread)
         watch = self.watch
         if watch is None or self.is_over.done() or not self.crew.is_empty:
             return
