@@ -1,14 +1,16 @@
 """NCCL flight-recorder dumps: the rank that did not join is named; a hostile pickle runs nothing."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue
-from holdfast.adapters.flight_files import read_dump
+from holdfast.adapters.flight_files import OBJECTS_MAX, is_plain, read_dump
 from holdfast.cli.explain import explain_logs
 from holdfast.detect.flight import missing_ranks
 from holdfast.detect.matcher import Matcher
@@ -60,6 +62,56 @@ def test_hostile_pickle(tmp_path):
     assert read_dump(str(path)) is None
 
 
+KEYS = b"\x80\x02}(X\x07\x00\x00\x00entries]X\x09\x00\x00\x00pg_statusN"
+HUGE = {
+    "a place in the memo": KEYS + b"r\xff\xff\xff\x7fu.",
+    "a text": KEYS + b"X\xff\xff\xff\xffu.",
+    "a text of 64 bits": KEYS + b"\x8d" + b"\xff" * 7 + b"\x00u.",
+    "bytes of 64 bits": KEYS + b"\x8e" + b"\xff" * 7 + b"\x00u.",
+    "an array of 64 bits": KEYS + b"\x96" + b"\xff" * 7 + b"\x00u.",
+    "a number": KEYS + b"\x8b\xff\xff\xff\x7fu.",
+    "a frame": KEYS + b"\x95" + b"\xff" * 7 + b"\x00u.",
+    "lists": KEYS + b"]" * (OBJECTS_MAX + 1) + b"u.",
+    "a place in the memo, as text": KEYS + b"p2147483647\nu.",
+}
+
+
+@pytest.mark.parametrize("data", HUGE.values(), ids=HUGE)
+def test_a_pickle_claims_no_memory_by_what_it_says(data, tmp_path):
+    """It is refused before anything is loaded."""
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(data)
+    tracemalloc.start()
+    said, most = read_dump(str(path)), tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert said is None
+    assert most < 2 * OBJECTS_MAX
+
+
+def test_a_deeply_nested_pickle_stops_nothing(tmp_path):
+    """Lists in lists where a text belongs are left out."""
+    nested = b"]" * 100_000 + b"a" * 99_999
+    entry = b"}(X\x0e\x00\x00\x00profiling_name" + nested + b"u"
+    keys = (b"X\x09\x00\x00\x00pg_status}", b"X\x07\x00\x00\x00entries](")
+    data = b"\x80\x02}(" + keys[0] + keys[1] + entry + b"eu."
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(data)
+    assert (dump := read_dump(str(path))) is not None
+    assert dump.last_op == ""
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_plain_pickles_of_every_protocol(protocol):
+    """Whatever numbers and texts it holds."""
+    some = {
+        "entries": [raw(i) for i in range(300)],
+        "n": [0, -1, 255, 70_000, 1 << 40, -(1 << 62), 1.5, None, True, ("a", 2)],
+    }
+    data = pickle.dumps(some, protocol=protocol)
+    assert is_plain(data)
+    assert not is_plain(data[:-1])
+
+
 def test_explain_reads_dumps_beside_a_log(tmp_path):
     """Dumps beside a log with a time-out name the rank."""
     (tmp_path / "job.out").write_text(
@@ -102,11 +154,13 @@ def test_dumps_that_agree_are_nothing_to_judge(tmp_path):
 
 
 RECORDED = """
-import sys, time
+import os, sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
-folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+folder = Path(sys.argv[1])
+other = os.fork()
+rank = 0 if other else 1
 dist.init_process_group("gloo", store=dist.FileStore(str(folder / ".store"), 2), rank=rank, world_size=2)
 dist.all_reduce(torch.ones(2))
 if rank == 0:
@@ -117,19 +171,16 @@ written = c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=False)
 (folder / "json").mkdir(exist_ok=True)
 (folder / "json" / f"_dump_{rank}").write_bytes(written)
 dist.all_reduce(torch.ones(2)) if rank else waiting.wait()
+if other:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
 """
 
 
 def test_what_pytorch_records(tmp_path):
-    """Two real ranks: the second never began the second all-reduce, and the first one's dump says where it waits."""
+    """Two real ranks, of one process for a single import: the second never began the second all-reduce, and the first one's dump says where it waits."""
     pytest.importorskip("torch")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RECORDED, str(tmp_path), str(rank)], env={"TORCH_FR_BUFFER_SIZE": "100"}
-        )
-        for rank in range(2)
-    ]
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    settings = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
+    subprocess.run([sys.executable, "-c", RECORDED, str(tmp_path)], env=settings, timeout=60, check=True)
     for folder in (tmp_path, tmp_path / "json"):
         dumps = [read_dump(str(path)) for path in sorted(folder.glob("*_*"))]
         said = missing_ranks(dumps)
