@@ -104,7 +104,7 @@ def missing_ranks(dumps: Sequence[Dump]) -> Missing | None:
     return None
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
