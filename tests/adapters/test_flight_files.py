@@ -1,6 +1,7 @@
 """NCCL flight-recorder dumps: the rank that did not join is named; a hostile pickle runs nothing."""
 
 import json
+import os
 import pickle
 import resource
 import struct
@@ -95,6 +96,18 @@ def test_a_hostile_dump_takes_nothing_and_keeps_no_other_from_being_read(tmp_pat
     assert {str(paths[0]), str(paths[2])} <= {*found}
 
 
+def test_a_deeply_nested_pickle_stops_nothing(tmp_path):
+    """Lists in lists where a text belongs are left out."""
+    nested = b"]" * 100_000 + b"a" * 99_999
+    entry = b"}(X\x0e\x00\x00\x00profiling_name" + nested + b"u"
+    keys = (b"X\x09\x00\x00\x00pg_status}", b"X\x07\x00\x00\x00entries](")
+    data = b"\x80\x02}(" + keys[0] + keys[1] + entry + b"eu."
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(data)
+    assert (dump := read_dump(str(path))) is not None
+    assert dump.last_op == ""
+
+
 def test_explain_reads_dumps_beside_a_log(tmp_path):
     """Dumps beside a log with a time-out name the rank."""
     (tmp_path / "job.out").write_text(
@@ -137,11 +150,14 @@ def test_dumps_that_agree_are_nothing_to_judge(tmp_path):
 
 
 RECORDED = """
-import sys, time
+import os, sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
-folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+folder = Path(sys.argv[1])
+told, tell = os.pipe()
+other = os.fork()
+rank = 0 if other else 1
 dist.init_process_group("gloo", store=dist.FileStore(str(folder / ".store"), 2), rank=rank, world_size=2)
 dist.all_reduce(torch.ones(2))
 if rank == 0:
@@ -151,20 +167,20 @@ if rank == 0:
 written = c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=False)
 (folder / "json").mkdir(exist_ok=True)
 (folder / "json" / f"_dump_{rank}").write_bytes(written)
-dist.all_reduce(torch.ones(2)) if rank else waiting.wait()
+if rank:
+    os.close(tell)
+    os.read(told, 1)  # until the first rank has written what it saw of the wait
+    os._exit(0)
+os.write(tell, b".")
+os._exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))  # one all-reduce is still waiting
 """
 
 
 def test_what_pytorch_records(tmp_path):
     """Two real ranks: the second never began the second all-reduce, and the first one's dump says where it waits."""
     pytest.importorskip("torch")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RECORDED, str(tmp_path), str(rank)], env={"TORCH_FR_BUFFER_SIZE": "100"}
-        )
-        for rank in range(2)
-    ]
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    settings = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
+    subprocess.run([sys.executable, "-c", RECORDED, str(tmp_path)], env=settings, timeout=60, check=True)
     for folder in (tmp_path, tmp_path / "json"):
         dumps = [read_dump(str(path)) for path in sorted(folder.glob("*_*"))]
         said = missing_ranks(dumps)

@@ -321,7 +321,7 @@ async def own_job(reporter: Reporter, event: e.AnyEvent) -> None:
 
 
 async def job_nodes(reporter: Reporter, event: e.AnyEvent) -> None:
-    """Check that the event names nodes of the launcher's job, beside those that it leaves out already, and no others."""
+    """Check that the event names nodes of the launcher's job alone, or nodes that it leaves out already."""
     out = event.exclude_nodes if isinstance(event, e.Escalated) else ()
     await reporter.check_job_nodes(nodes_named(event), left_out=out)
 

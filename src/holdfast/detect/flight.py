@@ -65,18 +65,22 @@ def dump_of(rank: int, raw: Mapping[str, Any]) -> Dump:
     enqueued: dict[str, int] = {}
     completed: dict[str, int] = {}
     for name, told in _mapping(raw.get("pg_status")).items():
+        if not isinstance(name, str | int):
+            continue
         status = _mapping(told)
         enqueued[str(name)] = _number(status.get("last_enqueued_collective"))
         completed[str(name)] = _number(status.get("last_completed_collective"))
     members = {
-        str(name): _ranks(_mapping(config).get("ranks")) for name, config in _mapping(raw.get("pg_config")).items()
+        str(name): _ranks(_mapping(config).get("ranks"))
+        for name, config in _mapping(raw.get("pg_config")).items()
+        if isinstance(name, str | int)
     }
     entries = [entry for entry in _sequence(raw.get("entries")) if isinstance(entry, Mapping)]
     last = entries[-1] if entries else {}
     frames = [frame for frame in _sequence(last.get("frames")) if isinstance(frame, Mapping)]
-    user = next((f for f in frames if "site-packages" not in str(f.get("filename", ""))), frames[0] if frames else {})
-    frame = f"{user.get('filename')}:{user.get('line')}" if user else ""
-    return Dump(rank, enqueued, completed, members, str(last.get("profiling_name", "")), frame)
+    user = next((f for f in frames if "site-packages" not in _text(f.get("filename"))), frames[0] if frames else {})
+    frame = f"{_text(user.get('filename'))}:{_number(user.get('line'))}" if user else ""
+    return Dump(rank, enqueued, completed, members, _text(last.get("profiling_name")), frame)
 
 
 def missing_ranks(dumps: Sequence[Dump]) -> Missing | None:
@@ -100,12 +104,16 @@ def missing_ranks(dumps: Sequence[Dump]) -> Missing | None:
     return None
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
 def _sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _number(value: Any) -> int:
