@@ -76,18 +76,3 @@ def test_a_start_is_asked_for_at_once_when_the_end_was_in_an_earlier_second(
 ) -> None:
     """A start in the second of the kill is refused by slurmd, so that one waits for the next second only then."""
     assert pull_in(ended_at, now, 1) == wanted
-
-
-@pytest.mark.parametrize("let_go", [False, True])
-def test_a_job_that_let_nodes_go_is_released_with_as_many_as_it_began_with(let_go: bool) -> None:
-    """Slurm queues it with the nodes that were left; the size of a job that let none go is its owner's matter."""
-    slurm, memory = Slurm(), Memory(None)
-    jobs = JobOrders(slurm, slurm, memory, find=lambda seen, key: seen.jobs[key.id], released=lambda *_: None)  # type: ignore[arg-type]
-    memory.seen(slurm.job)
-    if let_go:
-        memory.seen(replace(slurm.job, nodes=("node01",)))
-    slurm.job = replace(slurm.job, states=frozenset({"PENDING"}), nodes=(), want_nodes=1, priority=0, restart_count=1)
-    asyncio.run(jobs.execute(o.ReleaseJob(id="1", job=KEY, why="again", cause=1, epoch=2)))
-    sized = [words for words in slurm.told if "NumNodes" in words]
-    assert sized == (["scontrol update JobId=7 NumNodes=2"] if let_go else [])
-    assert slurm.told[-1].startswith("scontrol update JobId=7 StartTime=")

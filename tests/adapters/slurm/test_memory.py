@@ -44,21 +44,6 @@ def test_a_job_that_returns_after_its_id_was_gone_is_another(tmp_path: Path) -> 
     assert Memory(tmp_path).seen(FIRST).generation == 2
 
 
-def test_a_run_that_let_nodes_go_is_told_from_one_that_is_ending(tmp_path: Path) -> None:
-    """A job's nodes leave its list while it ends, too; the next run is compared with its own beginning."""
-    running = replace(FIRST, nodes=("node01", "node02", "node03"), started_at=50.0)
-    memory = Memory(tmp_path)
-    memory.seen(running)
-    memory.seen(replace(running, nodes=("node01",), states=frozenset({"RUNNING", "COMPLETING"})))
-    memory = Memory(tmp_path)
-    assert (memory.jobs["12"].size, memory.jobs["12"].has_shrunk) == (3, False)
-    memory.seen(replace(running, nodes=("node01", "node02")))
-    memory = Memory(tmp_path)
-    assert (memory.jobs["12"].size, memory.jobs["12"].has_shrunk) == (3, True)
-    seen = memory.seen(replace(running, nodes=("node01", "node02"), restart_count=1, started_at=90.0))
-    assert (seen.size, seen.has_shrunk) == (2, False)
-
-
 def test_memory_outlives_the_controller_and_a_torn_line(tmp_path: Path) -> None:
     """Killed while it wrote, it knows everything but the torn line."""
     memory = Memory(tmp_path)

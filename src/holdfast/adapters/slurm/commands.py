@@ -130,11 +130,6 @@ def start_in(ref: str, seconds: int) -> Argv:
     return ("scontrol", "update", f"JobId={job_ref(ref)}", f"StartTime={when}")
 
 
-def set_size(ref: str, count: int) -> Argv:
-    """How many nodes the next run gets."""
-    return ("scontrol", "update", f"JobId={job_ref(ref)}", f"NumNodes={count}")
-
-
 def exclude(ref: str, nodes: Sequence[str]) -> Argv:
     """Keep it off exactly these nodes."""
     return ("scontrol", "update", f"JobId={job_ref(ref)}", f"ExcNodeList={node_ref(nodes) if nodes else ''}")

@@ -332,13 +332,10 @@ class JobOrders:
             raise PermanentOrderError(f"job {job.ref} is {state}, so there is nothing to release")
         if state not in _QUEUED:
             return f"it is {state} already"
-        entry = self._memory.seen(job)
-        if entry.has_shrunk and job.want_nodes < entry.size:
-            await self._tool.run(commands.set_size(job.ref, entry.size))
         if state is S.HELD:
             await self._tool.run(commands.release(job.ref))
         asked_at = time.time()
-        in_s = pull_in(entry.ended_at, asked_at, self._pull_in_s)
+        in_s = pull_in(self._memory.seen(job).ended_at, asked_at, self._pull_in_s)
         try:
             await self._tool.run(commands.start_in(job.ref, in_s))
         except PermanentOrderError:

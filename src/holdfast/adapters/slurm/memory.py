@@ -57,12 +57,6 @@ class JobEntry(Struct, omit_defaults=True):
     over_at: float = 0.0
     away: bool = False
     """The last complete look did not show it."""
-    began_at: float = 0.0
-    """When its last run began."""
-    size: int = 0
-    """Nodes that its last run began with."""
-    has_shrunk: bool = False
-    """That run let nodes go, and Slurm queues the job with the nodes that were left."""
 
 
 def _names(entry: JobEntry) -> tuple[str, str, str]:
@@ -79,20 +73,6 @@ def _is_another(entry: JobEntry, job: SlurmJob) -> bool:
         return False
     unseen = entry.gone or entry.away
     return job.restart_count < entry.restarts or (unseen and job.restart_count == entry.restarts)
-
-
-def _note_size(entry: JobEntry, job: SlurmJob) -> bool:
-    """Compare the nodes of a running job with those that its run began with; True when the entry was changed."""
-    if "RUNNING" not in job.states or "COMPLETING" in job.states or not job.nodes:
-        return False
-    count = len(job.nodes)
-    if job.started_at != entry.began_at or not entry.size:
-        entry.began_at, entry.size, entry.has_shrunk = job.started_at, count, False
-    elif count < entry.size and not entry.has_shrunk:
-        entry.has_shrunk = True
-    else:
-        return False
-    return True
 
 
 class NodeEntry(Struct, omit_defaults=True):
@@ -184,15 +164,11 @@ class Memory:
         if entry is None or _is_another(entry, job):
             made = entry.generation + 1 if entry is not None else 1
             entry = JobEntry(job.id, made, job.user, job.name, job.command, job.restart_count)
-            _note_size(entry, job)
         elif not job.states:
             return entry  # it is out of sight
         elif job.restart_count != entry.restarts:
             entry.restarts = max(entry.restarts, job.restart_count)
-            _note_size(entry, job)
-        elif (
-            not _note_size(entry, job) and not entry.away and not entry.gone and job.submitted_at <= entry.submitted_at
-        ):
+        elif not entry.away and not entry.gone and job.submitted_at <= entry.submitted_at:
             return entry
         entry.away = entry.gone = False
         entry.submitted_at = max(entry.submitted_at, job.submitted_at)
