@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from msgspec import structs
 
@@ -15,6 +15,9 @@ from holdfast.cli.judgement import Judgement
 from holdfast.cli.settings_places import places
 from holdfast.launch.options import RunOptions
 from holdfast.launch.program import launch
+
+if TYPE_CHECKING:
+    from holdfast.cli.config import Settings
 
 
 def begin(options: RunOptions) -> NoReturn:
@@ -34,23 +37,35 @@ def begin(options: RunOptions) -> NoReturn:
 
 def _completed(options: RunOptions) -> RunOptions:
     """With what holdfast.toml says, where there is one."""
-    if not any(path.exists() for path in places()) and not os.environ.get("HOLDFAST_CONFIG"):
+    settings = site_settings()
+    if settings is None:
         return options
-    from holdfast.cli.config import load_settings  # noqa: PLC0415 - few nodes have one
-
-    settings = load_settings()
     log_rules, rules = settings.path(settings.config.log_rules), settings.path(settings.config.rules)
-    policy = settings.path(settings.config.policy)
-    if policy is not None and not options.policy and not os.access(policy, os.R_OK):
-        # On a node of a cluster the controller's policy need not be there, or not for users.
-        sys.stderr.write(
-            f"holdfast: {policy}, the policy that {settings.file} names, cannot be read here, so the defaults hold "
-            "(mode act): make it readable, or name one by --policy\n"
-        )
-        policy = None
     return structs.replace(
         options,
         log_rules=options.log_rules or (str(log_rules) if log_rules is not None else ""),
-        policy=options.policy or (str(policy) if policy is not None else ""),
+        policy=options.policy or site_policy(settings),
         rules=options.rules or ((str(rules),) if rules is not None else ()),
     )
+
+
+def site_settings() -> Settings | None:
+    """What holdfast.toml says here; None where there is none. Raises ConfigError."""
+    if not any(path.exists() for path in places()) and not os.environ.get("HOLDFAST_CONFIG"):
+        return None
+    from holdfast.cli.config import load_settings  # noqa: PLC0415 - few nodes have one
+
+    return load_settings()
+
+
+def site_policy(settings: Settings) -> str:
+    """The policy file that holdfast.toml names; empty when it names none, or none that can be read here."""
+    policy = settings.path(settings.config.policy)
+    if policy is None or os.access(policy, os.R_OK):
+        return str(policy or "")
+    # On a node of a cluster the controller's policy need not be there, or not for users.
+    sys.stderr.write(
+        f"holdfast: {policy}, the policy that {settings.file} names, cannot be read here, so the defaults hold "
+        "(mode act): make it readable, or name one by --policy\n"
+    )
+    return ""

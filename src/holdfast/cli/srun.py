@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import structs
 from typer.core import TyperCommand
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.adapters.slurm.steps import take_own
 from holdfast.cli.judgement import Judgement
+from holdfast.cli.run_start import site_policy, site_settings
 from holdfast.errors import EXIT_UNAVAILABLE, UsageError
 from holdfast.launch.step import StepOptions, launch_step
 from holdfast.model.policy import PolicySet
@@ -44,7 +46,10 @@ def srun_command(
     spares: Annotated[
         int | None, typer.Option(help="Nodes kept free for that. Default: those that the step does not take.", min=0)
     ] = None,
-    policy: Annotated[str, typer.Option(help="A preset's name, or a policy file (TOML).")] = DEFAULT_POLICY,
+    policy: Annotated[
+        str | None,
+        typer.Option(help=f"A preset's name, or a policy file (TOML). Default: {DEFAULT_POLICY}, in the site's mode."),
+    ] = None,
     max_restarts: Annotated[
         int | None, typer.Option(help="Restarts without progress; 0: none. Default: the policy's.", min=0)
     ] = None,
@@ -54,7 +59,7 @@ def srun_command(
     if not auto_resume:
         _become_srun(arguments)
     presets = packaged_presets()
-    policies, name = _policy(policy, presets)
+    policies, name = _policy(policy, presets) if policy is not None else _in_the_sites_mode(presets)
     options = StepOptions(
         argv=tuple(arguments),
         spares=spares,
@@ -74,6 +79,18 @@ def _policy(asked: str, presets: dict[str, str]) -> tuple[PolicySet, str]:
     near = nearest(asked, list(presets))
     hint = f"did you mean {near}?" if near else f"presets are {', '.join(sorted(presets))}"
     raise UsageError(f"--policy {asked}: neither a preset nor a file; {hint}")
+
+
+def _in_the_sites_mode(presets: dict[str, str]) -> tuple[PolicySet, str]:
+    """The default policy; where holdfast.toml names one, in its mode: observe leaves a step to itself."""
+    policies = read_policy(None, presets)[0]
+    settings = site_settings()
+    file = site_policy(settings) if settings is not None else ""
+    if file:
+        site = read_policy(Path(file), presets)[0].for_group(os.environ.get("SLURM_JOB_PARTITION", ""))
+        ours = structs.replace(policies.named[DEFAULT_POLICY], mode=site.mode, modes=site.modes)
+        policies = structs.replace(policies, named={**policies.named, DEFAULT_POLICY: ours})
+    return policies, DEFAULT_POLICY
 
 
 def _become_srun(arguments: list[str]) -> None:
