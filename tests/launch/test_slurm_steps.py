@@ -293,6 +293,19 @@ def test_policy_can_say_otherwise(step: Step) -> None:
     assert step.code() == 0
 
 
+def test_where_the_site_observes_a_step_ends_by_itself(step: Step) -> None:
+    """A rank that dies is told with its cause; nothing is run again, and the script sees srun's own code."""
+    (step.folder / "policy.toml").write_text('mode = "observe"\n')
+    (step.folder / "site.toml").write_text('policy = "policy.toml"\n')
+    task = task_file(step, "\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    step.submit(f"export HOLDFAST_CONFIG={step.folder}/site.toml\n{holdfast(step, '-N1 -n1', task)}", "--nodes=1")
+    assert step.code() == 137
+    text = step.text()
+    assert "signal 9" in text
+    assert text.count("began rank=0") == 1
+    assert (step.folder / "job/step-0/epoch").read_text().strip() == "1"
+
+
 def test_output_files_are_appended_to_read_and_kept_per_attempt(step: Step) -> None:
     """`%x_%j_%t` of the user stands; the second attempt truncates nothing, and each attempt's part lies in its folder."""
     task = task_file(
