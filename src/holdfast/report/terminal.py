@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.model.records import IncidentRecord
+from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.figures import Totals
 from holdfast.report.gather import ReportData
 from holdfast.report.section import Section, spoken
@@ -77,11 +77,11 @@ def story_panel(number: int, incident: IncidentRecord, words: Words = ENGLISH) -
     if incident.diagnosis and incident.diagnosis.story:
         lines.insert(0, words.explain(incident.diagnosis.story))
     body = Text("\n".join(lines) or words.say("no story"))
-    span = seconds(timeline(incident).total_s)
+    proof = f"fault to proof {seconds(timeline(incident).total_s)}" if Mark.PROVEN in incident.marks else "not proven"
     return Panel(
         body,
         title=Text(f"{number}. {words.say(cause(incident))}"),
-        subtitle=Text(words.say(f"suspects: {suspects(incident)}; fault to proof {span}")),
+        subtitle=Text(f"{words.say(f'suspects: {suspects(incident)}')}; {words.say(proof)}"),
         title_align="left",
         subtitle_align="right",
         border_style=_style(incident),

@@ -94,7 +94,7 @@ JAPANESE: dict[str, str] = {
     "counted is this incident alone, in MTBF, too; lost steps, ETTR and goodput are those of its jobs.":
         "数えるのはこのインシデントのみ(MTBFも)。失われたステップ、ETTR、グッドプットはそのジョブ全体のもの。",
     "training loss": "損失関数", "not diagnosed": "未診断", "no story": "記録なし",
-    "suspects: {who}; fault to proof {span}": "疑い: {who}、障害から証明まで {span}",
+    "suspects: {who}": "疑い: {who}", "fault to proof {span}": "障害から証明まで {span}", "not proven": "未証明",
     # meanings
     "one underlying trouble each, from first evidence to proven recovery": "最初の証拠から復旧の証明までを一件とする",
     "mean time to detect": "検知までの平均時間", "mean time to resume training": "学習再開までの平均時間",
