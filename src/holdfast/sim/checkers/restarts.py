@@ -67,10 +67,8 @@ class _Suspicion:
         if view.alive is False:
             self.bad.setdefault(view.name, (event.seq, _LOST))
         known = self.bad.get(view.name)
-        if known is None:
-            return
-        lost_and_found = view.alive is True and known[1] == _LOST
-        taken_back = was_drained and not view.drained
+        lost_and_found = known is not None and view.alive is True and known[1] == _LOST
+        taken_back = was_drained and not view.drained  # what is told later of the time before is stale, too
         if lost_and_found or taken_back:
             self._clean(view.name, event)
 
