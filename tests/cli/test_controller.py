@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def mark(event_id: str) -> e.DrillFired:
     """An event that speaks of no node or job: no cluster stands behind these controllers."""
-    return e.DrillFired(id=event_id, at=time.time(), drill="test", kind="kill")
+    return e.DrillFired(id=f"drill:test/{event_id}", at=time.time(), drill="test", kind="kill")
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def test_a_killed_controller_is_succeeded_at_once_and_nothing_stored_is_lost(tmp
             process.wait()
     with started(folder) as process, connect(folder, process) as client:
         stored = [one.id for one in client.events(kind="drill_fired").events]
-        assert stored == [f"r{round_}.{n}" for round_ in range(2) for n in range(50)]
+        assert stored == [f"drill:test/r{round_}.{n}" for round_ in range(2) for n in range(50)]
         seqs = [one.seq for one in client.events().events]
         assert seqs == list(range(1, len(seqs) + 1))
         assert client.state().health["epoch"] == 3
@@ -120,7 +120,7 @@ def test_a_standby_takes_over_when_the_leases_holder_is_gone(tmp_path: Path):
             first.kill()
             first.wait()
             with connect(tmp_path / "b", second) as heir:
-                assert [one.id for one in heir.events(kind="drill_fired").events] == ["x"]
+                assert [one.id for one in heir.events(kind="drill_fired").events] == ["drill:test/x"]
                 assert heir.state().health["epoch"] == 2
 
 
