@@ -10,11 +10,10 @@ import sys
 
 import pytest
 
-from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.adapters.flight_files import read_dump, read_dumps
 from holdfast.cli.explain import explain_logs
 from holdfast.detect.flight import missing_ranks
-from holdfast.detect.matcher import Matcher
+from whole_logs import MATCHER
 
 
 def raw(number, ranks=4):
@@ -89,7 +88,7 @@ def test_a_hostile_dump_takes_nothing_and_keeps_no_other_from_being_read(tmp_pat
         path.write_bytes(pickle.dumps(raw(17)))
     paths[1].write_bytes(HOSTILE[how])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    said = explain_logs(paths, matcher=Matcher(read_catalogue()), now=1740830000.0)
+    said = explain_logs(paths, matcher=MATCHER, now=1740830000.0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
     assert said.verdict in {"fault", "unknown"}
     found = read_dumps([str(path) for path in paths])
@@ -115,7 +114,7 @@ def test_explain_reads_dumps_beside_a_log(tmp_path):
     )
     for rank in range(4):
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(raw(16 if rank == 2 else 17)))
-    said = explain_logs([tmp_path], matcher=Matcher(read_catalogue()), now=1740830000.0)
+    said = explain_logs([tmp_path], matcher=MATCHER, now=1740830000.0)
     assert (said.verdict, said.cause, said.suspects.ranks) == ("fault", "torch.desync", (2,))
     assert "never began collective #17" in said.summary
 
@@ -125,10 +124,9 @@ def test_dumps_are_known_by_content(name, tmp_path):
     """Whatever their names are: alone in a folder, and beside a log that went well as far as it goes."""
     for rank in range(4):
         (tmp_path / name.format(rank)).write_bytes(pickle.dumps(raw(16 if rank == 2 else 17), protocol=2))
-    matcher = Matcher(read_catalogue())
-    alone = explain_logs([tmp_path], matcher=matcher)
+    alone = explain_logs([tmp_path], matcher=MATCHER)
     (tmp_path / "job.out").write_text("".join(f"step: {i} loss: 2.0\n" for i in range(20)))
-    beside = explain_logs([tmp_path], matcher=matcher)
+    beside = explain_logs([tmp_path], matcher=MATCHER)
     for said in (alone, beside):
         assert (said.verdict, said.cause, said.suspects.ranks) == ("fault", "torch.desync", (2,))
 
@@ -145,7 +143,7 @@ def test_dumps_that_agree_are_nothing_to_judge(tmp_path):
     """Every rank began the same collectives, and no log stands beside the dumps."""
     for rank in range(4):
         (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(raw(17)))
-    said = explain_logs([tmp_path], matcher=Matcher(read_catalogue()))
+    said = explain_logs([tmp_path], matcher=MATCHER)
     assert (said.is_unrecognised, "4 flight-recorder dumps agree" in said.story) == (True, True)
 
 
@@ -185,4 +183,4 @@ def test_what_pytorch_records(tmp_path):
         dumps = [read_dump(str(path)) for path in sorted(folder.glob("*_*"))]
         said = missing_ranks(dumps)
         assert (said.ranks, said.collective, said.op) == ((1,), 2, "gloo:all_reduce")
-    assert explain_logs([tmp_path], matcher=Matcher(read_catalogue())).suspects.ranks == (1,)
+    assert explain_logs([tmp_path], matcher=MATCHER).suspects.ranks == (1,)
