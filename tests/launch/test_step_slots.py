@@ -41,8 +41,8 @@ import holdfast.telemetry as telemetry
 for step in (1, 2, 3):
     with telemetry.step(step): pass
 telemetry.checkpoint(2, durable=True)
-print("done", flush=True)
 def waits_for_its_end():
+    print("done", flush=True)
     sys.stdin.read()
 waits_for_its_end()
 """
