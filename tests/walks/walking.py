@@ -17,12 +17,12 @@ PAGES = FOLDER.parents[1] / "docs" / "walks"
 
 
 class OpenStep(NamedTuple):
-    """A step that does not work yet. `test`: file and name; `issue`: number and title of the one that closes it."""
+    """A step that does not work yet. `issue`: number and title of the one that closes it; `test`: file and name."""
 
     step: str
-    test: str
     what: str
     issue: str
+    test: str = ""
 
 
 class Walk(NamedTuple):
