@@ -98,8 +98,8 @@ def test_a_folder_that_cannot_be_checked_stops_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 def test_a_restart_never_loads_a_torn_checkpoint(launched, tmp_path: Path) -> None:
-    """Megatron's stand-in is killed and its newest checkpoint torn: the restart goes on from the one before, and ends."""
-    train = Path(__file__).parents[2] / "examples" / "megatron" / "train_standin.py"
+    """A Megatron-LM training is killed and its newest checkpoint torn: the restart goes on from the one before, and ends."""
+    train = Path(__file__).parents[2] / "examples" / "megatron" / "pretrain_gpt.py"
     folder = tmp_path / "ckpt"
     # Cold starts: a standby shows the environment that it was born with.
     run = launched("--standbys", "0", "--checkpoints", str(folder), str(train), "--train-iters", "200",
