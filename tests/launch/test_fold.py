@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+from holdfast.detect.catalogue import read_catalogue
+from holdfast.detect.matcher import Matcher, StreamSource
 from holdfast.launch.fold import AttemptFold
 from holdfast.launch.frames import LineSeen, SlotBrief
+from holdfast.launch.reading import OutputReader
 from holdfast.model.cluster import JobKey
 
 JOB = JobKey("c", "7")
@@ -88,6 +91,38 @@ def test_lines_speak_for_scripts_without_telemetry():
     ]
     one.take_slots((slot(0, 5, first=5),), 20.0)
     assert one.take_line(LineSeen(attempt=2, at=30.0, checkpoint=9, durable=True)) == []
+
+
+def test_the_first_lines_count_with_their_own_times():
+    """They wait for slots half a second, and are lost neither by that nor by an end that comes sooner."""
+    one = fold()
+    assert one.take_line(LineSeen(attempt=2, at=5.0, step=1)) == []
+    assert one.take_line(LineSeen(attempt=2, at=5.1, checkpoint=1, durable=True)) == []
+    assert one.lines_due(5.4) == []
+    events = one.lines_due(5.6)
+    assert told(events) == [("first_step_done", 1, 0), ("checkpoint_saved", 1, True)]
+    assert [event.at for event in events] == [5.0, 5.1]
+    short = fold()
+    short.take_line(LineSeen(attempt=2, at=5.0, checkpoint=7, durable=True))
+    assert told(short.lines_due(5.1, is_over=True)) == [("checkpoint_saved", 7, True)]
+
+
+def test_lines_read_together_tell_the_first_of_their_steps():
+    """On a busy machine many lines are read at once: the attempt still began at the first of them."""
+    reader = OutputReader(job=JOB, node="n1", attempt=2, source="x")
+    lines = "".join(f"0:  iteration {step}/ 60 | lm loss: 1.0E+00 |\n" for step in (11, 12, 13))
+    matches = Matcher(read_catalogue()).stream(StreamSource()).feed(lines.encode(), 50.0)
+    line = reader.progress(matches, rank=None, at=50.0)
+    assert line is not None
+    one = fold()
+    assert told(one.take_line(line) + one.lines_due(51.0))[0] == ("first_step_done", 11, 10)
+
+
+def test_lines_that_wait_are_bounded():
+    """A flood in the first half second is told before that is over."""
+    one = fold()
+    events = [event for step in range(1, 1000) for event in one.take_line(LineSeen(attempt=2, at=5.0, step=step))]
+    assert told(events)[0] == ("first_step_done", 1, 0)
 
 
 def test_samples_are_given_once_per_step_and_only_finite():

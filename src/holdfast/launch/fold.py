@@ -17,7 +17,9 @@ from holdfast.ports import Sample
 
 MARK_EVERY_S = 10.0
 LINES_AFTER_S = 0.5
-"""A line may be read before the slot of the same step: lines speak for the job once slots have had this long."""
+"""A line may be read before the slot of the same step: lines wait this long for slots, then speak for the job."""
+EARLY_MAX = 256
+"""So many lines wait; whoever prints more of them has no slots that would tell better."""
 _JOB = -1
 
 
@@ -46,7 +48,8 @@ class AttemptFold:
         self._source = source
         self._restored = restored
         self._lines: LineSeen | None = None
-        self._first_line: LineSeen | None = None
+        self._early: list[LineSeen] = []
+        self._lines_since: float | None = None
         self._told = -1
         self._told_at = 0.0
         self._staged = 0
@@ -73,20 +76,36 @@ class AttemptFold:
 
     def take_line(self, line: LineSeen) -> list[AnyEvent]:
         """A progress or checkpoint line; slots that tell of steps know better."""
+        if self._lines_since is None:
+            self._lines_since = line.at
+        self._early.append(line)
+        return self.lines_due(line.at)
+
+    def lines_due(self, at: float, *, is_over: bool = False) -> list[AnyEvent]:
+        """What lines told that have waited long enough for slots, each with the time at which it was read.
+
+        Args:
+            at: seconds since the epoch.
+            is_over: the attempt has ended: no slot will come.
+        """
+        if self._lines_since is None or not self._early:
+            return []
         if any(brief.begun is not None or brief.ended is not None for brief in self.briefs.values()):
+            self._early.clear()
             return []
-        if self._first_line is None:
-            self._first_line = line
-        if line.at - self._first_line.at < LINES_AFTER_S:
+        if at - self._lines_since < LINES_AFTER_S and len(self._early) < EARLY_MAX and not is_over:
             return []
+        due, self._early = self._early, []
+        return [event for line in due for event in self._told_by(line)]
+
+    def _told_by(self, line: LineSeen) -> list[AnyEvent]:
         events: list[AnyEvent] = []
         if line.step is not None:
             self._lines = line
             if line.loss is not None and not math.isfinite(line.loss) and self.bad_loss is None:
                 self.bad_loss = (line.rank, line.loss)
             if not self.has_first_step:
-                first = self._first_line.step
-                events.append(self._first(line.step if first is None else first, line.at))
+                events.append(self._first(line.step if line.first is None else line.first, line.at))
         if line.checkpoint is not None:
             events += self._checkpoints(
                 staged=None if line.durable else line.checkpoint,
@@ -157,14 +176,16 @@ class AttemptFold:
 
     def reached(self, at: float) -> list[AnyEvent]:
         """The newest completed step as an event, if it has not been told; asked before a fault is reported."""
+        events = self.lines_due(at)
         step = self.step
         if step is None or step <= self._told:
-            return []
+            return events
         self._told, self._told_at = step, at
         return [
+            *events,
             StepReached(
                 id=self._event_id(), at=at, source=self._source, job=self._job, attempt=self._attempt, step=step
-            )
+            ),
         ]
 
     def samples(self, at: float) -> list[Sample]:

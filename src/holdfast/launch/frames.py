@@ -156,11 +156,15 @@ class SlotsSeen(Report, frozen=True, kw_only=True, tag="slots"):
 
 
 class LineSeen(Report, frozen=True, kw_only=True, tag="line"):
-    """Progress or a checkpoint told by a log line (role `progress` or `checkpoint`)."""
+    """Progress or a checkpoint told by log lines that were read together (role `progress` or `checkpoint`).
+
+    `step` and `checkpoint` are the newest, `first` the first step among them.
+    """
 
     attempt: int
     at: float
     rank: int | None = None
+    first: int | None = None
     step: int | None = None
     loss: float | None = None
     step_s: float | None = None

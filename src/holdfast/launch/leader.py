@@ -393,7 +393,9 @@ class Leader:
         if watch is None or watch.spec.attempt != attempt or watch.is_over:
             return
         stopped = watch.stop_asked and ((self.recovers and not self.observes) or bool(self._ending))
-        stored = self.submit(watch.ended(time.time(), stopped=stopped))
+        at = time.time()
+        self.submit(*watch.fold.lines_due(at, is_over=True))
+        stored = self.submit(watch.ended(at, stopped=stopped))
         self.run_soon(self._after_end(watch, stored))
 
     async def _after_end(self, watch: AttemptWatch, stored: asyncio.Future[int] | None) -> None:
@@ -566,6 +568,7 @@ class Leader:
             count += 1
             at, mono, watch = time.time(), time.monotonic(), self.watch
             if watch is not None and not watch.is_over:
+                self.submit(*watch.fold.lines_due(at))
                 self.submit(*(watch.judge_hang(at, mono, self._quiet_s(mono)) if self.can_judge() else ()))
                 if watch.wants_look and not self._is_looking:
                     self._is_looking = True

@@ -46,13 +46,15 @@ class OutputReader:
 
     def progress(self, matches: Sequence[Match], *, rank: int | None, at: float) -> LineSeen | None:
         """The newest step and checkpoint among these lines."""
-        step = loss = step_s = checkpoint = None
+        first = step = loss = step_s = checkpoint = None
         durable, path = False, ""
         for match in matches:
             captures = match.captures
             number = _whole(captures.get("step"))
             if match.rule.role is Role.PROGRESS and number is not None:
                 step, loss, step_s = number, _real(captures.get("loss")), _step_seconds(captures)
+                if first is None:
+                    first = int(match.numbers[0]) if match.numbers else number
                 self._last_step = number
             elif match.rule.role is Role.CHECKPOINT and (number := self._last_step if number is None else number):
                 # "Finished staging" and "saving (or staging if async is enabled)" are no proof of anything on disk.
@@ -63,6 +65,7 @@ class OutputReader:
             attempt=self._attempt,
             at=at,
             rank=rank,
+            first=first,
             step=step,
             loss=loss,
             step_s=step_s,
