@@ -5,7 +5,7 @@ Called by `cli/report`, the demo and drills. All reading happens here; everythin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from math import inf
 from typing import Any, Protocol
@@ -14,9 +14,10 @@ from msgspec import Struct, field, structs
 
 from holdfast.decide.attempts import ATTEMPTS_MAX
 from holdfast.model.cluster import JobKey
-from holdfast.model.events import AnyEvent, LauncherAttached, NodeValidated, OperatorCommand
+from holdfast.model.events import AnyEvent, LauncherAttached, NodeValidated, OperatorCommand, PolicyLoaded
 from holdfast.model.orders import Notify
-from holdfast.model.policy import Slo
+from holdfast.model.policy import PolicySet, Slo
+from holdfast.model.policy_toml import parse_policy
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Sample
 from holdfast.report import attempts
@@ -38,6 +39,7 @@ from holdfast.report.observed import Stay, stays
 from holdfast.report.proposals import Facts, Proposal, proposals
 from holdfast.report.series import JobSeries, Point
 from holdfast.report.throughput import Throughput, throughput
+from holdfast.report.training_time import TrainingTime, proof_of, training_time
 from holdfast.report.words import ENGLISH, Words
 from holdfast.validate.history import FIGURE
 
@@ -107,6 +109,8 @@ class ReportData(Struct, dict=True):
     has_series: bool = False
     """Steps, losses and the like were read."""
     slo: Slo = Slo()
+    policies: PolicySet = PolicySet()
+    """Their `proof` says when a restart succeeded."""
     economics: Economics = Economics()
     words: Words = ENGLISH
     """Language and time zone."""
@@ -169,6 +173,14 @@ class ReportData(Struct, dict=True):
         """Where each job's wall time in the span went, in the order of `jobs`."""
         history = self.history or self.incidents
         return accounts_of(self.jobs, history, self.now, since=self.since, until=self.until)
+
+    @cached_property
+    def training_times(self) -> list[TrainingTime]:
+        """Training and downtime of each job in the span, in the order of `jobs`."""
+        return [
+            training_time(job, self.now, proof_of(job, self.policies), since=self.since, until=self.until)
+            for job in self.jobs
+        ]
 
     @cached_property
     def throughputs(self) -> list[Throughput]:
@@ -248,8 +260,8 @@ class ReportData(Struct, dict=True):
             series = self.series.get(str(job.key))
             if series is None:
                 continue
-            durable = [(point.x, point.y) for point in series.checkpoints]
-            saves_s = [point.y for point in series.saves]
+            durable = [(point.x, point.y) for point in series.checkpoints if point.x < self.until]
+            saves_s = [point.y for point in series.saves if point.x < self.until]
             found.append(
                 advise(
                     job,
@@ -325,6 +337,17 @@ async def gather(
         if on_job is not None:
             on_job(done, len(jobs))
     return data
+
+
+async def policies_in(records: Records, presets: Mapping[str, str]) -> PolicySet:
+    """The newest policies that a controller told the journal of, else the defaults.
+
+    Raises:
+        ConfigError: they name a preset that is not among `presets`.
+    """
+    newest = (await _events(records, "policy_loaded"))[-1:]
+    found = [parse_policy(one.toml, one.file, presets) for one in newest if isinstance(one, PolicyLoaded)]
+    return found[0] if found else PolicySet()
 
 
 async def _complete(journal: Records, record: JobRecord) -> tuple[JobRecord, str]:

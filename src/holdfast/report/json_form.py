@@ -1,7 +1,7 @@
 """The report as JSON in a stable form. `version` rises when a field changes its meaning; fields are only added.
 
-Form: `{version, title, cluster, made_at, notes, totals,
-jobs: [{job, ettr, wall_s, productive_s, badput, untold_s, attempts}],
+Form: `{version, title, cluster, made_at, notes, totals, training,
+jobs: [{job, ettr, wall_s, productive_s, badput, untold_s, training, attempts}],
 intervals: [{job, actual_s, save_s, mtbf_s, failures, best_s, loss_actual, loss_best, says}],
 objectives: [{objective, target, measured, passed, arithmetic, verdict}],
 throughput: [{incident, unit, before, after, loss_percent}], fleet: {...}, proposals: [{rule, what, evidence, gain}],
@@ -22,6 +22,7 @@ from holdfast.model.records import IncidentRecord
 from holdfast.report.gather import ReportData
 from holdfast.report.single import incident_sections
 from holdfast.report.timeline import timeline
+from holdfast.report.training_time import TrainingTime, in_total
 
 VERSION = 1
 
@@ -58,6 +59,18 @@ def incident_form(incident: IncidentRecord) -> dict[str, Any]:
     }
 
 
+def training_form(found: TrainingTime) -> dict[str, Any]:
+    """Training-time efficiency of a job with its attempts, or of all jobs."""
+    told = {
+        "efficiency": found.efficiency,
+        "trained_s": found.trained_s,
+        "downtime_s": found.downtime_s,
+        "restarts": found.restarts,
+        "restarts_failed": found.restarts_failed,
+    }
+    return told | ({"attempts": msgspec.to_builtins(found.attempts)} if found.job else {})
+
+
 def _tables(data: ReportData, incident: IncidentRecord) -> list[dict[str, Any]]:
     return [
         {
@@ -71,7 +84,7 @@ def _tables(data: ReportData, incident: IncidentRecord) -> list[dict[str, Any]]:
 
 def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
     """The whole report as plain data; of the fleet and the summary without the list of every job and incident."""
-    jobs = list(zip(data.jobs, data.accounts, strict=True)) if kind == "full" else []
+    jobs = list(zip(data.jobs, data.accounts, data.training_times, strict=True)) if kind == "full" else []
     incidents = data.incidents if kind == "full" else []
     return {
         "version": VERSION,
@@ -80,6 +93,7 @@ def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
         "made_at": data.made_at,
         "notes": data.notes,
         "totals": msgspec.to_builtins(data.totals),
+        "training": training_form(in_total(data.training_times)),
         "jobs": [
             {
                 "job": found.job,
@@ -91,9 +105,10 @@ def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
                 "productive_s": found.productive_s,
                 "badput": found.badput,
                 "untold_s": found.untold_s,
+                "training": training_form(trained),
                 "attempts": msgspec.to_builtins(job.attempts),
             }
-            for job, found in jobs
+            for job, found, trained in jobs
         ],
         "intervals": msgspec.to_builtins(data.intervals),
         "objectives": [{**msgspec.to_builtins(v), "verdict": v.word} for v in data.verdicts_of(kind)],

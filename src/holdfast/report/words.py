@@ -113,6 +113,10 @@ class Words(Struct, frozen=True):
         """`18:04:07.123` in the chosen zone, a dash for an unknown time."""
         return datetime.fromtimestamp(at, _zone(self.zone)).strftime("%H:%M:%S.%f")[:-3] if at else "-"
 
+    def month(self, year: int, number: int) -> float:
+        """When a month begins in the chosen zone, Unix seconds; `number`: 0 to 11."""
+        return datetime(year, number + 1, 1, tzinfo=_zone(self.zone)).timestamp()
+
     def offset_s(self, at: float) -> float:
         """Seconds that the zone is ahead of UTC at a moment."""
         if self.zone == "UTC":
