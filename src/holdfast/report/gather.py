@@ -18,15 +18,17 @@ from holdfast.model.events import AnyEvent, LauncherAttached, NodeValidated, Ope
 from holdfast.model.orders import Notify
 from holdfast.model.policy import PolicySet, Slo
 from holdfast.model.policy_toml import parse_policy
-from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Sample
 from holdfast.report import attempts
 from holdfast.report.alerts import Alerts
+from holdfast.report.convergence import Convergence, convergence
 from holdfast.report.figures import (
     Accounting,
     Totals,
     accounts_of,
     came_in,
+    ends,
     nodes_by_attempt,
     opened_in,
     tells_steps,
@@ -191,6 +193,22 @@ class ReportData(Struct, dict=True):
             if incident.attempt_before is not None and series is not None:
                 found.append(throughput(incident, series))
         return found
+
+    @cached_property
+    def convergences(self) -> list[Convergence]:
+        """Loss and accuracy before and after each incident that ended an attempt, as far as both sides told them."""
+        found = []
+        for incident in self.counted if self.series else ():
+            series = self.series.get(str(incident.jobs[0])) if incident.jobs else None
+            found += convergence(incident, series) if series is not None else []
+        return found
+
+    def lived(self, job: JobRecord) -> list[AttemptRecord]:
+        """The attempts of a job that ran in the span."""
+        stops = ends(job.attempts, self.now)
+        return [
+            a for a, end in zip(job.attempts, stops, strict=True) if a.started_at < self.until and end >= self.since
+        ]
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
@@ -420,7 +438,10 @@ async def _series(journal: Records, key: JobKey, record: JobRecord, since: float
         subject = f"job:{key}({attempt.number})"
         steps = [Point(s.at, s.value) for s in one_rank(await journal.samples("step", f"{subject}*", after=since))]
         loss_at = [Point(s.at, s.value) for s in one_rank(await journal.samples("loss", f"{subject}*", after=since))]
-        series.losses[attempt.number] = _loss_over_step(steps, loss_at)
+        series.losses[attempt.number] = _over_step(steps, loss_at)
+        told_at = one_rank(await journal.samples("accuracy", f"{subject}*", after=since))
+        if told_at:
+            series.accuracies[attempt.number] = _over_step(steps, [Point(s.at, s.value) for s in told_at])
         for name, kept in (("samples", series.samples), ("tokens", series.tokens)):
             if points := [Point(s.at, s.value) for s in await journal.samples(name, subject, after=since)]:
                 kept[attempt.number] = points
@@ -451,7 +472,7 @@ def one_rank(samples: list[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.subject == chosen]
 
 
-def _loss_over_step(steps: list[Point], losses: list[Point]) -> list[Point]:
-    """Join two series that were sampled at the same moments: time -> step and time -> loss."""
+def _over_step(steps: list[Point], told: list[Point]) -> list[Point]:
+    """Join two series that were sampled at the same moments: time -> step and time -> loss or accuracy."""
     step_at = {point.x: point.y for point in steps}
-    return [Point(step_at[point.x], point.y) for point in losses if point.x in step_at]
+    return [Point(step_at[point.x], point.y) for point in told if point.x in step_at]

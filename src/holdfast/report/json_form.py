@@ -4,7 +4,9 @@ Form: `{version, title, cluster, made_at, notes, totals, training,
 jobs: [{job, ettr, wall_s, productive_s, badput, untold_s, training, attempts}],
 intervals: [{job, actual_s, save_s, mtbf_s, failures, best_s, loss_actual, loss_best, says}],
 objectives: [{objective, target, measured, passed, arithmetic, verdict}],
-throughput: [{incident, unit, before, after, loss_percent}], fleet: {...}, proposals: [{rule, what, evidence, gain}],
+throughput: [{incident, unit, before, after, loss_percent}],
+convergence: [{incident, figure, first_step, last_step, twice, worst_step, before, after, difference}],
+executive_summary: [{about, text}], fleet: {...}, proposals: [{rule, what, evidence, gain}],
 alerts: {source, firing, up, having} or null,
 incidents: [{id, outcome, drill, cause, domain, summary, suspects, marks, phases, total_s, slowest, lost_steps,
 story, tables: [{key, title, rows: [{heading: text}]}]}]}`. `tables` are those of the page, in English, as they are
@@ -19,6 +21,7 @@ from typing import Any
 import msgspec
 
 from holdfast.model.records import IncidentRecord
+from holdfast.report.executive import executive
 from holdfast.report.gather import ReportData
 from holdfast.report.single import incident_sections
 from holdfast.report.timeline import timeline
@@ -112,6 +115,8 @@ def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
         ],
         "intervals": msgspec.to_builtins(data.intervals),
         "objectives": [{**msgspec.to_builtins(v), "verdict": v.word} for v in data.verdicts_of(kind)],
+        "convergence": [{**msgspec.to_builtins(c), "difference": c.difference} for c in data.convergences],
+        "executive_summary": [{"about": about, "text": text} for about, text in executive(data).rows],
         "throughput": [{**msgspec.to_builtins(t), "loss_percent": t.loss_percent} for t in data.throughputs],
         "fleet": msgspec.to_builtins(data.fleet),
         "proposals": msgspec.to_builtins(data.proposals),

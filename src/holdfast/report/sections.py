@@ -13,6 +13,7 @@ from msgspec import structs
 from holdfast.model.events import DrillFired
 from holdfast.report.coverage import coverage, environment
 from holdfast.report.definitions import GOOGLE, MISSION_CONTROL_GUIDE
+from holdfast.report.executive import executive
 from holdfast.report.figures import Spread, is_counted
 from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
@@ -73,6 +74,17 @@ def performance(data: ReportData) -> Section:
     heads = ("incident", "before", "after", "loss", "tolerance", "verdict")
     intro = "Medians of neighbouring points."
     return _section("performance", "Throughput before and after", intro, heads, rows, numbers=heads[1:5])
+
+
+def converged(data: ReportData) -> Section:
+    """Loss and accuracy before and after each recovery."""
+    rows = [
+        (one.incident, one.figure, one.steps, f"{one.before:.6g}", f"{one.after:.6g}", f"{one.difference:.3g}")
+        for one in data.convergences
+    ]
+    heads = ("incident", "figure", "steps over", "before", "after", "difference")
+    intro = "Steps computed twice are compared where they differ most; where there are none, medians beside the gap."
+    return _section("convergence", "Convergence before and after", intro, heads, rows, numbers=heads[3:])
 
 
 def training(data: ReportData) -> Section:
@@ -335,7 +347,7 @@ def _coverage(data: ReportData) -> Section:
 
 
 KINDS: dict[str, tuple[Callable[[ReportData], Section], ...]] = {
-    "full": (objectives, training, restarts, intervals, performance, proposed),
+    "full": (executive, objectives, training, restarts, performance, converged, intervals, money, proposed),
     "fleet": (
         fleet_objectives,
         overview,
