@@ -18,10 +18,14 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
-from holdfast.report.words_ja import JAPANESE
+from holdfast.report.definitions import DEFINITIONS
+from holdfast.report.words_ja import FORMULAS, JAPANESE
 from holdfast.report.words_ja_story import PHRASES, STORY
 
-LANGUAGES: Mapping[str, Mapping[str, str]] = {"en": {}, "ja": JAPANESE}
+LANGUAGES: Mapping[str, Mapping[str, str]] = {
+    "en": {},
+    "ja": JAPANESE | {entry.formula: FORMULAS.get(entry.symbol, entry.formula) for entry in DEFINITIONS},
+}
 """Language -> English word or template -> its form there."""
 STORIES: Mapping[str, Mapping[str, str]] = {"en": {}, "ja": STORY}
 """The same for the lines of a story."""
