@@ -43,14 +43,13 @@ def _training(data: ReportData) -> Rows:
 
 def _objectives(data: ReportData) -> Rows:
     judged = [one for one in data.verdicts if one.passed is not None]
-    met = sum(1 for one in judged if one.passed)
-    missed = ", ".join(one.objective for one in judged if not one.passed)
     if not data.verdicts:
         yield "objectives", "None is set in [slo] of the policy."
-    elif missed:
-        yield "objectives", f"{met} of {len(judged)} met; missed: {missed}."
-    else:
-        yield "objectives", f"{met} of {len(judged)} met."
+        return
+    yield "objectives", f"{sum(1 for one in judged if one.passed)} of {len(judged)} met."
+    for one in judged:
+        if not one.passed:
+            yield "missed objective", f"{one.objective}: {one.measured}, target {one.target}."
 
 
 def _speed(data: ReportData) -> Rows:

@@ -30,7 +30,7 @@ JAPANESE: dict[str, str] = {
     "Convergence before and after": "復旧前後の収束", "Accuracy before and after": "復旧前後の正解率",
     # headings and labels
     "in short": "要点", "what ran": "実施内容", "recovery": "復旧", "objectives": "目標", "throughput": "スループット",
-    "accuracy": "正解率", "cost": "費用", "first proposal": "最初の提案", "training-time efficiency": "学習時間効率",
+    "accuracy": "正解率", "cost": "費用", "first proposal": "最初の提案", "missed objective": "未達の目標", "training-time efficiency": "学習時間効率",
     "trained": "学習", "downtime": "ダウンタイム", "restarts": "再起動", "of these failed": "うち失敗", "in total": "合計",
     "first start": "最初の開始", "succeeded": "成功", "failed": "失敗", "under way": "進行中",
     "objective": "目標", "target": "目標値", "measured": "実測", "verdict": "判定", "arithmetic": "計算",
@@ -117,7 +117,7 @@ JAPANESE: dict[str, str] = {
     "A fault was noticed after {detect}, and training went on after {again} (means).": "平均すると、障害は {detect} 後に検知され、学習は {again} 後に再開した。",
     "{share}: {trained} trained, {down} down; {n} of {m} restarts failed.": "{share}: 学習 {trained}、ダウンタイム {down}。再起動{m}回中{n}回が失敗。",
     "None is set in [slo] of the policy.": "ポリシーの [slo] に設定なし。",
-    "{n} of {m} met.": "{m}件中{n}件を達成。", "{n} of {m} met; missed: {names}.": "{m}件中{n}件を達成。未達: {names}。",
+    "{n} of {m} met.": "{m}件中{n}件を達成。", "{objective}: {measured}, target {target}.": "{objective}: {measured}、目標値 {target}。",
     "After {n} recoveries training was at most {share} slower than before.": "復旧{n}件の後、速度の低下は最大 {share}。",
     "After {n} recoveries training was as fast as before.": "復旧{n}件の後も、速度は前と同じ。",
     "After {n} recoveries it differs by at most {d} from before.": "復旧{n}件の前後の差は最大 {d}。",
