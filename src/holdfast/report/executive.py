@@ -26,7 +26,7 @@ def _ran(data: ReportData) -> Rows:
     made = data.totals
     yield (
         "what ran",
-        f"{len(data.jobs)} jobs on {data.fleet.nodes} nodes: {made.incidents} incidents, {made.recovered} recovered.",
+        f"Jobs: {len(data.jobs)}, nodes: {data.fleet.nodes}, incidents: {made.incidents}, recovered: {made.recovered}.",
     )
     if made.mttd.n and made.mttr.n:
         detect, again = seconds(made.mttd.mean), seconds(made.mttr.mean)
@@ -55,9 +55,9 @@ def _objectives(data: ReportData) -> Rows:
 def _speed(data: ReportData) -> Rows:
     lost = [one.loss_percent for one in data.throughputs if one.loss_percent is not None]
     if lost and max(lost) > 0:
-        yield "throughput", f"After {len(lost)} recoveries training was at most {max(lost):.1f} % slower than before."
+        yield "throughput", f"At most {max(lost):.1f} % slower than before (recoveries: {len(lost)})."
     elif lost:
-        yield "throughput", f"After {len(lost)} recoveries training was as fast as before."
+        yield "throughput", f"As fast as before (recoveries: {len(lost)})."
 
 
 def _converged(data: ReportData) -> Rows:
@@ -66,7 +66,7 @@ def _converged(data: ReportData) -> Rows:
         if apart:
             yield (
                 figure,
-                f"After {len(apart)} recoveries it differs by at most {max(apart):.3g} from before.",
+                f"At most {max(apart):.3g} away from before (recoveries: {len(apart)}).",
             )
 
 

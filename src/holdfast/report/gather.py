@@ -5,6 +5,7 @@ Called by `cli/report`, the demo and drills. All reading happens here; everythin
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from math import inf
@@ -473,6 +474,19 @@ def one_rank(samples: list[Sample]) -> list[Sample]:
 
 
 def _over_step(steps: list[Point], told: list[Point]) -> list[Point]:
-    """Join two series that were sampled at the same moments: time -> step and time -> loss or accuracy."""
-    step_at = {point.x: point.y for point in steps}
-    return [Point(step_at[point.x], point.y) for point in told if point.x in step_at]
+    """Loss or accuracy over time as one over step.
+
+    Both are mostly sampled at the same moments. An accuracy is rarer, and the store thins what is old, so that the step
+    of a moment between two samples is taken in proportion.
+    """
+    known = sorted({point.x: point.y for point in steps}.items())
+    times = [at for at, _ in known]
+    found = []
+    for point in told:
+        place = bisect_left(times, point.x)
+        if place < len(known) and times[place] == point.x:
+            found.append(Point(known[place][1], point.y))
+        elif 0 < place < len(known):
+            (begin, low), (end, high) = known[place - 1], known[place]
+            found.append(Point(low + (high - low) * (point.x - begin) / (end - begin), point.y))
+    return found

@@ -100,6 +100,8 @@ JAPANESE: dict[str, str] = {
     "application": "アプリケーション", "operator": "人の操作", "unknown": "不明",
     "counted is this incident alone, in MTBF, too; lost steps, ETTR and goodput are those of its jobs.":
         "数えるのはこのインシデントのみ(MTBFも)。失われたステップ、ETTR、グッドプットはそのジョブ全体のもの。",
+    "rank {n}": "ランク {n}", "{what}, rank {n}": "{what}、ランク {n}", "{what}, rank {n}.": "{what}、ランク {n}。",
+    "{what} ({node}, rank {n})": "{what}({node}、ランク {n})",
     "training loss": "損失関数", "not diagnosed": "未診断", "no story": "記録なし",
     "suspects: {who}": "疑い: {who}", "fault to proof {span}": "障害から証明まで {span}", "not proven": "未証明",
     # meanings
@@ -113,14 +115,14 @@ JAPANESE: dict[str, str] = {
         "学習 / (学習 + ダウンタイム)。ダウンタイムは最後のチェックポイントから次の試行の最初のステップまで。",
     "Steps computed twice are compared where they differ most; where there are none, medians beside the gap.":
         "二度計算されたステップを差が最大の点で比較し、なければ前後の中央値を比較する。",
-    "{n} jobs on {m} nodes: {k} incidents, {recovered} recovered.": "{m}ノードで{n}ジョブ。インシデント{k}件、うち復旧 {recovered} 件。",
+    "Jobs: {n}, nodes: {m}, incidents: {k}, recovered: {back}.": "ジョブ {n}、ノード {m}、インシデント {k}、復旧 {back}。",
     "A fault was noticed after {detect}, and training went on after {again} (means).": "平均すると、障害は {detect} 後に検知され、学習は {again} 後に再開した。",
     "{share}: {trained} trained, {down} down; {n} of {m} restarts failed.": "{share}: 学習 {trained}、ダウンタイム {down}。再起動{m}回中{n}回が失敗。",
     "None is set in [slo] of the policy.": "ポリシーの [slo] に設定なし。",
     "{n} of {m} met.": "{m}件中{n}件を達成。", "{objective}: {measured}, target {target}.": "{objective}: {measured}、目標値 {target}。",
-    "After {n} recoveries training was at most {share} slower than before.": "復旧{n}件の後、速度の低下は最大 {share}。",
-    "After {n} recoveries training was as fast as before.": "復旧{n}件の後も、速度は前と同じ。",
-    "After {n} recoveries it differs by at most {d} from before.": "復旧{n}件の前後の差は最大 {d}。",
+    "At most {share} slower than before (recoveries: {n}).": "速度の低下は最大 {share}(復旧 {n} 件)。",
+    "As fast as before (recoveries: {n}).": "速度は前と同じ(復旧 {n} 件)。",
+    "At most {d} away from before (recoveries: {n}).": "前との差は最大 {d}(復旧 {n} 件)。",
     "{lost} GPU-hours were lost.": "{lost} GPU時間を失った。",
     "{lost} GPU-hours were lost, which cost {money}.": "{lost} GPU時間を失い、その費用は {money}。",
     "From [slo] of the policy.": "ポリシーの [slo] による。",

@@ -59,6 +59,7 @@ STORY: dict[str, str] = {
 """One line of a story, without its clock and its subject."""
 
 PHRASES: dict[str, str] = {
+    r", on (\S+), rank (\d+)(?=[.。]|: |$)": r"、\1、ランク \2",
     r": a hardware fault\.": "。ハードウェアの障害。",
     r": a network fault\.": "。ネットワークの障害。",
     r": a storage fault\.": "。ストレージの障害。",
