@@ -93,7 +93,7 @@ def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
         "version": VERSION,
         "title": data.title,
         "cluster": data.cluster,
-        "made_at": data.made_at,
+        "made_at": data.now,
         "notes": data.notes,
         "totals": msgspec.to_builtins(data.totals),
         "training": training_form(in_total(data.training_times)),

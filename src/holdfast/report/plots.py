@@ -55,6 +55,12 @@ def step_plot(data: ReportData, job: str) -> dict[str, Any]:
     shapes = [band for incident in incidents for band in _bands(incident)]
     notes = [note for number, incident in enumerate(incidents, 1) for note in _note(number, incident)]
     figure = _figure(traces, x=say("time"), y=say("step"), shapes=shapes, annotations=notes, x_type="date")
+    if data.words.language != "en":  # Plotly writes months by their English names
+        figure["layout"]["xaxis"]["tickformatstops"] = [
+            {"dtickrange": [None, 60_000], "value": "%H:%M:%S"},
+            {"dtickrange": [60_000, 86_400_000], "value": "%m-%d %H:%M"},
+            {"dtickrange": [86_400_000, None], "value": "%Y-%m-%d"},
+        ]
     if data.read_at:  # a span that is over: what came after it is in the series, too
         figure["layout"]["xaxis"]["range"] = [_moment(data.since), _moment(data.made_at)]
     return _shifted(figure, data.words)

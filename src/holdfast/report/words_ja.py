@@ -100,6 +100,12 @@ JAPANESE: dict[str, str] = {
     "application": "アプリケーション", "operator": "人の操作", "unknown": "不明",
     "counted is this incident alone, in MTBF, too; lost steps, ETTR and goodput are those of its jobs.":
         "数えるのはこのインシデントのみ(MTBFも)。失われたステップ、ETTR、グッドプットはそのジョブ全体のもの。",
+    "The command ended with {how}": "コマンドが{how}で終了", "The command ended with {how}, on {node}": "{node} でコマンドが{how}で終了",
+    "The command ended with {how}, on {node}.": "{node} でコマンドが{how}で終了。", "The command ended with {how} ({node})": "コマンドが{how}で終了({node})",
+    "the job ended with {how}": "ジョブが{how}で終了", "signal {n}": "シグナル {n} ", "exit code {n}": "終了コード {n} ",
+    "The loss became {loss} at step {n}": "損失関数がステップ {n} で {loss} になった",
+    "rank {n} stands elsewhere while the others wait for it": "ランク {n} だけが別の場所にあり、他はそれを待っている",
+    "No finding explains the failure.": "障害を説明する検出はない。", "Nothing was found.": "何も検出されなかった。", "cause not known yet": "原因は未判明",
     "rank {n}": "ランク {n}", "{what}, rank {n}": "{what}、ランク {n}", "{what}, rank {n}.": "{what}、ランク {n}。",
     "{what} ({node}, rank {n})": "{what}({node}、ランク {n})",
     "training loss": "損失関数", "not diagnosed": "未診断", "no story": "記録なし",
