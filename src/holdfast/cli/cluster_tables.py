@@ -96,7 +96,7 @@ def job_page(
         ("kept off", screen.fold(job.excluded)),
         ("progress", progress if job.attempts else "no attempt has started"),
         ("restarts", f"{job.in_place} in place, {job.requeues} requeued since the last progress"),
-        ("efficiency", _trained(trained)),
+        ("time", _trained(trained)),
         ("held by", job.held_by),
         ("logs", attempt.log_dir if attempt is not None else ""),
     ]
