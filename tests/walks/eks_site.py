@@ -9,10 +9,13 @@ ask the lab where a site would ask its cloud. The controller has the preset `hyp
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from holdfast.adapters.local import processes
@@ -31,7 +35,7 @@ PREFIX = "sagemaker.amazonaws.com"
 HEALTH = f"{PREFIX}/node-health-status"
 DEEP = f"{PREFIX}/deep-health-check-status"
 LIMIT_S = 120.0
-POLICY = 'preset = "hyperpod-eks"\n[waits]\nsettle_s = 0.05\n'
+POLICY = 'preset = "hyperpod-eks"\n[waits]\nsettle_s = 0.05\n[brake]\nmax_nodes = 20\nmax_percent = 100\n'
 
 
 class Site:
@@ -129,6 +133,15 @@ class Site:
         """What people were told."""
         return (self.folder / "controller" / "notices.jsonl").read_text()
 
+    def found(self) -> set[tuple[str, str]]:
+        """Node and rule of every Xid that the controller's API tells of."""
+        facts = json.loads((self.folder / "controller" / "controller.json").read_text())
+        token = (self.folder / "controller" / "token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = httpx.get(f"{facts['url']}/v1/incidents", headers=headers, timeout=10).raise_for_status()
+        told = [finding for incident in answer.json() for finding in incident.get("findings", [])]
+        return {(one["place"]["node"], one["rule"]) for one in told if "xid" in one["rule"]}
+
     def until(self, holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
         """Wait until it is so. Fails with the nodes and the end of the controller's log."""
         deadline = time.monotonic() + limit_s
@@ -141,6 +154,33 @@ class Site:
         return found
 
     # --- a node's own files ---
+
+    def give(self, node: str, name: str, text: str) -> None:
+        """Put a file into a node's file system and have its agent read its configuration again."""
+        path = self.folder / "nodes" / node / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        asyncio.run(self.lab.nodes.kill(node, target="agent", signal=signal.SIGHUP))
+
+    def xid(self, node: str, number: int) -> None:
+        """The node's kernel tells of an Xid."""
+        text = f"NVRM: Xid (PCI:0000:b9:00): {number}, pid=42, name=python, Ch 1"
+        asyncio.run(self.lab.nodes.kmsg(node, text))
+
+    @contextlib.contextmanager
+    def watching(self, node: str) -> Iterator[Callable[[], list[str]]]:
+        """`kubectl get node NODE -w`: the values of the health label, in order, that were seen so far."""
+        out = self.folder / f"watch-{node}.out"
+        columns = "HEALTH:.metadata.labels." + HEALTH.replace(".", "\\.")
+        argv = [*self._kubectl, "get", "nodes", "--field-selector", f"metadata.name={node}", "-w", "--no-headers"]
+        with out.open("wb") as file:
+            process = subprocess.Popen([*argv, "-o", f"custom-columns={columns}"], stdout=file, stderr=file)
+        try:
+            self.until(lambda: out.read_text().strip(), "kubectl watches")
+            yield lambda: [value for value, _ in itertools.groupby(out.read_text().split())]
+        finally:
+            process.kill()
+            process.wait()
 
     def append(self, node: str, *lines: str) -> None:
         """Root appends lines to the node's /var/log/messages."""

@@ -171,6 +171,7 @@ def make_looker(
         env,
         profile=config.profile,
         exporter=config.dcgm_exporter,
+        root=devices.root_of(folder.parent if folder is not None else None),
         emulated=folder is not None,
         dcgm_policy=config.dcgm_policy,
         fabric_provider=config.fabric_provider,

@@ -98,6 +98,9 @@ def main(argv: list[str], folder: Path) -> int:
         if devices.state.mode == layout.MODE_NO_DRIVER:
             _say("Error: unable to establish a connection to the specified host: localhost (emulated)")
             return 226
+        if devices.state.mode == layout.MODE_REFUSED:
+            _say("Error: Insufficient permissions to perform the requested operation (emulated)")
+            return 255
         deed = {"discovery": _discovery, "health": _health, "diag": _diag, "policy": _policy, "test": _inject}[
             args.what
         ]
