@@ -224,8 +224,8 @@ def _policy(devices: Devices, args: argparse.Namespace) -> int:
         _say("Policy successfully set.")
     if not args.reg:
         return 0
-    _say("Listening for violations.")
     before = [_violable(gpu) for gpu in devices.gpus]
+    _say("Listening for violations.")
     while True:
         for index, gpu in enumerate(devices.gpus):
             now = _violable(gpu)
