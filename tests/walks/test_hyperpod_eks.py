@@ -108,9 +108,11 @@ class Training:
 
         return list(self.site.until(found, f"{self.name} runs, not on {off}", limit_s=MINUTE_S))
 
-    def pending(self) -> list[str]:
-        """Its pods that wait for a node."""
-        return [name for name, pod in self.site.pods(self.name).items() if pod["status"]["phase"] == "Pending"]
+    def is_unschedulable(self) -> bool:
+        """Does one of its pods wait for a node?"""
+        pods = self.site.pods(self.name).values()
+        waiting = [pod["status"] for pod in pods if pod["status"].get("phase") == "Pending"]
+        return any(one.get("reason") == "Unschedulable" for status in waiting for one in status.get("conditions", []))
 
     def object(self) -> dict[str, Any]:
         """The PyTorchJob."""
@@ -155,7 +157,7 @@ def test_a_label_by_hand_moves_the_job_and_has_the_node_repaired(site: Site) -> 
     Each node is booted anew, or another machine, within a minute, passes its checks and is `Schedulable` again.
     """
     job = Training(site, "by-label")
-    nodes = job.trains(beyond=5)
+    nodes = job.trains(beyond=2)
     for value, key in (("UnschedulablePendingReboot", "bootID"), ("UnschedulablePendingReplacement", "machineID")):
         victim = nodes[1]
         before = machine(site, victim, key)
@@ -168,9 +170,9 @@ def test_a_label_by_hand_moves_the_job_and_has_the_node_repaired(site: Site) -> 
         is_back(site, victim)
         print(f"Schedulable in {time.monotonic() - begun:.1f} s")
     at = job.iteration()
-    job.trains(beyond=at + 5)
+    job.trains(beyond=at)
     (loaded,) = set(re.findall(r"successfully loaded checkpoint from .* at iteration (\d+)", job.says()))
-    assert 5 < int(loaded) <= at
+    assert 2 < int(loaded) <= at
     job.delete()
 
 
@@ -200,7 +202,7 @@ def test_an_xid_in_var_log_messages_becomes_a_label(site: Site) -> None:
             is_back(site, node)
             print(f"Schedulable in {time.monotonic() - begun:.1f} s: {seen()}")
         assert [one for one in seen() if "Pending" in one] == [value]
-    assert site.health(plain) == "Schedulable"
+    assert {site.health(node) for node in (plain, rebooted, replaced)} == {"Schedulable"}
     assert site.found() == {(rebooted, "nvidia.xid.73"), (replaced, "nvidia.xid.74")}
 
 
@@ -223,26 +225,36 @@ def test_a_pytorchjob_comes_back_twice_and_is_given_up_at_the_third_fault(site: 
     While no node is free the pods are Pending, and they start when one is.
     """
     job = Training(site, "llama")
-    nodes = job.trains(beyond=5)
+    nodes = job.trains(beyond=2)
     free = sorted(set(site.nodes()) - set(nodes))
     site.kubectl("cordon", *free)
     site.xid(nodes[1], 74)
-    pending = site.until(job.pending, "a pod that is Pending")
-    print(site.kubectl("get", "pods"), pending)
+    site.until(job.is_unschedulable, "a pod is Pending, since no node is free")
+    print(site.kubectl("get", "pods"))
     at = job.iteration()
     site.kubectl("uncordon", *free)
-    nodes = job.trains(beyond=at + 5, off=(nodes[1],))
-    site.xid(nodes[1], 74)
-    nodes = job.trains(beyond=job.iteration() + 5, off=(nodes[1],))
-    site.xid(nodes[1], 74)
+    left = [nodes[1]]
+    for _ in range(2):
+        nodes = job.trains(beyond=at, off=(left[-1],))
+        at = job.iteration()
+        left.append(nodes[1])
+        site.xid(nodes[1], 74)
 
     def given_up() -> str:
         return str(job.object()["metadata"]["annotations"].get("holdfast.dev/given-up", ""))
 
     site.until(given_up, "given up")
-    print(given_up())
     site.until(lambda: not site.running_on(job.name), "nothing of it runs")
-    print(job.described())
+    assert given_up().startswith("2 requeues"), given_up()
+    events = job.described()
+    print(site.kubectl("describe", "pytorchjob", job.name).partition("\nEvents:\n")[2])
+    told = [(reason, message.partition(" ")[0]) for reason, message in events]
+    name = f"default.pytorchjob.{job.name}"
+    assert [one for one in told if one[0] == "RequeuedHeld"] == [("RequeuedHeld", f"{name}({n})") for n in (0, 1)]
+    released = [(reason, attempt) for reason, attempt in told if reason.startswith("ReleasedWithout")]
+    assert [attempt for _, attempt in released] == [f"{name}(0)", f"{name}(1)"]
+    assert all(node.capitalize() in reason for node, (reason, _) in zip(left, released, strict=False)), (left, released)
+    assert ("WasGivenUp", f"{name}(2)") in told
     job.delete()
 
 
