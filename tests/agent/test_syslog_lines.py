@@ -99,6 +99,8 @@ def test_old_lines_are_history_unless_nobody_read_them():
     assert [first.is_fresh(line(age), now) for age in ages] == [True, True, False, False, False, True]
     after_a_gap = KernelLines(now - 60, now - 4 * 3600)
     assert [after_a_gap.is_fresh(line(age), now) for age in ages] == [True, True, True, True, False, True]
+    after_a_boot = KernelLines(now - 60, now - 4 * 3600, now - 90)
+    assert [after_a_boot.is_fresh(line(age), now) for age in ages] == [True, False, False, False, False, True]
 
 
 def test_what_does_not_count_is_blanked_in_place():

@@ -112,7 +112,8 @@ class KernelLog:
         """
         found = self._read_bookmark()
         self._mark = found or self._mark
-        self._sieve = KernelLines(self._clock.now(), found.at if found else None) if self._is_syslog else None
+        if self._is_syslog:
+            self._sieve = KernelLines(self._clock.now(), found.at if found else None, self._identity.booted_at)
         if self.path == JOURNAL:
             journal = KernelJournal(self._on_data)
             journal.start()

@@ -59,7 +59,9 @@ class AgentCollector(Collector):
         yield CounterMetricFamily(
             "holdfast_agent_refused", "Events that the controller will never take.", agent.reporter.refused
         )
-        yield CounterMetricFamily("holdfast_agent_kernel_findings", "Findings from the kernel log.", agent.log.findings)
+        yield CounterMetricFamily(
+            "holdfast_agent_kernel_findings", "Findings from the kernel log.", agent.kernel_findings
+        )
         yield GaugeMetricFamily(
             "holdfast_agent_controller_heard", "1 while the controller takes this agent's beats.", float(agent.heard)
         )

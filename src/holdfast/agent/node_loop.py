@@ -243,6 +243,11 @@ class NodeAgent:
             self.messages = self._make_log(path, bookmark=bookmark, is_syslog=True)
             self.messages.start()
 
+    @property
+    def kernel_findings(self) -> int:
+        """Findings from the kernel's lines so far."""
+        return self.log.findings + (self.messages.findings if self.messages is not None else 0)
+
     def unwell(self) -> str:
         """Why this agent does not do its work; empty: it does. A controller that is away is not its fault."""
         return f"the kernel log cannot be read: {self.blind}" if self.blind else ""

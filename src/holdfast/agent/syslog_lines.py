@@ -14,6 +14,8 @@ from datetime import datetime
 
 HISTORY_S = 600.0
 """A line whose own time is longer ago than this is history, unless it came while no agent read the file."""
+STAMP_S = 1.0
+"""A stamp without fractions is up to so much earlier than the line."""
 CARRY_MAX = 1 << 16
 """A line that is longer is not the kernel's."""
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -58,11 +60,13 @@ class KernelLines:
     Args:
         started: when this agent began to read, Unix seconds.
         away_since: until when an agent had read the file before; None: none ever did.
+        booted_at: when the node was booted, Unix seconds: what it said before that has ended with the boot.
     """
 
-    def __init__(self, started: float, away_since: float | None) -> None:
+    def __init__(self, started: float, away_since: float | None, booted_at: float = 0.0) -> None:
         self._started = started
         self._away_since = away_since
+        self._booted_at = booted_at - STAMP_S
         self._carry = b""
 
     @property
@@ -85,6 +89,8 @@ class KernelLines:
     def is_fresh(self, line: bytes, now: float) -> bool:
         """Is it the kernel's, and news?"""
         at = written_at(line, now)
-        if at is None or at >= now - HISTORY_S:
-            return at is not None
+        if at is None or at < self._booted_at:
+            return False
+        if at >= now - HISTORY_S:
+            return True
         return self._away_since is not None and self._away_since <= at <= self._started

@@ -26,6 +26,7 @@ def test_the_reason_leaves_out_the_job(title, reason):
         ("n3 is back", "It takes work again.", "n3 is back: It takes work again."),
         ("a(0): Xid 74, on n1.", "Xid 74, on n1: a hardware fault.", "a(0): Xid 74, on n1: a hardware fault."),
         ("a(0) is held", "a(0) is held: Xid 74", "a(0) is held: Xid 74"),
+        ("a(0) is released", "", "a(0) is released"),
         ("a(0): asked for it", "asked for it", "a(0): asked for it"),
     ],
 )

@@ -44,7 +44,7 @@ def message_of(title: str, text: str) -> str:
     for start in (0, *(found.end() for found in re.finditer(": ", title))):
         if text.startswith(title[start:].rstrip(".")):
             return title[:start] + text
-    return f"{title}: {text}"
+    return f"{title}: {text}" if text else title
 
 
 def about_job(job: Workload) -> Json:
