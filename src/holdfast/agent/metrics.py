@@ -19,7 +19,6 @@ from prometheus_client.registry import Collector
 from holdfast.adapters.probes.check import Status
 from holdfast.adapters.probes.facts import GpuFacts
 from holdfast.agent.health import HealthWatch
-from holdfast.agent.kernel_log import KernelLog
 from holdfast.client import Reporter
 from holdfast.errors import UsageError
 
@@ -33,10 +32,13 @@ class Watched(Protocol):
     """What is read of an agent: `node_loop.NodeAgent`."""
 
     reporter: Reporter
-    log: KernelLog
     health: HealthWatch | None
     heard: bool
     blind: str
+
+    @property
+    def kernel_findings(self) -> int:
+        """Findings from the kernel's lines so far."""
 
     def unwell(self) -> str:
         """Why it does not do its work; empty: it does."""
