@@ -109,7 +109,7 @@ def agent() -> Iterable[Any]:
     """An agent's families."""
     health = SimpleNamespace(verdicts={}, looks=0, open=(), looker=SimpleNamespace(gpus=()))
     stand_in: Any = SimpleNamespace(
-        reporter=SimpleNamespace(spool=_Spool(), refused=0), log=SimpleNamespace(findings=0), health=health, heard=True,
+        reporter=SimpleNamespace(spool=_Spool(), refused=0), kernel_findings=0, health=health, heard=True,
         blind="",
     )  # fmt: skip
     return AgentCollector(stand_in).collect()
