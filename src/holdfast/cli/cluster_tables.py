@@ -30,6 +30,7 @@ from holdfast.model.records import (
     OrderRecord,
 )
 from holdfast.model.wire import kind_of
+from holdfast.report.saves import Save
 from holdfast.report.tables import cause, seconds, suspects, utc
 from holdfast.report.terminal import story_panel, timeline_table
 from holdfast.report.timeline import NODE_ORDER, timeline
@@ -44,6 +45,8 @@ NAMES_MAX = 300
 """Characters of a folded node set in a table."""
 EVIDENCE_MAX = 12
 """Findings whose evidence is shown; the JSON form has all of them."""
+SAVES_MAX = 5
+"""Saves that a job's page shows; the JSON form has all of them."""
 TEXT_MAX = 400
 """Characters of one piece of evidence."""
 
@@ -75,9 +78,9 @@ def _latest(job: JobRecord) -> float:
 
 
 def job_page(
-    job: JobRecord, incidents: Sequence[IncidentRecord], orders: Sequence[OrderRecord], at: float
+    job: JobRecord, incidents: Sequence[IncidentRecord], orders: Sequence[OrderRecord], saves: Sequence[Save], at: float
 ) -> RenderableType:
-    """One job: facts, attempts, incidents, open orders, story."""
+    """One job: facts, attempts, newest saves, incidents, open orders, story."""
     view, attempt = job.view, job.attempt
     state = screen.state(job.state)
     state.append(
@@ -97,6 +100,8 @@ def job_page(
     parts: list[RenderableType] = [_heading(f"Job {job.key}", view.name), screen.facts(rows)]
     if job.attempts:
         parts += [Text(), attempts_table(job, at)]
+    if saves:
+        parts += [Text(), saves_table(job, saves[:SAVES_MAX], at)]
     if incidents:
         parts += [Text(), incidents_table(incidents, at, title="Incidents")]
     waiting = [order for order in orders if order.status in {OrderStatus.PENDING, OrderStatus.PROPOSED}]
@@ -125,6 +130,20 @@ def attempts_table(job: JobRecord, at: float) -> Table:
             _number(attempt.durable_step),
             ended(attempt),
             *([Text(_short(screen.fold(attempt.nodes)))] if moved else []),
+        )
+    return made
+
+
+def saves_table(job: JobRecord, saves: Sequence[Save], at: float) -> Table:
+    """One row per save, newest first: when it was staged, when it was durable, and the seconds between."""
+    made = screen.table("step", "attempt", "staged", "durable", "took", title="Checkpoints", right=("step", "took"))
+    for save in saves:
+        made.add_row(
+            str(save.step),
+            Text(f"{screen.clean(str(job.key))}({save.attempt})"),
+            Text(_started(save.staged_at, at) if save.staged_at else "-"),
+            Text(_started(save.durable_at, at) if save.durable_at else "not yet"),
+            "-" if save.took_s is None else f"{save.took_s:.1f} s",
         )
     return made
 

@@ -28,9 +28,11 @@ from holdfast.cli.incident_lines import (
 )
 from holdfast.cli.records import Records, Where, read
 from holdfast.errors import UsageError
+from holdfast.model.events import AnyEvent
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, NodeState, OrderRecord
 from holdfast.model.toml_lines import did_you_mean
 from holdfast.report.merged import Line
+from holdfast.report.saves import Save, saves_of
 from holdfast.report.similar import Similar
 from holdfast.report.words import Words
 
@@ -65,10 +67,10 @@ def job(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show one job: attempts and how they ended, incidents, what it waits for, its story."""
+    """Show one job: attempts and how they ended, saves, incidents, what it waits for, its story."""
     name = job_id.partition("(")[0]
 
-    async def look(records: Records) -> tuple[JobRecord, list[IncidentRecord], list[OrderRecord]]:
+    async def look(records: Records) -> tuple[JobRecord, list[IncidentRecord], list[OrderRecord], list[Save]]:
         known = await records.jobs()
         found = [record for record in known if name in {str(record.key), record.key.id}]
         if not found:
@@ -78,13 +80,21 @@ def job(
         record = max(exact or found, key=lambda record: record.key.generation)
         incidents = [i for i in await records.incidents(limit=INCIDENTS_MAX) if record.key in i.jobs]
         orders = [o for o in await records.orders() if getattr(o.order, "job", None) == record.key]
-        return record, incidents, for_people(orders)
+        return record, incidents, for_people(orders), await _saves(records, str(record.key))
 
-    record, incidents, orders = read(Where(cluster_dir, url, journal, config), look)
+    record, incidents, orders, saves = read(Where(cluster_dir, url, journal, config), look)
     if json:
-        screen.say_json(json_forms.job_form(record, incidents, orders))
+        screen.say_json(json_forms.job_form(record, incidents, orders, saves))
     else:
-        screen.console().print(job_page(record, incidents, orders, screen.now()))
+        screen.console().print(job_page(record, incidents, orders, saves, screen.now()))
+
+
+async def _saves(records: Records, job: str) -> list[Save]:
+    """All saves of a job, newest first."""
+    told: list[AnyEvent] = []
+    while some := await records.events(after=told[-1].seq if told else 0, job=job, kind="checkpoint_saved"):
+        told += some
+    return saves_of(told)
 
 
 def nodes(

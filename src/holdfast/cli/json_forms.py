@@ -22,6 +22,7 @@ from holdfast.model.records import (
 )
 from holdfast.model.wire import kind_of
 from holdfast.report.json_form import incident_form
+from holdfast.report.saves import Save
 
 VERSION = 1
 Form = dict[str, Any]
@@ -84,7 +85,9 @@ def attempt_form(job: JobRecord, attempt: AttemptRecord) -> Form:
     }
 
 
-def job_form(job: JobRecord, incidents: Iterable[IncidentRecord], orders: Iterable[OrderRecord]) -> Form:
+def job_form(
+    job: JobRecord, incidents: Iterable[IncidentRecord], orders: Iterable[OrderRecord], saves: Iterable[Save] = ()
+) -> Form:
     """`holdfast job ID --json`."""
     return {
         "version": VERSION,
@@ -93,6 +96,16 @@ def job_form(job: JobRecord, incidents: Iterable[IncidentRecord], orders: Iterab
             "attempts": [attempt_form(job, attempt) for attempt in job.attempts],
             "incidents": [incident_form(incident) for incident in incidents],
             "orders": [order_form(order) for order in orders],
+            "checkpoints": [
+                {
+                    "attempt": f"{job.key}({save.attempt})",
+                    "step": save.step,
+                    "staged_at": save.staged_at,
+                    "durable_at": save.durable_at,
+                    "took_s": save.took_s,
+                }
+                for save in saves
+            ],
             "story": list(job.story),
         },
     }

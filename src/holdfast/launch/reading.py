@@ -47,10 +47,10 @@ class OutputReader:
     def progress(self, matches: Sequence[Match], *, rank: int | None, at: float) -> LineSeen | None:
         """The newest step and checkpoint among these lines."""
         first = step = loss = step_s = checkpoint = None
-        durable, path = False, ""
+        durable, path, took_s = False, "", None
         for match in matches:
             captures = match.captures
-            number = _whole(captures.get("step"))
+            number = match.step
             if match.rule.role is Role.PROGRESS and number is not None:
                 step, loss, step_s = number, _real(captures.get("loss")), _step_seconds(captures)
                 if first is None:
@@ -58,7 +58,10 @@ class OutputReader:
                 self._last_step = number
             elif match.rule.role is Role.CHECKPOINT and (number := self._last_step if number is None else number):
                 # "Finished staging" and "saving (or staging if async is enabled)" are no proof of anything on disk.
-                checkpoint, durable, path = number, "staging" not in match.text.lower(), captures.get("path", "")
+                durable, path = "staging" not in match.text.lower(), match.path
+                # A timer's line may follow the one that names the step.
+                took_s = match.took_s if match.took_s is not None or number != checkpoint else took_s
+                checkpoint = number
         if step is None and checkpoint is None:
             return None
         return LineSeen(
@@ -72,11 +75,8 @@ class OutputReader:
             checkpoint=checkpoint,
             durable=durable,
             path=path,
+            took_s=took_s,
         )
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
 
 
 def _real(text: str | None) -> float | None:

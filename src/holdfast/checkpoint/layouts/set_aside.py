@@ -1,8 +1,8 @@
 """Takes a bad checkpoint out of its framework's way, so that the framework's own resume takes the one before it.
 
 Called by `checkpoints repair` and by the launcher before it starts ranks. A bad one, or each of its files where it is
-files of ranks, is renamed to `bad-...`, never deleted; where the framework keeps a tracker, it is made to name the newest
-good one. Nothing waits; no clock.
+files of ranks, is renamed to `bad-...`, never deleted; where the framework keeps a tracker, it is made to name the
+newest good one. Nothing waits; no clock.
 """
 
 from __future__ import annotations
