@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from holdfast.integrations.nvrx import watch  # (holdfast)
 from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncCallsQueue, AsyncRequest
 from nvidia_resiliency_ext.checkpointing.async_ckpt.filesystem_async import FileSystemWriterAsync
 from nvidia_resiliency_ext.checkpointing.async_ckpt.state_dict_saver import (
@@ -29,6 +28,8 @@ from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager impor
 from nvidia_resiliency_ext.checkpointing.local.replication.strategies import CliqueReplicationStrategy
 from on_cpu import OnCpu
 from torch import nn
+
+from holdfast.integrations.nvrx import watch  # (holdfast)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 on_device = nullcontext if DEVICE == "cuda" else OnCpu
@@ -76,9 +77,11 @@ def copied(value):
 class AsyncSaves:
     """A folder for each step, in the format of torch.distributed.checkpoint."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, says):
         self.folder = folder
-        self.queue = watch(AsyncCallsQueue())  # (holdfast)
+        self.says = says
+        self.queue = AsyncCallsQueue()
+        watch(self.queue)  # (holdfast)
 
     def restore(self, training):
         """The newest folder, whatever is in it: this loop does not look whether the save was finished."""
@@ -96,8 +99,15 @@ class AsyncSaves:
         writer = FileSystemWriterAsync(self.folder / f"iter_{step:07d}", thread_count=1)
         planned = save_state_dict_async_plan(state, writer)
         write, stage, args = writer.get_save_function_and_args()
-        request = AsyncRequest(write, args, [lambda: save_state_dict_async_finalize(*planned)], preload_fn=stage)
-        self.queue.schedule_async_request(request)
+        began = time.monotonic()
+
+        def finish():
+            save_state_dict_async_finalize(*planned)
+            if self.says and dist.get_rank() == 0:
+                line = self.says[self.queue.call_idx % len(self.says)]
+                print(line.format(step=step, path=writer.checkpoint_dir, s=time.monotonic() - began), flush=True)
+
+        self.queue.schedule_async_request(AsyncRequest(write, args, [finish], preload_fn=stage))
 
     def finalize(self, *, blocking):
         self.queue.maybe_finalize_async_calls(blocking, no_dist=False)
@@ -109,9 +119,10 @@ class AsyncSaves:
 class LocalSaves(AsyncSaves):
     """A file for each rank below the node's own disk, with a copy at the rank beside it."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, says):
         replicas = CliqueReplicationStrategy.from_replication_params(replication_jump=1, replication_factor=2)
-        self.manager = watch(LocalCheckpointManager(folder, repl_strategy=replicas))  # (holdfast)
+        self.manager = LocalCheckpointManager(folder, repl_strategy=replicas)
+        watch(self.manager)  # (holdfast)
         self.queue = AsyncCallsQueue(persistent=False)
 
     def restore(self, training):
@@ -131,10 +142,11 @@ class LocalSaves(AsyncSaves):
 class TorchSaves:
     """A file of torch.save for each rank and step."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, says):
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        self.checkpoint = watch(TorchAsyncCheckpoint())  # (holdfast)
+        self.checkpoint = TorchAsyncCheckpoint()
+        watch(self.checkpoint)  # (holdfast)
 
     def restore(self, training):
         newest = max(self.folder.glob(f"iter_*_rank{dist.get_rank()}.pt"), default=None)
@@ -160,13 +172,16 @@ def main():
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--step-s", type=float, default=0.0, help="no step is shorter")
+    parser.add_argument(
+        "--says", nargs="*", help="lines to print in turn when a save of --saves async is finished: {step}, {path}, {s}"
+    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
     if DEVICE == "cuda":
         torch.cuda.set_device(dist.get_node_local_rank())
     training = Training()
-    saves = {"async": AsyncSaves, "local": LocalSaves, "torch": TorchSaves}[options.saves](options.dir)
+    saves = {"async": AsyncSaves, "local": LocalSaves, "torch": TorchSaves}[options.saves](options.dir, options.says)
     first = saves.restore(training)
     for step in range(first + 1, options.steps + 1):
         began = time.monotonic()

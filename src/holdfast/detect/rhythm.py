@@ -29,6 +29,8 @@ _WINDOW = 64
 _RHYTHM_FACTOR = 1.5
 _BLIND_GAP_S = 2.0
 """When nobody asked for this long, it was the watcher that stood still (a stopped process, a paused machine)."""
+_OPENING_WRITES = 2
+"""What a slot has written when it is new: whoever has written more has spoken."""
 _LONG_PAUSES = 8
 _LATE_S_MIN = 0.5
 _UNANNOUNCED_S = 30.0
@@ -199,7 +201,12 @@ class Rhythm:
         self._announces = self._announces or phase in _ANNOUNCED
         known = self._ranks.get(key)
         if known is None:
-            self._ranks[key] = _Rank(phase, sample.begun, sample.ended, sample.writes, sample.at, sample.at)
+            said_else = (
+                sample.begun is None and sample.ended is None and phase == "init" and sample.writes > _OPENING_WRITES
+            )
+            self._ranks[key] = _Rank(
+                phase, sample.begun, sample.ended, sample.writes, sample.at, sample.at, tells_no_steps=said_else
+            )
             self._front = max(self._front, -1 if sample.ended is None else sample.ended)
             return
         self._move(key, known, sample, phase)
