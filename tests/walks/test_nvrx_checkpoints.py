@@ -24,7 +24,7 @@ from tests.launch.conftest import launched as launched  # noqa: PLC0414 - a fixt
 
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
-from slurm_keeper import Kept, keeping
+from slurm_keeper import Kept
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -140,7 +140,10 @@ def test_a_save_that_was_staged_and_not_finished_never_gates_a_restart(slurm_lab
     tmp_path.chmod(0o755)
     saved, out = tmp_path / "saved", tmp_path / "slurm.out"
     held = saved / "iter_0000030"
-    with keeping(slurm_lab, tmp_path / "controller") as kept:
+    kept = Kept(slurm_lab, tmp_path / "controller")
+    kept.listen = f"{slurm_lab.facts.ctld_address}:0"
+    try:
+        kept.start()
         script = SCRIPT.format(controller=kept.folder, python=sys.executable, saved=saved, train=TRAIN, steps=STEPS)
         job = slurm_lab.sbatch([f"--output={out}", f"--chdir={tmp_path}"], script=script, cwd=tmp_path)
 
@@ -156,16 +159,18 @@ def test_a_save_that_was_staged_and_not_finished_never_gates_a_restart(slurm_lab
         kept.until(lambda: any(one["step"] == 30 for one in saves(kept, job)), "step 30 is staged")
         told, seen, page = saves(kept, job), job_page(kept, job), cockpit_page(kept, job)
         assert not (held / ".metadata").exists()
+        written = (saved / "iter_0000010" / ".metadata").stat().st_mtime
         flip_a_bit(saved / "iter_0000020" / "__0_0.distcp")
         os.kill(rank_of_job(1, saved), signal.SIGKILL)
         slurm_lab.until_job(job, "COMPLETED", limit_s=LIMIT_S)
         kept.until(lambda: kept.state(job) == "completed", "completed")
         attempts = kept.job(job)["attempts"]
+    finally:
+        kept.end()
     text = out.read_text()
 
     assert [one["durable"] for one in told if one["step"] == 30] == [False], told
     (durable,) = [one for one in told if one["step"] == 20 and one["durable"]]
-    written = (saved / "iter_0000010" / ".metadata").stat().st_mtime
     (first,) = [one for one in told if one["step"] == 10 and one["durable"]]
     assert written - 0.01 <= first["at"] <= written + LATE_S
     assert 0 < durable["took_s"] < LIMIT_S
