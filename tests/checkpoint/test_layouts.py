@@ -7,7 +7,7 @@ import os
 import pickle
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -204,6 +204,16 @@ def test_a_flipped_bit_is_found_by_the_full_check(kind: str, tmp_path: Path) -> 
     assert verify_foreign(recognise(root)[1]).ok
 
 
+def test_a_record_with_a_damaged_beginning_is_found(tmp_path: Path) -> None:
+    """The first byte of one tensor's record flips: no archive any more, where the others of the file are."""
+    root = torchtitan(tmp_path / "saved")
+    path = largest(newest(root))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x03\x04", content.index(b"PK\x05\x06"))] ^= 1
+    path.write_bytes(content)
+    assert [p.kind for p in verify_foreign(newest(root)).problems] == ["wrong_content"]
+
+
 def test_a_file_without_checksums_is_not_called_damaged(tmp_path: Path) -> None:
     """With torch's checksums switched off there is nothing to compare: the full check passes what is whole."""
     torch.serialization.set_crc32_options(compute_crc32=False)
@@ -285,6 +295,21 @@ def test_a_job_of_fewer_ranks_is_not_measured_by_an_older_one(tmp_path: Path) ->
     for rank in range(4):
         torch_file(root / str(rank) / f"iter_{200 if rank < 2 else 100:07d}_{rank}_local.pt")
     assert [(c.step, c.ok) for c in recognise(root)] == [(200, True), (100, False)]
+
+
+def test_a_folder_that_cannot_be_read_is_nobodys_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lost+found` on the disk of the local checkpoints: passed over."""
+    nvrx_local(tmp_path)
+    (tmp_path / "lost+found").mkdir()
+    names = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path.name == "lost+found":
+            raise PermissionError(path)
+        return names(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert [c.step for c in recognise(tmp_path)] == [200, 100]
 
 
 def test_several_sessions_are_not_mixed(tmp_path: Path) -> None:

@@ -62,12 +62,20 @@ def _found(folder: Path) -> list[Listed]:
             inside = look(folder) if folder.is_dir() else []
             if inside:
                 return inside
-            one = [found for found in look(folder.parent) if found.path == folder]
+            one = [found for found in _beside(folder, look) if found.path == folder]
             if one:
                 return one
     except CheckpointError as error:
         raise UserError(str(error)) from error
     return []
+
+
+def _beside(folder: Path, look: Callable[[Path], list[Listed]]) -> list[Listed]:
+    """What is in the folder above, which may be anything."""
+    try:
+        return look(folder.parent)
+    except CheckpointError:
+        return []
 
 
 def _own(folder: Path) -> list[Listed]:

@@ -358,8 +358,8 @@ LAYOUTS: dict[str, Finder] = {
     "deepspeed": _deepspeed,
     "huggingface": _hugging_face,
     "lightning": _lightning,
-    "nvrx-local": _local,
     "dcp": _distributed,
+    "nvrx-local": _local,
     "torch": _files,
 }
 """Every framework that is known, in the order in which they are asked: the plainer a layout, the later."""

@@ -42,11 +42,19 @@ def local_saves(root: Path) -> list[RankFiles]:
     found = _session(root)
     if found:
         return found
-    sessions = [(path, inside) for path in sorted(root.iterdir()) if path.is_dir() and (inside := _session(path))]
+    sessions = [(path, inside) for path in sorted(root.iterdir()) if (inside := _in_folder(path))]
     if len(sessions) > 1:
         names = ", ".join(str(path) for path, _ in sessions)
         raise CheckpointError(f"{root} holds local checkpoints of several sessions: name one of them ({names})")
     return sessions[0][1] if sessions else []
+
+
+def _in_folder(path: Path) -> list[RankFiles]:
+    """Those of a folder that may be somebody else's."""
+    try:
+        return _session(path) if path.is_dir() else []
+    except PermissionError:
+        return []
 
 
 def _session(root: Path) -> list[RankFiles]:
