@@ -23,6 +23,7 @@ from holdfast.agent.job_slots import SlotPoints, progress_of, read_slots
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import LineStream, Match, Matcher, StreamSource
+from holdfast.detect.told import path_told, seconds_told, step_told
 from holdfast.model.cluster import JobKey, attempt_name
 from holdfast.model.events import AnyEvent, CheckpointSaved, FindingSeen, FirstStepDone, StepReached
 from holdfast.model.evidence import Place, Role
@@ -222,7 +223,7 @@ class SlurmOutput:
         self._report(FindingSeen(id=f"seen:{finding.id}", at=now, source=self._source, finding=counted(finding, count)))
 
     def _progress(self, attempt: _Attempt, match: Match, now: float) -> None:
-        step = match.step
+        step = step_told(match)
         if match.rule.role is Role.PROGRESS and step is not None:
             self._reached(attempt, step, max(0, step - 1), now)
         elif match.rule.role is Role.CHECKPOINT:
@@ -243,7 +244,7 @@ class SlurmOutput:
         if step > attempt.durable:
             attempt.durable = step
             self._first_again(attempt, now)
-            path, took_s = ("", None) if match is None else (match.path, match.took_s)
+            path, took_s = ("", None) if match is None else (path_told(match), seconds_told(match))
             said = CheckpointSaved(**self._words(attempt, now), step=step, durable=True, path=path, took_s=took_s)
             self._report(said)
 

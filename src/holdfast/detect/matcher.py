@@ -62,9 +62,6 @@ class ProgressReading(StrEnum):
     SAMPLED = "sampled"
 
 
-_STEP_IN_PATH = re.compile(r"(?<![A-Za-z])(?:global_)?(?:step|iter|iteration|checkpoint)[=_-]?(\d+)")
-
-
 class Match(Struct, frozen=True):
     """A line that a rule owns.
 
@@ -86,30 +83,6 @@ class Match(Struct, frozen=True):
     seen_at: float = 0.0
     count: int = 1
     numbers: tuple[float, ...] = ()
-
-    @property
-    def step(self) -> int | None:
-        """The step that the line tells, for a checkpoint also in its path (`/ckpt/iter_0000120`)."""
-        told = self.captures.get("step", "")
-        if told.isdecimal():
-            return int(told)
-        found = _STEP_IN_PATH.findall(self.path) if self.rule.role is Role.CHECKPOINT else []
-        return int(found[-1]) if found else None
-
-    @property
-    def path(self) -> str:
-        """The path of a checkpoint that the line tells; empty: none."""
-        return self.captures.get("path", "") or self.captures.get("file", "")
-
-    @property
-    def took_s(self) -> float | None:
-        """The seconds that the line tells."""
-        for name, unit in (("elapsed_s", 1.0), ("elapsed_ms", 1000.0)):
-            try:
-                return float(self.captures[name]) / unit
-            except (KeyError, ValueError):
-                continue
-        return None
 
 
 class Matcher:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import Match
+from holdfast.detect.told import path_told, seconds_told, step_told
 from holdfast.launch.frames import LineSeen
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Finding, Place, Role
@@ -50,7 +51,7 @@ class OutputReader:
         durable, path, took_s = False, "", None
         for match in matches:
             captures = match.captures
-            number = match.step
+            number = step_told(match)
             if match.rule.role is Role.PROGRESS and number is not None:
                 step, loss, step_s = number, _real(captures.get("loss")), _step_seconds(captures)
                 if first is None:
@@ -58,9 +59,9 @@ class OutputReader:
                 self._last_step = number
             elif match.rule.role is Role.CHECKPOINT and (number := self._last_step if number is None else number):
                 # "Finished staging" and "saving (or staging if async is enabled)" are no proof of anything on disk.
-                durable, path = "staging" not in match.text.lower(), match.path
+                durable, path, seconds = "staging" not in match.text.lower(), path_told(match), seconds_told(match)
                 # A timer's line may follow the one that names the step.
-                took_s = match.took_s if match.took_s is not None or number != checkpoint else took_s
+                took_s = seconds if seconds is not None or number != checkpoint else took_s
                 checkpoint = number
         if step is None and checkpoint is None:
             return None

@@ -145,7 +145,7 @@ def _records(path: Path, name: str, places: list[tuple[int, int]]) -> tuple[Prob
             problem = check_torch(io.BytesIO(record), name, full=True)[0]
             if problem is not None:
                 return Problem(problem.kind, name, f"the record at byte {offset}: {problem.detail}"), read
-    # Records of a compressed or custom format carry no checksum that is known here; then none of the file is an archive.
+    # Records of a compressed or custom format carry no checksum that is known here; then no record is an archive.
     if foreign and len(foreign) < len(places):
         return Problem("wrong_content", name, f"the record at byte {foreign[0]} does not begin as the others do"), read
     return None, read
