@@ -252,6 +252,14 @@ def test_a_missing_file_is_named(kind: str, gone: str, named: str, tmp_path: Pat
     assert named in problem.path
 
 
+@pytest.mark.parametrize("siblings", [True, False])
+def test_a_folder_in_which_nothing_was_written_yet_is_unfinished(tmp_path: Path, *, siblings: bool) -> None:
+    """Killed between planning and writing: the newest folder by its name is empty, and not one to resume from."""
+    root = distributed_named_like_megatron(tmp_path) if siblings else tmp_path
+    (root / "iter_0000300").mkdir()
+    assert (newest(root).step, str(newest(root).problem)) == (300, "iter_0000300: an empty folder")
+
+
 def test_a_dirty_part_is_none(tmp_path: Path) -> None:
     """A local save that was cut off: its dirty file stands for nothing, and is set aside with the parts of other ranks."""
     root = nvrx_local(tmp_path / "saved") / "session"

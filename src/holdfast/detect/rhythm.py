@@ -195,8 +195,6 @@ class Rhythm:
         key = JOB if rank is None else rank
         if key in self._gone or (key == JOB and self._has_telemetry()):
             return
-        if key != JOB:
-            self._ranks.pop(JOB, None)
         phase = self._phase(sample)
         self._announces = self._announces or phase in _ANNOUNCED
         known = self._ranks.get(key)
@@ -208,8 +206,10 @@ class Rhythm:
                 phase, sample.begun, sample.ended, sample.writes, sample.at, sample.at, tells_no_steps=said_else
             )
             self._front = max(self._front, -1 if sample.ended is None else sample.ended)
-            return
-        self._move(key, known, sample, phase)
+        else:
+            self._move(key, known, sample, phase)
+        if key != JOB and not self._ranks[key].tells_no_steps:
+            self._ranks.pop(JOB, None)
 
     def judge(self, now: float, unseen: Collection[int] = (), *, unheard_s: float = 0.0) -> HangVerdict | None:
         """Does the job hang? Answers once per standstill: then None until the ranks that are behind have moved.

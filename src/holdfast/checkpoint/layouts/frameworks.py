@@ -285,7 +285,15 @@ def _distributed(root: Path) -> list[ForeignCheckpoint] | None:
     if is_distributed(root):
         return [_make(root, "dcp", _number(root.name))]
     inside = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", BAD))]
-    return [_make(path, "dcp", _number(path.name)) for path in inside if is_distributed(path)] or None
+    found = [path for path in inside if is_distributed(path)]
+    # Killed before the first byte: a loop that takes the newest folder would take the empty one.
+    begun = [path for path in inside if found and _is_begun(path)]
+    return [_make(path, "dcp", _number(path.name)) for path in (*found, *begun)] or None
+
+
+def _is_begun(path: Path) -> bool:
+    """A folder that is named for a step, and empty."""
+    return _told_step(path.name) is not None and not any(path.iterdir())
 
 
 def _local(root: Path) -> list[ForeignCheckpoint] | None:
@@ -318,7 +326,7 @@ def _files(root: Path) -> list[ForeignCheckpoint] | None:
     if not files:
         inside = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", BAD))]
         steps = [(step, path) for path in inside if (step := _told_step(path.name)) is not None]
-        return [_step_folder(path, step) for step, path in steps if _torch_files(path)] or None
+        return [_step_folder(path, step) for step, path in steps if _is_begun(path) or _torch_files(path)] or None
     groups = [RankFiles(name, _named_step(name), copies, (), gone) for name, copies, gone in ranked_files(files)]
     ranked = {path for group in groups for (path,) in group.copies.values()}
     found = [_make(path, "torch", _named_step(path.stem)) for path in files if path not in ranked]
