@@ -411,18 +411,17 @@ def test_script_that_only_tells_checkpoints_is_unwatchable_and_not_told(opening:
 def test_lines_and_a_rank_that_only_tells_checkpoints_teach_what_a_save_holds_up():
     """Steps by lines, saves by the slot: the long pause of the first save is learned, so that the next attempt may have it."""
     rhythm = Rhythm(HangRules(), 1)
-    now, writes = 0.0, 2
+    now = 0.0
     for attempt in (0, 1):
         rhythm.begin_attempt(attempt, now)
-        for step in range(1, 12):
-            now += 0.05
-            rhythm.feed(None, StepSample(at=now, phase="train", ended=step, attempt=attempt))
-            if step == 10:
-                writes += 1
-                rhythm.feed(0, StepSample(at=now, phase="init", writes=writes, attempt=attempt))
+        for step in (2, 6, 10, 11):  # lines that are read together count as one
+            if step == 11:
                 for _ in range(20):
                     now += 0.5
                     assert rhythm.judge(now) is None
+                rhythm.feed(0, StepSample(at=now, phase="init", writes=3, attempt=attempt))
+            now += 0.05
+            rhythm.feed(None, StepSample(at=now, phase="train", ended=step, attempt=attempt))
 
 
 def test_script_that_only_tells_losses_from_a_job_that_told_steps_is_no_blind_job():
