@@ -416,6 +416,7 @@ def test_lines_and_a_rank_that_only_tells_checkpoints_teach_what_a_save_holds_up
         rhythm.begin_attempt(attempt, now)
         for step in (2, 6, 10, 11):  # lines that are read together count as one
             if step == 11:
+                rhythm.feed(0, StepSample(at=now, phase="init", writes=2, attempt=attempt))
                 for _ in range(20):
                     now += 0.5
                     assert rhythm.judge(now) is None

@@ -199,9 +199,9 @@ class Rhythm:
         self._announces = self._announces or phase in _ANNOUNCED
         known = self._ranks.get(key)
         if known is None:
-            said_else = (
-                sample.begun is None and sample.ended is None and phase == "init" and sample.writes > _OPENING_WRITES
-            )
+            # A slot that the first save opens tells no steps; lines that told some go on speaking for the job.
+            says_none = sample.begun is None and sample.ended is None and phase == "init"
+            said_else = says_none and (sample.writes > _OPENING_WRITES or JOB in self._ranks)
             self._ranks[key] = _Rank(
                 phase, sample.begun, sample.ended, sample.writes, sample.at, sample.at, tells_no_steps=said_else
             )
@@ -376,7 +376,11 @@ class Rhythm:
         if rank.begun is None and rank.ended is None:
             return "startup", rules.startup_s
         if self._learned < rules.learn_steps:
-            return "first_step", self._warm_up_limit()
+            limit_s = self._warm_up_limit()
+            if self._warm_up_s_before and not rank.is_in_step:
+                # An unannounced save may come in the first steps, too.
+                limit_s = max(limit_s, self._pause_limit(rank, is_waited_for=is_waited_for)[1])
+            return "first_step", limit_s
         if rank.is_in_step:
             return "step", self.step_limit_s
         return self._pause_limit(rank, is_waited_for=is_waited_for)
