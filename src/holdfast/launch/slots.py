@@ -71,6 +71,7 @@ def brief(view: SlotView, now_mono: float, *, is_gone: bool = False) -> SlotBrie
         step_s=view.step_s_last,
         first=first,
         loss=view.loss,
+        accuracy=view.accuracy,
         staged=view.checkpoint_staged,
         durable=view.checkpoint_durable,
         durable_took_s=max(0.0, (durable_at or 0.0) - (staged_at or 0.0)) if is_same else None,
