@@ -31,8 +31,9 @@ $(STAMP): pyproject.toml constraints.txt $(VENV)/bin/python
 	@touch $(STAMP)
 
 # The training frameworks that holdfast.integrations is tested with, and pyarrow: the demo needs none of them.
-$(VENV)/.frameworks: $(STAMP)
+$(VENV)/.frameworks: $(STAMP) Makefile
 	@$(PIP) install -c constraints.txt accelerate lightning nv-one-logger-training-telemetry transformers -e '.[parquet]' 2> >(grep -v WARNING >&2)
+	@$(PIP) install -c constraints.txt --no-deps nvidia-resiliency-ext 2> >(grep -v WARNING >&2)  # its pynvml would make torch warn
 	@touch $@
 
 demo: install ## a real training job survives three real faults on this machine (under 3 minutes)
