@@ -391,7 +391,7 @@ def test_waiting_times_by_user_from_an_hour_to_thirty_days(tmp_path: Path) -> No
                 lines.append(f'wait{{user="{user}",le="{label}"}} {count} {at:.0f}')
     text = "\n".join(lines).replace("wait", "holdfast:slurm_job_wait_seconds_bucket:5m") + "\n# EOF\n"
     (tmp_path / "history.txt").write_text(text)
-    argv = [promtool, "tsdb", "create-blocks-from", "openmetrics", "--max-block-duration=30d", "history.txt", "data"]
+    argv = [promtool, "tsdb", "create-blocks-from", "openmetrics", "--max-block-duration=720h", "history.txt", "data"]
     subprocess.run(argv, cwd=tmp_path, check=True, timeout=120, capture_output=True)
     with prometheus(tmp_path, {"global": {"scrape_interval": "1h"}}, "--storage.tsdb.retention.time=40d") as http:
         for words, days in {"1h": 1 / 24, "12h": 0.5, "2d": 2, "7d": 7, "30d": 30}.items():
