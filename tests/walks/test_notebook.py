@@ -103,7 +103,7 @@ def check_jobs(names: dict[str, Any], said: dict[str, Any]) -> None:
     assert (row["state"], row["view.name"], row["view.user"]) == ("completed", "notebook", told["view"]["user"])
     assert row["durable_step"] == told["durable_step"] == STEPS
     assert list(attempts.index) == [0, 1]
-    for one in said["attempts"]:
+    for one in (route["attempt"] for route in said["attempts"]):
         shown = attempts.loc[one.get("number", 0)]
         for name in ("resumed_from", "last_step", "signal", "exit_code"):
             assert shown[name] == one[name] if name in one else pd.isna(shown[name]), (name, one)

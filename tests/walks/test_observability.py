@@ -338,7 +338,8 @@ def _told(got: Received, published: Callable[[], str]) -> list[dict[str, Any]]:
         assert slack["title_link"] == one["page"]
         assert all(text in slack["text"] for text in one.values()), slack
     assert [one for one in got.mails if "GpuTooHot" in one] == [], "a warning calls nobody"
-    print(json.dumps(told, indent=1), got.slack("GpuTooHot")[0], got.mails[0], sep="\n")
+    assert "holdfast" not in got.of("/chat", "GpuTooHot")[0]["labels"], "the site's addresses are in the links alone"
+    print(json.dumps(told, indent=1), got.slack("GpuTooHot")[0], sep="\n")
     return told
 
 
