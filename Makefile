@@ -30,9 +30,10 @@ $(STAMP): pyproject.toml constraints.txt $(VENV)/bin/python
 	@$(PIP) install -c constraints.txt torch numpy -e '.[postgres,otel,dev]' 2> >(grep -v WARNING >&2)
 	@touch $(STAMP)
 
-# The training frameworks that holdfast.integrations is tested with, and pyarrow: the demo needs none of them.
+# The training frameworks that holdfast.integrations is tested with, pyarrow, and for the walks pandas and an MPI: the demo
+# needs none of them.
 $(VENV)/.frameworks: $(STAMP) Makefile
-	@$(PIP) install -c constraints.txt accelerate lightning nv-one-logger-training-telemetry transformers -e '.[parquet]' 2> >(grep -v WARNING >&2)
+	@$(PIP) install -c constraints.txt accelerate lightning mpich nv-one-logger-training-telemetry pandas transformers -e '.[parquet]' 2> >(grep -v WARNING >&2)
 	@$(PIP) install -c constraints.txt --no-deps nvidia-resiliency-ext 2> >(grep -v WARNING >&2)  # its pynvml would make torch warn
 	@touch $@
 
