@@ -119,7 +119,7 @@ def test_the_users_script_resumes_with_the_losses_of_an_undisturbed_run(slurm_la
     The controller, which the site's profile names, shows both attempts: where each began, what it saved and when.
     """
     tmp_path.chmod(0o755)
-    with keeping(slurm_lab, tmp_path / "controller") as kept:
+    with keeping(slurm_lab, tmp_path / "c", listen=f"{slurm_lab.facts.ctld_address}:0") as kept:
         calm = Job(slurm_lab, tmp_path / "calm", auto_resume=False)
         job = Job(slurm_lab, tmp_path / "job", kept=kept)
         wait_until(lambda: job.newest_saved() >= 10, "ten iterations", limit_s=LIMIT_S, logs=(job.out,))
@@ -136,7 +136,6 @@ def test_the_users_script_resumes_with_the_losses_of_an_undisturbed_run(slurm_la
     assert list(losses(job.text())) == list(range(1, ITERATIONS + 1))
     assert losses(job.text()) == losses(calm.text())
 
-    print(seen, saves, job.text()[:3000])
     first, again = seen["attempts"]
     assert (first["first_step"], first["resumed_from"], first["durable_step"]) == (1, 0, int(resumed))
     assert (again["first_step"], again["resumed_from"]) == (int(resumed) + 1, int(resumed))
