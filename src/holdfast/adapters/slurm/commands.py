@@ -58,6 +58,7 @@ JOBS_TEXT: Argv = ("scontrol", "show", "job", "-o", "--all")
 NODES: Argv = ("scontrol", "show", "nodes", "-o", "--all")
 NODES_JSON: Argv = ("scontrol", "show", "nodes", "--json")
 CONFIG: Argv = ("scontrol", "show", "config")
+PARTITIONS: Argv = ("scontrol", "show", "partitions", "-o", "--all")
 TOPOLOGY: Argv = ("scontrol", "show", "topology")
 PING: Argv = ("scontrol", "ping")
 LOAD: Argv = ("sdiag",)
@@ -153,17 +154,28 @@ def cancel(ref: str) -> Argv:
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def set_nodes(nodes: Sequence[str], state: str, reason: str = "") -> Argv:
-    """Give nodes a state; drain, fail and down need a reason."""
-    words = [f"NodeName={node_ref(nodes)}", f"State={state}"]
+def set_nodes(nodes: Sequence[str], state: str = "", reason: str = "", comment: str | None = None) -> Argv:
+    """Give nodes a state, a reason, a comment. Drain, fail and down need a reason; an empty comment clears it."""
+    words = [f"NodeName={node_ref(nodes)}"]
+    if state:
+        words.append(f"State={state}")
     if reason:
         words.append(f"Reason={one_line(reason)}")
+    if comment is not None:
+        words.append(f"Comment={one_line(comment)}")
     return ("scontrol", "update", *words)
 
 
-def set_reason(nodes: Sequence[str], reason: str) -> Argv:
-    """Change the reason alone."""
-    return ("scontrol", "update", f"NodeName={node_ref(nodes)}", f"Reason={one_line(reason)}")
+def set_partition(partition: str, nodes: Sequence[str]) -> Argv:
+    """Give a partition exactly these nodes."""
+    if _NODE.fullmatch(partition) is None:
+        raise PermanentOrderError(f"{partition!r} is no partition's name")
+    return ("scontrol", "update", f"PartitionName={partition}", f"Nodes={node_ref(nodes)}")
+
+
+def explain(ref: str, why: str) -> Argv:
+    """Write on a job why it was queued again: an administrator's comment, which slurmctld.log shows too."""
+    return ("scontrol", "update", f"JobId={job_ref(ref)}", f"AdminComment={one_line(why)}")
 
 
 def reboot(nodes: Sequence[str], reason: str, *, drained: bool) -> Argv:

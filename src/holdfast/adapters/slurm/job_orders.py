@@ -18,13 +18,14 @@ from collections.abc import Callable
 import structlog
 
 from holdfast.adapters.slurm import commands
+from holdfast.adapters.slurm.asks import PREFIX
 from holdfast.adapters.slurm.daemons import address_of, answers_not
 from holdfast.adapters.slurm.looks import Looks, Reading
 from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.old_output import OldOutput
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.adapters.slurm.tool import Tool, is_queued, over_already
-from holdfast.adapters.slurm.views import NO_ANSWER, PREFIX, is_completing, state_of
+from holdfast.adapters.slurm.views import NO_ANSWER, is_completing, state_of
 from holdfast.errors import OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import ENDED, JobKey, SchedulerState
@@ -170,10 +171,19 @@ class JobOrders:
         self._losing.append(killed)  # before anything is awaited: its nodes' own orders come in the same moment
         try:
             reading, job = await self._look(order.job)
-            return await self._requeue_held(order, reading, job, killed[0])
+            said, _ = await asyncio.gather(
+                self._requeue_held(order, reading, job, killed[0]), self._explain(job, order.why)
+            )
+            return said
         finally:
             self._losing.remove(killed)
             killed[0].set()
+
+    async def _explain(self, job: SlurmJob, why: str) -> None:
+        """Write on the job why it is requeued; an administrator's own comment stays."""
+        if why and (not job.admin_comment or job.admin_comment.startswith(PREFIX)):
+            with contextlib.suppress(OrderError):  # the requeue does not depend on it
+                await self._tool.run(commands.explain(job.ref, f"{PREFIX} requeued: {why}"), again=False)
 
     async def until_killed(self, node: str) -> None:
         """Wait while tasks of jobs that lose this node are being ended: once it is down slurmctld ends none of them.
