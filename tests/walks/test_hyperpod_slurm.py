@@ -57,7 +57,7 @@ PROFILE = """\
 # /etc/profile.d/holdfast.sh of this site
 export PATH={bin}:$PATH HOLDFAST_CONTROLLER_FILE={site}/controller.json HOLDFAST_TOKEN_FILE={site}/agent-token
 srun() { holdfast srun "$@"; }
-export -f srun
+[ -n "$BASH_VERSION" ] && export -f srun
 """
 REPLACE = """\
 #!/bin/sh

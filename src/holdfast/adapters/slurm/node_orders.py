@@ -186,9 +186,9 @@ class NodeOrders:
         return "drained" if comment is None else f"set to fail, {reason}"
 
     def _note(self, node: SlurmNode) -> None:
-        """Remember what a repair may lose, once per fence."""
+        """Remember what a repair may lose, unless we have fenced it already."""
         entry = self._memory.node(node.name)
-        if not entry.partitions:
+        if not (entry.partitions and node.reason.startswith(PREFIX)):
             entry.partitions = node.partitions
             entry.comment = "" if node.comment.startswith(PREFIX) else node.comment
             self._memory.keep(entry)
@@ -321,6 +321,10 @@ class NodeOrders:
         def is_another(seen: SlurmNode) -> bool:
             return is_up(seen) and seen.slurmd_at > node.slurmd_at
 
+        def waits(seen: SlurmNode) -> bool:
+            """Is it still marked? Where we marked it, its reason is read from its comment."""
+            return seen.reason == REPLACE or (bool(seen.reason) and seen.reason == seen.comment)
+
         if self._programs.replace:
             await self._tool.run((*self._programs.replace, node.name), limit_s=self._programs.limit_s)
             await self._until(node.name, is_another, self._programs.limit_s, "did not come back as another machine")
@@ -328,7 +332,7 @@ class NodeOrders:
             await self._tool.run(commands.set_nodes([node.name], "FAIL", REPLACE))
             await self._until(
                 node.name,
-                lambda seen: is_another(seen) or (is_up(seen) and seen.reason != REPLACE),
+                lambda seen: is_another(seen) or (is_up(seen) and not waits(seen)),
                 self._programs.limit_s,
                 "was not replaced",
             )
