@@ -83,7 +83,7 @@ OLD_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIJm1oldoldoldoldoldoldoldoldoldoldoldoldoldA"
 def site() -> Iterator[Kept]:
     """A site as HyperPod's: agents, GPUs (emulated), the preset, a provider and the two hooks of docs/repair.md."""
     need_slurm(netns=True)
-    wanted = LabSettings(nodes=6, netns=True, gpus=2, boot_s=4.0, agents=True, devices=True, extra_conf=PARTITIONS)
+    wanted = LabSettings(nodes=6, netns=True, gpus=2, boot_s=6.0, agents=True, devices=True, extra_conf=PARTITIONS)
     with short_folder() as folder, SlurmLab.start(wanted, folder) as lab:
         places = {"bin": folder / "bin", "shared": folder / "shared", "nodes": folder / "nodes"}
         (folder / "shared" / "home" / "mei").mkdir(parents=True)
@@ -275,8 +275,8 @@ def test_a_gpu_error_and_kill_9(site: Kept, tmp_path: Path) -> None:
     assert_told(
         lab.ctld_log,
         f"Started JobId={job.id} in main on ",
-        f"setting admin_comment to {why.replace('] ', '] requeued: ')} for JobId={job.id}",
         f"Requeuing JobId={job.id}",
+        f"setting admin_comment to {why.replace('] ', '] requeued: ')} for JobId={job.id}",
         f"setting exc_nodes to {second} for JobId={job.id}",
         f"Started JobId={job.id} in main on ",
         f"Node {second} rebooted",

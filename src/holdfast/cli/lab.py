@@ -73,6 +73,8 @@ def up(
     json: JsonOption = False,
 ) -> None:
     """Start a lab in the background and wait for its nodes. One that runs already is mended."""
+    if devices and not agents:
+        raise UsageError("--emulated-devices needs --agents: a node's agent makes them")
     settings = LabSettings(
         nodes=nodes,
         netns=netns,

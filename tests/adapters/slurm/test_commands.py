@@ -66,6 +66,7 @@ def test_a_start_is_pulled_in_by_seconds() -> None:
     """Never `now`, unless a test asks for the race."""
     assert commands.start_in("7", 1)[-1] == "StartTime=now+1"
     assert commands.start_in("7", 0)[-1] == "StartTime=now"
+    assert commands.start_in("7", 0, "why\nso")[3:] == ("AdminComment=why so", "StartTime=now")
 
 
 def test_no_exclusion_is_an_empty_list() -> None:

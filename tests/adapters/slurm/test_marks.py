@@ -126,6 +126,7 @@ def test_a_requeued_job_says_why(lab: SlurmLab, tmp_path: Path) -> None:
                 lab.run(["scontrol", "update", f"JobId={key.id}", f"AdminComment={own}"])
             order = o.RequeueHeld(id=f"o{next(_ids)}", cause=1, job=key, restart_count=0, why="Xid 79 on node01")
             await world.orchestrator.execute(order)
+            await world.orchestrator.execute(o.ReleaseJob(id=f"o{next(_ids)}", cause=1, job=key, epoch=1))
             assert lab.job(key.id)["AdminComment"] == wanted
             lab.run(["scancel", key.id])
         assert "setting admin_comment to [holdfast] requeued: Xid 79 on node01" in lab.ctld_log.read_text()

@@ -122,18 +122,24 @@ def release(ref: str) -> Argv:
     return ("scontrol", "release", job_ref(ref))
 
 
-def start_in(ref: str, seconds: int) -> Argv:
+def _explained(why: str) -> Argv:
+    """An administrator's comment of the job, which slurmctld.log shows too."""
+    return (f"AdminComment={one_line(why)}",) if why else ()
+
+
+def start_in(ref: str, seconds: int, why: str = "") -> Argv:
     """Pull in the begin time that a requeue sets (AuthInfo's cred_expire, 120 s by default, and 1).
 
     0 is `now`, which in the second of the kill makes slurmd refuse the start ("Job credential revoked").
     """
     when = f"now+{seconds}" if seconds else "now"
-    return ("scontrol", "update", f"JobId={job_ref(ref)}", f"StartTime={when}")
+    return ("scontrol", "update", f"JobId={job_ref(ref)}", *_explained(why), f"StartTime={when}")
 
 
-def exclude(ref: str, nodes: Sequence[str]) -> Argv:
+def exclude(ref: str, nodes: Sequence[str], why: str = "") -> Argv:
     """Keep it off exactly these nodes."""
-    return ("scontrol", "update", f"JobId={job_ref(ref)}", f"ExcNodeList={node_ref(nodes) if nodes else ''}")
+    listed = node_ref(nodes) if nodes else ""
+    return ("scontrol", "update", f"JobId={job_ref(ref)}", *_explained(why), f"ExcNodeList={listed}")
 
 
 def allow_requeue(ref: str) -> Argv:
@@ -171,11 +177,6 @@ def set_partition(partition: str, nodes: Sequence[str]) -> Argv:
     if _NODE.fullmatch(partition) is None:
         raise PermanentOrderError(f"{partition!r} is no partition's name")
     return ("scontrol", "update", f"PartitionName={partition}", f"Nodes={node_ref(nodes)}")
-
-
-def explain(ref: str, why: str) -> Argv:
-    """Write on a job why it was queued again: an administrator's comment, which slurmctld.log shows too."""
-    return ("scontrol", "update", f"JobId={job_ref(ref)}", f"AdminComment={one_line(why)}")
 
 
 def reboot(nodes: Sequence[str], reason: str, *, drained: bool) -> Argv:
