@@ -168,7 +168,7 @@ def set_nodes(nodes: Sequence[str], state: str = "", reason: str = "", comment: 
     if reason:
         words.append(f"Reason={one_line(reason)}")
     if comment is not None:
-        words.append(f"Comment={one_line(comment)}")
+        words.append(f"Comment={_CONTROL.sub(' ', comment)}")  # may be another's, given back whole
     return ("scontrol", "update", *words)
 
 

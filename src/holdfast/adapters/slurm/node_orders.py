@@ -163,15 +163,13 @@ class NodeOrders:
     @staticmethod
     def _mark(order: o.QuarantineNode) -> tuple[str, str, str | None]:
         """State, reason and comment of a node that is fenced; the reason may be HyperPod's, by which others act."""
-        reason = f"{PREFIX} {order.why}".strip()
+        reason = commands.one_line(f"{PREFIX} {order.why}")
         action = next((words for words, repair in ACTIONS.items() if repair == order.repair), "")
         return ("FAIL", action, reason) if action and order.action_reason else ("DRAIN", reason, None)
 
     async def _quarantine(self, order: o.QuarantineNode, node: SlurmNode) -> str:
-        self._note(node)
         state, reason, comment = self._mark(order)
-        if comment is not None:
-            self._memory.node(node.name).stale_comment = ""
+        self._note(node, is_marked=comment is not None and not is_drained(node))
         if order.gone:
             return await self._write_off(node, reason, comment)
         if is_drained(node):
@@ -185,12 +183,13 @@ class NodeOrders:
         await self._set(node.name, state, reason, comment)
         return "drained" if comment is None else f"set to fail, {reason}"
 
-    def _note(self, node: SlurmNode) -> None:
+    def _note(self, node: SlurmNode, *, is_marked: bool) -> None:
         """Remember what a repair may lose, unless we have fenced it already."""
         entry = self._memory.node(node.name)
         if not (entry.partitions and node.reason.startswith(PREFIX)):
             entry.partitions = node.partitions
             entry.comment = "" if node.comment.startswith(PREFIX) else node.comment
+            entry.stale_comment = "" if is_marked else entry.stale_comment
             self._memory.keep(entry)
 
     async def _write_off(self, node: SlurmNode, reason: str, comment: str | None) -> str:
