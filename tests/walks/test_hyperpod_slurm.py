@@ -189,7 +189,9 @@ def test_the_users_script_resumes_with_the_losses_of_an_undisturbed_run(slurm_la
         saves = [event for event in kept.events(job=job.id) if event["event"] == "checkpoint_saved"]
     (resumed,) = re.findall(r"successfully loaded checkpoint from .* at iteration (\d+)", job.text())
     assert int(resumed) >= 10
-    assert slurm_lab.job(job.id)["Restarts"] == "0"
+    assert slurm_lab.job(job.id)["Restarts"] == "0", (
+        f"{told}\n{(job.folder / f'holdfast-run-{job.id}/step-0/story.txt').read_text()}"
+    )
     assert list(losses(job.text())) == list(range(1, ITERATIONS + 1))
     assert losses(job.text()) == losses(calm.text())
 
@@ -276,7 +278,6 @@ def test_a_gpu_error_and_kill_9(site: Kept, tmp_path: Path) -> None:
         lab.ctld_log,
         f"Started JobId={job.id} in main on ",
         f"Requeuing JobId={job.id}",
-        f"setting admin_comment to {why.replace('] ', '] requeued: ')} for JobId={job.id}",
         f"setting exc_nodes to {second} for JobId={job.id}",
         f"Started JobId={job.id} in main on ",
         f"Node {second} rebooted",
@@ -287,6 +288,7 @@ def test_a_gpu_error_and_kill_9(site: Kept, tmp_path: Path) -> None:
         lab.ctld_log,
         f"update_node: node {second} reason set to: Action:Replace",
         f"update_node: node {second} state set to FAILING",
+        f"setting admin_comment to {why.replace('] ', '] requeued: ')} for JobId={job.id}",
     )
 
 
