@@ -159,9 +159,12 @@ class Kept:
 
 
 @contextlib.contextmanager
-def keeping(lab: SlurmLab, folder: Path, *, policy: str = "", config: str = "") -> Iterator[Kept]:
+def keeping(
+    lab: SlurmLab, folder: Path, *, policy: str = "", config: str = "", listen: str = "127.0.0.1:0"
+) -> Iterator[Kept]:
     """A running controller; ended at the end whatever happens."""
     kept = Kept(lab, folder, policy, config)
+    kept.listen = listen
     try:
         kept.start()
         yield kept

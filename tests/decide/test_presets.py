@@ -33,7 +33,9 @@ def test_hyperpod_slurm_always_replaces_never_reboots():
     play = play_of("hyperpod-slurm")
     play.job()
     assert kinds(play.xid("n2", 73)) == ["QuarantineNode", "RequeueHeld"]
+    mark = play.open(o.QuarantineNode)
     play.done(o.QuarantineNode)
+    assert (mark.action_reason, mark.repair) == (True, Remedy.REPLACE)
     assert play.ns() is NodeState.DRAINING
     play.done(o.RequeueHeld)
     assert play.state is JobState.HELD

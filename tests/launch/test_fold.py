@@ -121,7 +121,15 @@ def test_the_first_lines_count_with_their_own_times():
     assert [event.at for event in events] == [5.0, 5.1]
     short = fold()
     short.take_line(LineSeen(attempt=2, at=5.0, checkpoint=7, durable=True))
-    assert told(short.lines_due(5.1, is_over=True)) == [("checkpoint_saved", 7, True)]
+    assert told(short.lines_due(5.1, is_urgent=True)) == [("checkpoint_saved", 7, True)]
+
+
+def test_a_fault_does_not_wait_for_slots():
+    """A loss that is no number in the first half second is noted at once, and what came before it told."""
+    one = fold()
+    assert one.take_line(LineSeen(attempt=2, at=5.0, rank=1, step=1, loss=float("nan"))) == []
+    assert one.bad_loss is not None
+    assert told(one.reached(5.0)) == [("first_step_done", 1, 0), ("step_reached", 1)]
 
 
 def test_lines_read_together_tell_the_first_of_their_steps():

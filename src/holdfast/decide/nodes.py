@@ -452,6 +452,7 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
         why=why,
         gone=node.gone,
         repair=repair.planned(turn, node, incident),
+        action_reason=policy.node.action_reason,
     )
     status = turn.ask(order, policy, group)
     if status is OrderStatus.PENDING:

@@ -113,6 +113,7 @@ def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord, repair_by: Re
             instance_id=node.instance_id,
             why=why,
             repair=repair_by,
+            action_reason=turn.policy_for(node).node.action_reason,
         )
     )
 

@@ -56,6 +56,8 @@ class LabSettings(Struct, frozen=True, kw_only=True):
     agents: bool = False
     """Run `holdfast agent` on every node; it follows `controller/controller.json` in the lab's folder."""
     agent_beat_s: float = 1.0
+    devices: bool = False
+    """Agents give their nodes emulated GPUs, looked at every second; `dcgmi` is in a node's `devices/bin`."""
     drill_ok: bool = True
     """Agents say that their nodes may be broken on purpose."""
     port: int = 0

@@ -19,7 +19,7 @@ MARK_EVERY_S = 10.0
 LINES_AFTER_S = 0.5
 """A line may be read before the slot of the same step: lines wait this long for slots, then speak for the job."""
 EARLY_MAX = 256
-"""So many lines wait; whoever prints more of them has no slots that would tell better."""
+"""Lines that wait at most: that many are told at once."""
 _JOB = -1
 
 
@@ -80,34 +80,39 @@ class AttemptFold:
 
     def take_line(self, line: LineSeen) -> list[AnyEvent]:
         """A progress or checkpoint line; slots that tell of steps know better."""
+        if self._slots_tell():
+            return []
+        if line.loss is not None and not math.isfinite(line.loss) and self.bad_loss is None:
+            self.bad_loss = (line.rank, line.loss)
         if self._lines_since is None:
             self._lines_since = line.at
         self._early.append(line)
         return self.lines_due(line.at)
 
-    def lines_due(self, at: float, *, is_over: bool = False) -> list[AnyEvent]:
+    def lines_due(self, at: float, *, is_urgent: bool = False) -> list[AnyEvent]:
         """What lines told that have waited long enough for slots, each with the time at which it was read.
 
         Args:
             at: seconds since the epoch.
-            is_over: the attempt has ended: no slot will come.
+            is_urgent: the attempt has ended, or a fault is reported: no longer wait for slots.
         """
         if self._lines_since is None or not self._early:
             return []
-        if any(brief.begun is not None or brief.ended is not None for brief in self.briefs.values()):
+        if self._slots_tell():
             self._early.clear()
             return []
-        if at - self._lines_since < LINES_AFTER_S and len(self._early) < EARLY_MAX and not is_over:
+        if at - self._lines_since < LINES_AFTER_S and len(self._early) < EARLY_MAX and not is_urgent:
             return []
         due, self._early = self._early, []
         return [event for line in due for event in self._told_by(line)]
+
+    def _slots_tell(self) -> bool:
+        return any(brief.begun is not None or brief.ended is not None for brief in self.briefs.values())
 
     def _told_by(self, line: LineSeen) -> list[AnyEvent]:
         events: list[AnyEvent] = []
         if line.step is not None:
             self._lines = line
-            if line.loss is not None and not math.isfinite(line.loss) and self.bad_loss is None:
-                self.bad_loss = (line.rank, line.loss)
             if not self.has_first_step:
                 events.append(self._first(line.step if line.first is None else line.first, line.at))
         if line.checkpoint is not None and not any(self._tells_saves(brief) for brief in self.briefs.values()):
@@ -189,20 +194,21 @@ class AttemptFold:
         )
 
     def _mark(self, at: float) -> list[AnyEvent]:
-        return self.reached(at) if at - self._told_at >= MARK_EVERY_S else []
+        return self._reached(at) if at - self._told_at >= MARK_EVERY_S else []
 
     def reached(self, at: float) -> list[AnyEvent]:
-        """The newest completed step as an event, if it has not been told; asked before a fault is reported."""
-        events = self.lines_due(at)
+        """All that is known of the progress and has not been told; asked before a fault is reported."""
+        return [*self.lines_due(at, is_urgent=True), *self._reached(at)]
+
+    def _reached(self, at: float) -> list[AnyEvent]:
         step = self.step
         if step is None or step <= self._told:
-            return events
+            return []
         self._told, self._told_at = step, at
         return [
-            *events,
             StepReached(
                 id=self._event_id(), at=at, source=self._source, job=self._job, attempt=self._attempt, step=step
-            ),
+            )
         ]
 
     def samples(self, at: float) -> list[Sample]:

@@ -394,7 +394,7 @@ class Leader:
             return
         stopped = watch.stop_asked and ((self.recovers and not self.observes) or bool(self._ending))
         at = time.time()
-        self.submit(*watch.fold.lines_due(at, is_over=True))
+        self.submit(*watch.fold.lines_due(at, is_urgent=True))
         stored = self.submit(watch.ended(at, stopped=stopped))
         self.run_soon(self._after_end(watch, stored))
 

@@ -145,6 +145,7 @@ class AttemptWatch:
             return []
         self._bad_loss_told = True
         rank, loss = bad
+        progress = self.fold.reached(at)
         finding = synthetic_finding(
             self._catalogue(),
             "loss.nan",
@@ -156,7 +157,7 @@ class AttemptWatch:
             summary=f"The loss became {loss} at step {self.fold.step}",
             kind=EvidenceKind.TELEMETRY,
         )
-        return [*self.fold.reached(at), self._found(finding)]
+        return [*progress, self._found(finding)]
 
     def judge_hang(self, at: float, now_mono: float, quiet_s: Mapping[str, float]) -> list[AnyEvent]:
         """Asked every tenth of a second or so: does the job stand still?

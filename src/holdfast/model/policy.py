@@ -121,6 +121,8 @@ class NodeRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     follow_hint: bool = True
     """Begin at the rung that the finding's catalogue entry names (74 -> replace, 73 -> reboot)."""
     repair_when_drained: bool = True
+    action_reason: bool = False
+    """Slurm: mark a fenced node in HyperPod's words, state FAIL and reason `Action:Replace` or `Action:Reboot`."""
     validate: bool = True
     lemon_offences: Count = 3
     lemon_window_s: Seconds = 28 * 86400.0

@@ -47,10 +47,26 @@ def test_nodes_of_one_wish_are_one_command() -> None:
     assert len(argv[4]) <= commands.REASON_MAX + len("Reason=")
 
 
+def test_a_comment_is_left_alone_unless_one_is_given() -> None:
+    """An empty one clears it; a state or a reason that is not given stays as it is."""
+    assert commands.set_nodes(["n1"], "RESUME") == ("scontrol", "update", "NodeName=n1", "State=RESUME")
+    assert commands.set_nodes(["n1"], "RESUME", comment="")[-1] == "Comment="
+    assert commands.set_nodes(["n1"], reason="a\nb") == ("scontrol", "update", "NodeName=n1", "Reason=a b")
+
+
+@pytest.mark.parametrize("name", ["", "a,b", "batch Nodes=ALL", "-x"])
+def test_what_is_no_partition_name_never_reaches_a_command(name: str) -> None:
+    """One partition gets a list of checked names."""
+    assert commands.set_partition("batch", ["n2", "n1"])[2:] == ("PartitionName=batch", "Nodes=n[1-2]")
+    with pytest.raises(PermanentOrderError):
+        commands.set_partition(name, ["n1"])
+
+
 def test_a_start_is_pulled_in_by_seconds() -> None:
     """Never `now`, unless a test asks for the race."""
     assert commands.start_in("7", 1)[-1] == "StartTime=now+1"
     assert commands.start_in("7", 0)[-1] == "StartTime=now"
+    assert commands.start_in("7", 0, "why\nso")[3:] == ("AdminComment=why so", "StartTime=now")
 
 
 def test_no_exclusion_is_an_empty_list() -> None:

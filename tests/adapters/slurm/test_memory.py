@@ -95,7 +95,7 @@ NEWER = "Reason=[holdfast] Xid 79 [root@2026-11-23T18:52:00]"
 def node_of(memory: Memory, state: str, reason: str = OURS) -> NodeView:
     """The node as the engine is shown it."""
     (read,) = nodes_of_text(IDLE.replace("IDLE", state) + reason)
-    node = memory.without_stale(read)
+    node = memory.without_stale(memory.own_reason(read))
     return node_view(node, jobs=(), topology={}, machine="n1/1", boot="b")
 
 
@@ -116,3 +116,23 @@ def test_a_reason_that_a_node_bore_in_service_is_stale(tmp_path: Path) -> None:
         rebooting = node_of(remembering, "IDLE+REBOOT_REQUESTED", NEWER)
         assert not rebooting.drained
         assert node_of(remembering, "DOWN+DRAIN+REBOOT_ISSUED", NEWER).drain_reason == "[holdfast] Xid 79"
+
+
+MARKED = "Reason=Action:Replace [root@2026-11-23T18:37:34] Comment=[holdfast] Xid 79"
+
+
+def test_a_node_that_we_marked_in_hyperpods_words_is_ours(tmp_path: Path) -> None:
+    """Our reason stands in the comment, and nobody has asked for a repair. Without that comment a person has."""
+    seen = node_of(Memory(tmp_path), "ALLOCATED+FAIL", MARKED)
+    assert (seen.drained, seen.drain_reason, seen.asked) == (True, "[holdfast] Xid 79", "")
+    for theirs in (MARKED.partition(" Comment=")[0], MARKED.replace("[holdfast]", "rack 3")):
+        seen = node_of(Memory(tmp_path), "ALLOCATED+FAIL", theirs)
+        assert (seen.drain_reason, seen.asked) == ("Action:Replace", "replace")
+
+
+def test_our_comment_on_a_node_that_a_person_returned_is_stale(tmp_path: Path) -> None:
+    """Who then writes Action:Replace asks for it, also of a controller that was started anew."""
+    memory = Memory(tmp_path)
+    assert not node_of(memory, "IDLE", MARKED).drained
+    for remembering in (memory, Memory(tmp_path)):
+        assert node_of(remembering, "IDLE+FAIL", MARKED.replace("37:34", "52:00")).asked == "replace"

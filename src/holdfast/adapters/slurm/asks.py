@@ -24,6 +24,8 @@ REQUEUE_MODE = "requeue"
 _OFF_MODES = frozenset({"none", "off", "disabled"})
 _APS_KEYS = ("auto_resume_mode", "max_requeue_times")
 _OUR_KEYS = ("enabled", "max_requeues", "max_in_place", "policy", "drill_ok")
+PREFIX = "[holdfast]"
+"""Begins the reason of every drain that Holdfast sets; only such drains are lifted again."""
 ACTIONS = {"Action:Reboot": "reboot", "Action:Replace": "replace"}
 _NEARLY = re.compile(r"^\s*action\s*[:=_ -]\s*(\w+)\s*$", re.IGNORECASE)
 TEXT_MAX = 120

@@ -58,6 +58,7 @@ JOBS_TEXT: Argv = ("scontrol", "show", "job", "-o", "--all")
 NODES: Argv = ("scontrol", "show", "nodes", "-o", "--all")
 NODES_JSON: Argv = ("scontrol", "show", "nodes", "--json")
 CONFIG: Argv = ("scontrol", "show", "config")
+PARTITIONS: Argv = ("scontrol", "show", "partitions", "-o", "--all")
 TOPOLOGY: Argv = ("scontrol", "show", "topology")
 PING: Argv = ("scontrol", "ping")
 LOAD: Argv = ("sdiag",)
@@ -121,18 +122,24 @@ def release(ref: str) -> Argv:
     return ("scontrol", "release", job_ref(ref))
 
 
-def start_in(ref: str, seconds: int) -> Argv:
+def _explained(why: str) -> Argv:
+    """An administrator's comment of the job, which slurmctld.log shows too."""
+    return (f"AdminComment={one_line(why)}",) if why else ()
+
+
+def start_in(ref: str, seconds: int, why: str = "") -> Argv:
     """Pull in the begin time that a requeue sets (AuthInfo's cred_expire, 120 s by default, and 1).
 
     0 is `now`, which in the second of the kill makes slurmd refuse the start ("Job credential revoked").
     """
     when = f"now+{seconds}" if seconds else "now"
-    return ("scontrol", "update", f"JobId={job_ref(ref)}", f"StartTime={when}")
+    return ("scontrol", "update", f"JobId={job_ref(ref)}", *_explained(why), f"StartTime={when}")
 
 
-def exclude(ref: str, nodes: Sequence[str]) -> Argv:
+def exclude(ref: str, nodes: Sequence[str], why: str = "") -> Argv:
     """Keep it off exactly these nodes."""
-    return ("scontrol", "update", f"JobId={job_ref(ref)}", f"ExcNodeList={node_ref(nodes) if nodes else ''}")
+    listed = node_ref(nodes) if nodes else ""
+    return ("scontrol", "update", f"JobId={job_ref(ref)}", *_explained(why), f"ExcNodeList={listed}")
 
 
 def allow_requeue(ref: str) -> Argv:
@@ -153,17 +160,23 @@ def cancel(ref: str) -> Argv:
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def set_nodes(nodes: Sequence[str], state: str, reason: str = "") -> Argv:
-    """Give nodes a state; drain, fail and down need a reason."""
-    words = [f"NodeName={node_ref(nodes)}", f"State={state}"]
+def set_nodes(nodes: Sequence[str], state: str = "", reason: str = "", comment: str | None = None) -> Argv:
+    """Give nodes a state, a reason, a comment. Drain, fail and down need a reason; an empty comment clears it."""
+    words = [f"NodeName={node_ref(nodes)}"]
+    if state:
+        words.append(f"State={state}")
     if reason:
         words.append(f"Reason={one_line(reason)}")
+    if comment is not None:
+        words.append(f"Comment={_CONTROL.sub(' ', comment)}")  # may be another's, given back whole
     return ("scontrol", "update", *words)
 
 
-def set_reason(nodes: Sequence[str], reason: str) -> Argv:
-    """Change the reason alone."""
-    return ("scontrol", "update", f"NodeName={node_ref(nodes)}", f"Reason={one_line(reason)}")
+def set_partition(partition: str, nodes: Sequence[str]) -> Argv:
+    """Give a partition exactly these nodes."""
+    if _NODE.fullmatch(partition) is None:
+        raise PermanentOrderError(f"{partition!r} is no partition's name")
+    return ("scontrol", "update", f"PartitionName={partition}", f"Nodes={node_ref(nodes)}")
 
 
 def reboot(nodes: Sequence[str], reason: str, *, drained: bool) -> Argv:

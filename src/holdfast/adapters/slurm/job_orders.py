@@ -18,13 +18,14 @@ from collections.abc import Callable
 import structlog
 
 from holdfast.adapters.slurm import commands
+from holdfast.adapters.slurm.asks import PREFIX
 from holdfast.adapters.slurm.daemons import address_of, answers_not
 from holdfast.adapters.slurm.looks import Looks, Reading
 from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.old_output import OldOutput
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.adapters.slurm.tool import Tool, is_queued, over_already
-from holdfast.adapters.slurm.views import NO_ANSWER, PREFIX, is_completing, state_of
+from holdfast.adapters.slurm.views import NO_ANSWER, is_completing, state_of
 from holdfast.errors import OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import ENDED, JobKey, SchedulerState
@@ -104,6 +105,8 @@ class JobOrders:
         self._released = released
         self._pull_in_s = pull_in_s
         self._old_output = OldOutput(tool)
+        self._whys: dict[str, str] = {}
+        """Job -> why it was requeued, until a command that changes the job takes that along."""
         self._losing: list[tuple[asyncio.Event, tuple[str, ...]]] = []
 
     def can(self, order: o.AnyOrder) -> bool:
@@ -170,7 +173,10 @@ class JobOrders:
         self._losing.append(killed)  # before anything is awaited: its nodes' own orders come in the same moment
         try:
             reading, job = await self._look(order.job)
-            return await self._requeue_held(order, reading, job, killed[0])
+            said = await self._requeue_held(order, reading, job, killed[0])
+            if order.why and (not job.admin_comment or job.admin_comment.startswith(PREFIX)):
+                self._whys[job.id] = f"{PREFIX} requeued: {order.why}"
+            return said
         finally:
             self._losing.remove(killed)
             killed[0].set()
@@ -319,7 +325,7 @@ class JobOrders:
         wanted = tuple(dict.fromkeys([*own, *order.nodes]))
         if set(wanted) == set(job.excluded):
             return "excluded already"
-        await self._tool.run(commands.exclude(job.ref, wanted))
+        await self._tool.run(commands.exclude(job.ref, wanted, self._whys.pop(job.id, "")))
         entry.ours = tuple(node for node in order.nodes if node not in own)
         self._memory.keep(entry)
         return f"kept off {commands.node_ref(wanted)}" if wanted else "kept off no node"
@@ -337,7 +343,7 @@ class JobOrders:
         asked_at = time.time()
         in_s = pull_in(self._memory.seen(job).ended_at, asked_at, self._pull_in_s)
         try:
-            await self._tool.run(commands.start_in(job.ref, in_s))
+            await self._tool.run(commands.start_in(job.ref, in_s, self._whys.pop(job.id, "")))
         except PermanentOrderError:
             # Its begin time had passed, and it was started between the two commands.
             now = (await self._look(order.job))[1]
@@ -348,6 +354,7 @@ class JobOrders:
         return f"released, to start {f'in {in_s} s' if in_s else 'now'} or as soon as there are nodes"
 
     async def _give_up(self, order: o.GiveUp, job: SlurmJob) -> str:
+        self._whys.pop(job.id, None)
         if not order.cancel:
             return "left as it is"
         state = state_of(job)

@@ -168,7 +168,7 @@ class Looks:
         self.cost_s = time.monotonic() - begun
         self.count += 1
         self._last = found
-        self.nodes = {node.name: self.memory.without_stale(node) for node in nodes}
+        self.nodes = {node.name: self.memory.without_stale(self.memory.own_reason(node)) for node in nodes}
         return Reading(at=at, jobs=found, nodes=self.nodes, complete=complete)
 
     async def _by_rest(self, ask: Callable[[Rest], Awaitable[bytes]]) -> bytes | None:

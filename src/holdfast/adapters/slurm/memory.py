@@ -17,6 +17,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.adapters.slurm.asks import ACTIONS, PREFIX
 from holdfast.adapters.slurm.node_output import SlurmNode
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.errors import ConfigError
@@ -87,6 +88,12 @@ class NodeEntry(Struct, omit_defaults=True):
     """Start of the slurmd that answered after our last repair."""
     stale_at: float = 0.0
     """When the reason was set that it still bore while it was in service."""
+    partitions: tuple[str, ...] = ()
+    """Those that it was in when it was fenced; empty while it is not."""
+    comment: str = ""
+    """What its comment was before ours."""
+    stale_comment: str = ""
+    """Our comment, which it still bore after a person took it back into service."""
 
 
 class _Line(Struct, omit_defaults=True):
@@ -234,6 +241,22 @@ class Memory:
         elif node.name not in self.nodes or self.nodes[node.name].stale_at != node.reason_at:
             return node
         return replace(node, reason="", reason_by="", reason_at=0.0, was_resumed=True)
+
+    def own_reason(self, node: SlurmNode) -> SlurmNode:
+        """The node with our reason, which stands in its comment where we marked it in HyperPod's words.
+
+        A person who took it back into service left that comment standing: it explains nothing later.
+        """
+        if not node.comment.startswith(PREFIX):
+            return node
+        entry = self.node(node.name)
+        if not node.states & OUT_OF_SERVICE:
+            if entry.stale_comment != node.comment:
+                entry.stale_comment = node.comment
+                self.keep(entry)
+            return node
+        is_own = node.reason in ACTIONS and node.comment != entry.stale_comment
+        return replace(node, reason=node.comment) if is_own else node
 
     def node(self, name: str) -> NodeEntry:
         """The entry of a node, made when there is none."""

@@ -16,13 +16,13 @@ import structlog
 from msgspec import Struct
 
 from holdfast.adapters.slurm import commands
-from holdfast.adapters.slurm.asks import ACTIONS
+from holdfast.adapters.slurm.asks import ACTIONS, PREFIX
 from holdfast.adapters.slurm.daemons import address_of, answers_not
 from holdfast.adapters.slurm.looks import Looks
 from holdfast.adapters.slurm.memory import Memory
-from holdfast.adapters.slurm.node_output import SlurmNode
+from holdfast.adapters.slurm.node_output import SlurmNode, partition_nodes
 from holdfast.adapters.slurm.tool import Tool
-from holdfast.adapters.slurm.views import PREFIX, is_drained, is_lost
+from holdfast.adapters.slurm.views import is_drained, is_lost
 from holdfast.adapters.tasks import end
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
@@ -79,8 +79,9 @@ class NodeOrders:
         self._looks = looks
         self._memory = memory
         self._programs = programs
-        self._waiting: dict[tuple[str, str], tuple[list[str], asyncio.Task[None]]] = {}
+        self._waiting: dict[tuple[str, str, str | None], tuple[list[str], asyncio.Task[None]]] = {}
         self._setting: set[asyncio.Task[None]] = set()
+        self._rejoining = asyncio.Lock()
 
     def can(self, order: o.AnyOrder) -> bool:
         """Is it one of ours? Replacing needs a site's way to do it; rebooting, RebootProgram or such a way."""
@@ -139,9 +140,9 @@ class NodeOrders:
         """End the tools under way."""
         await end(self._setting)
 
-    async def _set(self, node: str, state: str, reason: str = "") -> None:
+    async def _set(self, node: str, state: str, reason: str = "", comment: str | None = None) -> None:
         """Set the state, together with others who want the same within the next moment."""
-        key = (state, commands.one_line(reason))
+        key = (state, commands.one_line(reason), comment)
         if key not in self._waiting:
             names: list[str] = []
             task = asyncio.create_task(self._set_together(key, names))
@@ -152,37 +153,55 @@ class NodeOrders:
         names.append(node)
         await asyncio.shield(task)
 
-    async def _set_together(self, key: tuple[str, str], names: list[str]) -> None:
+    async def _set_together(self, key: tuple[str, str, str | None], names: list[str]) -> None:
         await asyncio.sleep(GATHER_S)
         del self._waiting[key]
         await self._tool.run(commands.set_nodes(names, *key))
 
     # --- in and out of service ---
 
+    @staticmethod
+    def _mark(order: o.QuarantineNode) -> tuple[str, str, str | None]:
+        """State, reason and comment of a node that is fenced; the reason may be HyperPod's, by which others act."""
+        reason = commands.one_line(f"{PREFIX} {order.why}")
+        action = next((words for words, repair in ACTIONS.items() if repair == order.repair), "")
+        return ("FAIL", action, reason) if action and order.action_reason else ("DRAIN", reason, None)
+
     async def _quarantine(self, order: o.QuarantineNode, node: SlurmNode) -> str:
-        reason = f"{PREFIX} {order.why}".strip()
+        state, reason, comment = self._mark(order)
+        self._note(node, is_marked=comment is not None and not is_drained(node))
         if order.gone:
-            return await self._write_off(node, reason)
+            return await self._write_off(node, reason, comment)
         if is_drained(node):
             if is_ours(node):
                 return "out of service already"
             return f"drained already by somebody else ({node.reason or NO_REASON})"
         if "DOWN" in node.states:
             # Slurm lost it: it takes no work as it is, and a drain on it would outlive its coming back.
-            await self._tool.run(commands.set_reason([node.name], reason))
+            await self._tool.run(commands.set_nodes([node.name], reason=reason, comment=comment))
             return "down already, and kept out"
-        await self._set(node.name, "DRAIN", reason)
-        return "drained"
+        await self._set(node.name, state, reason, comment)
+        return "drained" if comment is None else f"set to fail, {reason}"
 
-    async def _write_off(self, node: SlurmNode, reason: str) -> str:
+    def _note(self, node: SlurmNode, *, is_marked: bool) -> None:
+        """Remember what a repair may lose, unless we have fenced it already."""
+        entry = self._memory.node(node.name)
+        if not (entry.partitions and node.reason.startswith(PREFIX)):
+            entry.partitions = node.partitions
+            entry.comment = "" if node.comment.startswith(PREFIX) else node.comment
+            entry.stale_comment = "" if is_marked else entry.stale_comment
+            self._memory.keep(entry)
+
+    async def _write_off(self, node: SlurmNode, reason: str, comment: str | None) -> str:
         """It is known not to run: Slurm need not wait for its word."""
         theirs = is_drained(node) and not is_ours(node)
         if "DOWN" not in node.states:
             await self._until_killed(node.name)
-            await self._set(node.name, "DOWN", (node.reason or NO_REASON) if theirs else reason)
+            words = (node.reason or NO_REASON, None) if theirs else (reason, comment)
+            await self._set(node.name, "DOWN", *words)
             return "set down: what ran there is written off"
         if not theirs and not is_ours(node):
-            await self._tool.run(commands.set_reason([node.name], reason))
+            await self._tool.run(commands.set_nodes([node.name], reason=reason, comment=comment))
         return "down already"
 
     async def _return(self, node: SlurmNode) -> str:
@@ -190,15 +209,36 @@ class NodeOrders:
             return "in service already"
         if not is_ours(node):
             raise PermanentOrderError(f"{node.name} was drained by someone else: {node.reason or NO_REASON}")
-        await self._set(node.name, "RESUME")
-        return "in service"
+        rejoined = await self._rejoin(node)
+        await self._set(node.name, "RESUME", comment=self._own_comment_over(node))
+        entry = self._memory.node(node.name)
+        entry.partitions, entry.comment = (), ""
+        self._memory.keep(entry)
+        return f"in service{rejoined}"
+
+    def _own_comment_over(self, node: SlurmNode) -> str | None:
+        """What its comment was before ours; None where it has none of ours."""
+        return self._memory.node(node.name).comment if node.comment.startswith(PREFIX) else None
+
+    async def _rejoin(self, node: SlurmNode) -> str:
+        """Put it back into the partitions that it lost since it was fenced; says which."""
+        lost = [name for name in self._memory.node(node.name).partitions if name not in node.partitions]
+        if not lost:
+            return ""
+        async with self._rejoining:  # each gives the whole list
+            now = partition_nodes(await self._tool.text(commands.PARTITIONS))
+            back = [name for name in lost if name in now and node.name not in now[name]]
+            for name in back:
+                await self._tool.run(commands.set_partition(name, [*now[name], node.name]))
+        return f", and back in {', '.join(back)}" if back else ""
 
     async def _retire(self, order: o.RetireNode, node: SlurmNode) -> str:
         reason = f"{PREFIX} retired: {order.why}"
         if is_drained(node) and not is_ours(node):
             return f"out of service by somebody else ({node.reason})"
         if is_drained(node):
-            await self._tool.run(commands.set_reason([node.name], reason))
+            comment = self._own_comment_over(node)
+            await self._tool.run(commands.set_nodes([node.name], reason=reason, comment=comment))
         else:
             await self._set(node.name, "DRAIN", reason)
         return "out of service for a person"
@@ -265,7 +305,7 @@ class NodeOrders:
         elif not now.states & {"DRAIN", "FAIL"}:
             await self._set(name, "DRAIN", reason)
         elif now.reason != reason:
-            await self._tool.run(commands.set_reason([name], reason))
+            await self._tool.run(commands.set_nodes([name], reason=reason))
 
     @staticmethod
     async def _until_another_second(node: SlurmNode) -> None:
@@ -280,6 +320,10 @@ class NodeOrders:
         def is_another(seen: SlurmNode) -> bool:
             return is_up(seen) and seen.slurmd_at > node.slurmd_at
 
+        def waits(seen: SlurmNode) -> bool:
+            """Is it still marked? Where we marked it, its reason is read from its comment."""
+            return seen.reason == REPLACE or (bool(seen.reason) and seen.reason == seen.comment)
+
         if self._programs.replace:
             await self._tool.run((*self._programs.replace, node.name), limit_s=self._programs.limit_s)
             await self._until(node.name, is_another, self._programs.limit_s, "did not come back as another machine")
@@ -287,7 +331,7 @@ class NodeOrders:
             await self._tool.run(commands.set_nodes([node.name], "FAIL", REPLACE))
             await self._until(
                 node.name,
-                lambda seen: is_another(seen) or (is_up(seen) and seen.reason != REPLACE),
+                lambda seen: is_another(seen) or (is_up(seen) and not waits(seen)),
                 self._programs.limit_s,
                 "was not replaced",
             )

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from holdfast.adapters.slurm.output import number, pulse_of, seconds, text, time_of, words
+from holdfast.adapters.slurm.output import node_names, number, pulse_of, seconds, text, time_of, words
 from holdfast.errors import WireError
 
 
@@ -23,6 +23,7 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
     states: frozenset[str] = frozenset()
     state_text: str = ""
     reason: str = ""
+    comment: str = ""
     reason_by: str = ""
     reason_at: float = 0.0
     was_resumed: bool = False
@@ -40,6 +41,7 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
 
 _GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 _NODE_REASON = re.compile(r" Reason=(.*?) \[([^\s@\[\]]*)@([^\]]*)\]")
+_COMMENT = re.compile(r" Comment=(.*?)(?= (?:Extra|InstanceId|InstanceType|Reason)=|$)")
 _FIELD = {
     key: re.compile(rf" {key}=(\S+)")
     for key in ("State", "NodeAddr", "Port", "BootTime", "SlurmdStartTime", "Partitions", "Gres", "InstanceId")
@@ -62,12 +64,14 @@ def _node(line: str) -> SlurmNode:
         return text(hit.group(1)) if hit is not None else ""
 
     state = field("State")
-    reason = _NODE_REASON.search(line)
+    reason, comment = _NODE_REASON.search(line), _COMMENT.search(line)
+    said = text(comment.group(1)) if comment is not None else ""
     return SlurmNode(
         name=line.removeprefix("NodeName=").partition(" ")[0],
         states=states_of_node(state),
         state_text=state,
         reason=_plain(reason.group(1)) if reason is not None else "",
+        comment=said,
         reason_by=reason.group(2) if reason is not None else "",
         reason_at=time_of(reason.group(3)) if reason is not None else 0.0,
         boot_at=time_of(field("BootTime")),
@@ -78,6 +82,16 @@ def _node(line: str) -> SlurmNode:
         gpus=sum(int(count) for count in _GPUS.findall(field("Gres"))),
         machine=field("InstanceId"),
     )
+
+
+def partition_nodes(raw: str) -> dict[str, tuple[str, ...]]:
+    """The nodes of each partition in `scontrol show partitions -o`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for line in raw.splitlines():
+        hit = re.search(r"^PartitionName=(\S+).* Nodes=(\S*)", line)
+        if hit is not None:
+            found[hit.group(1)] = node_names(text(hit.group(2)))
+    return found
 
 
 _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWERING_DOWN", "%": "POWERING_DOWN",
@@ -103,6 +117,7 @@ class _Node(Struct):
     state: Any = None
     state_flags: Any = None
     reason: Any = None
+    comment: Any = None
     reason_set_by_user: Any = None
     reason_changed_at: Any = None
     boot_time: Any = None
@@ -142,6 +157,7 @@ def _node_of_json(raw: _Node) -> SlurmNode:
         states=states_of_node(joined),
         state_text=joined,
         reason=_plain(text(raw.reason)),
+        comment=text(raw.comment),
         reason_by=text(raw.reason_set_by_user),
         reason_at=seconds(raw.reason_changed_at),
         boot_at=seconds(raw.boot_time),

@@ -49,6 +49,7 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     description: str = ""
     restart_count: int = 0
     comment: str = ""
+    admin_comment: str = ""
     nodes: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     want_nodes: int = 1
@@ -191,6 +192,7 @@ class _Job(Struct):
     state_description: Any = None
     restart_cnt: Any = None
     comment: Any = None
+    admin_comment: Any = None
     nodes: Any = None
     excluded_nodes: Any = None
     node_count: Any = None
@@ -293,6 +295,7 @@ def _job(raw: _Job) -> SlurmJob | None:
         description=text(raw.state_description),
         restart_count=number(raw.restart_cnt, 0) or 0,
         comment=text(comment),
+        admin_comment=text(raw.comment.get("administrator") if isinstance(raw.comment, dict) else raw.admin_comment),
         nodes=node_names(text(raw.nodes)),
         excluded=node_names(text(raw.excluded_nodes)),
         want_nodes=max(1, number(raw.node_count, 1) or 1),
@@ -371,6 +374,7 @@ def _job_of_text(found: re.Match[str], rest: str) -> SlurmJob:
         reason=field("Reason"),
         restart_count=number(field("Restarts"), 0) or 0,
         comment=words_of("Comment", "(?:StdErr|Container|StdIn|StdOut)"),
+        admin_comment=words_of("AdminComment", "(?:SystemComment|Comment|StdErr|Container|StdIn|StdOut)"),
         nodes=node_names(field("NodeList")),
         excluded=node_names(field("ExcNodeList")),
         want_nodes=max(1, number(field("NumNodes").partition("-")[0], 1) or 1),

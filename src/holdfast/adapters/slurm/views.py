@@ -10,13 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from holdfast.adapters.slurm.asks import action_of, wish_of
+from holdfast.adapters.slurm.asks import PREFIX, action_of, wish_of
 from holdfast.adapters.slurm.node_output import SlurmNode
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState
-
-PREFIX = "[holdfast]"
-"""Begins the reason of every drain that Holdfast sets; only such drains are lifted again."""
 
 _ENDS = {
     "COMPLETED": SchedulerState.COMPLETED,
