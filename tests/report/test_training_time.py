@@ -118,6 +118,13 @@ def test_a_job_that_waits_is_down_until_now() -> None:
     assert told(job(first, state=JobState.GIVEN_UP)) == [(80, 10, None)]
 
 
+@pytest.mark.parametrize("state", [JobState.PROVING, JobState.WATCHING])
+def test_a_job_that_its_user_stopped_is_down_until_it_ended(state: JobState) -> None:
+    """Without a scheduler no journal calls such a job cancelled: what is read years later counts no year of downtime."""
+    record = job(saved(0, 0, 10, 90, 100), unsaved(1, 120, 130, 160, stopped=True, signal=15), state=state)
+    assert told(record) == [(80, 0, None), (0, 160 - 90, Restart.FAILED)]
+
+
 def test_a_completed_attempt_keeps_all_of_its_work() -> None:
     """Also where only the scheduler tells that the job completed, and where it never saved."""
     assert told(job(unsaved(0, 0, 10, 100, signal=None), state=JobState.COMPLETED)) == [(90, 0, None)]

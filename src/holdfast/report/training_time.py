@@ -57,7 +57,11 @@ class TrainingTime(Struct, frozen=True):
         return self.trained_s / whole if whole > 0 else None
 
 
-_OVER = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})
+_NOT_RESTARTED = frozenset(
+    {JobState.WATCHING, JobState.PROVING, JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED}
+)
+"""States in which nobody brings back a job whose last attempt has ended. A user who stops `holdfast run` leaves it
+watching or proving: no scheduler is there to call it cancelled."""
 
 
 def training_time(job: JobRecord, now: float, proof: Proof, *, since: float = 0.0, until: float = inf) -> TrainingTime:
@@ -83,7 +87,7 @@ def training_time(job: JobRecord, now: float, proof: Proof, *, since: float = 0.
         down = [(first if kept_until is None else kept_until, first)]
         kept_until = last
         if not is_whole and (is_last or (fate is Restart.FAILED and last <= first)):
-            kept_until = now if is_last and job.state not in _OVER else end
+            kept_until = now if is_last and job.state not in _NOT_RESTARTED else end
             down.append((last, kept_until))
         trained_s = _inside(first, last, since, until)
         downtime_s = sum(_inside(begin, stop, since, until) for begin, stop in down)
