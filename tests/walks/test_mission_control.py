@@ -6,22 +6,32 @@ time, where slurmstepd loads the image). The scripts, the scheduler, the agents 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any, Self
 
 import httpx
 import pytest
 
 from cli.webhook import Web, webhook
+from holdfast.adapters.kubernetes.api import KubeApi
+from holdfast.adapters.local.client import LocalOrchestrator
+from holdfast.drill.kubernetes_stage import KubernetesStage, KubernetesStageSettings
+from holdfast.drill.queues import jobs_path
+from holdfast.drill.stage import Stage, StageSettings
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
+from holdfast.model.cluster import SchedulerState
+from slurm_fixture import short_folder
 from slurm_keeper import Kept
 from slurm_world import small_lab
 
@@ -50,6 +60,19 @@ srun --output="{folder}/%x_%j_$DATETIME.log" bash -c '
 """The script prints a fault, sleeps, and fails; its comment asks for one requeue. The guide's sleeps for a minute."""
 
 
+LOAD_S = 3
+PYXIS = """\
+#!/bin/sh
+[ "$NEMO_IMAGE" ] || exit 0
+date +%s.%N > "$NEMO_FOLDER/begun-${{SLURM_RESTART_COUNT:-0}}"
+echo "print pyxis: importing docker image: $NEMO_IMAGE"
+sleep {load_s}
+echo "print pyxis: imported docker image: $NEMO_IMAGE"
+date +%s.%N > "$NEMO_FOLDER/done-${{SLURM_RESTART_COUNT:-0}}"
+"""
+"""In Pyxis' place: a TaskProlog runs where Pyxis loads the image, before the task is."""
+
+
 class Site:
     """A Slurm of three nodes with agents, a controller under the preset, and the channel that it tells."""
 
@@ -74,8 +97,11 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with small_lab(3, agents=True) as lab, webhook() as web:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    prolog = tmp_path_factory.mktemp("pyxis") / "task-prolog"
+    prolog.write_text(PYXIS.format(load_s=LOAD_S))
+    prolog.chmod(0o755)
+    with small_lab(3, agents=True, extra_conf=f"TaskProlog={prolog}") as lab, webhook() as web:
         kept = Kept(lab, lab.folder, POLICY, NOTIFY.format(url=web.url))
         try:
             kept.start()
@@ -94,7 +120,7 @@ class Queue:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)
 
-    def __enter__(self) -> Queue:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -124,7 +150,8 @@ def test_the_quick_start_script_is_held_attributed_and_released(site: Site, tmp_
     told = site.holdfast("job", job)
     assert re.findall(rf"^({job}\(\d\)) .* exit 1", told, re.MULTILINE) == [f"{job}(0)", f"{job}(1)"]
     page = site.page(f"/jobs/{job}")
-    assert f"{job}(0)" in page and f"{job}(1)" in page
+    assert f"{job}(0)" in page
+    assert f"{job}(1)" in page
     logs = sorted(folder.glob(f"auto_resume_{job}_date_*.log"))
     assert [log.read_text().count("artificial segfault") for log in logs] == [2, 2]
 
@@ -213,11 +240,182 @@ def test_the_injectors_table_runs_on_a_slurm_that_is_there_until_scancel(site: S
     with injecting(tmp_path, *words, "--until-cancelled", env=site.lab.env()) as injector:
         job = injector.until_said(r"job (\d+) is submitted")
         seen = site.lab.job(job)
-        assert (seen["Partition"], seen["Account"], seen["NumNodes"]) == ("main", "resiliency", "2")
+        assert (seen["Partition"], seen["Account"], seen["JobName"]) == ("main", "resiliency", "drill")
         assert injector.until_said(r"job (\d+) trains on until it is cancelled") == job
-        print(injector.said())
+        assert re.search(r"^ok +hang_user_buffer +hang\.", injector.said(), re.MULTILINE), injector.said()
+        assert re.search(r"^ok +crash_segfault +exit\.signal\.11", injector.said(), re.MULTILINE), injector.said()
+        assert re.search(r"\d\d:\d\d:\d\dZ .*stacks of all ranks are taken", injector.said()), "-v tells the story"
         assert site.lab.job(job)["JobState"] == "RUNNING"
         site.lab.run(["scancel", job])
         assert injector.process.wait(120) == 0, injector.said()
-    print(injector.said())
-    raise AssertionError
+    assert "2 of 2 drills passed" in injector.said()
+    assert site.lab.job(job)["JobState"] == "CANCELLED"
+    assert site.kept.process is not None
+    assert site.kept.process.poll() is None
+
+
+@contextlib.asynccontextmanager
+async def embedded(folder: Path) -> AsyncIterator[tuple[Path, dict[str, str]]]:
+    """An embedded cluster that runs already, its own file, and the environment of whoever uses it."""
+    async with Stage(StageSettings(folder=folder / "lab", nodes=2, spares=1)):
+        file = folder / "lab.toml"
+        file.write_text(f'dir = "{folder}/lab"\n[drill.site]\nstart_s = 60.0\n')
+        yield file, dict(os.environ)
+
+
+KUBERNETES_FILE = """\
+cluster = "kubernetes:"
+controller = "{url}"
+token_file = "{folder}/controller/token"
+
+[kubernetes]
+kubeconfig = "{kubeconfig}"
+cluster = "kubernetes-lab"
+
+[drill.site]
+folder = "{folder}/jobs"
+namespace = "default"
+gpus_per_node = 8
+start_s = 60.0
+
+[drill.site.env]
+HOLDFAST_CONTROLLER_FILE = "{folder}/controller/controller.json"
+"""
+
+
+@contextlib.asynccontextmanager
+async def kubernetes(folder: Path) -> AsyncIterator[tuple[Path, dict[str, str]]]:
+    """The same on Kubernetes."""
+    settings = KubernetesStageSettings(folder=folder / "kube", nodes=2, spares=1, boot_s=0.2, up_limit_s=300.0)
+    async with KubernetesStage(settings) as stage:
+        file = folder / "kube.toml"
+        url, kubeconfig = stage.eyes.client.url, stage.lab.kubeconfig
+        file.write_text(KUBERNETES_FILE.format(url=url, folder=stage.folder, kubeconfig=kubeconfig))
+        yield file, dict(os.environ)
+
+
+@contextlib.asynccontextmanager
+async def slurm(folder: Path) -> AsyncIterator[tuple[Path, dict[str, str]]]:
+    """The same on Slurm, under Holdfast's own policy."""
+    with small_lab(3, agents=True) as lab:
+        kept = Kept(lab, lab.folder)
+        try:
+            await asyncio.to_thread(kept.start)
+            assert kept.client is not None
+            file = folder / "slurm.toml"
+            file.write_text(CLUSTER_FILE.format(conf=lab.facts.conf, url=kept.client.base_url, folder=kept.folder))
+            yield file, lab.env()
+        finally:
+            kept.end()
+
+
+@pytest.mark.walk("W3.2")
+def test_the_injector_on_an_embedded_cluster_that_is_there_until_ctrl_c() -> None:
+    """One line names the cluster. Ctrl-C ends the job, keeps the results, and leaves the cluster as it was."""
+
+    async def body(folder: Path) -> None:
+        async with embedded(folder) as (file, env):
+            words = ["hang_allreduce", "--on", "site", "--config", str(file), "--until-cancelled"]
+            with injecting(folder, *words, env=env) as injector:
+                await asyncio.to_thread(injector.until_said, r"job (\d+) trains on")
+                injector.process.send_signal(signal.SIGINT)
+                assert await asyncio.to_thread(injector.process.wait, 120) == 0, injector.said()
+            assert "1 of 1 drills passed" in injector.said()
+            (job,) = (await LocalOrchestrator(folder / "lab" / "cluster.sock").observe()).jobs
+            assert job.state is SchedulerState.CANCELLED
+
+    with short_folder() as folder:
+        asyncio.run(body(folder))
+
+
+@pytest.mark.walk("W3.2")
+def test_the_injector_on_a_kubernetes_that_is_there() -> None:
+    """The job is a PyTorchJob in the namespace of the cluster's file; it is gone from the API server afterwards."""
+
+    async def body(folder: Path) -> None:
+        async with kubernetes(folder) as (file, env):
+            words = ["hang_p2p", "--on", "site", "--config", str(file), "-v"]
+            with injecting(folder, *words, env=env) as injector:
+                job = await asyncio.to_thread(injector.until_said, r"job (\S+) is submitted")
+                api = await KubeApi.connect("", folder / "kube" / "kubeconfig")
+                try:
+                    found = (await api.list_all(jobs_path("default")))[0]
+                    assert [f"default.pytorchjob.{one['metadata']['name']}" for one in found] == [job]
+                    assert await asyncio.to_thread(injector.process.wait, 240) == 0, injector.said()
+                    assert (await api.list_all(jobs_path("default")))[0] == []
+                finally:
+                    await api.close()
+            assert "1 of 1 drills passed" in injector.said()
+
+    with short_folder() as folder:
+        asyncio.run(body(folder.resolve()))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.walk("W3.2")
+@pytest.mark.parametrize("where", [embedded, slurm, kubernetes])
+def test_the_whole_table_is_one_command(where: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Good, user-buffer hang, segfault, straggler, all-reduce hang, send-receive hang, straggler then hang: all pass."""
+
+    async def body(folder: Path) -> None:
+        async with where(folder) as (file, env):
+            with injecting(folder, "--table", "--on", "site", "--config", str(file), env=env) as injector:
+                code = await asyncio.to_thread(injector.process.wait, 1500)
+            with capsys.disabled():
+                print(f"\n{where.__name__}\n{injector.said()}")
+            assert code == 0, injector.said()
+            assert "7 of 7 drills passed" in injector.said()
+
+    with short_folder() as folder:
+        asyncio.run(body(folder.resolve()))
+
+
+TRAIN = """
+import os, time
+import holdfast.telemetry as telemetry
+again = "SLURM_RESTART_COUNT" in os.environ
+for step in range(1, 4 if again else 1 << 30):
+    with telemetry.step(step):
+        time.sleep(0.05)
+telemetry.checkpoint(3, durable=True)
+"""
+CONTAINER = """\
+#!/bin/bash
+#SBATCH --job-name=nemo --ntasks=1 --requeue --output={folder}/slurm.out
+#SBATCH --comment='{{"APS": {{"auto_resume_mode": "requeue", "max_requeue_times": 1}}}}'
+export HOLDFAST_CONTROLLER_FILE={controller}/controller.json HOLDFAST_TOKEN_FILE={controller}/agent-token
+export NEMO_IMAGE=nvcr.io#nvidia/nemo:25.04 NEMO_FOLDER={folder}
+srun {python} -m holdfast run --job-dir {folder}/job --nproc-per-node 1 {folder}/train.py
+"""
+
+
+@pytest.mark.walk("W3.5")
+def test_a_containers_start_is_start_up_and_image_load_is_named(site: Site, tmp_path: Path) -> None:
+    """From the nodes to the first step is start-up; what of it went to the image is named in the text and in JSON, of
+    the first start and of a restart."""
+    folder = site.lab.folder / "jobs" / "nemo"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    script = CONTAINER.format(folder=folder, controller=site.kept.folder / "controller", python=sys.executable)
+    job = site.lab.sbatch([], script=script, cwd=folder)
+    site.kept.until(lambda: (site.kept.job(job).get("attempts") or [{}])[-1].get("last_step"), "steps are told of")
+    site.kept.command("requeue", job=site.kept.job(job)["key"])
+    site.kept.until(lambda: site.kept.state(job) == "completed", "it ends well")
+    loads = [tuple(float((folder / f"{name}-{n}").read_text()) for name in ("begun", "done")) for n in (0, 1)]
+
+    form = json.loads(site.holdfast("report", "--job", job, "--format", "json"))
+    (told,) = form["jobs"]
+    first = told["attempts"][0]
+    assert first["placed_at"] <= loads[0][0] < loads[0][1] <= first["started_at"] + 0.05
+    assert told["image_load_s"] == pytest.approx(first["started_at"] - first["placed_at"])
+    assert told["badput"]["startup"] == pytest.approx(first["first_step_at"] - first["placed_at"])
+    (incident,) = form["incidents"]
+    (phases,) = [table["rows"] for table in incident["tables"] if table["key"] == "phases"]
+    (row,) = [row for row in phases if row["phase"] == "image load"]
+    assert float(row["seconds"]) >= loads[1][1] - loads[1][0] - 0.05
+
+    text = site.holdfast("report", "--job", job)
+    print(text)
+    assert re.search(r"startup \d+\.\d+ s \(image load \d+\.\d+ s\)", " ".join(text.split())), text
+    assert re.search(rf"image load +{re.escape(row['seconds'])}", site.holdfast("report", "--incident", incident["id"]))

@@ -50,6 +50,8 @@ class Site(Struct, kw_only=True):
     """What a step takes, where the controller does not know."""
     on_story: Callable[[str], None] | None = None
     """Is told each line that the job's record gets; None: nobody reads along."""
+    told: str = ""
+    """The last line that was told."""
 
 
 class Patience(Struct, frozen=True, kw_only=True):
@@ -116,8 +118,6 @@ class _Drill:
         self.note = on_note
         self.injection: Injection | None = None
         self.seq = 0
-        self.told = ""
-        """The last line of the job's record that was told."""
         self.earlier: frozenset[str] = frozenset()
         """Orders that were there before the fault: whatever came just before it is no answer to it."""
 
@@ -272,12 +272,13 @@ class _Drill:
 
     def _read_along(self, job: JobRecord) -> None:
         """Tell the lines of the job's record that are new since the last look."""
-        if self.site.on_story is None or not job.story:
+        site = self.site
+        if site.on_story is None or not job.story:
             return
-        known = job.story.index(self.told) + 1 if self.told in job.story else 0
+        known = job.story.index(site.told) + 1 if site.told in job.story else 0
         for line in job.story[known:]:
-            self.site.on_story(f"  {job.name}: {line}")
-        self.told = job.story[-1]
+            site.on_story(f"  {line}")
+        site.told = job.story[-1]
 
     def _is_over(self, seen: Seen, incident: IncidentRecord | None) -> bool:
         expect = self.scenario.expect

@@ -21,7 +21,7 @@ from holdfast.drill.queues import KubernetesQueue, LocalQueue, Queue, SlurmQueue
 from holdfast.drill.scenario import Scenario
 from holdfast.drill.site_settings import SiteConfig, SiteSettings
 from holdfast.drill.training import TrainingJob
-from holdfast.errors import LinkError, NotFoundError
+from holdfast.errors import LinkError, NotFoundError, UsageError
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Remedy
 from holdfast.ports import Clock
@@ -64,12 +64,17 @@ class SiteStage:
         return self._settings.folder / key.id
 
     async def open(self) -> None:
-        """Reach the controller and the scheduler.
+        """Reach the controller and the scheduler, and make the folder of the jobs.
 
         Raises:
             LinkError: one of them does not answer.
+            UsageError: the folder cannot be made.
         """
         settings = self._settings
+        try:
+            settings.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"[drill.site] folder: {settings.folder} cannot be made here: {error.strerror}") from error
         self._eyes = ControllerEyes(AsyncClient(settings.url, settings.token, ca_file=settings.ca_file))
         if not await self._eyes.is_ready():
             raise LinkError(f"the controller at {settings.url} does not answer, or does not see its cluster")
