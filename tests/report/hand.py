@@ -64,7 +64,12 @@ class Hand:
         for e in own:
             if e["event"] == "attempt_started":
                 placed = self.placed.get((job, e["attempt"]), e["at"])
-                found[e["attempt"]] = {"number": e["attempt"], "started": e["at"], "placed": placed, "nodes": e["nodes"]}
+                found[e["attempt"]] = {
+                    "number": e["attempt"],
+                    "started": e["at"],
+                    "placed": placed,
+                    "nodes": e["nodes"],
+                }
         if not found:
             for e in own:
                 view = e["job"]
@@ -131,7 +136,15 @@ class Hand:
             untold, spent["startup"], spent["load"] = spent["startup"] + spent["load"], 0.0, 0.0
         up = sum(max(0.0, row["end"] - row["started"]) for row in rows)
         productive = spent.pop("productive")
-        return {"wall": wall, "productive": productive, "lost": spent, "up": up, "again": lost, "untold": untold, "image": image_load}
+        return {
+            "wall": wall,
+            "productive": productive,
+            "lost": spent,
+            "up": up,
+            "again": lost,
+            "untold": untold,
+            "image": image_load,
+        }
 
     def ratio(self) -> tuple[float | None, float | None]:
         """ETTR and goodput of the jobs whose steps are told."""

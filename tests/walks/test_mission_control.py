@@ -28,6 +28,7 @@ from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.drill.kubernetes_stage import KubernetesStage, KubernetesStageSettings
 from holdfast.drill.queues import jobs_path
 from holdfast.drill.stage import Stage, StageSettings
+from holdfast.errors import LinkError
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
 from holdfast.model.cluster import SchedulerState
@@ -213,6 +214,13 @@ class Injector:
         assert found is not None
         return found[1]
 
+    def ended(self, limit_s: float = 120.0) -> int:
+        """Its exit code, once it has ended by itself."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the injector goes on:\n{self.said()}") from None
+
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -247,7 +255,11 @@ def test_the_injectors_table_runs_on_a_slurm_that_is_there_until_scancel(site: S
         assert re.search(r"\d\d:\d\d:\d\dZ .*stacks of all ranks are taken", injector.said()), "-v tells the story"
         assert site.lab.job(job)["JobState"] == "RUNNING"
         site.lab.run(["scancel", job])
-        assert injector.process.wait(120) == 0, injector.said()
+        with contextlib.suppress(LinkError):
+            wait_until(lambda: injector.process.poll() is not None, "ends", limit_s=60)
+        print(site.kept.state(job), site.lab.job(job), site.kept.job(job).get("story", [])[-4:], injector.said())
+        subprocess.run(["ps", "axf"])
+        assert injector.ended(5) == 0, injector.said()
     assert "2 of 2 drills passed" in injector.said()
     assert site.lab.job(job)["JobState"] == "CANCELLED"
     assert site.kept.process is not None
@@ -319,7 +331,7 @@ def test_the_injector_on_an_embedded_cluster_that_is_there_until_ctrl_c() -> Non
             with injecting(folder, *words, env=env) as injector:
                 await asyncio.to_thread(injector.until_said, r"job (\d+) trains on")
                 injector.process.send_signal(signal.SIGINT)
-                assert await asyncio.to_thread(injector.process.wait, 120) == 0, injector.said()
+                assert await asyncio.to_thread(injector.ended) == 0, injector.said()
             assert "1 of 1 drills passed" in injector.said()
             (job,) = (await LocalOrchestrator(folder / "lab" / "cluster.sock").observe()).jobs
             assert job.state is SchedulerState.CANCELLED
@@ -341,7 +353,7 @@ def test_the_injector_on_a_kubernetes_that_is_there() -> None:
                 try:
                     found = (await api.list_all(jobs_path("default")))[0]
                     assert [f"default.pytorchjob.{one['metadata']['name']}" for one in found] == [job]
-                    assert await asyncio.to_thread(injector.process.wait, 240) == 0, injector.said()
+                    assert await asyncio.to_thread(injector.ended, 240.0) == 0, injector.said()
                     assert (await api.list_all(jobs_path("default")))[0] == []
                 finally:
                     await api.close()
@@ -361,7 +373,7 @@ def test_the_whole_table_is_one_command(where: Callable[[Path], Any], capsys: py
     async def body(folder: Path) -> None:
         async with where(folder) as (file, env):
             with injecting(folder, "--table", "--on", "site", "--config", str(file), env=env) as injector:
-                code = await asyncio.to_thread(injector.process.wait, 1500)
+                code = await asyncio.to_thread(injector.ended, 1500.0)
             with capsys.disabled():
                 print(f"\n{where.__name__}\n{injector.said()}")
             assert code == 0, injector.said()

@@ -29,7 +29,9 @@ class SiteConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     start_s: float = 0.0
     """How long a start may take here (queue, prolog, image): added to the time in which a drill must have recovered."""
     partition: str = ""
+    """Of Slurm; default: the cluster's own."""
     account: str = ""
+    """Of Slurm."""
     image: str = ""
     """Container image: of `srun --container-image` (Pyxis), or of the pods."""
     mounts: str = ""
