@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,23 @@ def test_sbatch_is_told_what_the_site_wants(tmp_path: Path) -> None:
     script = batch_script(["run", "a b"], folder="/jobs", exports={"X": "1 2"}, srun=["--container-image=nemo"])
     assert "export X='1 2'" in script
     assert script.splitlines()[-1] == "srun --kill-on-bad-exit=1 --container-image=nemo run 'a b'"
+
+
+def test_a_job_is_cancelled_before_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed first it would have failed, and the site's controller would requeue it; one that was requeued is cancelled."""
+    queue, states = SlurmQueue(SiteConfig(), tmp_path, None), ["RUNNING", "COMPLETING", "PENDING", ""]
+    given: list[str] = []
+
+    async def run(argv: Sequence[str], **_: object) -> bytes:
+        if argv[0] == "squeue":
+            return states.pop(0).encode()
+        given.append(" ".join(argv[1:]))
+        return b""
+
+    monkeypatch.setattr(queue._tool, "run", run)
+    asyncio.run(queue.cancel("7"))
+    kill = "--signal=KILL --full 7"
+    assert given == ["7", kill, kill, "7", kill]
 
 
 def test_a_pytorchjob_has_the_sites_image_and_volume() -> None:

@@ -80,19 +80,23 @@ class SlurmQueue:
         return job_ref(said.strip().partition(";")[0])
 
     async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
-        """See Queue."""
-        for words in (["scancel", "--signal=KILL", "--full", job], ["scancel", job]):
-            with contextlib.suppress(OrderError):
-                await self._tool.run(words)
+        """See Queue. Killed after it was cancelled, not before: one that only fails is recovered by the controller."""
         async with _limit(limit_s, job):
-            while await self._is_queued(job):  # noqa: ASYNC110 - Slurm tells nobody
+            while state := await self._state(job):
+                if state != "COMPLETING":
+                    await self._scancel(job)
+                await self._scancel("--signal=KILL", "--full", job)
                 await asyncio.sleep(_POLL_S)
 
-    async def _is_queued(self, job: str) -> bool:
+    async def _scancel(self, *words: str) -> None:
+        with contextlib.suppress(OrderError):
+            await self._tool.run(["scancel", *words], again=False)
+
+    async def _state(self, job: str) -> str:
         try:
-            return bool((await self._tool.text(["squeue", "-h", "-j", job, "-o", "%T"])).strip())
+            return (await self._tool.text(["squeue", "-h", "-j", job, "-o", "%T"])).strip()
         except OrderError:
-            return False  # forgotten already
+            return ""  # forgotten already
 
     async def close(self) -> None:
         """See Queue."""
