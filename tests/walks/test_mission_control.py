@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +29,6 @@ from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.drill.kubernetes_stage import KubernetesStage, KubernetesStageSettings
 from holdfast.drill.queues import jobs_path
 from holdfast.drill.stage import Stage, StageSettings
-from holdfast.errors import LinkError
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
 from holdfast.model.cluster import SchedulerState
@@ -196,7 +196,8 @@ class Injector:
     def __init__(self, folder: Path, *words: str, env: dict[str, str]) -> None:
         self.out = folder / "injector.out"
         with self.out.open("wb") as out:
-            argv = [sys.executable, "-m", "holdfast.cli.main", "drill", "run", *words]
+            # As a person's shell starts it; below a background job Ctrl-C is ignored.
+            argv = ["env", "--default-signal=INT", sys.executable, "-m", "holdfast", "drill", "run", *words]
             self.process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder)
 
     def said(self) -> str:
@@ -255,11 +256,7 @@ def test_the_injectors_table_runs_on_a_slurm_that_is_there_until_scancel(site: S
         assert re.search(r"\d\d:\d\d:\d\dZ .*stacks of all ranks are taken", injector.said()), "-v tells the story"
         assert site.lab.job(job)["JobState"] == "RUNNING"
         site.lab.run(["scancel", job])
-        with contextlib.suppress(LinkError):
-            wait_until(lambda: injector.process.poll() is not None, "ends", limit_s=60)
-        print(site.kept.state(job), site.lab.job(job), site.kept.job(job).get("story", [])[-4:], injector.said())
-        subprocess.run(["ps", "axf"])
-        assert injector.ended(5) == 0, injector.said()
+        assert injector.ended() == 0, injector.said()
     assert "2 of 2 drills passed" in injector.said()
     assert site.lab.job(job)["JobState"] == "CANCELLED"
     assert site.kept.process is not None
@@ -349,7 +346,8 @@ def test_the_injector_on_a_kubernetes_that_is_there() -> None:
             words = ["hang_p2p", "--on", "site", "--config", str(file), "-v"]
             with injecting(folder, *words, env=env) as injector:
                 job = await asyncio.to_thread(injector.until_said, r"job (\S+) is submitted")
-                api = await KubeApi.connect("", folder / "kube" / "kubeconfig")
+                settings = tomllib.loads(file.read_text())
+                api = await KubeApi.connect("", Path(settings["kubernetes"]["kubeconfig"]))
                 try:
                     found = (await api.list_all(jobs_path("default")))[0]
                     assert [f"default.pytorchjob.{one['metadata']['name']}" for one in found] == [job]
@@ -428,6 +426,5 @@ def test_a_containers_start_is_start_up_and_image_load_is_named(site: Site, tmp_
     assert float(row["seconds"]) >= loads[1][1] - loads[1][0] - 0.05
 
     text = site.holdfast("report", "--job", job)
-    print(text)
     assert re.search(r"startup \d+\.\d+ s \(image load \d+\.\d+ s\)", " ".join(text.split())), text
     assert re.search(rf"image load +{re.escape(row['seconds'])}", site.holdfast("report", "--incident", incident["id"]))
