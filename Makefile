@@ -30,9 +30,11 @@ $(STAMP): pyproject.toml constraints.txt $(VENV)/bin/python
 	@$(PIP) install -c constraints.txt torch numpy -e '.[postgres,otel,dev]' 2> >(grep -v WARNING >&2)
 	@touch $(STAMP)
 
-# The training frameworks that holdfast.integrations is tested with, and pyarrow: the demo needs none of them.
-$(VENV)/.frameworks: $(STAMP)
-	@$(PIP) install -c constraints.txt accelerate lightning nv-one-logger-training-telemetry transformers -e '.[parquet]' 2> >(grep -v WARNING >&2)
+# The training frameworks that holdfast.integrations is tested with, pyarrow, and for the walks pandas and an MPI: the demo
+# needs none of them.
+$(VENV)/.frameworks: $(STAMP) Makefile
+	@$(PIP) install -c constraints.txt accelerate lightning mpich nv-one-logger-training-telemetry pandas transformers -e '.[parquet]' 2> >(grep -v WARNING >&2)
+	@$(PIP) install -c constraints.txt --no-deps nvidia-resiliency-ext 2> >(grep -v WARNING >&2)  # its pynvml would make torch warn
 	@touch $@
 
 demo: install ## a real training job survives three real faults on this machine (under 3 minutes)
@@ -92,6 +94,11 @@ slurm-lab: install slurm-packages ## a real Slurm of 8 nodes on this machine (AR
 
 # The control plane for the tests on Kubernetes: built once (5 minutes) and kept in ~/.cache/holdfast. Without it they fail.
 kubernetes-lab: install
+	@if ! command -v kubectl >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing kubectl for the walks (apt-get: kubernetes-client) ..."; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends kubernetes-client >/dev/null 2>&1 || true; fi; \
+	  command -v kubectl >/dev/null || echo "the walk of HyperPod on EKS will fail: kubectl is missing (apt-get install kubernetes-client)"; fi
 	@$(BIN)/holdfast lab kubernetes build >/dev/null || echo "tests on a real Kubernetes will fail, for the reason above"
 
 # Tests without a cluster run two at a time, file by file; clusters one after the other, for their limits are seconds.

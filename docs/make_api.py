@@ -36,6 +36,23 @@ async with AsyncClient("http://127.0.0.1:8470", token) as client:
     print(done.refused or "taken")
 ```
 
+`Client` has the same methods for code that does not await, also in a notebook. `rows` makes a table's rows of records; pandas
+is not part of Holdfast:
+
+```python
+import pandas as pd
+from holdfast.client import Client, rows
+
+client = Client("http://127.0.0.1:8470", token)
+jobs = pd.DataFrame(rows(client.jobs()))
+attempts = pd.DataFrame(rows(client.jobs(job="1778")[0].attempts))
+steps = pd.DataFrame(rows(client.samples("step", "job:1778(*")))
+for event in client.follow(job="1778"):  # waits for the next one, without end
+    print(event)
+```
+
+[examples/notebook/follow-a-job.ipynb](../examples/notebook/follow-a-job.ipynb) submits a job, follows it and plots what happened.
+
 ## Tokens and roles
 
 `holdfast token create NAME --role ROLE` prints a token once; the book (`DIR/controller/tokens`) holds its SHA-256 only, compared in constant time.

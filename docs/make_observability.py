@@ -34,12 +34,21 @@ HEAD = """\
 |---|---|
 | `prometheus/prometheus.yml` | an example of what to scrape, with `remote_write` to a long-term store |
 | `prometheus/holdfast.rules.yml` | recording and alerting rules; `holdfast.rules.test.yml` beside it are their tests (`promtool test rules`) |
-| `alertmanager/alertmanager.yml` | an example of routing and inhibition |
+| `alertmanager/alertmanager.yml` | an example of routing, inhibition and receivers: webhook, e-mail, Slack, SNS |
 | `grafana/dashboards/*.json` | GPU Health, Slurm Jobs, Network Performance, Recovery; 30 s refresh, 1 h to 30 d, marks for injected, detected, recovered |
 | `grafana/make_dashboards.py` | makes them, by grafana-foundation-sdk |
 
 The test suite runs every alert through promtool, and every query of rules and dashboards against a real Prometheus that scrapes a real controller and
-agent; those that ask for other exporters (DCGM, node_exporter's InfiniBand) are only checked to be understood there.
+agent; those that ask for other exporters (DCGM, node_exporter's InfiniBand) are only checked to be understood there. Alerts go through a real
+Alertmanager to receivers on the test machine: a real mail server, and stand-ins for Slack's and SNS's HTTP. No Grafana takes part: none can be
+installed there by a package manager. Every dashboard is checked instead, field by field, against Grafana's published schema as grafana-foundation-sdk
+carries it.
+
+## Waiting times
+
+`slurm_job_wait_seconds` is a histogram for each user, from 10 s to 30 days, up to 200 users (later ones count as `(others)`). The rule
+`holdfast:slurm_job_wait_seconds_bucket:5m` records it every five minutes, so that Prometheus can read 30 days of it at once. The dashboard Slurm Jobs
+shows the jobs of the chosen users by time waited, and each user's median, over the range that is chosen: 1 h to 30 d.
 
 ## Rolling it out
 
@@ -109,7 +118,7 @@ def agent() -> Iterable[Any]:
     """An agent's families."""
     health = SimpleNamespace(verdicts={}, looks=0, open=(), looker=SimpleNamespace(gpus=()))
     stand_in: Any = SimpleNamespace(
-        reporter=SimpleNamespace(spool=_Spool(), refused=0), log=SimpleNamespace(findings=0), health=health, heard=True,
+        reporter=SimpleNamespace(spool=_Spool(), refused=0), kernel_findings=0, health=health, heard=True,
         blind="",
     )  # fmt: skip
     return AgentCollector(stand_in).collect()
@@ -131,7 +140,7 @@ def alerts() -> list[str]:
     """Rows of the alerts' table."""
     groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     return [
-        f"| `{rule['alert']}` | {rule['labels']['severity']} | {rule.get('for', 'at once')} | {rule['annotations']['action']} |"
+        f"| [`{rule['alert']}`](alerts.md#{rule['alert'].lower()}) | {rule['labels']['severity']} | {rule.get('for', 'at once')} | {rule['annotations']['action']} |"
         for group in groups
         for rule in group["rules"]
         if "alert" in rule

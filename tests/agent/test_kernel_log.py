@@ -24,8 +24,8 @@ def matcher() -> Matcher:
 class Watch:
     """A kernel log on a file, and what came of it."""
 
-    def __init__(self, folder: Path, matcher: Matcher, boot_id: str = "boot-1") -> None:
-        self.path = folder / "kmsg"
+    def __init__(self, folder: Path, matcher: Matcher, boot_id: str = "boot-1", *, is_syslog: bool = False) -> None:
+        self.path = folder / ("messages" if is_syslog else "kmsg")
         self.path.touch()
         self.found = []
         self.log = KernelLog(
@@ -36,6 +36,7 @@ class Watch:
             clock=SystemClock(),
             on_finding=self.found.append,
             bookmark=folder / "bookmark.json",
+            is_syslog=is_syslog,
         )
 
     def write(self, text: str) -> None:
@@ -95,6 +96,29 @@ def test_another_boot_begins_at_the_first_line(tmp_path: Path, matcher: Matcher)
         await second.until(1)
         second.log.close()
         assert first.found[0].id != second.found[0].id
+
+    asyncio.run(body())
+
+
+def test_a_file_of_syslog_is_read_on_after_a_boot(tmp_path: Path, matcher: Matcher) -> None:
+    """The file outlives the boot: what an agent has read stays read; what is old when it is first seen is history."""
+
+    def line(ago_s: float, xid: int) -> str:
+        return time.strftime("%b %e %H:%M:%S n1 kernel: ", time.localtime(time.time() - ago_s)) + XID.format(xid)
+
+    async def body() -> None:
+        first = Watch(tmp_path, matcher, is_syslog=True)
+        first.write(line(86400, 79) + line(1, 74) + line(1, 73).replace("kernel", "mytool"))
+        first.log.start()
+        await first.until(1)
+        first.log.close()
+        second = Watch(tmp_path, matcher, boot_id="boot-2", is_syslog=True)
+        second.write(line(86400, 79) + line(1, 73))
+        second.log.start()
+        await second.until(1)
+        second.log.close()
+        assert (first.rules(), second.rules()) == (["nvidia.xid.74"], ["nvidia.xid.73"])
+        assert ":boot-2:messages" in second.found[0].id
 
     asyncio.run(body())
 

@@ -1,5 +1,6 @@
 """What an agent knows of its node: PCI addresses in all their spellings, and facts from files."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,4 @@ def test_the_real_machine_has_a_boot_id() -> None:
     identity, _ = read_machine("here")
     assert identity.name == "here"
     assert len(identity.boot_id) == 36
+    assert 0 < identity.booted_at <= time.time()

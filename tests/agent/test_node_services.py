@@ -27,7 +27,7 @@ from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
 from holdfast.client import Spool
 from holdfast.detect.matcher import Matcher
-from holdfast.errors import UsageError
+from holdfast.errors import ConfigError, UsageError
 from holdfast.model.events import FindingCleared, FindingSeen
 from holdfast.model.evidence import Role
 
@@ -238,6 +238,21 @@ def waited(holds, limit_s=30.0):
             return True
         time.sleep(0.05)
     return False
+
+
+def test_the_preset_alone_has_messages_read(tmp_path):
+    """agent.toml of an embedded node lies in its folder; a preset that agents do not know is refused by name."""
+    options = process.AgentOptions(node_dir=tmp_path, controller="http://127.0.0.1:1")
+    assert process.messages_file(options, process.read_config(options)) is None
+    file = tmp_path / "etc/holdfast/agent.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text('preset = "hyperpod-eks"\n')
+    config = process.read_config(options)
+    assert process.messages_file(options, config) == tmp_path / "var/log/messages"
+    assert config.validate == process.EMBEDDED_VALIDATION
+    file.write_text('preset = "hyperpod"\n')
+    with pytest.raises(ConfigError, match='preset cannot be "hyperpod"; known: hyperpod-eks'):
+        process.read_config(options)
 
 
 def test_the_first_kernel_log_that_may_be_read(tmp_path, monkeypatch):

@@ -462,6 +462,23 @@ def test_the_client_without_a_loop(tmp_path: Path):
     run(work)
 
 
+def test_the_client_in_a_notebook(tmp_path: Path):
+    """`Client` works where a loop runs already, as it does in a notebook's cells, and follows events without end."""
+
+    async def cell(url: str) -> list[str]:
+        with Client(url, TOKENS[Role.OPERATOR]) as plain_client:
+            plain_client.ingest("agent:n1", [event("a"), event("b"), event("c")])
+            found = plain_client.follow(wait_s=0.1, kind="finding_seen")
+            return [next(found).id for _ in range(3)]
+
+    async def work() -> None:
+        async with served(tmp_path) as (_, _controller, server):
+            said = await asyncio.to_thread(asyncio.run, cell(server.url))
+            assert said == ["agent:n1/a", "agent:n1/b", "agent:n1/c"]
+
+    run(work)
+
+
 def test_the_reporter_delivers_through_an_absence_in_order_and_once(tmp_path: Path):
     """Events reported while there is no controller wait in the spool, also over the reporter's death."""
 

@@ -7,13 +7,14 @@ import os
 import pickle
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.layouts import ForeignCheckpoint, recognise, set_aside, verify_foreign
 
 STATE = {"weight": torch.arange(5000, dtype=torch.float32), "bias": torch.ones(7), "note": "x"}
@@ -91,6 +92,35 @@ def torchtitan(root: Path) -> Path:
     return root
 
 
+def nvrx_local(root: Path, *, replicas: bool = False) -> Path:
+    """Two ranks below a session; what nvidia-resiliency-ext's local manager leaves, in this form since 0.4.1."""
+    for step in (100, 200):
+        for folder in (0, 1):
+            for rank in (0, 1) if replicas else (folder,):
+                torch_file(root / "session" / str(folder) / f"iter_{step:07d}_{rank}_local.pt")
+    return root
+
+
+def files_of_ranks(root: Path) -> Path:
+    for step in (100, 200):
+        for rank in (0, 1, 2):
+            torch_file(root / f"iter_{step:07d}_rank{rank}.pt")
+    return root
+
+
+def folders_of_steps(root: Path) -> Path:
+    for step in (100, 200):
+        for rank in (0, 1):
+            torch_file(root / f"step_{step}" / f"rank_{rank}.pt")
+    return root
+
+
+def distributed_named_like_megatron(root: Path) -> Path:
+    for step in (100, 200):
+        distributed(root / f"iter_{step:07d}")
+    return root
+
+
 def plain(root: Path) -> Path:
     for step in (100, 200):
         torch_file(root / f"ckpt_{step}.pt")
@@ -105,6 +135,10 @@ MAKERS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "lightning": (lightning, "lightning"),
     "torchtitan": (torchtitan, "dcp"),
     "torch": (plain, "torch"),
+    "nvrx-local": (nvrx_local, "nvrx-local"),
+    "dcp-iter": (distributed_named_like_megatron, "dcp"),
+    "torch-ranks": (files_of_ranks, "torch"),
+    "torch-steps": (folders_of_steps, "torch"),
 }
 
 
@@ -170,6 +204,16 @@ def test_a_flipped_bit_is_found_by_the_full_check(kind: str, tmp_path: Path) -> 
     assert verify_foreign(recognise(root)[1]).ok
 
 
+def test_a_record_with_a_damaged_beginning_is_found(tmp_path: Path) -> None:
+    """The first byte of one tensor's record flips: no archive any more, where the others of the file are."""
+    root = torchtitan(tmp_path / "saved")
+    path = largest(newest(root))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x03\x04", content.index(b"PK\x05\x06"))] ^= 1
+    path.write_bytes(content)
+    assert [p.kind for p in verify_foreign(newest(root)).problems] == ["wrong_content"]
+
+
 def test_a_file_without_checksums_is_not_called_damaged(tmp_path: Path) -> None:
     """With torch's checksums switched off there is nothing to compare: the full check passes what is whole."""
     torch.serialization.set_crc32_options(compute_crc32=False)
@@ -191,6 +235,11 @@ def test_a_file_without_checksums_is_not_called_damaged(tmp_path: Path) -> None:
         ("huggingface", "checkpoint-200/trainer_state.json", "trainer_state.json"),
         ("huggingface", "checkpoint-200/model-00002-of-00002.safetensors", "model-00002-of-00002.safetensors"),
         ("torchtitan", "step-200/.metadata", ".metadata"),
+        ("dcp-iter", "iter_0000200/.metadata", ".metadata"),
+        ("nvrx-local", "session/1/iter_0000200_1_local.pt", "1/iter_0000200_1_local.pt"),
+        ("torch-ranks", "iter_0000200_rank1.pt", "iter_0000200_rank1.pt"),
+        ("torch-ranks", "iter_0000200_rank2.pt", "iter_0000200_rank2.pt"),
+        ("torch-steps", "step_200/rank_0.pt", "rank_0.pt"),
     ],
 )
 def test_a_missing_file_is_named(kind: str, gone: str, named: str, tmp_path: Path) -> None:
@@ -201,6 +250,82 @@ def test_a_missing_file_is_named(kind: str, gone: str, named: str, tmp_path: Pat
     assert problem is not None
     assert problem.kind in {"missing_file", "missing_manifest"}
     assert named in problem.path
+
+
+@pytest.mark.parametrize("siblings", [True, False])
+def test_a_folder_in_which_nothing_was_written_yet_is_unfinished(tmp_path: Path, *, siblings: bool) -> None:
+    """Killed between planning and writing: the newest folder by its name is empty, and not one to resume from."""
+    root = distributed_named_like_megatron(tmp_path) if siblings else tmp_path
+    (root / "iter_0000300").mkdir()
+    assert (newest(root).step, str(newest(root).problem)) == (300, "iter_0000300: an empty folder")
+
+
+def test_a_dirty_part_is_none(tmp_path: Path) -> None:
+    """A local save that was cut off: its dirty file stands for nothing, and is set aside with the parts of other ranks."""
+    root = nvrx_local(tmp_path / "saved") / "session"
+    (root / "1" / "iter_0000200_1_local.pt").rename(root / "1" / "iter_0000200_1_local.dirty.pt")
+    found = recognise(root)
+    assert [(c.name, c.step, c.ok) for c in found] == [("iter_0000200", 200, False), ("iter_0000100", 100, True)]
+    set_aside(found, [found[0]])
+    assert sorted(path.name for path in root.rglob("*0000200*")) == [
+        "bad-iter_0000200_0_local.pt",
+        "bad-iter_0000200_1_local.dirty.pt",
+    ]
+    assert [c.step for c in recognise(root)] == [100]
+
+
+def test_the_first_local_save_of_all_is_not_finished_without_a_rank(tmp_path: Path) -> None:
+    """Rank 1 has its folder and nothing in it: nothing older tells, and the save is not complete."""
+    root = tmp_path / "saved"
+    torch_file(root / "0" / "iter_0000010_0_local.pt")
+    (root / "1").mkdir()
+    assert str(newest(root).problem) == "1/iter_0000010_1_local.pt: missing, so the save was never finished"
+
+
+def test_a_damaged_copy_is_no_harm_while_another_is_whole(tmp_path: Path) -> None:
+    """Replicas: the copy is named as spoilt and renamed alone; with both copies damaged the save is damaged."""
+    root = nvrx_local(tmp_path / "saved", replicas=True) / "session"
+    own = root / "0" / "iter_0000200_0_local.pt"
+    os.truncate(own, 100)
+    found = recognise(root)
+    verdict = verify_foreign(found[0])
+    assert (verdict.ok, verdict.spoilt) == (True, (own,))
+    set_aside(found, [], verdict.spoilt)
+    assert recognise(root)[0].ok
+    assert not own.exists()
+    os.truncate(root / "1" / "iter_0000200_0_local.pt", 100)
+    assert [p.path for p in verify_foreign(recognise(root)[0]).problems] == ["1/iter_0000200_0_local.pt"]
+
+
+def test_a_job_of_fewer_ranks_is_not_measured_by_an_older_one(tmp_path: Path) -> None:
+    """Two ranks have removed what they had before step 200, two more left step 100 behind: the save was finished."""
+    root = tmp_path / "saved"
+    for rank in range(4):
+        torch_file(root / str(rank) / f"iter_{200 if rank < 2 else 100:07d}_{rank}_local.pt")
+    assert [(c.step, c.ok) for c in recognise(root)] == [(200, True), (100, False)]
+
+
+def test_a_folder_that_cannot_be_read_is_nobodys_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lost+found` on the disk of the local checkpoints: passed over."""
+    nvrx_local(tmp_path)
+    (tmp_path / "lost+found").mkdir()
+    names = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path.name == "lost+found":
+            raise PermissionError(path)
+        return names(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert [c.step for c in recognise(tmp_path)] == [200, 100]
+
+
+def test_several_sessions_are_not_mixed(tmp_path: Path) -> None:
+    """Nobody knows which of them the job loads: the sentence asks for one."""
+    for session in ("a", "b"):
+        torch_file(tmp_path / session / "0" / "iter_0000010_0_local.pt")
+    with pytest.raises(CheckpointError, match=r"several sessions: name one of them \(.*/a, .*/b\)"):
+        recognise(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from holdfast.adapters.kubernetes.objects import KINDS
+from holdfast.adapters.policy_files import packaged_presets, read_policy
+from holdfast.adapters.probes.config import load_config
 from holdfast.api.standing_by import standing_by
 from holdfast.cli.config import load_settings
 from holdfast.cli.main import load
@@ -124,6 +126,25 @@ def test_commands_and_settings_are_understood(tmp_path: Path):
     settings = load_settings(tmp_path / "holdfast.toml")
     assert settings.config.kubernetes.agent_account == "holdfast/holdfast-agent"
     assert settings.path(settings.config.policy) == tmp_path / "policy.toml"
+
+
+def test_the_overlay_for_hyperpod_eks(tmp_path: Path):
+    """HyperPod's prefix and preset for controller and agents; agents see the node's /var/log and its time zone."""
+    folder = DEPLOY / "hyperpod-eks"
+    overlay = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert (folder / overlay["resources"][0]).resolve() == KUBERNETES
+    for name in ("settings.yaml", "agent-settings.yaml"):
+        for file, text in yaml.safe_load((folder / name).read_text())["data"].items():
+            (tmp_path / file).write_text(text)
+    settings = load_settings(tmp_path / "holdfast.toml").config
+    assert settings.kubernetes.prefix == "sagemaker.amazonaws.com"
+    policies, _ = read_policy(tmp_path / "policy.toml", packaged_presets())
+    assert policies.site.node.follow_hint
+    assert load_config(tmp_path / "agent.toml").reads_messages
+    agent = yaml.safe_load((folder / "agent.yaml").read_text())["spec"]["template"]["spec"]
+    mounted = {one["name"]: one["mountPath"] for one in agent["containers"][0]["volumeMounts"]}
+    places = {mounted[one["name"]]: one["hostPath"]["path"] for one in agent["volumes"] if "hostPath" in one}
+    assert places == {"/var/log": "/var/log", "/etc/localtime": "/etc/localtime"}
 
 
 def test_the_chart_is_made_from_these_files():

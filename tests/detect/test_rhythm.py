@@ -392,16 +392,37 @@ def test_job_without_telemetry_and_lines_is_never_told_and_said_to_be_unwatchabl
     assert "cannot watch" in said[0]
 
 
-def test_script_that_only_tells_checkpoints_is_unwatchable_and_not_told():
-    """Its slot stays in the start-up phase for ever, but its words show that it trains."""
+@pytest.mark.parametrize(("opening", "every"), [(2, 150), (4, 5000)])
+def test_script_that_only_tells_checkpoints_is_unwatchable_and_not_told(opening: int, every: int):
+    """Its slot stays in the start-up phase for ever, but its words show that it trains.
+
+    Also when its slot is first seen with a checkpoint in it, and the next one comes long after the limit of a start.
+    """
     rhythm = Rhythm(HangRules(startup_s=100.0), 1)
     rhythm.begin_attempt(0, 0.0)
     said = []
     for tick in range(1, 4000):
-        rhythm.feed(0, StepSample(at=tick * 0.5, phase="init", writes=2 + tick // 150))
+        rhythm.feed(0, StepSample(at=tick * 0.5, phase="init", writes=opening + tick // every))
         assert rhythm.judge(tick * 0.5) is None
         said += [why] if (why := rhythm.cannot_watch(tick * 0.5)) else []
     assert len(said) == 1
+
+
+def test_lines_and_a_rank_that_only_tells_checkpoints_teach_what_a_save_holds_up():
+    """Steps by lines, saves by the slot: the long pause of the first save is learned, so that the next attempt may have it."""
+    rhythm = Rhythm(HangRules(), 1)
+    now = 0.0
+    for attempt in (0, 1):
+        rhythm.begin_attempt(attempt, now)
+        for step in (2, 6, 10, 11):  # lines that are read together count as one
+            if step == 11:
+                rhythm.feed(0, StepSample(at=now, phase="init", writes=2, attempt=attempt))
+                for _ in range(20):
+                    now += 0.5
+                    assert rhythm.judge(now) is None
+                rhythm.feed(0, StepSample(at=now, phase="init", writes=3, attempt=attempt))
+            now += 0.05
+            rhythm.feed(None, StepSample(at=now, phase="train", ended=step, attempt=attempt))
 
 
 def test_script_that_only_tells_losses_from_a_job_that_told_steps_is_no_blind_job():

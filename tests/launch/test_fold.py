@@ -59,6 +59,23 @@ def test_only_growing_checkpoints_are_told():
     assert told(one.take_slots((slot(0, 22, first=1, staged=20, durable=20),), 4.0)) == []
 
 
+def test_a_rank_that_has_only_staged_holds_the_checkpoint_back():
+    """The first save of all: rank 0 has finished, rank 1 has not, and ranks that save nothing do not count."""
+    one = fold()
+    slots = (slot(0, 10, staged=10, durable=10), slot(1, 10, staged=10), slot(2, 10))
+    assert told(one.take_slots(slots, 1.0)) == [("checkpoint_saved", 10, False)]
+    (saved,) = one.take_slots((slot(1, 10, staged=10, durable=10, durable_took_s=2.5),), 2.0)
+    assert (saved.step, saved.durable, saved.took_s) == (10, True, 2.5)
+
+
+def test_lines_do_not_contradict_ranks_that_tell_their_saves():
+    """ "Saved checkpoint" printed when it was only begun: the rank says that it is staged."""
+    one = fold()
+    one.take_slots((slot(0, staged=10),), 1.0)
+    line = LineSeen(attempt=2, at=2.0, step=10, checkpoint=10, durable=True)
+    assert told(one.take_line(line) + one.lines_due(3.0)) == [("first_step_done", 10, 9)]
+
+
 def test_a_sharded_checkpoint_is_durable_when_the_slowest_rank_says_so():
     """Among the ranks that speak of checkpoints at all."""
     one = fold()

@@ -231,3 +231,13 @@ def test_many_lines_read_at_once_are_learned_up_to_the_last_step_but_one(tmp_pat
     novel.proven(0, "step 2 of 9", 1.0)
     assert not novel.known.is_new("cache filled")
     assert novel.strangest(0) == ("strange thing",)
+
+
+def test_each_state_is_said_once():
+    """From WAITING on, with the reason, for the launcher's lines that people read."""
+    watch = watch_of({"name": "r", "logPattern": ".*x.*", "expectedRecurringFrequencyInSeconds": 5})
+    assert watch.said() == ('Log rule "r" is WAITING',)
+    watch.lines([b"x"], 1.0)
+    watch.tick(7.0)
+    assert watch.said() == ('Log rule "r" is HEALTHY: matched', 'Log rule "r" is HANGING: no line matched for 5 s')
+    assert watch.said() == ()

@@ -41,6 +41,7 @@ from holdfast.api.limits import LimitGate
 from holdfast.api.metrics import ControllerCollector, Tally
 from holdfast.cli.exporters import of_prometheus
 from holdfast.cli.machine import State
+from holdfast.cockpit.routes import LISTS
 from holdfast.controller import Figures
 from holdfast.controller.fleet import Fleet, IncidentLine, NodeLine
 from holdfast.model import events as e
@@ -98,10 +99,26 @@ def test_every_alert_has_a_test_of_its_own():
     }
     alerts = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
     assert {rule["alert"] for rule in alerts} == fired
-    assert all(set(rule["annotations"]) == {"summary", "action"} for rule in alerts)
+    assert all(set(rule["annotations"]) == {"summary", "action", "runbook_url", "page"} for rule in alerts)
     asked = {one["expr"] for test in tests["tests"] for one in test.get("promql_expr_test", [])}
     recorded = {rule["record"] for group in rules["groups"] for rule in group["rules"] if "record" in rule}
     assert recorded - asked == {"holdfast:jobs_pending_age_seconds:max", "holdfast:checkpoint_age_seconds"}
+
+
+def test_every_alert_leads_to_its_part_of_the_docs_and_to_a_page_of_the_cockpit():
+    """docs/alerts.md has a heading for each alert, in the rules' order, and no other; every page is one of the cockpit's."""
+    rules = yaml.safe_load((SHIPPED / "prometheus/holdfast.rules.yml").read_text())
+    alerts = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
+    headings = re.findall(r"^## (.*)$", (SHIPPED.parents[1] / "docs/alerts.md").read_text(), re.MULTILINE)
+    assert headings == [rule["alert"] for rule in alerts]
+    base = "{{ $externalLabels.holdfast }}/"
+    for rule in alerts:
+        said = rule["annotations"]
+        assert said["runbook_url"] == "{{ $externalLabels.holdfast_docs }}/alerts.md#" + rule["alert"].lower()
+        page, _, name = said["page"].removeprefix(base).partition("/")
+        assert said["page"].startswith(base)
+        assert page in {"", *LISTS}
+        assert not name or (page in {"nodes", "jobs"} and name.startswith("{{ "))
 
 
 def test_prometheus_and_alertmanager_take_their_files():
@@ -170,7 +187,9 @@ def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[str]:
     """A real Prometheus that scrapes these every second, with the shipped rules; gives its address."""
     binary = program("prometheus")
     rules = folder / "rules.yml"
-    rules.write_text(re.sub(r"interval: 30s", "interval: 1s", (SHIPPED / "prometheus/holdfast.rules.yml").read_text()))
+    rules.write_text(
+        re.sub(r"interval: (30s|5m)", "interval: 1s", (SHIPPED / "prometheus/holdfast.rules.yml").read_text())
+    )
     config = {
         "global": {"scrape_interval": "3s", "scrape_timeout": "3s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
@@ -334,7 +353,11 @@ def queries() -> list[str]:
     found = [one for board in dashboards().values() for one in maker.expressions(board)]
     rules = yaml.safe_load((SHIPPED / "prometheus/holdfast.rules.yml").read_text())
     found += [rule["expr"] for group in rules["groups"] for rule in group["rules"] if "record" in rule]
-    return list(dict.fromkeys(one.replace("$__interval", "30s").strip() for one in found))
+    return list(
+        dict.fromkeys(
+            one.replace("$__interval", "30s").replace("$__range", "1h").replace("$user", ".*").strip() for one in found
+        )
+    )
 
 
 class Notices(Collector):

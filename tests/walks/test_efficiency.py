@@ -38,6 +38,8 @@ POLICY = 'preset = "mission-control"\n[limits]\nmax_requeues = 3\n'
 OTHER = JobKey("c", "8")
 """A job beside it that nothing disturbs."""
 OTHER_MINUTES = 100.0
+LATE_S = 5.0
+"""A line is read within a tenth of a second; a machine with other work may take longer."""
 
 
 class Attempt(NamedTuple):
@@ -259,7 +261,7 @@ def told(what):
 
 time.sleep(0.3)  # loads its checkpoint
 while step < 400:
-    time.sleep(0.05 if attempt < len(crashes) else 1.0)
+    time.sleep(0.1 if attempt < len(crashes) else 1.0)
     step += 1
     told("step")
     print(f"step {step}/400 | loss {4 / (1 + step / 20):.5f} | acc {step / (step + 30):.5f}", flush=True)
@@ -286,7 +288,7 @@ def test_a_real_run_gives_the_figures_that_its_own_clock_gives(tmp_path: Path) -
     argv = [sys.executable, "-m", "holdfast.cli.main", "run", "--job-dir", str(tmp_path / "job"), "--"]
     with (tmp_path / "out").open("w") as out:
         running = subprocess.Popen(
-            [*argv, sys.executable, str(script), str(tmp_path), "27,47"], stdout=out, stderr=subprocess.STDOUT
+            [*argv, sys.executable, str(script), str(tmp_path), "57,97"], stdout=out, stderr=subprocess.STDOUT
         )
         try:
             wait_until(lambda: told(times, 2, "step"), "third attempt", limit_s=90, logs=(tmp_path / "out",))
@@ -298,19 +300,26 @@ def test_a_real_run_gives_the_figures_that_its_own_clock_gives(tmp_path: Path) -
     cancelled_at = time.time()
     made = report(tmp_path / "job" / "journal.db")
     (job,) = made["jobs"]
-    steps, saves = ([told(times, number, what) for number in range(3)] for what in ("step", "saved"))
-    trained = [saves[n][-1] - steps[n][0] for n in (0, 1)] + [0.0]
-    down = [0.0, steps[1][0] - saves[0][-1], job["attempts"][2]["ended_at"] - saves[1][-1]]
-    assert steps[2][-1] < job["attempts"][2]["ended_at"] <= cancelled_at
-    late = pytest.approx  # lines are read a moment after they were printed
-    assert [one["trained_s"] for one in job["training"]["attempts"]] == [late(s, abs=0.7) for s in trained]
-    assert [one["downtime_s"] for one in job["training"]["attempts"]] == [late(s, abs=0.7) for s in down]
-    assert [one["restart"] for one in job["training"]["attempts"]] == [None, "succeeded", "failed"]
+    for number, kept in enumerate(job["attempts"][:2]):  # what it holds was read a moment after it was printed
+        steps, saves = told(times, number, "step"), told(times, number, "saved")
+        assert steps[0] - 0.01 <= kept["first_step_at"] <= steps[0] + LATE_S
+        assert saves[-1] - 0.01 <= kept["durable_at"] <= saves[-1] + LATE_S
+        assert saves[-1] < kept["ended_at"]
+    zero, one, two = job["attempts"]
+    assert told(times, 2, "step")[-1] - 0.01 <= two["ended_at"] <= cancelled_at
+    assert [time["trained_s"] for time in job["training"]["attempts"]] == pytest.approx(
+        [zero["durable_at"] - zero["first_step_at"], one["durable_at"] - one["first_step_at"], 0.0]
+    )
+    assert [time["downtime_s"] for time in job["training"]["attempts"]] == pytest.approx(
+        [0.0, one["first_step_at"] - zero["durable_at"], two["ended_at"] - one["durable_at"]]
+    )
+    assert [time["restart"] for time in job["training"]["attempts"]] == [None, "succeeded", "failed"]
 
     first = {one["figure"]: one for one in made["convergence"] if one["incident"] == made["incidents"][0]["id"]}
     for figure, value in (("training loss", lambda n: 4 / (1 + n / 20)), ("accuracy", lambda n: n / (n + 30))):
         one = first[figure]
-        assert 1 <= one["first_step"] < 27 < one["last_step"] <= 47
+        assert 1 <= one["first_step"] < 57
+        assert 50 < one["last_step"] <= 97
         ends = sorted(value(step) for step in (one["first_step"], one["last_step"]))
         if one["twice"]:  # a line is sampled twice a second: whether one step is caught on both sides is chance
             assert one["difference"] == pytest.approx(0.0, abs=1e-9)

@@ -7,18 +7,26 @@ out and run it against a real Prometheus. The test also compares the written fil
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grafana_foundation_sdk.builders import bargauge, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.builders import dashboard as build
-from grafana_foundation_sdk.builders import prometheus, stat, table, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import bargauge as bargauge_model
+from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import stat as stat_model
+from grafana_foundation_sdk.models import table as table_model
+from grafana_foundation_sdk.models import timeseries as timeseries_model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 FOLDER = Path(__file__).parent / "dashboards"
 SOURCE = model.DataSourceRef(type_val="prometheus", uid="${source}")
 WIDE, HALF, THIRD, QUARTER = 24, 12, 8, 6
+WAITS = 'holdfast:slurm_job_wait_seconds_bucket:5m{user=~"$user"}'
+"""Waiting times at a resolution at which 30 days can be read at once."""
 RANGES = ("1h", "3h", "6h", "12h", "24h", "2d", "7d", "14d", "30d")
 ANNOTATIONS = (
     ("injected", "purple", "sum by (kind) (increase(holdfast_drills_fired_total[$__interval])) > 0"),
@@ -61,6 +69,15 @@ def listing(title: str, text: str, expression: str, *, span: int = HALF) -> tabl
     """A table of what is so now."""
     panel = table.Panel().title(title).description(text).datasource(SOURCE).span(span).height(8)
     return panel.with_target(query(expression, instant=True).ref_id("A"))
+
+
+def bars(title: str, text: str, unit: str, expression: str, legend: str, *, buckets: bool = False) -> bargauge.Panel:
+    """A bar for each series, over the whole range that is looked at; `buckets`: a histogram's, by upper bound."""
+    asked = prometheus.Dataquery().expr(expression).datasource(SOURCE).legend_format(legend).instant().ref_id("A")
+    if buckets:
+        asked.format(PromQueryFormat.HEATMAP)
+    panel = bargauge.Panel().title(title).description(text).unit(unit).datasource(SOURCE).span(HALF).height(8)
+    return panel.with_target(asked)
 
 
 def begin(title: str, uid: str, text: str) -> build.Dashboard:
@@ -132,6 +149,10 @@ def gpu_health() -> build.Dashboard:
 def slurm_jobs() -> build.Dashboard:
     """The queue and the jobs under guard: Slurm's exporter, and Holdfast's own view."""
     board = begin("Slurm Jobs", "holdfast-jobs", "The queue, how long jobs wait and run, and what Holdfast guards.")
+    users = build.QueryVariable("user").label("User").datasource(SOURCE).include_all(True).all_value(".*").multi(True)
+    users.current(model.VariableOption(selected=True, text="All", value="$__all"))
+    users.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
+    board.with_variable(users.query("label_values(slurm_job_wait_seconds_count, user)"))
     parts: list[Any] = [
         number("Running", "Jobs that run now.", "none", 'sum(slurm_jobs{state="running"}) or vector(0)'),
         number("Pending", "Jobs that wait now.", "none", 'sum(slurm_jobs{state="pending"}) or vector(0)'),
@@ -147,6 +168,10 @@ def slurm_jobs() -> build.Dashboard:
         graph("Time waited", "Of jobs that started: median and 95th percentile.", "s",
               ("histogram_quantile(0.5, sum by (le) (increase(slurm_job_wait_seconds_bucket[1h])))", "median"),
               ("histogram_quantile(0.95, sum by (le) (increase(slurm_job_wait_seconds_bucket[1h])))", "p95")),
+        bars("Jobs by time waited", "Jobs of the chosen users that started in the range, by how long they had waited.",
+             "none", f"sum by (le) (increase({WAITS}[$__range]))", "{{le}}", buckets=True),
+        bars("Time waited by user", "Median of the range, the twenty who waited longest.", "s",
+             f"topk(20, histogram_quantile(0.5, sum by (user, le) (increase({WAITS}[$__range]))))", "{{user}}"),
         graph("Time run", "Of jobs that ended: median and 95th percentile.", "s",
               ("histogram_quantile(0.5, sum by (le) (increase(slurm_job_run_seconds_bucket[1h])))", "median"),
               ("histogram_quantile(0.95, sum by (le) (increase(slurm_job_run_seconds_bucket[1h])))", "p95")),
@@ -249,6 +274,22 @@ def whole(board: build.Dashboard, parts: list[Any]) -> build.Dashboard:
     return board
 
 
+def _reduced() -> common.ReduceDataOptions:
+    return common.ReduceDataOptions(calcs=["lastNotNull"])
+
+
+def _legend() -> common.VizLegendOptions:
+    place, mode = common.LegendPlacement.BOTTOM, common.LegendDisplayMode.LIST
+    return common.VizLegendOptions(display_mode=mode, placement=place, show_legend=True)
+
+
+OPTIONS: dict[str, Callable[[], Any]] = {
+    "bargauge": lambda: bargauge_model.Options(reduce_options=_reduced()),
+    "stat": lambda: stat_model.Options(reduce_options=_reduced()),
+    "table": table_model.Options,
+    "timeseries": lambda: timeseries_model.Options(legend=_legend()),
+}
+"""The schema wants options in every panel; the SDK's builders leave them null where none is set."""
 BOARDS = {"gpu-health": gpu_health, "slurm-jobs": slurm_jobs, "network-performance": network, "recovery": recovery}
 
 
@@ -256,7 +297,10 @@ def texts() -> dict[Path, str]:
     """File -> what belongs into it."""
     found = {}
     for name, make in BOARDS.items():
-        form = json.loads(JSONEncoder(sort_keys=True).encode(make().build()))
+        board = make().build()
+        for panel in board.panels or []:
+            panel.options = panel.options or OPTIONS[panel.type_val]()
+        form = json.loads(JSONEncoder(sort_keys=True).encode(board))
         form["timepicker"] = {"refresh_intervals": ["30s", "1m", "5m"], "time_options": list(RANGES)}
         found[FOLDER / f"{name}.json"] = json.dumps(form, indent=1, sort_keys=True) + "\n"
     return found

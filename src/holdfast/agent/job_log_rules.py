@@ -94,6 +94,7 @@ class JobLogRules:
         self._carry[path] = carry[-LINE_MAX:]
         for finding in watch.lines(lines, at):
             self._on_finding(finding)
+        self._say(path, watch)
 
     def tick(self, at: float) -> None:
         """Time has passed."""
@@ -103,6 +104,12 @@ class JobLogRules:
                     self.forget(path)
                     break
                 self._on_finding(finding)
+            self._say(path, watch)
+
+    @staticmethod
+    def _say(path: str, watch: LogRuleWatch) -> None:
+        for said in watch.said():
+            _log.info(said, file=path)
 
 
 def held_open(path: str) -> bool:

@@ -2,8 +2,9 @@
 
 The agent starts one `KernelLog` per node, over a file that grows (embedded nodes, syslog) or over `/dev/kmsg`. A line
 reaches `on_finding` a few milliseconds after it was written. Where it stopped reading is kept on disk per boot, and ids
-are made of boot id and place in the log: an agent that starts again reports nothing twice and misses nothing. Findings
-carry this machine's time: of seeing the line in a file, of the record in the device.
+are made of boot id and place in the log: an agent that starts again reports nothing twice and misses nothing. Of a file
+that syslog writes only what the kernel said lately counts. Findings carry this machine's time: of seeing the line in a
+file, of the record in the device.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from holdfast.adapters.kernel_device import KernelDevice, Record
 from holdfast.adapters.kernel_journal import JOURNAL, KernelJournal
 from holdfast.adapters.tail import Position, Tailer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
+from holdfast.agent.syslog_lines import KernelLines
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import LineStream, Match, Matcher, StreamSource
@@ -44,6 +46,8 @@ class _Bookmark(Struct, omit_defaults=True):
     """Bytes of the file's stream up to there; offsets in finding ids count from the boot's first byte."""
     sequence: int = -1
     """Newest record of the device."""
+    at: float = 0.0
+    """When this was written down, Unix seconds."""
 
 
 class KernelLog:
@@ -58,6 +62,7 @@ class KernelLog:
         on_finding: called with each finding, in order.
         bookmark: file to remember the position in; None: begin at the log's start each time.
         on_reset: called when the log tells of an emulated GPU reset.
+        is_syslog: syslog writes the file: it outlives a boot and holds what every program said.
     """
 
     def __init__(
@@ -71,8 +76,12 @@ class KernelLog:
         on_finding: Callable[[Finding], None],
         bookmark: Path | None = None,
         on_reset: Callable[[], None] | None = None,
+        is_syslog: bool = False,
     ) -> None:
         self.path = path
+        self._is_syslog = is_syslog
+        self._name = path.name if is_syslog else "kernel"
+        self._sieve: KernelLines | None = None
         self._identity = identity
         self._gpus = gpus
         self._matcher = matcher
@@ -96,13 +105,15 @@ class KernelLog:
         return self._matcher.stream(source)
 
     def start(self) -> None:
-        """Go on where the last agent of this boot stopped, else at the log's first line.
+        """Go on where the last agent of this boot stopped (of any boot in syslog's files), else at the first line.
 
         Raises:
             LinkError: the device cannot be opened.
         """
         found = self._read_bookmark()
         self._mark = found or self._mark
+        if self._is_syslog:
+            self._sieve = KernelLines(self._clock.now(), found.at if found else None, self._identity.booted_at)
         if self.path == JOURNAL:
             journal = KernelJournal(self._on_data)
             journal.start()
@@ -134,13 +145,16 @@ class KernelLog:
         self._remember()
 
     def _on_data(self, path: str, data: bytes) -> None:  # noqa: ARG002 - the tailer's form
-        self._feed(data, self._clock.now())
+        now = self._clock.now()
+        self._feed(data if self._sieve is None else self._sieve.sieve(data, now), now)
         self._remember()
 
     def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
         """The file begins anew: offsets go on counting, so that ids stay unique."""
         self._mark.consumed += self._stream.offset
         self._stream = self._new_stream()
+        if self._sieve is not None:
+            self._sieve.begin()
 
     def _feed(self, data: bytes, at: float, *, place: int | None = None) -> None:
         if RESET_MARK in data:
@@ -162,7 +176,7 @@ class KernelLog:
             job=None,
             attempt=None,
             at=at,
-            id_prefix=f"{self._identity.name}:{self._identity.boot_id}:kernel",
+            id_prefix=f"{self._identity.name}:{self._identity.boot_id}:{self._name}",
             file=self.path.name,
         )
         # A kernel speaks of its own machine only, whatever name stands in the line.
@@ -190,9 +204,10 @@ class KernelLog:
         self._written_at = self._clock.monotonic()
         mark = self._mark
         if isinstance(self._source, Tailer):
-            position = self._source.position(self.path, self._stream.pending)
+            unread = self._stream.pending + (self._sieve.pending if self._sieve is not None else 0)
+            position = self._source.position(self.path, unread)
             consumed = self._mark.consumed + self._stream.offset - self._stream.pending
-            mark = _Bookmark(self._identity.boot_id, position, consumed)
+            mark = _Bookmark(self._identity.boot_id, position, consumed, at=self._clock.now())
         # A bookmark that cannot be written costs a second delivery, which ids make harmless.
         with contextlib.suppress(OSError):
             fresh = self._bookmark.with_suffix(".new")
@@ -206,4 +221,6 @@ class KernelLog:
             mark = msgspec.json.decode(self._bookmark.read_bytes(), type=_Bookmark)
         except (OSError, msgspec.MsgspecError):
             return None
-        return mark if mark.boot_id == self._identity.boot_id else None
+        if mark.boot_id != self._identity.boot_id and not self._is_syslog:
+            return None
+        return msgspec.structs.replace(mark, boot_id=self._identity.boot_id)

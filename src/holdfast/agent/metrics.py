@@ -19,7 +19,6 @@ from prometheus_client.registry import Collector
 from holdfast.adapters.probes.check import Status
 from holdfast.adapters.probes.facts import GpuFacts
 from holdfast.agent.health import HealthWatch
-from holdfast.agent.kernel_log import KernelLog
 from holdfast.client import Reporter
 from holdfast.errors import UsageError
 
@@ -33,10 +32,13 @@ class Watched(Protocol):
     """What is read of an agent: `node_loop.NodeAgent`."""
 
     reporter: Reporter
-    log: KernelLog
     health: HealthWatch | None
     heard: bool
     blind: str
+
+    @property
+    def kernel_findings(self) -> int:
+        """Findings from the kernel's lines so far."""
 
     def unwell(self) -> str:
         """Why it does not do its work; empty: it does."""
@@ -59,7 +61,9 @@ class AgentCollector(Collector):
         yield CounterMetricFamily(
             "holdfast_agent_refused", "Events that the controller will never take.", agent.reporter.refused
         )
-        yield CounterMetricFamily("holdfast_agent_kernel_findings", "Findings from the kernel log.", agent.log.findings)
+        yield CounterMetricFamily(
+            "holdfast_agent_kernel_findings", "Findings from the kernel log.", agent.kernel_findings
+        )
         yield GaugeMetricFamily(
             "holdfast_agent_controller_heard", "1 while the controller takes this agent's beats.", float(agent.heard)
         )

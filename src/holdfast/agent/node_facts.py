@@ -35,6 +35,7 @@ class _EmbeddedFacts(Struct):
     name: str
     boot_id: str
     instance_id: str
+    booted_at: float = 0.0
     drill_ok: bool = False
     gpus: list[_EmbeddedGpu] = []
 
@@ -45,6 +46,8 @@ class NodeIdentity(Struct, frozen=True, kw_only=True):
     name: str
     boot_id: str
     instance_id: str = ""
+    booted_at: float = 0.0
+    """When this boot began, Unix seconds; 0.0: not known."""
     drill_ok: bool = False
 
 
@@ -86,7 +89,11 @@ def read_embedded(node_dir: Path) -> tuple[NodeIdentity, GpuTable]:
     """The facts of an embedded node. Raises ConfigError when `node.json` cannot be read."""
     facts = _embedded(node_dir)
     identity = NodeIdentity(
-        name=facts.name, boot_id=facts.boot_id, instance_id=facts.instance_id, drill_ok=facts.drill_ok
+        name=facts.name,
+        boot_id=facts.boot_id,
+        instance_id=facts.instance_id,
+        booted_at=facts.booted_at,
+        drill_ok=facts.drill_ok,
     )
     return identity, GpuTable({gpu.pci: gpu.index for gpu in facts.gpus})
 
@@ -107,6 +114,7 @@ def read_machine(name: str = "", *, drill_ok: bool = False) -> tuple[NodeIdentit
         name=name or socket.gethostname().partition(".")[0],
         boot_id=_line(Path("/proc/sys/kernel/random/boot_id")),
         instance_id=_line(Path("/etc/machine-id")),
+        booted_at=_booted_at(Path("/proc/stat")),
         drill_ok=drill_ok,
     )
     return identity, GpuTable(driver_gpus())
@@ -126,6 +134,14 @@ def current_boot_id(node_dir: Path | None) -> str:
     return (
         read_embedded(node_dir)[0].boot_id if node_dir is not None else _line(Path("/proc/sys/kernel/random/boot_id"))
     )
+
+
+def _booted_at(stat: Path) -> float:
+    try:
+        lines = stat.read_text(encoding="ascii").splitlines()
+        return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), 0.0)
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _line(path: Path) -> str:

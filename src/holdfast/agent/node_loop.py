@@ -9,6 +9,7 @@ watching and keeps what it saw. Time comes from the clock port.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,6 +78,10 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     metrics: str = ""
     """`HOST:PORT` of `/metrics` and `/healthz`; empty: nowhere."""
     logs: tuple[LogFile, ...] = ()
+    is_syslog: bool = False
+    """The kernel log is a file that syslog writes."""
+    messages: Path | None = None
+    """Syslog's file of all messages, read beside the kernel log; None: it is not, since any user can write to it."""
     slurm: bool = False
     """Follow the output of Slurm's jobs on this node that have no launcher."""
 
@@ -122,16 +127,15 @@ class NodeAgent:
         self.reporter = Reporter(
             controller, self.source, Spool(settings.state_dir / "spool.jsonl"), retry_max_s=RETRY_MAX_S
         )
-        self.log = KernelLog(
-            settings.kernel_log,
-            identity=identity,
-            gpus=gpus,
-            matcher=matcher,
-            clock=clock,
-            on_finding=self._seen,
-            bookmark=settings.state_dir / "bookmark.json",
-            on_reset=on_reset,
+        self._make_log = functools.partial(
+            KernelLog, identity=identity, gpus=gpus, matcher=matcher, clock=clock, on_finding=self._seen
         )
+        bookmark = settings.state_dir / "bookmark.json"
+        self.log = self._make_log(
+            settings.kernel_log, bookmark=bookmark, on_reset=on_reset, is_syslog=settings.is_syslog
+        )
+        self.messages: KernelLog | None = None
+        """Reads `settings.messages`, while the configuration asks for it."""
         self.heard = False
         """Did the controller take the last beat?"""
         self.blind = ""
@@ -190,6 +194,7 @@ class NodeAgent:
             )
         )
         try:
+            self.read_messages(self.settings.messages)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_kernel_log())
                 tasks.create_task(self.reporter.run())
@@ -205,6 +210,7 @@ class NodeAgent:
                     tasks.create_task(self._look(probe))
         finally:
             self.log.close()
+            self.read_messages(None)
             if self.metrics is not None:
                 await self.metrics.close()
             if self.health is not None:
@@ -220,11 +226,27 @@ class NodeAgent:
         except OSError as error:
             _log.error("the figures cannot be served", address=self.settings.metrics, why=str(error))
 
-    def reload(self, config: NodeConfig) -> None:
+    def reload(self, config: NodeConfig, messages: Path | None = None) -> None:
         """Take another configuration: checks, limits, profile, logs. Where metrics are served needs a restart."""
         self.job_logs.logs = config.logs
+        self.read_messages(messages)
         if self.health is not None:
             self.health.reload(config)
+
+    def read_messages(self, path: Path | None) -> None:
+        """Read syslog's file of all messages from now on, or, with None, no longer."""
+        if self.messages is not None and self.messages.path != path:
+            self.messages.close()
+            self.messages = None
+        if path is not None and self.messages is None and path != self.settings.kernel_log:
+            bookmark = self.settings.state_dir / "messages.json"
+            self.messages = self._make_log(path, bookmark=bookmark, is_syslog=True)
+            self.messages.start()
+
+    @property
+    def kernel_findings(self) -> int:
+        """Findings from the kernel's lines so far."""
+        return self.log.findings + (self.messages.findings if self.messages is not None else 0)
 
     def unwell(self) -> str:
         """Why this agent does not do its work; empty: it does. A controller that is away is not its fault."""

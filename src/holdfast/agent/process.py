@@ -33,8 +33,13 @@ from holdfast.ports import Clock
 
 DEFAULT_STATE = Path("/var/lib/holdfast/agent")
 DEFAULT_KERNEL_LOG = Path("/dev/kmsg")
-KERNEL_LOGS = (DEFAULT_KERNEL_LOG, Path("/var/log/kern.log"), Path("/var/log/messages"), Path("/var/log/syslog"))
+MESSAGES = "var/log/messages"
+SYSLOGS = (Path("/var/log/kern.log"), Path("/", MESSAGES), Path("/var/log/syslog"))
+"""Files of syslog."""
+KERNEL_LOGS = (DEFAULT_KERNEL_LOG, *SYSLOGS)
 """Where a kernel log may stand, in order: the first that can be read is followed."""
+EMBEDDED_CONFIG = "etc/holdfast/agent.toml"
+"""Below an embedded node's folder, which stands for its file system."""
 DEVICES = "devices"
 EMBEDDED_VALIDATION = ("gpu-*", "nvidia-smi", "dcgm-diag-2")
 """An embedded node shares its machine with all others: what loads it fully is not run."""
@@ -93,8 +98,11 @@ def build_agent(options: AgentOptions) -> NodeAgent:
         identity, gpus = read_machine(options.node, drill_ok=options.drill_ok)
     embedded = options.node_dir
     config = read_config(options)
+    kernel_log = options.kernel_log or (embedded / "kmsg" if embedded is not None else find_kernel_log())
     settings = AgentSettings(
-        kernel_log=options.kernel_log or (embedded / "kmsg" if embedded is not None else find_kernel_log()),
+        kernel_log=kernel_log,
+        is_syslog=kernel_log in SYSLOGS,
+        messages=messages_file(options, config),
         state_dir=options.state_dir or (embedded / "agent" if embedded is not None else DEFAULT_STATE),
         node_dir=embedded,
         beat_s=options.beat_s,
@@ -119,16 +127,24 @@ def build_agent(options: AgentOptions) -> NodeAgent:
     )
 
 
+def messages_file(options: AgentOptions, config: NodeConfig) -> Path | None:
+    """Syslog's file of all messages, where the configuration has it read."""
+    return (options.node_dir or Path("/")) / MESSAGES if config.reads_messages else None
+
+
 def read_config(options: AgentOptions) -> NodeConfig:
     """agent.toml with what the command line says on top.
 
     Raises:
         ConfigError: see `load_config`.
     """
-    embedded = options.node_dir is not None
-    config = NodeConfig() if embedded and options.config is None else load_config(options.config)
-    if embedded and options.config is None:
-        config = msgspec.structs.replace(config, validate=EMBEDDED_VALIDATION)
+    own = options.node_dir / EMBEDDED_CONFIG if options.node_dir is not None else None
+    if own is None or options.config is not None:
+        config = load_config(options.config)
+    else:
+        config = load_config(own) if own.exists() else NodeConfig()
+        if config.validate == NodeConfig().validate:
+            config = msgspec.structs.replace(config, validate=EMBEDDED_VALIDATION)
     if options.poll_s is not None:
         config = msgspec.structs.replace(config, poll_s=options.poll_s)
     if options.metrics is not None:
@@ -155,6 +171,7 @@ def make_looker(
         env,
         profile=config.profile,
         exporter=config.dcgm_exporter,
+        root=devices.root_of(folder.parent if folder is not None else None),
         emulated=folder is not None,
         dcgm_policy=config.dcgm_policy,
         fabric_provider=config.fabric_provider,
@@ -209,5 +226,5 @@ def _reload(agent: NodeAgent, options: AgentOptions) -> None:
     except ConfigError as error:
         _log.error("the new configuration is not taken", why=str(error))
         return
-    agent.reload(config)
+    agent.reload(config, messages_file(options, config))
     _log.info("the configuration was read again")

@@ -23,6 +23,7 @@ from holdfast.agent.job_slots import SlotPoints, progress_of, read_slots
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import LineStream, Match, Matcher, StreamSource
+from holdfast.detect.told import path_told, seconds_told, step_told
 from holdfast.model.cluster import JobKey, attempt_name
 from holdfast.model.events import AnyEvent, CheckpointSaved, FindingSeen, FirstStepDone, StepReached
 from holdfast.model.evidence import Place, Role
@@ -137,7 +138,7 @@ class SlurmOutput:
             if step is not None and step > (-1 if attempt.step is None else attempt.step):
                 self._reached(attempt, step, resumed, now)
             if durable:
-                self._saved(attempt, durable, "", now)
+                self._saved(attempt, durable, None, now)
 
     def points(self) -> list[SamplePoint]:
         """What the next beat takes along."""
@@ -222,15 +223,14 @@ class SlurmOutput:
         self._report(FindingSeen(id=f"seen:{finding.id}", at=now, source=self._source, finding=counted(finding, count)))
 
     def _progress(self, attempt: _Attempt, match: Match, now: float) -> None:
-        text = match.captures.get("step", "")
-        step = int(text) if text.isdecimal() else None
+        step = step_told(match)
         if match.rule.role is Role.PROGRESS and step is not None:
             self._reached(attempt, step, max(0, step - 1), now)
         elif match.rule.role is Role.CHECKPOINT:
             step = attempt.step if step is None else step
             # "Finished staging" is no proof of anything on disk.
             if step is not None and "staging" not in match.text.lower():
-                self._saved(attempt, step, match.captures.get("path", ""), now)
+                self._saved(attempt, step, match, now)
 
     def _reached(self, attempt: _Attempt, step: int, resumed: int, now: float) -> None:
         first, attempt.step = attempt.step is None, step
@@ -240,11 +240,13 @@ class SlurmOutput:
         if now - attempt.told_at >= MARK_EVERY_S:
             self._mark(attempt, now)
 
-    def _saved(self, attempt: _Attempt, step: int, path: str, now: float) -> None:
+    def _saved(self, attempt: _Attempt, step: int, match: Match | None, now: float) -> None:
         if step > attempt.durable:
             attempt.durable = step
             self._first_again(attempt, now)
-            self._report(CheckpointSaved(**self._words(attempt, now), step=step, durable=True, path=path))
+            path, took_s = ("", None) if match is None else (path_told(match), seconds_told(match))
+            said = CheckpointSaved(**self._words(attempt, now), step=step, durable=True, path=path, took_s=took_s)
+            self._report(said)
 
     def _mark(self, attempt: _Attempt, now: float) -> None:
         if attempt.step is not None and attempt.step > attempt.told:

@@ -71,6 +71,7 @@ class CheckpointSeen(Struct, frozen=True, omit_defaults=True):
     at: float
     seq: int
     path: str = ""
+    took_s: float | None = None
 
 
 def encode_cursor(*mark: float | str) -> str:
@@ -177,7 +178,7 @@ async def checkpoints(controller: Controller, *, job: str, limit: int, cursor: s
     after = decode_cursor(cursor, tuple[int])[0] if cursor else 0
     found = await controller.journal.events(after=after, limit=limit + 1, job=job, kind="checkpoint_saved")
     lines = [
-        CheckpointSeen(one.job, one.attempt, one.step, one.durable, one.at, one.seq, one.path)
+        CheckpointSeen(one.job, one.attempt, one.step, one.durable, one.at, one.seq, one.path, one.took_s)
         for one in found[:limit]
         if isinstance(one, e.CheckpointSaved)
     ]

@@ -8,7 +8,7 @@ writer and is shown to people only, never compared.
 import json
 import re
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import xxhash
@@ -119,6 +119,7 @@ class Verdict:
         manifest: None when it could not be read.
         problems: empty when good.
         bytes_read: bytes hashed to come to the verdict.
+        spoilt: damaged copies of parts that another copy still holds; nobody must load them.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Verdict:
     manifest: Manifest | None
     problems: tuple[Problem, ...]
     bytes_read: int = 0
+    spoilt: tuple[Path, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -108,9 +108,13 @@ def make_looker(settings: NodeConfig, node_dir: Path | None) -> Looker:
         devices.environment(folder, env) if folder is not None else env,
         profile=settings.profile,
         exporter=settings.dcgm_exporter,
+        root=devices.root_of(node_dir),
         emulated=node_dir is not None,
+        dcgm_policy=settings.dcgm_policy,
         fabric_provider=settings.fabric_provider,
     )
+    if node_dir is not None:
+        reach.kernel_log = node_dir / "kmsg"
     reach.job = env.get("SLURM_JOB_ID", "")
     machine, boot = read_machine()[0].instance_id, current_boot_id(None)
     memory = Memory.load(memory_file(DEFAULT_STATE), machine=machine, boot=boot) if node_dir is None else Memory()

@@ -62,12 +62,20 @@ def _found(folder: Path) -> list[Listed]:
             inside = look(folder) if folder.is_dir() else []
             if inside:
                 return inside
-            one = [found for found in look(folder.parent) if found.path == folder]
+            one = [found for found in _beside(folder, look) if found.path == folder]
             if one:
                 return one
     except CheckpointError as error:
         raise UserError(str(error)) from error
     return []
+
+
+def _beside(folder: Path, look: Callable[[Path], list[Listed]]) -> list[Listed]:
+    """What is in the folder above, which may be anything."""
+    try:
+        return look(folder.parent)
+    except CheckpointError:
+        return []
 
 
 def _own(folder: Path) -> list[Listed]:
@@ -125,8 +133,8 @@ def _bytes(count: int) -> str:
 def list_checkpoints(folder: FolderArgument, *, json: JsonOption = False) -> None:
     """List checkpoints, newest first, with the quick check. It passes when all files are there and have their size.
 
-    Knows holdfast.checkpoint, Megatron-LM, DeepSpeed, HF Trainer, Lightning, torch's distributed checkpoints and files
-    of torch.save and safetensors.
+    Knows holdfast.checkpoint, Megatron-LM, DeepSpeed, HF Trainer, Lightning, local ones of nvidia-resiliency-ext,
+    torch's distributed checkpoints and files of torch.save and safetensors.
     """
     found = _found(folder)
     if json:
@@ -322,8 +330,15 @@ def _repair_foreign(found: list[Listed]) -> list[dict[str, Any]]:
     checkpoints = [info.foreign for info in found if info.foreign is not None]
     verdicts = {verdict.name: verdict for verdict in _verify(found, full=True)}
     bad = [one for one in checkpoints if any(p.kind != "not_published" for p in verdicts[one.name].problems)]
-    aside = set_aside([one for one in checkpoints if verdicts[one.name].ok or one in bad], bad) if bad else None
+    spoilt = [path for verdict in verdicts.values() for path in verdict.spoilt]
+    kept = [one for one in checkpoints if verdicts[one.name].ok or one in bad]
+    aside = set_aside(kept, bad, spoilt) if bad or spoilt else None
     return [
-        {"checkpoint": name, "problem": verdicts[name].sentence, "kept_as": str(path), "fetched_from": None}
+        {
+            "checkpoint": name,
+            "problem": verdicts[name].sentence if name in verdicts else f"{name} is damaged, there is another copy",
+            "kept_as": str(path),
+            "fetched_from": None,
+        }
         for name, path in (aside.renamed if aside else ())
     ]

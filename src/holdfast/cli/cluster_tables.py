@@ -30,6 +30,7 @@ from holdfast.model.records import (
     OrderRecord,
 )
 from holdfast.model.wire import kind_of
+from holdfast.report.saves import Save
 from holdfast.report.tables import cause, percent, seconds, suspects, utc
 from holdfast.report.terminal import story_panel, timeline_table
 from holdfast.report.timeline import NODE_ORDER, timeline
@@ -45,6 +46,8 @@ NAMES_MAX = 300
 """Characters of a folded node set in a table."""
 EVIDENCE_MAX = 12
 """Findings whose evidence is shown; the JSON form has all of them."""
+SAVES_MAX = 5
+"""Saves that a job's page shows; the JSON form has all of them."""
 TEXT_MAX = 400
 """Characters of one piece of evidence."""
 
@@ -79,10 +82,11 @@ def job_page(
     job: JobRecord,
     incidents: Sequence[IncidentRecord],
     orders: Sequence[OrderRecord],
+    saves: Sequence[Save],
     at: float,
     trained: TrainingTime,
 ) -> RenderableType:
-    """One job: facts, attempts, incidents, open orders, story."""
+    """One job: facts, attempts, newest saves, incidents, open orders, story."""
     view, attempt = job.view, job.attempt
     state = screen.state(job.state)
     state.append(
@@ -103,6 +107,8 @@ def job_page(
     parts: list[RenderableType] = [_heading(f"Job {job.key}", view.name), screen.facts(rows)]
     if job.attempts:
         parts += [Text(), attempts_table(job, at, trained)]
+    if saves:
+        parts += [Text(), saves_table(job, saves[:SAVES_MAX], at)]
     if incidents:
         parts += [Text(), incidents_table(incidents, at, title="Incidents")]
     waiting = [order for order in orders if order.status in {OrderStatus.PENDING, OrderStatus.PROPOSED}]
@@ -152,6 +158,20 @@ def _end(attempt: AttemptRecord, time: AttemptTime | None) -> Text:
     if time is not None and time.restart is Restart.FAILED:
         words.append(", failed restart", style="red")
     return words
+
+
+def saves_table(job: JobRecord, saves: Sequence[Save], at: float) -> Table:
+    """One row per save, newest first: when it was staged, when it was durable, and the seconds between."""
+    made = screen.table("step", "attempt", "staged", "durable", "took", title="Checkpoints", right=("step", "took"))
+    for save in saves:
+        made.add_row(
+            str(save.step),
+            Text(f"{screen.clean(str(job.key))}({save.attempt})"),
+            Text(_started(save.staged_at, at) if save.staged_at else "-"),
+            Text(_started(save.durable_at, at) if save.durable_at else "not yet"),
+            "-" if save.took_s is None else f"{save.took_s:.1f} s",
+        )
+    return made
 
 
 def _started(started: float, at: float) -> str:

@@ -28,9 +28,11 @@ from holdfast.cli.incident_lines import (
 )
 from holdfast.cli.records import Records, Where, policies_of, read
 from holdfast.errors import UsageError
+from holdfast.model.events import AnyEvent
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, NodeState, OrderRecord
 from holdfast.model.toml_lines import did_you_mean
 from holdfast.report.merged import Line
+from holdfast.report.saves import Save, saves_of
 from holdfast.report.similar import Similar
 from holdfast.report.training_time import TrainingTime, proof_of, training_time
 from holdfast.report.words import Words
@@ -66,10 +68,12 @@ def job(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show one job: attempts and how they ended, incidents, what it waits for, its story."""
+    """Show one job: attempts and how they ended, saves, incidents, what it waits for, its story."""
     name = job_id.partition("(")[0]
 
-    async def look(records: Records) -> tuple[JobRecord, list[IncidentRecord], list[OrderRecord], TrainingTime]:
+    async def look(
+        records: Records,
+    ) -> tuple[JobRecord, list[IncidentRecord], list[OrderRecord], list[Save], TrainingTime]:
         known = await records.jobs()
         found = [record for record in known if name in {str(record.key), record.key.id}]
         if not found:
@@ -80,13 +84,21 @@ def job(
         incidents = [i for i in await records.incidents(limit=INCIDENTS_MAX) if record.key in i.jobs]
         orders = [o for o in await records.orders() if getattr(o.order, "job", None) == record.key]
         trained = training_time(record, screen.now(), proof_of(record, await policies_of(records)))
-        return record, incidents, for_people(orders), trained
+        return record, incidents, for_people(orders), await _saves(records, str(record.key)), trained
 
-    record, incidents, orders, trained = read(Where(cluster_dir, url, journal, config), look)
+    record, incidents, orders, saves, trained = read(Where(cluster_dir, url, journal, config), look)
     if json:
-        screen.say_json(json_forms.job_form(record, incidents, orders, trained))
+        screen.say_json(json_forms.job_form(record, incidents, orders, saves, trained))
     else:
-        screen.console().print(job_page(record, incidents, orders, screen.now(), trained))
+        screen.console().print(job_page(record, incidents, orders, saves, screen.now(), trained))
+
+
+async def _saves(records: Records, job: str) -> list[Save]:
+    """All saves of a job, newest first."""
+    told: list[AnyEvent] = []
+    while some := await records.events(after=told[-1].seq if told else 0, job=job, kind="checkpoint_saved"):
+        told += some
+    return saves_of(told)
 
 
 def nodes(

@@ -22,6 +22,7 @@ from holdfast.model.records import (
 )
 from holdfast.model.wire import kind_of
 from holdfast.report.json_form import incident_form, training_form
+from holdfast.report.saves import Save
 from holdfast.report.training_time import TrainingTime
 
 VERSION = 1
@@ -86,7 +87,11 @@ def attempt_form(job: JobRecord, attempt: AttemptRecord) -> Form:
 
 
 def job_form(
-    job: JobRecord, incidents: Iterable[IncidentRecord], orders: Iterable[OrderRecord], trained: TrainingTime
+    job: JobRecord,
+    incidents: Iterable[IncidentRecord],
+    orders: Iterable[OrderRecord],
+    saves: Iterable[Save],
+    trained: TrainingTime,
 ) -> Form:
     """`holdfast job ID --json`."""
     return {
@@ -97,6 +102,16 @@ def job_form(
             "training": training_form(trained),
             "incidents": [incident_form(incident) for incident in incidents],
             "orders": [order_form(order) for order in orders],
+            "checkpoints": [
+                {
+                    "attempt": f"{job.key}({save.attempt})",
+                    "step": save.step,
+                    "staged_at": save.staged_at,
+                    "durable_at": save.durable_at,
+                    "took_s": save.took_s,
+                }
+                for save in saves
+            ],
             "story": list(job.story),
         },
     }

@@ -115,7 +115,7 @@ def _word(verdict: Verdict) -> Text:
 def _items_table(items: Sequence[Item]) -> Table:
     table = screen.table("item", "verdict", "measured", "expected", keep=("item", "verdict"))
     for item in items:
-        table.add_row(item.name, _word(item.verdict), screen.clean(item.shown), screen.clean(item.expected))
+        table.add_row(item.name, _word(item.verdict), screen.clean(item.measured), screen.clean(item.expected))
     return table
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -375,15 +376,18 @@ def _error(response: httpx.Response) -> HoldfastError:
 
 
 class Client:
-    """`AsyncClient` for code without a loop: the same methods, each of which waits. Use it from one thread.
+    """`AsyncClient` for code that does not await: the same methods, each of which waits. Use it from one thread.
+
+    Requests run on a loop in a thread of its own, so that it works where a loop runs already, as in a notebook's cells.
 
     >>> with Client("http://127.0.0.1:8470", token) as client:   # doctest: +SKIP
     ...     print([job.name for job in client.state().jobs])
     """
 
     def __init__(self, url: str, token: str = "", *, timeout_s: float = TIMEOUT_S, ca_file: Path | None = None) -> None:
-        self._runner = asyncio.Runner()
         self._client = AsyncClient(url, token, timeout_s=timeout_s, ca_file=ca_file)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-client", daemon=True)
 
     def __enter__(self) -> Self:
         return self
@@ -395,8 +399,12 @@ class Client:
 
     def close(self) -> None:
         """Close the connections."""
+        if self._loop.is_closed():
+            return
         self._run(self._client.close())
-        self._runner.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def ingest(self, source: str, events: Sequence[AnyEvent]) -> IngestAnswer:
         """See `AsyncClient.ingest`."""
@@ -413,6 +421,13 @@ class Client:
     def events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> Events:
         """See `AsyncClient.events`."""
         return self._run(self._client.events(after=after, wait_s=wait_s, limit=limit, **where))
+
+    def follow(self, *, after: int = 0, wait_s: float = 30.0, **where: str) -> Iterator[AnyEvent]:
+        """See `AsyncClient.follow`."""
+        while True:
+            page = self.events(after=after, wait_s=wait_s, limit=1000, **where)
+            yield from page.events
+            after = page.last
 
     def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
         """See `AsyncClient.orders`."""
@@ -451,4 +466,11 @@ class Client:
         return self._run(self._client.command(command, **fields))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(work)
+        if not self._thread.is_alive():
+            self._thread.start()
+        waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return waiting.result()
+        except BaseException:  # Ctrl-C, too: what nobody waits for any more is ended
+            waiting.cancel()
+            raise

@@ -25,6 +25,7 @@ from holdfast.model import events as e
 from holdfast.model.orders import CancelTimer, OrderStatus, StartTimer
 from holdfast.model.records import JobRecord, NodeState
 from holdfast.model.wire import kind_of
+from holdfast.report.saves import saves_of
 from holdfast.report.similar import fingerprints, similar
 from holdfast.report.tables import offsets
 from holdfast.report.timeline import timeline
@@ -246,7 +247,7 @@ class Pages:
             "owner": job.view.user,
             "name": str(job.key),
             "incidents": lines[:ROWS],
-            "checkpoints": _checkpoints(events)[:200],
+            "checkpoints": saves_of(events)[:200],
             "stacks": next((one for one in reversed(events) if isinstance(one, e.StacksCaptured)), None),
             "around": newest[0] if newest else None,
             "can": _job_commands(job),
@@ -364,13 +365,6 @@ def sliced(found: Sequence[Any], page: Page) -> Slice:
     """The page of a list that is asked for."""
     first = (page.number - 1) * ROWS
     return Slice(found[first : first + ROWS], page.number, len(found) > first + ROWS, len(found))
-
-
-def _checkpoints(events: Sequence[e.AnyEvent]) -> list[e.CheckpointSaved]:
-    """Newest first; one that became durable is told once, at that time."""
-    saved = [one for one in reversed(events) if isinstance(one, e.CheckpointSaved)]
-    durable = {(one.attempt, one.step) for one in saved if one.durable}
-    return [one for one in saved if one.durable or (one.attempt, one.step) not in durable]
 
 
 def _job_commands(job: JobRecord) -> list[str]:

@@ -193,7 +193,7 @@ class Watch:
             at=at,
             source=self._name,
             command=e.Command(node.asked),
-            who="a person, by the node's reason",
+            who=f"a person, by the node's {'reason' if node.drain_reason else 'label'}",
             why=node.drain_reason,
             node=node.name,
         )

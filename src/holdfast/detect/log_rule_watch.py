@@ -54,6 +54,7 @@ class LogRuleWatch:
         self._catalogue = catalogue
         self._ticked = at
         self._told: dict[tuple[str, RuleState], int] = {}
+        self._said = [_sentence(rule.name, RuleState.WAITING) for rule in rules]
 
     @property
     def states(self) -> dict[str, RuleState]:
@@ -74,15 +75,21 @@ class LogRuleWatch:
         self._ticked = at
         return self._findings(self._monitor.tick(at))
 
+    def said(self) -> tuple[str, ...]:
+        """A sentence for people about each state since the last call, from `WAITING` on."""
+        said, self._said = tuple(self._said), []
+        return said
+
     def _findings(self, changes: Sequence[RuleChange]) -> list[Finding]:
         found = []
         for change in changes:
-            rule = finding_rule(change.after)
             told = self._told.get((change.rule, change.after), 0) + 1
-            if not rule or told > TOLD_MAX:
+            if told > TOLD_MAX:
                 continue
             self._told[change.rule, change.after] = told
-            found.append(self._finding(rule, change, told))
+            self._said.append(f"{_sentence(change.rule, change.after)}: {change.why}")
+            if rule := finding_rule(change.after):
+                found.append(self._finding(rule, change, told))
         return found
 
     def _finding(self, rule: str, change: RuleChange, told: int) -> Finding:
@@ -97,8 +104,12 @@ class LogRuleWatch:
             place=Place(node=self._node, rank=self._rank) if placed else Place(),
             job=self._job,
             attempt=self._attempt,
-            summary=f'Log rule "{change.rule}" is {change.after}: {change.why}',
+            summary=f"{_sentence(change.rule, change.after)}: {change.why}",
             kind=EvidenceKind.LOG,
             text=change.text or f"{change.rule}: {change.why}",
             captures={"what": change.rule} | ({"elapsed_s": str(math.ceil(change.for_s))} if change.for_s else {}),
         )
+
+
+def _sentence(rule: str, state: RuleState) -> str:
+    return f'Log rule "{rule}" is {state}'

@@ -29,6 +29,8 @@ _WINDOW = 64
 _RHYTHM_FACTOR = 1.5
 _BLIND_GAP_S = 2.0
 """When nobody asked for this long, it was the watcher that stood still (a stopped process, a paused machine)."""
+_OPENING_WRITES = 2
+"""What a slot has written when it is new: whoever has written more has spoken."""
 _LONG_PAUSES = 8
 _LATE_S_MIN = 0.5
 _UNANNOUNCED_S = 30.0
@@ -193,16 +195,21 @@ class Rhythm:
         key = JOB if rank is None else rank
         if key in self._gone or (key == JOB and self._has_telemetry()):
             return
-        if key != JOB:
-            self._ranks.pop(JOB, None)
         phase = self._phase(sample)
         self._announces = self._announces or phase in _ANNOUNCED
         known = self._ranks.get(key)
         if known is None:
-            self._ranks[key] = _Rank(phase, sample.begun, sample.ended, sample.writes, sample.at, sample.at)
+            # A slot that the first save opens tells no steps; lines that told some go on speaking for the job.
+            says_none = sample.begun is None and sample.ended is None and phase == "init"
+            said_else = says_none and (sample.writes > _OPENING_WRITES or JOB in self._ranks)
+            self._ranks[key] = _Rank(
+                phase, sample.begun, sample.ended, sample.writes, sample.at, sample.at, tells_no_steps=said_else
+            )
             self._front = max(self._front, -1 if sample.ended is None else sample.ended)
-            return
-        self._move(key, known, sample, phase)
+        else:
+            self._move(key, known, sample, phase)
+        if key != JOB and not self._ranks[key].tells_no_steps:
+            self._ranks.pop(JOB, None)
 
     def judge(self, now: float, unseen: Collection[int] = (), *, unheard_s: float = 0.0) -> HangVerdict | None:
         """Does the job hang? Answers once per standstill: then None until the ranks that are behind have moved.
@@ -369,7 +376,11 @@ class Rhythm:
         if rank.begun is None and rank.ended is None:
             return "startup", rules.startup_s
         if self._learned < rules.learn_steps:
-            return "first_step", self._warm_up_limit()
+            limit_s = self._warm_up_limit()
+            if self._warm_up_s_before and not rank.is_in_step:
+                # An unannounced save may come in the first steps, too.
+                limit_s = max(limit_s, self._pause_limit(rank, is_waited_for=is_waited_for)[1])
+            return "first_step", limit_s
         if rank.is_in_step:
             return "step", self.step_limit_s
         return self._pause_limit(rank, is_waited_for=is_waited_for)

@@ -31,15 +31,23 @@ def sync_tree(path: Path) -> None:
             os.close(fd)
 
 
-def report_saved(path: str | os.PathLike[str], step: int) -> None:
-    """Sync a local checkpoint and tell Holdfast that it is durable; one that cannot be synced is only staged."""
-    place = os.fspath(path)
+def report_saved(path: str | os.PathLike[str], step: int, *more: str | os.PathLike[str]) -> None:
+    """Sync a local checkpoint and tell Holdfast that it is durable; one that cannot be synced is only staged.
+
+    Args:
+        path: its folder or file.
+        step: completed steps that it holds.
+        more: further files of it.
+    """
     if not telemetry.enabled():
         return
+    place = ""
     try:
-        # What is written to an object store by its client is on disk there when the client returns.
-        if "://" not in place:
-            sync_tree(Path(place))
+        for one in (path, *more):
+            place = os.fspath(one)
+            # What is written to an object store by its client is on disk there when the client returns.
+            if "://" not in place:
+                sync_tree(Path(place))
     except OSError as error:
         sys.stderr.write(f"holdfast.integrations: the checkpoint {place} is not known to be on disk: {error}\n")
         telemetry.checkpoint(step, durable=False)

@@ -70,18 +70,22 @@ def _look(folder: Path, restore_step: int | None, full_bytes_max: int) -> Gate:
     says: list[str] = []
     bad: list[layouts.ForeignCheckpoint] = []
     good = None
+    spoilt: tuple[Path, ...] = ()
     for one in found:
         if restore_step is not None and one.step is not None and one.step > restore_step:
             says.append(f"{one.name} is set aside: nothing newer than step {restore_step} is to be loaded")
         else:
             verdict = layouts.verify_foreign(one, full=one.size <= full_bytes_max)
             if verdict.ok:
-                good = one
+                good, spoilt = one, verdict.spoilt
+                says += [
+                    f"{path.parent.name}/{path.name} is damaged: set aside, there is another copy" for path in spoilt
+                ]
                 break
             says.append(f"{verdict.sentence}: set aside")
         bad.append(one)
-    if bad:
-        done = layouts.set_aside(found, bad)
+    if bad or spoilt:
+        done = layouts.set_aside(found, bad, spoilt)
         says.append(f"the job resumes from {good.name}" if good else "no checkpoint can be trusted")
         return Gate(tuple(says), good.step if good else None, tuple(name for name, _ in done.renamed))
     return Gate((), good.step if good else None)

@@ -69,8 +69,11 @@ class AttemptFold:
         events = self._first_step_by_slots(at)
         events += self._checkpoints(
             staged=self._least(brief.staged for brief in self.briefs.values()),
-            durable=self._least(brief.durable for brief in self.briefs.values()),
+            durable=self._durable_on_all(),
             at=at,
+            took_s=max(
+                (one.durable_took_s for one in self.briefs.values() if one.durable_took_s is not None), default=None
+            ),
         )
         events += self._mark(at)
         return events
@@ -107,12 +110,13 @@ class AttemptFold:
                 self.bad_loss = (line.rank, line.loss)
             if not self.has_first_step:
                 events.append(self._first(line.step if line.first is None else line.first, line.at))
-        if line.checkpoint is not None:
+        if line.checkpoint is not None and not any(self._tells_saves(brief) for brief in self.briefs.values()):
             events += self._checkpoints(
                 staged=None if line.durable else line.checkpoint,
                 durable=line.checkpoint if line.durable else None,
                 at=line.at,
                 path=line.path,
+                took_s=line.took_s,
             )
         return events + self._mark(line.at)
 
@@ -121,6 +125,15 @@ class AttemptFold:
         """The step that every rank that reports any has reached."""
         known = [step for step in steps if step is not None]
         return min(known, default=None)
+
+    @staticmethod
+    def _tells_saves(brief: SlotBrief) -> bool:
+        return brief.staged is not None or brief.durable is not None
+
+    def _durable_on_all(self) -> int | None:
+        """The step that is durable on every rank that saves: one that has only staged so far has nothing durable."""
+        saving = [brief.durable for brief in self.briefs.values() if self._tells_saves(brief)]
+        return None if None in saving else self._least(saving)
 
     @property
     def step(self) -> int | None:
@@ -150,17 +163,19 @@ class AttemptFold:
             resumed_from=max(0, step - 1) if resumed is None else resumed,
         )
 
-    def _checkpoints(self, *, staged: int | None, durable: int | None, at: float, path: str = "") -> list[AnyEvent]:
+    def _checkpoints(
+        self, *, staged: int | None, durable: int | None, at: float, path: str = "", took_s: float | None = None
+    ) -> list[AnyEvent]:
         events: list[AnyEvent] = []
         if staged is not None and staged > max(self._staged, self._durable) and staged != durable:
             self._staged = staged
             events.append(self._saved(staged, at, path, durable=False))
         if durable is not None and durable > self._durable:
             self._durable = durable
-            events.append(self._saved(durable, at, path, durable=True))
+            events.append(self._saved(durable, at, path, durable=True, took_s=took_s))
         return events
 
-    def _saved(self, step: int, at: float, path: str, *, durable: bool) -> AnyEvent:
+    def _saved(self, step: int, at: float, path: str, *, durable: bool, took_s: float | None = None) -> AnyEvent:
         return CheckpointSaved(
             id=self._event_id(),
             at=at,
@@ -170,6 +185,7 @@ class AttemptFold:
             step=step,
             durable=durable,
             path=path,
+            took_s=took_s,
         )
 
     def _mark(self, at: float) -> list[AnyEvent]:

@@ -138,6 +138,8 @@ class SlotBrief(Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy: float | None = None
     staged: int | None = None
     durable: int | None = None
+    durable_took_s: float | None = None
+    """From staged to durable, when both are of the same step."""
     samples: int = 0
     tokens: int = 0
     saves: int = 0
@@ -173,6 +175,7 @@ class LineSeen(Report, frozen=True, kw_only=True, tag="line"):
     checkpoint: int | None = None
     durable: bool = False
     path: str = ""
+    took_s: float | None = None
 
 
 class Spotted(Report, frozen=True, kw_only=True, tag="spotted"):

@@ -80,6 +80,10 @@ class LineWatch:
         found, self._found = tuple(self._found), []
         return found
 
+    def said(self) -> tuple[str, ...]:
+        """The states of log rules for people, since the last call."""
+        return self._log_rules.said() if self._log_rules is not None else ()
+
     def strange(self, rank: int | None, at: float) -> tuple[Finding, ...]:
         """This rank has failed or stands still: lines that it never printed while well, when no rule says more."""
         if at - self._fault_at <= EXPLAINED_S:

@@ -313,8 +313,7 @@ class NodeRunner:
         attempt.slots.read([rank] if rank is not None else attempt.slots.discover())
         self._report_slots(attempt)
         if not attempt.is_ending:
-            if told := attempt.lines.look(at):
-                self.report(Spotted(findings=told))
+            self._look_at_lines(attempt, at)
             self.report(
                 RankEnded(
                     attempt=number,
@@ -447,13 +446,20 @@ class NodeRunner:
             if tick % _DISCOVER_EVERY == 0:
                 process.reap_strangers()
 
+    def _look_at_lines(self, attempt: Attempt, at: float) -> None:
+        found = attempt.lines.look(at)
+        if said := attempt.lines.said():
+            self._voice.say(*said)
+        if found:
+            self.report(Spotted(findings=found))
+
     def _look(self, attempt: Attempt, tick: int) -> None:
         at = time.time()
         if tick % _OUTPUT_EVERY == 0 and self._matcher.is_ready:
             for log in attempt.logs.values():
                 self._read_matches(attempt, log, log.pump(at), at)
-            if not attempt.is_ending and (found := attempt.lines.look(at)):
-                self.report(Spotted(findings=found))
+            if not attempt.is_ending:
+                self._look_at_lines(attempt, at)
         if tick % _SLOTS_EVERY == 0 or (self._drills is not None and self._drills.is_waiting):
             is_command = None in attempt.ranks.children
             attempt.slots.read(attempt.slots.discover() if is_command else attempt.spec.ranks_of(self.place.node))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import Match
+from holdfast.detect.told import path_told, seconds_told, step_told
 from holdfast.launch.frames import LineSeen
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Finding, Place, Role
@@ -47,10 +48,10 @@ class OutputReader:
     def progress(self, matches: Sequence[Match], *, rank: int | None, at: float) -> LineSeen | None:
         """The newest step and checkpoint among these lines."""
         first = step = loss = accuracy = step_s = checkpoint = None
-        durable, path = False, ""
+        durable, path, took_s = False, "", None
         for match in matches:
             captures = match.captures
-            number = _whole(captures.get("step"))
+            number = step_told(match)
             if match.rule.role is Role.PROGRESS and number is not None:
                 step, loss, step_s = number, _real(captures.get("loss")), _step_seconds(captures)
                 accuracy = _real(captures.get("accuracy"))
@@ -59,7 +60,10 @@ class OutputReader:
                 self._last_step = number
             elif match.rule.role is Role.CHECKPOINT and (number := self._last_step if number is None else number):
                 # "Finished staging" and "saving (or staging if async is enabled)" are no proof of anything on disk.
-                checkpoint, durable, path = number, "staging" not in match.text.lower(), captures.get("path", "")
+                durable, path, seconds = "staging" not in match.text.lower(), path_told(match), seconds_told(match)
+                # A timer's line may follow the one that names the step.
+                took_s = seconds if seconds is not None or number != checkpoint else took_s
+                checkpoint = number
         if step is None and checkpoint is None:
             return None
         return LineSeen(
@@ -74,11 +78,8 @@ class OutputReader:
             checkpoint=checkpoint,
             durable=durable,
             path=path,
+            took_s=took_s,
         )
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
 
 
 def _real(text: str | None) -> float | None:

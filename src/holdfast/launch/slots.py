@@ -59,6 +59,8 @@ def brief(view: SlotView, now_mono: float, *, is_gone: bool = False) -> SlotBrie
     """What the leader needs of a slot."""
     # A step that has begun but not ended is not counted; `steps` counts both ends.
     first = view.step_ended - view.steps + 1 if view.step_ended is not None and view.steps else None
+    staged_at, durable_at = view.checkpoint_staged_mono, view.checkpoint_durable_mono
+    is_same = view.checkpoint_staged == view.checkpoint_durable and staged_at is not None and durable_at is not None
     return SlotBrief(
         rank=view.rank,
         phase=view.phase,
@@ -72,6 +74,7 @@ def brief(view: SlotView, now_mono: float, *, is_gone: bool = False) -> SlotBrie
         accuracy=view.accuracy,
         staged=view.checkpoint_staged,
         durable=view.checkpoint_durable,
+        durable_took_s=max(0.0, (durable_at or 0.0) - (staged_at or 0.0)) if is_same else None,
         samples=view.samples,
         tokens=view.tokens,
         saves=view.saves,

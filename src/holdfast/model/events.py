@@ -123,13 +123,17 @@ class FirstStepDone(Event, frozen=True, kw_only=True, tag="first_step_done"):
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
-    """A checkpoint of this step exists. Only a durable one is progress."""
+    """A checkpoint of this step exists. Only a durable one is progress.
+
+    `took_s`: seconds from staged to durable by the ranks' own clocks, or what the log line tells; None: nobody told.
+    """
 
     job: JobKey
     attempt: int
     step: int
     durable: bool
     path: str = ""
+    took_s: float | None = None
 
 
 class StepReached(Event, frozen=True, kw_only=True, tag="step_reached"):

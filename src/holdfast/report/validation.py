@@ -66,20 +66,26 @@ def problems(run: Run) -> list[tuple[NodeResult, Item]]:
 
 
 def rows(run: Run) -> list[Row]:
-    """Every item with what each node measured."""
-    names = dict.fromkeys((item.name, item.unit) for node in run.nodes for item in node.items if item.shown)
+    """Every item with what each node measured, or why it is not applicable there."""
+    units: dict[str, str] = {}
+    for measured in (item for node in run.nodes for item in node.items if item.measured):
+        units[measured.name] = units.get(measured.name) or measured.unit
     return [
         Row(
             name,
             unit,
             tuple(
-                (node.node, number(item.value) if item.value is not None else item.text, item.verdict.value)
+                (node.node, number(item.value) if item.value is not None else _words(item), item.verdict.value)
                 for node in run.nodes
                 if (item := node.item(name)) is not None
             ),
         )
-        for name, unit in names
+        for name, unit in units.items()
     ]
+
+
+def _words(item: Item) -> str:
+    return f"not applicable: {item.why}" if item.verdict is Verdict.ABSENT and item.why else item.text
 
 
 def plots_of(found: Sequence[Trend]) -> list[dict[str, Any]]:

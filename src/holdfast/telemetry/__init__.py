@@ -28,6 +28,7 @@ __all__ = [
     "PHASES",
     "accuracy",
     "checkpoint",
+    "completed_step",
     "enabled",
     "evacuate_requested",
     "loss",
@@ -156,6 +157,11 @@ def checkpoint(step: int, *, durable: bool) -> None:
             writer.checkpoint(step, durable=durable)
         except Exception as error:  # noqa: BLE001 - whatever the caller passed, training goes on
             _warn("checkpoint", error)
+
+
+def completed_step() -> int | None:
+    """The newest step that this process has told to have ended; None before the first, and without a slot."""
+    return None if _writer is None else _writer.completed_step()
 
 
 def loss(value: float) -> None:

@@ -192,6 +192,11 @@ class SlotWriter:
             self._checkpoint_d[word + 2] = monotonic()
             self._publish_checkpoint()
 
+    def completed_step(self) -> int | None:
+        """The newest step that has ended."""
+        step: int = self._q[at.ENDED]
+        return None if step == at.NO_STEP else step
+
     def evacuate_requested(self) -> bool:
         """Whether the launcher has set the evacuation byte."""
         return self._map[at.EVACUATE_OFFSET] != 0

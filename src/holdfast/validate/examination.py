@@ -20,6 +20,7 @@ from holdfast.validate.baselines import Baseline, Kind, judged
 from holdfast.validate.hands import Hands
 from holdfast.validate.results import Item, NodeResult, Run, StepResult, Verdict, worst
 from holdfast.validate.results_kept import Plan, Results
+from holdfast.validate.troubleshooting import advice_for, advised
 from holdfast.validate.under_test import Asked, NodesUnderTest, Say
 from holdfast.validate.wire import Hello
 
@@ -211,24 +212,15 @@ class Examination(NodesUnderTest):
         return NodeResult(
             node=hello.node,
             rank=hello.rank,
-            items=tuple(items),
+            items=tuple(map(advised, items)),
             steps=tuple(self._found[hello.node]),
             lost=self.hands.lost.get(hello.node, ""),
         )
 
     def _failed(self, result: StepResult) -> Item:
         """A step that did not end well is a failure of its own."""
-        advice = self._advise(result.error)
-        if result.hung:
-            advice = (
-                advice or "look for processes in state D, a mount or a driver that does not answer: `holdfast check`"
-            )
-        return Item(
-            name=f"{result.step}.ended",
-            verdict=Verdict.FAIL,
-            why=result.error,
-            advice=advice or "run it by hand to see more",
-        )
+        advice = self._advise(result.error) or advice_for(result.step, result.error, hung=result.hung)
+        return Item(name=f"{result.step}.ended", verdict=Verdict.FAIL, why=result.error, advice=advice)
 
 
 async def _awaited(work: Awaitable[None]) -> None:

@@ -21,6 +21,7 @@ from holdfast.validate.results import Item, Verdict
 
 GROUP_S = 60.0
 MIB = 1 << 20
+CLEAR = "empty the compiler's cache (TORCHINDUCTOR_CACHE_DIR); if it stays, train without torch.compile on this version"
 
 
 def look(options: Options) -> list[Item]:
@@ -144,5 +145,5 @@ def _compiled() -> Item:
         why = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         return Item(name="pytorch.compile", verdict=Verdict.WARN, why=why, advice="install a C++ compiler and Triton")
     if not torch.allclose(found, wave(data), atol=1e-5):
-        return Item(name="pytorch.compile", verdict=Verdict.FAIL, why="compiled code gives other results", advice="")
+        return Item(name="pytorch.compile", verdict=Verdict.FAIL, why="compiled code gives other results", advice=CLEAR)
     return Item(name="pytorch.compile", value=took, unit="s for the first call")

@@ -140,6 +140,20 @@ SUITES: dict[str, Suite] = {
             quick=False,
         ),
         _suite(
+            "openmp",
+            "a program of parallel threads, compiled here: right sums, all threads",
+            "a C compiler",
+            Step(name="openmp", call="compiled:openmp", limit_s=120.0),
+            quick=False,
+        ),
+        _suite(
+            "mpi",
+            "a program of two ranks on this node, compiled here: right sums, ranks that find each other",
+            "mpicc, mpiexec",
+            Step(name="mpi", call="compiled:mpi", limit_s=120.0),
+            quick=False,
+        ),
+        _suite(
             "efa",
             "EFA and libfabric: fi_info, fi_pingpong",
             "libfabric's programs",

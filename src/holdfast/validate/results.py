@@ -59,6 +59,11 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
             return self.text
         return f"{number(self.value)} {self.unit}".strip()
 
+    @property
+    def measured(self) -> str:
+        """`shown`, or why there was nothing to measure here."""
+        return self.shown or (self.why if self.verdict is Verdict.ABSENT else "")
+
 
 class StepResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one step on one node ended."""

@@ -35,6 +35,29 @@ def test_infiniband_roce_and_efa(tmp_path):
     assert (second["device"], second["counters"]) == ("rdmap16s27", {"rx_drops": 7, "cmds_err": 0})
 
 
+def test_a_file_that_cannot_be_read_tells_nothing(tmp_path):
+    """A driver's error in place of a port's state or a counter is no state and no count: the whole reading fails."""
+    for name, read in (
+        ("sys/class/infiniband/rdmap0s0/ports/1/state", sysfs.infiniband),
+        ("sys/devices/virtual/neuron_device/neuron0/stats/hardware/mem_ecc_uncorrected", sysfs.neuron),
+    ):
+        path = lay(tmp_path, {name: ""}) / name
+        path.unlink()
+        path.symlink_to(path.name)
+        with pytest.raises(OSError, match="symbolic links"):
+            read(tmp_path)
+        path.unlink()
+
+
+def test_lines_about_xids_of_the_kernel_log(tmp_path):
+    """Of a file and in the device's form; what is not there is absent."""
+    log = tmp_path / "kmsg"
+    log.write_bytes(b"[ 1.0] booting\n6,12,900,-;NVRM: Xid (PCI:0000:b9:00): 79\n[ 2.0] NVRM: Xid (PCI:0000:b9:00): 74")
+    assert sysfs.xid_lines(log) == ["NVRM: Xid (PCI:0000:b9:00): 79"]
+    with pytest.raises(sysfs.AbsentError):
+        sysfs.xid_lines(tmp_path / "none")
+
+
 def test_nothing_there_is_absent(tmp_path):
     """Not an error: this machine has none."""
     for read in (sysfs.infiniband, sysfs.neuron, sysfs.edac, sysfs.pci, sysfs.nics):

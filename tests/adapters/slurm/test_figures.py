@@ -6,7 +6,7 @@ import calendar
 from collections import Counter
 from pathlib import Path
 
-from holdfast.adapters.slurm.figures import Look, QueuedJob, SlurmCollector, parse_jobs, parse_nodes
+from holdfast.adapters.slurm.figures import OTHERS, USERS_MAX, Look, QueuedJob, SlurmCollector, parse_jobs, parse_nodes
 
 RECORDED = Path(__file__).parent / "recorded" / "22.05"
 
@@ -68,13 +68,13 @@ def test_what_ended_between_two_looks_is_counted_once_and_what_never_ran_is_not(
     jobs, nodes = recorded(), parse_nodes((RECORDED / "sinfo-figures.txt").read_text())
     now = max(job.submitted for job in jobs) + 60
     look = Look(now + 30, jobs, nodes)
-    collector = SlurmCollector(Seen(Look(now, [], nodes), look, look), look_again_s=0.0)
+    collector = SlurmCollector(Seen(Look(now, [], nodes), look, look, look), look_again_s=0.0)
     figures(collector)
-    for _ in range(2):
+    for _ in range(3):
         found = figures(collector)
     running = sum(job.state in {"running", "completing"} for job in jobs)
     assert found["slurm_job_run_seconds_count",] == 2
-    assert found["slurm_job_wait_seconds_count",] == 2 + running
+    assert found["slurm_job_wait_seconds_count", "root"] == 2 + running
     assert found["slurm_node_unavailable_seconds_total", "down"] == 30
     assert found["slurm_node_unavailable_seconds_total", "drained"] == 30
     assert found["slurm_jobs", "main", "cancelled"] == 1
@@ -82,3 +82,31 @@ def test_what_ended_between_two_looks_is_counted_once_and_what_never_ran_is_not(
     waiting = [job for job in jobs if job.state == "pending"]
     oldest = min(job.submitted for job in waiting)
     assert found["slurm_job_pending_age_seconds_max", "main", "root"] == now + 30 - oldest
+
+
+def queued(number: int, user: str, waited: float = 0.0) -> QueuedJob:
+    state = "running" if waited else "pending"
+    return QueuedJob(str(number), state, "gpu", user, 1000.0, 1000.0 + waited if waited else 0.0, 0.0)
+
+
+def test_a_users_first_wait_is_an_increase() -> None:
+    """Zeros stand there for one look before the first count, also for a user whose job started between two looks."""
+    ken = [queued(1, "ken", 7200.0)]
+    collector = SlurmCollector(
+        Seen(Look(1.0, [], {}), *(Look(at, ken, {}) for at in (2.0, 3.0, 4.0))), look_again_s=0.0
+    )
+    seen = [figures(collector).get(("slurm_job_wait_seconds_count", "ken")) for _ in range(4)]
+    assert seen == [None, 0.0, 1.0, 1.0]
+
+
+def test_waits_reach_thirty_days_and_users_have_a_bound() -> None:
+    """A wait of 20 days has a bucket of its own; whoever comes after 200 users is counted with the others."""
+    crowd = [queued(number, f"u{number}") for number in range(USERS_MAX + 5)]
+    first = Look(1.0, crowd, {})
+    then = Look(2.0, [*crowd[:-1], queued(USERS_MAX + 4, f"u{USERS_MAX + 4}", 20 * 86400.0)], {})
+    collector = SlurmCollector(Seen(first, then), look_again_s=0.0)
+    figures(collector)
+    found = figures(collector)
+    assert len({key[1] for key in found if key[0] == "slurm_job_wait_seconds_count"}) == USERS_MAX + 1
+    assert found["slurm_job_wait_seconds_bucket", OTHERS, "1209600.0"] == 0
+    assert found["slurm_job_wait_seconds_bucket", OTHERS, "2592000.0"] == 1

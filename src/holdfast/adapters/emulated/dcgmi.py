@@ -98,6 +98,9 @@ def main(argv: list[str], folder: Path) -> int:
         if devices.state.mode == layout.MODE_NO_DRIVER:
             _say("Error: unable to establish a connection to the specified host: localhost (emulated)")
             return 226
+        if devices.state.mode == layout.MODE_REFUSED:
+            _say("Error: Insufficient permissions to perform the requested operation (emulated)")
+            return 255
         deed = {"discovery": _discovery, "health": _health, "diag": _diag, "policy": _policy, "test": _inject}[
             args.what
         ]
@@ -221,8 +224,8 @@ def _policy(devices: Devices, args: argparse.Namespace) -> int:
         _say("Policy successfully set.")
     if not args.reg:
         return 0
-    _say("Listening for violations.")
     before = [_violable(gpu) for gpu in devices.gpus]
+    _say("Listening for violations.")
     while True:
         for index, gpu in enumerate(devices.gpus):
             now = _violable(gpu)

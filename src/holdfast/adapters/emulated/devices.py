@@ -123,6 +123,11 @@ def environment(folder: Path, base: dict[str, str]) -> dict[str, str]:
     return base | {"PATH": first("PATH", "bin"), "LD_LIBRARY_PATH": first("LD_LIBRARY_PATH", "lib")}
 
 
+def root_of(node_dir: Path | None) -> Path:
+    """Where /sys and /proc of a node are: an embedded node may have a `sys` folder of its own."""
+    return node_dir if node_dir is not None and (node_dir / "sys").is_dir() else Path("/")
+
+
 def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "") or (str(Path.home() / ".cache") if os.environ.get("HOME") else "")
     if base:

@@ -151,6 +151,7 @@ FAULTS: dict[str, Fault] = {
     "driver_unloaded": Fault("NVML says that the driver is not loaded", _mode(layout.MODE_NO_DRIVER)),
     "driver_loading": Fault("the driver comes up: NVML counts no GPU yet", _mode(layout.MODE_LOADING)),
     "nvml_hang": Fault("calls into NVML do not return", _mode(layout.MODE_HANG)),
+    "nvml_refused": Fault("NVML and the tools refuse for want of permission", _mode(layout.MODE_REFUSED)),
     "nvml_garbage": Fault("NVML gives absurd numbers", _mode(layout.MODE_GARBAGE)),
 }
 """Every fault by its name in `holdfast drill inject`."""

@@ -28,6 +28,9 @@ MODE_GARBAGE = 3
 MODE_LOADING = 4
 """The driver comes up: NVML counts no GPU yet."""
 
+MODE_REFUSED = 5
+"""Calls are refused for want of permission."""
+
 GPU_LOST = 15
 """NVML_ERROR_GPU_IS_LOST."""
 TEMPERATURE_C = 41

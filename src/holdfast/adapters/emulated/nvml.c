@@ -20,9 +20,9 @@
 #define XIDS_MAX 16
 #define MAGIC 0x3155504746444c48ULL
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, TIMEOUT = 10,
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, TIMEOUT = 10,
        GPU_LOST = 15, MEMORY = 20, UNKNOWN = 999 };
-enum { MODE_WELL = 0, MODE_NO_DRIVER = 1, MODE_HANG = 2, MODE_GARBAGE = 3, MODE_LOADING = 4 };
+enum { MODE_WELL = 0, MODE_NO_DRIVER = 1, MODE_HANG = 2, MODE_GARBAGE = 3, MODE_LOADING = 4, MODE_REFUSED = 5 };
 
 struct link { uint32_t active; uint32_t spare; uint64_t crc_flit, crc_data, replay, recovery; };
 
@@ -92,6 +92,7 @@ static int map_state(void) {
 static int enter(void) {
     if (!S) return UNINITIALIZED;
     while (S->mode == MODE_HANG) pause_ms(50);
+    if (S->mode == MODE_REFUSED) return NO_PERMISSION;
     return S->mode == MODE_NO_DRIVER ? DRIVER_NOT_LOADED : OK;
 }
 static int about(struct gpu *g) {

@@ -73,6 +73,9 @@ def main(argv: list[str], folder: Path) -> int:
                 "latest NVIDIA driver is installed and running. (emulated)"
             )
             return 9
+        if devices.state.mode == layout.MODE_REFUSED:
+            _say("Failed to initialize NVML: Insufficient Permissions")
+            return 4
         if devices.state.mode == layout.MODE_LOADING:
             _say("No devices were found")
             return 6

@@ -26,13 +26,25 @@ MESSAGE_MAX = 1000
 REASON_MAX = 60
 PODS_MAX = 8
 """Of a job with more pods, so many are told."""
+_ATTEMPT = re.compile(r"^\S+\(\d+\)(?: is| has)?(?=[ :])")
 _log = structlog.get_logger("holdfast.kubernetes")
 
 
 def reason_of(title: str) -> str:
-    """One word in the API's way, from a notice's title: `node03 is back` -> `Node03IsBack`."""
-    words = re.findall(r"[A-Za-z0-9]+", title)
+    """One word in the API's way, from a notice's title: `node03 is back` -> `Node03IsBack`.
+
+    The job that the Event is about is left out: `default.job.a(1) is requeued, held` -> `RequeuedHeld`.
+    """
+    words = re.findall(r"[A-Za-z0-9]+", _ATTEMPT.sub("", title))
     return "".join(word[0].upper() + word[1:] for word in words)[:REASON_MAX] or "Notice"
+
+
+def message_of(title: str, text: str) -> str:
+    """Title and text in one; what the text begins with, and the title ends with, is said once."""
+    for start in (0, *(found.end() for found in re.finditer(": ", title))):
+        if text.startswith(title[start:].rstrip(".")):
+            return title[:start] + text
+    return f"{title}: {text}" if text else title
 
 
 def about_job(job: Workload) -> Json:
@@ -50,14 +62,13 @@ def event(notice: Notify, about: Json, *, now: str) -> Json:
     """The Event. Its name follows from what it says, about whom: the same again is the same Event."""
     said = f"{notice.title}\0{notice.text}\0{about.get('uid', '')}"
     mark = hashlib.sha256(said.encode()).hexdigest()[:16]
-    text = notice.text if notice.text.startswith(notice.title) else f"{notice.title}: {notice.text}".rstrip(": ")
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": f"{about['name']}.{mark}"[-253:], "namespace": about.get("namespace", "default")},
         "involvedObject": about,
         "reason": reason_of(notice.title),
-        "message": text[:MESSAGE_MAX],
+        "message": message_of(notice.title, notice.text)[:MESSAGE_MAX],
         "type": "Normal" if notice.severity is Severity.INFO else "Warning",
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,

@@ -15,13 +15,16 @@ from collections.abc import Awaitable, Callable
 from holdfast.adapters.probes import dcgm_output, smi_output, tool_output, tools
 from holdfast.adapters.probes.check import Check, Judging, Mode, Problem, Reading, Source
 from holdfast.adapters.probes.dcgm_output import Diag, ExporterGpu, HealthItem, Violation
-from holdfast.adapters.probes.reach import Reach, of_tool
+from holdfast.adapters.probes.reach import Reach, limit, of_tool
 from holdfast.adapters.probes.smi_output import SmiFacts
 from holdfast.adapters.probes.tool_output import FabricEndpoint, PingPong, Stress
 from holdfast.model.evidence import Place, Remedy
 
 SMI_LIMIT_S = 30.0
 HEALTH_LIMIT_S = 20.0
+POLICY_LIMIT_S = 4.0
+LISTEN_S = 1.5
+"""DCGM tells of a violation when it happens: a look by hand listens for so long."""
 DIAG_LIMIT_S = {1: 120.0, 2: 600.0, 3: 2700.0, 4: 7200.0}
 """DCGM's own figures: seconds, about 2 minutes, half an hour, one to two hours; with room."""
 STRESS_S = 20
@@ -63,10 +66,19 @@ async def _policy(reach: Reach) -> Reading:
     path = tools.where("dcgmi", reach.env)
     if not path:
         return Reading(absent="there is no dcgmi")
+    follower = reach.follower((path, "policy", "-g", "0", "--reg"))
     try:
-        lines = await reach.follower((path, "policy", "-g", "0", "--reg")).take()
+        lines = await follower.take()
     except OSError as error:
         return Reading(failed=f"dcgmi: {error.strerror}")
+    if not lines and not await follower.until_heard(limit(POLICY_LIMIT_S)):
+        return Reading(hung=True, failed=f"dcgmi policy said nothing within {limit(POLICY_LIMIT_S):g} s")
+    if reach.mode is not Mode.PERIODIC:
+        await asyncio.sleep(LISTEN_S)
+    lines += follower.drain()
+    if refused := next((line for line in lines if line.startswith("Error")), ""):
+        absent = "DCGM's host engine does not run here" if NO_ENGINE in refused else ""
+        return Reading(absent=absent, failed="" if absent else f"dcgmi policy: {refused.strip()[:160]}")
     reader = reach.policy_lines
     return Reading(facts=tuple(found for line in lines if (found := reader.feed(line)) is not None))
 
@@ -177,7 +189,7 @@ TOOL_SOURCES = (
     Source(name="dcgm-health", about="dcgmi health -c", needs="dcgmi, a host engine with health watches set",
            limit_s=HEALTH_LIMIT_S + 5, read=_health, every_s=60.0),
     Source(name="dcgm-policy", about="dcgmi policy --reg, followed", needs="dcgmi, and dcgm_policy = true",
-           limit_s=5.0, read=_policy),
+           limit_s=POLICY_LIMIT_S + LISTEN_S + 1.5, read=_policy),
     Source(name="dcgm-exporter", about="dcgm-exporter's metrics page", needs='dcgm_exporter = "http://..."',
            limit_s=EXPORTER_LIMIT_S + 1, read=_exporter),
     *(Source(name=f"dcgm-diag-{level}", about=f"dcgmi diag -r {level} -j", needs="dcgmi and a host engine",

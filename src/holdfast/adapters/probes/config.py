@@ -21,6 +21,8 @@ from holdfast.model.toml_lines import build, config_error, did_you_mean, load_to
 DEFAULT_FILE = Path("/etc/holdfast/agent.toml")
 POLL_S = 15.0
 SITE = "site/"
+PRESETS = ("hyperpod-eks",)
+"""Presets that ask something of agents."""
 
 
 class CheckSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +58,9 @@ class NodeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     poll_s: float = POLL_S
     """Seconds between two looks at what has no interval of its own."""
+    preset: str = ""
+    """`hyperpod-eks`: do what that vendor's guide has agents do, which is to believe the kernel's lines in
+    /var/log/messages too. Any user can write to syslog: leave it empty elsewhere."""
     metrics: str = ""
     """Where `/metrics` and `/healthz` are served, such as `127.0.0.1:9471`; empty: nowhere."""
     disable: tuple[str, ...] = ()
@@ -86,6 +91,11 @@ class NodeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         known = self.checks.get(name, CheckSettings())
         off = any(matches(pattern, name) for pattern in self.disable)
         return msgspec.structs.replace(known, enabled=False) if off else known
+
+    @property
+    def reads_messages(self) -> bool:
+        """Are the kernel's lines in /var/log/messages believed?"""
+        return self.preset == "hyperpod-eks"
 
     @property
     def site_off(self) -> tuple[str, ...]:
@@ -154,6 +164,8 @@ def parse_config(text: str, file: str = "") -> NodeConfig:
                 chosen((word,))
             except ConfigError as error:
                 problems.append(TomlProblem((key,), str(error)))
+    if config.preset and config.preset not in PRESETS:
+        problems.append(TomlProblem(("preset",), f'preset cannot be "{config.preset}"; known: {", ".join(PRESETS)}'))
     if config.poll_s <= 0:
         problems.append(TomlProblem(("poll_s",), f"poll_s must be above zero, not {config.poll_s:g}"))
     problems += [

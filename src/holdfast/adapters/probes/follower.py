@@ -28,10 +28,21 @@ class Follower:
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._lines: deque[str] = deque(maxlen=LINES_MAX)
+        self._heard = asyncio.Event()
+
+    async def until_heard(self, limit_s: float) -> bool:
+        """Wait until it has printed its first line, or ended; False when it has not within the limit."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._heard.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def take(self) -> list[str]:
         """What it printed since the last time. Raises OSError when it cannot be started."""
         if self._process is None or self._process.returncode is not None:
+            self._heard.clear()
             self._process = await asyncio.create_subprocess_exec(
                 *self._argv,
                 stdin=subprocess.DEVNULL,
@@ -41,6 +52,10 @@ class Follower:
                 start_new_session=True,
             )
             self._reading = asyncio.create_task(self._read(self._process))
+        return self.drain()
+
+    def drain(self) -> list[str]:
+        """What it printed since the last time, without starting it again."""
         lines = list(self._lines)
         self._lines.clear()
         return lines
@@ -51,7 +66,9 @@ class Follower:
         with contextlib.suppress(ValueError):  # a line beyond all bounds: what comes after it is still read next time
             while line := await process.stdout.readline():
                 self._lines.append(line.decode(errors="replace").rstrip("\n"))
+                self._heard.set()
         await process.wait()
+        self._heard.set()
 
     async def close(self) -> None:
         """End it."""

@@ -62,6 +62,7 @@ class Reach:
         self.fabric_provider = fabric_provider
         self.policy_lines = PolicyLines()
         self._followers: dict[tuple[str, ...], Follower] = {}
+        self.kernel_log = Path("/dev/kmsg")
         self.site_checks = ""
         """Folder of the site's own checks; empty: none."""
         self.site_off: tuple[str, ...] = ()

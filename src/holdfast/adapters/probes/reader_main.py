@@ -21,6 +21,7 @@ READS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "infiniband": lambda args: sysfs_reading.infiniband(Path(args["root"])),
     "nics": lambda args: sysfs_reading.nics(Path(args["root"])),
     "neuron": lambda args: sysfs_reading.neuron(Path(args["root"])),
+    "kernel": lambda args: sysfs_reading.xid_lines(Path(args["path"])),
     "edac": lambda args: sysfs_reading.edac(Path(args["root"])),
     "node": lambda args: sysfs_reading.node(Path(args["root"])),
     "pci": lambda args: sysfs_reading.pci(Path(args["root"])),

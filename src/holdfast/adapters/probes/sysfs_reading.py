@@ -9,11 +9,15 @@ import contextlib
 import ctypes
 import os
 import re
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 COUNTER_MAX = 1 << 63
 WRITE_BYTES = 4096
+RECORD_BYTES = 8192
+"""Each read of /dev/kmsg gives one record, which fits into this."""
+XIDS_MAX = 500
 NETWORK = ("nfs", "lustre", "fuse.", "gpfs", "beegfs", "ceph", "glusterfs", "cifs", "smb", "9p", "wekafs", "pvfs")
 """File systems that live on other machines: they may not answer."""
 _PSEUDO = frozenset(
@@ -46,6 +50,29 @@ class AbsentError(Exception):
     """What is to be read is not here."""
 
 
+def xid_lines(path: Path) -> list[str]:
+    """Lines of this boot's kernel log that tell of a GPU's error, the newest `XIDS_MAX`. Raises OSError."""
+    found: deque[str] = deque(maxlen=XIDS_MAX)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if path.is_char_device() else 0))
+    except FileNotFoundError as error:
+        raise AbsentError(f"there is no {path}") from error
+    rest = b""
+    with os.fdopen(file, "rb", buffering=0) as log:
+        while True:
+            try:
+                data = os.read(log.fileno(), RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # the ring was overwritten before it was read: what is there now comes next
+                continue
+            *lines, rest = (rest + data).split(b"\n")
+            found.extend(line.decode(errors="replace").rpartition(";")[2] for line in lines if b"Xid" in line)
+            if not data:
+                break
+    return list(found)
+
+
 def infiniband(root: Path) -> list[dict[str, Any]]:
     """Ports of all InfiniBand, RoCE and EFA devices: `facts.PortFacts`."""
     folder = root / "sys/class/infiniband"
@@ -63,7 +90,7 @@ def infiniband(root: Path) -> list[dict[str, Any]]:
                     "device": device.name,
                     "port": int(port.name),
                     "driver": driver,
-                    "state": _after_colon(_line(port / "state")),
+                    "state": _after_colon(_told(port / "state")),
                     "physical": _after_colon(_line(port / "phys_state")),
                     "rate_gbps": _number(_line(port / "rate").partition(" ")[0]),
                     "link_layer": _line(port / "link_layer"),
@@ -114,7 +141,7 @@ def neuron(root: Path) -> list[dict[str, Any]]:
             _NEURON_COUNTERS[device] = [path for path in device.rglob("*_uncorrected") if "ecc" in path.name]
         counters: dict[str, int] = {}
         for path in _NEURON_COUNTERS[device]:
-            count = _count(_line(path / "total" if path.is_dir() else path))
+            count = _count(_told(path / "total" if path.is_dir() else path))
             if count is not None:
                 counters[path.name] = counters.get(path.name, 0) + count
         found.append({"index": int(device.name.removeprefix("neuron")), "counters": counters})
@@ -329,6 +356,14 @@ def _text(path: Path) -> str:
 
 def _line(path: Path) -> str:
     return _text(path).partition("\n")[0].strip()
+
+
+def _told(path: Path) -> str:
+    """The first line. A file that is not there is empty; one that cannot be read raises OSError: it tells nothing."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _after_colon(text: str) -> str:

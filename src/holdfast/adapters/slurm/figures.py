@@ -2,7 +2,9 @@
 
 `holdfast slurm-exporter` serves them. Each look is one `squeue` and one `sinfo`, at most every `LOOK_AGAIN_S` seconds
 however often it is scraped. Waiting and running times are counted once per job, when a look first shows it started or
-ended; what was over before the first look is not counted. Parsing is pure; time passes while the tools run.
+ended; what was over before the first look is not counted. Waiting times are counted by user: a user's series is there,
+with zeros, one look before its first count, because Prometheus sees no increase in a series that begins at 1. Parsing
+is pure; time passes while the tools run.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ LOOK_S = 8.0
 GAP_S_MAX = 300.0
 """A longer pause between two looks counts as this long: the exporter did not see what was in between."""
 USERS_MAX = 200
-BOUNDS_S = (10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 2 * 3600.0, 6 * 3600.0, 86400.0, 3 * 86400.0, 7 * 86400.0)
+OTHERS = "(others)"
+"""Whose waits are counted together once `USERS_MAX` users were seen."""
+BOUNDS_S = (10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 2 * 3600.0, 6 * 3600.0, 86400.0, 3 * 86400.0, 7 * 86400.0,
+            14 * 86400.0, 30 * 86400.0)  # fmt: skip
 UNAVAILABLE = ("down", "drain", "fail", "maint", "reboot", "unknown", "no_respond", "power", "not_responding")
 """Beginnings of sinfo's states in which a node takes no work."""
 STARTED = frozenset({"running", "completing", "suspended", "stopped", "signaling", "stage_out"})
@@ -137,14 +142,12 @@ class _Times:
         self._counts[next((n for n, bound in enumerate(BOUNDS_S) if seconds <= bound), len(BOUNDS_S))] += 1
         self._sum += seconds
 
-    def family(self, name: str, text: str) -> HistogramMetricFamily:
+    def into(self, family: HistogramMetricFamily, *labels: str) -> None:
         total, buckets = 0, []
         for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], self._counts, strict=True):
             total += count
             buckets.append((bound, total))
-        family = HistogramMetricFamily(name, text)
-        family.add_metric([], buckets, self._sum)
-        return family
+        family.add_metric(labels, buckets, self._sum)
 
 
 class SlurmCollector(Collector):
@@ -157,7 +160,10 @@ class SlurmCollector(Collector):
         self._tried_at = -LOOK_AGAIN_S
         self._started: set[tuple[str, float]] = set()
         self._over: set[tuple[str, float]] = set()
-        self._waits, self._runs = _Times(), _Times()
+        self._waits: dict[str, _Times] = {}
+        self._new: list[tuple[str, float]] = []
+        """Waits of users whose series the last look began: user and seconds, counted at the next look."""
+        self._runs = _Times()
         self._lost: Counter[str] = Counter()
         self._failures = 0
         self._why = ""
@@ -169,8 +175,14 @@ class SlurmCollector(Collector):
         yield CounterMetricFamily("slurm_look_failures", "Looks that failed.", value=self._failures)
         if up and self._last is not None:
             yield from self._now(self._last)
-        yield self._waits.family("slurm_job_wait_seconds", "From submission to start, of jobs that started.")
-        yield self._runs.family("slurm_job_run_seconds", "From start to end, of jobs that ended.")
+        text = "From submission to start, of jobs that started."
+        waits = HistogramMetricFamily("slurm_job_wait_seconds", text, labels=["user"])
+        for user, times in sorted(self._waits.items()):
+            times.into(waits, user)
+        yield waits
+        runs = HistogramMetricFamily("slurm_job_run_seconds", "From start to end, of jobs that ended.")
+        self._runs.into(runs)
+        yield runs
         lost = CounterMetricFamily(
             "slurm_node_unavailable_seconds", "Node-seconds in states that take no work.", labels=["state"]
         )
@@ -202,9 +214,20 @@ class SlurmCollector(Collector):
             for job in look.jobs
             if _is_over(job) and _has_started(job) and job.started and job.ended
         }
+        known = set(self._waits)
+        for user, waited in self._new:
+            self._waits[user].add(waited)
+        self._new = []
+        for job in look.jobs:
+            self._waits.setdefault(self._counted_as(job.user), _Times())
         if before is not None:
             for key in started.keys() - self._started:
-                self._waits.add(max(0.0, started[key].started - started[key].submitted))
+                user = self._counted_as(started[key].user)
+                waited = max(0.0, started[key].started - started[key].submitted)
+                if user in known:
+                    self._waits[user].add(waited)
+                else:
+                    self._new.append((user, waited))
             for key in over.keys() - self._over:
                 self._runs.add(max(0.0, over[key].ended - over[key].started))
             passed = min(GAP_S_MAX, max(0.0, look.at - before.at))
@@ -212,6 +235,9 @@ class SlurmCollector(Collector):
                 if state.startswith(UNAVAILABLE):
                     self._lost[state] += passed  # type: ignore[assignment]
         self._started, self._over = set(started), set(over)
+
+    def _counted_as(self, user: str) -> str:
+        return user if user in self._waits or len(self._waits) < USERS_MAX else OTHERS
 
     def _now(self, look: Look) -> Iterator[Metric]:
         jobs = GaugeMetricFamily("slurm_jobs", "Jobs in the queue.", labels=["partition", "state"])

@@ -133,13 +133,19 @@ def _file(path: Path, name: str, places: list[tuple[int, int]], *, full: bool) -
 def _records(path: Path, name: str, places: list[tuple[int, int]]) -> tuple[Problem | None, int]:
     """Each record of a tensor is what `torch.save` writes; objects are records of bytes, in the same form."""
     read = 0
+    foreign: list[int] = []
     with path.open("rb") as file:
         for offset, length in sorted(places):
             file.seek(offset)
             record = file.read(length)
             read += length
-            # What is no archive (a compressed or custom format) carries no checksum that is known here.
-            problem = check_torch(io.BytesIO(record), name, full=True)[0] if record.startswith(b"PK") else None
+            if not record.startswith(b"PK"):
+                foreign.append(offset)
+                continue
+            problem = check_torch(io.BytesIO(record), name, full=True)[0]
             if problem is not None:
                 return Problem(problem.kind, name, f"the record at byte {offset}: {problem.detail}"), read
+    # Records of a compressed or custom format carry no checksum that is known here; then no record is an archive.
+    if foreign and len(foreign) < len(places):
+        return Problem("wrong_content", name, f"the record at byte {foreign[0]} does not begin as the others do"), read
     return None, read

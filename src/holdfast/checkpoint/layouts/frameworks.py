@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.files import BAD
 from holdfast.checkpoint.layouts.contents import TORCH_SUFFIXES, check_file, is_torch_file, read_text
 from holdfast.checkpoint.layouts.distributed import METADATA_NAME, check_distributed, is_distributed
+from holdfast.checkpoint.layouts.ranks import RankFiles, local_saves, ranked_files
 from holdfast.checkpoint.manifest import Problem, Verdict
 
 __all__ = ["LAYOUTS", "ForeignCheckpoint", "recognise", "verify_foreign"]
@@ -38,6 +40,8 @@ class ForeignCheckpoint:
         size: bytes of all of them.
         saved_at: when its newest file was written, Unix seconds by the file system's clock.
         unfinished: what the layout says is missing or not published; None when the save was finished.
+        label: its name, where it is neither a folder nor a file of its own but files in `path`.
+        copies: for each rank the copies of its part, where a checkpoint is files of ranks.
     """
 
     path: Path
@@ -47,19 +51,21 @@ class ForeignCheckpoint:
     size: int
     saved_at: float
     unfinished: Problem | None
+    label: str = ""
+    copies: tuple[tuple[Path, ...], ...] = ()
 
     @cached_property
     def problem(self) -> Problem | None:
         """What the quick check finds, None when it passes: looked at when first asked for: it reads each frame."""
         if self.unfinished is not None:
             return self.unfinished
-        problems, _ = _contents(self, full=False)
+        problems = _contents(self, full=False).problems
         return problems[0] if problems else None
 
     @property
     def name(self) -> str:
         """Name of the folder or file."""
-        return self.path.name
+        return self.label or self.path.name
 
     @property
     def ok(self) -> bool:
@@ -96,16 +102,24 @@ def verify_foreign(found: ForeignCheckpoint, *, full: bool = True) -> Verdict:
         found: what `recognise` gave.
         full: also read everything and compare it with the checksums that the containers carry.
     """
-    problems, read = _contents(found, full=full)
-    if found.unfinished is not None:
-        problems.insert(0, found.unfinished)
+    seen = _contents(found, full=full)
+    problems = seen.problems if found.unfinished is None else [found.unfinished, *seen.problems]
     unique = {str(problem): problem for problem in problems}
-    return Verdict(found.name, "full" if full else "quick", None, tuple(unique.values()), read)
+    spoilt = () if unique else tuple(seen.spoilt)
+    return Verdict(found.name, "full" if full else "quick", None, tuple(unique.values()), seen.read, spoilt)
 
 
-def _contents(found: ForeignCheckpoint, *, full: bool) -> tuple[list[Problem], int]:
-    """What is wrong with its files, and how many bytes were read to know it."""
+class _Seen(NamedTuple):
+    """What is wrong with the files, damaged copies that are not needed, and how many bytes were read to know it."""
+
+    problems: list[Problem]
+    spoilt: list[Path]
+    read: int
+
+
+def _contents(found: ForeignCheckpoint, *, full: bool) -> _Seen:
     problems: list[Problem] = []
+    bad: dict[Path, Problem] = {}
     read = 0
     for folder in sorted(
         {path.parent for path in found.files if path.name == METADATA_NAME or path.suffix == ".distcp"}
@@ -117,8 +131,10 @@ def _contents(found: ForeignCheckpoint, *, full: bool) -> tuple[list[Problem], i
         problem, count = check_file(path, full=full)
         read += count
         if problem is not None:
-            problems.append(Problem(problem.kind, _relative(path, found.path), problem.detail))
-    return problems, read
+            bad[path] = Problem(problem.kind, _relative(path, found.path), problem.detail)
+    spoilt = [path for copies in found.copies for path in copies if path in bad and not all(c in bad for c in copies)]
+    problems += [problem for path, problem in bad.items() if path not in spoilt]
+    return _Seen(problems, spoilt, read)
 
 
 def _relative(path: Path, root: Path) -> str:
@@ -153,10 +169,14 @@ def _folders(root: Path, pattern: str) -> list[tuple[int, Path]]:
 
 
 def _megatron(root: Path) -> list[ForeignCheckpoint] | None:
-    """Megatron-LM and NeMo's Megatron core: `iter_0000120/`, published by `latest_checkpointed_iteration.txt`."""
+    """Megatron-LM and NeMo's Megatron core: `iter_0000120/`, published by `latest_checkpointed_iteration.txt`.
+
+    Before the first one is published, its own files tell it from another program's folders of that name.
+    """
     folders = _folders(root, r"iter_(\d{7,})")
     tracker = read_text(root / MEGATRON_TRACKER)
-    if not folders and tracker is None:
+    own = ("mp_rank_*", "common.pt", "metadata.json")
+    if tracker is None and not any(next(path.glob(name), None) for _, path in folders for name in own):
         return None
     latest = int(tracker) if tracker and tracker.isdecimal() else None
     found = []
@@ -265,21 +285,75 @@ def _distributed(root: Path) -> list[ForeignCheckpoint] | None:
     if is_distributed(root):
         return [_make(root, "dcp", _number(root.name))]
     inside = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", BAD))]
-    return [_make(path, "dcp", _number(path.name)) for path in inside if is_distributed(path)] or None
+    found = [path for path in inside if is_distributed(path)]
+    # Killed before the first byte: a loop that takes the newest folder would take the empty one.
+    begun = [path for path in inside if found and _is_begun(path)]
+    return [_make(path, "dcp", _number(path.name)) for path in (*found, *begun)] or None
+
+
+def _is_begun(path: Path) -> bool:
+    """A folder that is named for a step, and empty."""
+    return _told_step(path.name) is not None and not any(path.iterdir())
+
+
+def _local(root: Path) -> list[ForeignCheckpoint] | None:
+    """nvidia-resiliency-ext's local checkpoints: `RANK/iter_0000120_RANK_local.pt`, with replicas or without."""
+    return [_of_ranks(root, "nvrx-local", saved) for saved in local_saves(root)] or None
+
+
+def _of_ranks(root: Path, layout: str, saved: RankFiles) -> ForeignCheckpoint:
+    """A checkpoint that is files of ranks. What is torn belongs to it only while a part is missing."""
+    copies = tuple(saved.copies.values())
+    whole = tuple(path for paths in copies for path in paths)
+    files = (*whole, *saved.torn) if saved.missing else whole
+    stats = [path.stat() for path in files]
+    return ForeignCheckpoint(
+        path=root,
+        layout=layout,
+        step=saved.step,
+        files=files,
+        size=sum(stat.st_size for stat in stats),
+        saved_at=max(stat.st_mtime for stat in stats),
+        unfinished=saved.missing,
+        label=saved.name,
+        copies=copies,
+    )
 
 
 def _files(root: Path) -> list[ForeignCheckpoint] | None:
-    """Plain `torch.save` and safetensors files."""
+    """Plain `torch.save` and safetensors files, also one for each rank (`iter_120_rank0.pt`) or folders of steps."""
+    files = _torch_files(root)
+    if not files:
+        inside = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", BAD))]
+        steps = [(step, path) for path in inside if (step := _told_step(path.name)) is not None]
+        return [_step_folder(path, step) for step, path in steps if _is_begun(path) or _torch_files(path)] or None
+    groups = [RankFiles(name, _named_step(name), copies, (), gone) for name, copies, gone in ranked_files(files)]
+    ranked = {path for group in groups for (path,) in group.copies.values()}
+    found = [_make(path, "torch", _named_step(path.stem)) for path in files if path not in ranked]
+    return [*found, *(_of_ranks(root, "torch", group) for group in groups)]
+
+
+def _step_folder(path: Path, step: int) -> ForeignCheckpoint:
+    """A folder of torch's files; where they are named by rank, none may be missing from 0 to the highest."""
+    gone = next((problem for *_, problem in ranked_files(_torch_files(path)) if problem is not None), None)
+    return _make(path, "torch", step, gone)
+
+
+def _torch_files(root: Path) -> list[Path]:
     known = {*TORCH_SUFFIXES, ".safetensors"}
     files = [p for p in root.iterdir() if p.is_file() and p.suffix in known and not p.name.startswith((".", BAD))]
-    empty_or_torch = [p for p in files if p.suffix == ".safetensors" or not p.stat().st_size or is_torch_file(p)]
-    return [_make(path, "torch", _named_step(path.stem)) for path in empty_or_torch] or None
+    return [p for p in files if p.suffix == ".safetensors" or not p.stat().st_size or is_torch_file(p)]
 
 
 def _named_step(stem: str) -> int | None:
     """The step that a file's name tells: `step=400`, `iter_120`, `ckpt-7`, `model_000500`."""
-    match = re.search(r"(?:step|iter|iteration|it)[=_-]?(\d+)", stem)
-    return int(match[1]) if match else _number(stem)
+    told = _told_step(stem)
+    return _number(stem) if told is None else told
+
+
+def _told_step(name: str) -> int | None:
+    match = re.search(r"(?:step|iter|iteration|it)[=_-]?(\d+)", name)
+    return int(match[1]) if match else None
 
 
 def _number(name: str) -> int | None:
@@ -293,6 +367,7 @@ LAYOUTS: dict[str, Finder] = {
     "huggingface": _hugging_face,
     "lightning": _lightning,
     "dcp": _distributed,
+    "nvrx-local": _local,
     "torch": _files,
 }
 """Every framework that is known, in the order in which they are asked: the plainer a layout, the later."""

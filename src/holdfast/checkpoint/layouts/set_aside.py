@@ -1,7 +1,8 @@
 """Takes a bad checkpoint out of its framework's way, so that the framework's own resume takes the one before it.
 
-Called by `checkpoints repair` and by the launcher before it starts ranks. A bad one is renamed to `bad-...`, never
-deleted; where the framework keeps a tracker, it is made to name the newest good one. Nothing waits; no clock.
+Called by `checkpoints repair` and by the launcher before it starts ranks. A bad one, or each of its files where it is
+files of ranks, is renamed to `bad-...`, never deleted; where the framework keeps a tracker, it is made to name the
+newest good one. Nothing waits; no clock.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Aside:
     """What was done.
 
     Args:
-        renamed: (old name, where it lies now) of each bad checkpoint.
+        renamed: (old name, where it lies now) of each bad checkpoint; of several files the first.
         resumes_from: the newest good one, None when there is none.
         tracker: the tracker file that was written anew, None when none had to be.
     """
@@ -34,12 +35,15 @@ class Aside:
     tracker: Path | None
 
 
-def set_aside(checkpoints: Sequence[ForeignCheckpoint], bad: Sequence[ForeignCheckpoint]) -> Aside:
+def set_aside(
+    checkpoints: Sequence[ForeignCheckpoint], bad: Sequence[ForeignCheckpoint], spoilt: Sequence[Path] = ()
+) -> Aside:
     """Rename the bad ones and point the tracker at the newest good one.
 
     Args:
         checkpoints: all of one folder, newest first, as `recognise` gives them.
         bad: those of them that must not be loaded.
+        spoilt: damaged copies in good ones; without them their framework takes another copy.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -53,9 +57,11 @@ def set_aside(checkpoints: Sequence[ForeignCheckpoint], bad: Sequence[ForeignChe
         if bad and good:
             tracker = _point_at(good[0], checkpoints)
         for found in bad:
-            if not found.path.exists():
-                continue
-            renamed.append((found.name, rename_bad(found.path)))
+            paths = [path for path in (found.files if found.label else (found.path,)) if path.exists()]
+            kept = [rename_bad(path) for path in paths]
+            if kept:
+                renamed.append((found.name, kept[0]))
+        renamed += [(path.name, rename_bad(path)) for path in spoilt]
     except OSError as error:
         raise CheckpointError(f"{checkpoints[0].path.parent} cannot be put in order: {error}") from error
     return Aside(tuple(renamed), good[0] if good else None, tracker)

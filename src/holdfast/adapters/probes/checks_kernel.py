@@ -1,0 +1,94 @@
+"""The kernel log, looked through by hand: which errors of GPUs it tells of since the node was booted.
+
+The agent follows the kernel log itself (`agent.kernel_log`); this check is for a person or a script that asks once.
+What the catalogue calls a root cause is critical; what an application brings about is not. A GPU that was reset since
+then still shows: only a boot makes the log begin anew. The log is read in the reading process, which can be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
+from holdfast.adapters.probes.check import Check, Judging, Problem, Reading, Source
+from holdfast.adapters.probes.reach import Reach
+from holdfast.detect.catalogue import StreamKind
+from holdfast.detect.matcher import Match, StreamSource
+from holdfast.model.evidence import Domain, Place, Role
+
+LIMIT_S = 5.0
+
+
+class GpuError(Struct, frozen=True, kw_only=True):
+    """One Xid or SXid of the log, as the catalogue knows it."""
+
+    rule: str
+    title: str
+    is_fault: bool
+    """A root cause, and not the application's own doing."""
+    gpu_id: str
+    text: str
+
+
+def _matched(lines: tuple[str, ...]) -> list[Match]:
+    stream = read_matcher(read_catalogue()).stream(StreamSource(kind=StreamKind.KERNEL, name="kernel log"))
+    return stream.feed("".join(f"{line}\n" for line in lines).encode(), 0.0)
+
+
+async def _read(reach: Reach) -> Reading:
+    reading = await reach.read("kernel", tuple[str, ...], LIMIT_S, path=str(reach.kernel_log))
+    if reading.facts is None:
+        return reading
+    matches = await asyncio.to_thread(_matched, reading.facts)
+    errors = [
+        GpuError(
+            rule=one.rule.id,
+            title=one.rule.title,
+            is_fault=one.rule.role is Role.ROOT and one.rule.domain is not Domain.APPLICATION,
+            gpu_id=one.captures.get("gpu_id", ""),
+            text=one.text,
+        )
+        for one in matches
+    ]
+    return msgspec.structs.replace(reading, facts=tuple(errors))
+
+
+KERNEL_SOURCES = (
+    Source(
+        name="kernel-log",
+        about="the kernel's ring buffer (/dev/kmsg)",
+        needs="/dev/kmsg",
+        limit_s=2 * LIMIT_S,
+        read=_read,
+    ),
+)
+
+
+def xids(facts: tuple[GpuError, ...], judging: Judging) -> list[Problem]:
+    """Faults, each kind once for each GPU."""
+    del judging
+    faults = {(one.rule, one.gpu_id): one for one in facts if one.is_fault}
+    return [
+        Problem(
+            rule=one.rule,
+            summary=f"{one.title}" + (f" (GPU {one.gpu_id})" if one.gpu_id else ""),
+            place=Place(gpu_id=one.gpu_id),
+            text=one.text,
+        )
+        for one in faults.values()
+    ]
+
+
+KERNEL_CHECKS = (
+    Check(
+        name="kernel-xid",
+        about="Xids and SXids of the kernel log since boot",
+        source="kernel-log",
+        modes=(),
+        judge=xids,
+        rules=("nvidia.xid.*", "nvidia.sxid.*"),
+    ),
+)
