@@ -7,11 +7,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from field_notes import sentences
 from msgspec import NODEFAULT
-from msgspec.structs import fields
+from msgspec.structs import FieldInfo, fields
 
+from holdfast.drill import site_settings
 from holdfast.drill.kinds import KINDS, WORKS_ON, Reach
 from holdfast.drill.scenario import Expect, JobNeeds, Scenario, Target, When, shipped
+from holdfast.drill.site_settings import SiteConfig
 
 PAGE = Path(__file__).with_name("drills.md")
 
@@ -28,6 +31,7 @@ named, the suspect named, the remedy taken, within so many seconds and lost step
     holdfast drill run kill9 xid_74_replace   on an embedded cluster that is brought up for it
     holdfast drill run --all --junit out.xml  all of them, for CI
     holdfast drill run --all --on slurm       all of them on a real Slurm of this machine: slurm-lab.md
+    holdfast drill run --table --on site      seven faults on a cluster that runs already: its own holdfast.toml
     holdfast drill run mine.toml --json       a scenario of your own
 
 The exit code is 0 when every drill that was tried has passed, 1 when one has not, 77 when the target is not open to
@@ -41,6 +45,42 @@ of the fault enters only the incident's timeline.
 
 The cluster that is brought up for drills has a policy of its own (`holdfast/drill/policy.toml`): a row of drills breaks
 more nodes within minutes than the quarantine brake lets pass. `--policy FILE` takes another.
+"""
+
+SITE = """\
+## On a cluster that runs already
+
+`holdfast drill run NAME... --on site` breaks a job of its own on the cluster that `holdfast.toml` describes: the usual file, or the one
+that `--config` names. Nothing is brought up, and nothing but that job is ended. Its controller and its agents are the site's. Drills that
+hit nodes are left out there, except on an embedded cluster.
+
+```toml
+# eos.toml
+cluster = "slurm:"                           # as for `holdfast controller`; "kubernetes:CONTEXT"; or dir = "..." of an embedded cluster
+controller = "https://holdfast.example.org:8470"
+token_file = "operator.token"                # an operator's: drills tell the controller when a fault happened
+
+[drill.site]
+folder = "/lustre/drills"
+partition = "batch"
+account = "resiliency"
+image = "nvcr.io#nvidia/pytorch:25.04-py3"
+mounts = "/lustre:/lustre"
+nodes = 4
+ranks_per_node = 8
+start_s = 300.0
+```
+
+    holdfast drill run --table --on site --config eos.toml -v             the seven of Mission Control's injector
+    holdfast drill run good --on site --config eos.toml --until-cancelled goes on until scancel, or Ctrl-C
+
+- `--table`: good, user-buffer hang, segmentation fault, throughput straggler, all-reduce hang, send-receive hang, straggler then hang.
+- `-v` (also `-debug`): what the controller writes of the job, line by line.
+- `--until-cancelled`: after its drills the job trains on, under Holdfast's eyes, until its owner cancels it.
+- What a scenario expects is held to the site's measure: `start_s` more until it has recovered, in place or through the queue.
+
+| key of `[drill.site]` | default | what |
+|---|---|---|
 """
 
 FORM = """\
@@ -66,15 +106,16 @@ only added. Times are Unix seconds, durations seconds; what is not known is null
 """
 
 
-def _default(value: object) -> str:
-    if value is NODEFAULT:
+def _default(field: FieldInfo) -> str:
+    if field.required:
         return "required"
-    return f"`{value!r}`" if value not in (None, "", (), {}) else "-"
+    value = field.default
+    return f"`{value!r}`" if value is not NODEFAULT and value not in (None, "", ()) else "-"
 
 
 def _table(kind: type, title: str, prefix: str) -> list[str]:
     rows = [f"### {title}", "", "| key | default |", "|---|---|"]
-    rows += [f"| `{prefix}{field.name}` | {_default(field.default)} |" for field in fields(kind)]
+    rows += [f"| `{prefix}{field.name}` | {_default(field)} |" for field in fields(kind)]
     return [*rows, ""]
 
 
@@ -129,7 +170,9 @@ def page() -> str:
         (JobNeeds, "[job]: what is brought up when no job is named", "job."),
     ):
         out += _table(kind, title, prefix)
-    out.append(FORM)
+    told = sentences(site_settings)["SiteConfig"]
+    rows = [f"| `{field.name}` | {_default(field)} | {told[field.name]} |" for field in fields(SiteConfig)]
+    out += [SITE + "\n".join(rows), "", FORM]
     return "\n".join(out)
 
 

@@ -514,3 +514,14 @@ def test_a_job_that_is_over_and_seems_to_complete_again_is_not_revived(end):
     assert play.state is over
     play.job(state=S.PENDING)
     assert play.state is JobState.WATCHING, "a person queues it once more"
+
+
+def test_an_attempt_knows_when_it_got_its_nodes():
+    """The scheduler's start lies before the launcher's first word; a restart in place gets no nodes anew."""
+    play = Play().nodes()
+    play.job(started_at=990.0)
+    play.attach()
+    play.start()
+    assert play.j.attempts[0].placed_at == 990.0
+    play.start(1, in_place=1)
+    assert [attempt.placed_at for attempt in play.j.attempts] == [990.0, 0.0]

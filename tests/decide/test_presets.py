@@ -148,9 +148,9 @@ def test_mission_control_max_requeue_times():
         play = play_of("mission-control")
         play.job(recovery=RecoverySpec(max_requeues=own))
         play.job(state=S.FAILED, exit_code=1)
-        play.settle()
         play.done(o.RequeueHeld)
         play.job(state=S.HELD, restart_count=1, nodes=())
+        play.settle()
         if play.opened(o.ReleaseJob):
             play.done(o.ReleaseJob)
         play.job(state=S.RUNNING, nodes=NODES)
@@ -170,9 +170,47 @@ def test_mission_control_a_crash_that_prints_and_exits_later_is_requeued_once():
     )  # fmt: skip
     assert kinds(play.all) == []
     play.now += 60.0
-    play.job(state=S.FAILED, exit_code=1)
-    assert kinds(play.settle()) == ["RequeueHeld"]
+    assert kinds(play.job(state=S.FAILED, exit_code=1)) == ["RequeueHeld"]
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert kinds(play.settle()) == ["ReleaseJob"]
     assert play.incident.diagnosis.cause == "process.segfault"
+
+
+def test_mission_control_tells_of_the_requeue_then_of_the_cause_then_of_the_release():
+    """A failed job is queued again, held, at once; it is attributed while it is held; nothing is released before that."""
+    play = play_of("mission-control")
+    play.job()
+    assert kinds(play.job(state=S.FAILED, exit_code=1)) == ["RequeueHeld"]
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert (play.state, play.incident.diagnosis) == (JobState.DIAGNOSING, None)
+    assert kinds(play.settle()) == ["ReleaseJob"]
+    play.done(o.ReleaseJob)
+    titles = [order.title for order in play.all if isinstance(order, o.Notify)]
+    assert titles == ["7(0) is requeued, held", "7(0): the job ended with exit code 1.", "7(0) is released"]
+
+
+@pytest.mark.parametrize("mode", ["observe", "advise"])
+def test_mission_control_queues_nothing_that_it_may_not(mode):
+    """Under observe and advise the job stays as it ended until the evidence has settled."""
+    play = play_of("mission-control", f'mode = "{mode}"\n')
+    play.job()
+    assert kinds(play.job(state=S.FAILED, exit_code=1)) == []
+    assert not [order for order in play.settle() if isinstance(order, o.RequeueHeld)]
+
+
+def test_mission_control_cancels_a_held_job_that_its_ladder_stops():
+    """Evidence that comes while it is held, and says stop, ends it in the queue: it is never released."""
+    play = play_of("mission-control", "[ladders]\nbad_numbers = ['stop']\n")
+    play.job()
+    play.job(state=S.FAILED, exit_code=1)
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.finding("loss.nan", job=KEY, attempt=0, rank=0, domain=Domain.APPLICATION, seen_at=play.now - 1.0)
+    assert kinds(play.settle()) == ["GiveUp"]
+    assert play.open(o.GiveUp).cancel
+    assert play.state is JobState.GIVEN_UP
 
 
 def test_parallelcluster_a_failed_check_is_down_replaced_requeued():

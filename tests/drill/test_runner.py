@@ -51,6 +51,17 @@ def test_a_recovered_fault_passes_and_is_told_with_its_true_time(site, world):
     assert len(notes) == 2
 
 
+def test_whoever_reads_along_is_told_each_line_of_the_record_once(site, world):
+    """Lines of a second drill on the same job begin where those of the first ended."""
+    told = []
+    site.on_story = told.append
+    world.record.story = ["12:00:00Z It runs.", "12:00:01Z It trains."]
+    drill(KILL, site, world)
+    world.record.story.append("12:00:09Z It recovered.")
+    drill(KILL, site, world)
+    assert told == ["  12:00:00Z It runs.", "  12:00:01Z It trains.", "  12:00:09Z It recovered."]
+
+
 def test_a_wrong_cause_fails_and_says_what_was_seen(site, world):
     """Expected and actual stand in the check."""
     world.cause = "hang.step"

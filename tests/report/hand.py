@@ -42,6 +42,12 @@ class Hand:
         self.gpus = {e["node"]["name"]: e["node"].get("gpus", 0) for e in self.events if e["event"] == "node_observed"}
         seen = [(e["node"]["name"], e["received_at"]) for e in self.events if e["event"] == "node_observed"]
         self.seen = {name: min(at for other, at in seen if other == name) for name in self.gpus}
+        self.placed = {
+            (job["key"]["id"], attempt["number"]): attempt["placed_at"]
+            for job in records["jobs"]
+            for attempt in job["attempts"]
+            if attempt.get("placed_at")
+        }
         self.jobs = {job["key"]["id"]: self.attempts(job["key"]["id"]) for job in records["jobs"]}
         self.real = [i for i in self.incidents if i.get("outcome") != "observed"]
         self.faults = [i for i in self.real if not cause(i).startswith("operator.")]
@@ -57,7 +63,13 @@ class Hand:
         found: dict[int, Json] = {}
         for e in own:
             if e["event"] == "attempt_started":
-                found[e["attempt"]] = {"number": e["attempt"], "started": e["at"], "nodes": e["nodes"]}
+                placed = self.placed.get((job, e["attempt"]), e["at"])
+                found[e["attempt"]] = {
+                    "number": e["attempt"],
+                    "started": e["at"],
+                    "placed": placed,
+                    "nodes": e["nodes"],
+                }
         if not found:
             for e in own:
                 view = e["job"]
@@ -112,7 +124,7 @@ class Hand:
             fault = between(marks.get("fault", end), begin, end)
             seen = between(marks.get("detected", fault), fault, end)
             first = between(row["first_at"], begin, fault) if row["first_at"] else fault
-            spent["startup" if n == 0 else "load"] += first - begin
+            spent["startup" if n == 0 else "load"] += first - (row.get("placed", begin) if n == 0 else begin)
             again = 0
             if best is not None and row["first"] is not None:
                 again = max(0, min(row["best"], best) - row["first"] + 1)
@@ -124,13 +136,22 @@ class Hand:
             spent["stop"] += end - seen
             spent["restart"] += max(0.0, rows[n + 1]["started"] - end) if n + 1 < len(rows) else 0.0
             best = row["best"] if best is None or (row["best"] or 0) > best else best
-        wall = (rows[-1]["end"] - rows[0]["started"]) if rows else 0.0
+        image_load = rows[0]["started"] - rows[0].get("placed", rows[0]["started"]) if rows else 0.0
+        wall = (rows[-1]["end"] - rows[0]["started"] + image_load) if rows else 0.0
         untold = 0.0
         if best is None:
             untold, spent["startup"], spent["load"] = spent["startup"] + spent["load"], 0.0, 0.0
         up = sum(max(0.0, row["end"] - row["started"]) for row in rows)
         productive = spent.pop("productive")
-        return {"wall": wall, "productive": productive, "lost": spent, "up": up, "again": lost, "untold": untold}
+        return {
+            "wall": wall,
+            "productive": productive,
+            "lost": spent,
+            "up": up,
+            "again": lost,
+            "untold": untold,
+            "image": image_load,
+        }
 
     def training(self, job: str) -> Json:
         """Of each attempt what lies between its first step and its newest save; all else from the first step on is downtime."""
@@ -195,6 +216,7 @@ class Hand:
             "ettr": ettr, "goodput_percent": goodput, "steps_lost": sum(a["again"] for a in self.accounts.values()),
             "badput": {name: sum(a["lost"][name] for a in self.accounts.values()) for name in next(iter(self.accounts.values()))["lost"]},
             "by_cause": dict(Counter(cause(i) for i in self.real)), "by_domain": dict(Counter(domain(i) for i in self.real)),
+            "image_load_s": sum(a["image"] for a in self.accounts.values()),
         }  # fmt: skip
 
     def job_forms(self) -> list[Json]:
@@ -204,7 +226,7 @@ class Hand:
             started = a["wall"] - a["lost"]["startup"]
             found.append(
                 {
-                    "wall_s": a["wall"], "productive_s": a["productive"], "badput": a["lost"], "untold_s": a["untold"],
+                    "wall_s": a["wall"], "productive_s": a["productive"], "badput": a["lost"], "untold_s": a["untold"], "image_load_s": a["image"],
                     "ettr": None if a["untold"] else a["productive"] / a["wall"], "training": self.training(name),
                     "goodput_percent": None if a["untold"] else 100 * a["productive"] / started,
                     "attempts": [

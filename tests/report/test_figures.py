@@ -17,7 +17,7 @@ from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mar
 from holdfast.report.figures import CATEGORIES, account, is_failure, opened_in, spread, totals
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.interval import advise
-from holdfast.report.tables import short
+from holdfast.report.tables import badput_rows, short
 from holdfast.report.timeline import phase_totals, seconds_by_phase, span, spans, timeline
 from holdfast.report.told import Told
 from holdfast.report.trace import trace
@@ -74,6 +74,16 @@ def test_every_second_of_a_job_is_accounted_for_once() -> None:
     assert (got.steps_kept, got.steps_lost) == (71, 11)
     assert got.ettr == pytest.approx(70 / 95)
     assert got.goodput_percent == pytest.approx(100 * 70 / 85)
+
+
+def test_a_jobs_start_begins_with_its_nodes() -> None:
+    """Nodes at 96, its launcher's first word at 100, its first step at 110: 14 s of start-up, 4 s of them the image's."""
+    placed = AttemptRecord(0, placed_at=96.0, started_at=100.0, first_step_at=110.0, first_step=1, last_step=5)
+    got = account(a_job(placed), [], now=130.0)
+    assert (got.wall_s, got.productive_s, got.badput["startup"], got.image_load_s) == (34.0, 20.0, 14.0, 4.0)
+    cut = account(a_job(placed), [], now=130.0, since=98.0)
+    assert (cut.wall_s, cut.badput["startup"], cut.image_load_s) == (32.0, 12.0, 2.0)
+    assert badput_rows(totals([a_job(placed)], [], 130.0))[0] == ("startup", "14.0 s (image load 4.0 s)")
 
 
 def test_a_job_that_still_runs_is_counted_up_to_now() -> None:

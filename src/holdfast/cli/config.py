@@ -22,6 +22,7 @@ from holdfast.adapters.repair.settings import RepairConfig, problems_of
 from holdfast.cli import settings_places
 from holdfast.cli.settings_places import FILE_NAME, is_found, named_file, places, read_found
 from holdfast.drill.schedule import Schedule
+from holdfast.drill.site_settings import SiteConfig
 from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.model.toml_lines import build, config_error, load_toml
 from holdfast.model.wire import ControllerAddress
@@ -103,8 +104,9 @@ class ReportConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class DrillConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[drill]`: drills by a calendar."""
+    """`[drill]`: drills on this cluster, and by a calendar."""
 
+    site: SiteConfig = SiteConfig()
     results: str = ""
     """Folder of their results; default: `drill-results` in the working folder."""
     schedule: tuple[Schedule, ...] = ()

@@ -20,12 +20,14 @@ import typer
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.cli import screen
-from holdfast.cli.config import JsonOption
+from holdfast.cli.config import ConfigOption, JsonOption
 from holdfast.cli.drill_schedule import app as schedule_app
+from holdfast.cli.drill_site import site_of
 from holdfast.cli.inject import inject
 from holdfast.drill.kinds import KINDS, SLURM
 from holdfast.drill.results import DrillResult, DrillRun, render_junit, run_form
 from holdfast.drill.scenario import Scenario, find, shipped
+from holdfast.drill.site_settings import SiteSettings
 from holdfast.errors import EXIT_FAILED, UsageError
 
 app = typer.Typer(
@@ -59,6 +61,36 @@ class On(StrEnum):
     LOCAL = "local"
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
+    SITE = "site"
+
+
+TABLE = (
+    "good",
+    "hang_user_buffer",
+    "crash_segfault",
+    "straggler",
+    "hang_allreduce",
+    "hang_p2p",
+    "straggler_then_hang",
+)
+"""The faults of Mission Control's injector."""
+
+
+TableOption = Annotated[bool, typer.Option("--table", help="The seven faults of Mission Control's injector.")]
+OnOption = Annotated[
+    On,
+    typer.Option(
+        "--on",
+        help="Where: an embedded cluster, a real Slurm or Kubernetes here, or `site`: the running cluster of "
+        "holdfast.toml.",
+    ),
+]
+UntilCancelledOption = Annotated[
+    bool, typer.Option("--until-cancelled", help="Let each job train on afterwards until scancel, or Ctrl-C.")
+]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", "-debug", help="Tell what becomes of the job, line by line.")
+]
 
 
 @app.command("list")
@@ -101,9 +133,11 @@ def run(
     ] = None,
     *,
     all_drills: Annotated[bool, typer.Option("--all", help="Every drill that ships.")] = False,
-    on: Annotated[
-        On, typer.Option("--on", help="Where: an embedded cluster, or a real Slurm or Kubernetes here.")
-    ] = On.LOCAL,
+    table: TableOption = False,
+    on: OnOption = On.LOCAL,
+    config: ConfigOption = None,
+    until_cancelled: UntilCancelledOption = False,
+    verbose: VerboseOption = False,
     workload: Annotated[Workload, typer.Option("--workload", help="What trains meanwhile.")] = Workload.COUNTER,
     launcher: Annotated[Launcher, typer.Option("--launcher", help="What starts the ranks.")] = Launcher.HOLDFAST,
     seed: Annotated[int, typer.Option("--seed", help="Decides which rank or node is hit.")] = 1,
@@ -120,7 +154,8 @@ def run(
     """Run drills and judge what Holdfast did about each."""
     if launcher is Launcher.TORCHRUN and workload is Workload.COUNTER:
         raise UsageError("--launcher torchrun keeps the port that the counter meets its peers at: add --workload gpt")
-    scenarios = _chosen(names or [], all_drills=all_drills, on=on)
+    scenarios = _chosen([*(TABLE if table else ()), *(names or [])], all_drills=all_drills, on=on)
+    site = _site(on, config)
     folder = _folder(out)
     if on is On.SLURM and out is None:
         folder.chmod(0o755)  # munged refuses a socket below a folder that others may not enter
@@ -136,12 +171,10 @@ def run(
         policy=policy,
         has_torch=importlib.util.find_spec("torch") is not None,
         on=on.value,
+        site=site,
+        until_cancelled=until_cancelled,
+        verbose=verbose,
     )
-
-    def on_result(result: DrillResult) -> None:
-        screen.say(_line(result), err=json)
-        for check in result.failures:
-            screen.say(f"      {check.name}: expected {check.expected}, got {screen.clean(check.actual)}", err=json)
 
     finished = asyncio.run(
         run_campaign(
@@ -149,21 +182,32 @@ def run(
             settings,
             clock=SystemClock(),
             on_note=lambda note: screen.say(f"  {note}", err=True),
-            on_result=on_result,
+            on_result=lambda result: _tell(result, json=json),
         )
     )
-    if junit is not None:
-        junit.write_text(render_junit(finished), encoding="utf-8")
-    if json:
-        screen.say_json(run_form(finished))
-    else:
-        screen.say(_count(finished))
+    _leave(finished, junit=junit, json=json)
     if finished.passed and out is None and not keep:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         screen.say(f"results and logs: {folder}", err=True)
     if not finished.passed:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _leave(finished: DrillRun, *, junit: Path | None, json: bool) -> None:
+    """Write and print what came out."""
+    if junit is not None:
+        junit.write_text(render_junit(finished), encoding="utf-8")
+    if json:
+        screen.say_json(run_form(finished))
+    else:
+        screen.say(_count(finished))
+
+
+def _tell(result: DrillResult, *, json: bool) -> None:
+    screen.say(_line(result), err=json)
+    for check in result.failures:
+        screen.say(f"      {check.name}: expected {check.expected}, got {screen.clean(check.actual)}", err=json)
 
 
 def _count(finished: DrillRun) -> str:
@@ -176,11 +220,19 @@ def _chosen(names: list[str], *, all_drills: bool, on: On) -> list[Scenario]:
     if all_drills and names:
         raise UsageError("--all runs every drill that ships: name drills or give --all, not both")
     if all_drills:
-        cluster = SLURM if on is On.SLURM else on.value
+        cluster = SLURM if on is On.SLURM else "local" if on is On.SITE else on.value
         return [scenario for scenario in shipped().values() if not scenario.definition.lacking(cluster)]
     if not names:
         raise UsageError("no drill is named: `holdfast drill list` shows them, --all runs all of them")
     return [find(name) for name in names]
+
+
+def _site(on: On, config: Path | None) -> SiteSettings | None:
+    if on is On.SITE:
+        return site_of(config)
+    if config is not None:
+        raise UsageError("--config names the cluster of --on site: add that, or leave --config away")
+    return None
 
 
 def _folder(out: Path | None) -> Path:

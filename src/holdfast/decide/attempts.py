@@ -174,7 +174,10 @@ def attempt_started(turn: Turn, event: e.AttemptStarted) -> None:
     implied_one = job.attempt if _is_implied(job, event) else None
     if event.restart_count < job.view.restart_count or not _give_way(job, event):
         return
-    _append(turn, job, record_of(event))
+    made = record_of(event)
+    if not event.in_place and event.restart_count == job.view.restart_count and job.view.started_at <= event.at:
+        made.placed_at = job.view.started_at
+    _append(turn, job, made)
     job.epoch = max(job.epoch, event.epoch)
     _begun(turn, job, event, implied_one)
     findings.overtook(turn, job)

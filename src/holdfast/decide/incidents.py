@@ -299,6 +299,11 @@ def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagno
     return made
 
 
+def at_first_look(incident: IncidentRecord, job: JobRecord) -> Diagnosis:
+    """What `judge` would say now. Nothing is written down and nobody is told: the evidence has not settled."""
+    return _diagnose(incident, job, _attempt_of(incident, job))
+
+
 def _weaker(made: Diagnosis, before: Diagnosis) -> bool:
     return made.cause == "unknown" and before.cause != "unknown"
 

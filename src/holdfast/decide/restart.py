@@ -140,6 +140,23 @@ def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: fl
     hurried = job.in_queue and not turn.policy_of(job).requeue_held
     if f"settle:{incident.id}" not in turn.state.timers or hurried:
         decide(turn, job, incident)
+    else:
+        _hold_first(turn, job, incident)
+
+
+def _hold_first(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+    """Queue it again, held, while the evidence settles, where policy wants that and a first look says "requeue".
+
+    A job that the settled evidence stops is cancelled in the queue; one whose requeues are used up stays as it ended.
+    """
+    policy = turn.policy_of(job)
+    if not policy.hold_first or turn.in_allocation or job.in_queue or not turn.leads(job):
+        return
+    first = incidents.at_first_look(incident, job)
+    choice = remedies.choose(job, policy, first, facts(turn, job, incident))
+    mode = turn.mode(policy, job.view.partition, Remedy.REQUEUE, incident.id)
+    if choice.remedy is Remedy.REQUEUE and mode is Mode.ACT:
+        requeue(turn, job, incident, first.summary or first.cause)
 
 
 def _not_restarted(job: JobRecord, incident: IncidentRecord) -> None:

@@ -6,28 +6,36 @@ are paid once; after a drill that failed the next one gets a fresh cluster, so t
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from holdfast.drill.controlled import ControlledStage
 from holdfast.drill.kubernetes_stage import KUBERNETES, KubernetesStage, KubernetesStageSettings
+from holdfast.drill.ports import StagePort
 from holdfast.drill.results import DrillResult, DrillRun, render_json, render_junit, skipped
-from holdfast.drill.runner import Patience, Site, run_drill
-from holdfast.drill.scenario import Scenario
+from holdfast.drill.runner import OVER, Patience, Site, run_drill
+from holdfast.drill.scenario import JobNeeds, Scenario
+from holdfast.drill.site import SiteStage, fitted, lacking_on_site
+from holdfast.drill.site_settings import SiteSettings
 from holdfast.drill.slurm_stage import SlurmStage, SlurmStageSettings, lacking_on_slurm
 from holdfast.drill.stage import Stage, StageSettings, read_report
 from holdfast.drill.training import CHECKPOINTS, TrainingJob, loss_difference
 from holdfast.drill.verdict import Check
-from holdfast.errors import HoldfastError, UserError
+from holdfast.errors import HoldfastError, NotFoundError, UserError
+from holdfast.model.records import JobState
 from holdfast.ports import Clock
 from holdfast.report.html import render_html
 
 SPARE_NODES = 1
+CANCELLED = "its job was cancelled"
+_LOOK_S = 0.5
 _ODD = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -46,8 +54,14 @@ class CampaignSettings(Struct, frozen=True, kw_only=True):
     """The controller's policy; None: `drill/policy.toml`, with the brakes let go."""
     patience: Patience = Patience()
     has_torch: bool = True
-    on: Literal["local", "slurm", "kubernetes"] = "local"
-    """An embedded cluster, or a Slurm lab."""
+    on: Literal["local", "slurm", "kubernetes", "site"] = "local"
+    """A cluster that is brought up, or `site`."""
+    site: SiteSettings | None = None
+    """The cluster that runs already."""
+    until_cancelled: bool = False
+    """After its drills each job trains on until its scheduler is told to cancel it, or Ctrl-C."""
+    verbose: bool = False
+    """Tell what the job's record says, line by line."""
 
 
 class Sitting(Struct, frozen=True):
@@ -76,6 +90,7 @@ def plan(scenarios: Iterable[Scenario], settings: CampaignSettings) -> list[Sitt
 def job_for(scenario: Scenario, settings: CampaignSettings) -> TrainingJob:
     """The job that a scenario asks for, with the workload that the campaign or the fault's kind needs."""
     needs = scenario.job
+    own = settings.site.config if settings.site is not None else None
     workload = "gpt" if scenario.definition.needs == "gpt" else settings.workload
     place = "{scratch}" if needs.checkpoints_on_node else "{shared}" if needs.checkpoints_on_shared else ""
     return TrainingJob(
@@ -90,6 +105,8 @@ def job_for(scenario: Scenario, settings: CampaignSettings) -> TrainingJob:
         seed=settings.seed,
         checkpoint_dir=f"{place}/checkpoints" if place else CHECKPOINTS,
         mirror=CHECKPOINTS if place else "",
+        command=own.command if own is not None else (),
+        python=(own.python if own is not None else "") or sys.executable,
     )
 
 
@@ -109,8 +126,9 @@ async def run_campaign(
     began = clock.monotonic()
     run = DrillRun(seed=settings.seed, workload=settings.workload, cluster=settings.on, started_at=clock.now())
     campaign = _Campaign(settings, clock, run, on_note, on_result)
+    fitting = [_fitted(scenario, settings) for scenario in scenarios]
     try:
-        for sitting in plan([s for s in scenarios for _ in range(settings.repeat)], settings):
+        for sitting in plan([s for s in fitting for _ in range(settings.repeat)], settings):
             await campaign.sit(sitting)
     finally:
         await campaign.close()
@@ -119,6 +137,16 @@ async def run_campaign(
         (settings.folder / "drills.json").write_text(render_json(run), encoding="utf-8")
         (settings.folder / "junit.xml").write_text(render_junit(run), encoding="utf-8")
     return run
+
+
+def _fitted(scenario: Scenario, settings: CampaignSettings) -> Scenario:
+    """As it can be run here: by the site's own measure, and on a job that does not end by itself where one stays."""
+    if settings.site is not None:
+        scenario = fitted(scenario, settings.site.config)
+    if settings.until_cancelled and scenario.expect.job_completes:
+        endless = replace(scenario.job, steps=JobNeeds().steps)
+        scenario = replace(scenario, expect=replace(scenario.expect, job_completes=False), job=endless)
+    return scenario
 
 
 class _Campaign:
@@ -137,7 +165,7 @@ class _Campaign:
         self.run = run
         self.note = on_note
         self.on_result = on_result
-        self.stage: ControlledStage | None = None
+        self.stage: StagePort | None = None
         self.stages = 0
         self.site: Site | None = None
 
@@ -154,13 +182,21 @@ class _Campaign:
             try:
                 result = await self._drill(scenario, sitting.job)
             except UserError:
-                raise
+                if not await self._is_cancelled():
+                    raise
+                result = skipped(scenario, CANCELLED)
             except HoldfastError as error:
                 result = DrillResult(name=scenario.name, kind=scenario.kind)
                 result.checks = _failed(error)
+            if not result.passed and await self._is_cancelled():
+                result = skipped(scenario, CANCELLED)
             self._add(result)
+            if result.skipped:
+                break
             if not result.passed or self.settings.fresh:
                 await self.close()
+        if self.settings.until_cancelled:
+            await self._stay()
         await self._leave_job()
 
     async def close(self) -> None:
@@ -169,6 +205,8 @@ class _Campaign:
         if stage is None:
             return
         await stage.close()
+        if stage.journal is None:
+            return
         try:
             data = await read_report(
                 stage.journal, title="Holdfast drills", cluster=stage.cluster_name, now=self.clock.now()
@@ -178,6 +216,32 @@ class _Campaign:
             return
         page = self.settings.folder / f"report-{self.stages}.html"
         page.write_text(render_html(data), encoding="utf-8")
+
+    async def _job_state(self) -> JobState | None:
+        """Of the job that is up; None: there is none."""
+        if self.site is None:
+            return None
+        try:
+            return (await self.site.eyes.job(self.site.job)).state
+        except NotFoundError:
+            return None
+
+    async def _is_cancelled(self) -> bool:
+        return self.settings.until_cancelled and await self._job_state() is JobState.CANCELLED
+
+    async def _stay(self) -> None:
+        """Let the job train on until it is over. Ctrl-C ends the wait, and what was found is kept."""
+        site, seq = self.site, 0
+        if site is None or await self._job_state() in {None, *OVER}:
+            return
+        self.note(f"job {site.job} trains on until it is cancelled, or Ctrl-C")
+        try:
+            while await self._job_state() not in {None, *OVER}:
+                seq = await site.eyes.wait(seq, _LOOK_S)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.uncancel():
+                raise
 
     def _add(self, result: DrillResult) -> None:
         self.run.drills.append(result)
@@ -192,7 +256,7 @@ class _Campaign:
             site,
             drill_id=drill_id,
             seed=self.settings.seed + number - 1 if self.settings.repeat > 1 else self.settings.seed,
-            patience=self.settings.patience,
+            patience=self._patience(),
             on_note=self.note,
         )
 
@@ -202,12 +266,14 @@ class _Campaign:
             await self.close()
             self.stages += 1
             folder = self.settings.folder / f"cluster-{self.stages}"
-            self.note(f"bringing up {nodes} nodes and a spare in {folder}")
+            if self.settings.site is None:
+                self.note(f"bringing up {nodes} nodes and a spare in {folder}")
             self.stage = stage = self._make_stage(folder, nodes)
             await stage.open()
         stage = self.stage
         key = await stage.submit(job)
         job_dir = stage.job_dir(key)
+        self.note(f"job {key} is submitted; its folder: {job_dir}")
         self.site = Site(
             eyes=stage.eyes,
             job=key,
@@ -215,11 +281,14 @@ class _Campaign:
             breaker=stage.breaker,
             job_dir=job_dir,
             losses=lambda: loss_difference(job, job_dir),
-            step_s=job.step_s,
+            step_s=0.0 if job.command else job.step_s,
+            on_story=self.note if self.settings.verbose else None,
         )
         return self.site
 
-    def _make_stage(self, folder: Path, nodes: int) -> ControlledStage:
+    def _make_stage(self, folder: Path, nodes: int) -> StagePort:
+        if self.settings.site is not None:
+            return SiteStage(self.settings.site, self.clock)
         if self.settings.on == "slurm":
             return SlurmStage(SlurmStageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self._policy()))
         if self.settings.on == "kubernetes":
@@ -228,9 +297,15 @@ class _Campaign:
         return Stage(StageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self._policy()))
 
     def _lacking(self, scenario: Scenario) -> str:
+        if self.settings.site is not None:
+            return lacking_on_site(scenario.definition, self.settings.site)
         if self.settings.on == "slurm":
             return lacking_on_slurm(scenario.definition)
         return scenario.definition.lacking(KUBERNETES if self.settings.on == "kubernetes" else "local")
+
+    def _patience(self) -> Patience:
+        extra = self.settings.site.config.start_s if self.settings.site is not None else 0.0
+        return replace(self.settings.patience, steady_s=self.settings.patience.steady_s + extra)
 
     def _policy(self) -> Path:
         if self.settings.policy is not None:

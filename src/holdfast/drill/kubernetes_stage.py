@@ -18,22 +18,20 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.adapters.kubernetes.api import ApiError, KubeApi
-from holdfast.adapters.kubernetes.asks import HOLDFAST
+from holdfast.adapters.kubernetes.api import KubeApi
 from holdfast.adapters.kubernetes.objects import job_id
-from holdfast.adapters.kubernetes.reviews import AUDIENCE
 from holdfast.adapters.local import processes
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.drill.controlled import ControlledStage
+from holdfast.drill.queues import end_job, jobs_path
+from holdfast.drill.submission import container, pytorch_job
 from holdfast.drill.training import TrainingJob
 from holdfast.errors import LinkError
 from holdfast.lab.kube_lab import KubeLab, KubeLabSettings
-from holdfast.launch.pods import TOKEN_FILE
 from holdfast.model.cluster import JobKey, RecoverySpec
 
 KUBERNETES = "kubernetes-lab"
 """The cluster's name in a Kubernetes lab."""
-JOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
 VERB = """\
 #!{python} -IS
 import json, socket, sys
@@ -157,7 +155,7 @@ class KubernetesStage(ControlledStage):
         job = replace(job, name=job.name if self._names[job.name] == 1 else f"{job.name}-{self._names[job.name]}")
         key = JobKey(KUBERNETES, job_id("PyTorchJob", "default", job.name))
         self.job_dir(key).mkdir(parents=True, exist_ok=True)
-        await self.api.create(JOBS, self.manifest(job, key, recovery=recovery))
+        await self.api.create(jobs_path("default"), self.manifest(job, key, recovery=recovery))
         return key
 
     def manifest(self, job: TrainingJob, key: JobKey, *, recovery: RecoverySpec | None = None) -> dict[str, Any]:
@@ -167,78 +165,15 @@ class KubernetesStage(ControlledStage):
         argv = job.argv()
         for mark, place in places.items():
             argv = [word.replace(mark, place) for word in argv]
-        values = {
-            "HOLDFAST_JOB_ID": key.id,
-            "HOLDFAST_CLUSTER": KUBERNETES,
-            "HOLDFAST_JOB_NAME": job.name,
+        env = {
             "HOLDFAST_PARTITION": "default",
-            "HOLDFAST_JOB_DIR": str(folder),
             "HOLDFAST_CONTROLLER_FILE": f"{self.folder}/controller/controller.json",
-            "HOLDFAST_TOKEN_FILE": str(TOKEN_FILE),
-            "HOLDFAST_DRILL_OK": "1",
-            "OMP_NUM_THREADS": "1",
             # PyTorch makes this folder below /tmp otherwise: nothing of a stage lies outside its own.
             "TORCHINDUCTOR_CACHE_DIR": f"{self.folder}/cache/torchinductor",
         }
-        fields = {"HOLDFAST_NODE": "spec.nodeName", "HOLDFAST_NODE_ADDRESS": "status.podIP"}
-        env: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
-        env += [{"name": n, "valueFrom": {"fieldRef": {"fieldPath": path}}} for n, path in fields.items()]
-        container = {
-            "name": "pytorch",
-            "image": "none",
-            "command": argv,
-            "workingDir": str(folder),
-            "env": env,
-            "resources": {"limits": {"nvidia.com/gpu": "8"}},
-            "volumeMounts": [{"name": "holdfast", "mountPath": str(TOKEN_FILE.parent), "readOnly": True}],
-        }
-        token = {"serviceAccountToken": {"path": TOKEN_FILE.name, "audience": AUDIENCE, "expirationSeconds": 3600}}
-        volume = {"name": "holdfast", "projected": {"sources": [token]}}
-        pod = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 5, "volumes": [volume]}}
-        replicas: dict[str, Any] = {"Master": {"replicas": 1, "restartPolicy": "Never", "template": pod}}
-        if job.nodes > 1:
-            replicas["Worker"] = {"replicas": job.nodes - 1, "restartPolicy": "Never", "template": pod}
-        return {
-            "apiVersion": "kubeflow.org/v1",
-            "kind": "PyTorchJob",
-            "metadata": {"name": job.name, "annotations": {**asked(recovery), f"{HOLDFAST}/job-dir": str(folder)}},
-            "spec": {"pytorchReplicaSpecs": replicas},
-        }
+        pytorch = container(argv, folder=str(folder), image="none", gpus=8, env=env)
+        return pytorch_job(job, key, pytorch, folder=str(folder), recovery=recovery)
 
     async def cancel(self, key: JobKey, *, limit_s: float = 30.0) -> None:
         """End a job for good and wait until its nodes are free."""
-        name = key.id.split(".", 2)[2]
-        try:
-            await self.api.delete(f"{JOBS}/{name}")
-        except ApiError as error:
-            if not error.gone:
-                raise LinkError(str(error)) from error
-        query = {"labelSelector": f"training.kubeflow.org/job-name={name}"}
-        async with asyncio.timeout(limit_s):
-            while True:
-                pods, _ = await self.api.list_all("/api/v1/namespaces/default/pods", query)
-                if not pods:
-                    return
-                for pod in pods:
-                    await self._end(pod["metadata"])
-                await asyncio.sleep(0.1)
-
-    async def _end(self, about: dict[str, Any]) -> None:
-        try:
-            await self.api.delete(f"/api/v1/namespaces/default/pods/{about['name']}", uid=about["uid"], grace_s=1)
-        except ApiError as error:
-            if not (error.gone or error.conflict):
-                raise LinkError(str(error)) from error
-
-
-def asked(recovery: RecoverySpec | None) -> dict[str, str]:
-    """The job's annotations: it asks for recovery, and is open to drills."""
-    found = {"auto-resume": "true", "drill-ok": "true"}
-    if recovery is not None:
-        found["auto-resume"] = "true" if recovery.enabled else "false"
-        for name, value in (("max-restarts", recovery.max_requeues), ("max-in-place", recovery.max_in_place)):
-            if value is not None:
-                found[name] = str(value)
-        if recovery.policy:
-            found["policy"] = recovery.policy
-    return {f"{HOLDFAST}/{name}": value for name, value in found.items()}
+        await end_job(self.api, key, limit_s=limit_s)

@@ -48,6 +48,10 @@ class Site(Struct, kw_only=True):
     """Largest difference of the job's losses to an undisturbed run; None: cannot be told."""
     step_s: float = 0.0
     """What a step takes, where the controller does not know."""
+    on_story: Callable[[str], None] | None = None
+    """Is told each line that the job's record gets; None: nobody reads along."""
+    told: str = ""
+    """The last line that was told."""
 
 
 class Patience(Struct, frozen=True, kw_only=True):
@@ -166,6 +170,7 @@ class _Drill:
                 if job.state in OVER:
                     raise UsageError(f"job {site.job} is {job.state.value}: there is nothing to drill")
                 why = _unsteady(job) or await self._unsteady_incident(job) or await self._unsteady_nodes(job)
+                self._read_along(job)
                 if not why:
                     return job
             self.seq = await site.eyes.wait(self.seq, _LOOK_S)
@@ -246,6 +251,7 @@ class _Drill:
         start = seen.fired.at if seen.fired else 0.0
         try:
             job = await eyes.job(self.site.job)
+            self._read_along(job)
             node = seen.fired.node if seen.fired else ""
             seen.incidents = sorted(
                 (i for i in await eyes.incidents() if _concerns(i, start, self.site.job, node, self.drill_id)),
@@ -263,6 +269,16 @@ class _Drill:
         except LinkError:
             # The drill may have taken the controller's own machine along; it is asked again at the next look.
             self.note("the controller does not answer")
+
+    def _read_along(self, job: JobRecord) -> None:
+        """Tell the lines of the job's record that are new since the last look."""
+        site = self.site
+        if site.on_story is None or not job.story:
+            return
+        known = job.story.index(site.told) + 1 if site.told in job.story else 0
+        for line in job.story[known:]:
+            site.on_story(f"  {line}")
+        site.told = job.story[-1]
 
     def _is_over(self, seen: Seen, incident: IncidentRecord | None) -> bool:
         expect = self.scenario.expect

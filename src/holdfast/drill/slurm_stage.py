@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shlex
 import signal
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from msgspec import Struct
 
 from holdfast.drill.controlled import ControlledStage
 from holdfast.drill.kinds import SLURM, Kind
+from holdfast.drill.submission import batch_script, comment
 from holdfast.drill.training import TrainingJob
 from holdfast.errors import LinkError, NotFoundError, RefusedError
 from holdfast.lab.keeper import MARK
@@ -223,38 +223,29 @@ class SlurmStage(ControlledStage):
 
     async def submit(self, job: TrainingJob, *, recovery: RecoverySpec | None = None) -> JobKey:
         """Queue a training job, open to drills; returns its key."""
-        script = self.script(job, recovery=recovery)
+        script = self.script(job)
         options = [f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--job-name={job.name}"]
         options += ["--exclusive", "--requeue", "--open-mode=append"]
         options += [f"--output={self.folder}/jobs/slurm-%j.out", f"--comment={comment(recovery)}"]
         job_id = await asyncio.to_thread(self.lab.sbatch, options, script=script)
         return JobKey(SLURM, job_id)
 
-    def script(self, job: TrainingJob, *, recovery: RecoverySpec | None = None) -> str:
+    def script(self, job: TrainingJob) -> str:
         """The batch script: what a user would write, with the places of this lab."""
-        del recovery
         lab, folder = self.lab, str(self.folder)
         places = {"{scratch}": str(lab.node_dir(lab.facts.names[0]) / "tmp"), "{shared}": f"{folder}/shared"}
         argv = job.argv()
         for mark, place in places.items():
             argv = [word.replace(mark, f"{place}/job-$SLURM_JOB_ID" if mark == "{shared}" else place) for word in argv]
-        words = " ".join(f'"{word}"' if "$SLURM_JOB_ID" in word else shlex.quote(word) for word in argv)
         exports = {
             "HOLDFAST_CONTROLLER_FILE": f"{folder}/controller/controller.json",
             "HOLDFAST_TOKEN_FILE": f"{folder}/controller/agent-token",
-            "HOLDFAST_DRILL_OK": "1",
-            "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": "1",
             # PyTorch makes this folder below /tmp otherwise: nothing of a stage lies outside its own.
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache/torchinductor",
         }
         if not lab.facts.settings.netns:
             exports["HOLDFAST_NODE_ADDRESS"] = "127.0.0.1"
-        lines = ["#!/bin/bash", *(f"export {name}={shlex.quote(value)}" for name, value in exports.items())]
-        lines += [f"export HOLDFAST_JOB_DIR={shlex.quote(folder)}/jobs/$SLURM_JOB_ID"]
-        lines += ['mkdir -p "$HOLDFAST_JOB_DIR" && cd "$HOLDFAST_JOB_DIR" || exit 1']
-        lines += [f"srun --kill-on-bad-exit=1 {words}"]
-        return "\n".join(lines) + "\n"
+        return batch_script(argv, folder=f"{folder}/jobs", exports=exports)
 
     async def cancel(self, key: JobKey, *, limit_s: float = 30.0) -> None:
         """End a job for good and wait until its nodes are free."""
@@ -272,17 +263,3 @@ class SlurmStage(ControlledStage):
         await asyncio.to_thread(
             wait_until, is_over, f"job {key} does not end", limit_s=limit_s, logs=(self.lab.ctld_log,)
         )
-
-
-def comment(recovery: RecoverySpec | None) -> str:
-    """The job's comment: it asks for recovery, and is open to drills."""
-    asked: dict[str, object] = {"drill_ok": True}
-    if recovery is not None:
-        asked["enabled"] = recovery.enabled
-        for name in ("max_requeues", "max_in_place"):
-            value = getattr(recovery, name)
-            if value is not None:
-                asked[name] = value
-        if recovery.policy:
-            asked["policy"] = recovery.policy
-    return json.dumps({"holdfast": asked})

@@ -41,6 +41,10 @@ class TrainingJob(Struct, frozen=True, kw_only=True):
     standbys: str = "auto"
     arguments: tuple[str, ...] = ()
     """Further arguments of the workload."""
+    command: tuple[str, ...] = ()
+    """Another program in the workload's place."""
+    python: str = sys.executable
+    """The Python that runs it, with Holdfast."""
 
     @property
     def ranks(self) -> int:
@@ -57,9 +61,11 @@ class TrainingJob(Struct, frozen=True, kw_only=True):
 
     def argv(self) -> list[str]:
         """What runs on every node of the allocation."""
-        run = [sys.executable, "-m", "holdfast", "run"]
+        run = [self.python, "-m", "holdfast", "run"]
+        if self.command:
+            return [*run, "--nproc-per-node", str(self.ranks_per_node), *self.command]
         if self.launcher == "torchrun":
-            inner = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(self.ranks_per_node)]
+            inner = [self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(self.ranks_per_node)]
             return [*run, "--", *inner, *self.script()]
         preload = "torch,torch.distributed,holdfast.telemetry" if self.workload == "gpt" else "holdfast.telemetry"
         run += ["--nproc-per-node", str(self.ranks_per_node), "--standbys", self.standbys, "--preload", preload]

@@ -191,6 +191,8 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Recover jobs whose owners did not ask."""
     requeue_held: bool = True
     """Requeue held, attribute, exclude, then release (Mission Control); False: requeue at once."""
+    hold_first: bool = False
+    """A job that has failed is requeued held at once and attributed while it is held; False: it is attributed first."""
     always_replace: bool = False
     """Never reboot: every hardware repair is a replacement (HyperPod on Slurm)."""
     proof: Proof = Proof.FIRST_CHECKPOINT

@@ -90,6 +90,9 @@ class AttemptRecord(Struct, omit_defaults=True):
     standby: bool = False
     log_dir: str = ""
     started_at: float = 0.0
+    placed_at: float = 0.0
+    """When the scheduler gave it its nodes, where a launcher told of a later start: prolog and container image lie
+    between the two. 0: not known, or restarted in place."""
     first_step_at: float = 0.0
     first_step: int | None = None
     resumed_from: int | None = None

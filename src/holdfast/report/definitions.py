@@ -106,9 +106,9 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "badput",
         "lost time by category",
-        "wall time that was not productive, split into: start-up, detect (fault to detected), stop (detected to"
-        " stopped), restart (stopped to started), load (started to first step), recompute (lost steps x step time),"
-        " other.",
+        "wall time that was not productive, split into: start-up (first nodes to first step, with prolog and container"
+        " image), detect (fault to detected), stop (detected to stopped), restart (stopped to started), load (started"
+        " to first step), recompute (lost steps x step time), other.",
         "s",
         GOOGLE,
     ),

@@ -48,6 +48,8 @@ class Accounting(Struct, frozen=True):
     steps_lost: int
     untold_s: float = 0.0
     """Of a job that nobody tells steps of: time in which its processes ran; whether they trained is not known."""
+    image_load_s: float = 0.0
+    """Of the start-up: from the nodes to the launcher's first word, that is prolog and container image."""
 
     @property
     def is_told(self) -> bool:
@@ -82,6 +84,8 @@ class Totals(Struct, frozen=True):
     badput: dict[str, float]
     by_cause: dict[str, int]
     by_domain: dict[str, int]
+    image_load_s: float = 0.0
+    """Of `badput["startup"]`: prolog and container image of the jobs' first starts, where a launcher tells its own."""
 
 
 def spread(values: Iterable[float | None]) -> Spread:
@@ -113,6 +117,8 @@ def account(
         until: its end. Steps computed again count in the span that holds their attempt's first step.
     """
     attempts = [attempt for attempt in job.attempts if attempt.started_at > 0]
+    placed, begun = _placed(attempts)
+    load_s = _within(begun, since, until) - _within(placed, since, until)
     key = job.key
     ended = {i.attempt_before: i for i in incidents if i.attempt_before is not None and key in i.jobs}
     rows: list[Cuts] = []
@@ -132,14 +138,22 @@ def account(
     spent, up = _spent(rows, since, until)
     wall = 0.0
     if attempts:
-        wall = max(0.0, min(attempts[-1].ended_at or now, until) - max(attempts[0].started_at, since))
+        wall = max(0.0, min(attempts[-1].ended_at or now, until) - max(placed, since))
+        spent["startup"] += load_s
     spent["other"] = max(0.0, wall - sum(spent.values()))
     untold = 0.0
     if not tells_steps(job):
         # Until its fault each attempt was starting, loading or training: which of them nobody knows.
         untold = spent["startup"] + spent["load"]
         spent["startup"] = spent["load"] = 0.0
-    return Accounting(str(key), wall, spent.pop(PRODUCTIVE), spent, up, kept, lost, untold)
+    return Accounting(str(key), wall, spent.pop(PRODUCTIVE), spent, up, kept, lost, untold, load_s)
+
+
+def _placed(attempts: Sequence[AttemptRecord]) -> tuple[float, float]:
+    """When a job got its first nodes, as far as that is known, and when its first attempt was started on them."""
+    if not attempts:
+        return 0.0, 0.0
+    return attempts[0].placed_at or attempts[0].started_at, attempts[0].started_at
 
 
 def tells_steps(job: JobRecord) -> bool:
@@ -320,6 +334,7 @@ def totals(
         badput={name: sum(a.badput[name] for a in accounts) for name in CATEGORIES},
         by_cause=counted(i.diagnosis.cause if i.diagnosis else "unknown" for i in real),
         by_domain=counted(i.diagnosis.domain if i.diagnosis else "unknown" for i in real),
+        image_load_s=sum(a.image_load_s for a in accounts),
     )
 
 

@@ -108,6 +108,7 @@ def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
                 "productive_s": found.productive_s,
                 "badput": found.badput,
                 "untold_s": found.untold_s,
+                "image_load_s": found.image_load_s,
                 "training": training_form(trained),
                 "attempts": msgspec.to_builtins(job.attempts),
             }

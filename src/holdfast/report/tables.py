@@ -103,12 +103,16 @@ def total_rows(totals: Totals, words: Words = ENGLISH) -> list[tuple[str, str, s
     return [(words.say(name), words.say(value), words.say(meaning)) for name, value, meaning in rows]
 
 
+LEAST_S = 0.0005
+"""Less is shown as nothing."""
+
+
 def badput_rows(totals: Totals, words: Words = ENGLISH) -> list[tuple[str, str]]:
     """(category, seconds) of lost time, largest first; categories with nothing are left out."""
-    rows = [(name, totals.badput.get(name, 0.0)) for name in CATEGORIES]
-    return [
-        (words.say(name), seconds(value)) for name, value in sorted(rows, key=lambda row: -row[1]) if value >= 0.0005
-    ]
+    rows = sorted(((name, totals.badput.get(name, 0.0)) for name in CATEGORIES), key=lambda row: -row[1])
+    load = totals.image_load_s
+    part = {"startup": f" ({words.say('image load')} {seconds(load)})"} if load >= LEAST_S else {}
+    return [(words.say(name), seconds(value) + part.get(name, "")) for name, value in rows if value >= LEAST_S]
 
 
 def _spread(spread: Spread) -> str:

@@ -1,0 +1,210 @@
+"""The ways into the queue of a cluster that runs already: Slurm's, Kubernetes' and the embedded one.
+
+Used by `site`; a job is submitted and ended with the rights of whoever runs the drill, by the tools that they have.
+Time passes while the scheduler answers and while a job ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from holdfast.adapters.kubernetes.api import ApiError, KubeApi
+from holdfast.adapters.kubernetes.objects import job_id
+from holdfast.adapters.local.client import LocalOrchestrator
+from holdfast.adapters.slurm.commands import job_ref
+from holdfast.adapters.slurm.tool import Tool
+from holdfast.drill.ports import FaultPort
+from holdfast.drill.site_settings import SiteConfig
+from holdfast.drill.submission import IN_EVERY_JOB, batch_script, comment, container, pytorch_job
+from holdfast.drill.training import TrainingJob
+from holdfast.errors import LinkError, NotFoundError, OrderError
+from holdfast.model.cluster import ENDED, JobKey, RecoverySpec
+
+_POLL_S = 0.2
+
+
+class Queue(Protocol):
+    """Where a job is submitted. Every call raises LinkError when the scheduler cannot be reached or refuses."""
+
+    breaker: FaultPort | None
+
+    async def submit(self, job: TrainingJob) -> str:
+        """Queue a job that is open to drills; its id as the controller has it."""
+
+    async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
+        """End a job for good and wait until its nodes are free; one that has ended is no error."""
+
+    async def close(self) -> None:
+        """Let go of the scheduler."""
+
+
+class SlurmQueue:
+    """See Queue. `conf`: slurm.conf; None: as Slurm's own tools find it."""
+
+    breaker: FaultPort | None = None
+
+    def __init__(self, config: SiteConfig, folder: Path, conf: Path | None) -> None:
+        self._config, self._folder = config, folder
+        self._tool = Tool(conf)
+
+    def options(self, job: TrainingJob) -> list[str]:
+        """What `sbatch` is told."""
+        config = self._config
+        options = [f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--job-name={job.name}"]
+        options += ["--exclusive", "--requeue", "--open-mode=append"]
+        options += [f"--output={self._folder}/slurm-%j.out", f"--comment={comment(None)}"]
+        for name, value in (("partition", config.partition), ("account", config.account)):
+            options += [f"--{name}={value}"] if value else []
+        return [*options, *config.options]
+
+    async def submit(self, job: TrainingJob) -> str:
+        """See Queue."""
+        config = self._config
+        srun = [f"--container-image={config.image}"] if config.image else []
+        srun += [f"--container-mounts={config.mounts}"] if config.mounts else []
+        text = batch_script(job.argv(), folder=str(self._folder), exports=config.env, srun=srun)
+        with tempfile.NamedTemporaryFile("w", prefix="holdfast-drill-", suffix=".sh") as script:
+            script.write(text)
+            script.flush()
+            try:
+                said = await self._tool.text(["sbatch", "--parsable", *self.options(job), script.name], again=False)
+            except OrderError as error:
+                raise LinkError(str(error)) from error
+        return job_ref(said.strip().partition(";")[0])
+
+    async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
+        """See Queue. Killed after it was cancelled, not before: one that only fails is recovered by the controller."""
+        async with _limit(limit_s, job):
+            while state := await self._state(job):
+                if state != "COMPLETING":
+                    await self._scancel(job)
+                await self._scancel("--signal=KILL", "--full", job)
+                await asyncio.sleep(_POLL_S)
+
+    async def _scancel(self, *words: str) -> None:
+        with contextlib.suppress(OrderError):
+            await self._tool.run(["scancel", *words], again=False)
+
+    async def _state(self, job: str) -> str:
+        try:
+            return (await self._tool.text(["squeue", "-h", "-j", job, "-o", "%T"])).strip()
+        except OrderError:
+            return ""  # forgotten already
+
+    async def close(self) -> None:
+        """See Queue."""
+
+
+class KubernetesQueue:
+    """See Queue. `cluster`: the name by which the controller knows it; empty: the kubeconfig's."""
+
+    breaker: FaultPort | None = None
+
+    def __init__(self, config: SiteConfig, folder: Path, api: KubeApi, cluster: str, unique: Callable[[], str]) -> None:
+        self._config, self._folder, self._api = config, folder, api
+        self._cluster = cluster or api.cluster
+        self._unique = unique
+
+    async def submit(self, job: TrainingJob) -> str:
+        """See Queue."""
+        config = self._config
+        job = replace(job, name=f"{job.name}-{self._unique()}")
+        key = JobKey(self._cluster, job_id("PyTorchJob", config.namespace, job.name))
+        folder = self._folder / key.id
+        folder.mkdir(parents=True, exist_ok=True)
+        image, gpus = config.image or "none", config.gpus_per_node
+        pytorch = container(job.argv(), folder=str(folder), image=image, gpus=gpus, env=config.env)
+        claim = (config.claim, str(self._folder))
+        manifest = pytorch_job(job, key, pytorch, folder=str(folder), claim=claim)
+        try:
+            await self._api.create(jobs_path(config.namespace), manifest)
+        except ApiError as error:
+            raise LinkError(str(error)) from error
+        return key.id
+
+    async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
+        """See Queue."""
+        await end_job(self._api, JobKey(self._cluster, job), namespace=self._config.namespace, limit_s=limit_s)
+
+    async def close(self) -> None:
+        """See Queue."""
+        await self._api.close()
+
+
+class LocalQueue:
+    """See Queue: the embedded cluster in a folder."""
+
+    def __init__(self, config: SiteConfig, cluster_dir: Path) -> None:
+        self._config = config
+        self._orchestrator = LocalOrchestrator(cluster_dir / "cluster.sock")
+        self.breaker: FaultPort | None = self._orchestrator
+
+    async def submit(self, job: TrainingJob) -> str:
+        """See Queue."""
+        env = {"PYTHONUNBUFFERED": "1", **IN_EVERY_JOB, **self._config.env}
+        recovery = RecoverySpec()
+        view = await self._orchestrator.submit(
+            job.argv(), nodes=job.nodes, name=job.name, drill_ok=True, recovery=recovery, env=env
+        )
+        return view.key.id
+
+    async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
+        """See Queue."""
+        with contextlib.suppress(NotFoundError, OrderError):
+            await self._orchestrator.cancel(job, who="drill", why="the drill is over")
+        async with _limit(limit_s, job):
+            while True:
+                world = await self._orchestrator.observe()
+                view = next((one for one in world.jobs if one.key.id == job), None)
+                if (view is None or view.state in ENDED) and not any(job in node.jobs for node in world.nodes):
+                    return
+                await self._orchestrator.wait_change(limit_s)
+
+    async def close(self) -> None:
+        """See Queue."""
+
+
+@contextlib.asynccontextmanager
+async def _limit(limit_s: float, job: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise LinkError(f"job {job} did not end within {limit_s:.0f} s") from None
+
+
+def jobs_path(namespace: str) -> str:
+    """Where the API server has PyTorchJobs."""
+    return f"/apis/kubeflow.org/v1/namespaces/{namespace}/pytorchjobs"
+
+
+async def end_job(api: KubeApi, key: JobKey, *, namespace: str = "default", limit_s: float = 30.0) -> None:
+    """Delete a PyTorchJob and wait until its pods are gone, so that its nodes are free. One that is gone is fine."""
+    name = key.id.split(".", 2)[2]
+    try:
+        await api.delete(f"{jobs_path(namespace)}/{name}")
+    except ApiError as error:
+        if not error.gone:
+            raise LinkError(str(error)) from error
+    query = {"labelSelector": f"training.kubeflow.org/job-name={name}"}
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    async with _limit(limit_s, str(key)):
+        while found := (await api.list_all(pods, query))[0]:
+            for pod in found:
+                await _end_pod(api, pods, pod["metadata"])
+            await asyncio.sleep(_POLL_S)
+
+
+async def _end_pod(api: KubeApi, pods: str, about: dict[str, str]) -> None:
+    try:
+        await api.delete(f"{pods}/{about['name']}", uid=about["uid"], grace_s=1)
+    except ApiError as error:
+        if not (error.gone or error.conflict):
+            raise LinkError(str(error)) from error
