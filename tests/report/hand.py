@@ -168,7 +168,7 @@ class Hand:
                 handed_over = first
             stops = kept
             if not whole and is_last:
-                stops = end if state in {"completed", "given_up", "cancelled"} else self.now
+                stops = end if state in {"completed", "given_up", "cancelled", "watching", "proving"} else self.now
             elif not whole and place and not row["saved_at"]:
                 stops = end
             failed = place > 0 and not row["saved_at"] and not row["whole"] and not runs
