@@ -164,9 +164,13 @@ class Engine:
 
 def _node_observed(engine: Engine, turn: Turn, event: e.NodeObserved) -> None:
     del engine
+    known = turn.state.nodes.get(event.node.name)
+    failed = event.node.failed_check if known is not None and not known.view.failed_check else ""
     evidence = nodes.observed(turn, event)
     if evidence:
         findings.node_gone(turn, event.node.name, evidence)
+    if failed and not turn.in_allocation:
+        findings.failed_check(turn, event.node.name, failed)
 
 
 def _node_heard(engine: Engine, turn: Turn, event: e.NodeHeard) -> None:

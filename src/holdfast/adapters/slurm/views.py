@@ -18,6 +18,9 @@ from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState
 PREFIX = "[holdfast]"
 """Begins the reason of every drain that Holdfast sets; only such drains are lifted again."""
 
+FAILED_CHECKS = {"Prolog error": "its Prolog failed", "Epilog error": "its Epilog failed"}
+"""Reasons of slurmctld's own drains after a program that checks the node has failed there: evidence against the node."""
+
 _ENDS = {
     "COMPLETED": SchedulerState.COMPLETED,
     "CANCELLED": SchedulerState.CANCELLED,
@@ -226,5 +229,6 @@ def node_view(
         topology=topology.get(node.name, ""),
         state_text=node.state_text,
         asked=asked,
+        failed_check=FAILED_CHECKS.get(node.reason, "") if drained else "",
         warnings=(warning,) if warning else (),
     )
