@@ -222,7 +222,7 @@ class Looker:
         Args:
             checks: which; the verdicts come in this order.
             mode: when it is.
-            limit_s: for all of them together; what has no answer by then is UNKNOWN. None: each has its own limit alone.
+            limit_s: for all of them together; what has no answer by then is UNKNOWN. None: each has its own alone.
         """
         verdicts: dict[str, Verdict] = {}
         by_source: dict[str, list[Check]] = {}

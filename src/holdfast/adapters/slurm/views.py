@@ -19,7 +19,7 @@ PREFIX = "[holdfast]"
 """Begins the reason of every drain that Holdfast sets; only such drains are lifted again."""
 
 FAILED_CHECKS = {"Prolog error": "its Prolog failed", "Epilog error": "its Epilog failed"}
-"""Reasons of slurmctld's own drains after a program that checks the node has failed there: evidence against the node."""
+"""Reasons of slurmctld's own drains after a program that checks the node has failed: evidence against the node."""
 
 _ENDS = {
     "COMPLETED": SchedulerState.COMPLETED,
