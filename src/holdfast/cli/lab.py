@@ -64,6 +64,9 @@ def up(
     defaults: Annotated[bool, typer.Option("--defaults", help="Keep Slurm's own time-outs, which are long.")] = False,
     gpus: Annotated[int, typer.Option("--gpus", metavar="K", help="Fake GPUs of each node.")] = 8,
     agents: Annotated[bool, typer.Option("--agents", help="Run `holdfast agent` on every node.")] = False,
+    devices: Annotated[
+        bool, typer.Option("--emulated-devices", help="With --agents: emulated GPUs and dcgmi on every node.")
+    ] = False,
     port: Annotated[int, typer.Option("--port", metavar="BASE", help="First port; 0: a free range.")] = 0,
     boot_s: Annotated[float, typer.Option("--boot-s", min=0.0, help="Seconds that a reboot takes.")] = 2.0,
     conf: Annotated[Path | None, typer.Option("--conf", metavar="FILE", help="Lines to append to slurm.conf.")] = None,
@@ -78,6 +81,7 @@ def up(
         defaults=defaults,
         gpus=gpus,
         agents=agents,
+        devices=devices,
         port=port,
         boot_s=boot_s,
         extra_conf=_read(conf),

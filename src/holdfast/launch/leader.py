@@ -497,11 +497,11 @@ class Leader:
             self.voice.say(f"rank {', '.join(map(str, captured.odd_ranks))} stands apart from the others")
         self.submit(captured)
 
-    def save_and_stop(self, attempt: int) -> None:
+    def save_and_stop(self, attempt: int, why: str) -> None:
         """Ask all ranks to save and stop; their exit code 85 then ends this launcher with the same."""
         if self.watch is not None and self.watch.spec.attempt == attempt and not self.watch.is_over:
             self._evacuating = True
-            self.voice.say("asked all ranks to save a checkpoint and stop")
+            self.voice.say(f"asked all ranks to save a checkpoint and stop{why and f': {why}'}")
             self.crew.evacuate(attempt)
 
     async def escalate(self, order: Escalate) -> None:
