@@ -17,7 +17,6 @@ from holdfast.detect.matcher import Matcher
 from holdfast.errors import UsageError
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AgentAttached, FindingSeen, OrderFailed
-from holdfast.model.evidence import Role
 from holdfast.model.orders import CaptureStacks
 
 XID_79 = "[    1.000000] NVRM: Xid (PCI:0000:53:00): 79, pid=1234, GPU has fallen off the bus.\n"
