@@ -39,7 +39,8 @@ that begins with `CRITICAL`, as those in deploy/slurm do.
 **A good node is not harmed.** A source that hangs is killed at its limit and UNKNOWN; so is one that answers with
 nonsense. A tool that is missing is "not applicable". What has just come up (a booted node, a driver that was loaded
 again) has its grace. What may pass by itself must be seen several looks in a row. Counters count by their rises: the
-first look and a reset are none. None of these fences a node.
+first look and a reset are none. None of these fences a node. `--limit SECONDS` ends a whole run: what was found until
+then stands, the rest is UNKNOWN. The Prolog's is 240 s; Slurm's PrologEpilogTimeout must be longer.
 """
 
 

@@ -8,7 +8,7 @@ HOLDFAST=${HOLDFAST:-/opt/holdfast/bin/holdfast}
 [ -n "$SLURM_JOB_UID" ] && [ -n "$SLURM_JOB_ID" ] &&
     /bin/rm -rf "/dev/shm/holdfast-telemetry-$SLURM_JOB_UID-$SLURM_JOB_ID" "/dev/shm/holdfast-telemetry-$SLURM_JOB_UID-$SLURM_JOB_ID".* \
         "/dev/shm/holdfast-$SLURM_JOB_UID-$SLURM_JOB_ID"-*
-found=$("$HOLDFAST" check --mode epilog --quiet 2>&1)
+found=$("$HOLDFAST" check --mode epilog --limit 240 --quiet 2>&1)
 code=$?
 [ -n "$found" ] && printf '%s\n' "$found"
 if [ "$code" -eq 2 ] && printf '%s\n' "$found" | /bin/grep -q '^CRITICAL'; then

@@ -3,11 +3,13 @@
 #
 # A prolog that fails makes Slurm drain the node and requeue the job: only what is CRITICAL may do that. A check that
 # hangs, is missing or was asked for wrongly is not. Slurm starts this in an almost empty environment, without a PATH.
-# Keep PrologEpilogTimeout above 600 s if DCGM is installed: its diagnostic of level 2 takes about two minutes.
+# Its checks end within LIMIT_S, whatever hangs: DCGM's diagnostic of level 2 takes about two minutes. Keep Slurm's
+# PrologEpilogTimeout well above it (300): a prolog that Slurm itself ends drains the node.
 HOLDFAST=${HOLDFAST:-/opt/holdfast/bin/holdfast}
 # Also measure, not only look: suites of `holdfast validate`, such as "software,cpu" (about ten seconds). Empty: none.
 SUITES=${HOLDFAST_PROLOG_SUITES:-}
-found=$("$HOLDFAST" check --mode prolog --quiet 2>&1)
+LIMIT_S=${HOLDFAST_PROLOG_LIMIT_S:-240}
+found=$("$HOLDFAST" check --mode prolog --limit "$LIMIT_S" --quiet 2>&1)
 code=$?
 [ -n "$found" ] && printf '%s\n' "$found"
 # The word counts, not only the code: a wrong option also ends with 2, and must not drain a fleet.

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from agent.fake_controller import FakeController
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
@@ -67,6 +68,22 @@ def test_an_event_that_is_refused_does_not_hold_up_the_others(tmp_path: Path, ma
         (tmp_path / "kmsg").write_text("".join(XID_79.replace(": 79", f": {code}") for code in codes))
         await controller.until(lambda: len(controller.of(FindingSeen)) == len(codes) - 1)
         assert len(controller.of(AgentAttached)) == 1
+        await emptied(agent)
+
+    run(tmp_path, matcher, scenario)
+
+
+def test_what_it_finds_stands_in_its_own_log(tmp_path: Path, matcher: Matcher) -> None:
+    """Rule, place and sentence of a root cause."""
+
+    async def scenario(controller: FakeController, agent: NodeAgent) -> None:
+        await controller.until(lambda: controller.of(AgentAttached))
+        with capture_logs() as said:
+            (tmp_path / "kmsg").write_text(XID_79)
+            await controller.until(lambda: controller.of(FindingSeen))
+        (found,) = [one for one in said if one["event"] == "found"]
+        assert (found["rule"], found["log_level"]) == ("nvidia.xid.79", "warning")
+        assert (found["where"], found["what"]) == ("node07, GPU 0000:53:00", "Xid 79: GPU has fallen off the bus")
         await emptied(agent)
 
     run(tmp_path, matcher, scenario)

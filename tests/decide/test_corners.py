@@ -237,6 +237,16 @@ def test_a_durable_checkpoint_tells_how_far_it_had_come(play):
     assert play.incident.step_before == 120
 
 
+def test_a_checkpoint_that_is_told_after_the_fault_counts_as_reached(play):
+    """Saved just before the end, told just after it: the job cannot have resumed beyond what it had reached."""
+    play.step(0, 180)
+    play.crash()
+    play.checkpoint(0, 200)
+    assert play.incident.step_before == 200
+    play.checkpoint(0, 190)
+    assert play.incident.step_before == 200
+
+
 def test_a_first_step_told_twice(inside):
     """The first word counts."""
     inside.first_step(0, 50, resumed_from=7)

@@ -214,7 +214,7 @@ def test_mission_control_cancels_a_held_job_that_its_ladder_stops():
 
 
 def test_parallelcluster_a_failed_check_is_down_replaced_requeued():
-    """The prolog's check finds a bad GPU: node down, replaced at once, job requeued elsewhere."""
+    """A check finds a bad GPU: node out of service, job requeued elsewhere, node replaced once nothing runs there."""
     play = play_of("parallelcluster")
     play.job()
     orders = play.finding(
@@ -222,12 +222,54 @@ def test_parallelcluster_a_failed_check_is_down_replaced_requeued():
         source="agent:n2", summary="GPU 3 failed its check",
     )  # fmt: skip
     assert kinds(orders) == ["QuarantineNode", "RequeueHeld"]
-    assert kinds(play.done(o.QuarantineNode)) == ["ReplaceNode"]
+    assert kinds(play.done(o.QuarantineNode)) == []
     assert kinds(play.done(o.RequeueHeld)) == ["SetExcluded"]
     play.done(o.SetExcluded)
     assert play.state is JobState.RELEASED
+    assert kinds(play.job(state=S.PENDING, restart_count=1, nodes=())) == ["ReplaceNode"]
     play.done(o.ReplaceNode)
     assert kinds(play.node("n2", instance_id="new", boot_id="new")) == ["ReturnNode"]
+
+
+def test_parallelcluster_a_failed_prolog_drains_and_replaces_the_node_once():
+    """Slurm has drained it and requeued the job; other jobs on the node end first. Said again it is nothing new."""
+    play = play_of("parallelcluster")
+    drained = {"drained": True, "drain_reason": "Prolog error", "failed_check": "its Prolog failed"}
+    orders = play.node("n2", jobs=("77",), **drained)
+    assert kinds(orders) == ["QuarantineNode"]
+    play.done(o.QuarantineNode)
+    play.node("n2", jobs=("77",), drain_reason="[holdfast] its Prolog failed", failed_check="")
+    assert kinds(play.node("n2", jobs=())) == ["ReplaceNode"]
+    play.done(o.ReplaceNode)
+    assert kinds(play.node("n2", instance_id="new", boot_id="new")) == ["ReturnNode"]
+    play.done(o.ReturnNode)
+    assert play.closed[0].outcome == "recovered"
+
+
+def test_a_failed_prolog_is_left_to_people_where_policy_observes():
+    """Nothing is ordered; whoever resumes the node closes the incident."""
+    play = play_of("parallelcluster", 'mode = "observe"\n')
+    drained = {"drained": True, "drain_reason": "Prolog error", "failed_check": "its Prolog failed"}
+    assert kinds(play.node("n2", **drained)) == []
+    assert play.ns() is NodeState.SUSPECT
+    play.node("n2", drained=False, drain_reason="", failed_check="")
+    assert play.ns() is NodeState.HEALTHY
+
+
+def test_a_failed_prolog_is_left_to_people_unless_policy_says_that_it_counts():
+    """A drain of Slurm's own is like an admin's: nothing is ordered, no incident opens, and nobody's drain is taken over."""
+    play = play_of("mission-control")
+    drained = {"drained": True, "drain_reason": "Prolog error", "failed_check": "its Prolog failed"}
+    assert kinds(play.node("n2", **drained)) == []
+    assert play.ns() is NodeState.HEALTHY
+
+
+def test_a_prolog_that_failed_before_the_controller_knew_the_node_is_left_to_people():
+    """Its drain may be days old: nobody knows what has been done about it since."""
+    play = play_of("parallelcluster")
+    drained = {"drained": True, "drain_reason": "Prolog error", "failed_check": "its Prolog failed"}
+    assert kinds(play.node("n9", **drained)) == []
+    assert play.ns("n9") is NodeState.HEALTHY
 
 
 def test_parallelcluster_a_crash_stops():

@@ -354,9 +354,25 @@ class Hand:
         return {
             "opened_at": self.received(incident["id"]), "closed_at": incident["marks"].get("closed"), "marks": incident["marks"],
             "phases": [{"name": name, "seconds": s, "percent": 100 * s / whole if whole > 0 else 0.0} for name, s in rows], "total_s": whole,
+            "node_phases": self.node_side(incident["marks"], begin),
             "step_before": self.reached(incident) if incident.get("step_before") is not None else None,
             "step_resumed": self.resumed(incident) if incident.get("step_resumed") is not None else None, "lost_steps": lost,
         }  # fmt: skip
+
+    def node_side(self, marks: Json, begin: float) -> list[Json]:
+        """Fault, told, fenced, left by its job, repaired, returned: the time between each and the one before."""
+        if "isolated" not in marks or "node_repaired" not in marks:
+            return []
+        path = [marks[name] for name in ("detected", "isolated") if name in marks]
+        path += [marks["stopped"]] if marks.get("stopped", math.inf) <= marks["node_repaired"] else []
+        path += [marks[name] for name in ("node_repaired", "node_returned") if name in marks]
+        whole = max(path) - begin
+        rows, last = [], begin
+        for at in path:
+            now = max(at, last)
+            rows.append({"seconds": now - last, "percent": 100 * (now - last) / whole if whole > 0 else 0.0})
+            last = now
+        return rows
 
     def received(self, incident: str) -> float:
         """When the controller heard of the event that opened it: its number stands in the incident's name."""

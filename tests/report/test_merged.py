@@ -8,12 +8,14 @@ import io
 from tests.report.test_forms import report
 
 from holdfast.model import events as e
-from holdfast.model.cluster import JobKey
-from holdfast.model.evidence import Diagnosis, Evidence, EvidenceKind, Finding, Place, Role
-from holdfast.model.records import IncidentRecord, Mark
+from holdfast.model.cluster import JobKey, NodeView
+from holdfast.model.evidence import Diagnosis, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
+from holdfast.model.orders import Notify, OrderStatus, QuarantineNode
+from holdfast.model.records import IncidentRecord, Mark, OrderRecord
 from holdfast.report.csv_form import HEADINGS, render_csv
 from holdfast.report.merged import clock_offsets, merged, narrowed
 from holdfast.report.similar import similar
+from holdfast.report.timeline import node_phases
 
 KEY = JobKey("lab", "7")
 
@@ -124,3 +126,41 @@ def test_csv_of_the_fleet_names_its_sections() -> None:
     """Each row begins with the section it belongs to."""
     rows = list(csv.reader(io.StringIO(render_csv(report(), "fleet"))))
     assert {row[0] for row in rows} >= {"section", "fleet"}
+
+
+def test_what_was_ordered_and_what_the_scheduler_saw_stand_between_the_lines() -> None:
+    """The controller's orders with their outcomes; a look that shows nothing new is not shown; messages to people neither."""
+    base = {"source": "slurm"}
+    drained = NodeView(name="n1", drained=True, drain_reason="[holdfast] Xid 79", state_text="DRAINING")
+    seen = [
+        e.NodeObserved(id=f"o{seq}", seq=seq, at=1000.5 + seq, received_at=1000.5 + seq, node=view, **base)  # type: ignore[arg-type]
+        for seq, view in enumerate([drained, drained, NodeView(name="n1", state_text="IDLE")], start=1)
+    ]
+    orders = [
+        OrderRecord(QuarantineNode(id="c1.1", cause=1, node="n1", why="Xid 79"), OrderStatus.DONE, 1001.0, 1001.2, detail="drained"),
+        OrderRecord(Notify(id="c1.2", cause=1, topic="t", severity=Severity.INFO, title="t", text="t"), OrderStatus.DONE, 1001.0),
+    ]  # fmt: skip
+    lines = merged(incident(nodes=["n1"]), seen, orders)
+    assert [(line.origin, line.kind, line.place, line.text) for line in lines] == [
+        ("controller", "order", "n1", "quarantine node: Xid 79"),
+        ("controller", "outcome", "n1", "quarantine node done: drained"),
+        ("scheduler", "node_observed", "n1", "DRAINING, drained, [holdfast] Xid 79"),
+        ("scheduler", "node_observed", "n1", "IDLE"),
+    ]
+
+
+def test_a_nodes_own_phases_add_up_to_its_return() -> None:
+    """Detect, isolate, drain, the repair, validate; a job that stopped after the repair drained nothing."""
+    marks = {
+        Mark.FAULT: 10.0, Mark.DETECTED: 10.5, Mark.ISOLATED: 11.0, Mark.STOPPED: 12.0, Mark.PROVEN: 99.0,
+        Mark.NODE_REPAIRED: 20.0, Mark.NODE_RETURNED: 23.0,
+    }  # fmt: skip
+    one = incident(marks=marks, remedies=[Remedy.QUARANTINE, Remedy.REQUEUE, Remedy.REPLACE])
+    assert [(p.name, p.seconds) for p in node_phases(one)] == [
+        ("detect", 0.5), ("isolate", 0.5), ("drain", 1.0), ("replace", 8.0), ("validate", 3.0)
+    ]  # fmt: skip
+    one.marks[Mark.STOPPED] = 21.0
+    assert [p.name for p in node_phases(one)] == ["detect", "isolate", "replace", "validate"]
+    assert sum(p.seconds for p in node_phases(one)) == 13.0
+    del one.marks[Mark.NODE_REPAIRED]
+    assert node_phases(one) == ()

@@ -277,9 +277,13 @@ class NodeAgent:
 
     def _report(self, event: AnyEvent) -> None:
         """Keep an event for delivery; root findings count against a validation until a boot or reset."""
-        if isinstance(event, FindingSeen) and event.finding.role is Role.ROOT and not event.finding.predicts:
-            self._roots.append(event.finding)
+        if isinstance(event, FindingSeen) and event.finding.role is Role.ROOT:
+            found = event.finding
+            _log.warning("found", rule=found.rule, where=str(found.place), what=found.summary)
+            if not found.predicts:
+                self._roots.append(found)
         if isinstance(event, FindingCleared):
+            _log.info("no longer found", rule=event.rule)
             self._roots = deque((known for known in self._roots if known.rule != event.rule), maxlen=ROOTS_MAX)
         self.reporter.report(event)
 
@@ -376,6 +380,7 @@ class NodeAgent:
             passed, more = await self.health.validate(order)
             detail = f"{detail}; {more}" if passed else more
         now = self._clock.now()
+        _log.info("validated", passed=passed, what=detail)
         self.reporter.report(
             NodeValidated(
                 id=f"validated:{order.id}",

@@ -68,6 +68,12 @@ def check(
         Path | None,
         typer.Option(metavar="DIR", envvar="HOLDFAST_NODE_DIR", help="An embedded node's folder: its emulated GPUs."),
     ] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            "--limit", metavar="SECONDS", min=0.1, help="For all checks together; without an answer by then: UNKNOWN."
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print problems only.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -85,7 +91,7 @@ def check(
     if profile:
         asyncio.run(_profile(settings, node_dir))
         return
-    verdicts = asyncio.run(_run(settings, wanted, mode or Mode.PERIODIC, node_dir, by_hand=bool(names)))
+    verdicts = asyncio.run(_run(settings, wanted, mode or Mode.PERIODIC, node_dir, by_hand=bool(names), limit_s=limit))
     if json:
         screen.say_json(_form(verdicts, mode))
     else:
@@ -123,13 +129,19 @@ def make_looker(settings: NodeConfig, node_dir: Path | None) -> Looker:
 
 
 async def _run(
-    settings: NodeConfig, wanted: Sequence[Check], mode: Mode, node_dir: Path | None, *, by_hand: bool
+    settings: NodeConfig,
+    wanted: Sequence[Check],
+    mode: Mode,
+    node_dir: Path | None,
+    *,
+    by_hand: bool,
+    limit_s: float | None,
 ) -> list[Verdict]:
     looker = make_looker(settings, node_dir)
     # A single look has no look before it: it is judged by what stands, as in a deep check.
     judged = Mode.DEEP if by_hand or mode is Mode.PERIODIC else mode
     try:
-        return await looker.once(wanted, judged)
+        return await looker.once(wanted, judged, limit_s)
     finally:
         await looker.reach.close()
 

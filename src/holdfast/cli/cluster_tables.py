@@ -33,7 +33,7 @@ from holdfast.model.wire import kind_of
 from holdfast.report.saves import Save
 from holdfast.report.tables import cause, percent, seconds, suspects, utc
 from holdfast.report.terminal import story_panel, timeline_table
-from holdfast.report.timeline import NODE_ORDER, timeline
+from holdfast.report.timeline import NODE_ORDER, node_phases, timeline
 from holdfast.report.training_time import AttemptTime, Restart, TrainingTime
 
 DAY_S = 20 * 3600
@@ -369,7 +369,11 @@ def _lost(incident: IncidentRecord) -> str:
 
 
 def _node_side(incident: IncidentRecord) -> str:
-    """What became of the node, in seconds after the fault."""
+    """What became of the node: its phases once it is repaired, before that seconds after the fault."""
+    phases = node_phases(incident)
+    if phases:
+        whole = sum(phase.seconds for phase in phases)
+        return f"Node: {', '.join(f'{p.name} {p.seconds:.3f} s' for p in phases)}; {whole:.3f} s in all"
     known = timeline(incident).offsets
     parts = [f"{mark.value.replace('_', ' ')} +{known[mark]:.3f} s" for mark in NODE_ORDER if mark in known]
     return f"Node: {', '.join(parts)}" if len(parts) > 1 else ""

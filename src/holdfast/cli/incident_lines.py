@@ -12,6 +12,7 @@ import msgspec
 from rich.text import Text
 
 from holdfast.cli import screen
+from holdfast.cli.cluster_tables import for_people
 from holdfast.cli.records import Records
 from holdfast.errors import UsageError, UserError
 from holdfast.model.events import AnyEvent
@@ -37,7 +38,8 @@ async def read_lines(records: Records, incident: IncidentRecord, only: str) -> l
             after = page[-1].seq
             if page[-1].at > (incident.closed_at or float("inf")) + AROUND_S:
                 break
-    return narrowed(merged(incident, [found[seq] for seq in sorted(found)]), only)
+    orders = for_people(await records.orders(incident=incident.id))
+    return narrowed(merged(incident, [found[seq] for seq in sorted(found)], orders), only)
 
 
 def show_lines(incident: IncidentRecord, lines: list[Line], words: Words) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.decide import (
     attempts,
     exclusions,
@@ -29,6 +31,7 @@ from holdfast.decide.turn import ALLOCATION, CLUSTER, TIMER_SLACK_S, Turn
 from holdfast.errors import ConfigError, EngineError
 from holdfast.model import events as e
 from holdfast.model import orders as o
+from holdfast.model.cluster import NodeView
 from holdfast.model.events import AnyEvent
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
@@ -164,9 +167,19 @@ class Engine:
 
 def _node_observed(engine: Engine, turn: Turn, event: e.NodeObserved) -> None:
     del engine
+    if event.node.failed_check and not _counts_failed_checks(turn, event.node):
+        event = replace(event, node=replace(event.node, failed_check=""))
+    known = turn.state.nodes.get(event.node.name)
+    failed = event.node.failed_check if known is not None and not known.view.failed_check else ""
     evidence = nodes.observed(turn, event)
     if evidence:
         findings.node_gone(turn, event.node.name, evidence)
+    if failed and not turn.in_allocation:
+        findings.failed_check(turn, event.node.name, failed)
+
+
+def _counts_failed_checks(turn: Turn, view: NodeView) -> bool:
+    return turn.policies.for_group(view.group).node.failed_prolog_is_a_fault
 
 
 def _node_heard(engine: Engine, turn: Turn, event: e.NodeHeard) -> None:

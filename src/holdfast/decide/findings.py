@@ -255,6 +255,24 @@ def _lost(turn: Turn, name: str, evidence: str) -> Finding:
     )
 
 
+def failed_check(turn: Turn, name: str, said: str) -> None:
+    """The scheduler's own check of the node failed, so that it takes no work: evidence against the node."""
+    finding = Finding(
+        id=f"node.failed_check:{name}:{turn.seq}",
+        rule="node.failed_check",
+        at=turn.event.at,
+        domain=Domain.HARDWARE,
+        role=Role.ROOT,
+        severity=Severity.ERROR,
+        remedy=Remedy.QUARANTINE,
+        place=Place(node=name),
+        summary=f"The scheduler took {name} out of service: {said}",
+        fingerprint="node.failed_check",
+        evidence=(Evidence(EvidenceKind.SCHEDULER, said),),
+    )
+    node_fault(turn, finding)
+
+
 def _lost_in_allocation(turn: Turn, name: str, evidence: str) -> None:
     for slug in sorted(turn.index.jobs_on.get(name, ())):
         job = turn.state.jobs[slug]

@@ -25,8 +25,8 @@ LOST_ALONE = "it did not come back with the others of its domain"
 
 
 def is_ours(view: NodeView) -> bool:
-    """Is its drain in our hands: set by us, or by a person who asks for a repair with it?"""
-    return view.drain_reason.startswith(OWN_REASON) or bool(view.asked)
+    """Is its drain in our hands: set by us, by a person who asks for a repair with it, or for a failed check there?"""
+    return view.drain_reason.startswith(OWN_REASON) or bool(view.asked or view.failed_check)
 
 
 def record_of(turn: Turn, name: str) -> NodeRecord:
@@ -452,6 +452,7 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
         why=why,
         gone=node.gone,
         repair=repair.planned(turn, node, incident),
+        takes_prolog_drain=policy.node.failed_prolog_is_a_fault,
         action_reason=policy.node.action_reason,
     )
     status = turn.ask(order, policy, group)

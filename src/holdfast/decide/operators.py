@@ -113,6 +113,7 @@ def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord, repair_by: Re
             instance_id=node.instance_id,
             why=why,
             repair=repair_by,
+            takes_prolog_drain=turn.policy_for(node).node.failed_prolog_is_a_fault,
             action_reason=turn.policy_for(node).node.action_reason,
         )
     )

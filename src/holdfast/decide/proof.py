@@ -55,8 +55,7 @@ def step_done(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
         return
     turn.touch(job)
     record.last_step = max(step, record.last_step or 0)
-    if record.incident and (incident := turn.state.incidents.get(record.incident)) is not None:
-        _step_before(turn, incident, record.number, step)
+    _step_before(turn, record, step)
     if record is not job.attempt:
         job.best_step = max(job.best_step, step)
         return
@@ -68,8 +67,12 @@ def step_done(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
         proven(turn, job, f"step {step} is past the fault")
 
 
-def _step_before(turn: Turn, incident: IncidentRecord, attempt: int, step: int) -> None:
-    if incident.attempt_before == attempt and not incident.would and step > (incident.step_before or -1):
+def _step_before(turn: Turn, record: AttemptRecord, step: int) -> None:
+    """How far the attempt had come that this incident ended; words of that may come late."""
+    incident = turn.state.incidents.get(record.incident)
+    if incident is None or incident.attempt_before != record.number:
+        return
+    if not incident.would and step > (incident.step_before or -1):
         incident.step_before = step
         turn.touch(incident)
 
@@ -79,6 +82,9 @@ def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> Non
     turn.touch(job)
     record = job.attempt
     is_current = record is not None and record.number == attempt
+    told = next((a for a in reversed(job.attempts) if a.number == attempt), None)
+    if told is not None:
+        _step_before(turn, told, step)
     if record is not None and is_current and record.resumed_from is None and record.durable_step is None:
         _resumed_at(turn, job, step)  # nothing told where it began: no later than here
     passed = step > to_pass(job)

@@ -58,6 +58,8 @@ class LabSettings(Struct, frozen=True, kw_only=True):
     agent_beat_s: float = 1.0
     devices: bool = False
     """Agents give their nodes emulated GPUs, looked at every second; `dcgmi` is in a node's `devices/bin`."""
+    agent_config: str = ""
+    """The agents' agent.toml; empty: none."""
     drill_ok: bool = True
     """Agents say that their nodes may be broken on purpose."""
     port: int = 0

@@ -402,6 +402,7 @@ class SlurmLab:
         argv += ["--controller-file", f"{self.folder}/controller/controller.json"]
         argv += ["--beat-s", f"{self.facts.settings.agent_beat_s:g}"]
         argv += ["--emulated-devices", "--poll-s", "1"] if self.facts.settings.devices else []
+        argv += ["--config", self.facts.settings.agent_config] if self.facts.settings.agent_config else []
         agent = {"id": "agent", "argv": argv, "env": self._daemon_env() | marks, "again_s": 0.5}
         return [slurmd, agent | {"out": "{folder}/agent.log"}]
 

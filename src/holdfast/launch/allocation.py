@@ -94,7 +94,7 @@ class Lead(Protocol):
     async def capture_stacks(self, attempt: int, limit_s: float) -> None:
         """Dump, group, and say so."""
 
-    def save_and_stop(self, attempt: int) -> None:
+    def save_and_stop(self, attempt: int, why: str) -> None:
         """Ask all ranks to save and stop."""
 
     async def escalate(self, order: Escalate) -> None:
@@ -157,7 +157,7 @@ class AllocationOrchestrator:
                 await self._lead.stop_attempt(order.attempt, order.grace_s)
                 return "stopped"
             case SaveAndStop():
-                self._lead.save_and_stop(order.attempt)
+                self._lead.save_and_stop(order.attempt, order.why)
                 return "asked all ranks"
             case RestartInPlace():
                 return await self._restart(order)

@@ -116,7 +116,6 @@ class Leader:
         self._numbers = itertools.count(1)
         self._told_over: dict[int, asyncio.Event] = {}
         self._ending = 0
-        self._evacuating = False
         self._is_looking = False
         self._begun = asyncio.Event()
         self._starting = asyncio.Lock()
@@ -497,11 +496,11 @@ class Leader:
             self.voice.say(f"rank {', '.join(map(str, captured.odd_ranks))} stands apart from the others")
         self.submit(captured)
 
-    def save_and_stop(self, attempt: int) -> None:
+    def save_and_stop(self, attempt: int, why: str) -> None:
         """Ask all ranks to save and stop; their exit code 85 then ends this launcher with the same."""
         if self.watch is not None and self.watch.spec.attempt == attempt and not self.watch.is_over:
-            self._evacuating = True
-            self.voice.say("asked all ranks to save a checkpoint and stop")
+            self.watch.leaving = True
+            self.voice.say(f"asked all ranks to save a checkpoint and stop{why and f': {why}'}")
             self.crew.evacuate(attempt)
 
     async def escalate(self, order: Escalate) -> None:

@@ -300,7 +300,7 @@ class StepLeader(Leader):
         else:
             self.voice.note(f"the job goes on with {', '.join(keep)}")
 
-    def save_and_stop(self, attempt: int) -> None:
+    def save_and_stop(self, attempt: int, why: str) -> None:
         """As `Leader.save_and_stop`, by the tasks' telemetry. Raises PermanentOrderError when not all can be asked."""
         watch, spec = self.watch, self.crew.spec
         if watch is None or spec is None or spec.attempt != attempt or watch.is_over:
@@ -309,7 +309,7 @@ class StepLeader(Leader):
             raise PermanentOrderError("the tasks have no telemetry, by which they could be asked to save and stop")
         if unseen := sorted(set(spec.nodes) - self.crew.watched - {self.place.node}):
             raise PermanentOrderError(f"{', '.join(unseen)} has no watcher, by which its tasks could be asked")
-        super().save_and_stop(attempt)
+        super().save_and_stop(attempt, why)
 
     # --- signals ---
 

@@ -62,6 +62,8 @@ class AttemptWatch:
         self.fold = AttemptFold(job, spec.attempt, event_id=event_id, source=source, restored=restored)
         self.is_over = False
         self.stop_asked = False
+        self.leaving = False
+        """Its ranks were asked to save and stop: one that falls over on its way out is no fault."""
         """We are ending it: what its ranks do now is no fault of theirs."""
         self.first_bad: RankEnded | None = None
         self._source = source
@@ -111,7 +113,7 @@ class AttemptWatch:
         if report.rank is not None:
             self._rhythm.leave(report.rank)
         rule = exit_rule(exit_code=report.exit.code, signal=report.exit.signal)
-        if not rule or self.stop_asked or report.exit.code == EXIT_RESTART_ME:
+        if not rule or self.stop_asked or self.leaving or report.exit.code == EXIT_RESTART_ME:
             return []
         if self.first_bad is None:
             self.first_bad = report
@@ -297,7 +299,12 @@ class AttemptWatch:
     # --- its end ---
 
     def outcome(self) -> Exit:
-        """How the attempt ended as a whole: the first fault, else the command's or the ranks' common code."""
+        """How the attempt ended as a whole: the first fault, else the command's or the ranks' common code.
+
+        When it was asked to leave, one rank that says that the state is saved speaks for all.
+        """
+        if self.leaving and any(how.code == EXIT_RESTART_ME for how in self._ends.values()):
+            return Exit(code=EXIT_RESTART_ME)
         if None in self._ends and not self._ends[None].is_success:
             command = self._ends[None]
             return command if self.first_bad is None or self.first_bad.rank is None else self.first_bad.exit

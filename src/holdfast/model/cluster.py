@@ -116,6 +116,8 @@ class NodeView(Struct, frozen=True, omit_defaults=True):
     """A repair that a person asked for in the scheduler's own way: `reboot`, `replace`, or nothing."""
     moves_jobs: bool = False
     """That way has running jobs leave at once; else the repair waits until they end."""
+    failed_check: str = ""
+    """The scheduler drained it itself because its own check there failed (Slurm's Prolog): what it says of that."""
     warnings: tuple[str, ...] = ()
     """What such a person seems to have meant and did not get."""
 

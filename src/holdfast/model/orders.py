@@ -131,6 +131,8 @@ class QuarantineNode(NodeOrder, frozen=True, kw_only=True, tag="quarantine_node"
     """There is evidence that it does not run: the scheduler need not wait for its word about what ran there."""
     repair: Remedy = Remedy.NONE
     """The repair that it is to get once it is drained, where that is known: shown on the node as it is marked."""
+    takes_prolog_drain: bool = False
+    """Slurm: a drain that Slurm itself set for a failed Prolog or Epilog becomes ours."""
     action_reason: bool = False
     """Slurm: the reason is `Action:Replace` or `Action:Reboot`, as `repair` says, and `why` stands in the comment."""
 

@@ -8,9 +8,9 @@ throughput: [{incident, unit, before, after, loss_percent}],
 convergence: [{incident, figure, first_step, last_step, twice, worst_step, before, after, difference}],
 executive_summary: [{about, text}], fleet: {...}, proposals: [{rule, what, evidence, gain}],
 alerts: {source, firing, up, having} or null,
-incidents: [{id, outcome, drill, cause, domain, summary, suspects, marks, phases, total_s, slowest, lost_steps,
-story, tables: [{key, title, rows: [{heading: text}]}]}]}`. `tables` are those of the page, in English, as they are
-shown there.
+incidents: [{id, outcome, drill, cause, domain, summary, suspects, marks, phases, node_phases, total_s, slowest,
+lost_steps, story, tables: [{key, title, rows: [{heading: text}]}]}]}`. `tables` are those of the page, in English, as
+they are shown there.
 Times are Unix seconds, durations seconds.
 """
 
@@ -24,7 +24,7 @@ from holdfast.model.records import IncidentRecord
 from holdfast.report.executive import executive
 from holdfast.report.gather import ReportData
 from holdfast.report.single import incident_sections
-from holdfast.report.timeline import timeline
+from holdfast.report.timeline import node_phases, timeline
 from holdfast.report.training_time import TrainingTime, in_total
 
 VERSION = 1
@@ -52,6 +52,7 @@ def incident_form(incident: IncidentRecord) -> dict[str, Any]:
         "remedies": list(incident.remedies),
         "marks": {mark.value: at for mark, at in incident.marks.items()},
         "phases": [{"name": p.name, "seconds": p.seconds, "percent": p.percent} for p in cut.phases],
+        "node_phases": [{"name": p.name, "seconds": p.seconds, "percent": p.percent} for p in node_phases(incident)],
         "total_s": cut.total_s,
         "slowest": cut.slowest,
         "step_before": incident.step_before,

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from holdfast.model import events as e
 from holdfast.model.evidence import Evidence, EvidenceKind
-from holdfast.model.records import IncidentRecord
+from holdfast.model.orders import AnyOrder, JobOrder, NodeOrder
+from holdfast.model.records import IncidentRecord, OrderRecord
 
 OFF_S = 0.25
 """Offsets below this are the journey of the message, not the clock."""
@@ -56,8 +57,11 @@ def clock_offsets(events: Sequence[e.AnyEvent]) -> dict[str, float]:
     return found
 
 
-def merged(incident: IncidentRecord, events: Sequence[e.AnyEvent]) -> list[Line]:
-    """Events of the incident, its jobs and its nodes around its time, in corrected order."""
+def merged(incident: IncidentRecord, events: Sequence[e.AnyEvent], orders: Sequence[OrderRecord] = ()) -> list[Line]:
+    """Events of the incident, its jobs and its nodes around its time, and its orders, in corrected order.
+
+    What a scheduler says again, word for word, stands there once.
+    """
     offsets = clock_offsets(events)
     end = incident.closed_at or float("inf")
     lines = []
@@ -73,7 +77,36 @@ def merged(incident: IncidentRecord, events: Sequence[e.AnyEvent]) -> list[Line]
                     Line(at, shift, event.source, "evidence", place, _quoted(one), seq, _spoken_by(one, event))
                     for one in event.finding.evidence[1:]
                 ]
-    return sorted(lines, key=lambda line: (line.at, line.seq))
+    lines += [line for record in orders for line in _of_order(record)]
+    return _news(sorted(lines, key=lambda line: (line.at, line.seq)))
+
+
+def _of_order(record: OrderRecord) -> list[Line]:
+    """What the controller ordered and why, and what came of it."""
+    order = record.order
+    if not isinstance(order, NodeOrder | JobOrder):
+        return []  # a message to people is no deed
+    name = str(order.__struct_config__.tag).replace("_", " ")
+    told = [(record.issued_at, "order", f"{name}: {order.why}" if order.why else name)]
+    if record.ended_at:
+        told.append((record.ended_at, "outcome", f"{name} {record.status}{record.detail and f': {record.detail}'}"))
+    place = _place(order)
+    return [Line(at, 0.0, "controller", kind, place, text, order.cause, "controller") for at, kind, text in told]
+
+
+def _news(lines: Sequence[Line]) -> list[Line]:
+    last: dict[tuple[str, str], str] = {}
+    kept = []
+    for line in lines:
+        if line.kind in _LOOKS:
+            if last.get((line.kind, line.place)) == line.text:
+                continue
+            last[line.kind, line.place] = line.text
+        kept.append(line)
+    return kept
+
+
+_LOOKS = frozenset({"node_observed", "job_observed"})
 
 
 def narrowed(lines: Sequence[Line], only: str) -> list[Line]:
@@ -130,13 +163,10 @@ def _concerns(event: e.AnyEvent, incident: IncidentRecord) -> bool:
     name = getattr(node, "name", node)
     if isinstance(name, str) and name and name in incident.nodes:
         return True
-    if isinstance(event, e.FindingSeen):
-        return event.finding.id in {finding.id for finding in incident.findings}
-    order = getattr(event, "order", "")
-    return isinstance(order, str) and bool(order) and incident.id in order
+    return isinstance(event, e.FindingSeen) and event.finding.id in {finding.id for finding in incident.findings}
 
 
-def _place(event: e.AnyEvent) -> str:
+def _place(event: e.AnyEvent | AnyOrder) -> str:
     if isinstance(event, e.FindingSeen):
         return str(event.finding.place)
     node = getattr(event, "node", "")
@@ -157,6 +187,13 @@ def _text(event: e.AnyEvent) -> str:
             return f"{event.finding.summary or event.finding.rule}{': ' + line if line else ''}"
         case e.OperatorCommand():
             return f"{event.command.value} by {event.who}{': ' + event.why if event.why else ''}"
+        case e.NodeObserved(node=node):
+            words = [node.state_text, "drained" if node.drained else "", node.drain_reason]
+            return ", ".join(word for word in words if word) or "answers"
+        case e.JobObserved(job=job):
+            where = f"on {', '.join(job.nodes)}" if job.nodes else ""
+            restarts = f"restart {job.restart_count}" if job.restart_count else ""
+            return ", ".join(word for word in (job.state.value, restarts, where, job.reason) if word)
         case _:
             shown = {
                 name: value

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from holdfast.model.evidence import Remedy
 from holdfast.model.records import IncidentRecord, Mark
 
 ORDER: tuple[Mark, ...] = (
@@ -90,6 +91,39 @@ def timeline(incident: IncidentRecord) -> Timeline:
     slowest = max(phases, key=lambda phase: phase.seconds).name if phases else ""
     offsets = {mark: at - start for mark, at in sorted(marks.items(), key=lambda item: item[1])}
     return Timeline(incident.id, offsets, tuple(phases), total, slowest)
+
+
+def node_phases(incident: IncidentRecord) -> tuple[Phase, ...]:
+    """The node's own side, from the fault to its return: detect, isolate, drain, the repair's name, validate.
+
+    Its seconds add up to the span between these marks. It runs beside the job's side; where a job had to wait for this
+    node, within "wait for a node". Empty until the node is repaired.
+    """
+    marks = incident.marks
+    isolated, repaired = marks.get(Mark.ISOLATED), marks.get(Mark.NODE_REPAIRED)
+    if isolated is None or repaired is None:
+        return ()
+    start = marks.get(Mark.FAULT, marks.get(Mark.DETECTED, incident.opened_at))
+    repairs = [remedy for remedy in incident.remedies if remedy in _REPAIRS]
+    ends = [
+        ("detect", Mark.DETECTED, marks.get(Mark.DETECTED)),
+        ("isolate", Mark.ISOLATED, isolated),
+        ("drain", Mark.STOPPED, marks.get(Mark.STOPPED)),
+        (repairs[-1].replace("_", " ") if repairs else "repair", Mark.NODE_REPAIRED, repaired),
+        ("validate", Mark.NODE_RETURNED, marks.get(Mark.NODE_RETURNED)),
+    ]
+    total = max(at for _, _, at in ends if at is not None) - start
+    found, last = [], start
+    for name, mark, at in ends:
+        if at is None or (mark is Mark.STOPPED and at > repaired):
+            continue  # the job stopped elsewhere, later
+        end = max(at, last)
+        found.append(Phase(name, mark, end, end - last, 100.0 * (end - last) / total if total > 0 else 0.0))
+        last = end
+    return tuple(found)
+
+
+_REPAIRS = frozenset({Remedy.RESET_GPU, Remedy.REBOOT, Remedy.REPLACE})
 
 
 def seconds_by_phase(incident: IncidentRecord) -> dict[str, float]:

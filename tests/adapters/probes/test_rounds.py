@@ -99,6 +99,28 @@ def test_a_hung_library_is_unknown_and_the_next_look_is_well(folder):
     assert exit_code(hung) == 3
 
 
+def test_one_limit_for_all_checks_keeps_what_was_found_before_it(folder):
+    """DCGM hangs for good: what quicker sources found stands, the rest is UNKNOWN, and the limit holds."""
+
+    async def body():
+        inject(folder, "ecc", gpu=3)
+        (folder / "bin" / "dcgmi").write_text("#!/bin/sh\nexec sleep 1000\n")
+        one = looker(folder)
+        try:
+            began = asyncio.get_running_loop().time()
+            wanted = chosen(("gpu-ecc", "dcgm-diag-2", "cpu"))
+            found = {verdict.check: verdict for verdict in await one.once(wanted, Mode.PROLOG, 8.0)}
+            took = asyncio.get_running_loop().time() - began
+        finally:
+            await one.reach.close()
+        assert found["gpu-ecc"].status is Status.CRITICAL
+        assert (found["dcgm-diag-2"].status, found["dcgm-diag-2"].hung) == (Status.UNKNOWN, True)
+        assert found["dcgm-diag-2"].detail == "no answer within the 8 s of all checks"
+        assert 8.0 <= took < 12.0
+
+    run(body())
+
+
 def test_garbage_is_unknown_never_a_fault(folder):
     """The largest number there is, as temperature and counter: no verdict on any GPU."""
 

@@ -139,6 +139,14 @@ def test_a_node_tells_what_a_person_asks_with_its_reason() -> None:
     assert "Action:Replace" in nearly.warnings[0]
 
 
+def test_a_node_that_slurm_drained_for_its_prolog_says_so() -> None:
+    """Slurm's own reason, exactly, on a drained node; a person's words about a prolog are a person's."""
+    facts = {"jobs": (), "topology": {}, "machine": "node01/1", "boot": ""}
+    assert node_view(node("IDLE", "DRAIN", reason="Prolog error"), **facts).failed_check == "its Prolog failed"
+    assert node_view(node("IDLE", "DRAIN", reason="prolog error, mei looks"), **facts).failed_check == ""
+    assert node_view(node("IDLE", reason="Prolog error"), **facts).failed_check == ""
+
+
 def test_nodes_that_power_saving_wakes_or_switches_off_are_neither_lost_nor_drained() -> None:
     """A waking node does not respond yet, which is no evidence; it takes work, since it is woken for it."""
     seen = {node.name: node for node in nodes_of_text(recorded("22.05", "scontrol-show-nodes-cloud.txt").decode())}

@@ -134,6 +134,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A limit that is reached within this time is told ahead."""
     trend_near_c: float = 10.0
     """... once the temperature is that near."""
+    trend_span_s: float = 600.0
+    """A temperature's course is judged over this time, once half of it is known."""
     nvlink_errors_per_10min: int = 1000
     """Errors of one link in 10 minutes that are a warning; transient CRC errors are repaired by the link itself."""
     nvlink_recoveries_per_10min: int = 3

@@ -162,7 +162,7 @@ def thermal(facts: NvmlFacts, judging: Judging) -> list[Problem]:
             summary = f"GPU {gpu.index} {how}: {gpu.temperature} C"
             problems.append(Problem(rule="check.gpu_thermal", summary=summary, place=place(gpu), text=text))
             continue
-        course = judging.courses.setdefault(f"{gpu.uuid}:temperature", Course())
+        course = judging.courses.setdefault(f"{gpu.uuid}:temperature", Course(judging.limits.trend_span_s))
         course.add(judging.at, gpu.temperature)
         if limit is None:
             continue

@@ -1,7 +1,8 @@
 """Orders about nodes: quarantine, return, reboot, replace, retire. Each looks first and respects whose node it is.
 
 A reason that begins with our prefix, or that is exactly `Action:Reboot` or `Action:Replace`, gives a node into our
-hands; any other reason is a person's (or Slurm's own) and is left standing. A node that is known to be gone is set
+hands. So does Slurm's own drain after a failed Prolog or Epilog, once the node is quarantined for it. Any other reason
+is a person's (or Slurm's own) and is left standing. A node that is known to be gone is set
 `down`, so that Slurm writes off what ran there and queues its jobs at once instead of after SlurmdTimeout.
 Identical wishes that come together are one command for the whole node set. Time passes while a node boots.
 """
@@ -22,7 +23,7 @@ from holdfast.adapters.slurm.looks import Looks
 from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.node_output import SlurmNode, partition_nodes
 from holdfast.adapters.slurm.tool import Tool
-from holdfast.adapters.slurm.views import is_drained, is_lost
+from holdfast.adapters.slurm.views import FAILED_CHECKS, is_drained, is_lost
 from holdfast.adapters.tasks import end
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
@@ -175,6 +176,9 @@ class NodeOrders:
         if is_drained(node):
             if is_ours(node):
                 return "out of service already"
+            if order.takes_prolog_drain and node.reason in FAILED_CHECKS:
+                await self._tool.run(commands.set_reason([node.name], reason))
+                return f"drained by Slurm already ({node.reason}); the reason is ours now"
             return f"drained already by somebody else ({node.reason or NO_REASON})"
         if "DOWN" in node.states:
             # Slurm lost it: it takes no work as it is, and a drain on it would outlive its coming back.

@@ -15,6 +15,9 @@ from holdfast.adapters.slurm.node_output import SlurmNode
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState
 
+FAILED_CHECKS = {"Prolog error": "its Prolog failed", "Epilog error": "its Epilog failed"}
+"""Reasons of slurmctld's own drains after a program that checks the node has failed: evidence against the node."""
+
 _ENDS = {
     "COMPLETED": SchedulerState.COMPLETED,
     "CANCELLED": SchedulerState.CANCELLED,
@@ -223,5 +226,6 @@ def node_view(
         topology=topology.get(node.name, ""),
         state_text=node.state_text,
         asked=asked,
+        failed_check=FAILED_CHECKS.get(node.reason, "") if drained else "",
         warnings=(warning,) if warning else (),
     )
