@@ -177,7 +177,7 @@ class NodeOrders:
             if is_ours(node):
                 return "out of service already"
             if order.takes_prolog_drain and node.reason in FAILED_CHECKS:
-                await self._tool.run(commands.set_reason([node.name], reason))
+                await self._set(node.name, state, reason, comment)
                 return f"drained by Slurm already ({node.reason}); the reason is ours now"
             return f"drained already by somebody else ({node.reason or NO_REASON})"
         if "DOWN" in node.states:
