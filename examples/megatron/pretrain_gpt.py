@@ -11,6 +11,7 @@ consumed samples are saved, and each sample of the synthetic data is computed fr
 import argparse
 import math
 import os
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -293,7 +294,10 @@ def main():
     trainer.say(f"using world size: {ranks}, data-parallel size: {ranks}, tensor-model-parallel size: 1")
     trainer.load()
     trainer.train()
+    dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # PyTorch 2.13 sometimes aborts in its own static destructors, after all work is done
 
 
 if __name__ == "__main__":
