@@ -125,7 +125,7 @@ class Tally:
         if len(self.alike) > SHOWN:
             lines += ["", f"and {len(self.alike) - SHOWN} other kinds of differences"]
         unused = [str(entry) for entry in self.meant if not self.uses[entry]]
-        return "\n".join(lines + ["", "listed in differences.toml and not met:", *unused] if unused else lines)
+        return "\n".join([*lines, "", "listed in differences.toml and not met:", *unused] if unused else lines)
 
 
 def leaves(old: Any, new: Any, where: str) -> Iterator[tuple[str, Any, Any]]:

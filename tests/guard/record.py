@@ -10,9 +10,10 @@ import argparse
 import time
 from pathlib import Path
 
+from msgspec import Raw
+
 from holdfast.sim.options import changed, draw
 from holdfast.sim.run import Simulation, simulate
-from msgspec import Raw
 
 from .journal import Head, Line, Recorded, Tail, paths, read, seeds, write
 from .replay import Replay

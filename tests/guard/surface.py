@@ -27,7 +27,7 @@ NOW = 2_000_000_000.0
 def said(*words: str) -> tuple[int, str]:
     """What `holdfast WORDS` prints, and its exit code, in this process."""
     out = io.StringIO()
-    argv, clock = mock.patch.object(sys, "argv", ["holdfast", *words]), mock.patch("time.time", lambda: NOW)
+    argv, clock = mock.patch.object(sys, "argv", ["holdfast", *words]), mock.patch("time.time", return_value=NOW)
     with argv, clock, contextlib.redirect_stdout(out):
         try:
             holdfast()
