@@ -2,18 +2,16 @@
 
 What the base does is recorded once, with its own code, below ~/.cache/holdfast/guard/BASE; an interrupted recording goes on.
 Then this checkout's code gets the same events and is asked the same questions. Exit code 0: nothing differs that is not
-listed in differences.toml. `PARTS` (default: all) names what is compared: replay, lab, surface, explain, written.
+listed in differences.toml. `PARTS` (default: all) names what is compared: replay, lab, plays, surface, explain, written.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +21,7 @@ from . import compare, journal
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 CACHE = Path("~/.cache/holdfast/guard").expanduser()
-PARTS = ("surface", "written", "explain", "lab", "replay")
+PARTS = ("surface", "written", "explain", "lab", "plays", "replay")
 SAY_S = 30.0
 WRITTEN = 24
 """Simulated journals that are written into files as well."""
@@ -48,8 +46,8 @@ def check_out(base: str) -> Path:
     if not (cache / "tree").exists():
         print(f"guard: checking {base} out into {cache}", flush=True)
         packed = subprocess.run(["git", "archive", base], cwd=ROOT, capture_output=True, check=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
-            files.extractall(cache / "unpacked", filter="data")
+        (cache / "unpacked").mkdir(parents=True, exist_ok=True)
+        subprocess.run(["tar", "-x", "-C", str(cache / "unpacked")], input=packed, check=True)
         (cache / "unpacked").rename(cache / "tree")
     return cache
 
@@ -57,7 +55,9 @@ def check_out(base: str) -> Path:
 def record(cache: Path, count: int, parts: list[str]) -> None:
     """Everything of the base that these parts need and the cache lacks."""
     tree = cache / "tree"
-    if {"replay", "written", "lab"} & set(parts):
+    if "plays" in parts:
+        _collect("tests.guard.plays", "GUARD_PLAYS", cache / "plays.events", cache, "tests/decide/test_*.py")
+    if {"replay", "written", "lab", "plays"} & set(parts):
         needed = count if "replay" in parts else WRITTEN if "written" in parts else 0
         run(tree, "tests.guard.record", cache, "--count", needed)
     if "surface" in parts and not (cache / "surface.json").exists():
@@ -66,22 +66,27 @@ def record(cache: Path, count: int, parts: list[str]) -> None:
         run(tree, "tests.guard.written", "write", cache, WRITTEN)
         run(tree, "tests.guard.written", "open", cache, cache / "written.json")
     if "explain" in parts and not (cache / "explain.json").exists():
-        _logs(cache)
+        _collect("tests.guard.logs", "GUARD_LOGS", cache / "logs", cache, "tests/detect/test_whole_logs*.py")
         run(tree, "tests.guard.logs", cache / "logs", cache / "explain.json")
 
 
-def _logs(cache: Path) -> None:
-    """Run the base's tests of whole logs for the sake of their logs; whether they pass is not asked here."""
-    if (cache / "logs").exists():
+def _collect(plugin: str, variable: str, folder: Path, cache: Path, tests: str) -> None:
+    """Run some of the base's tests for the sake of what they use; whether they pass is not asked here."""
+    if folder.exists():
         return
-    tests = sorted(map(str, (cache / "tree/tests/detect").glob("test_whole_logs*.py")))
+    part = folder.with_suffix(".part")
     path = os.pathsep.join((str(cache / "tree/src"), str(ROOT)))
-    environment = {**os.environ, "PYTHONPATH": path, "GUARD_LOGS": str(cache / "logs.part")}
-    words = ["-q", "--no-header", "-p", "tests.guard.logs", "-p", "no:cacheprovider", *tests]
+    words = ["-q", "-p", plugin, "-p", "no:cacheprovider", "-m", "not soak and not cluster"]
+    words += sorted(path.relative_to(cache / "tree").as_posix() for path in (cache / "tree").glob(tests))
+    print(f"guard: running the base's {tests} ...", flush=True)
     subprocess.run(
-        [sys.executable, "-m", "pytest", *words], cwd=cache / "tree", env=environment, stdout=subprocess.DEVNULL
+        [sys.executable, "-P", "-m", "pytest", *words],  # -P: this checkout's plugins, not the base's
+        cwd=cache / "tree",
+        env={**os.environ, "PYTHONPATH": path, variable: str(part)},
+        stdout=subprocess.DEVNULL,
+        check=False,
     )
-    (cache / "logs.part").rename(cache / "logs")
+    part.rename(folder)
 
 
 def documents(cache: Path, parts: list[str], tally: compare.Tally) -> None:
@@ -128,8 +133,8 @@ def main() -> int:
     record(cache, given.count, parts)
     recorded = time.monotonic()
     documents(cache, parts, tally)
-    if "lab" in parts:
-        replay(journal.paths(cache / "lab"), tally)
+    for part in {"lab", "plays"} & set(parts):
+        replay(journal.paths(cache / part), tally)
     if "replay" in parts:
         replay([cache / "simulated" / f"{seed}.xz" for seed in journal.seeds(given.count)], tally)
     print(tally.report())

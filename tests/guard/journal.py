@@ -24,8 +24,8 @@ class Head(Struct, frozen=True, kw_only=True):
     """`cluster` or `allocation`, as the engine takes it."""
     policy: str = ""
     """TOML that the engine begins with."""
-    seed: int = -1
-    """Of a simulated journal."""
+    policies: Raw = Raw(b"null")
+    """A whole `PolicySet` as JSON, in its place."""
 
 
 class Line(Struct, frozen=True):

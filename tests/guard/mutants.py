@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from . import compare, journal
 from .__main__ import CACHE, HERE, ROOT
@@ -238,7 +238,8 @@ class Seen(Struct):
     """What the replay says of a mutant."""
 
     journals: int = 0
-    noticed: int = 0
+    noticed: dict[str, int] = field(default_factory=dict)
+    """Where the journals come from (`simulated`, `lab`, `plays`) -> how many of them differ."""
     reached: int = 0
     """Journals that came past the mutant's line, as far as that was asked."""
     first: str = ""
@@ -264,7 +265,8 @@ def replay(files: list[Path], line: str, *, until_first: bool) -> Seen:
             seen.journals += 1
             seen.reached += hits[0]
             if not tally.ok:
-                seen.noticed += 1
+                kind = recorded.head.name.partition("/")[0]
+                seen.noticed[kind] = seen.noticed.get(kind, 0) + 1
                 seen.first = seen.first or next(iter(tally.first.values())).where
                 if until_first:
                     return seen
@@ -308,10 +310,11 @@ def judge(copied: Copy, one: Mutant, cache: Path, few: int, all_of: int, room: s
         if room == "decide":
             seen = _replayed(copied, cache, few, "")
             if seen.noticed:
-                return f"caught by replay ({seen.noticed} of {seen.journals} journals, first {seen.first})"
+                of = ", ".join(f"{number} {kind}" for kind, number in seen.noticed.items())
+                return f"caught by replay ({of} of {seen.journals} journals; {seen.first})"
             seen = _replayed(copied, cache, all_of, f"{one.file}:{one.line}")
             if seen.noticed:
-                return f"caught by replay (1 in {seen.journals} journals: {seen.first})"
+                return f"caught by replay (the first in {seen.journals} journals: {seen.first})"
             reached = f"reached by {seen.reached} of {seen.journals} journals"
         else:
             reached = "the replay runs none of it"
@@ -327,7 +330,7 @@ def _replayed(copied: Copy, cache: Path, count: int, line: str) -> Seen:
     words = ["-m", "tests.guard.mutants", "--replay", str(cache), "--count", str(count), "--line", line]
     code, out = copied.run(*words, limit_s=3600.0)
     if code:
-        return Seen(1, 1, 1, f"it does not start: {out.strip().splitlines()[-1:]}")
+        return Seen(1, {"all": 1}, 1, f"it does not start: {out.strip().splitlines()[-1:]}")
     return Seen(**json.loads(out.splitlines()[-1]))
 
 
@@ -348,7 +351,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.replay:
         files = [given.replay / "simulated" / f"{seed}.xz" for seed in journal.seeds(given.count)]
-        files = [*journal.paths(given.replay / "lab"), *(path for path in files if path.exists())]
+        files = [path for path in files if path.exists()]
+        files = [*(path for part in ("lab", "plays") for path in journal.paths(given.replay / part)), *files]
         found = replay(files, given.line, until_first=bool(given.line))
         print(json.dumps({name: getattr(found, name) for name in found.__struct_fields__}))
         return 0

@@ -39,7 +39,6 @@ def simulated(seed: int) -> list[Recorded]:
                 name=f"simulated/{seed}{suffix}",
                 scope="allocation" if suffix else "cluster",
                 policy=options.policy,
-                seed=seed,
             ),
             lines=[Line(Raw(row.payload), Raw(row.orders)) for row in disk.rows],
         )
@@ -83,19 +82,17 @@ def record_seeds(folder: Path, count: int) -> None:
             print(f"recorded {made} seeds in {said - begun:.0f} s, at seed {seed}", flush=True)
 
 
-def record_lab(folder: Path) -> None:
-    """Have the base judge the committed journals of real clusters."""
-    for path in paths(LAB):
-        made = folder / path.relative_to(LAB)
+def judge(source: Path, folder: Path) -> None:
+    """Have the base judge journals that were recorded elsewhere: those of real clusters, and those of tests."""
+    for path in paths(source):
+        made = folder / path.relative_to(source)
         if made.exists() and made.stat().st_mtime > path.stat().st_mtime:
             continue
-        journals = []
-        for one in read(path):
-            recorded, others = expected(one)
-            journals.append(recorded)
-            if others:
-                print(f"{one.head.name}: at {others} events the base orders other than its recorder did", flush=True)
-        write(made, journals)
+        found = [expected(one) for one in read(path)]
+        write(made, [recorded for recorded, _ in found])
+        others = [one.head.name for one, number in found if number]
+        if others and source == LAB:
+            print(f"the base orders other than the recorder did: {', '.join(others)}", flush=True)
 
 
 if __name__ == "__main__":
@@ -104,4 +101,5 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=2000)
     given = parser.parse_args()
     record_seeds(given.cache / "simulated", given.count)
-    record_lab(given.cache / "lab")
+    judge(LAB, given.cache / "lab")
+    judge(given.cache / "plays.events", given.cache / "plays")

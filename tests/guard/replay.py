@@ -16,7 +16,7 @@ from holdfast.adapters.policy_files import packaged_presets
 from holdfast.decide.engine import Engine
 from holdfast.model.policy import PolicySet
 from holdfast.model.policy_toml import parse_policy
-from holdfast.model.wire import decode_event, encode
+from holdfast.model.wire import decode, decode_event, encode
 
 from .journal import Head, Line
 
@@ -24,16 +24,16 @@ presets = functools.cache(packaged_presets)
 
 
 @functools.cache
-def policies(toml: str) -> PolicySet:
+def policies(toml: str, json: bytes = b"null") -> PolicySet:
     """The policy that a journal's engine begins with."""
-    return parse_policy(toml, "", presets())
+    return parse_policy(toml, "", presets()) if json == b"null" else decode(json, PolicySet)
 
 
 class Replay:
     """One engine on its way through a journal, and the records that it has touched."""
 
     def __init__(self, head: Head, snapshot: bytes | None = None) -> None:
-        given = policies(head.policy)
+        given = policies(head.policy, bytes(head.policies))
         if snapshot is None:
             self.engine = Engine(given, scope=head.scope, presets=presets())
         else:
