@@ -166,7 +166,7 @@ def _orders(kind: str, recorded: Recorded, lines: list[Line], replay: Replay, ta
         if got == bytes(line.orders):
             continue
         event = msgspec.json.decode(line.event)
-        where = f"{recorded.head.name} event {event['seq']} {event['event']}"
+        where = f"{recorded.head.name} event {number + 1} {event['event']}"
         old, new = _only(msgspec.json.decode(line.orders), msgspec.json.decode(got))
         if not tally.differs(Difference(kind, where, f"{old}  after {bytes(line.event).decode()}", new)):
             tally.equal(kind, number)

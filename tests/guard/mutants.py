@@ -20,13 +20,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from . import compare, journal
 from .__main__ import CACHE, HERE, ROOT
@@ -55,6 +54,8 @@ class Mutant(Struct, frozen=True):
     end: int
     old: str
     new: str
+    inside: bool = True
+    """In a function, not run at import."""
 
     def __str__(self) -> str:
         """One line: where, what, and the two texts."""
@@ -107,8 +108,9 @@ def sites(file: str, text: str) -> Iterator[Mutant]:
         return Mutant(file, node.lineno, kind, before, before + len(old), old, new)
 
     for node, parents in _nodes(ast.parse(text), ()):
+        inside = any(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in parents)
         for kind, new in _changes(node, parents):
-            yield made(node, kind, new)
+            yield structs.replace(made(node, kind, new), inside=inside)
 
 
 def _nodes(node: ast.AST, parents: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
@@ -143,7 +145,7 @@ def _changes(node: Any, parents: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
         changed.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
         yield "swap and/or", f"({_text(changed)})"
     if isinstance(node, ast.Constant) and type(node.value) in {int, float}:
-        yield "off by one", f"{node.value + 1}"
+        yield "other limit", f"{node.value + 1 if isinstance(node.value, int) else 2 * node.value or 1.0}"
     if (
         isinstance(node, ast.Tuple | ast.List | ast.Set)
         and len(node.elts) > 1
@@ -300,45 +302,67 @@ def _trace(line: str, hits: list[bool]) -> None:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def judge(copied: Copy, one: Mutant, cache: Path, few: int, all_of: int, room: str) -> str:
-    """Plant a mutant and say who notices: `caught by replay`, `caught by tests`, `unreached ...` or `missed`."""
+def by_guard(copied: Copy, one: Mutant, cache: Path, seeds: int) -> str:
+    """Plant a mutant of `decide` and say whether the guard notices: `caught by ...`, `unreached` or `not noticed`."""
     with copied.planted(one):
-        try:
-            compile((copied.src / "holdfast" / one.file).read_text(encoding="utf-8"), one.file, "exec")
-        except SyntaxError:
-            return "no program"
-        if room == "decide":
-            seen = _replayed(copied, cache, few, "")
-            if seen.noticed:
-                of = ", ".join(f"{number} {kind}" for kind, number in seen.noticed.items())
-                return f"caught by replay ({of} of {seen.journals} journals; {seen.first})"
-            seen = _replayed(copied, cache, all_of, f"{one.file}:{one.line}")
-            if seen.noticed:
-                return f"caught by replay (the first in {seen.journals} journals: {seen.first})"
-            reached = f"reached by {seen.reached} of {seen.journals} journals"
-        else:
-            reached = "the replay runs none of it"
-        tests = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not cluster", *TESTS[room]]
+        seen = _replayed(copied, cache, FEW, "few")
+        if seen.noticed:
+            of = ", ".join(f"{number} {kind}" for kind, number in seen.noticed.items())
+            return f"caught by replay ({of} of {seen.journals} journals; {seen.first})"
+        seen = _replayed(copied, cache, seeds, "first")
+        if seen.noticed:
+            return f"caught by replay (the first in {seen.journals} journals: {seen.first})"
+        if where := _explained(copied, cache):
+            return f"caught by explain ({where})"
+        if not one.inside:
+            return f"not noticed (in {seen.journals} journals; it runs when the module is imported)"
+        traced = _replayed(copied, cache, FEW, f"{one.file}:{one.line}")
+        word = "not noticed" if traced.reached else "unreached"
+        return f"{word} (in {seen.journals} journals; its line runs in {traced.reached} of {traced.journals})"
+
+
+def _explained(copied: Copy, cache: Path) -> str:
+    """The first place at which `holdfast explain` says something else of the tests' logs; empty: nowhere."""
+    made = copied.src.parent / "explain.json"
+    made.unlink(missing_ok=True)
+    code, out = copied.run("-m", "tests.guard.logs", str(cache / "logs"), str(made), limit_s=900.0)
+    if code:
+        return f"it ends with {code}: {out.strip().splitlines()[-1:]}"
+    tally = compare.Tally([])
+    tally.values("explain", "log", json.loads((cache / "explain.json").read_text()), json.loads(made.read_text()))
+    return next((one.where for one in tally.first.values()), "")
+
+
+def by_tests(copied: Copy, one: Mutant, room: str) -> str:
+    """Plant a mutant and say whether the room's unit tests notice: `caught by tests` or `MISSED`."""
+    tests = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not cluster", *TESTS[room]]
+    with copied.planted(one):
         code, out = copied.run(*tests, limit_s=TESTS_S)
-        if code == 0:
-            return f"MISSED ({reached})"
-        name = next((row for row in out.splitlines() if row.startswith(("FAILED", "ERROR"))), f"exit {code}")
-        return f"caught by tests ({name[:120]}; {reached})"
+    if code == 0:
+        return "MISSED"
+    name = next((row for row in out.splitlines() if row.startswith(("FAILED", "ERROR"))), f"exit {code}")
+    return f"caught by tests ({name[:140]})"
 
 
-def _replayed(copied: Copy, cache: Path, count: int, line: str) -> Seen:
-    words = ["-m", "tests.guard.mutants", "--replay", str(cache), "--count", str(count), "--line", line]
-    code, out = copied.run(*words, limit_s=3600.0)
+def _replayed(copied: Copy, cache: Path, seeds: int, how: str) -> Seen:
+    code, out = copied.run("-m", "tests.guard.mutants", "--replay", str(cache), how, str(seeds), limit_s=3600.0)
     if code:
         return Seen(1, {"all": 1}, 1, f"it does not start: {out.strip().splitlines()[-1:]}")
     return Seen(**json.loads(out.splitlines()[-1]))
+
+
+def _replay_here(cache: Path, how: str, seeds: int) -> None:
+    files = [path for seed in journal.seeds(seeds) if (path := cache / "simulated" / f"{seed}.xz").exists()]
+    files = [*(path for part in ("lab", "plays") for path in journal.paths(cache / part)), *files]
+    found = replay(files, how if ":" in how else "", until_first=how == "first")
+    print(json.dumps({name: getattr(found, name) for name in found.__struct_fields__}))
 
 
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=40, help="mutants; with --replay, seeds")
+    parser.add_argument("--count", type=int, default=40)
     parser.add_argument(
         "--seeds", type=int, default=2000, help="recorded seeds that what few do not notice is replayed on"
     )
@@ -346,28 +370,30 @@ def main() -> int:
     parser.add_argument("--base", default=(HERE / "base.txt").read_text(encoding="utf-8").strip())
     parser.add_argument("--planted", action="store_true", help="the bugs chosen by hand")
     parser.add_argument("--list", action="store_true", help="only say which are drawn")
-    parser.add_argument("--replay", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--line", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="of those that are drawn, by their numbers: 3,14")
+    parser.add_argument("--replay", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.replay:
-        files = [given.replay / "simulated" / f"{seed}.xz" for seed in journal.seeds(given.count)]
-        files = [path for path in files if path.exists()]
-        files = [*(path for part in ("lab", "plays") for path in journal.paths(given.replay / part)), *files]
-        found = replay(files, given.line, until_first=bool(given.line))
-        print(json.dumps({name: getattr(found, name) for name in found.__struct_fields__}))
+        _replay_here(Path(given.replay[0]), given.replay[1], int(given.replay[2]))
         return 0
     drawn = [planted(name) for name in PLANTED] if given.planted else draw(given.room, given.seed, given.count)
-    ends: Counter[str] = Counter()
+    if given.only:
+        drawn = [drawn[int(number) - 1] for number in given.only.split(",")]
+    ends: dict[Mutant, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         copied = Copy(Path(folder))
         for number, one in enumerate(drawn, 1):
             print(f"{number:3} {one}", flush=True)
-            if not given.list:
-                begun = time.monotonic()
-                said = judge(copied, one, CACHE / given.base[:12], FEW, given.seeds, given.room)
-                ends[said.partition(" (")[0]] += 1
-                print(f"    {said}, {time.monotonic() - begun:.0f} s", flush=True)
-    for end, number in ends.most_common():
+            if given.room == "decide" and not given.list:
+                ends[one] = by_guard(copied, one, CACHE / given.base[:12], given.seeds)
+                print(f"    {ends[one]}", flush=True)
+        rest = [one for one in drawn if not given.list and not ends.get(one, "").startswith("caught")]
+        print(f"the guard leaves {len(rest)} of {len(drawn)}: the tests of {given.room} on each", flush=True)
+        for one in rest:
+            said = by_tests(copied, one, given.room)
+            print(f"    {said}: {one}", flush=True)
+            ends[one] = f"{ends.get(one, 'the guard runs none of it').partition(' (')[0]}, {said.partition(' (')[0]}"
+    for end, number in Counter(end.partition(" (")[0] for end in ends.values()).most_common():
         print(f"{number:4} {end}")
     return 0
 
