@@ -111,9 +111,9 @@ def record(on: str, drill: str, seed: int) -> str:
         folder = Path(temporary) / "drill"
         words = ["drill", "run", drill, "--on", ON[on], "--seed", str(seed), "--keep", "--out", str(folder)]
         begun = time.monotonic()
-        drill_run = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        said = Path(temporary) / "said"
+        with said.open("wb") as file:
+            drill_run = subprocess.Popen([sys.executable, "-m", "holdfast", *words], stdout=file, stderr=file)
         try:
             code = drill_run.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -123,9 +123,10 @@ def record(on: str, drill: str, seed: int) -> str:
         for path in sorted(folder.rglob("journal.db")):
             where = "-".join(path.parent.relative_to(folder).parts[1:])
             found.append(journal_of(path, f"lab/{on}/{drill}-{seed}/{where}"))
+        last = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
     kept = [one for one in found if one is not None]
     if not kept:
-        return f"no journal; the drill ended with {code}"
+        return f"no journal; the drill ended with {code}: {last}"
     write(HERE / on / f"{drill}-{seed}.xz", kept, preset=9)
     verdict = "passed" if code == 0 else f"ended with {code}"
     return f"{len(kept)} journals, {sum(len(one.lines) for one in kept)} events, {verdict}, {time.monotonic() - begun:.0f} s"
