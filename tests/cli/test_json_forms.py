@@ -41,7 +41,8 @@ def test_jobs(ask: Any) -> None:
     assert [job["job"] for job in form["jobs"]] == ["1778", "1779"]
     assert all(set(job) == named("JOB") for job in form["jobs"])
     job = ask("job 1778")["job"]
-    assert set(job) == named("JOB") | {"incidents", "orders", "story"}
+    assert set(job) == named("JOB") | {"incidents", "orders", "story", "training"}
+    assert "`{" + ", ".join(job["training"]).removesuffix(", attempts") + "}`" in PAGE.read_text(encoding="utf-8")
     assert all(set(attempt) == named("ATTEMPT") for attempt in job["attempts"])
     assert [attempt["attempt"] for attempt in job["attempts"]] == ["1778(0)", "1778(1)"]
     assert set(job["incidents"][0]) == named("INCIDENT")

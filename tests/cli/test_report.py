@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from conftest import Holdfast
-from holdfast.cli.report import parse_last
+from holdfast.cli.report import parse_last, parse_month
 from holdfast.errors import UsageError
+from holdfast.report.words import Words
 
 
 @pytest.fixture
@@ -73,6 +75,8 @@ def test_a_report_narrows_to_job_incident_and_time(holdfast: Holdfast, dead_clus
     ("argv", "code", "part"),
     [
         (["--last", "3x"], 2, '--last "3x" is not a time: write a number and s, m, h, d or w, such as 30d'),
+        (["--month", "26-11"], 2, '--month "26-11" is not a month: write year and month, such as 2026-11'),
+        (["--month", "2026-11", "--last", "3d"], 2, "--last and --month name two spans: give one of them"),
         (["--last", "0d"], 2, '--last "0d" is not a time'),
         (["--json", "--format", "md"], 2, "--json and --format md name two forms"),
         (["-o", "no/such/folder.md"], 2, "cannot write no/such/folder.md: No such file or directory"),
@@ -92,6 +96,23 @@ def test_a_folder_that_is_not_there(holdfast: Holdfast) -> None:
     """Exit code 1; with a folder that no controller ran in, 69."""
     assert holdfast("report", "--dir", "no").sentence == "--dir: there is no folder no"
     assert holdfast("report", "--dir", ".").code == 69
+
+
+def test_a_month_is_one_of_the_reports_zone() -> None:
+    """It ends where the next one begins, also over a change of clocks; the current one has no end yet."""
+    now = datetime(2026, 11, 25, tzinfo=UTC).timestamp()
+    tokyo, york = Words("ja", "Asia/Tokyo"), Words("en", "America/New_York")
+
+    def said(text: str, words: Words, back: int = 0) -> list[str]:
+        return [
+            f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H}" if at else "now"
+            for at in parse_month(text, words, now, back=back)
+        ]
+
+    assert said("2026-10", Words()) == ["2026-10-01 00", "2026-11-01 00"]
+    assert said("2026-10", tokyo) == ["2026-09-30 15", "2026-10-31 15"]
+    assert said("2026-11", york) == ["2026-11-01 04", "now"]
+    assert said("2026-01", Words(), back=1) == ["2025-12-01 00", "2026-01-01 00"]
 
 
 def test_times() -> None:

@@ -157,6 +157,16 @@ def test_figures_of_the_whole_span(play: Recorded, made: tuple) -> None:
     assert figures.totals[0][1] in html
 
 
+def downs(play: Recorded) -> list[float]:
+    """From the last checkpoint before each fault, or the span's begin, to the first step after it."""
+    saves = [event.received_at for event in of(play, e.CheckpointSaved)]
+    firsts = [event.at for event in of(play, e.FirstStepDone)]
+    return [
+        min(at for at in firsts if at > fault) - max(SINCE, *(at for at in saves if at < fault), 0.0)
+        for fault in faults(play)
+    ]
+
+
 def again(play: Recorded) -> list[float]:
     """Seconds of each attempt but the first that went into steps done before, by its own mean pace."""
     found = []
@@ -190,8 +200,10 @@ def test_downtime_by_phase_by_cause_and_by_job(play: Recorded, made: tuple) -> N
     assert (cause, n) == ("exit.signal.11", "3")
     assert (found, late) == (seconds(30.0), seconds(40.0))
     assert training == seconds(sorted(repairs(play))[1])
-    ((job, _, wall, _, where),) = table(figures, "by-job")
+    ((job, _, kept, wall, _, where),) = table(figures, "by-job")
     assert (job, wall) == ("7", seconds(NOW - SINCE))
+    down = sum(downs(play))
+    assert kept == f"{100 * (NOW - SINCE - down) / (NOW - SINCE):.1f} %"
     assert "recompute" in where
 
 

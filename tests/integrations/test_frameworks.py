@@ -139,6 +139,17 @@ def test_hugging_face_tells_steps_evaluation_and_saves(rank: Rank, tmp_path: Pat
     assert view.phase == "shutdown"
 
 
+def test_hugging_face_tells_the_accuracy_of_an_evaluation(rank: Rank) -> None:
+    """As the script's `compute_metrics` gave it; an evaluation without one changes nothing."""
+    view = rank(
+        "from types import SimpleNamespace as Control\n"
+        "from holdfast.integrations.transformers import HoldfastCallback\n"
+        "for metrics in ({'eval_accuracy': 0.5}, {'eval_loss': 1.0}):\n"
+        "    HoldfastCallback().on_evaluate(None, None, Control(should_save=False), metrics=metrics)\n"
+    )
+    assert view.accuracy == 0.5
+
+
 def test_spans_of_one_logger_become_steps_phases_and_saves(rank: Rank) -> None:
     """A resumed loop from iteration 30: five iterations, one synchronous save, phases as spans open and close."""
     view = rank(

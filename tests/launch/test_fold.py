@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from holdfast.detect.catalogue import read_catalogue
+from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.detect.matcher import Matcher, StreamSource
 from holdfast.launch.fold import AttemptFold
 from holdfast.launch.frames import LineSeen, SlotBrief
@@ -146,3 +146,33 @@ def test_the_cost_of_saves_is_one_point_per_rank_that_saved():
     one.take_slots((slot(0, saves=3, saves_s=7.0),), 3.0)
     assert [(p.series, p.value) for p in one.samples(4.0)] == [("save_s", 4.0)]
     assert one.samples(5.0) == []
+
+
+def test_an_accuracy_belongs_to_the_step_after_which_it_was_told():
+    """A slot keeps the newest one: it is a point once, and again when the next evaluation has given another."""
+    one = fold()
+    found = []
+    for step, accuracy in ((5, None), (6, 0.25), (7, 0.25), (8, 0.5)):
+        one.take_slots((slot(0, step, accuracy=accuracy),), float(step))
+        found += [(p.at, p.value) for p in one.samples(float(step)) if p.series == "accuracy"]
+    assert found == [(6.0, 0.25), (8.0, 0.5)]
+
+
+def test_an_accuracy_in_a_step_line_is_a_point():
+    """As users print it, beside the loss; a line without one has none."""
+    reader = OutputReader(job=JOB, node="n1", attempt=2, source="x")
+    stream = Matcher(read_catalogue()).stream(StreamSource())
+    found = []
+    for text in (
+        "step 240/400 | loss 1.912 | acc 0.4375",
+        "step 41 loss 1.902 accuracy: 0.31",
+        "step 42/400 | loss 1.9",
+    ):
+        line = reader.progress(stream.feed(f"{text}\n".encode(), 50.0), rank=None, at=50.0)
+        assert line is not None
+        found.append((line.step, line.loss, line.accuracy))
+    assert found == [(240, 1.912, 0.4375), (41, 1.902, 0.31), (42, 1.9, None)]
+    one = fold()
+    one.take_line(LineSeen(attempt=2, at=1.0, step=3, loss=2.5, accuracy=0.5))
+    one.lines_due(9.0)
+    assert ("accuracy", "job:7(2)", 0.5) in [(p.series, p.subject, p.value) for p in one.samples(9.0)]

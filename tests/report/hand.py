@@ -84,7 +84,14 @@ class Hand:
             firsts = [e for e in told if e["event"] == "first_step_done"]
             row["first_at"], row["first"] = (firsts[0]["at"], firsts[0]["step"]) if firsts else (0.0, None)
             steps = [e["step"] for e in told if e["event"] in {"step_reached", "first_step_done"}]
-            steps += [e["step"] for e in told if e["event"] == "checkpoint_saved" and e["durable"]]
+            saves = [e for e in told if e["event"] == "checkpoint_saved" and e["durable"]]
+            steps += [e["step"] for e in saves]
+            loaded = firsts[0].get("resumed_from") if firsts else None
+            new = [e for e in saves if loaded is None or e["step"] > loaded]
+            row["saved_at"] = max((e["received_at"] for e in saves), default=0.0) if new else 0.0
+            row["whole"] = any(
+                e.get("exit_code") == 0 and not e.get("stopped") for e in told if e["event"] == "attempt_ended"
+            )
             steps += [e["last_step"] for e in told if e["event"] == "attempt_ended" and e.get("last_step") is not None]
             row["best"] = max(steps, default=None)
         return rows
@@ -125,6 +132,49 @@ class Hand:
         productive = spent.pop("productive")
         return {"wall": wall, "productive": productive, "lost": spent, "up": up, "again": lost, "untold": untold}
 
+    def training(self, job: str) -> Json:
+        """Of each attempt what lies between its first step and its newest save; all else from the first step on is downtime."""
+        rows = self.jobs[job] if any(row["best"] is not None for row in self.jobs[job]) else []
+        state = next(r.get("state", "watching") for r in self.records["jobs"] if r["key"]["id"] == job)
+        found, handed_over = [], 0.0
+        for place, row in enumerate(rows):
+            end, is_last = max(row["started"], row["end"]), place == len(rows) - 1
+            runs = is_last and row["end"] == self.now
+            first = min(row["first_at"] or row["started"], end) if row["first_at"] or row["best"] is not None else end
+            whole = runs or row["whole"] or (is_last and state == "completed")
+            kept = end if whole else min(end, max(first, row["saved_at"]))
+            if place == 0:
+                handed_over = first
+            stops = kept
+            if not whole and is_last:
+                stops = end if state in {"completed", "given_up", "cancelled"} else self.now
+            elif not whole and place and not row["saved_at"]:
+                stops = end
+            failed = place > 0 and not row["saved_at"] and not row["whole"] and not runs
+            trained = kept - first
+            found.append(
+                {
+                    "attempt": row["number"],
+                    "trained_s": trained,
+                    "downtime_s": stops - handed_over - trained,
+                    "failed": failed,
+                }
+            )
+            handed_over = stops
+        trained, down = sum(one["trained_s"] for one in found), sum(one["downtime_s"] for one in found)
+        return {
+            "efficiency": trained / (trained + down) if trained + down else None, "trained_s": trained, "downtime_s": down,
+            "restarts": max(0, len(found) - 1), "restarts_failed": sum(one.pop("failed") for one in found), "attempts": found,
+        }  # fmt: skip
+
+    def training_in_total(self) -> Json:
+        """The same of all jobs together."""
+        told = [self.training(job) for job in self.jobs]
+        total = {
+            name: sum(one[name] for one in told) for name in ("trained_s", "downtime_s", "restarts", "restarts_failed")
+        }
+        return total | {"efficiency": total["trained_s"] / (total["trained_s"] + total["downtime_s"])}
+
     def ratio(self) -> tuple[float | None, float | None]:
         """ETTR and goodput of the jobs whose steps are told."""
         told = [a for a in self.accounts.values() if not a["untold"]]
@@ -155,7 +205,7 @@ class Hand:
             found.append(
                 {
                     "wall_s": a["wall"], "productive_s": a["productive"], "badput": a["lost"], "untold_s": a["untold"],
-                    "ettr": None if a["untold"] else a["productive"] / a["wall"],
+                    "ettr": None if a["untold"] else a["productive"] / a["wall"], "training": self.training(name),
                     "goodput_percent": None if a["untold"] else 100 * a["productive"] / started,
                     "attempts": [
                         {"number": r["number"], "started_at": r["started"], "first_step_at": r["first_at"], "first_step": r["first"], "ended_at": r["end"] if r["end"] != self.now else None}

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from math import isclose, sqrt
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import msgspec
@@ -88,7 +88,8 @@ class History:
         hand = self.hand
         return {
             "totals": hand.totals(), "jobs": hand.job_forms(), "fleet": hand.fleet(), "intervals": self.intervals(), "throughput": self.throughput(),
-            "incidents": [hand.incident_form(incident) for incident in hand.incidents],
+            "incidents": [hand.incident_form(incident) for incident in hand.incidents], "training": hand.training_in_total(),
+            "convergence": self.convergence(),
         }  # fmt: skip
 
     def intervals(self) -> list[Json]:
@@ -106,6 +107,25 @@ class History:
             }
         ]  # fmt: skip
 
+    def convergence(self) -> list[Json]:
+        """Of each incident the loss of its two attempts: at the step computed twice where they differ most."""
+        if self.name == "simulated-year":
+            return []  # nobody told a loss
+        found = []
+        for incident in self.hand.incidents:
+            before, after = (losses(self.journal, incident[name]) for name in ("attempt_before", "attempt_after"))
+            twice = sorted(set(before) & set(after))
+            if twice:
+                worst = max(twice, key=lambda step: abs(before[step] - after[step]))
+                old, new = before[worst], after[worst]
+                found.append({"first_step": twice[0], "last_step": twice[-1], "twice": len(twice), "worst_step": worst})
+            else:
+                left, right = sorted(before)[-20:], sorted(after)[:20]
+                old, new = median(before[step] for step in left), median(after[step] for step in right)
+                found.append({"first_step": left[0], "last_step": right[-1], "twice": 0})
+            found[-1] |= {"before": old, "after": new, "difference": abs(new - old)}
+        return found
+
     def throughput(self) -> list[Json]:
         if self.name == "simulated-year":
             return []  # two points of an attempt give no speed
@@ -113,6 +133,12 @@ class History:
         return [
             {"before": before, "after": after, "loss_percent": 100 - 100 * after / before} for before, after in pairs
         ]
+
+
+def losses(journal: Recorded, attempt: int) -> dict[int, float]:
+    """Step -> loss, of the moments at which both were told."""
+    steps = dict(journal.of("step", attempt))
+    return {int(steps[at]): value for at, value in journal.of("loss", attempt) if at in steps}
 
 
 HISTORIES: dict[str, dict[str, Any]] = {

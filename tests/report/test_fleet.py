@@ -102,7 +102,7 @@ def test_every_kind_of_report_has_its_sections() -> None:
     """A full year gives every table of the fleet report, and the summary what it promises."""
     made = data(1)
     assert [s.key for s in sections(made, "fleet")] == [
-        "fleet", "causes", "domains", "lost", "weeks", "cost", "published", "proposals",
+        "fleet", "training", "causes", "domains", "lost", "weeks", "cost", "published", "proposals",
     ]  # fmt: skip
     assert {"ran", "problems", "proposals"} <= {s.key for s in sections(made, "summary")}
     for section in [*sections(made, "fleet"), *sections(made, "summary")]:

@@ -97,6 +97,8 @@ def test_json_form_is_stable() -> None:
     assert sorted(form) == [
         "alerts",
         "cluster",
+        "convergence",
+        "executive_summary",
         "fleet",
         "incidents",
         "intervals",
@@ -108,6 +110,7 @@ def test_json_form_is_stable() -> None:
         "throughput",
         "title",
         "totals",
+        "training",
         "version",
     ]
     incident = form["incidents"][0]

@@ -26,6 +26,7 @@ telemetry.set_phase("load")
 for i in range(100, 200):
     telemetry.step_begin(i)
     telemetry.step_end(i, loss=i / 2, samples=8, tokens=1024)
+telemetry.accuracy(0.75)
 telemetry.checkpoint(150, durable=True)
 telemetry.checkpoint(190, durable=False)
 telemetry.step_begin(200)
@@ -34,7 +35,7 @@ telemetry.step_begin(200)
     view = read_slot(start.folder / "rank-00007.slot")
     assert (view.rank, view.local_rank, view.world_size, view.attempt, view.epoch) == (7, 3, 16, 2, 9)
     assert (view.step_begun, view.step_ended, view.steps, view.phase) == (200, 199, 100, "train")
-    assert (view.samples, view.tokens, view.loss) == (800, 102400, 99.5)
+    assert (view.samples, view.tokens, view.loss, view.accuracy) == (800, 102400, 99.5, 0.75)
     assert (view.checkpoint_durable, view.checkpoint_staged) == (150, 190)
     assert view.is_in_step
     assert len(view.step_s_recent) == 64
@@ -69,7 +70,9 @@ def test_things_not_yet_told_are_none(start):
     run(start, "from holdfast import telemetry; assert telemetry.enabled()")
     view = read_slot(start.folder / "rank-00000.slot")
     assert view.phase == "init"
-    assert (view.step_begun, view.step_ended, view.loss, view.checkpoint_durable, view.step_s_last) == (None,) * 5
+    assert (view.step_begun, view.step_ended, view.loss, view.accuracy, view.checkpoint_durable, view.step_s_last) == (
+        (None,) * 6
+    )
     assert view.step_s_recent == ()
     run(start, "from holdfast import telemetry; telemetry.loss(float('nan'))")
     view = read_slot(start.folder / "rank-00000.slot")
@@ -150,7 +153,7 @@ telemetry.step_begin("three"); telemetry.step_end(None)
 for i in range(100):
     telemetry.step_begin(i); telemetry.step_end(i, loss="much", samples=2)
 telemetry.checkpoint("x", durable=True)
-telemetry.loss([])
+telemetry.loss([]); telemetry.accuracy("much")
 print("done")
 """
     out, err = run(start, code)

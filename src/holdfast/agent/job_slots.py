@@ -57,11 +57,12 @@ def progress_of(views: Sequence[SlotView]) -> tuple[int | None, int, int]:
 
 
 class SlotPoints:
-    """Points for the pages: step, loss and step time of each rank, when they have changed since the last beat."""
+    """Points for the pages: step, loss, accuracy and step time of each rank that has changed since the last beat."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[str, int], SlotView] = {}
         self._told: dict[tuple[str, int], int] = {}
+        self._accuracy: dict[tuple[str, int], float | None] = {}
 
     def take(self, attempt: str, views: Iterable[SlotView]) -> None:
         """What was seen of an attempt, named as `7(0)`."""
@@ -70,7 +71,7 @@ class SlotPoints:
 
     def keep(self, attempts: set[str]) -> None:
         """Forget all others."""
-        for known in (self._newest, self._told):
+        for known in (self._newest, self._told, self._accuracy):
             for key in [key for key in known if key[0] not in attempts]:
                 del known[key]
 
@@ -81,7 +82,15 @@ class SlotPoints:
             if view.step_ended is None or self._told.get((attempt, rank)) == view.writes or len(found) >= POINTS_MAX:
                 continue
             self._told[attempt, rank] = view.writes
-            values = (("step", float(view.step_ended)), ("loss", view.loss), ("step_s", view.step_s_last))
+            # A slot keeps what the newest evaluation gave: it belongs to the step after which it came, to no later.
+            is_new = view.accuracy != self._accuracy.get((attempt, rank))
+            self._accuracy[attempt, rank] = view.accuracy
+            values = (
+                ("step", float(view.step_ended)),
+                ("loss", view.loss),
+                ("accuracy", view.accuracy if is_new else None),
+                ("step_s", view.step_s_last),
+            )
             found += [
                 SamplePoint(series, f"job:{attempt}/rank:{rank}", at, value)
                 for series, value in values

@@ -30,9 +30,10 @@ from holdfast.model.records import (
     OrderRecord,
 )
 from holdfast.model.wire import kind_of
-from holdfast.report.tables import cause, seconds, suspects, utc
+from holdfast.report.tables import cause, percent, seconds, suspects, utc
 from holdfast.report.terminal import story_panel, timeline_table
 from holdfast.report.timeline import NODE_ORDER, timeline
+from holdfast.report.training_time import AttemptTime, Restart, TrainingTime
 
 DAY_S = 20 * 3600
 """Younger than this, a time of day is clear without a date."""
@@ -75,7 +76,11 @@ def _latest(job: JobRecord) -> float:
 
 
 def job_page(
-    job: JobRecord, incidents: Sequence[IncidentRecord], orders: Sequence[OrderRecord], at: float
+    job: JobRecord,
+    incidents: Sequence[IncidentRecord],
+    orders: Sequence[OrderRecord],
+    at: float,
+    trained: TrainingTime,
 ) -> RenderableType:
     """One job: facts, attempts, incidents, open orders, story."""
     view, attempt = job.view, job.attempt
@@ -91,12 +96,13 @@ def job_page(
         ("kept off", screen.fold(job.excluded)),
         ("progress", progress if job.attempts else "no attempt has started"),
         ("restarts", f"{job.in_place} in place, {job.requeues} requeued since the last progress"),
+        ("time", _trained(trained)),
         ("held by", job.held_by),
         ("logs", attempt.log_dir if attempt is not None else ""),
     ]
     parts: list[RenderableType] = [_heading(f"Job {job.key}", view.name), screen.facts(rows)]
     if job.attempts:
-        parts += [Text(), attempts_table(job, at)]
+        parts += [Text(), attempts_table(job, at, trained)]
     if incidents:
         parts += [Text(), incidents_table(incidents, at, title="Incidents")]
     waiting = [order for order in orders if order.status in {OrderStatus.PENDING, OrderStatus.PROPOSED}]
@@ -106,12 +112,22 @@ def job_page(
     return Group(*parts)
 
 
-def attempts_table(job: JobRecord, at: float) -> Table:
-    """One row per execution; the nodes stand there only when they changed."""
+def _trained(found: TrainingTime) -> str:
+    """Training-time efficiency, with what it is made of."""
+    if found.efficiency is None:
+        return ""
+    failed = f"; {found.restarts_failed} of {found.restarts} restarts failed" if found.restarts else ""
+    times = f"{seconds(found.trained_s)} trained, {seconds(found.downtime_s)} down"
+    return f"training-time efficiency {percent(found.efficiency)}: {times}{failed}"
+
+
+def attempts_table(job: JobRecord, at: float, trained: TrainingTime) -> Table:
+    """One row per execution, with the downtime before it; the nodes stand there only when they changed."""
     moved = len({attempt.nodes for attempt in job.attempts}) > 1
+    times = {one.attempt: one for one in trained.attempts}
     made = screen.table(
-        "attempt", "started", "lasted", "steps", "loaded", "saved", "end", *(["nodes"] if moved else []),
-        title="Attempts", right=("lasted", "loaded", "saved"), keep=("attempt", "lasted", "started"),
+        "attempt", "started", "lasted", "down", "steps", "loaded", "saved", "end", *(["nodes"] if moved else []),
+        title="Attempts", right=("lasted", "down", "loaded", "saved"), keep=("attempt", "lasted", "down", "started"),
     )  # fmt: skip
     for attempt in job.attempts:
         end = attempt.ended_at or at
@@ -120,13 +136,22 @@ def attempts_table(job: JobRecord, at: float) -> Table:
             Text(f"{screen.clean(str(job.key))}({attempt.number})"),
             Text(_started(attempt.started_at, at)),
             screen.span(max(0.0, end - attempt.started_at)) if attempt.started_at else "-",
+            screen.span(time.downtime_s) if (time := times.get(attempt.number)) and time.downtime_s else "-",
             Text(steps),
             _number(attempt.resumed_from),
             _number(attempt.durable_step),
-            ended(attempt),
+            _end(attempt, time),
             *([Text(_short(screen.fold(attempt.nodes)))] if moved else []),
         )
     return made
+
+
+def _end(attempt: AttemptRecord, time: AttemptTime | None) -> Text:
+    """How it ended, and whether that was a failed restart."""
+    words = ended(attempt)
+    if time is not None and time.restart is Restart.FAILED:
+        words.append(", failed restart", style="red")
+    return words
 
 
 def _started(started: float, at: float) -> str:

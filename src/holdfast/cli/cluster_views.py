@@ -26,12 +26,13 @@ from holdfast.cli.incident_lines import (
     similar_form,
     write_lines,
 )
-from holdfast.cli.records import Records, Where, read
+from holdfast.cli.records import Records, Where, policies_of, read
 from holdfast.errors import UsageError
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, NodeState, OrderRecord
 from holdfast.model.toml_lines import did_you_mean
 from holdfast.report.merged import Line
 from holdfast.report.similar import Similar
+from holdfast.report.training_time import TrainingTime, proof_of, training_time
 from holdfast.report.words import Words
 
 INCIDENTS_MAX = 1000
@@ -68,7 +69,7 @@ def job(
     """Show one job: attempts and how they ended, incidents, what it waits for, its story."""
     name = job_id.partition("(")[0]
 
-    async def look(records: Records) -> tuple[JobRecord, list[IncidentRecord], list[OrderRecord]]:
+    async def look(records: Records) -> tuple[JobRecord, list[IncidentRecord], list[OrderRecord], TrainingTime]:
         known = await records.jobs()
         found = [record for record in known if name in {str(record.key), record.key.id}]
         if not found:
@@ -78,13 +79,14 @@ def job(
         record = max(exact or found, key=lambda record: record.key.generation)
         incidents = [i for i in await records.incidents(limit=INCIDENTS_MAX) if record.key in i.jobs]
         orders = [o for o in await records.orders() if getattr(o.order, "job", None) == record.key]
-        return record, incidents, for_people(orders)
+        trained = training_time(record, screen.now(), proof_of(record, await policies_of(records)))
+        return record, incidents, for_people(orders), trained
 
-    record, incidents, orders = read(Where(cluster_dir, url, journal, config), look)
+    record, incidents, orders, trained = read(Where(cluster_dir, url, journal, config), look)
     if json:
-        screen.say_json(json_forms.job_form(record, incidents, orders))
+        screen.say_json(json_forms.job_form(record, incidents, orders, trained))
     else:
-        screen.console().print(job_page(record, incidents, orders, screen.now()))
+        screen.console().print(job_page(record, incidents, orders, screen.now(), trained))
 
 
 def nodes(

@@ -21,7 +21,8 @@ from holdfast.model.records import (
     OrderRecord,
 )
 from holdfast.model.wire import kind_of
-from holdfast.report.json_form import incident_form
+from holdfast.report.json_form import incident_form, training_form
+from holdfast.report.training_time import TrainingTime
 
 VERSION = 1
 Form = dict[str, Any]
@@ -84,13 +85,16 @@ def attempt_form(job: JobRecord, attempt: AttemptRecord) -> Form:
     }
 
 
-def job_form(job: JobRecord, incidents: Iterable[IncidentRecord], orders: Iterable[OrderRecord]) -> Form:
+def job_form(
+    job: JobRecord, incidents: Iterable[IncidentRecord], orders: Iterable[OrderRecord], trained: TrainingTime
+) -> Form:
     """`holdfast job ID --json`."""
     return {
         "version": VERSION,
         "job": job_row(job)
         | {
             "attempts": [attempt_form(job, attempt) for attempt in job.attempts],
+            "training": training_form(trained),
             "incidents": [incident_form(incident) for incident in incidents],
             "orders": [order_form(order) for order in orders],
             "story": list(job.story),

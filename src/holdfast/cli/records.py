@@ -19,6 +19,7 @@ from holdfast.cli import screen
 from holdfast.cli.config import find_controller
 from holdfast.errors import NotFoundError, RefusedError, UsageError
 from holdfast.model.events import AnyEvent
+from holdfast.model.policy import PolicySet
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Entry, Sample
 
@@ -95,6 +96,19 @@ def read(where: Where, work: Callable[[Records], Awaitable[R]]) -> R:
 
     asyncio.run(run())
     return found[0]
+
+
+async def policies_of(records: Records, file: Path | None = None) -> PolicySet:
+    """The policies of this file, else the newest that a controller told the journal of, else the defaults.
+
+    Raises:
+        ConfigError: see `adapters.policy_files.read_policy`.
+    """
+    from holdfast.adapters.policy_files import packaged_presets, read_policy  # noqa: PLC0415 - only where one is read
+    from holdfast.report.gather import policies_in  # noqa: PLC0415 - see above
+
+    presets = packaged_presets()
+    return read_policy(file, presets)[0] if file is not None else await policies_in(records, presets)
 
 
 def notes_of(records: Records) -> list[str]:

@@ -23,11 +23,9 @@ from holdfast.cli import screen
 from holdfast.cli.absent import missing
 from holdfast.cli.config import ConfigOption, JournalOption, UrlOption, load_settings
 from holdfast.cli.house_style import house_style
-from holdfast.cli.records import Records, Where, notes_of, read, writer_of
+from holdfast.cli.records import Records, Where, notes_of, policies_of, read, writer_of
 from holdfast.cli.report_trace import figure_named, read_trace, show_trace, trace_form
 from holdfast.errors import NotFoundError, UsageError, UserError
-from holdfast.model.events import AnyEvent, PolicyLoaded
-from holdfast.model.policy import Slo
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.trace import Trace
@@ -36,6 +34,7 @@ from holdfast.report.words import Words
 ROWS_MAX = 1000
 """As many incidents as the API gives at once."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_MONTH = re.compile(r"(19[789]\d|2\d{3})-(\d\d)")
 _LAST = re.compile(r"(\d{1,6})([smhdw])")
 
 
@@ -69,7 +68,10 @@ class Asked(Struct, frozen=True):
     job: str
     incident: str
     last: str
+    month: str
     since: float
+    until: float
+    """End of the span, Unix seconds; 0: now."""
     now: float
     compare: bool
     policy: Path | None
@@ -96,6 +98,7 @@ def report(
     job: options.Job = "",
     incident: options.IncidentId = "",
     last: options.Last = "",
+    month: options.Month = "",
     compare: options.Compare = False,
     policy: options.PolicyFile = None,
     gpu_hour: options.GpuHour = 0.0,
@@ -115,20 +118,22 @@ def report(
     config: ConfigOption = None,
 ) -> None:
     """Report incidents with their phases, and MTTD, MTTR, MTBF, ETTR, goodput. Definitions: docs/definitions.md."""
-    if compare and not last:
-        raise UsageError("--compare needs --last TIME: the span before it has the same length")
+    if compare and not (last or month):
+        raise UsageError("--compare needs --last TIME or --month YYYY-MM: it sets the span beside the one before it")
+    if last and month:
+        raise UsageError("--last and --month name two spans: give one of them")
     if json and form not in {None, Format.JSON}:
         raise UsageError(f"--json and --format {form} name two forms: give one of them")
     suffix = output.suffix if output is not None else ""
     chosen: Format = Format.JSON if json else form or BY_SUFFIX.get(suffix, Format.TERMINAL)
     at = screen.now()
-    since = at - parse_last(last) if last else 0.0
     where = _where(cluster_dir, url, journal, config)
 
     prices = Economics(
         gpu_hour=gpu_hour, person_minutes=person_minutes, spare_nodes=spare_nodes, holdfast_hour=holdfast_hour
     )
     words, own = house_style(zone, language, templates, config)
+    since, until = (at - parse_last(last), 0.0) if last else parse_month(month, words, at) if month else (0.0, 0.0)
     alerts_of = _prometheus(prometheus, kind, config)
     followed = figure_named(figure) if figure else ""
     asked = Asked(
@@ -136,7 +141,9 @@ def report(
         job,
         incident,
         last,
+        month,
         since,
+        until,
         at,
         compare,
         policy,
@@ -223,7 +230,8 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
         async def span(begin: float, end: float) -> ReportData:
             return await gather(
                 records,
-                title=TITLES[asked.kind] + (f", last {asked.last}" if asked.last else ""),
+                title=TITLES[asked.kind]
+                + (f", last {asked.last}" if asked.last else f", month {asked.month}" if asked.month else ""),
                 cluster="",
                 now=asked.now,
                 job=asked.job,
@@ -235,11 +243,13 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
                 on_job=lambda done, of: bar.update(task, completed=done, total=of),
             )
 
-        found = await span(asked.since, 0.0)
+        found = await span(asked.since, asked.until)
         found.economics = asked.economics
-        found.slo = _slo(asked.policy, await records.events(kind="policy_loaded", limit=1000))
+        found.policies = await policies_of(records, asked.policy)
+        found.slo = found.policies.site.slo
         if asked.compare:
-            found.former = await span(max(0.0, 2 * asked.since - asked.now), asked.since)
+            before = parse_month(asked.month, asked.words, asked.now, back=1)[0] if asked.month else 0.0
+            found.former = await span(before or max(0.0, 2 * asked.since - asked.now), asked.since)
         found.words = asked.words
         if asked.alerts_of[0]:
             from holdfast.cli.report_alerts import alerts_or_note  # noqa: PLC0415 - only where one is asked
@@ -258,18 +268,6 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
 TITLES = {Kind.FULL: "Holdfast report", Kind.FLEET: "Holdfast fleet report", Kind.SUMMARY: "Holdfast summary"}
 
 
-def _slo(policy: Path | None, loaded: list[AnyEvent]) -> Slo:
-    """The objectives of this file, else of the newest policy that the journal holds."""
-    from holdfast.adapters.policy_files import packaged_presets, read_policy  # noqa: PLC0415 - only where one is read
-    from holdfast.model.policy_toml import parse_policy  # noqa: PLC0415 - see above
-
-    presets = packaged_presets()
-    if policy is not None:
-        return read_policy(policy, presets)[0].site.slo
-    newest = [event for event in loaded if isinstance(event, PolicyLoaded)][-1:]
-    return parse_policy(newest[0].toml, newest[0].file, presets).site.slo if newest else Slo()
-
-
 def parse_last(text: str) -> float:
     """Seconds of `90s`, `45m`, `12h`, `30d`, `4w`.
 
@@ -280,6 +278,28 @@ def parse_last(text: str) -> float:
     if match is None or int(match[1]) == 0:
         raise UsageError(f'--last "{text}" is not a time: write a number and s, m, h, d or w, such as 30d')
     return float(int(match[1]) * SECONDS[match[2]])
+
+
+def parse_month(text: str, words: Words, now: float, *, back: int = 0) -> tuple[float, float]:
+    """Begin and end of `2026-11` in the report's zone, Unix seconds; an end of 0: the month is not over.
+
+    Args:
+        text: year and month.
+        words: whose zone says when it begins.
+        now: Unix seconds.
+        back: so many months earlier.
+
+    Raises:
+        UsageError: no month, or one that has not begun.
+    """
+    match = _MONTH.fullmatch(text.strip())
+    number = int(match[1]) * 12 + int(match[2]) - 1 - back if match is not None else 0
+    if match is None or not 1 <= int(match[2]) <= 12:
+        raise UsageError(f'--month "{text}" is not a month: write year and month, such as 2026-11')
+    begin, end = (words.month(*divmod(place, 12)) for place in (number, number + 1))
+    if begin >= now:
+        raise UsageError(f"--month {text} has not begun yet")
+    return begin, end if end <= now else 0.0
 
 
 def _where(cluster_dir: Path | None, url: str | None, journal: str | None, config: Path | None) -> Where:

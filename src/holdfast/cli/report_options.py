@@ -13,8 +13,11 @@ ClusterDir = Annotated[
 Job = Annotated[str, typer.Option("--job", metavar="ID", help="Only this job.")]
 IncidentId = Annotated[str, typer.Option("--incident", metavar="ID", help="Only this incident.")]
 Last = Annotated[str, typer.Option("--last", metavar="TIME", help="Only what lived then: 12h, 30d, 4w.")]
+Month = Annotated[
+    str, typer.Option("--month", metavar="YYYY-MM", help="Only what lived in this month of the report's zone.")
+]
 Compare = Annotated[
-    bool, typer.Option("--compare", help="Set the span of --last beside the one before it (--kind fleet).")
+    bool, typer.Option("--compare", help="Set the span of --last or --month beside the one before it (--kind fleet).")
 ]
 PolicyFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Objectives ([slo]) from this policy. Default: the journal's.")

@@ -16,7 +16,7 @@ from holdfast.cockpit.lines import IncidentLine, JobLine, NodeLine, incident_lin
 from holdfast.errors import ConfigError
 from holdfast.model import events as e
 from holdfast.model.orders import Notify, OrderStatus, StartTimer
-from holdfast.model.policy import Mode, Policy
+from holdfast.model.policy import Mode, PolicySet
 from holdfast.model.policy_toml import parse_policy
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Entry, Journal
@@ -68,7 +68,8 @@ class Board:
         self.on_change: OnChange = lambda _pages, _notable: None
         self._by_job: dict[str, set[str]] = {}
         self._by_node: dict[str, set[str]] = {}
-        self._site: Policy = Policy()
+        self.policies = PolicySet()
+        """As they were loaded last."""
         self._fresh: set[str] | None = set()
         """While loading: what the controller told meanwhile, which is newer than what is read."""
 
@@ -223,10 +224,10 @@ class Board:
         if isinstance(deed, e.PolicyLoaded):
             self.policy = deed
             try:
-                self._site = parse_policy(deed.toml, deed.file, self._presets).site
+                self.policies = parse_policy(deed.toml, deed.file, self._presets)
             except ConfigError:
                 # A policy of another version may say what this one does not know; what holds is the engine's business.
-                self._site = Policy()
+                self.policies = PolicySet()
         elif isinstance(deed, e.OperatorCommand) and deed.command is e.Command.SET_MODE:
             if deed.value not in set(Mode):
                 return
@@ -245,11 +246,15 @@ class Board:
     @property
     def mode(self) -> Mode:
         """What holds for everything that nobody set apart: a person's word, else the policy's."""
-        return self.modes.get("", {}).get("") or self._site.mode
+        return self.modes.get("", {}).get("") or self.policies.site.mode
 
     def mode_exceptions(self) -> list[tuple[str, str, Mode]]:
         """(group, rung, mode) where it is not the site's mode."""
-        own = [("", rung.value, mode) for rung, mode in self._site.modes.items() if not self.modes.get("", {}).get("")]
+        own = [
+            ("", rung.value, mode)
+            for rung, mode in self.policies.site.modes.items()
+            if not self.modes.get("", {}).get("")
+        ]
         said = [(g, rung, mode) for g, rungs in self.modes.items() for rung, mode in rungs.items() if g or rung]
         return sorted({(g, r, m) for g, r, m in [*own, *said] if m is not self.mode})
 

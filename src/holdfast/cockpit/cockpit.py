@@ -60,7 +60,11 @@ class Cockpit:
         self.pages = Pages(controller, self.board)
         self.replayer = Replayer(controller, presets or {})
         self.settings = SettingsPage(controller, self.board, presets or {})
-        self.efficiency = Efficiency(controller, lambda: self.hub.changed(frozenset({"efficiency"}), notable=True))
+        self.efficiency = Efficiency(
+            controller,
+            lambda: self.hub.changed(frozenset({"efficiency"}), notable=True),
+            lambda: self.board.policies,
+        )
         self.drills = DrillRoom(
             drills,
             controller.clock,

@@ -19,13 +19,14 @@ from msgspec import Struct
 from holdfast.cockpit.pages import Page, Values
 from holdfast.controller import Controller
 from holdfast.errors import HoldfastError, NotFoundError
+from holdfast.model.policy import PolicySet
 from holdfast.model.records import IncidentRecord
 from holdfast.report.figures import spread
 from holdfast.report.fleet import Economics, Week
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.section import Section
 from holdfast.report.sections import sections
-from holdfast.report.tables import badput_rows, seconds, total_rows
+from holdfast.report.tables import badput_rows, percent, seconds, total_rows
 from holdfast.report.timeline import seconds_by_phase
 
 DAY_S = 86400.0
@@ -85,11 +86,20 @@ class Figures(Struct, frozen=True):
 
 
 class Efficiency:
-    """See the module. `changed` is told when figures are there that somebody waits for."""
+    """The figures by what was asked.
 
-    def __init__(self, controller: Controller, changed: Callable[[], None]) -> None:
+    Args:
+        controller: whose journal is read.
+        changed: is called when figures are there that somebody waits for.
+        policies: says when a restart succeeded.
+    """
+
+    def __init__(
+        self, controller: Controller, changed: Callable[[], None], policies: Callable[[], PolicySet] = PolicySet
+    ) -> None:
         self._controller = controller
         self._changed = changed
+        self._policies = policies
         self._kept: OrderedDict[Asked, Figures] = OrderedDict()
         self._making: dict[Asked, asyncio.Task[None]] = {}
         self._failed_at = -RETRY_S
@@ -155,6 +165,7 @@ class Efficiency:
                     with_series=False,
                     with_details=False,
                 )
+                data.policies = self._policies()
                 data.economics = Economics(gpu_hour=asked.price, person_minutes=asked.minutes, spare_nodes=asked.spares)
                 # In a thread: over thousands of jobs this takes longer than the controller may stand still.
                 found = await asyncio.to_thread(_figures, data, now)
@@ -273,18 +284,19 @@ def by_cause(incidents: Sequence[IncidentRecord]) -> Section:
 
 
 def by_job(data: ReportData) -> Section:
-    """Training-time efficiency of each job, those that lost most first."""
-    accounts = sorted(data.accounts, key=lambda one: one.productive_s - one.wall_s)[:JOBS]
+    """ETTR and training-time efficiency of each job, those that lost most first."""
+    both = zip(data.accounts, data.training_times, strict=True)
+    told = sorted(both, key=lambda one: one[0].productive_s - one[0].wall_s)[:JOBS]
     rows = []
-    for one in accounts:
+    for one, trained in told:
         if one.wall_s <= 0:
             continue
-        share = "-" if one.ettr is None else f"{100 * one.ettr:.2f} %"
+        shares = ("-" if one.ettr is None else f"{100 * one.ettr:.2f} %", percent(trained.efficiency))
         lost = sorted(((value, name) for name, value in one.badput.items() if value > 0), reverse=True)[:3]
         where = ", ".join(f"{name} {seconds(value)}" for value, name in lost) or "-"
-        rows.append((one.job, share, seconds(one.wall_s), seconds(one.wall_s - one.productive_s), where))
-    heads = ("job", "training-time efficiency", "wall time", "lost", "mostly to")
-    return Section("by-job", "Jobs that lost most time", "", heads, tuple(rows), frozenset(heads[1:4]))
+        rows.append((one.job, *shares, seconds(one.wall_s), seconds(one.wall_s - one.productive_s), where))
+    heads = ("job", "ETTR", "training-time efficiency", "wall time", "lost", "mostly to")
+    return Section("by-job", "Jobs that lost most time", "", heads, tuple(rows), frozenset(heads[1:5]))
 
 
 def _begin(month: str) -> float | None:

@@ -28,6 +28,7 @@ from holdfast.model.wire import kind_of
 from holdfast.report.similar import fingerprints, similar
 from holdfast.report.tables import offsets
 from holdfast.report.timeline import timeline
+from holdfast.report.training_time import proof_of, training_time
 
 ROWS = 100
 """Of a list, on one page."""
@@ -237,8 +238,11 @@ class Pages:
         events = await self._events(job=page.name, kind=("checkpoint_saved", "stacks_captured"))
         lines = self._board.incidents_of(job=page.name)
         newest = await self._controller.journal.incidents(incident=lines[0].id) if lines else []
+        trained = training_time(job, self._controller.clock.now(), proof_of(job, self._board.policies))
         return {
             "job": job,
+            "trained": trained,
+            "times": {one.attempt: one for one in trained.attempts},
             "owner": job.view.user,
             "name": str(job.key),
             "incidents": lines[:ROWS],

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from holdfast.cockpit.lines import NodeLine
 from holdfast.model.orders import AnyOrder
 from holdfast.model.wire import kind_of
-from holdfast.report.tables import seconds
+from holdfast.report.tables import percent, seconds
 
 PART = "part_"
 LETTERS = {
@@ -94,7 +94,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        age=age, time=show_time, state=show_state, seconds=seconds, links=_linked, kind=_kind, page=_with_page
+        age=age,
+        time=show_time,
+        state=show_state,
+        seconds=seconds,
+        percent=percent,
+        links=_linked,
+        kind=_kind,
+        page=_with_page,
     )
     environment.globals.update(path=path, letters=LETTERS, link=_link, cells=_cells)
     # Macros stand among the globals, because a part that is rendered alone runs no import of its template.

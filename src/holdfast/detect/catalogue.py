@@ -43,7 +43,7 @@ CAPTURES = frozenset(
         "elapsed_s", "elapsed_ms", "tokens_per_s", "samples_per_s", "steps_per_s", "tflops", "mfu", "type",
         "message", "function", "line", "file", "what", "verdict", "reason", "serial", "done", "started",
         "last_enqueued", "last_completed", "host", "module", "rest", "it_s", "s_it", "sub", "sev", "unit", "intr",
-        "err", "regs", "name", "count", "size", "percent", "user", "state",
+        "err", "regs", "name", "count", "size", "percent", "user", "state", "accuracy",
     }
 )  # fmt: skip
 """Names that a pattern may capture; anything else is a slip of the pen."""

@@ -55,7 +55,10 @@ class HoldfastCallback(TrainerCallback):
             telemetry.loss(float(loss))
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The evaluation is over."""
+        """The evaluation is over; the script's own `compute_metrics` may have given an accuracy."""
+        accuracy = (kwargs.get("metrics") or {}).get("eval_accuracy")
+        if isinstance(accuracy, int | float):
+            telemetry.accuracy(float(accuracy))
         telemetry.set_phase("checkpoint" if control.should_save else "train")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -56,6 +56,7 @@ class AttemptFold:
         self._durable = 0
         self._durable_sampled = 0
         self._sampled: dict[int, tuple[int, str]] = {}
+        self._accuracy: dict[int, float | None] = {}
         self._saves: dict[int, tuple[int, float]] = {}
         self._consumed_told: dict[str, int] = {}
 
@@ -189,24 +190,31 @@ class AttemptFold:
         ]
 
     def samples(self, at: float) -> list[Sample]:
-        """Points since the last call: step, loss, step time and cost of saves of each rank, the newest checkpoint."""
+        """Points since the last call: step, loss, accuracy, step time and cost of saves of ranks, the checkpoint."""
         name = attempt_name(str(self._job), self._attempt)
-        told = {rank: (brief.ended, brief.loss, brief.step_s) for rank, brief in self.briefs.items()}
+        told: dict[int, SlotBrief | LineSeen] = dict(self.briefs)
         if not told and self._lines is not None:
-            told[_JOB] = (self._lines.step, self._lines.loss, self._lines.step_s)
+            told[_JOB] = self._lines
         points: list[Sample] = []
         if self._durable > self._durable_sampled:
             self._durable_sampled = self._durable
             points.append(Sample(series="checkpoint", subject=f"job:{name}", at=at, value=float(self._durable)))
-        for rank, (step, loss, step_s) in told.items():
+        for rank, one in told.items():
+            step = one.ended if isinstance(one, SlotBrief) else one.step
             if step is None:
                 continue
-            mark = (step, str(loss))  # as text, because a NaN is not even equal to itself
+            mark = (step, f"{one.loss} {one.accuracy}")  # as text, because a NaN is not even equal to itself
             if self._sampled.get(rank) == mark:
                 continue
             self._sampled[rank] = mark
             subject = f"job:{name}" if rank == _JOB else f"job:{name}/rank:{rank}"
-            for series, value in (("step", float(step)), ("loss", loss), ("step_s", step_s)):
+            accuracy = one.accuracy
+            if isinstance(one, SlotBrief):
+                # A slot keeps what the newest evaluation gave: it belongs to the step after which it came, to no later.
+                accuracy = None if accuracy == self._accuracy.get(rank) else accuracy
+                self._accuracy[rank] = one.accuracy
+            values = (("step", float(step)), ("loss", one.loss), ("accuracy", accuracy), ("step_s", one.step_s))
+            for series, value in values:
                 if value is not None and math.isfinite(value):
                     points.append(Sample(series=series, subject=subject, at=at, value=value))
         points += self._consumed(name, at)

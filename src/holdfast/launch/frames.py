@@ -135,6 +135,7 @@ class SlotBrief(Struct, frozen=True, kw_only=True, omit_defaults=True):
     first: int | None = None
     """First step that this process completed."""
     loss: float | None = None
+    accuracy: float | None = None
     staged: int | None = None
     durable: int | None = None
     samples: int = 0
@@ -167,6 +168,7 @@ class LineSeen(Report, frozen=True, kw_only=True, tag="line"):
     first: int | None = None
     step: int | None = None
     loss: float | None = None
+    accuracy: float | None = None
     step_s: float | None = None
     checkpoint: int | None = None
     durable: bool = False

@@ -46,13 +46,14 @@ class OutputReader:
 
     def progress(self, matches: Sequence[Match], *, rank: int | None, at: float) -> LineSeen | None:
         """The newest step and checkpoint among these lines."""
-        first = step = loss = step_s = checkpoint = None
+        first = step = loss = accuracy = step_s = checkpoint = None
         durable, path = False, ""
         for match in matches:
             captures = match.captures
             number = _whole(captures.get("step"))
             if match.rule.role is Role.PROGRESS and number is not None:
                 step, loss, step_s = number, _real(captures.get("loss")), _step_seconds(captures)
+                accuracy = _real(captures.get("accuracy"))
                 if first is None:
                     first = int(match.numbers[0]) if match.numbers else number
                 self._last_step = number
@@ -68,6 +69,7 @@ class OutputReader:
             first=first,
             step=step,
             loss=loss,
+            accuracy=accuracy,
             step_s=step_s,
             checkpoint=checkpoint,
             durable=durable,

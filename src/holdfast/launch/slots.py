@@ -69,6 +69,7 @@ def brief(view: SlotView, now_mono: float, *, is_gone: bool = False) -> SlotBrie
         step_s=view.step_s_last,
         first=first,
         loss=view.loss,
+        accuracy=view.accuracy,
         staged=view.checkpoint_staged,
         durable=view.checkpoint_durable,
         samples=view.samples,

@@ -192,6 +192,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     always_replace: bool = False
     """Never reboot: every hardware repair is a replacement (HyperPod on Slurm)."""
     proof: Proof = Proof.FIRST_CHECKPOINT
+    """The point that an attempt has to reach to be a successful restart, for recovery and in reports."""
     ladders: dict[Trouble, tuple[Remedy, ...]] = field(default_factory=_job_ladders)
     limits: Limits = Limits()
     waits: Waits = Waits()

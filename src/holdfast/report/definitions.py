@@ -92,6 +92,18 @@ DEFINITIONS: tuple[Definition, ...] = (
         GOOGLE,
     ),
     Definition(
+        "training-time efficiency",
+        "part of the time in which training was kept",
+        "trained / (trained + downtime), summed over attempts and jobs. An attempt trained from its first completed"
+        " step to its newest durable checkpoint, or to its end when it completed or still runs. Downtime lasts from the"
+        " newest checkpoint before a failure to the first step that the next attempt completes, by which it has loaded:"
+        " work that was not saved is downtime. An attempt that ended before the point that `proof` of the policy names"
+        " (by default its first durable checkpoint) is a failed restart; one that saved nothing is downtime to its end."
+        " The start-up of a job's first attempt counts in neither.",
+        "%",
+        MISSION_CONTROL_GUIDE,
+    ),
+    Definition(
         "badput",
         "lost time by category",
         "wall time that was not productive, split into: start-up, detect (fault to detected), stop (detected to"

@@ -5,7 +5,8 @@ Called by `cli/report`, the demo and drills. All reading happens here; everythin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from math import inf
 from typing import Any, Protocol
@@ -14,18 +15,21 @@ from msgspec import Struct, field, structs
 
 from holdfast.decide.attempts import ATTEMPTS_MAX
 from holdfast.model.cluster import JobKey
-from holdfast.model.events import AnyEvent, LauncherAttached, NodeValidated, OperatorCommand
+from holdfast.model.events import AnyEvent, LauncherAttached, NodeValidated, OperatorCommand, PolicyLoaded
 from holdfast.model.orders import Notify
-from holdfast.model.policy import Slo
-from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.policy import PolicySet, Slo
+from holdfast.model.policy_toml import parse_policy
+from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Sample
 from holdfast.report import attempts
 from holdfast.report.alerts import Alerts
+from holdfast.report.convergence import Convergence, convergence
 from holdfast.report.figures import (
     Accounting,
     Totals,
     accounts_of,
     came_in,
+    ends,
     nodes_by_attempt,
     opened_in,
     tells_steps,
@@ -38,6 +42,7 @@ from holdfast.report.observed import Stay, stays
 from holdfast.report.proposals import Facts, Proposal, proposals
 from holdfast.report.series import JobSeries, Point
 from holdfast.report.throughput import Throughput, throughput
+from holdfast.report.training_time import TrainingTime, proof_of, training_time
 from holdfast.report.words import ENGLISH, Words
 from holdfast.validate.history import FIGURE
 
@@ -107,6 +112,8 @@ class ReportData(Struct, dict=True):
     has_series: bool = False
     """Steps, losses and the like were read."""
     slo: Slo = Slo()
+    policies: PolicySet = PolicySet()
+    """Their `proof` says when a restart succeeded."""
     economics: Economics = Economics()
     words: Words = ENGLISH
     """Language and time zone."""
@@ -171,6 +178,14 @@ class ReportData(Struct, dict=True):
         return accounts_of(self.jobs, history, self.now, since=self.since, until=self.until)
 
     @cached_property
+    def training_times(self) -> list[TrainingTime]:
+        """Training and downtime of each job in the span, in the order of `jobs`."""
+        return [
+            training_time(job, self.now, proof_of(job, self.policies), since=self.since, until=self.until)
+            for job in self.jobs
+        ]
+
+    @cached_property
     def throughputs(self) -> list[Throughput]:
         """Training speed before and after each incident that ended an attempt."""
         found = []
@@ -179,6 +194,22 @@ class ReportData(Struct, dict=True):
             if incident.attempt_before is not None and series is not None:
                 found.append(throughput(incident, series))
         return found
+
+    @cached_property
+    def convergences(self) -> list[Convergence]:
+        """Loss and accuracy before and after each incident that ended an attempt, as far as both sides told them."""
+        found = []
+        for incident in self.counted if self.series else ():
+            series = self.series.get(str(incident.jobs[0])) if incident.jobs else None
+            found += convergence(incident, series) if series is not None else []
+        return found
+
+    def lived(self, job: JobRecord) -> list[AttemptRecord]:
+        """The attempts of a job that ran in the span."""
+        stops = ends(job.attempts, self.now)
+        return [
+            a for a, end in zip(job.attempts, stops, strict=True) if a.started_at < self.until and end >= self.since
+        ]
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
@@ -248,8 +279,8 @@ class ReportData(Struct, dict=True):
             series = self.series.get(str(job.key))
             if series is None:
                 continue
-            durable = [(point.x, point.y) for point in series.checkpoints]
-            saves_s = [point.y for point in series.saves]
+            durable = [(point.x, point.y) for point in series.checkpoints if point.x < self.until]
+            saves_s = [point.y for point in series.saves if point.x < self.until]
             found.append(
                 advise(
                     job,
@@ -327,6 +358,17 @@ async def gather(
     return data
 
 
+async def policies_in(records: Records, presets: Mapping[str, str]) -> PolicySet:
+    """The newest policies that a controller told the journal of, else the defaults.
+
+    Raises:
+        ConfigError: they name a preset that is not among `presets`.
+    """
+    newest = (await _events(records, "policy_loaded"))[-1:]
+    found = [parse_policy(one.toml, one.file, presets) for one in newest if isinstance(one, PolicyLoaded)]
+    return found[0] if found else PolicySet()
+
+
 async def _complete(journal: Records, record: JobRecord) -> tuple[JobRecord, str]:
     """The job with the attempts before those of its record, and a sentence about those that nothing tells of."""
     told = [one for kind in attempts.KINDS for one in await _events(journal, kind, job=str(record.key))]
@@ -397,7 +439,10 @@ async def _series(journal: Records, key: JobKey, record: JobRecord, since: float
         subject = f"job:{key}({attempt.number})"
         steps = [Point(s.at, s.value) for s in one_rank(await journal.samples("step", f"{subject}*", after=since))]
         loss_at = [Point(s.at, s.value) for s in one_rank(await journal.samples("loss", f"{subject}*", after=since))]
-        series.losses[attempt.number] = _loss_over_step(steps, loss_at)
+        series.losses[attempt.number] = _over_step(steps, loss_at)
+        told_at = one_rank(await journal.samples("accuracy", f"{subject}*", after=since))
+        if told_at:
+            series.accuracies[attempt.number] = _over_step(steps, [Point(s.at, s.value) for s in told_at])
         for name, kept in (("samples", series.samples), ("tokens", series.tokens)):
             if points := [Point(s.at, s.value) for s in await journal.samples(name, subject, after=since)]:
                 kept[attempt.number] = points
@@ -428,7 +473,20 @@ def one_rank(samples: list[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.subject == chosen]
 
 
-def _loss_over_step(steps: list[Point], losses: list[Point]) -> list[Point]:
-    """Join two series that were sampled at the same moments: time -> step and time -> loss."""
-    step_at = {point.x: point.y for point in steps}
-    return [Point(step_at[point.x], point.y) for point in losses if point.x in step_at]
+def _over_step(steps: list[Point], told: list[Point]) -> list[Point]:
+    """Loss or accuracy over time as one over step.
+
+    Both are mostly sampled at the same moments. An accuracy is rarer, and the store thins what is old, so that the step
+    of a moment between two samples is taken in proportion.
+    """
+    known = sorted({point.x: point.y for point in steps}.items())
+    times = [at for at, _ in known]
+    found = []
+    for point in told:
+        place = bisect_left(times, point.x)
+        if place < len(known) and times[place] == point.x:
+            found.append(Point(known[place][1], point.y))
+        elif 0 < place < len(known):
+            (begin, low), (end, high) = known[place - 1], known[place]
+            found.append(Point(low + (high - low) * (point.x - begin) / (end - begin), point.y))
+    return found

@@ -13,7 +13,7 @@ from holdfast import __version__
 from holdfast.report.definitions import DEFINITIONS
 from holdfast.report.gather import ReportData
 from holdfast.report.phase_colours import NUMBERS, css
-from holdfast.report.plots import loss_plot, step_plot
+from holdfast.report.plots import accuracy_plot, loss_plot, step_plot
 from holdfast.report.section import spoken
 from holdfast.report.sections import sections
 from holdfast.report.single import incident_sections, slowest
@@ -67,6 +67,8 @@ def render_html(
             "name": str(job.key),
             "steps": step_plot(data, str(job.key)),
             "loss": loss_plot(data, str(job.key)),
+            "accuracy": accuracy_plot(data, str(job.key)),
+            "attempts": data.lived(job),
         }
         for job in (data.jobs if kind == "full" else ())
     ]

@@ -1,10 +1,12 @@
 """The report as JSON in a stable form. `version` rises when a field changes its meaning; fields are only added.
 
-Form: `{version, title, cluster, made_at, notes, totals,
-jobs: [{job, ettr, wall_s, productive_s, badput, untold_s, attempts}],
+Form: `{version, title, cluster, made_at, notes, totals, training,
+jobs: [{job, ettr, wall_s, productive_s, badput, untold_s, training, attempts}],
 intervals: [{job, actual_s, save_s, mtbf_s, failures, best_s, loss_actual, loss_best, says}],
 objectives: [{objective, target, measured, passed, arithmetic, verdict}],
-throughput: [{incident, unit, before, after, loss_percent}], fleet: {...}, proposals: [{rule, what, evidence, gain}],
+throughput: [{incident, unit, before, after, loss_percent}],
+convergence: [{incident, figure, first_step, last_step, twice, worst_step, before, after, difference}],
+executive_summary: [{about, text}], fleet: {...}, proposals: [{rule, what, evidence, gain}],
 alerts: {source, firing, up, having} or null,
 incidents: [{id, outcome, drill, cause, domain, summary, suspects, marks, phases, total_s, slowest, lost_steps,
 story, tables: [{key, title, rows: [{heading: text}]}]}]}`. `tables` are those of the page, in English, as they are
@@ -19,9 +21,11 @@ from typing import Any
 import msgspec
 
 from holdfast.model.records import IncidentRecord
+from holdfast.report.executive import executive
 from holdfast.report.gather import ReportData
 from holdfast.report.single import incident_sections
 from holdfast.report.timeline import timeline
+from holdfast.report.training_time import TrainingTime, in_total
 
 VERSION = 1
 
@@ -58,6 +62,18 @@ def incident_form(incident: IncidentRecord) -> dict[str, Any]:
     }
 
 
+def training_form(found: TrainingTime) -> dict[str, Any]:
+    """Training-time efficiency of a job with its attempts, or of all jobs."""
+    told = {
+        "efficiency": found.efficiency,
+        "trained_s": found.trained_s,
+        "downtime_s": found.downtime_s,
+        "restarts": found.restarts,
+        "restarts_failed": found.restarts_failed,
+    }
+    return told | ({"attempts": msgspec.to_builtins(found.attempts)} if found.job else {})
+
+
 def _tables(data: ReportData, incident: IncidentRecord) -> list[dict[str, Any]]:
     return [
         {
@@ -71,15 +87,16 @@ def _tables(data: ReportData, incident: IncidentRecord) -> list[dict[str, Any]]:
 
 def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
     """The whole report as plain data; of the fleet and the summary without the list of every job and incident."""
-    jobs = list(zip(data.jobs, data.accounts, strict=True)) if kind == "full" else []
+    jobs = list(zip(data.jobs, data.accounts, data.training_times, strict=True)) if kind == "full" else []
     incidents = data.incidents if kind == "full" else []
     return {
         "version": VERSION,
         "title": data.title,
         "cluster": data.cluster,
-        "made_at": data.made_at,
+        "made_at": data.now,
         "notes": data.notes,
         "totals": msgspec.to_builtins(data.totals),
+        "training": training_form(in_total(data.training_times)),
         "jobs": [
             {
                 "job": found.job,
@@ -91,13 +108,16 @@ def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
                 "productive_s": found.productive_s,
                 "badput": found.badput,
                 "untold_s": found.untold_s,
+                "training": training_form(trained),
                 "attempts": msgspec.to_builtins(job.attempts),
             }
-            for job, found in jobs
+            for job, found, trained in jobs
         ],
         "intervals": msgspec.to_builtins(data.intervals),
         "objectives": [{**msgspec.to_builtins(v), "verdict": v.word} for v in data.verdicts_of(kind)],
         "throughput": [{**msgspec.to_builtins(t), "loss_percent": t.loss_percent} for t in data.throughputs],
+        "convergence": [{**msgspec.to_builtins(c), "difference": c.difference} for c in data.convergences],
+        "executive_summary": [{"about": about, "text": text} for about, text in executive(data).rows],
         "fleet": msgspec.to_builtins(data.fleet),
         "proposals": msgspec.to_builtins(data.proposals),
         "alerts": msgspec.to_builtins(data.alerts),

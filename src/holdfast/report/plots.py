@@ -5,6 +5,7 @@ Colours are Okabe and Ito's set, which people with colour-blindness can tell apa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.model.records import IncidentRecord, Mark
@@ -35,7 +36,7 @@ def step_plot(data: ReportData, job: str) -> dict[str, Any]:
                 "x": [_moment(point.x) for point in points],
                 "y": [point.y for point in points],
                 "line": {"color": ATTEMPT_COLOURS[number % len(ATTEMPT_COLOURS)], "width": 2.5},
-                "hovertemplate": "step %{y}<br>%{x|%H:%M:%S.%L}<extra>%{fullData.name}</extra>",
+                "hovertemplate": say("step") + " %{y}<br>%{x|%H:%M:%S.%L}<extra>%{fullData.name}</extra>",
             }
         )
     if series.checkpoints:
@@ -47,15 +48,22 @@ def step_plot(data: ReportData, job: str) -> dict[str, Any]:
                 "x": [_moment(point.x) for point in series.checkpoints],
                 "y": [point.y for point in series.checkpoints],
                 "marker": {"symbol": "diamond", "size": 8, "color": ORANGE},
-                "hovertemplate": "checkpoint of step %{y}<extra></extra>",
+                "hovertemplate": say("durable checkpoint") + ": " + say("step") + " %{y}<extra></extra>",
             }
         )
     incidents = [i for i in data.incidents if any(str(key) == job for key in i.jobs)]
     shapes = [band for incident in incidents for band in _bands(incident)]
     notes = [note for number, incident in enumerate(incidents, 1) for note in _note(number, incident)]
-    return _shifted(
-        _figure(traces, x=say("time"), y=say("step"), shapes=shapes, annotations=notes, x_type="date"), data.words
-    )
+    figure = _figure(traces, x=say("time"), y=say("step"), shapes=shapes, annotations=notes, x_type="date")
+    if data.words.language != "en":  # Plotly writes months by their English names
+        figure["layout"]["xaxis"]["tickformatstops"] = [
+            {"dtickrange": [None, 60_000], "value": "%H:%M:%S"},
+            {"dtickrange": [60_000, 86_400_000], "value": "%m-%d %H:%M"},
+            {"dtickrange": [86_400_000, None], "value": "%Y-%m-%d"},
+        ]
+    if data.read_at:  # a span that is over: what came after it is in the series, too
+        figure["layout"]["xaxis"]["range"] = [_moment(data.since), _moment(data.made_at)]
+    return _shifted(figure, data.words)
 
 
 def _shifted(figure: dict[str, Any], words: Words) -> dict[str, Any]:
@@ -68,6 +76,8 @@ def _shifted(figure: dict[str, Any], words: Words) -> dict[str, Any]:
 
     for one in figure["data"]:
         one["x"] = [move(moment) for moment in one["x"]]
+    if "range" in figure["layout"]["xaxis"]:
+        figure["layout"]["xaxis"]["range"] = [move(moment) for moment in figure["layout"]["xaxis"]["range"]]
     for shape in figure["layout"]["shapes"]:
         shape |= {"x0": move(shape["x0"]), "x1": move(shape["x1"])}
     for note in figure["layout"]["annotations"]:
@@ -82,14 +92,29 @@ def loss_plot(data: ReportData, job: str) -> dict[str, Any]:
     say = data.words.say
     traces: list[dict[str, Any]] = []
     if data.reference_losses:
-        traces.append(_line(say("undisturbed run"), data.reference_losses, "rgba(128,128,128,0.45)", 8))
-    for number, points in series.losses.items():
-        if points:
-            traces.append(_line(f"{job}({number})", points, ATTEMPT_COLOURS[number % len(ATTEMPT_COLOURS)], 2))
-    return _figure(traces, x=say("step"), y="loss")
+        traces.append(_line(say("undisturbed run"), data.reference_losses, "rgba(128,128,128,0.45)", 8, say("step")))
+    traces += _by_attempt(data, job, series.losses)
+    return _figure(traces, x=say("step"), y=say("training loss"))
 
 
-def _line(name: str, points: list[Point], colour: str, width: int) -> dict[str, Any]:
+def accuracy_plot(data: ReportData, job: str) -> dict[str, Any]:
+    """Accuracy over step, for jobs that tell one."""
+    traces = _by_attempt(data, job, data.series.get(job, JobSeries()).accuracies)
+    return _figure(traces, x=data.words.say("step"), y=data.words.say("accuracy"))
+
+
+def _by_attempt(data: ReportData, job: str, kept: Mapping[int, list[Point]]) -> list[dict[str, Any]]:
+    """A line for each attempt that ran in the span."""
+    lived = {attempt.number for record in data.jobs if str(record.key) == job for attempt in data.lived(record)}
+    step = data.words.say("step")
+    return [
+        _line(f"{job}({number})", points, ATTEMPT_COLOURS[number % len(ATTEMPT_COLOURS)], 2, step)
+        for number, points in kept.items()
+        if points and number in lived
+    ]
+
+
+def _line(name: str, points: list[Point], colour: str, width: int, step: str) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines",
@@ -97,7 +122,7 @@ def _line(name: str, points: list[Point], colour: str, width: int) -> dict[str, 
         "x": [point.x for point in points],
         "y": [point.y for point in points],
         "line": {"color": colour, "width": width},
-        "hovertemplate": "step %{x}: %{y:.4f}<extra>" + name + "</extra>",
+        "hovertemplate": step + " %{x}: %{y:.4f}<extra>" + name + "</extra>",
     }
 
 

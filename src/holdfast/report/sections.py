@@ -13,13 +13,15 @@ from msgspec import structs
 from holdfast.model.events import DrillFired
 from holdfast.report.coverage import coverage, environment
 from holdfast.report.definitions import GOOGLE, MISSION_CONTROL_GUIDE
+from holdfast.report.executive import executive
 from holdfast.report.figures import Spread, is_counted
 from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import Verdict
 from holdfast.report.published import FLEETS
 from holdfast.report.section import Section, spoken
-from holdfast.report.tables import seconds, short
+from holdfast.report.tables import percent, seconds, short
+from holdfast.report.training_time import in_total
 
 
 def sections(data: ReportData, kind: str) -> list[Section]:
@@ -72,6 +74,48 @@ def performance(data: ReportData) -> Section:
     heads = ("incident", "before", "after", "loss", "tolerance", "verdict")
     intro = "Medians of neighbouring points."
     return _section("performance", "Throughput before and after", intro, heads, rows, numbers=heads[1:5])
+
+
+def converged(data: ReportData) -> Section:
+    """Loss and accuracy before and after each recovery."""
+    rows = [
+        (one.incident, one.figure, one.steps, f"{one.before:.6g}", f"{one.after:.6g}", f"{one.difference:.3g}")
+        for one in data.convergences
+    ]
+    heads = ("incident", "figure", "steps over", "before", "after", "difference")
+    intro = "Steps computed twice are compared where they differ most; where there are none, medians beside the gap."
+    return _section("convergence", "Convergence before and after", intro, heads, rows, numbers=heads[3:])
+
+
+def training(data: ReportData) -> Section:
+    """Training-time efficiency of each job, those with most downtime first, and in total."""
+    told = sorted((one for one in data.training_times if one.efficiency is not None), key=lambda one: -one.downtime_s)
+    rows = [
+        (
+            one.job or "in total",
+            percent(one.efficiency),
+            seconds(one.trained_s),
+            seconds(one.downtime_s),
+            f"{one.restarts}",
+            f"{one.restarts_failed}",
+        )
+        for one in [*told, *([in_total(told)] if told else [])]
+    ]
+    heads = ("job", "training-time efficiency", "trained", "downtime", "restarts", "of these failed")
+    intro = "Trained / (trained + downtime). Downtime lasts from the last checkpoint to the next attempt's first step."
+    return _section("training", "Training-time efficiency", intro, heads, rows, numbers=heads[1:])
+
+
+def restarts(data: ReportData) -> Section:
+    """Downtime of each attempt, and whether it reached what `proof` of the policy asks of a restart."""
+    rows = [
+        (f"{job.job}({one.attempt})", seconds(one.downtime_s), seconds(one.trained_s), one.restart or "first start")
+        for job in data.training_times
+        for one in job.attempts
+        if one.restart is not None or one.downtime_s
+    ]
+    heads = ("attempt", "downtime", "trained", "restart")
+    return _section("restarts", "Downtime of each attempt", "", heads, rows, numbers=heads[1:3])
 
 
 def overview(data: ReportData) -> Section:
@@ -246,6 +290,7 @@ def ran(data: ReportData) -> Section:
         ("MTTR", _spread(data.totals.mttr)),
         ("lost steps", f"{data.totals.steps_lost}"),
         ("ETTR", "-" if data.totals.ettr is None else f"{data.totals.ettr:.4f}"),
+        ("training-time efficiency", percent(in_total(data.training_times).efficiency)),
     ]
     return _section("ran", "What was run", "", ("", "value"), rows)
 
@@ -302,8 +347,20 @@ def _coverage(data: ReportData) -> Section:
 
 
 KINDS: dict[str, tuple[Callable[[ReportData], Section], ...]] = {
-    "full": (objectives, intervals, performance, proposed),
-    "fleet": (fleet_objectives, overview, causes, domains, lost, weeks, money, published, intervals, proposed),
+    "full": (executive, objectives, training, restarts, performance, converged, intervals, money, proposed),
+    "fleet": (
+        fleet_objectives,
+        overview,
+        training,
+        causes,
+        domains,
+        lost,
+        weeks,
+        money,
+        published,
+        intervals,
+        proposed,
+    ),
     "summary": (ran, objectives, environment, _coverage, problems, proposed_few),
 }
 

@@ -19,6 +19,8 @@ class JobSeries(Struct):
     """Per attempt: completed step over Unix seconds."""
     losses: dict[int, list[Point]] = field(default_factory=dict)
     """Per attempt: loss over step."""
+    accuracies: dict[int, list[Point]] = field(default_factory=dict)
+    """Per attempt: accuracy over step, where the job tells any."""
     checkpoints: list[Point] = field(default_factory=list)
     """Durable checkpoints: step over Unix seconds."""
     samples: dict[int, list[Point]] = field(default_factory=dict)

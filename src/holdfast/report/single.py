@@ -6,22 +6,20 @@ Called by every form. Pure. What was not measured gets a row that says so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.events import Command
 from holdfast.model.records import IncidentRecord, JobRecord, JobState, Mark
+from holdfast.report.convergence import Convergence, convergence
 from holdfast.report.figures import came_in, nodes_by_attempt
 from holdfast.report.fleet import job_gpus
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import still_share
 from holdfast.report.section import Section
-from holdfast.report.series import JobSeries, Point
+from holdfast.report.series import JobSeries
 from holdfast.report.tables import short
 
 NOT_MEASURED = "not measured"
-NEIGHBOURS = 20
-"""Points on either side of a restart that are compared when no step was computed twice."""
 
 _PHASES: tuple[tuple[str, Mark | None], ...] = (
     ("detect", Mark.DETECTED),
@@ -41,7 +39,7 @@ _PHASES: tuple[tuple[str, Mark | None], ...] = (
 
 def incident_sections(data: ReportData, incident: IncidentRecord) -> list[Section]:
     """The tables of one incident that have a row."""
-    makers = (phases, affected, cost, losses, machines, figures)
+    makers = (phases, affected, cost, losses, accuracies, machines, figures)
     return [section for make in makers if (section := make(data, incident)).rows]
 
 
@@ -165,29 +163,32 @@ def cost(data: ReportData, incident: IncidentRecord) -> Section:
 
 def losses(data: ReportData, incident: IncidentRecord) -> Section:
     """Does the loss go on where it was? Steps computed twice are compared, else the points beside the gap."""
-    heads = ("steps over", "before", "after", "difference")
-    made = Section("loss", "Loss before and after", "", heads, (), frozenset(heads[1:]))
     if incident.attempt_before is None or incident.attempt_after is None or not incident.jobs:
-        return made
-    kept = data.series.get(str(incident.jobs[0]), JobSeries()).losses
-    before, after = kept.get(incident.attempt_before, []), kept.get(incident.attempt_after, [])
-    if not before or not after:
-        row: tuple[str, ...] = (NOT_MEASURED, "-", "-", "-")
-    else:
-        row = _compare(before, after)
-    return Section("loss", made.title, "", heads, (row,), made.numbers)
+        return _converged("loss", "Loss before and after", [])
+    found = [one for one in _compared(data, incident) if one.figure == "training loss"]
+    return _converged(
+        "loss", "Loss before and after", [_beside(one) for one in found] or [(NOT_MEASURED, "-", "-", "-")]
+    )
 
 
-def _compare(before: Sequence[Point], after: Sequence[Point]) -> tuple[str, ...]:
-    then = {point.x: point.y for point in before}
-    twice = [(point.x, then[point.x], point.y) for point in after if point.x in then]
-    if twice:
-        step, old, new = max(twice, key=lambda item: abs(item[1] - item[2]))
-        steps = f"{twice[0][0]:.0f}-{twice[-1][0]:.0f} ({len(twice)}), step {step:.0f}"
-        return (steps, f"{old:.6g}", f"{new:.6g}", f"{abs(new - old):.3g}")
-    old, new = median(p.y for p in before[-NEIGHBOURS:]), median(p.y for p in after[:NEIGHBOURS])
-    steps = f"{before[-NEIGHBOURS:][0].x:.0f}-{after[:NEIGHBOURS][-1].x:.0f}, medians"
-    return (steps, f"{old:.6g}", f"{new:.6g}", f"{abs(new - old):.3g}")
+def accuracies(data: ReportData, incident: IncidentRecord) -> Section:
+    """The same of the accuracy; nothing where the job tells none."""
+    found = [one for one in _compared(data, incident) if one.figure == "accuracy"]
+    return _converged("accuracy", "Accuracy before and after", [_beside(one) for one in found])
+
+
+def _compared(data: ReportData, incident: IncidentRecord) -> list[Convergence]:
+    series = data.series.get(str(incident.jobs[0])) if incident.jobs else None
+    return convergence(incident, series) if series is not None else []
+
+
+def _beside(one: Convergence) -> tuple[str, ...]:
+    return (one.steps, f"{one.before:.6g}", f"{one.after:.6g}", f"{one.difference:.3g}")
+
+
+def _converged(key: str, title: str, rows: Sequence[tuple[str, ...]]) -> Section:
+    heads = ("steps over", "before", "after", "difference")
+    return Section(key, title, "", heads, tuple(rows), frozenset(heads[1:]))
 
 
 def machines(data: ReportData, incident: IncidentRecord) -> Section:

@@ -43,6 +43,11 @@ def short(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
+def percent(ratio: float | None) -> str:
+    """`70.5 %` of a ratio of 0.705, or a dash."""
+    return "-" if ratio is None else f"{100.0 * ratio:.1f} %"
+
+
 def utc(at: float) -> str:
     """`2026-11-20 18:04:07.123 UTC`, a dash for an unknown time."""
     return ENGLISH.time(at)

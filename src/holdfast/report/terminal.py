@@ -99,13 +99,15 @@ def render(data: ReportData, kind: str = "full") -> RenderableType:
         )
     parts: list[RenderableType] = [Text(say(data.title), style="bold")]
     parts.extend(Text(say(f"Note: {note}"), style="dim") for note in data.notes)
+    tables = sections(data, "full")
+    parts.extend(section_table(section, data.words) for section in tables if section.key == "executive")
     parts.extend(
         timeline_table(data.incidents[start : start + 4], data.words) for start in range(0, len(data.incidents), 4)
     )
     if not data.incidents:
         parts.append(Text(say("No incidents.")))
     parts.append(totals_table(data.totals, data.words))
-    parts.extend(section_table(section, data.words) for section in sections(data, "full"))
+    parts.extend(section_table(section, data.words) for section in tables if section.key != "executive")
     for number, incident in enumerate(data.incidents, 1):
         parts.append(story_panel(number, incident, data.words))
         if data.incident:

@@ -18,10 +18,14 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
-from holdfast.report.words_ja import JAPANESE
+from holdfast.report.definitions import DEFINITIONS
+from holdfast.report.words_ja import FORMULAS, JAPANESE
 from holdfast.report.words_ja_story import PHRASES, STORY
 
-LANGUAGES: Mapping[str, Mapping[str, str]] = {"en": {}, "ja": JAPANESE}
+LANGUAGES: Mapping[str, Mapping[str, str]] = {
+    "en": {},
+    "ja": JAPANESE | {entry.formula: FORMULAS.get(entry.symbol, entry.formula) for entry in DEFINITIONS},
+}
 """Language -> English word or template -> its form there."""
 STORIES: Mapping[str, Mapping[str, str]] = {"en": {}, "ja": STORY}
 """The same for the lines of a story."""
@@ -112,6 +116,10 @@ class Words(Struct, frozen=True):
     def clock(self, at: float) -> str:
         """`18:04:07.123` in the chosen zone, a dash for an unknown time."""
         return datetime.fromtimestamp(at, _zone(self.zone)).strftime("%H:%M:%S.%f")[:-3] if at else "-"
+
+    def month(self, year: int, number: int) -> float:
+        """When a month begins in the chosen zone, Unix seconds; `number`: 0 to 11."""
+        return datetime(year, number + 1, 1, tzinfo=_zone(self.zone)).timestamp()
 
     def offset_s(self, at: float) -> float:
         """Seconds that the zone is ahead of UTC at a moment."""

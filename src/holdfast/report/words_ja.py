@@ -14,6 +14,7 @@ JAPANESE: dict[str, str] = {
     "Holdfast summary": "Holdfast サマリー",
     "Holdfast drills": "Holdfast 障害訓練",
     "{title}, last {span}": "{title}(直近 {span})",
+    "{title}, month {span}": "{title}({span} 月次)",
     "Cluster {name}, made {at}.": "クラスター {name}、作成 {at}。",
     "Note: {text}": "注: {text}",
     # sections
@@ -25,7 +26,13 @@ JAPANESE: dict[str, str] = {
     "What the figures mean": "数値の定義", "Phases": "フェーズ", "Affected jobs": "影響を受けたジョブ",
     "Loss before and after": "復旧前後の損失関数", "Nodes before and after": "ノードの交換前後",
     "Observability coverage": "可観測性の網羅率", "Environment": "環境",
+    "Executive summary": "エグゼクティブサマリー", "Training-time efficiency": "学習時間効率", "Downtime of each attempt": "試行ごとのダウンタイム",
+    "Convergence before and after": "復旧前後の収束", "Accuracy before and after": "復旧前後の正解率",
     # headings and labels
+    "in short": "要点", "what ran": "実施内容", "recovery": "復旧", "objectives": "目標", "throughput": "スループット",
+    "accuracy": "正解率", "cost": "費用", "first proposal": "最初の提案", "missed objective": "未達の目標", "training-time efficiency": "学習時間効率",
+    "trained": "学習", "downtime": "ダウンタイム", "restarts": "再起動", "of these failed": "うち失敗", "in total": "合計",
+    "first start": "最初の開始", "succeeded": "成功", "failed": "失敗", "under way": "進行中",
     "objective": "目標", "target": "目標値", "measured": "実測", "verdict": "判定", "arithmetic": "計算",
     "job": "ジョブ", "saves every": "保存間隔", "best": "最適", "a save holds": "保存の所要", "advice": "助言",
     "incident": "インシデント", "before": "前", "after": "後", "loss": "低下", "figure": "指標", "value": "値",
@@ -93,6 +100,14 @@ JAPANESE: dict[str, str] = {
     "application": "アプリケーション", "operator": "人の操作", "unknown": "不明",
     "counted is this incident alone, in MTBF, too; lost steps, ETTR and goodput are those of its jobs.":
         "数えるのはこのインシデントのみ(MTBFも)。失われたステップ、ETTR、グッドプットはそのジョブ全体のもの。",
+    "The command ended with {how}": "コマンドが{how}で終了", "The command ended with {how}, on {node}": "{node} でコマンドが{how}で終了",
+    "The command ended with {how}, on {node}.": "{node} でコマンドが{how}で終了。", "The command ended with {how} ({node})": "コマンドが{how}で終了({node})",
+    "the job ended with {how}": "ジョブが{how}で終了", "signal {n}": "シグナル {n} ", "exit code {n}": "終了コード {n} ",
+    "The loss became {loss} at step {n}": "損失関数がステップ {n} で {loss} になった",
+    "rank {n} stands elsewhere while the others wait for it": "ランク {n} だけが別の場所にあり、他はそれを待っている",
+    "No finding explains the failure.": "障害を説明する検出はない。", "Nothing was found.": "何も検出されなかった。", "cause not known yet": "原因は未判明",
+    "rank {n}": "ランク {n}", "{what}, rank {n}": "{what}、ランク {n}", "{what}, rank {n}.": "{what}、ランク {n}。",
+    "{what} ({node}, rank {n})": "{what}({node}、ランク {n})",
     "training loss": "損失関数", "not diagnosed": "未診断", "no story": "記録なし",
     "suspects: {who}": "疑い: {who}", "fault to proof {span}": "障害から証明まで {span}", "not proven": "未証明",
     # meanings
@@ -102,6 +117,20 @@ JAPANESE: dict[str, str] = {
     "steps computed again": "再計算されたステップ", "effective training time ratio": "実効学習時間比",
     "runtime goodput": "実行時グッドプット",
     # sentences
+    "Trained / (trained + downtime). Downtime lasts from the last checkpoint to the next attempt's first step.":
+        "学習 / (学習 + ダウンタイム)。ダウンタイムは最後のチェックポイントから次の試行の最初のステップまで。",
+    "Steps computed twice are compared where they differ most; where there are none, medians beside the gap.":
+        "二度計算されたステップを差が最大の点で比較し、なければ前後の中央値を比較する。",
+    "Jobs: {n}, nodes: {m}, incidents: {k}, recovered: {back}.": "ジョブ {n}、ノード {m}、インシデント {k}、復旧 {back}。",
+    "A fault was noticed after {detect}, and training went on after {again} (means).": "平均すると、障害は {detect} 後に検知され、学習は {again} 後に再開した。",
+    "{share}: {trained} trained, {down} down; {n} of {m} restarts failed.": "{share}: 学習 {trained}、ダウンタイム {down}。再起動{m}回中{n}回が失敗。",
+    "None is set in [slo] of the policy.": "ポリシーの [slo] に設定なし。",
+    "{n} of {m} met.": "{m}件中{n}件を達成。", "{objective}: {measured}, target {target}.": "{objective}: {measured}、目標値 {target}。",
+    "At most {share} slower than before (recoveries: {n}).": "速度の低下は最大 {share}(復旧 {n} 件)。",
+    "As fast as before (recoveries: {n}).": "速度は前と同じ(復旧 {n} 件)。",
+    "At most {d} away from before (recoveries: {n}).": "前との差は最大 {d}(復旧 {n} 件)。",
+    "{lost} GPU-hours were lost.": "{lost} GPU時間を失った。",
+    "{lost} GPU-hours were lost, which cost {money}.": "{lost} GPU時間を失い、その費用は {money}。",
     "From [slo] of the policy.": "ポリシーの [slo] による。",
     "From [slo] of the policy. Drills are left out, as in the figures below.": "ポリシーの [slo] による。下の数値と同じく訓練を除く。",
     "From [slo] of the policy. Drills count, as in the totals.": "ポリシーの [slo] による。合計と同じく訓練を含む。",
@@ -202,9 +231,14 @@ JAPANESE: dict[str, str] = {
     "The alerts are not measured: {why}": "アラートは未計測: {why}",
     "GPUs, their kernel-log lines and the replacement of a node are emulated; processes, faults and times are real.":
         "GPU、そのカーネルログ行、ノードの交換は模擬。プロセス、障害、時間は実物。",
+    # definitions
+    "failure rate": "障害率", "badput": "損失時間", "best interval": "最適な間隔", "lost share": "失われる割合", "ratio": "比",
+    "part of the time in which training was kept": "学習が残った時間の割合",
+    "common practice in reliability engineering (IEC 60050-192 for the terms)": "信頼性工学の慣行(用語は IEC 60050-192)",
+    "Holdfast's own: a restart counts only once progress is durable": "Holdfast独自: 進捗が永続化されて初めて再起動と数える",
     # the page
     "Cluster": "クラスター", "made": "作成", "by": "作成元:", "Job": "ジョブ", "suspects:": "疑い:", "lost steps:": "失われたステップ:",
-    "Step over wall time": "経過時間とステップ", "Loss over step": "ステップと損失関数",
+    "Step over wall time": "経過時間とステップ", "Loss over step": "ステップと損失関数", "Accuracy over step": "ステップと正解率",
     "Step over wall time. Shaded: from the fault to the first new step. The same attempts are listed below.":
         "経過時間とステップ。網掛けは障害から最初の新しいステップまで。同じ試行を下の表に示す。",
     "the broad grey line is an undisturbed run with the same seed": "太い灰色の線は同じシードの無障害の実行",
@@ -214,3 +248,19 @@ JAPANESE: dict[str, str] = {
     "drill": "訓練", "time": "時刻", "step": "ステップ", "signal": "シグナル",
     "Skip to the report": "本文へ移動", "durable checkpoint": "永続化済みチェックポイント", "undisturbed run": "無障害の実行",
 }  # fmt: skip
+
+FORMULAS: dict[str, str] = {
+    "MTTD": "インシデントごとの(検知 - 障害)の平均。障害の時刻は、訓練で注入した障害では実際の時刻、それ以外では観測された最初の証拠の時刻。ハングや集団通信のタイムアウトは自ら述べる待ち時間だけ遡るが、その試行の開始より前にはならない。",
+    "MTTR": "復旧したインシデントごとの(新しい試行が最初に完了したステップ - 障害)の平均。失われたステップの再計算を待たず、学習が再び進んだ時点で終わる。証明までの時間は並べて示す。",
+    "MTTP": "復旧したインシデントごとの(証明 - 障害)の平均。証明の条件はポリシーで定め、既定は新しい試行の最初の永続化済みチェックポイントなので、最大で保存間隔一回分を含む。",
+    "MTBF": "ジョブの稼働時間(試行のプロセスが動いていた時間)の合計を、障害の件数(障害で試行が終わったインシデント)で割る。人が命じたこと(原因 operator.*、ジョブの断念など)は、ここでも MTTD、MTTR、MTTP、フリートの件数、判定でも障害に数えない。障害がなければ定義されない。",
+    "failure rate": "1000 x 障害 / ノード日。障害は訓練を除く MTBF のもの。ノード日は、各ノードが期間内に観測された日数の合計で、クラスターで最初に見られた時(離れた後は再び見られた時)から離れた時まで。求めた期間がどれほど長くても、それより前の時間は率に入らない。コントローラーの停止中もノードは観測されたものとする。起動時に障害を知るからである。",
+    "ETTR": "有効な時間 / ジョブの経過時間。有効な時間は、結果が残ったステップの時間で、起動、再起動、待ち、再計算したステップは数えない。ステップを何も伝えないジョブはETTRとグッドプットに入らず、失ったのは各障害から次の開始までの時間とする。",
+    "goodput": "ETTRと同じ。ただし最初のステップ以降の経過時間に対する割合とし、最初の起動で失った時間を除いて、短い実行も比べられるようにする。",
+    "training-time efficiency": "学習 / (学習 + ダウンタイム)。試行とジョブで合計する。試行の学習は、最初に完了したステップから最新の永続化済みチェックポイントまで。完了した試行と実行中の試行では終わりまで。ダウンタイムは、障害前の最新のチェックポイントから、次の試行が読み込みを終えて最初のステップを完了するまで。保存されなかった作業はダウンタイムに入る。ポリシーの `proof` が定める点(既定は最初の永続化済みチェックポイント)に達せず終わった試行は失敗した再起動で、何も保存しなかったものは終わりまでダウンタイムとする。最初の試行の起動はどちらにも入らない。",
+    "badput": "有効でなかった経過時間を、起動、検知(障害から検知まで)、停止(検知から停止まで)、再起動(停止から開始まで)、読み込み(開始から最初のステップまで)、再計算(失われたステップ x ステップ時間)、その他に分ける。",
+    "best interval": "sqrt(2 w M) (1 + sqrt(w / 2M) / 3 + w / 18M)。w は一回の保存が学習を止める時間、M はジョブ自身のMTBF。YoungとMetaの sqrt(2 w M) はその第一項。真の最適との差は w = M まで 1 % 以内、第一項のみでは w = 0.05 M まで 5 % 以内。",
+    "lost share": "1 - (dt - w) exp(-R / M) / (M (exp(dt / M) - 1))。dt は保存から保存まで、R は障害からその後の最初のステップまでの平均時間。Metaの 1 - (1 - (R + dt / 2) / M) / (1 + w / dt) はその一次近似で、w = 0.05 M と最適間隔では 0.01 低く、それを超えては使えない。",
+    "lost steps": "障害前に最後に完了したステップ - 新しい試行が読み込んだチェックポイントのステップ。",
+}
+"""Formulas of `definitions`, by symbol."""

@@ -59,6 +59,9 @@ STORY: dict[str, str] = {
 """One line of a story, without its clock and its subject."""
 
 PHRASES: dict[str, str] = {
+    r"\bThe command ended with signal (\d+), on (\S+?)(?=[.。:]|$)": r"\2 でコマンドがシグナル \1 で終了",
+    r"\bThe command ended with exit code (\d+), on (\S+?)(?=[.。:]|$)": r"\2 でコマンドが終了コード \1 で終了",
+    r", on (\S+), rank (\d+)(?=[.。]|: |$)": r"、\1、ランク \2",
     r": a hardware fault\.": "。ハードウェアの障害。",
     r": a network fault\.": "。ネットワークの障害。",
     r": a storage fault\.": "。ストレージの障害。",

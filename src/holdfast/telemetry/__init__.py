@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PHASES",
+    "accuracy",
     "checkpoint",
     "enabled",
     "evacuate_requested",
@@ -165,6 +166,16 @@ def loss(value: float) -> None:
             writer.loss(value)
         except Exception as error:  # noqa: BLE001 - whatever the caller passed, training goes on
             _warn("loss", error)
+
+
+def accuracy(value: float) -> None:
+    """Record an accuracy, as an evaluation gives it, for reports of convergence before and after a recovery."""
+    writer = _open()
+    if writer is not None:
+        try:
+            writer.accuracy(value)
+        except Exception as error:  # noqa: BLE001 - whatever the caller passed, training goes on
+            _warn("accuracy", error)
 
 
 def evacuate_requested() -> bool:

@@ -21,7 +21,7 @@ for memory barriers, which Python cannot issue on processors that reorder stores
 from struct import Struct
 
 MAGIC = b"HFSLOT\x0d\x0a"
-VERSION = 2
+VERSION = 3
 SLOT_BYTES = 4096
 
 # magic, version, size, pid, rank, local_rank, world_size, attempt, epoch, stack signal (0: not armed),
@@ -32,7 +32,7 @@ HEADER_CRC = Struct("=I")
 EVACUATE_OFFSET = 192
 
 STEP_OFFSETS = (256, 512)
-STEP_WORDS = 19
+STEP_WORDS = 21
 # Words of the step record. `wall` is seconds since 1970, `mono` the node's CLOCK_MONOTONIC in seconds.
 SEQUENCE = 0
 PHASE = 1
@@ -52,7 +52,9 @@ LOSS = 14
 LOSS_TOLD = 15
 SAVES = 16
 SAVES_S = 17
-STEP_CRC = 18
+ACCURACY = 18
+ACCURACY_TOLD = 19
+STEP_CRC = 20
 
 CHECKPOINT_OFFSETS = (768, 896)
 CHECKPOINT_WORDS = 8

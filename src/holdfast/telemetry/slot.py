@@ -13,7 +13,7 @@ from zlib import crc32
 
 from holdfast.telemetry import layout as at
 
-_STEP = Struct("=2q2dq2dq3d3qd2qdq")
+_STEP = Struct("=2q2dq2dq3d3qd2q2d2q")
 _CHECKPOINT = Struct("=2q2dq2dq")
 _RING = Struct(f"={at.RING_ENTRIES}d")
 # A reader copies a page in about a microsecond; to miss both copies of a record this often in a row, the writer
@@ -77,6 +77,7 @@ class SlotView:
     samples: int
     tokens: int
     loss: float | None
+    accuracy: float | None
     saves: int  # times that the checkpoint phase was left
     saves_s: float  # seconds spent in it: what the saves cost the training
     checkpoint_staged: int | None
@@ -196,6 +197,7 @@ def _view(
         samples=int(step[at.SAMPLES]),
         tokens=int(step[at.TOKENS]),
         loss=step[at.LOSS] if step[at.LOSS_TOLD] else None,
+        accuracy=step[at.ACCURACY] if step[at.ACCURACY_TOLD] else None,
         saves=int(step[at.SAVES]),
         saves_s=step[at.SAVES_S],
         checkpoint_staged=staged,

@@ -177,6 +177,12 @@ class SlotWriter:
         self._q[at.LOSS_TOLD] = 1
         self._publish()
 
+    def accuracy(self, value: float) -> None:
+        """Record the newest accuracy."""
+        self._d[at.ACCURACY] = value
+        self._q[at.ACCURACY_TOLD] = 1
+        self._publish()
+
     def checkpoint(self, step: int, *, durable: bool) -> None:
         """Record a checkpoint of `step`, from any thread: staged (copied aside), or durable (safe on disk)."""
         word = at.DURABLE if durable else at.STAGED
