@@ -108,6 +108,7 @@ def harvest(folder: Path) -> None:
 def record(on: str, drill: str, seed: int) -> str:
     """Run one drill and keep its journals in one file; says what came of it."""
     with tempfile.TemporaryDirectory(prefix="guard-lab-") as temporary:
+        Path(temporary).chmod(0o755)  # the daemons of a lab may run as another user
         folder = Path(temporary) / "drill"
         words = ["drill", "run", drill, "--on", ON[on], "--seed", str(seed), "--keep", "--out", str(folder)]
         begun = time.monotonic()
@@ -123,7 +124,7 @@ def record(on: str, drill: str, seed: int) -> str:
         for path in sorted(folder.rglob("journal.db")):
             where = "-".join(path.parent.relative_to(folder).parts[1:])
             found.append(journal_of(path, f"lab/{on}/{drill}-{seed}/{where}"))
-        last = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        last = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-4:]
     kept = [one for one in found if one is not None]
     if not kept:
         return f"no journal; the drill ended with {code}: {last}"
