@@ -84,6 +84,9 @@ def record_seeds(folder: Path, count: int) -> None:
 
 def judge(source: Path, folder: Path) -> None:
     """Have the base judge journals that were recorded elsewhere: those of real clusters, and those of tests."""
+    for path in paths(folder):
+        if not (source / path.relative_to(folder)).exists():
+            path.unlink()
     for path in paths(source):
         made = folder / path.relative_to(source)
         if made.exists() and made.stat().st_mtime > path.stat().st_mtime:
