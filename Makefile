@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SHELL  := /bin/bash
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo test unit lint format soak bench docs drills constraints clean slurm-packages prometheus-packages postgres-packages chromium-packages slurm-lab kubernetes-lab
+.PHONY: help install demo test unit lint format soak bench docs drills constraints clean guard slurm-packages prometheus-packages postgres-packages chromium-packages slurm-lab kubernetes-lab
 
 PROMETHEUS_PACKAGES := prometheus prometheus-alertmanager
 POSTGRES_PACKAGES := postgresql
@@ -133,6 +133,10 @@ bench: install ## every figure of the docs, beside what a user would pick instea
 
 drills: install ## every drill on a fresh embedded cluster
 	@$(BIN)/holdfast drill run --all $(ARGS)
+
+# What changes the engine or moves code says first that nothing else changed: tests/guard, docs/decisions/076-...
+guard: install ## the same events, the same orders as in an older commit (BASE=COMMIT COUNT=2000 PARTS=lab,replay)
+	@PYTHONPATH=src $(BIN)/python -m tests.guard $(if $(BASE),--base $(BASE)) $(if $(COUNT),--count $(COUNT)) $(if $(PARTS),--parts $(PARTS))
 
 docs: install ## write the generated pages anew
 	@for script in docs/make_*.py; do $(BIN)/python $$script || exit 1; done
