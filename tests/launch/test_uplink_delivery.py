@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from holdfast.errors import LinkError, RefusedError, WireError
-from holdfast.launch.uplink import Uplink
+from holdfast.launch.uplink import ControllerLine, Uplink
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
 from holdfast.model.wire import Beat, BeatAnswer, IngestAnswer
@@ -87,6 +89,8 @@ def test_one_event_that_cannot_be_read_does_not_cost_its_neighbours(tmp_path: Pa
 class Doorkeeper(Controller):
     """Answers beats with each of these in turn, and then lets the launcher in."""
 
+    no_token = ""
+
     def __init__(self, *answers: Exception) -> None:
         super().__init__(frozenset())
         self.answers = list(answers)
@@ -126,3 +130,40 @@ def test_a_controller_that_does_not_let_a_launcher_in_is_told_of_once(tmp_path: 
 
     asyncio.run(body())
     assert [line.partition("(")[2].partition(")")[0] for line in said] == [str(wrong), str(other), str(wrong)]
+
+
+class Closed(ControllerLine):
+    """A controller that lets nobody in: the token is read as ever, each beat is refused."""
+
+    async def client(self) -> Any:
+        await super().client()
+        return self
+
+    async def beat(self, beat: Beat, *, wait_s: float) -> BeatAnswer:
+        raise RefusedError("a valid bearer token is needed")
+
+
+def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A launcher that is refused says once which file its token should have come from, and why it did not."""
+    said: list[str] = []
+
+    async def body() -> None:
+        uplink = Uplink(
+            Closed(url="http://127.0.0.1:9", token_file=tmp_path / "launcher-token"),
+            source="launcher:31",
+            events_after=lambda seq, wait_s: asyncio.sleep(0, []),
+            is_ours=lambda _: True,
+            beat=lambda: None,  # type: ignore[arg-type, return-value]
+            on_order=lambda _: asyncio.sleep(0),
+            on_answer=lambda _: None,
+            on_unknown=lambda: None,
+            job_dir=tmp_path,
+            is_cut=lambda: False,
+            on_line=said.append,
+        )
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(uplink.beat(0.02), 0.5)
+
+    asyncio.run(body())
+    why = f"the token file {tmp_path}/launcher-token cannot be read: No such file or directory"
+    assert said == [f"the controller does not let this launcher in ({why}); going on without it"]

@@ -154,6 +154,18 @@ def node_on(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
     _break(lab_dir, node, "is on", "power_on")
 
 
+@node_app.command("reboot")
+def node_reboot(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """Boot a node anew and wait until it is up. Serves as `reboot_program` of a lab's holdfast.toml."""
+    _break(lab_dir, node, "is up again", "reboot")
+
+
+@node_app.command("replace")
+def node_replace(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+    """Put another machine in a node's place, under its name. Serves as `replace_program`."""
+    _break(lab_dir, node, "is another machine", "replace")
+
+
 @node_app.command("cut")
 def node_cut(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
     """Cut the node's network: its kubelet and its agent fall silent."""

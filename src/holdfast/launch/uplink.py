@@ -43,6 +43,8 @@ class ControllerLine:
         self._file = file
         self._token_file = token_file
         self._client: AsyncClient | None = None
+        self.no_token = ""
+        """Why the token file gave none, for people; empty where it gave one, or none is named."""
 
     async def client(self) -> AsyncClient:
         """The client. Raises LinkError when no controller is known yet."""
@@ -63,11 +65,13 @@ class ControllerLine:
             raise LinkError(f"{self._file}: {error}") from error
 
     def _token(self) -> str:
+        self.no_token = ""
         if self._token_file is None:
             return ""
         try:
             return self._token_file.read_text(encoding="utf-8").strip()
-        except OSError:
+        except OSError as error:
+            self.no_token = f"the token file {self._token_file} cannot be read: {error.strerror}"
             return ""
 
     async def close(self) -> None:
@@ -210,7 +214,8 @@ class Uplink:
                 if not self._is_away and self._attached_once:
                     self._on_line(f"the controller does not answer ({error}); going on without it")
                 elif isinstance(error, RefusedError) and str(error) != self._refusal:
-                    self._on_line(f"the controller does not let this launcher in ({error}); going on without it")
+                    why = self._line.no_token or error
+                    self._on_line(f"the controller does not let this launcher in ({why}); going on without it")
                     self._refusal = str(error)
                 self._is_away = True
             else:
