@@ -272,6 +272,15 @@ def test_a_prolog_that_failed_before_the_controller_knew_the_node_is_left_to_peo
     assert play.ns("n9") is NodeState.HEALTHY
 
 
+def test_a_failed_prologs_drain_is_returned_by_us_only_once_it_is_ours():
+    """The adapter would refuse to lift Slurm's own drain: the person is told so at once, as of anybody else's."""
+    play = play_of("parallelcluster")
+    drained = {"drained": True, "drain_reason": "Prolog error", "failed_check": "its Prolog failed"}
+    play.node("n9", **drained)
+    assert kinds(play.do(e.OperatorCommand, command=e.Command.RETURN, who="ada", why="", node="n9")) == []
+    assert "it was drained by somebody else (Prolog error)" in str(play.all)
+
+
 def test_parallelcluster_a_crash_stops():
     """Only checks lead to a requeue."""
     play = play_of("parallelcluster")
