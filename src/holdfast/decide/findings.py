@@ -77,10 +77,7 @@ def _acts(finding: Finding) -> bool:
 
 def _concerns_recovery(turn: Turn, job: JobRecord, finding: Finding) -> bool:
     """Is it evidence about an attempt that an open incident has ended or is ending?"""
-    number = finding.attempt
-    attempt = next((a for a in reversed(job.attempts) if a.number == number), None) if number is not None else None
-    if attempt is None:
-        attempt = job.attempt
+    attempt = job.numbered(finding.attempt) or job.attempt
     return attempt is not None and attempt.incident in turn.state.incidents
 
 
@@ -93,7 +90,7 @@ def _job_fault(turn: Turn, job: JobRecord, finding: Finding) -> None:
     number = finding.attempt
     if number is None and current is not None and _older_by_time(job, finding) and len(job.attempts) > 1:
         number = job.attempts[-2].number
-    attempt = current if number is None else next((a for a in reversed(job.attempts) if a.number == number), None)
+    attempt = current if number is None else job.numbered(number)
     if attempt is None and number is not None:
         if current is None or number > current.number:
             incidents.remember(turn, about(job), finding)  # it overtook its attempt's start: see `overtook`
