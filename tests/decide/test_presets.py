@@ -213,6 +213,15 @@ def test_mission_control_cancels_a_held_job_that_its_ladder_stops():
     assert play.state is JobState.GIVEN_UP
 
 
+def test_mission_control_attributes_a_job_that_cannot_be_queued_again():
+    """The scheduler refuses the requeue before the evidence has settled: the job is given up, with what is known."""
+    play = play_of("mission-control")
+    play.job()
+    play.job(state=S.FAILED, exit_code=1)
+    assert kinds(play.fail(o.RequeueHeld)) == ["GiveUp"]
+    assert [(one.outcome, one.diagnosis.cause) for one in play.closed] == [("given_up", "exit.code.1")]
+
+
 def test_parallelcluster_a_failed_check_is_down_replaced_requeued():
     """A check finds a bad GPU: node out of service, job requeued elsewhere, node replaced once nothing runs there."""
     play = play_of("parallelcluster")
