@@ -213,6 +213,15 @@ def test_mission_control_cancels_a_held_job_that_its_ladder_stops():
     assert play.state is JobState.GIVEN_UP
 
 
+def test_mission_control_attributes_a_job_that_cannot_be_queued_again():
+    """The scheduler refuses the requeue before the evidence has settled: the job is given up, with what is known."""
+    play = play_of("mission-control")
+    play.job()
+    play.job(state=S.FAILED, exit_code=1)
+    assert kinds(play.fail(o.RequeueHeld)) == ["GiveUp"]
+    assert [(one.outcome, one.diagnosis.cause) for one in play.closed] == [("given_up", "exit.code.1")]
+
+
 def test_parallelcluster_a_failed_check_is_down_replaced_requeued():
     """A check finds a bad GPU: node out of service, job requeued elsewhere, node replaced once nothing runs there."""
     play = play_of("parallelcluster")
@@ -270,6 +279,15 @@ def test_a_prolog_that_failed_before_the_controller_knew_the_node_is_left_to_peo
     drained = {"drained": True, "drain_reason": "Prolog error", "failed_check": "its Prolog failed"}
     assert kinds(play.node("n9", **drained)) == []
     assert play.ns("n9") is NodeState.HEALTHY
+
+
+def test_a_failed_prologs_drain_is_returned_by_us_only_once_it_is_ours():
+    """The adapter would refuse to lift Slurm's own drain: the person is told so at once, as of anybody else's."""
+    play = play_of("parallelcluster")
+    drained = {"drained": True, "drain_reason": "Prolog error", "failed_check": "its Prolog failed"}
+    play.node("n9", **drained)
+    assert kinds(play.do(e.OperatorCommand, command=e.Command.RETURN, who="ada", why="", node="n9")) == []
+    assert "it was drained by somebody else (Prolog error)" in str(play.all)
 
 
 def test_parallelcluster_a_crash_stops():

@@ -8,7 +8,7 @@ from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.errors import EXIT_RESTART_ME
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import Exit, RankEnded
-from holdfast.launch.watch import AttemptWatch
+from holdfast.launch.watch import LEAVE_S, AttemptWatch
 from holdfast.model.cluster import JobKey
 
 
@@ -39,4 +39,23 @@ def test_a_rank_that_falls_over_on_its_way_out_is_no_fault(leaving: bool) -> Non
     aborted = RankEnded(attempt=0, rank=1, exit=Exit(signal=6), at=1.0)
     assert bool(watch.rank_ended(aborted, "n2")) is not leaving
     watch.rank_ended(RankEnded(attempt=0, rank=0, exit=Exit(code=EXIT_RESTART_ME), at=1.1), "n1")
+    assert watch.fallen(100.0, is_over=True) == []
     assert watch.outcome() == (Exit(code=EXIT_RESTART_ME) if leaving else Exit(signal=6))
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_rank_that_falls_over_before_anything_is_saved_is_a_fault(is_over: bool) -> None:
+    """Nobody says that the state is saved: the other rank is gone too, or hangs in a collective and is not waited for.
+
+    The leader is told of the fault by then, so that the engine ends the attempt and knows the cause.
+    """
+    watch = watching()
+    watch.leaving = True
+    aborted = RankEnded(attempt=0, rank=1, exit=Exit(signal=6), at=1.0)
+    assert watch.rank_ended(aborted, "n2") == []
+    assert watch.fallen(100.0) == []
+    assert watch.fallen(100.0 + (0.1 if is_over else LEAVE_S), is_over=is_over) == [(aborted, "n2")]
+    assert watch.fallen(200.0) == []
+    assert watch.rank_ended(aborted, "n2")
+    assert watch.outcome() == Exit(signal=6)
+    assert watch.cause == "rank 1 ended with signal 6"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import subprocess
@@ -23,6 +22,7 @@ import pytest
 from tests.cockpit.history import Recorded
 from tests.cockpit.served import run, served
 from tests.decide.play import KEY, NODES, S
+from tests.walks.login_node import holdfast
 
 from holdfast.adapters.journal import open_journal
 from holdfast.adapters.policy_files import packaged_presets
@@ -156,16 +156,6 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     asyncio.run(write())
     return path
-
-
-def holdfast(*words: str | Path) -> str:
-    """What a command prints."""
-    argv = [sys.executable, "-m", "holdfast.cli.main", *map(str, words)]
-    ran = subprocess.run(
-        argv, env={**os.environ, "COLUMNS": "140"}, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 def report(journal: Path, *words: str | Path) -> dict[str, Any]:

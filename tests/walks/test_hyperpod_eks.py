@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.walks.eks_site import DEEP, HEALTH, Site, eks_site
+from tests.walks.login_node import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -64,7 +65,6 @@ spec:
               limits:
                 nvidia.com/gpu: 8
 """
-_PORTS = iter(range(33001, 33100))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ class Training:
         self.saves = site.folder / "fsx" / name
         self.saves.mkdir(parents=True)
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-        text = JOB.format(name=name, port=next(_PORTS), trainer=TRAINER, folder=self.saves, path=path)
+        text = JOB.format(name=name, port=free_port(), trainer=TRAINER, folder=self.saves, path=path)
         site.kubectl("apply", "-f", "-", given=text)
 
     def iteration(self) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.walks.login_node import holdfast, process_of
 
 from holdfast.adapters.slurm.output import node_names
 from holdfast.lab.settings import LabSettings
@@ -111,14 +112,6 @@ def losses(text: str) -> dict[int, str]:
     }
 
 
-def holdfast(kept: Kept, *words: str) -> str:
-    """What an operator's command prints."""
-    assert kept.client is not None
-    env = {**os.environ, "HOLDFAST_TOKEN_FILE": f"{kept.folder}/controller/token", "COLUMNS": "160"}
-    argv = [sys.executable, "-m", "holdfast.cli.main", *words, "--url", str(kept.client.base_url)]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
 def filled(text: str, places: dict[str, object]) -> str:
     """Shell text has braces of its own."""
     for name, value in places.items():
@@ -156,15 +149,13 @@ class Job:
 
     def training_on(self, node: str) -> int:
         """The process of the training on a node, not torchrun's own."""
-        for process in psutil.process_iter():
-            try:
-                words, env = process.cmdline(), process.environ()
-            except psutil.Error:
-                continue
+        wanted = (node, self.id, str(self.lab.facts.conf))
+
+        def is_it(_: psutil.Process, words: list[str], env: dict[str, str]) -> bool:
             of = (env.get("SLURMD_NODENAME"), env.get("SLURM_JOB_ID"), env.get("SLURM_CONF"))
-            if of == (node, self.id, str(self.lab.facts.conf)) and words[1:2] != ["-m"] and str(TRAINER) in words[:3]:
-                return process.pid
-        raise AssertionError(f"no training of job {self.id} on {node}")
+            return of == wanted and words[1:2] != ["-m"] and str(TRAINER) in words[:3]
+
+        return process_of(f"training of job {self.id} on {node}", is_it).pid
 
 
 @pytest.mark.walk("W1.1")
@@ -183,7 +174,7 @@ def test_the_users_script_resumes_with_the_losses_of_an_undisturbed_run(slurm_la
         os.kill(job.training_on(second), signal.SIGKILL)
         slurm_lab.until_job(job.id, "COMPLETED", limit_s=LIMIT_S)
         kept.until(lambda: kept.state(job.id) == "completed", "completed")
-        told, seen = holdfast(kept, "job", job.id), kept.job(job.id)
+        told, seen = holdfast("job", job.id, kept=kept), kept.job(job.id)
         saves = [event for event in kept.events(job=job.id) if event["event"] == "checkpoint_saved"]
     calm = Job(slurm_lab, tmp_path / "calm")  # not beside the other: leases lapse where five trainings share two cores
     slurm_lab.until_job(calm.id, "COMPLETED", limit_s=LIMIT_S)

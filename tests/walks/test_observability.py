@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ import pytest
 import yaml
 from aiosmtpd.controller import Controller as MailServer
 from moto.server import ThreadedMotoServer
+from tests.walks.login_node import free_port
 
 from holdfast.adapters.emulated import devices
 from holdfast.adapters.emulated.faults import FAULTS, Hit
@@ -50,12 +50,6 @@ def program(*names: str) -> str:
     if found is None:
         pytest.skip(f"left out: {names[0]} is not installed (apt-get install prometheus prometheus-alertmanager)")
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
 
 
 def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.walks.login_node import holdfast, process_of
 
 from holdfast.adapters.emulated.faults import FAULTS, Hit
 from holdfast.adapters.emulated.layout import Devices
@@ -98,14 +99,11 @@ class Run:
 
     def rank_on(self, node: str) -> int:
         """The training's own process on a node."""
-        for process in psutil.process_iter():
-            try:
-                words, env = process.cmdline(), process.environ()
-            except psutil.Error:
-                continue
-            if env.get("SLURMD_NODENAME") == node and "RANK" in env and f"{self.folder}/text.txt" in words[:5]:
-                return process.pid
-        raise AssertionError(f"no training on {node}")
+
+        def is_it(_: psutil.Process, words: list[str], env: dict[str, str]) -> bool:
+            return env.get("SLURMD_NODENAME") == node and "RANK" in env and f"{self.folder}/text.txt" in words[:5]
+
+        return process_of(f"training on {node}", is_it).pid
 
     def closed(self, cause: str) -> dict[str, Any]:
         """The closed incident with this cause, as `holdfast incident ID --json` gives it."""
@@ -121,10 +119,7 @@ class Run:
 
     def command(self, *words: str) -> str:
         """What an operator's command prints."""
-        assert self.kept.client is not None
-        env = {**os.environ, "HOLDFAST_TOKEN_FILE": f"{self.kept.folder}/controller/token", "COLUMNS": "200"}
-        argv = [sys.executable, "-m", "holdfast.cli.main", *words, "--url", str(self.kept.client.base_url)]
-        return subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+        return holdfast(*words, kept=self.kept, columns=200)
 
     def timeline(self, incident: str) -> list[dict[str, Any]]:
         return list(json.loads(self.command("incident", incident, "--timeline", "--json"))["lines"])

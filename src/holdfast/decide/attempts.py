@@ -286,7 +286,7 @@ def attempt_ended(turn: Turn, event: e.AttemptEnded) -> None:
     job = turn.job(event.job)
     if job is None:
         return
-    record = next((a for a in reversed(job.attempts) if a.number == event.attempt), None)
+    record = job.numbered(event.attempt)
     if record is None:
         return
     if event.last_step is not None:

@@ -77,10 +77,7 @@ def _acts(finding: Finding) -> bool:
 
 def _concerns_recovery(turn: Turn, job: JobRecord, finding: Finding) -> bool:
     """Is it evidence about an attempt that an open incident has ended or is ending?"""
-    number = finding.attempt
-    attempt = next((a for a in reversed(job.attempts) if a.number == number), None) if number is not None else None
-    if attempt is None:
-        attempt = job.attempt
+    attempt = job.numbered(finding.attempt) or job.attempt
     return attempt is not None and attempt.incident in turn.state.incidents
 
 
@@ -93,7 +90,7 @@ def _job_fault(turn: Turn, job: JobRecord, finding: Finding) -> None:
     number = finding.attempt
     if number is None and current is not None and _older_by_time(job, finding) and len(job.attempts) > 1:
         number = job.attempts[-2].number
-    attempt = current if number is None else next((a for a in reversed(job.attempts) if a.number == number), None)
+    attempt = current if number is None else job.numbered(number)
     if attempt is None and number is not None:
         if current is None or number > current.number:
             incidents.remember(turn, about(job), finding)  # it overtook its attempt's start: see `overtook`
@@ -240,37 +237,35 @@ def node_gone(turn: Turn, name: str, evidence: str) -> None:
 
 
 def _lost(turn: Turn, name: str, evidence: str) -> Finding:
-    return Finding(
-        id=f"node.lost:{name}:{turn.seq}",
-        rule="node.lost",
-        at=turn.event.at,
-        domain=Domain.HARDWARE,
-        role=Role.ROOT,
-        severity=Severity.FATAL,
-        remedy=Remedy.REBOOT,
-        place=Place(node=name),
-        summary=f"{name} no longer runs: {evidence}",
-        fingerprint="node.lost",
-        evidence=(Evidence(EvidenceKind.HEARTBEAT, evidence[:200]),),
-    )
+    summary = f"{name} no longer runs: {evidence}"
+    said = Evidence(EvidenceKind.HEARTBEAT, evidence[:200])
+    return _of_node(turn, name, "node.lost", Severity.FATAL, Remedy.REBOOT, summary, said)
 
 
 def failed_check(turn: Turn, name: str, said: str) -> None:
     """The scheduler's own check of the node failed, so that it takes no work: evidence against the node."""
-    finding = Finding(
-        id=f"node.failed_check:{name}:{turn.seq}",
-        rule="node.failed_check",
+    summary = f"The scheduler took {name} out of service: {said}"
+    evidence = Evidence(EvidenceKind.SCHEDULER, said)
+    node_fault(turn, _of_node(turn, name, "node.failed_check", Severity.ERROR, Remedy.QUARANTINE, summary, evidence))
+
+
+def _of_node(
+    turn: Turn, name: str, rule: str, severity: Severity, remedy: Remedy, summary: str, evidence: Evidence
+) -> Finding:
+    """A fault of a node that this event shows."""
+    return Finding(
+        id=f"{rule}:{name}:{turn.seq}",
+        rule=rule,
         at=turn.event.at,
         domain=Domain.HARDWARE,
         role=Role.ROOT,
-        severity=Severity.ERROR,
-        remedy=Remedy.QUARANTINE,
+        severity=severity,
+        remedy=remedy,
         place=Place(node=name),
-        summary=f"The scheduler took {name} out of service: {said}",
-        fingerprint="node.failed_check",
-        evidence=(Evidence(EvidenceKind.SCHEDULER, said),),
+        summary=summary,
+        fingerprint=rule,
+        evidence=(evidence,),
     )
-    node_fault(turn, finding)
 
 
 def _lost_in_allocation(turn: Turn, name: str, evidence: str) -> None:

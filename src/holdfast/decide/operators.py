@@ -121,7 +121,8 @@ def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord, repair_by: Re
 
 def _return(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     """Take it back into service: the person vouches for it."""
-    if node.view.drained and not node.drained_by_us and not nodes.is_ours(node.view):
+    theirs = bool(node.view.failed_check) or not nodes.is_ours(node.view)  # only a quarantine makes Slurm's drain ours
+    if node.view.drained and not node.drained_by_us and theirs:
         reason = node.view.drain_reason or "no reason given"
         refuse(turn, event, f"it was drained by somebody else ({reason}); whoever did that returns it")
         return

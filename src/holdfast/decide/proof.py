@@ -50,7 +50,7 @@ def wait(turn: Turn, job: JobRecord, after_s: float) -> None:
 
 def step_done(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
     """A step was completed; of an older attempt it only tells how far that one had come."""
-    record = next((a for a in reversed(job.attempts) if a.number == attempt), None)
+    record = job.numbered(attempt)
     if record is None:
         return
     turn.touch(job)
@@ -82,8 +82,7 @@ def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> Non
     turn.touch(job)
     record = job.attempt
     is_current = record is not None and record.number == attempt
-    told = next((a for a in reversed(job.attempts) if a.number == attempt), None)
-    if told is not None:
+    if (told := job.numbered(attempt)) is not None:
         _step_before(turn, told, step)
     if record is not None and is_current and record.resumed_from is None and record.durable_step is None:
         _resumed_at(turn, job, step)  # nothing told where it began: no later than here

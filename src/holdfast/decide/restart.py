@@ -659,6 +659,8 @@ def _not_excluded(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o
 def _not_requeued(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
     """The scheduler will not requeue it. What still runs is left running; what has ended is given up."""
     reason = f"it could not be requeued: {why}"
+    if incident.diagnosis is None:
+        incidents.judge(turn, incident, job)  # a job that is held first is queued again before it is attributed
     if alive(job) and job.view.state not in ENDED:
         turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be requeued", why, job=job.key)
         incident.outcome = incidents.GIVEN_UP

@@ -393,6 +393,8 @@ class Leader:
             return
         stopped = watch.stop_asked and ((self.recovers and not self.observes) or bool(self._ending))
         at = time.time()
+        for report, node in watch.fallen(at, is_over=True):
+            self._rank_ended(watch, report, node)
         self.submit(*watch.fold.lines_due(at, is_urgent=True))
         stored = self.submit(watch.ended(at, stopped=stopped))
         self.run_soon(self._after_end(watch, stored))
@@ -568,6 +570,8 @@ class Leader:
             at, mono, watch = time.time(), time.monotonic(), self.watch
             if watch is not None and not watch.is_over:
                 self.submit(*watch.fold.lines_due(at))
+                for report, node in watch.fallen(at):
+                    self._rank_ended(watch, report, node)
                 self.submit(*(watch.judge_hang(at, mono, self._quiet_s(mono)) if self.can_judge() else ()))
                 if watch.wants_look and not self._is_looking:
                     self._is_looking = True

@@ -29,6 +29,8 @@ from holdfast.telemetry.stacks import Frame
 _UNHEARD_S = 2.5
 """A launcher beats every second or more often: after this long nothing that it last said of its ranks still holds."""
 _EVIDENCE_LINES = 6
+LEAVE_S = 5.0
+"""A rank that falls over when it was asked to leave is a fault unless another says in this time that it has saved."""
 
 
 class AttemptWatch:
@@ -62,9 +64,9 @@ class AttemptWatch:
         self.fold = AttemptFold(job, spec.attempt, event_id=event_id, source=source, restored=restored)
         self.is_over = False
         self.stop_asked = False
-        self.leaving = False
-        """Its ranks were asked to save and stop: one that falls over on its way out is no fault."""
         """We are ending it: what its ranks do now is no fault of theirs."""
+        self.leaving = False
+        """Its ranks were asked to save and stop: a fall on the way out is no fault, where the state is saved."""
         self.first_bad: RankEnded | None = None
         self._source = source
         self._event_id = event_id
@@ -73,6 +75,8 @@ class AttemptWatch:
         self._slowdown = slowdown
         self._bad_loss_told = False
         self._ends: dict[int | None, Exit] = {}
+        self._fallen: list[tuple[RankEnded, str]] = []
+        self._fallen_since: float | None = None
         self._nodes: dict[int, str] = {}
         """Where each rank's slot was read: of a command's ranks only that tells."""
 
@@ -113,13 +117,38 @@ class AttemptWatch:
         if report.rank is not None:
             self._rhythm.leave(report.rank)
         rule = exit_rule(exit_code=report.exit.code, signal=report.exit.signal)
-        if not rule or self.stop_asked or self.leaving or report.exit.code == EXIT_RESTART_ME:
+        if not rule or self.stop_asked or report.exit.code == EXIT_RESTART_ME:
+            return []
+        if self.leaving:
+            self._fallen.append((report, node))
             return []
         if self.first_bad is None:
             self.first_bad = report
         elif report.rank is None:
             return []  # the command ends because a rank below it has; that one is told already
         return [*self.fold.reached(report.at), self._found(self._exit_finding(report, rule, node))]
+
+    def fallen(self, at: float, *, is_over: bool = False) -> list[tuple[RankEnded, str]]:
+        """Ranks that fell over after they were asked to leave, once it is known that this was no way out.
+
+        The caller gives each, with its node, to `rank_ended` again, which takes it for a fault now.
+
+        Args:
+            at: seconds since the epoch; the first call after a rank fell over begins its `LEAVE_S`.
+            is_over: nothing of the attempt is left, so that nobody can say any more that the state is saved.
+        """
+        if not self._fallen or self._is_saved():
+            return []
+        if self._fallen_since is None:
+            self._fallen_since = at
+        if at - self._fallen_since < LEAVE_S and not is_over:
+            return []
+        self.leaving = False
+        due, self._fallen = self._fallen, []
+        return due
+
+    def _is_saved(self) -> bool:
+        return any(how.code == EXIT_RESTART_ME for how in self._ends.values())
 
     def _exit_finding(self, report: RankEnded, rule: str, node: str) -> Finding:
         summary = ""
@@ -303,7 +332,7 @@ class AttemptWatch:
 
         When it was asked to leave, one rank that says that the state is saved speaks for all.
         """
-        if self.leaving and any(how.code == EXIT_RESTART_ME for how in self._ends.values()):
+        if self.leaving and self._is_saved():
             return Exit(code=EXIT_RESTART_ME)
         if None in self._ends and not self._ends[None].is_success:
             command = self._ends[None]

@@ -179,6 +179,10 @@ class JobRecord(Struct, omit_defaults=True):
         """The newest attempt."""
         return self.attempts[-1] if self.attempts else None
 
+    def numbered(self, number: int | None) -> AttemptRecord | None:
+        """The attempt of this number."""
+        return next((attempt for attempt in reversed(self.attempts) if attempt.number == number), None)
+
     @property
     def name(self) -> str:
         """`1778(2)` of the newest attempt, `1778` before the first."""
