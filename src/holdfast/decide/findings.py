@@ -258,8 +258,8 @@ def _lost(turn: Turn, name: str, evidence: str) -> Finding:
 def failed_check(turn: Turn, name: str, said: str) -> None:
     """The scheduler's own check of the node failed, so that it takes no work: evidence against the node."""
     finding = Finding(
-        id=f"node.failed_check:{name}:{turn.seq}",
-        rule="node.failed_check",
+        id=f"{nodes.FAILED_CHECK}:{name}:{turn.seq}",
+        rule=nodes.FAILED_CHECK,
         at=turn.event.at,
         domain=Domain.HARDWARE,
         role=Role.ROOT,
@@ -267,7 +267,7 @@ def failed_check(turn: Turn, name: str, said: str) -> None:
         remedy=Remedy.QUARANTINE,
         place=Place(node=name),
         summary=f"The scheduler took {name} out of service: {said}",
-        fingerprint="node.failed_check",
+        fingerprint=nodes.FAILED_CHECK,
         evidence=(Evidence(EvidenceKind.SCHEDULER, said),),
     )
     node_fault(turn, finding)
