@@ -118,3 +118,24 @@ def test_what_does_not_count_is_blanked_in_place():
     lines.sieve(b"torn", now)
     lines.begin()
     assert lines.sieve(fresh, now) == fresh
+
+
+def test_a_line_of_last_year_is_not_taken_for_one_that_is_to_come(zone):
+    """A file that is never rotated: `Dec 30`, read in November, is eleven months old and no news."""
+    now = at("2026-11-25T12:00:00")
+    for stamp in ("Dec 30", "Jun  2", "Nov 27"):
+        line = f"{stamp} 12:00:00 n1 kernel: ".encode() + XID
+        assert not KernelLines(now, None).is_fresh(line, now), stamp
+    assert not KernelLines(now, None).is_fresh(b"2027-03-01T12:00:00Z n1 kernel: " + XID, now)
+
+
+def test_the_end_of_an_endless_line_is_no_line_of_its_own():
+    """What a program writes behind 64 KiB of its own line does not pass for the kernel's."""
+    now = at("2026-11-25T07:12:03")
+    fresh = b"2026-11-25T07:12:01Z n1 kernel: " + XID + b"\n"
+    lines = KernelLines(now, None)
+    start = b"2026-11-25T07:12:01Z n1 mytool: " + b"x" * CARRY_MAX
+    out = lines.sieve(start, now) + lines.sieve(fresh, now)
+    assert len(out) == len(start + fresh)
+    assert not out.strip()
+    assert lines.sieve(fresh, now) == fresh

@@ -400,3 +400,30 @@ def test_an_unknown_folder_holds_none(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_text("not what torch writes")
     (tmp_path / "sub").mkdir()
     assert recognise(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["step_1_rank99999999999.pt", "0/iter_0000100_99999999999_local.pt"])
+def test_a_hostile_rank_number_costs_no_memory(tmp_path: Path, name: str) -> None:
+    """A file that calls itself rank 99999999999 is one incomplete checkpoint, not a list of as many ranks."""
+    torch_file(tmp_path / name)
+    torch_file(tmp_path / name.replace("99999999999", "0"))
+    (found,) = recognise(tmp_path)
+    assert found.problem is not None
+    assert "1" in found.problem.path
+
+
+def test_the_rank_of_an_adapter_is_no_rank_of_the_job(tmp_path: Path) -> None:
+    """LoRA files are named by their matrices' rank: where no file is of rank 0, each is a whole checkpoint."""
+    for name in ("lora_rank16_step100.pt", "lora_rank16_step200.pt", "lora_rank8_step200.pt"):
+        torch_file(tmp_path / name)
+    found = recognise(tmp_path)
+    assert [(one.step, one.path.name) for one in found] == [
+        (200, "lora_rank8_step200.pt"),
+        (200, "lora_rank16_step200.pt"),
+        (100, "lora_rank16_step100.pt"),
+    ]
+    assert all(one.ok for one in found)
+    folders = tmp_path / "steps"
+    for step in (100, 200):
+        torch_file(folders / f"step_{step}" / "adapter_rank32.pt")
+    assert [(one.step, one.ok) for one in recognise(folders)] == [(200, True), (100, True)]

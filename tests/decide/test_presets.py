@@ -10,7 +10,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import RecoverySpec, SchedulerState
 from holdfast.model.evidence import Domain, EvidenceKind, Remedy
-from holdfast.model.policy import PolicySet
+from holdfast.model.policy import Brake, NodeRules, PolicySet
 from holdfast.model.policy_toml import parse_policy
 from holdfast.model.records import JobState, NodeState
 
@@ -263,6 +263,26 @@ def test_a_failed_prolog_is_left_to_people_where_policy_observes():
     assert play.ns() is NodeState.SUSPECT
     play.node("n2", drained=False, drain_reason="", failed_check="")
     assert play.ns() is NodeState.HEALTHY
+
+
+def test_a_prolog_that_fails_everywhere_meets_the_brake_and_whoever_resumes_the_nodes_wins():
+    """A broken Prolog script drains a fleet at once: few nodes are fenced, and none that a person took back meanwhile."""
+    play = Play(node=NodeRules(failed_prolog_is_a_fault=True), brake=Brake())
+    names = [f"n{number}" for number in range(1, 21)]
+    play.nodes(*names)
+    drained = {"drained": True, "drain_reason": "Prolog error", "failed_check": "its Prolog failed"}
+    for name in names:
+        play.node(name, **drained)
+    fenced = [order.node for order in play.opened(o.QuarantineNode)]
+    assert 0 < len(fenced) < 6
+    for name in names:
+        play.node(name, drained=False, drain_reason="", failed_check="")
+    assert [name for name in names if play.ns(name) is not NodeState.HEALTHY] == fenced
+    assert "brake:gpu" not in play.engine.state.timers
+    play.node("n19", **drained)
+    play.xid("n19", 79)
+    play.node("n19", drained=False, drain_reason="", failed_check="")
+    assert play.ns("n19") is not NodeState.HEALTHY, "the Xid still stands"
 
 
 def test_a_failed_prolog_is_left_to_people_unless_policy_says_that_it_counts():

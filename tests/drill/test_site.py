@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +13,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from holdfast.adapters.clock import SystemClock
 from holdfast.cli.drill import TABLE, app
 from holdfast.cli.drill_site import site_of
 from holdfast.drill.campaign import CampaignSettings, job_for
 from holdfast.drill.queues import SlurmQueue
 from holdfast.drill.scenario import find
-from holdfast.drill.site import fitted, lacking_on_site
+from holdfast.drill.site import SiteStage, fitted, lacking_on_site
 from holdfast.drill.site_settings import SiteConfig, SiteSettings
 from holdfast.drill.submission import batch_script, container, pytorch_job
 from holdfast.drill.training import TrainingJob
-from holdfast.errors import ConfigError, UsageError
+from holdfast.errors import ConfigError, LinkError, TemporaryOrderError, UsageError
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Remedy
 
@@ -94,6 +97,98 @@ def test_a_job_is_cancelled_before_it_is_killed(tmp_path: Path, monkeypatch: pyt
     asyncio.run(queue.cancel("7"))
     kill = "--signal=KILL --full 7"
     assert given == ["7", kill, kill, "7", kill]
+
+
+def test_a_job_is_ended_though_slurmctld_is_away_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer does not say that the job is over: it is asked again, and cancelled again."""
+    queue, answers = SlurmQueue(SiteConfig(), tmp_path, None), ["away", "away", "RUNNING", ""]
+    given: list[str] = []
+
+    async def run(argv: Sequence[str], **_: object) -> bytes:
+        if argv[0] == "squeue":
+            if answers[0] == "away":
+                answers.pop(0)
+                raise TemporaryOrderError("unable to contact slurm controller")
+            return answers.pop(0).encode()
+        given.append(" ".join(argv[1:]))
+        return b""
+
+    monkeypatch.setattr(queue._tool, "run", run)
+    asyncio.run(queue.cancel("7"))
+    assert given.count("7") == 3
+    assert not answers
+
+
+class FakeQueue:
+    """A scheduler that answers late, and refuses to end one job."""
+
+    breaker = None
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.said: list[str] = []
+
+    async def submit(self, job: TrainingJob) -> str:
+        self.asked.set()
+        await self.answer.wait()
+        return "8"
+
+    async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
+        self.said.append(job)
+        if job == "7":
+            raise LinkError("job 7 did not end")
+
+    async def close(self) -> None:
+        self.said.append("closed")
+
+
+def test_ctrl_c_while_a_job_is_submitted_leaves_none(tmp_path: Path) -> None:
+    """The scheduler has it already and its number comes later: it is ended. One that cannot be ended is told of."""
+
+    async def body() -> FakeQueue:
+        stage, queue = SiteStage(SiteSettings(config=SiteConfig(), scheduler="slurm"), SystemClock()), FakeQueue()
+        stage._queue, stage._mine = queue, {JobKey("slurm", "7")}
+        submitting = asyncio.create_task(stage.submit(TrainingJob()))
+        await queue.asked.wait()
+        submitting.cancel()
+        await asyncio.sleep(0)
+        queue.answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+        with pytest.raises(LinkError, match="job 7"):
+            await stage.close()
+        return queue
+
+    said = asyncio.run(body()).said
+    assert sorted(said) == ["7", "8", "closed"]
+    assert said[-1] == "closed"
+
+
+SLEEPER = """
+import asyncio
+from holdfast.cli import drill
+drill._end_in_order()
+async def main():
+    print("up", flush=True)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0)
+        print("ended", flush=True)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_time_limit_ends_a_drill_as_ctrl_c_does(number: signal.Signals) -> None:
+    """`timeout 600 holdfast drill run`, or a terminal that is gone: what was started is ended first."""
+    process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=60)[0] == "ended\n"
 
 
 def test_a_pytorchjob_has_the_sites_image_and_volume() -> None:

@@ -217,6 +217,13 @@ def test_every_sentence_of_a_story_and_of_a_diagnosis_has_a_japanese_form() -> N
         assert sorted(re.findall(r"\d+", told)) == sorted(re.findall(r"\d+", said))
 
 
+def test_a_text_of_colons_does_not_end_a_report() -> None:
+    """A hostile line (a job's name, a person's reason) is told as it is, however often it looks like a sentence."""
+    hostile = "a: " * 5000 + "{0.__class__} <b>"
+    assert Words(language="ja").tell(f"18:04:07Z Job 7(0): {hostile}", 1.0e9).endswith("{0.__class__} <b>")
+    assert Words(language="ja").say(hostile) == hostile
+
+
 def test_times_in_a_zone() -> None:
     """The same moment in UTC, Tokyo, and New York on either side of the change of clocks."""
     assert Words().time(BEGIN) == "2023-11-14 22:13:20.000 UTC"

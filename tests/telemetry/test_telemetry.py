@@ -2,12 +2,14 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
+import zlib
 
 import pytest
 
-from holdfast.telemetry.slot import read_slot, request_evacuate
+from holdfast.telemetry.slot import SlotForeignError, SlotTornError, read_slot, request_evacuate
 from holdfast.telemetry.stacks import parse_faulthandler
 
 
@@ -43,6 +45,50 @@ telemetry.step_begin(200)
     assert view.start_mono <= view.opened_mono <= view.step_end_mono <= view.step_begin_mono
     assert 0 <= view.opened_wall - view.start_wall < 30
     assert abs((view.opened_wall - view.start_wall) - (view.opened_mono - view.start_mono)) < 0.1
+
+
+def page_of(version, words):
+    """A slot as an earlier Holdfast wrote it; words: the step record without its check sum."""
+    head = struct.pack("=8sII7q4d", b"HFSLOT\r\n", version, 4096, 4711, 5, 1, 8, 2, 3, 0, 50.0, 5.0, 51.0, 6.0)
+    step = struct.pack("=2q2dq2dq3d3qd2qd", *words)
+    checkpoint = struct.pack("=2q2dq2d", 1, 90, 95.0, 10.0, 80, 96.0, 11.0)
+    page = bytearray(4096)
+    for offset, record, form in ((0, head, "=I"), (512, step, "=q"), (896, checkpoint, "=q")):
+        whole = record + struct.pack(form, zlib.crc32(record))
+        page[offset : offset + len(whole)] = whole
+    page[1024:1040] = struct.pack("=2d", 0.5, 0.25)
+    return page
+
+
+STEP_OF_2 = (7, 3, 52.0, 7.0, 101, 60.0, 15.0, 100, 59.0, 14.0, 0.25, 2, 64, 512, 1.5, 1, 4, 2.0)
+
+
+def test_a_rank_of_an_earlier_holdfast_is_still_read(tmp_path):
+    """A job that began under version 2 of the page is read in full, without accuracy, and can be asked to leave."""
+    path = tmp_path / "rank-00005.slot"
+    path.write_bytes(page_of(2, STEP_OF_2))
+    view = read_slot(path)
+    assert (view.pid, view.rank, view.local_rank, view.world_size, view.attempt, view.epoch) == (4711, 5, 1, 8, 2, 3)
+    assert (view.phase, view.step_begun, view.step_ended, view.steps) == ("train", 101, 100, 2)
+    assert (view.samples, view.tokens, view.loss, view.accuracy) == (64, 512, 1.5, None)
+    assert (view.saves, view.saves_s, view.step_s_last, view.step_s_recent) == (4, 2.0, 0.25, (0.5, 0.25))
+    assert (view.checkpoint_staged, view.checkpoint_durable, view.writes, view.evacuate) == (90, 80, 8, False)
+    request_evacuate(tmp_path)
+    assert read_slot(path).evacuate
+
+
+def test_an_earlier_page_that_is_damaged_or_of_another_version_is_refused(tmp_path):
+    """A torn record of version 2 gives no numbers; a page of version 1 or 4 is named as such."""
+    path = tmp_path / "rank-00005.slot"
+    torn = page_of(2, STEP_OF_2)
+    torn[600] ^= 1
+    path.write_bytes(torn)
+    with pytest.raises(SlotTornError):
+        read_slot(path)
+    for version in (1, 4):
+        path.write_bytes(page_of(version, STEP_OF_2))
+        with pytest.raises(SlotForeignError, match=f"version {version}, this Holdfast reads 2 and 3"):
+            read_slot(path)
 
 
 def test_what_saves_cost_the_training_is_added_up(start):

@@ -5,6 +5,11 @@ The programs themselves are compiled and broken in tests/walks/test_validation.p
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from holdfast.validate import tool_runs
@@ -24,6 +29,19 @@ def test_without_the_tools_a_step_is_not_applicable(monkeypatch: pytest.MonkeyPa
         ("openmp.run", Verdict.ABSENT, "there is no C compiler (CC, cc, gcc, clang)"),
         ("mpi.run", Verdict.ABSENT, "there is no mpicc and no mpiexec on the PATH"),
     ]
+
+
+def test_where_temporary_files_may_not_be_run_the_node_is_not_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/tmp mounted noexec, as hardened nodes have it: not applicable, and the item says what to do."""
+    monkeypatch.setattr(tool_runs, "where", lambda name, _folder="": name)
+    monkeypatch.setattr(tool_runs, "run", lambda *_: pytest.fail("nothing is compiled"))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (found,) = openmp(Options())
+    assert (found.name, found.verdict) == ("openmp.run", Verdict.ABSENT)
+    assert found.why == f"{tmp_path} is mounted noexec: set TMPDIR to another folder"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from datetime import datetime
 
 HISTORY_S = 600.0
 """A line whose own time is longer ago than this is history, unless it came while no agent read the file."""
+AHEAD_S = 86400.0
+"""A stamp that lies further ahead is of an earlier year, or of a clock that was wrong."""
 STAMP_S = 1.0
 """A stamp without fractions is up to so much earlier than the line."""
 CARRY_MAX = 1 << 16
@@ -33,7 +35,8 @@ def written_at(line: bytes, now: float) -> float | None:
 
     Args:
         line: as it stands in the file.
-        now: Unix seconds; of the times that a stamp without year or zone may mean, the nearest to it is taken.
+        now: Unix seconds; of the times that a stamp without year or zone may mean, the nearest to it is taken, of those
+            that are not to come.
     """
     found = _KERNEL.match(line)
     if found is None:
@@ -51,7 +54,7 @@ def written_at(line: bytes, now: float) -> float | None:
         with contextlib.suppress(ValueError, OverflowError, OSError):  # 29 February of another year, a 61st second
             read = datetime.fromisoformat(text)
             times += [read.timestamp(), read.replace(fold=1).timestamp()]
-    return min(times, key=lambda one: abs(one - now), default=None)
+    return min((one for one in times if one <= now + AHEAD_S), key=lambda one: abs(one - now), default=None)
 
 
 class KernelLines:
@@ -68,6 +71,7 @@ class KernelLines:
         self._away_since = away_since
         self._booted_at = booted_at - STAMP_S
         self._carry = b""
+        self._is_endless = False
 
     @property
     def pending(self) -> int:
@@ -77,14 +81,20 @@ class KernelLines:
     def begin(self) -> None:
         """What comes next is of another file."""
         self._carry = b""
+        self._is_endless = False
 
     def sieve(self, data: bytes, now: float) -> bytes:
         """The whole lines of all that came so far; all others are blanked, so that places in the file stay right."""
         *lines, self._carry = (self._carry + data).split(b"\n")
+        out = []
+        for line in lines:
+            is_kept = not self._is_endless and self.is_fresh(line, now)
+            self._is_endless = False
+            out.append((line if is_kept else b" " * len(line)) + b"\n")
         if len(self._carry) > CARRY_MAX:
-            lines.append(self._carry[:-1])
-            self._carry = b""
-        return b"".join((line if self.is_fresh(line, now) else b" " * len(line)) + b"\n" for line in lines)
+            out.append(b" " * (len(self._carry) - 1) + b"\n")
+            self._carry, self._is_endless = b"", True
+        return b"".join(out)
 
     def is_fresh(self, line: bytes, now: float) -> bool:
         """Is it the kernel's, and news?"""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import shutil
+import signal
 import tempfile
 from enum import StrEnum
 from importlib import resources
@@ -176,6 +177,7 @@ def run(
         verbose=verbose,
     )
 
+    _end_in_order()
     finished = asyncio.run(
         run_campaign(
             scenarios,
@@ -192,6 +194,13 @@ def run(
         screen.say(f"results and logs: {folder}", err=True)
     if not finished.passed:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _end_in_order() -> None:
+    """A time limit's SIGTERM, and a terminal that is gone, end the drill's job as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup's choice stays
+            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def _leave(finished: DrillRun, *, junit: Path | None, json: bool) -> None:

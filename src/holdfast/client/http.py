@@ -466,6 +466,9 @@ class Client:
         return self._run(self._client.command(command, **fields))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            work.close()
+            raise RuntimeError("this client is closed: make another one")
         if not self._thread.is_alive():
             self._thread.start()
         waiting = asyncio.run_coroutine_threadsafe(work, self._loop)

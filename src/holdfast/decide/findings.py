@@ -246,7 +246,7 @@ def failed_check(turn: Turn, name: str, said: str) -> None:
     """The scheduler's own check of the node failed, so that it takes no work: evidence against the node."""
     summary = f"The scheduler took {name} out of service: {said}"
     evidence = Evidence(EvidenceKind.SCHEDULER, said)
-    node_fault(turn, _of_node(turn, name, "node.failed_check", Severity.ERROR, Remedy.QUARANTINE, summary, evidence))
+    node_fault(turn, _of_node(turn, name, nodes.FAILED_CHECK, Severity.ERROR, Remedy.QUARANTINE, summary, evidence))
 
 
 def _of_node(

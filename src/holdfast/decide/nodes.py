@@ -21,6 +21,8 @@ from holdfast.model.records import BrakeRecord, IncidentRecord, Mark, NodeRecord
 OWN_REASON = "[holdfast]"
 """Prefix of the drain reasons that we set, and the only ones that we lift."""
 _WAITING = frozenset({NodeState.SUSPECT, NodeState.QUARANTINED, NodeState.DRAINING})
+FAILED_CHECK = "node.failed_check"
+"""The rule of a node that the scheduler drained for a failed check of its own."""
 LOST_ALONE = "it did not come back with the others of its domain"
 
 
@@ -99,7 +101,10 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
             node.drained_by_us = True  # seen before the order's outcome: whoever lifts it now lifts ours
     elif old.drained:
         ours = same_machine and node.drained_by_us and not _being_returned(turn, node)
-        theirs = phase(node) is NodeState.SUSPECT and (not node.incident or _is_observed(turn, node))
+        lifted = bool(old.failed_check) and set(node.findings) == {
+            FAILED_CHECK
+        }  # the whole case, and the brake holds it
+        theirs = phase(node) is NodeState.SUSPECT and (not node.incident or lifted or _is_observed(turn, node))
         if ours or (theirs and not node.drained_by_us):
             _resumed_by_person(turn, node)
             return True

@@ -24,7 +24,7 @@ from holdfast.drill.ports import FaultPort
 from holdfast.drill.site_settings import SiteConfig
 from holdfast.drill.submission import IN_EVERY_JOB, batch_script, comment, container, pytorch_job
 from holdfast.drill.training import TrainingJob
-from holdfast.errors import LinkError, NotFoundError, OrderError
+from holdfast.errors import LinkError, NotFoundError, OrderError, TemporaryOrderError
 from holdfast.model.cluster import ENDED, JobKey, RecoverySpec
 
 _POLL_S = 0.2
@@ -95,6 +95,8 @@ class SlurmQueue:
     async def _state(self, job: str) -> str:
         try:
             return (await self._tool.text(["squeue", "-h", "-j", job, "-o", "%T"])).strip()
+        except TemporaryOrderError:
+            return "UNKNOWN"  # slurmctld is away: whoever waits asks again
         except OrderError:
             return ""  # forgotten already
 

@@ -8,6 +8,7 @@ scheduler answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -89,16 +90,21 @@ class SiteStage:
             self._queue = LocalQueue(settings.config, Path(settings.place))
 
     async def close(self) -> None:
-        """End the jobs that were submitted here, and let go of the site."""
+        """End the jobs that were submitted here, and let go of the site.
+
+        Raises:
+            LinkError: a job cannot be ended; all others are.
+        """
         queue, self._queue = self._queue, None
-        if queue is not None:
-            for key in self._mine:
-                await queue.cancel(key.id)
-            self._mine.clear()
-            await queue.close()
         eyes, self._eyes = self._eyes, None
-        if eyes is not None:
-            await eyes.close()
+        async with contextlib.AsyncExitStack() as ending:  # each is tried, whatever becomes of the one before it
+            if eyes is not None:
+                ending.push_async_callback(eyes.close)
+            if queue is not None:
+                ending.push_async_callback(queue.close)
+                for key in self._mine:
+                    ending.push_async_callback(queue.cancel, key.id)
+            self._mine = set()
 
     async def submit(self, job: TrainingJob) -> JobKey:
         """Queue the job; returns its key once the controller sees it.
@@ -108,8 +114,7 @@ class SiteStage:
         """
         if self._queue is None:
             raise LinkError("the site is not open")
-        name = await self._queue.submit(job)
-        self._mine.add(JobKey(self.cluster_name, name))
+        name = await self._submitted(self._queue, job)
         deadline = self._clock.monotonic() + _KNOWN_S
         while self._clock.monotonic() < deadline:
             try:
@@ -119,6 +124,16 @@ class SiteStage:
                 pass
             await asyncio.sleep(_POLL_S)
         raise LinkError(f"the controller at {self._settings.url} sees no job {name}: does it keep this cluster?")
+
+    async def _submitted(self, queue: Queue, job: TrainingJob) -> str:
+        """Queue it. Ctrl-C meanwhile waits for the scheduler's answer, so that no job is left that nobody ends."""
+        asking = asyncio.ensure_future(queue.submit(job))
+        try:
+            await asyncio.shield(asking)
+        finally:
+            name = await asking
+            self._mine.add(JobKey(self.cluster_name, name))
+        return name
 
     async def cancel(self, key: JobKey, *, limit_s: float = 60.0) -> None:
         """See StagePort."""

@@ -38,6 +38,8 @@ NAMES = {"job", "node"}
 """Fields for a name, which has no spaces."""
 AS_WRITTEN = {"holder", "table", "why"}
 """Fields that no language changes: what others named or said."""
+DEPTH_MAX = 8
+"""A sentence inside a sentence: deeper, it is somebody's text and no sentence of a story."""
 _LINE = re.compile(r"(\d\d):(\d\d):(\d\d)Z (.*)", re.DOTALL)
 """A line of a story: its time of day in UTC, its sentence."""
 OPENINGS = {"Seen", "Diagnosis", "recovered"}
@@ -84,17 +86,17 @@ class Words(Struct, frozen=True):
             clock = f"{hours:02}:{rest // 60:02}:{rest % 60:02} {moment.tzname()}"
         return f"{clock} {self._told(found[4])}"
 
-    def _told(self, sentence: str) -> str:
+    def _told(self, sentence: str, depth: int = 0) -> str:
         table = STORIES[self.language]
-        if not table or sentence in table:
+        if not table or sentence in table or depth == DEPTH_MAX:
             return table.get(sentence, sentence)
         subject = _SUBJECT.fullmatch(sentence)
         if subject is not None and subject[2] not in OPENINGS:
-            return f"{self.say('Job') + ' ' if subject[1] else ''}{subject[2]}: {self._told(subject[3])}"
+            return f"{self.say('Job') + ' ' if subject[1] else ''}{subject[2]}: {self._told(subject[3], depth + 1)}"
         for pattern, form in _templates(self.language, "tell"):
             found = pattern.fullmatch(sentence)
             if found is not None:
-                values = {name: self._told(value) for name, value in found.groupdict().items()}
+                values = {name: self._told(value, depth + 1) for name, value in found.groupdict().items()}
                 if "nodes" in values:
                     values["nodes"] = values["nodes"].replace(" and ", ", ")
                 return form.format(**values)

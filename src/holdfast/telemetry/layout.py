@@ -2,7 +2,8 @@
 
 Used by `writer` (in the training process) and `slot` (the launcher and the agent). Nothing here reads
 a clock or a file. Byte order and word size are the machine's own: a slot is read on the node that
-writes it, and `MAGIC` with `VERSION` refuses anything else.
+writes it, and `MAGIC` with `VERSION` refuses anything else. A reader takes `OLDER_VERSION` as well: a job that runs
+keeps the version that it began with while the agent beside it is upgraded.
 
 How a reader gets a whole record from a writer that takes no lock: each record exists twice. Write
 number n goes to copy n & 1 and carries n as its first word and a CRC-32 of the other words as its last.
@@ -22,6 +23,8 @@ from struct import Struct
 
 MAGIC = b"HFSLOT\x0d\x0a"
 VERSION = 3
+OLDER_VERSION = 2
+"""Its step record lacks the words of accuracy; all else is the same."""
 SLOT_BYTES = 4096
 
 # magic, version, size, pid, rank, local_rank, world_size, attempt, epoch, stack signal (0: not armed),

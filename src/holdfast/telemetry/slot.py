@@ -14,6 +14,7 @@ from zlib import crc32
 from holdfast.telemetry import layout as at
 
 _STEP = Struct("=2q2dq2dq3d3qd2q2d2q")
+_OLDER_STEP = Struct("=2q2dq2dq3d3qd2qdq")
 _CHECKPOINT = Struct("=2q2dq2dq")
 _RING = Struct(f"={at.RING_ENTRIES}d")
 # A reader copies a page in about a microsecond; to miss both copies of a record this often in a row, the writer
@@ -102,8 +103,8 @@ def read_slot(path: str | Path) -> SlotView:
     path = Path(path)
     for _ in range(_READ_ATTEMPTS):
         page = _page(path)
-        header = _header(path, page)
-        step = _newest(page, at.STEP_OFFSETS, _STEP)
+        version, header = _header(path, page)
+        step = _step(page, version)
         checkpoint = _newest(page, at.CHECKPOINT_OFFSETS, _CHECKPOINT)
         if step is not None and checkpoint is not None:
             return _view(path, page, header, step, checkpoint)
@@ -130,14 +131,23 @@ def _page(path: Path) -> bytes:
     return page
 
 
-def _header(path: Path, page: bytes) -> tuple[int | float, ...]:
+def _header(path: Path, page: bytes) -> tuple[int, tuple[int | float, ...]]:
+    """The version, and the words behind magic, version and size."""
     _, version, size, *rest = at.HEADER.unpack_from(page)
-    if (version, size) != (at.VERSION, at.SLOT_BYTES):
-        raise SlotForeignError(f"{path}: telemetry slot of version {version}, this Holdfast reads {at.VERSION}")
+    if version not in {at.OLDER_VERSION, at.VERSION} or size != at.SLOT_BYTES:
+        known = f"{at.OLDER_VERSION} and {at.VERSION}"
+        raise SlotForeignError(f"{path}: telemetry slot of version {version}, this Holdfast reads {known}")
     (crc,) = at.HEADER_CRC.unpack_from(page, at.HEADER.size)
     if crc != crc32(page[: at.HEADER.size]):
         raise SlotTornError(f"{path}: the header is damaged")
-    return tuple(rest)
+    return version, tuple(rest)
+
+
+def _step(page: bytes, version: int) -> tuple[int | float, ...] | None:
+    if version == at.VERSION:
+        return _newest(page, at.STEP_OFFSETS, _STEP)
+    older = _newest(page, at.STEP_OFFSETS, _OLDER_STEP)
+    return None if older is None else (*older[:-1], 0.0, 0, older[-1])
 
 
 def _newest(page: bytes, offsets: tuple[int, ...], words: Struct) -> tuple[int | float, ...] | None:

@@ -1,8 +1,8 @@
 """Steps `openmp` and `mpi`: a small program is compiled on this node, run, and its result compared with the known one.
 
-The sources are `compiled/*.c`. Without a compiler, or without mpicc and mpiexec, the step is not applicable. MPI runs
-two ranks on this node alone, started without the scheduler's variables, so that it does not become a step of the job.
-Time: that of the compiler and of the program, each with its limit.
+The sources are `compiled/*.c`. Without a compiler, without mpicc and mpiexec, or where temporary files may not be run,
+the step is not applicable. MPI runs two ranks on this node alone, started without the scheduler's variables, so that it
+does not become a step of the job. Time: that of the compiler and of the program, each with its limit.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ def _built(
 ) -> list[Item]:
     """Compile, run, judge."""
     with tempfile.TemporaryDirectory(prefix=f"holdfast-{name}-") as folder:
+        if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            return [absent(f"{name}.run", f"{Path(folder).parent} is mounted noexec: set TMPDIR to another folder")]
         program = str(Path(folder) / name)
         source = str(SOURCES / f"{name}.c")
         done = tool_runs.run((*compiler, "-O1", source, "-o", program), COMPILE_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.files import BAD
 from holdfast.checkpoint.layouts.contents import TORCH_SUFFIXES, check_file, is_torch_file, read_text
 from holdfast.checkpoint.layouts.distributed import METADATA_NAME, check_distributed, is_distributed
-from holdfast.checkpoint.layouts.ranks import RankFiles, local_saves, ranked_files
+from holdfast.checkpoint.layouts.ranks import RankFiles, are_ranks, local_saves, ranked_files
 from holdfast.checkpoint.manifest import Problem, Verdict
 
 __all__ = ["LAYOUTS", "ForeignCheckpoint", "recognise", "verify_foreign"]
@@ -326,16 +326,20 @@ def _files(root: Path) -> list[ForeignCheckpoint] | None:
     if not files:
         inside = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", BAD))]
         steps = [(step, path) for path in inside if (step := _told_step(path.name)) is not None]
-        return [_step_folder(path, step) for step, path in steps if _is_begun(path) or _torch_files(path)] or None
-    groups = [RankFiles(name, _named_step(name), copies, (), gone) for name, copies, gone in ranked_files(files)]
+        parts = {path: _torch_files(path) for _, path in steps}
+        by_rank = are_ranks(part for inside in parts.values() for part in inside)
+        kept = [(step, path) for step, path in steps if parts[path] or _is_begun(path)]
+        return [_step_folder(path, step, parts[path] if by_rank else ()) for step, path in kept] or None
+    ranked_by_name = ranked_files(files) if are_ranks(files) else ()
+    groups = [RankFiles(name, _named_step(name), copies, (), gone) for name, copies, gone in ranked_by_name]
     ranked = {path for group in groups for (path,) in group.copies.values()}
     found = [_make(path, "torch", _named_step(path.stem)) for path in files if path not in ranked]
     return [*found, *(_of_ranks(root, "torch", group) for group in groups)]
 
 
-def _step_folder(path: Path, step: int) -> ForeignCheckpoint:
-    """A folder of torch's files; where they are named by rank, none may be missing from 0 to the highest."""
-    gone = next((problem for *_, problem in ranked_files(_torch_files(path)) if problem is not None), None)
+def _step_folder(path: Path, step: int, by_rank: Sequence[Path]) -> ForeignCheckpoint:
+    """A folder of torch's files; of those that are named by rank none may be missing from 0 to the highest."""
+    gone = next((problem for *_, problem in ranked_files(by_rank) if problem is not None), None)
     return _make(path, "torch", step, gone)
 
 

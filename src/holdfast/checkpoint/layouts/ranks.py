@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.manifest import Problem
 
-__all__ = ["RankFiles", "local_saves", "ranked_files"]
+__all__ = ["RankFiles", "are_ranks", "local_saves", "ranked_files"]
 
 _LOCAL = re.compile(r"iter_(\d{7,})_(\d+)_local(\.dirty)?\.pt")
 _RANKED = re.compile(r"(?<![A-Za-z])rank[_-]?(\d+)(?!\d)")
@@ -74,7 +75,9 @@ def _session(root: Path) -> list[RankFiles]:
             copies = whole.setdefault(step, {}).setdefault(rank, [])
             copies.insert(0 if rank == owner else len(copies), path)
             held.setdefault(owner, set()).add(step)
-    ranks = _gapless({*folders, *(rank for copies in whole.values() for rank in copies)})
+    # A node's own disk begins with any rank.
+    ranks = {*folders, *(rank for copies in whole.values() for rank in copies)}
+    ranks |= {gap} if (gap := _gap(ranks, min(ranks, default=0))) is not None else set()
     found = []
     for step in sorted({*whole, *torn}):
         have = whole.get(step, {})
@@ -102,6 +105,11 @@ def _had_fewer_ranks(step: int, absent: Iterable[int], held: dict[int, set[int]]
     )
 
 
+def are_ranks(files: Iterable[Path]) -> bool:
+    """Are numbers behind "rank" those of a job's ranks? `lora_rank16.pt` is none's: then nothing is of rank 0."""
+    return any(int(match[1]) == 0 for path in files if (match := _RANKED.search(path.name)) is not None)
+
+
 def ranked_files(files: Iterable[Path]) -> list[tuple[str, dict[int, tuple[Path, ...]], Problem | None]]:
     """Files named by their rank, as (name with * for the rank, rank -> its file, what is missing); others are left out.
 
@@ -116,7 +124,8 @@ def ranked_files(files: Iterable[Path]) -> list[tuple[str, dict[int, tuple[Path,
     found = []
     before: set[int] = set()
     for name, have in sorted(groups.items(), key=lambda group: _digits(group[0])):
-        absent = sorted({*range(max(have) + 1), *before} - set(have))
+        gap = _gap(set(have), 0)
+        absent = sorted({*before, *([] if gap is None else [gap])} - set(have))
         problem = None
         if absent:
             problem = Problem("missing_file", name.replace("*", str(absent[0])), "missing")
@@ -130,6 +139,7 @@ def _digits(name: str) -> tuple[list[int], str]:
     return [int(number) for number in re.findall(r"\d+", name)], name
 
 
-def _gapless(ranks: set[int]) -> set[int]:
-    """With those between the lowest and the highest: a node's own disk begins with any rank."""
-    return set(range(min(ranks), max(ranks) + 1)) if ranks else set()
+def _gap(ranks: set[int], first: int) -> int | None:
+    """The lowest rank from `first` on that is not there, though a higher one is. A name may hold any number."""
+    gap = next(number for number in count(first) if number not in ranks)
+    return gap if gap < max(ranks, default=-1) else None
