@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "follow-a-job.ipynb"
 LIMIT_S = 120.0
-STEPS = 120
+STEPS = 250
 
 
 def code_cells() -> list[str]:
@@ -40,9 +40,10 @@ def code_cells() -> list[str]:
     return ["".join(cell["source"]) for cell in code]
 
 
-def kill_a_rank(work: Path, killed: list[int]) -> None:
-    """Once the job has saved and trains on: SIGSEGV for the training process of rank 1."""
+def kill_a_rank(work: Path, cluster: TestCluster, killed: list[int]) -> None:
+    """Once the job has saved, has points of its first attempt and trains on: SIGSEGV for the training process of rank 1."""
     wait_until(lambda: scan(work / "checkpoints"), "a checkpoint of the notebook's job", limit_s=LIMIT_S)
+    wait_until(lambda: has_points(cluster), "points of steps and losses", limit_s=LIMIT_S)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             mine = process.cwd() == str(work) and process.environ().get("RANK") == "1"
@@ -65,7 +66,7 @@ def test_the_notebook_submits_follows_and_queries_as_data_frames(
             train = NOTEBOOK.parent.parent / "gpt" / "train.py"
             monkeypatch.setenv("TRAIN", f"{train} --steps {STEPS} --checkpoint-every 10")
             killed: list[int] = []
-            breaking = threading.Thread(target=kill_a_rank, args=(tmp_path / "work", killed), daemon=True)
+            breaking = threading.Thread(target=kill_a_rank, args=(tmp_path / "work", cluster, killed), daemon=True)
             breaking.start()
             names: dict[str, Any] = {}
             for number, source in enumerate(code_cells()):
@@ -81,12 +82,25 @@ def test_the_notebook_submits_follows_and_queries_as_data_frames(
     check_points(names, said)
 
 
-def api(cluster: TestCluster, job: str) -> dict[str, Any]:
-    """What the API says, read without the client."""
+def reading(cluster: TestCluster) -> httpx.Client:
+    """The API, read without the client."""
     folder = cluster.folder / "controller"
     head = {"Authorization": f"Bearer {(folder / 'token').read_text().strip()}"}
     url = json.loads((folder / "controller.json").read_text())["url"]
-    with httpx.Client(base_url=url, headers=head, trust_env=False) as http:
+    return httpx.Client(base_url=url, headers=head, trust_env=False)
+
+
+def has_points(cluster: TestCluster) -> bool:
+    with reading(cluster) as http:
+        return all(
+            http.get("/v1/samples", params={"series": series, "subject": "job:*"}).json()["points"]
+            for series in ("step", "loss")
+        )
+
+
+def api(cluster: TestCluster, job: str) -> dict[str, Any]:
+    """What the API says of the job."""
+    with reading(cluster) as http:
         routes = {
             "jobs": "/v1/jobs", "attempts": f"/v1/jobs/{job}/attempts", "incidents": "/v1/incidents",
             "events": f"/v1/events?job={job}", "step": f"/v1/samples?series=step&subject=job:{job}(*",
@@ -127,14 +141,14 @@ def check_incident(names: dict[str, Any], said: dict[str, Any]) -> None:
 
 
 def check_points(names: dict[str, Any], said: dict[str, Any]) -> None:
-    """As many points as the API gives, the same sums; the loss curve has both attempts."""
+    """Every point shown is one of the API's, which may have learned more since; the loss curve has both attempts."""
     points = names["points"]
     for series in ("step", "loss"):
-        values = [value for _, _, value in said[series]["points"]]
-        shown = points[points["series"] == series]["value"]
-        assert len(shown) == len(values) > 0
-        assert math.fsum(shown) == pytest.approx(math.fsum(values))
-    assert names["steps"].max().max() == STEPS
+        values = Counter(value for _, _, value in said[series]["points"])
+        shown = Counter(points[points["series"] == series]["value"])
+        assert shown.total() > 2
+        assert shown <= values
+    assert 10 < names["steps"].max().max() <= STEPS
     assert sorted(points["attempt"].unique()) == [0, 1]
     assert {trace.name for trace in names["curve"].data} == {"0", "1"}
     assert len(names["progress"].data) == points["subject"].nunique()
