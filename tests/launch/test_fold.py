@@ -44,6 +44,15 @@ def test_the_first_step_is_told_once_when_all_ranks_have_done_it():
     assert told(one.take_slots((slot(0, 42, first=41), slot(1, 42, first=41)), 102.0)) == []
 
 
+def test_a_durable_checkpoint_is_never_told_before_the_first_step():
+    """The slots of another node come later; a proof by that checkpoint would end the recovery without its first step."""
+    one = fold(restored=40)
+    assert told(one.take_slots((slot(0, 50, first=41, staged=50, durable=50), slot(1)), 100.0)) == [
+        ("first_step_done", 41, 40), ("checkpoint_saved", 50, True), ("step_reached", 50),
+    ]  # fmt: skip
+    assert told(one.take_slots((slot(1, 50, first=41),), 100.1)) == []
+
+
 def test_without_a_note_it_resumed_right_before_its_first_step():
     """Scripts that keep their own checkpoints."""
     assert told(fold().take_slots((slot(0, 13, first=12),), 100.0))[0] == ("first_step_done", 12, 11)

@@ -66,10 +66,11 @@ class AttemptFold:
             self.briefs[slot.rank] = slot
             if slot.loss is not None and not math.isfinite(slot.loss) and self.bad_loss is None:
                 self.bad_loss = (slot.rank, slot.loss)
-        events = self._first_step_by_slots(at)
+        durable = self._durable_on_all()
+        events = self._first_step_by_slots(at, has_saved=durable is not None and durable > self._durable)
         events += self._checkpoints(
             staged=self._least(brief.staged for brief in self.briefs.values()),
-            durable=self._durable_on_all(),
+            durable=durable,
             at=at,
             took_s=max(
                 (one.durable_took_s for one in self.briefs.values() if one.durable_took_s is not None), default=None
@@ -148,11 +149,12 @@ class AttemptFold:
             return min(ended)
         return self._lines.step if self._lines is not None else None
 
-    def _first_step_by_slots(self, at: float) -> list[AnyEvent]:
-        firsts = [brief.first for brief in self.briefs.values()]
-        if self.has_first_step or not firsts or any(first is None for first in firsts):
+    def _first_step_by_slots(self, at: float, *, has_saved: bool) -> list[AnyEvent]:
+        """Once all ranks have told of it. A checkpoint may be durable before the slots of another node are heard."""
+        firsts = [brief.first for brief in self.briefs.values() if brief.first is not None]
+        if self.has_first_step or not firsts or (len(firsts) < len(self.briefs) and not has_saved):
             return []
-        return [self._first(max(first for first in firsts if first is not None), at)]
+        return [self._first(max(firsts), at)]
 
     def _first(self, step: int, at: float) -> AnyEvent:
         self.has_first_step = True
