@@ -264,7 +264,9 @@ def test_a_rising_temperature_has_the_job_saved_and_the_node_replaced_before_it_
     ).groups()  # type: ignore[union-attr]
     assert "reaches 87 C" in asked
     assert run.steps(old.read_text())[-1] == int(saved) == run.steps()[0] - 1
-    assert (incident["step_before"], incident["step_resumed"], incident["lost_steps"]) == (int(saved), int(saved), 0), incident
+    assert (incident["step_before"], incident["step_resumed"], incident["lost_steps"]) == (int(saved), int(saved), 0), (
+        incident
+    )
     assert list(adds_up(incident, "node_phases", "fault", "node_returned")) == PHASES
     adds_up(incident, "phases", "fault", "proven")
     assert re.search(r"found +rule=check.gpu_trend_thermal what='GPU 0 reaches 87 C", agent.read_text())
