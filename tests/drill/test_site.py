@@ -166,8 +166,9 @@ def test_ctrl_c_while_a_job_is_submitted_leaves_none(tmp_path: Path) -> None:
 
 
 SLEEPER = """
-import asyncio
+import asyncio, signal
 from holdfast.cli import drill
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, as tests may run, it is ignored
 drill._end_in_order()
 async def main():
     print("up", flush=True)
