@@ -20,6 +20,7 @@ from holdfast.sim.checkers import Complaint, judged
 from holdfast.sim.checkers.journal import Replayed, job_name
 from holdfast.sim.checkers.observe import observes
 from holdfast.sim.control import EngineClass
+from holdfast.sim.faults import WARNING
 from holdfast.sim.history import (
     PERSON,
     SCHEDULER,
@@ -56,6 +57,7 @@ _EFFECTS = frozenset(
 """Words that are the effect of the order they name."""
 _ALSO: Mapping[str, tuple[str, ...]] = {
     "node.lost": ("scheduler.node_fail",),
+    WARNING: ("nvidia.xid.95",),
     "check.fabric_port_down": ("nccl.ib.port",),
 }
 """Causes that name the same fault as well: the scheduler's word for a node that went away under a job, a

@@ -346,7 +346,7 @@ class Launcher(Allocation):
             )
         )
 
-    def saved(self, step: int) -> None:
+    def saved(self, step: int, *, durable: bool) -> None:
         """See `training.Watcher`."""
         attempt = self.attempt
         if attempt is None:
@@ -359,7 +359,7 @@ class Launcher(Allocation):
                 job=self.job.key,
                 attempt=attempt.number,
                 step=step,
-                durable=True,
+                durable=durable,
             )
         )
 
@@ -395,9 +395,22 @@ class Launcher(Allocation):
             limit_s,
             lambda: (
                 self._found("hang.step", "", EvidenceKind.TELEMETRY, summary=says, stuck_s=limit_s)
-                if attempt is self.attempt
+                if attempt is not None and attempt is self.attempt and attempt.stands_still
                 else None
             ),
+        )
+
+    def moves_again(self) -> None:
+        """See `training.Watcher`: its next step is told."""
+        attempt = self.attempt
+        if attempt is not None:
+            self._step_of(attempt)
+
+    def _step_of(self, attempt: Attempt) -> None:
+        key = self.job.key
+        step = attempt.step + 1
+        self._say(
+            e.StepReached(id=self._id(), at=self._at(), source=self.source, job=key, attempt=attempt.number, step=step)
         )
 
     def bad_numbers(self, node: str, fault: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.errors import PermanentOrderError, TemporaryOrderError
+from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import WorldView
 from holdfast.model.wire import kind_of
@@ -39,6 +39,8 @@ class SimOrchestrator:
     async def observe(self) -> WorldView:
         """One snapshot."""
         self._world.count("looks")
+        if self._world.scheduler_mute:
+            raise LinkError("slurm_load_jobs error: Unable to contact slurm controller")
         self._changed.clear()
         return self._scheduler.snapshot()
 
@@ -68,9 +70,13 @@ class SimOrchestrator:
         world, options = self._world, self._world.options
         world.count("commands")
         await world.clock.sleep(options.command_s / 2)
-        if world.chance("command", options.command_fail):
+        if world.scheduler_mute or world.chance("command", options.command_fail):
             world.say("command_failed", order=order.id, detail=kind_of(order))
             raise TemporaryOrderError("slurm_load_jobs error: Unable to contact slurm controller")
+        if world.chance("refused", options.command_refuse):
+            world.say("command_refused", order=order.id, detail=kind_of(order))
+            world.count("refused")
+            raise PermanentOrderError("Access/permission denied")
         if world.chance("command", options.command_hang):
             world.say("command_hung", order=order.id, detail=kind_of(order))
             await asyncio.Event().wait()  # until the caller's own limit
@@ -132,11 +138,17 @@ class SimOrchestrator:
 
     def _to_node(self, order: o.NodeOrder) -> bool:
         node = self._world.nodes.get(order.node)
-        if node is None:
+        if node is None or node.hidden:
+            self._world.count("refused")
             raise PermanentOrderError(f"no node {order.node}")
         if order.instance_id and order.instance_id != node.machine:
             raise PermanentOrderError(f"{order.node} is another machine now")
         match order:
+            case o.QuarantineNode() if order.takes_prolog_drain and node.failed_check:
+                node.failed_check, node.reason = "", f"{OWN_REASON} {order.why}"
+                self._world.say("node_drained", who="controller", order=order.id, node=node.name, detail=node.reason)
+                self._world.touch(node)
+                return True
             case o.QuarantineNode():
                 return self._world.drain(node, f"{OWN_REASON} {order.why}", who="controller", order=order.id)
             case o.ReturnNode():
