@@ -84,7 +84,7 @@ class Operators:
             attempt = job.allocation.attempt if job.allocation is not None else None
             if job.state is SchedulerState.HELD and name not in self.holding:
                 self._scheduler.release(job, who=WHO)
-            elif job.state in RUNS and attempt is not None and attempt.stands_still:
+            elif job.is_failed or (job.state in RUNS and attempt is not None and attempt.stands_still):
                 self._scheduler.requeue(job, held=False, who=WHO)
         self._world.later(BACK_S, self._clean_up)
 
@@ -316,7 +316,10 @@ class Operators:
                 self._world.later(BACK_S, lambda: self._ask_release(str(job.key)))
                 self._ask(e.Command.HOLD, job=job.key)
         elif " is released" in notice.title and self._world.chance("holds", 0.5):
-            self._world.later(120.0, lambda: None if self._hold_in_queue(job) else None)
+            self._world.later(120.0, lambda: self._hold_waiting(job))
+
+    def _hold_waiting(self, job: Job) -> None:
+        self._hold_in_queue(job)
 
     def _decide(self, command: e.Command, order: str) -> None:
         self._ask(command, order=order)

@@ -29,6 +29,8 @@ class SimOrchestrator:
         self._changed = asyncio.Event()
         self._waiters: dict[asyncio.Event, None] = {}
         """In order: two controllers are woken in the same order each time."""
+        self._refused: set[str] = set()
+        """Orders that were refused for good: an earlier command of theirs comes to nothing, too."""
         world.on_change = self._ring
 
     def _ring(self) -> None:
@@ -76,6 +78,7 @@ class SimOrchestrator:
         if world.chance("refused", options.command_refuse):
             world.say("command_refused", order=order.id, detail=kind_of(order))
             world.count("refused")
+            self._refused.add(order.id)
             raise PermanentOrderError("Access/permission denied")
         if world.chance("command", options.command_hang):
             world.say("command_hung", order=order.id, detail=kind_of(order))
@@ -93,7 +96,7 @@ class SimOrchestrator:
 
     def _late(self, order: o.AnyOrder) -> None:
         """The command is carried out after all, unless its order had its effect in the meantime."""
-        if self._world.calm or self._world.effects.get(order.id):
+        if self._world.calm or self._world.effects.get(order.id) or order.id in self._refused:
             return
         try:
             self._carry_out(order)

@@ -143,6 +143,11 @@ class Job:
         return self.state in ENDED
 
     @property
+    def is_failed(self) -> bool:
+        """Has it ended otherwise than its owner wanted?"""
+        return self.state in {SchedulerState.FAILED, SchedulerState.NODE_FAIL}
+
+    @property
     def want(self) -> int:
         """Nodes of its allocation."""
         return self.plan.nodes + self.plan.spares
