@@ -93,6 +93,14 @@ class Breaker:
         attempt = _attempt_of(job)
         return (job, attempt) if attempt is not None else None
 
+    def well(self, fault: Fault) -> tuple[Job, Attempt] | None:
+        """As `training`, when nothing is wrong with the attempt; else it is written down that the fault is missed."""
+        hit = self.training(fault)
+        if hit is not None and hit[1].is_well:
+            return hit
+        self.missed(fault, "no job trains")
+        return None
+
     def on(self, node: Node) -> Attempt | None:
         """The attempt that uses the node."""
         job = self.scheduler.running_on(node)
@@ -291,9 +299,8 @@ def partition(breaker: Breaker, fault: Fault) -> None:
 @_effect("crash", "link")
 def crash(breaker: Breaker, fault: Fault) -> None:
     """A rank ends by itbreaker."""
-    hit = breaker.training(fault)
-    if hit is None or not hit[1].is_well:
-        breaker.missed(fault, "no job trains")
+    hit = breaker.well(fault)
+    if hit is None:
         return
     breaker.took(fault, hit[0])
     hit[1].breaks(hit[1].nodes[int(fault.luck * len(hit[1].nodes))].name, fault.cause, fault.id)
@@ -323,9 +330,8 @@ def cable(breaker: Breaker, fault: Fault) -> None:
 @_effect("hang")
 def hang(breaker: Breaker, fault: Fault) -> None:
     """Nothing moves."""
-    hit = breaker.training(fault)
-    if hit is None or not hit[1].is_well:
-        breaker.missed(fault, "no job trains")
+    hit = breaker.well(fault)
+    if hit is None:
         return
     breaker.took(fault, hit[0])
     hit[1].stalls(fault.id)
@@ -345,9 +351,8 @@ def pause(breaker: Breaker, fault: Fault) -> None:
 @_effect("drill")
 def drill(breaker: Breaker, fault: Fault) -> None:
     """A person's drill kills a rank, and says so."""
-    hit = breaker.training(fault)
-    if hit is None or not hit[1].is_well:
-        breaker.missed(fault, "no job trains")
+    hit = breaker.well(fault)
+    if hit is None:
         return
     breaker.took(fault, hit[0])
     node = hit[1].nodes[int(fault.luck * len(hit[1].nodes))]

@@ -322,7 +322,7 @@ def attempts_do_not_overlap(history: History) -> Iterator[str]:
             if before is not None and deed.epoch <= before:
                 yield f"job {deed.job} began with epoch {deed.epoch} at {deed.at:.3f}, after epoch {before}"
             newest[deed.job] = max(deed.epoch, before or 0)
-        elif isinstance(deed, Wrote) and deed.accepted and deed.epoch < newest.get(deed.job, 0):
+        elif isinstance(deed, Wrote) and deed.epoch < newest.get(deed.job, 0):
             yield (
                 f"epoch {deed.epoch} of job {deed.job} published step {deed.step} at {deed.at:.3f}, while epoch "
                 f"{newest[deed.job]} ran"
