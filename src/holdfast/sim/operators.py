@@ -67,7 +67,9 @@ class Operators:
         for number, name in enumerate(list(self.holding)):
             if number or not self._world.options.holds_last:
                 self._ask_release(name)  # what was held first is held to the end
-        if self._modes or "mode" in self._world.options.policy or self._world.counts.get("refused"):
+        options = self._world.options
+        left_alone = self._modes or "mode" in options.policy or self._world.counts.get("refused")
+        if options.cleans_up and left_alone:
             self._act_again("")
             self._world.later(BACK_S, self._clean_up)
         self._scheduler.look_soon()

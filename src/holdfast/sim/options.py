@@ -186,6 +186,8 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Times a day that a person asks Holdfast for something."""
     answers: float = 0.0
     """Share of proposals that a person decides; the others lapse."""
+    cleans_up: bool = False
+    """In the calm people see to what Holdfast might not or could not do."""
     holds_last: bool = False
     """What a person holds through Holdfast is held for hours, some of it to the end."""
     reused_ids: float = 0.0
@@ -334,6 +336,7 @@ def _draw_edition_4(dice: random.Random) -> dict[str, Any]:
         values[name] = dice.uniform(0.2, 2.0) * _INTENSE if dice.random() < 0.5 else 0.0
     return values | {
         "agents_check": dice.random() < 0.5,
+        "cleans_up": True,
         "early_words": dice.random() < 0.5,
         "holds_last": dice.random() < 0.5,
         "answers": dice.choice((0.0, 0.5, 1.0)),
