@@ -190,6 +190,15 @@ class Scheduler:
         job = self.jobs.get(node.job) if node.job else None
         return job if job is not None and job.state in RUNS else None
 
+    def one_of(self, luck: float, *, queued: bool = False) -> Job | None:
+        """One of the jobs with an end that run, or else are queued."""
+        found = [
+            job
+            for job in self.jobs.values()
+            if (job.state in RUNS) is not queued and not job.is_over and job.plan.work_s > 0.0
+        ]
+        return found[int(luck * len(found))] if found else None
+
     # --- views ---
 
     def touch(self, job: Job) -> None:
