@@ -22,10 +22,10 @@ FOUND_BY = {
     "replay acts twice": 0,
     "incident never closed": 0,
     "wrong cause in the story": 29,
-    "partial exclusion": 30_040,
+    "partial exclusion": 30_003,
     "findings dropped while held": 30_143,
     "failed checks return the node": 30_007,
-    "a person's hold ignored": 30_033,
+    "a person's hold ignored": 30_002,
     "a hold in the queue ignored": 30_002,
 }
 """A seed that found the bug: tried first. A change of the engine may move it, then the ones from 0 on follow."""
