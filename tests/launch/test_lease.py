@@ -6,11 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from holdfast.launch.core.lease import Lease, beat_pause_s
 from holdfast.launch.crew import Crew
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import RanksStarted
-from holdfast.launch.lease import Lease
-from holdfast.launch.link import beat_pause_s
 from holdfast.launch.options import LEASE_S
 from holdfast.launch.place import JobPlace
 from holdfast.model.cluster import JobKey

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
+from holdfast.launch.core.lease import LEASE_AHEAD_S, LEASE_MARGIN_S
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import (
     AnyAsk,
@@ -32,10 +33,6 @@ from holdfast.launch.link import Follower, LeaderPort
 from holdfast.launch.place import JobPlace
 from holdfast.launch.runner import Runner
 
-LEASE_MARGIN_S = 0.5
-"""Between the end of a follower's lease and the moment its ranks are taken for dead: one tick and a SIGKILL."""
-_LEASE_AHEAD_S = 0.25
-"""A follower's lease begins when it sends its beat, the leader's count of it when that is read."""
 _HEARD_S = 2.0
 """Two beats of a launcher: who starts an attempt now must have spoken since then."""
 
@@ -139,7 +136,7 @@ class Crew:
             return []
         alive = [node for node in spec.nodes if node in self._started and node not in self._empty]
         ends = {node: port.granted_until[node] for node in alive if port.granted_until.get(node)}
-        return [node for node, end in ends.items() if now > end - _LEASE_AHEAD_S]
+        return [node for node, end in ends.items() if now > end - LEASE_AHEAD_S]
 
     # --- telling and hearing ---
 

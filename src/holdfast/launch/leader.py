@@ -288,7 +288,7 @@ class Leader:
             # Our own lease looks only now and then; an attempt that is fenced before it starts must not start at all.
             await self.superseded(found)
             return
-        self.own_lease.lease.renew(since)
+        self.own_lease.renew(since)
         pinned = await before_start(self.options.checkpoints, restore_step, self.voice.say)
         if self._ending or self.is_over.done():
             return  # told to end meanwhile: nothing may be started any more

@@ -178,10 +178,10 @@ def _bound_the_end(ground: Ground, code: int) -> None:
 
 
 async def _follow(ground: Ground) -> tuple[int, str]:
-    follower = Follower(ground.place, ground.options, voice=ground.voice, lease_s=ground.lease_s)
-    runner = ground.runner(follower.report)
-    follower.runner = runner
-    on_signals(follower.end_job, runner.pass_signal)
+    follower = Follower(
+        ground.place, ground.options, voice=ground.voice, lease_s=ground.lease_s, make_runner=ground.runner
+    )
+    on_signals(follower.end_job, follower.runner.pass_signal)
     tasks: list[asyncio.Task[Any]] = [
         asyncio.create_task(follower.runner.watch()),
         asyncio.create_task(follower.link.run()),

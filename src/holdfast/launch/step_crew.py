@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable
 
 from holdfast.errors import TemporaryOrderError
-from holdfast.launch.crew import LEASE_MARGIN_S, Crew
+from holdfast.launch.core.lease import LEASE_MARGIN_S
+from holdfast.launch.crew import Crew
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import AnyReport, EndRanks, RanksGone, StartRanks
 from holdfast.launch.link import Follower

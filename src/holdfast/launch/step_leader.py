@@ -19,7 +19,7 @@ from holdfast.adapters.slurm.daemons import CONNECT_S, NodeAddress, answers_not,
 from holdfast.adapters.slurm.own_job import OwnJob
 from holdfast.errors import HoldfastError, LinkError, OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.launch import process
-from holdfast.launch.crew import LEASE_MARGIN_S
+from holdfast.launch.core.lease import LEASE_MARGIN_S
 from holdfast.launch.frames import AnyReport, Bye, RankEnded, SlotsSeen
 from holdfast.launch.leader import Leader
 from holdfast.launch.output import Voice
