@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from holdfast.model.evidence import Remedy
-from holdfast.model.records import IncidentRecord, Mark
+from holdfast.model.records import IncidentRecord, Mark, between
 
 ORDER: tuple[Mark, ...] = (
     Mark.FAULT,
@@ -153,11 +153,7 @@ def phase_totals(incidents: Iterable[IncidentRecord]) -> dict[str, float]:
 
 def span(incident: IncidentRecord, begin: Mark, end: Mark) -> float | None:
     """Seconds from one mark to another, None when either is not known; never negative."""
-    marks = incident.marks
-    first, last = marks.get(begin), marks.get(end)
-    if first is None or last is None:
-        return None
-    return last - first if last > first else 0.0
+    return between(incident.marks, begin, end)
 
 
 def spans(incidents: Iterable[IncidentRecord], begin: Mark, end: Mark) -> list[float | None]:
