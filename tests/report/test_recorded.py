@@ -26,8 +26,7 @@ from holdfast.report.gather import DETAILS, ReportData
 from holdfast.report.json_form import report_form
 from holdfast.report.sections import sections
 from holdfast.report.single import affected, cost, machines, phases
-from holdfast.report.told import Told
-from holdfast.report.trace import trace
+from holdfast.report.trace import Told, trace
 
 HERE = Path(__file__).parent / "recorded"
 

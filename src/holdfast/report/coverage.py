@@ -7,7 +7,7 @@ from holdfast.model.orders import Notify, OrderStatus
 from holdfast.report.alerts import counted, expected, missed, unfounded
 from holdfast.report.figures import is_counted
 from holdfast.report.gather import ReportData
-from holdfast.report.section import Section
+from holdfast.report.section import Section, table
 from holdfast.report.series import JobSeries, Point
 
 HEADS = ("what", "coverage", "remark")
@@ -15,9 +15,8 @@ HEADS = ("what", "coverage", "remark")
 
 def coverage(data: ReportData) -> Section:
     """Percent of attempts with each metric, faults that were noticed, incidents that people were told of."""
-    rows = [*_metrics(data), *_drills(data), *_notices(data)]
-    rows += _alerts(data)
-    return Section("coverage", "Observability coverage", "", HEADS, tuple(rows), frozenset({"coverage"}))
+    rows = [*_metrics(data), *_drills(data), *_notices(data), *_alerts(data)]
+    return table("coverage", "Observability coverage", "", HEADS, rows, numbers=HEADS[1:2])
 
 
 def environment(data: ReportData) -> Section:
@@ -28,7 +27,7 @@ def environment(data: ReportData) -> Section:
         ("nodes validated", _share(passed, len(said)), ", ".join(e.node for e in said if not e.passed) or "-"),
         ("nodes known", f"{len(data.nodes)}", f"{sum(1 for node in data.nodes if node.view.gpus)} tell their GPUs"),
     ]
-    return Section("environment", "Environment", "", HEADS, tuple(rows), frozenset({"coverage"}))
+    return table("environment", "Environment", "", HEADS, rows, numbers=HEADS[1:2])
 
 
 def _metrics(data: ReportData) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.report.gather import ReportData
-from holdfast.report.section import Section
+from holdfast.report.section import Section, table
 from holdfast.report.tables import percent, seconds
 from holdfast.report.training_time import in_total
 
@@ -16,7 +16,7 @@ from holdfast.report.training_time import in_total
 def executive(data: ReportData) -> Section:
     """One row for each thing that is known: what it is about, a sentence."""
     rows = [row for make in (_ran, _training, _objectives, _speed, _converged, _cost, _proposed) for row in make(data)]
-    return Section("executive", "Executive summary", "", ("", "in short"), tuple(rows))
+    return table("executive", "Executive summary", "", ("", "in short"), rows)
 
 
 Rows = Iterator[tuple[str, str]]
@@ -64,10 +64,7 @@ def _converged(data: ReportData) -> Rows:
     for figure in ("training loss", "accuracy"):
         apart = [one.difference for one in data.convergences if one.figure == figure]
         if apart:
-            yield (
-                figure,
-                f"At most {max(apart):.3g} away from before (recoveries: {len(apart)}).",
-            )
+            yield figure, f"At most {max(apart):.3g} away from before (recoveries: {len(apart)})."
 
 
 def _cost(data: ReportData) -> Rows:

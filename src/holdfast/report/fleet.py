@@ -15,7 +15,19 @@ from msgspec import Struct
 
 from holdfast.model.events import OperatorCommand
 from holdfast.model.records import IncidentRecord, JobRecord, Mark, NodeRecord
-from holdfast.report.figures import Accounting, Spread, counted, ends, is_failure, of_known_attempts, ratio, spread
+from holdfast.report.figures import (
+    Accounting,
+    Spread,
+    cause_of,
+    counted,
+    domain_of,
+    efficiency,
+    ends,
+    is_failure,
+    mtbf_s,
+    of_known_attempts,
+    spread,
+)
 from holdfast.report.observed import Stay, node_days, per_1000_node_days
 from holdfast.report.timeline import spans
 from holdfast.report.words import ENGLISH, Words
@@ -201,9 +213,8 @@ def fleet(
     detect_s = spans(failures, Mark.FAULT, Mark.DETECTED)
     weeks = _weeks(failures, detect_s, jobs, since, until, stays)
     badput, wall_gpu_s = _badput(jobs, accounts, gpus)
-    productive, wall, startup = ratio(accounts)
+    used = efficiency(accounts)
     by_hour, by_day = _by_hour(failures, words)
-    timed = len(of_known_attempts(failures, jobs))
     return Fleet(
         since=since,
         until=until,
@@ -214,11 +225,11 @@ def fleet(
         jobs=len(jobs),
         failures=len(failures),
         per_1000_node_days=per_1000_node_days(len(failures), observed_days),
-        mtbf_s=sum(a.up_s for a in accounts) / timed if timed else None,
+        mtbf_s=mtbf_s(accounts, of_known_attempts(failures, jobs)),
         mttd=spread(detect_s),
         mttr=spread(spans(back, Mark.FAULT, Mark.FIRST_STEP)),
-        by_cause=counted(i.diagnosis.cause if i.diagnosis else "unknown" for i in failures),
-        by_domain=counted(i.diagnosis.domain if i.diagnosis else "unknown" for i in failures),
+        by_cause=counted(map(cause_of, failures)),
+        by_domain=counted(map(domain_of, failures)),
         came_back=len(back),
         by_themselves=len(alone),
         resubmitted=len(back) - len(alone),
@@ -226,8 +237,8 @@ def fleet(
         false_alarms=len(found.false),
         fenced=len(found.fenced),
         lemons=_lemons(nodes),
-        ettr=productive / wall if wall > 0 else None,
-        goodput_percent=100.0 * productive / (wall - startup) if wall > startup else None,
+        ettr=used.ettr,
+        goodput_percent=used.goodput_percent,
         badput_gpu_h={name: value / 3600.0 for name, value in badput.items()},
         weeks=weeks,
         by_hour=by_hour,
@@ -260,14 +271,9 @@ REPAIRS = frozenset({"reset_gpu", "reboot", "replace", "retire"})
 
 
 def _was_false(incident: IncidentRecord) -> bool:
-    """A node of it came back without any repair."""
-    if Mark.NODE_RETURNED not in incident.marks:
-        return False
-    return not any(remedy.value in REPAIRS for remedy in incident.remedies) and not _node_was_lost(incident)
-
-
-def _node_was_lost(incident: IncidentRecord) -> bool:
-    return incident.diagnosis is not None and incident.diagnosis.cause.startswith("node.")
+    """A node of it came back without any repair, though it had not been lost."""
+    repaired = any(remedy.value in REPAIRS for remedy in incident.remedies)
+    return Mark.NODE_RETURNED in incident.marks and not repaired and not cause_of(incident).startswith("node.")
 
 
 def _lemons(nodes: Sequence[NodeRecord]) -> tuple[tuple[str, int], ...]:

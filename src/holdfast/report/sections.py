@@ -6,7 +6,7 @@ Called by the forms. Pure. Text from outside is given as it is; each form escape
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import structs
 
@@ -14,12 +14,12 @@ from holdfast.model.events import DrillFired
 from holdfast.report.coverage import coverage, environment
 from holdfast.report.definitions import GOOGLE, MISSION_CONTROL_GUIDE
 from holdfast.report.executive import executive
-from holdfast.report.figures import Spread, is_counted
+from holdfast.report.figures import Spread, cause_of, is_counted
 from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import Verdict
 from holdfast.report.published import FLEETS
-from holdfast.report.section import Section, spoken
+from holdfast.report.section import Section, spoken, table
 from holdfast.report.tables import percent, seconds, short
 from holdfast.report.training_time import in_total
 
@@ -49,7 +49,7 @@ def _objectives(verdicts: Sequence[Verdict], told: str) -> Section:
     rows = [(v.objective, v.target, v.measured, v.word, v.arithmetic) for v in verdicts]
     heads = ("objective", "target", "measured", "verdict", "arithmetic")
     intro = f"From [slo] of the policy.{told}"
-    return _section("objectives", "Objectives", intro, heads, rows, numbers=("measured",))
+    return table("objectives", "Objectives", intro, heads, rows, numbers=("measured",))
 
 
 def intervals(data: ReportData) -> Section:
@@ -59,7 +59,7 @@ def intervals(data: ReportData) -> Section:
         for a in (data.intervals if not data.incident else ())
     ]
     heads = ("job", "saves every", "best", "a save holds", "MTBF", "advice")
-    return _section("intervals", "Checkpoint interval", "", heads, rows, numbers=heads[1:5])
+    return table("intervals", "Checkpoint interval", "", heads, rows, numbers=heads[1:5])
 
 
 def performance(data: ReportData) -> Section:
@@ -73,7 +73,7 @@ def performance(data: ReportData) -> Section:
             rows.append((t.incident, *sides, f"{t.loss_percent:.1f} %", f"{limit:g} %" if limit else "-", verdict))
     heads = ("incident", "before", "after", "loss", "tolerance", "verdict")
     intro = "Medians of neighbouring points."
-    return _section("performance", "Throughput before and after", intro, heads, rows, numbers=heads[1:5])
+    return table("performance", "Throughput before and after", intro, heads, rows, numbers=heads[1:5])
 
 
 def converged(data: ReportData) -> Section:
@@ -84,7 +84,7 @@ def converged(data: ReportData) -> Section:
     ]
     heads = ("incident", "figure", "steps over", "before", "after", "difference")
     intro = "Steps computed twice are compared where they differ most; where there are none, medians beside the gap."
-    return _section("convergence", "Convergence before and after", intro, heads, rows, numbers=heads[3:])
+    return table("convergence", "Convergence before and after", intro, heads, rows, numbers=heads[3:])
 
 
 def training(data: ReportData) -> Section:
@@ -103,7 +103,7 @@ def training(data: ReportData) -> Section:
     ]
     heads = ("job", "training-time efficiency", "trained", "downtime", "restarts", "of these failed")
     intro = "Trained / (trained + downtime). Downtime lasts from the last checkpoint to the next attempt's first step."
-    return _section("training", "Training-time efficiency", intro, heads, rows, numbers=heads[1:])
+    return table("training", "Training-time efficiency", intro, heads, rows, numbers=heads[1:])
 
 
 def restarts(data: ReportData) -> Section:
@@ -115,18 +115,18 @@ def restarts(data: ReportData) -> Section:
         if one.restart is not None or one.downtime_s
     ]
     heads = ("attempt", "downtime", "trained", "restart")
-    return _section("restarts", "Downtime of each attempt", "", heads, rows, numbers=heads[1:3])
+    return table("restarts", "Downtime of each attempt", "", heads, rows, numbers=heads[1:3])
 
 
 def overview(data: ReportData) -> Section:
     """The fleet's figures, and those of the span before."""
     now = _fleet_rows(data.fleet)
     if data.former is None:
-        return _section("fleet", "Fleet", _span_text(data), ("figure", "value"), now, numbers=("value",))
+        return table("fleet", "Fleet", _span_text(data), ("figure", "value"), now, numbers=("value",))
     before = dict(_fleet_rows(data.former.fleet))
     rows = [(name, value, before.get(name, "-")) for name, value in now]
     intro = f"{_span_text(data)} {_difference(data.fleet, data.former.fleet)}"
-    return _section("fleet", "Fleet", intro, ("figure", "value", "span before"), rows, numbers=("value", "span before"))
+    return table("fleet", "Fleet", intro, ("figure", "value", "span before"), rows, numbers=("value", "span before"))
 
 
 def _fleet_rows(fleet: Fleet) -> list[tuple[str, str]]:
@@ -162,9 +162,11 @@ def _span_text(data: ReportData) -> str:
 
 
 def _difference(now: Fleet, before: Fleet) -> str:
-    if is_beyond_chance(before.failures, now.failures):
-        return f"{now.failures} failures after {before.failures} in the span before: more than chance explains."
-    return f"{now.failures} failures after {before.failures} in the span before: chance explains the difference."
+    verdict = "more than chance explains" if is_beyond_chance(before.failures, now.failures) else ""
+    return (
+        f"{now.failures} failures after {before.failures} in the span before:"
+        f" {verdict or 'chance explains the difference'}."
+    )
 
 
 def _trend(fleet: Fleet) -> str:
@@ -186,19 +188,19 @@ def _busiest(counts: Sequence[int], name: Callable[[int], str]) -> str:
 
 
 def causes(data: ReportData) -> Section:
-    """Failures by cause."""
-    counted = data.fleet.by_cause
-    total = sum(counted.values())
-    rows = [(name, f"{count}", f"{100 * count / total:.1f} %") for name, count in counted.items()]
-    return _section("causes", "Failures by cause", "", ("cause", "n", "share"), rows[:40], numbers=("n", "share"))
+    """Failures by cause, the commonest forty."""
+    return _failures_by("cause", data.fleet.by_cause, 40)
 
 
 def domains(data: ReportData) -> Section:
     """Failures by domain."""
-    counted = data.fleet.by_domain
+    return _failures_by("domain", data.fleet.by_domain)
+
+
+def _failures_by(what: str, counted: Mapping[str, int], most: int | None = None) -> Section:
     total = sum(counted.values())
     rows = [(name, f"{count}", f"{100 * count / total:.1f} %") for name, count in counted.items()]
-    return _section("domains", "Failures by domain", "", ("domain", "n", "share"), rows, numbers=("n", "share"))
+    return table(f"{what}s", f"Failures by {what}", "", (what, "n", "share"), rows[:most], numbers=("n", "share"))
 
 
 def lost(data: ReportData) -> Section:
@@ -211,7 +213,7 @@ def lost(data: ReportData) -> Section:
     ]
     heads = ("category (Google's badput)", "GPU-hours", "share", "as Mission Control names it")
     intro = f"Categories: {GOOGLE}. Mission Control's words: {MISSION_CONTROL_GUIDE}."
-    return _section("lost", "Where time was lost", intro, heads, rows, numbers=heads[1:3])
+    return table("lost", "Where time was lost", intro, heads, rows, numbers=heads[1:3])
 
 
 MISSION_CONTROL = {
@@ -235,7 +237,7 @@ def money(data: ReportData) -> Section:
         ("saved - spares - Holdfast", f"{cost.saved - cost.spares:.2f}", _money(cost.net_money, price)),
     ]
     heads = ("", "GPU-hours", "money")
-    return _section("cost", "Cost and return", cost.arithmetic, heads, rows, numbers=heads[1:])
+    return table("cost", "Cost and return", cost.arithmetic, heads, rows, numbers=heads[1:])
 
 
 def _money(value: float, price: float) -> str:
@@ -252,14 +254,14 @@ def published(data: ReportData) -> Section:
         effective = "-" if one.effective_percent is None else f"over {one.effective_percent:g}"
         rows.append((one.name, f"{one.gpus}", _figure(one.rate), _figure(one.mtbf_h), effective, one.source))
     heads = ("fleet", "GPUs", "failures per 1000 node-days", "MTBF of a job on all of it [h]", "ETTR [%]", "source")
-    return _section("published", "Beside published fleets", "", heads, rows, numbers=heads[1:5])
+    return table("published", "Beside published fleets", "", heads, rows, numbers=heads[1:5])
 
 
 def proposed(data: ReportData) -> Section:
     """What should be changed."""
     rows = [(p.rule, p.what, p.evidence, p.gain or "-") for p in data.proposals]
     heads = ("rule", "proposal", "evidence", "expected gain")
-    return _section("proposals", "Proposals", "Derived from this data by the rules in docs/reports.md.", heads, rows)
+    return table("proposals", "Proposals", "Derived from this data by the rules in docs/reports.md.", heads, rows)
 
 
 def weeks(data: ReportData) -> Section:
@@ -270,7 +272,7 @@ def weeks(data: ReportData) -> Section:
         for number, w in enumerate(found, 1)
     ]
     heads = ("week", "failures", "per 1000 node-days", "MTTD", "MTTR", "MTBF")
-    return _section("weeks", "Week by week", "", heads, rows if len(found) > 1 else [], numbers=heads)
+    return table("weeks", "Week by week", "", heads, rows if len(found) > 1 else [], numbers=heads)
 
 
 def ran(data: ReportData) -> Section:
@@ -292,24 +294,22 @@ def ran(data: ReportData) -> Section:
         ("ETTR", "-" if data.totals.ettr is None else f"{data.totals.ettr:.4f}"),
         ("training-time efficiency", percent(in_total(data.training_times).efficiency)),
     ]
-    return _section("ran", "What was run", "", ("", "value"), rows)
+    return table("ran", "What was run", "", ("", "value"), rows)
 
 
 def problems(data: ReportData) -> Section:
     """What did not go well."""
     rows = [
-        (
-            i.id,
-            i.diagnosis.cause if i.diagnosis else "unknown",
-            i.outcome or "open",
-            data.words.tell(i.story[-1], i.opened_at) if i.story else "",
-        )
+        (i.id, cause_of(i), i.outcome or "open", data.words.tell(i.story[-1], i.opened_at) if i.story else "")
         for i in data.incidents
         if i.outcome not in {"recovered", "observed"}
     ]
     heads = ("incident", "cause", "outcome", "last word")
-    shown = [tuple(_clipped(value) for value in row) for row in rows[:FEW]]
-    return _section("problems", "Problems found", _more(len(rows) - FEW), heads, shown)
+    return table("problems", "Problems found", _more(len(rows) - FEW), heads, map(_short_row, rows[:FEW]))
+
+
+def _short_row(row: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_clipped(value) for value in row)
 
 
 FEW = 5
@@ -336,9 +336,9 @@ def proposed_few(data: ReportData) -> Section:
         ranked.append((seen[one.rule], place))
     chosen = sorted(place for _, place in sorted(ranked)[:FEW])
     whole = proposed(data)
-    rows = [tuple(_clipped(value) for value in whole.rows[place]) for place in chosen]
+    rows = [_short_row(whole.rows[place]) for place in chosen]
     intro = " ".join(text for text in (whole.intro, _more(len(whole.rows) - FEW)) if text)
-    return _section(whole.key, whole.title, intro, whole.headings, rows)
+    return table(whole.key, whole.title, intro, whole.headings, rows)
 
 
 def _coverage(data: ReportData) -> Section:
@@ -363,18 +363,6 @@ KINDS: dict[str, tuple[Callable[[ReportData], Section], ...]] = {
     ),
     "summary": (ran, objectives, environment, _coverage, problems, proposed_few),
 }
-
-
-def _section(
-    key: str,
-    title: str,
-    intro: str,
-    headings: tuple[str, ...],
-    rows: Sequence[tuple[str, ...]],
-    *,
-    numbers: Sequence[str] = (),
-) -> Section:
-    return Section(key, title, intro, headings, tuple(rows), frozenset(numbers))
 
 
 def _figure(value: float | None, unit: str = "") -> str:
