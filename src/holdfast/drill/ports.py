@@ -1,15 +1,14 @@
 """What drills need from outside, as protocols: a breaker of nodes, and the controller's eyes.
 
-`faults` and the runner use them; `local` fulfils them for the embedded cluster, tests with parts in memory.
+`faults` and the runner use them; the embedded cluster's own client, `slurm_cluster` and `eyes` fulfil them, and in
+tests parts in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from holdfast.drill.training import TrainingJob
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
@@ -73,41 +72,6 @@ class SchedulerFaultPort(FaultPort, Protocol):
 
     async def free_shared(self) -> object:
         """Undo `fill_shared`."""
-
-
-class StagePort(Protocol):
-    """A cluster on which a training job can be broken. All but `open` need an open one."""
-
-    cluster_name: str
-    nodes: int
-    """How many a job may have."""
-
-    @property
-    def journal(self) -> Path | None:
-        """The controller's journal; None where it is not ours to read."""
-
-    @property
-    def eyes(self) -> Eyes:
-        """What its controller knows."""
-
-    @property
-    def breaker(self) -> FaultPort | None:
-        """Breaks its nodes; None: faults inside the job only."""
-
-    def job_dir(self, key: JobKey) -> Path:
-        """A job's folder, on a file system that its nodes share."""
-
-    async def open(self) -> None:
-        """Bring it up, or reach it. Raises LinkError."""
-
-    async def close(self) -> None:
-        """End everything that was started here."""
-
-    async def submit(self, job: TrainingJob) -> JobKey:
-        """Queue a training job that is open to drills. Raises LinkError."""
-
-    async def cancel(self, key: JobKey, *, limit_s: float = 30.0) -> None:
-        """End a job for good and wait until its nodes are free. Raises LinkError."""
 
 
 class Eyes(Protocol):

@@ -310,14 +310,9 @@ class _Drill:
         if damaged is None:
             return []
         resumed = incident.step_resumed if incident else None
-        return [
-            Check(
-                name="damaged checkpoint refused",
-                passed=resumed is not None and resumed < damaged,
-                expected=f"resumed before step {damaged}",
-                actual="not known" if resumed is None else f"resumed from step {resumed}",
-            )
-        ]
+        actual = "not known" if resumed is None else f"resumed from step {resumed}"
+        passed = resumed is not None and resumed < damaged
+        return [Check("damaged checkpoint refused", passed, f"resumed before step {damaged}", actual)]
 
 
 def _unsteady(job: JobRecord) -> str:

@@ -172,10 +172,13 @@ def port_range(settings: LabSettings, folder: Path, *, kept: int = 0) -> int:
         if not all_free(settings.port, span):
             raise UsageError(f"--port {settings.port}: some of the {span} ports from there are taken")
         return settings.port
+    return free_range(span, zlib.crc32(os.fsencode(folder)), kept=kept)
+
+
+def free_range(span: int, seed: int, *, kept: int = 0) -> int:
+    """First of so many free ports in a row; `seed` says where to look first, after `kept`. Raises LinkError."""
     rooms = (PORTS_TO - PORTS_FROM) // span
-    first = zlib.crc32(os.fsencode(folder)) % rooms
-    wanted = [kept] if kept else []
-    for begin in [*wanted, *(PORTS_FROM + (first + step) % rooms * span for step in range(rooms))]:
+    for begin in [*([kept] if kept else []), *(PORTS_FROM + (seed + step) % rooms * span for step in range(rooms))]:
         if all_free(begin, span):
             return begin
     raise LinkError(f"no {span} free ports in a row between {PORTS_FROM} and {PORTS_TO}")

@@ -115,13 +115,6 @@ def spread(values: Iterable[float | None]) -> Spread:
     return Spread(len(known), fmean(known), median(known), known[rank], known[-1])
 
 
-def step_seconds(attempt: AttemptRecord, end: float) -> float | None:
-    """Typical seconds per step of an attempt, None when it did not complete two."""
-    if attempt.first_step is None or attempt.reached is None or attempt.reached <= attempt.first_step:
-        return None
-    return max(0.0, end - attempt.first_step_at) / (attempt.reached - attempt.first_step)
-
-
 def account(
     job: JobRecord, incidents: Sequence[IncidentRecord], now: float, *, since: float = 0.0, until: float = inf
 ) -> Accounting:

@@ -18,7 +18,7 @@ from holdfast.ports import Clock
 from holdfast.validate import collectives, outliers, paired
 from holdfast.validate.baselines import Baseline, Kind, judged
 from holdfast.validate.hands import Hands
-from holdfast.validate.results import Item, NodeResult, Run, StepResult, Verdict, worst
+from holdfast.validate.results import Item, NodeResult, Run, StepResult, Verdict, failed, worst
 from holdfast.validate.results_kept import Plan, Results
 from holdfast.validate.troubleshooting import advice_for, advised
 from holdfast.validate.under_test import Asked, NodesUnderTest, Say
@@ -143,7 +143,7 @@ class Examination(NodesUnderTest):
         if won and not any(result.error for result in won.values()) and len(winners) != 1:
             why = f"{len(winners)} of {len(won)} nodes created the same file exclusively"
             for node in winners or won:
-                self.add(node, Item(name="shared.exclusive", verdict=Verdict.FAIL, why=why, advice="see shared.lock"))
+                self.add(node, failed("shared.exclusive", why, "see shared.lock"))
         await self._forget_shared(folder)
         self.progress("shared: done")
 
@@ -220,7 +220,7 @@ class Examination(NodesUnderTest):
     def _failed(self, result: StepResult) -> Item:
         """A step that did not end well is a failure of its own."""
         advice = self._advise(result.error) or advice_for(result.step, result.error, hung=result.hung)
-        return Item(name=f"{result.step}.ended", verdict=Verdict.FAIL, why=result.error, advice=advice)
+        return failed(f"{result.step}.ended", result.error, advice)
 
 
 async def _awaited(work: Awaitable[None]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item
+from holdfast.validate.results import Item, text_of
 
 NET = Path("/sys/class/net")
 
@@ -18,19 +18,12 @@ def look(options: Options) -> list[Item]:
     del options
     items = []
     for path in sorted(NET.glob("*")):
-        state = _text(path / "operstate")
+        state = text_of(path / "operstate")
         if path.name == "lo" or state == "down":
             continue
-        mtu = _text(path / "mtu")
+        mtu = text_of(path / "mtu")
         items.append(Item(name=f"network.mtu.{path.name}", text=mtu, unit="bytes", same=True))
-        speed = _text(path / "speed")
+        speed = text_of(path / "speed")
         if speed.isdigit() and (path / "device").exists():
             items.append(Item(name=f"network.speed.{path.name}", value=float(speed), unit="Mb/s", better="higher"))
     return items or [Item(name="network.interfaces", text="none but the loopback")]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
