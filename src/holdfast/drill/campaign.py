@@ -18,8 +18,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.drill.kubernetes_cluster import KUBERNETES
+from holdfast.drill.ports import Site
 from holdfast.drill.results import DrillResult, DrillRun, render_json, render_junit, skipped
-from holdfast.drill.runner import OVER, Patience, Site, run_drill
+from holdfast.drill.runner import OVER, Patience, run_drill
 from holdfast.drill.scenario import JobNeeds, Scenario
 from holdfast.drill.site import SiteStage, fitted, lacking_on_site
 from holdfast.drill.site_settings import SiteSettings

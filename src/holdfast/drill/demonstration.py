@@ -13,8 +13,9 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from holdfast.drill.ports import Site
 from holdfast.drill.results import DrillResult
-from holdfast.drill.runner import OVER, Patience, Site, run_drill
+from holdfast.drill.runner import OVER, Patience, run_drill
 from holdfast.drill.scenario import Scenario
 from holdfast.drill.stage import Stage, StageSettings, read_report
 from holdfast.drill.training import Losses, TrainingJob, largest_difference, read_losses

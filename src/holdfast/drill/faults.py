@@ -20,13 +20,12 @@ from msgspec import Struct
 
 from holdfast.checkpoint.store import CheckpointInfo, scan
 from holdfast.drill.kinds import Reach
-from holdfast.drill.ports import FaultPort, SchedulerFaultPort
+from holdfast.drill.ports import SchedulerFaultPort, Site
 from holdfast.drill.scenario import Scenario
 from holdfast.drill.verdict import Fired
 from holdfast.errors import HoldfastError, LinkError, RefusedError, UsageError
 from holdfast.failpoint import command
 from holdfast.model.records import JobRecord
-from holdfast.ports import Clock
 
 _POLL_S = 0.02
 DRILL_FOLDER = "drill"
@@ -108,17 +107,7 @@ def aim(scenario: Scenario, job: JobRecord, base_step: int, seed: int) -> Aim:
 class Injection:
     """One fault: `inject`, then `undo` in every case, also when `inject` failed or was cancelled."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        drill_id: str,
-        *,
-        target: Aim,
-        job: JobRecord,
-        clock: Clock,
-        port: FaultPort | None = None,
-        job_dir: Path | None = None,
-    ) -> None:
+    def __init__(self, scenario: Scenario, drill_id: str, *, target: Aim, job: JobRecord, site: Site) -> None:
         if not job.view.drill_ok:
             raise RefusedError(
                 f"job {job.key} is not open to drills: its owner must submit it with --drill-ok (drill_ok = true)"
@@ -128,10 +117,10 @@ class Injection:
         self.target = target
         self.damaged_step: int | None = None
         # Slurm does not know the job's folder; who brought the job up does.
-        self._job_dir = job_dir if job_dir is not None else Path(job.view.job_dir)
+        self._job_dir = site.job_dir if site.job_dir is not None else Path(job.view.job_dir)
         self._folder = self._job_dir / DRILL_FOLDER
-        self._port = port
-        self._clock = clock
+        self._port = site.breaker
+        self._clock = site.clock
         self._undo: list[Callable[[], Awaitable[object]]] = []
         self._later: asyncio.Task[None] | None = None
 

@@ -6,12 +6,16 @@ tests parts in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
+
+from msgspec import Struct
 
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.ports import Clock
 
 
 class FaultPort(Protocol):
@@ -97,3 +101,23 @@ class Eyes(Protocol):
 
     async def step_times(self, key: JobKey, attempt: int) -> list[float]:
         """Seconds that steps of an attempt took, oldest first; empty when nobody measured any."""
+
+
+class Site(Struct, kw_only=True):
+    """Where drills are run."""
+
+    eyes: Eyes
+    job: JobKey
+    clock: Clock
+    breaker: FaultPort | None = None
+    """None: faults inside the job only."""
+    job_dir: Path | None = None
+    """The job's folder, where the scheduler does not know it."""
+    losses: Callable[[], float | None] | None = None
+    """Largest difference of the job's losses to an undisturbed run; None: cannot be told."""
+    step_s: float = 0.0
+    """What a step takes, where the controller does not know."""
+    on_story: Callable[[str], None] | None = None
+    """Is told each line that the job's record gets; None: nobody reads along."""
+    told: str = ""
+    """The last line that was told."""

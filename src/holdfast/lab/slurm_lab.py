@@ -47,13 +47,14 @@ FILLER = ".filled-by-drill"
 class SlurmLab:
     """See the module."""
 
-    def __init__(self, facts: LabFacts, *, owns: bool = False) -> None:
+    def __init__(self, facts: LabFacts, keeper: subprocess.Popen[bytes] | None = None, *, owns: bool = False) -> None:
         self.facts = facts
         self.folder = facts.folder
         self.daemons = SlurmDaemons(facts)
+        self.ctld_log = self.daemons.ctld_log
         self.owns = owns
         """Does the lab end with this object (`end`, `with`)?"""
-        self.keeper: subprocess.Popen[bytes] | None = None
+        self.keeper = keeper
 
     # --- up and down ---
 
@@ -83,7 +84,7 @@ class SlurmLab:
             if follow:
                 raise UsageError(f"a lab runs in {folder} already: `holdfast lab slurm down --dir {folder}` ends it")
         down(folder)
-        lab = cls._fresh(settings, folder, follow=follow)
+        lab = cls(*_new_keeper(settings, folder, follow=follow), owns=follow)
         try:
             lab.bring_up(limit_s)
         except BaseException:  # also Ctrl-C: a lab that did not come up is not left behind
@@ -98,44 +99,6 @@ class SlurmLab:
         facts = read_facts(folder)
         ask(folder, "ping")
         return cls(facts)
-
-    @classmethod
-    def _fresh(cls, settings: LabSettings, folder: Path, *, follow: bool) -> Self:
-        kept = 0
-        with contextlib.suppress(NotFoundError, LinkError):
-            kept = read_facts(folder).port
-        tried: set[int] = set()
-        while True:
-            subnet = network.free_subnet(folder, tried=tried) if settings.netns else 0
-            facts = LabFacts(
-                dir=str(folder),
-                settings=settings,
-                host=socket.gethostname().partition(".")[0],
-                user=pwd.getpwuid(os.geteuid()).pw_name,
-                root=os.geteuid() == 0,
-                port=port_range(settings, folder, kept=kept),
-                subnet=subnet,
-            )
-            _lay_out(facts)
-            lab = cls(facts, owns=follow)
-            try:
-                lab._start_keeper(follow=follow)
-            except LinkError as error:
-                # Another lab took the network between our look and the keeper's.
-                if not settings.netns or "File exists" not in str(error) or len(tried) >= 8:
-                    raise
-                tried.add(subnet)
-            else:
-                return lab
-
-    def _start_keeper(self, *, follow: bool) -> None:
-        argv = [sys.executable, "-m", "holdfast.lab.keeper", "--dir", self.facts.dir]
-        log = self.folder / "log" / "keeper.log"
-        try:
-            self.keeper = start_keeper(argv, log, daemon_environment(), follow=follow, limit_s=15.0)
-        except LinkError:
-            self.end()
-            raise
 
     def bring_up(self, limit_s: float) -> None:
         """Start what does not run, in order, and wait until every node is up."""
@@ -252,11 +215,6 @@ class SlurmLab:
         """Daemons and nodes, from the keeper."""
         return dict(ask(self.folder, "status"))
 
-    @property
-    def ctld_log(self) -> Path:
-        """Log of slurmctld."""
-        return self.daemons.ctld_log
-
     def slurmd_log(self, node: str) -> Path:
         """Log of a node's slurmd."""
         return self.folder / "log" / f"slurmd-{node}.log"
@@ -334,6 +292,35 @@ class SlurmLab:
     def free_shared(self) -> None:
         """Undo `fill_shared`."""
         (self.folder / "shared" / FILLER).unlink(missing_ok=True)
+
+
+def _new_keeper(settings: LabSettings, folder: Path, *, follow: bool) -> tuple[LabFacts, subprocess.Popen[bytes]]:
+    """Lay a fresh lab out and start its keeper; another network is chosen while the chosen one is taken."""
+    kept = 0
+    with contextlib.suppress(NotFoundError, LinkError):
+        kept = read_facts(folder).port
+    tried: set[int] = set()
+    while True:
+        facts = LabFacts(
+            dir=str(folder),
+            settings=settings,
+            host=socket.gethostname().partition(".")[0],
+            user=pwd.getpwuid(os.geteuid()).pw_name,
+            root=os.geteuid() == 0,
+            port=port_range(settings, folder, kept=kept),
+            subnet=network.free_subnet(folder, tried=tried) if settings.netns else 0,
+        )
+        _lay_out(facts)
+        argv = [sys.executable, "-m", "holdfast.lab.keeper", "--dir", facts.dir]
+        log = folder / "log" / "keeper.log"
+        try:
+            return facts, start_keeper(argv, log, daemon_environment(), follow=follow, limit_s=15.0)
+        except LinkError as error:
+            down(folder)
+            # Another lab took the network between our look and the keeper's.
+            if not settings.netns or "File exists" not in str(error) or len(tried) >= 8:
+                raise
+            tried.add(facts.subnet)
 
 
 def down(folder: Path) -> bool:

@@ -177,44 +177,51 @@ def failures_of(incidents: Sequence[IncidentRecord]) -> list[IncidentRecord]:
     return [i for i in incidents if not i.drill and is_failure(i)]
 
 
-def fleet(
-    *,
-    jobs: Sequence[JobRecord],
-    nodes: Sequence[NodeRecord],
-    stays: Sequence[Stay],
-    incidents: Sequence[IncidentRecord],
-    accounts: Sequence[Accounting],
-    commands: Sequence[OperatorCommand],
-    since: float,
-    until: float,
-    economics: Economics,
-    words: Words = ENGLISH,
-) -> Fleet:
-    """All figures of a span; drills and incidents that were only observed are no failures.
+class Span(Struct, frozen=True, kw_only=True):
+    """What a fleet's figures are made of."""
 
-    Args:
-        jobs: with their accounts in `accounts`, in the same order.
-        nodes: of the cluster, those that left it among them.
-        stays: when each of `nodes` was observed, in the same order.
-        incidents: that lived in the span.
-        accounts: where each job's wall time went.
-        commands: what people ordered, to tell which recoveries needed nobody.
-        since: begin of the span, Unix seconds.
-        until: its end.
-        economics: prices.
-        words: for the zone that hours of the day are counted in.
-    """
-    found = groups(incidents, commands)
+    jobs: Sequence[JobRecord]
+    accounts: Sequence[Accounting]
+    """Where each job's wall time went, in the order of `jobs`."""
+    nodes: Sequence[NodeRecord]
+    """Of the cluster, those that left it among them."""
+    stays: Sequence[Stay]
+    """When each of `nodes` was observed, in their order."""
+    incidents: Sequence[IncidentRecord]
+    """That opened in the span."""
+    commands: Sequence[OperatorCommand]
+    """What people ordered, to tell which recoveries needed nobody."""
+    since: float
+    until: float
+    """Begin and end, Unix seconds."""
+    economics: Economics = Economics()
+    words: Words = ENGLISH
+    """For the zone that hours of the day are counted in."""
+
+    @property
+    def days(self) -> float:
+        """How long it is."""
+        return max(0.0, self.until - self.since) / 86400.0
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """GPUs of each node by its name; 0: not known."""
+        return {node.name: node.view.gpus for node in self.nodes}
+
+
+def fleet(span: Span) -> Fleet:
+    """All figures of a span; drills and incidents that were only observed are no failures."""
+    jobs, accounts, stays, since, until = span.jobs, span.accounts, span.stays, span.since, span.until
+    here = zip(span.nodes, stays, strict=True)
+    there = [node.view.gpus for node, stay in here if stay[0] <= until and stay[1] >= since]
+    found = groups(span.incidents, span.commands)
     failures, back, alone = found.failures, found.back, found.alone
-    days = max(0.0, until - since) / 86400.0
-    gpus = {node.name: node.view.gpus for node in nodes}
-    there = [node.view.gpus for node, stay in zip(nodes, stays, strict=True) if stay[0] <= until and stay[1] >= since]
     observed_days = node_days(stays, since, until)
     detect_s = spans(failures, Mark.FAULT, Mark.DETECTED)
     weeks = _weeks(failures, detect_s, jobs, since, until, stays)
-    badput, wall_gpu_s = _badput(jobs, accounts, gpus)
+    badput, wall_gpu_s = _badput(jobs, accounts, span.gpus)
     used = efficiency(accounts)
-    by_hour, by_day = _by_hour(failures, words)
+    by_hour, by_day = _by_hour(failures, span.words)
     return Fleet(
         since=since,
         until=until,
@@ -236,7 +243,7 @@ def fleet(
         given_up=len(found.given_up),
         false_alarms=len(found.false),
         fenced=len(found.fenced),
-        lemons=_lemons(nodes),
+        lemons=_lemons(span.nodes),
         ettr=used.ettr,
         goodput_percent=used.goodput_percent,
         badput_gpu_h={name: value / 3600.0 for name, value in badput.items()},
@@ -244,7 +251,7 @@ def fleet(
         by_hour=by_hour,
         by_day=by_day,
         trend_percent_per_week=_trend(weeks, stays, until),
-        cost=_cost(alone, jobs, gpus, badput, economics, days, wall_gpu_s),
+        cost=_cost(span, alone, badput, wall_gpu_s),
     )
 
 
@@ -387,16 +394,9 @@ def is_beyond_chance(before: int, after: int, *, z: float = 1.96) -> bool:
     return abs(after - before) > z * sqrt(max(1, before + after))
 
 
-def _cost(
-    alone: Sequence[IncidentRecord],
-    jobs: Sequence[JobRecord],
-    gpus: Mapping[str, int],
-    badput: Mapping[str, float],
-    economics: Economics,
-    days: float,
-    wall_gpu_s: float,
-) -> Cost:
-    by_key = {job.key: job_gpus(job, gpus) for job in jobs}
+def _cost(span: Span, alone: Sequence[IncidentRecord], badput: Mapping[str, float], wall_gpu_s: float) -> Cost:
+    economics, days, gpus = span.economics, span.days, span.gpus
+    by_key = {job.key: job_gpus(job, gpus) for job in span.jobs}
     person_s = economics.person_minutes * 60.0
     saved_s = 0.0
     timed = 0

@@ -34,7 +34,7 @@ from holdfast.report.figures import (
     tells_steps,
     totals,
 )
-from holdfast.report.fleet import Economics, Fleet, fleet
+from holdfast.report.fleet import Economics, Fleet, Span, fleet
 from holdfast.report.interval import IntervalAdvice, advise
 from holdfast.report.objectives import Verdict, judge
 from holdfast.report.observed import Stay, stays
@@ -258,16 +258,18 @@ class ReportData(Struct, dict=True):
             default=self.made_at,
         )
         return fleet(
-            jobs=self.jobs,
-            nodes=self.nodes,
-            stays=self.stays,
-            incidents=self.counted,
-            accounts=self.accounts,
-            commands=self.commands,
-            since=begin,
-            until=self.made_at,
-            economics=self.economics,
-            words=self.words,
+            Span(
+                jobs=self.jobs,
+                accounts=self.accounts,
+                nodes=self.nodes,
+                stays=self.stays,
+                incidents=self.counted,
+                commands=self.commands,
+                since=begin,
+                until=self.made_at,
+                economics=self.economics,
+                words=self.words,
+            )
         )
 
     @cached_property
