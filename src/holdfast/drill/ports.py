@@ -97,7 +97,7 @@ class Eyes(Protocol):
         """Wait until an event with a sequence number above `after` is stored, or the time is over; the newest one."""
 
     async def tell(self, events: Sequence[AnyEvent]) -> None:
-        """Hand events to the controller (the true time of a fault)."""
+        """Hand events of one source, one at least, to the controller (the true time of a fault)."""
 
     async def step_times(self, key: JobKey, attempt: int) -> list[float]:
         """Seconds that steps of an attempt took, oldest first; empty when nobody measured any."""

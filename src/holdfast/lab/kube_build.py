@@ -61,9 +61,9 @@ def cache() -> Path:
     return cache_folder("kubernetes")
 
 
-def built(folder: Path | None = None) -> KubeBinaries | None:
+def built() -> KubeBinaries | None:
     """The newest whole build in the cache; None when there is none."""
-    marks = sorted((folder or cache()).glob(f"*/{DONE}"), key=lambda mark: mark.stat().st_mtime)
+    marks = sorted(cache().glob(f"*/{DONE}"), key=lambda mark: mark.stat().st_mtime)
     return KubeBinaries(marks[-1].parent, marks[-1].parent.name) if marks else None
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import zlib
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ PORTS_FROM, PORTS_TO = 12_000, 32_000
 """Below Linux's ephemeral ports (ip_local_port_range begins at 32768)."""
 NODE_PORT = 16
 """The first 16 ports of a lab are its daemons'."""
+NETWORK = IPv4Address("10.176.0.0")
 SUBNETS = 128
 NODE_NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
 
@@ -132,8 +134,7 @@ def node_name(number: int) -> str:
 
 def address(subnet: int, host: int) -> str:
     """Address of a host in a lab's network: 10.176.0.0/13 cut into 128 networks of 4,094 hosts."""
-    number = (10 << 24) + (176 << 16) + (subnet << 12) + host
-    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
+    return str(NETWORK + (subnet << 12) + host)
 
 
 def check_settings(settings: LabSettings, folder: Path) -> None:

@@ -2,12 +2,15 @@
 
 Called by every form of report. Pure: records in, figures out; definitions stand in `definitions`. GPU-hours are those
 of the nodes that a job held; where a node's number of GPUs is not known it counts as one, and `gpus_known` says so.
+
+A failure rate is over node-days, the time for which nodes were observed. One over the span that somebody asks for would
+depend on the question: an hour of history would look calmer over 30 days than over one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, inf, sqrt
 from statistics import fmean, linear_regression
 
@@ -28,11 +31,33 @@ from holdfast.report.figures import (
     of_known_attempts,
     spread,
 )
-from holdfast.report.observed import Stay, node_days, per_1000_node_days
 from holdfast.report.timeline import spans
 from holdfast.report.words import ENGLISH, Words
 
 WEEK_S = 7 * 86400.0
+DAY_S = 86400.0
+Stay = tuple[float, float]
+"""From when a node was observed, and until when; infinite: it is still there."""
+
+
+def stays(nodes: Iterable[NodeRecord], *, known_since: float) -> list[Stay]:
+    """When each node was observed, in the order of `nodes`.
+
+    Args:
+        nodes: of the cluster, those that left it among them.
+        known_since: when the history begins; for a node whose record does not say when it was first seen.
+    """
+    return [(node.first_seen_at or known_since, node.left_at or inf) for node in nodes]
+
+
+def node_days(found: Sequence[Stay], since: float, until: float) -> float:
+    """Days for which nodes were observed between two moments, summed over the nodes."""
+    return sum([max(0.0, min(until, end) - max(since, begin)) for begin, end in found]) / DAY_S
+
+
+def per_1000_node_days(failures: int, days: float) -> float | None:
+    """Failures per 1000 node-days; None when no node was observed."""
+    return 1000.0 * failures / days if days > 0 else None
 
 
 class Economics(Struct, frozen=True, kw_only=True):
@@ -386,12 +411,12 @@ def _trend(weeks: Sequence[Week], stays: Sequence[Stay], until: float) -> float 
     return 100.0 * linear_regression(range(len(rates)), rates).slope / mean
 
 
-def is_beyond_chance(before: int, after: int, *, z: float = 1.96) -> bool:
+def is_beyond_chance(before: int, after: int) -> bool:
     """Do two counts over spans of equal length differ by more than chance (Poisson, 95 %)?
 
     The difference of two Poisson counts with the same mean has the variance of their sum.
     """
-    return abs(after - before) > z * sqrt(max(1, before + after))
+    return abs(after - before) > 1.96 * sqrt(max(1, before + after))
 
 
 def _cost(span: Span, alone: Sequence[IncidentRecord], badput: Mapping[str, float], wall_gpu_s: float) -> Cost:

@@ -34,10 +34,9 @@ from holdfast.report.figures import (
     tells_steps,
     totals,
 )
-from holdfast.report.fleet import Economics, Fleet, Span, fleet
+from holdfast.report.fleet import Economics, Fleet, Span, Stay, fleet, stays
 from holdfast.report.interval import IntervalAdvice, advise
 from holdfast.report.objectives import Verdict, judge
-from holdfast.report.observed import Stay, stays
 from holdfast.report.proposals import Facts, Proposal, proposals
 from holdfast.report.series import Convergence, JobSeries, Point, Throughput, convergence, throughput
 from holdfast.report.training_time import TrainingTime, proof_of, training_time

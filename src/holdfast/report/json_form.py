@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from holdfast.model.records import IncidentRecord
-from holdfast.report.executive import executive
 from holdfast.report.figures import cause_of, domain_of
 from holdfast.report.gather import ReportData
+from holdfast.report.sections import executive
 from holdfast.report.single import incident_sections
 from holdfast.report.timeline import Phase, node_phases, timeline
 from holdfast.report.training_time import TrainingTime, in_total

@@ -6,20 +6,21 @@ Called by the forms. Pure. Text from outside is given as it is; each form escape
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from holdfast.model.events import DrillFired
-from holdfast.report.coverage import coverage, environment
+from holdfast.model.events import DrillFired, NodeValidated
+from holdfast.model.orders import Notify, OrderStatus
+from holdfast.report.alerts import counted, expected, missed, unfounded
 from holdfast.report.definitions import GOOGLE, MISSION_CONTROL_GUIDE
-from holdfast.report.executive import executive
 from holdfast.report.figures import Spread, cause_of, is_counted
 from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import Verdict
 from holdfast.report.published import FLEETS
 from holdfast.report.section import Section, spoken, table
+from holdfast.report.series import JobSeries, Point
 from holdfast.report.tables import percent, seconds, short
 from holdfast.report.training_time import in_total
 
@@ -32,6 +33,83 @@ def sections(data: ReportData, kind: str) -> list[Section]:
     """
     made = [make(data) for make in KINDS[kind]]
     return [spoken(section, data.words) for section in made if section.rows]
+
+
+# --- the executive summary: each sentence is one that `words_ja` has a template for ---
+
+
+def executive(data: ReportData) -> Section:
+    """One row for each thing that is known: what it is about, a sentence."""
+    rows = [
+        row
+        for make in (_told_run, _told_training, _told_objectives, _told_speed, _told_losses, _told_cost, _told_proposal)
+        for row in make(data)
+    ]
+    return table("executive", "Executive summary", "", ("", "in short"), rows)
+
+
+Rows = Iterator[tuple[str, str]]
+
+
+def _told_run(data: ReportData) -> Rows:
+    made = data.totals
+    yield (
+        "what ran",
+        f"Jobs: {len(data.jobs)}, nodes: {data.fleet.nodes}, incidents: {made.incidents}, recovered: {made.recovered}.",
+    )
+    if made.mttd.n and made.mttr.n:
+        detect, again = seconds(made.mttd.mean), seconds(made.mttr.mean)
+        yield "recovery", f"A fault was noticed after {detect}, and training went on after {again} (means)."
+
+
+def _told_training(data: ReportData) -> Rows:
+    found = in_total(data.training_times)
+    if found.efficiency is not None:
+        times = f"{seconds(found.trained_s)} trained, {seconds(found.downtime_s)} down"
+        failed = f"{found.restarts_failed} of {found.restarts} restarts failed"
+        yield "training-time efficiency", f"{percent(found.efficiency)}: {times}; {failed}."
+
+
+def _told_objectives(data: ReportData) -> Rows:
+    judged = [one for one in data.verdicts if one.passed is not None]
+    if not data.verdicts:
+        yield "objectives", "None is set in [slo] of the policy."
+        return
+    yield "objectives", f"{sum(1 for one in judged if one.passed)} of {len(judged)} met."
+    for one in judged:
+        if not one.passed:
+            yield "missed objective", f"{one.objective}: {one.measured}, target {one.target}."
+
+
+def _told_speed(data: ReportData) -> Rows:
+    lost = [one.loss_percent for one in data.throughputs if one.loss_percent is not None]
+    if lost and max(lost) > 0:
+        yield "throughput", f"At most {max(lost):.1f} % slower than before (recoveries: {len(lost)})."
+    elif lost:
+        yield "throughput", f"As fast as before (recoveries: {len(lost)})."
+
+
+def _told_losses(data: ReportData) -> Rows:
+    for figure in ("training loss", "accuracy"):
+        apart = [one.difference for one in data.convergences if one.figure == figure]
+        if apart:
+            yield figure, f"At most {max(apart):.3g} away from before (recoveries: {len(apart)})."
+
+
+def _told_cost(data: ReportData) -> Rows:
+    cost, price = data.fleet.cost, data.economics.gpu_hour
+    if price:
+        yield "cost", f"{cost.lost:.2f} GPU-hours were lost, which cost {cost.lost_money:,.2f}."
+    else:
+        yield "cost", f"{cost.lost:.2f} GPU-hours were lost."
+
+
+def _told_proposal(data: ReportData) -> Rows:
+    for one in data.proposals[:1]:
+        yield "first proposal", one.what
+
+
+# --- the tables ---
 
 
 def objectives(data: ReportData) -> Section:
@@ -341,7 +419,97 @@ def proposed_few(data: ReportData) -> Section:
     return table(whole.key, whole.title, intro, whole.headings, rows)
 
 
-def _coverage(data: ReportData) -> Section:
+# --- how much of what a report needs was measured ---
+
+
+COVERAGE = ("what", "coverage", "remark")
+
+
+def coverage(data: ReportData) -> Section:
+    """Percent of attempts with each metric, faults that were noticed, incidents that people were told of."""
+    rows = [*_metrics(data), *_drills(data), *_notices(data), *_alerts(data)]
+    return table("coverage", "Observability coverage", "", COVERAGE, rows, numbers=COVERAGE[1:2])
+
+
+def environment(data: ReportData) -> Section:
+    """Were the nodes proven good before they took work?"""
+    said = [event for event in data.events if isinstance(event, NodeValidated)]
+    passed = sum(1 for event in said if event.passed)
+    rows = [
+        ("nodes validated", _share(passed, len(said)), ", ".join(e.node for e in said if not e.passed) or "-"),
+        ("nodes known", f"{len(data.nodes)}", f"{sum(1 for node in data.nodes if node.view.gpus)} tell their GPUs"),
+    ]
+    return table("environment", "Environment", "", COVERAGE, rows, numbers=COVERAGE[1:2])
+
+
+def _metrics(data: ReportData) -> list[tuple[str, str, str]]:
+    if not data.has_series:
+        return [("metrics of jobs", "not measured", "series were not read for so many attempts")]
+    attempts = [(str(job.key), a.number) for job in data.jobs for a in job.attempts if a.started_at]
+    kept = [(data.series.get(name, JobSeries()), number) for name, number in attempts]
+
+    def count(points: list[list[Point]]) -> str:
+        return _share(sum(1 for found in points if len(found) > 1), len(attempts))
+
+    of = "of attempts"
+    return [
+        ("steps", count([series.steps.get(number, []) for series, number in kept]), of),
+        ("training loss", count([series.losses.get(number, []) for series, number in kept]), of),
+        ("tokens or samples", count([s.tokens.get(n) or s.samples.get(n, []) for s, n in kept]), of),
+    ]
+
+
+def _drills(data: ReportData) -> list[tuple[str, str, str]]:
+    fired = sorted({event.drill for event in data.events if isinstance(event, DrillFired)})
+    noticed = {incident.drill for incident in data.incidents if incident.drill}
+    missed = [name for name in fired if name not in noticed]
+    if not fired:
+        return [("injected faults that were noticed", "not measured", "no drill ran")]
+    remark = f"no incident: {', '.join(missed[:8])}" if missed else "-"
+    return [("injected faults that were noticed", _share(len(fired) - len(missed), len(fired)), remark)]
+
+
+def _notices(data: ReportData) -> list[tuple[str, str, str]]:
+    told = {
+        record.order.incident
+        for record in data.notices
+        if isinstance(record.order, Notify) and record.status is OrderStatus.DONE
+    }
+    real = [incident.id for incident in data.incidents if is_counted(incident)]
+    if not real:
+        return []
+    untold = [name for name in real if name not in told]
+    remark = f"nobody was told of: {', '.join(untold[:8])}" if untold else "-"
+    return [("incidents that people were told of", _share(len(real) - len(untold), len(real)), remark)]
+
+
+def _alerts(data: ReportData) -> list[tuple[str, str, str]]:
+    """Of Prometheus: what fired, what should have, which targets answered, which nodes had metrics."""
+    if data.alerts is None:
+        why = "give --prometheus URL"
+        return [("alerts of Prometheus", "not measured", why), ("GPU and network metrics", "not measured", why)]
+    told, until = data.alerts, data.made_at
+    wanted = expected(data.incidents, until)
+    lacking = missed(told, wanted)
+    wrong = unfounded(told, data.incidents, until)
+    names = ", ".join(f"{one.name} of {one.incident}" for one in lacking[:8])
+    strange = ", ".join(f"{one.name} {one.node}".rstrip() for one in wrong[:8])
+    rows = [
+        ("alerts that fired", f"{len(told.firing)}", counted(told)),
+        ("alerts that should have fired", _share(len(wanted) - len(lacking), len(wanted)), names or "-"),
+        ("alerts for which no incident gives a reason", f"{len(wrong)}", strange or "-"),
+    ]
+    rows += [(f"targets of {job} that answered", f"{100 * share:.1f} %", "-") for job, share in sorted(told.up.items())]
+    rows += [(f"nodes with {kind} metrics", _share(count, len(data.nodes)), "-") for kind, count in told.having.items()]
+    return rows
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} % ({part} of {whole})" if whole else "not measured"
+
+
+def coverage_few(data: ReportData) -> Section:
+    """The same for one page."""
     made = coverage(data)
     return structs.replace(made, rows=tuple((*row[:2], _clipped(row[2], REMARK)) for row in made.rows))
 
@@ -361,7 +529,7 @@ KINDS: dict[str, tuple[Callable[[ReportData], Section], ...]] = {
         intervals,
         proposed,
     ),
-    "summary": (ran, objectives, environment, _coverage, problems, proposed_few),
+    "summary": (ran, objectives, environment, coverage_few, problems, proposed_few),
 }
 
 

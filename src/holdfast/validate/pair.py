@@ -1,4 +1,6 @@
-"""A paired test: two nodes against each other. A step that runs on both; the one without `peer` listens.
+"""The `network` suite: a node's own interfaces, and the paired test of two nodes. Two steps.
+
+The paired test runs on both nodes; the one without `peer` listens.
 
 One TCP connection steers; beside it runs UDP. Measured: round trips, datagrams that never came back (a reply that is
 late is not lost, so a starved processor costs no verdict), a large datagram that may not be fragmented, TCP both ways
@@ -14,13 +16,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from holdfast.validate.cpu import computed
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item
+from holdfast.validate.results import Item, text_of
 from holdfast.validate.step import Tell
 
 ACCEPT_S = 60.0
@@ -35,6 +38,7 @@ CHUNK = 1 << 18
 UDP_HEADERS = 28
 """Bytes of an IPv4 and a UDP header."""
 SOCKET_BYTES = 1 << 20
+NET = Path("/sys/class/net")
 
 
 class Line:
@@ -317,3 +321,19 @@ class _Client:
         self.line.say(do="sums", seed=seed)
         same = self.line.hear()["sums"] == mine
         return Item(name="network.sums", value=1.0 if same else 0.0, unit="equal sums", better="higher")
+
+
+def interfaces(options: Options) -> list[Item]:
+    """The step."""
+    del options
+    items = []
+    for path in sorted(NET.glob("*")):
+        state = text_of(path / "operstate")
+        if path.name == "lo" or state == "down":
+            continue
+        mtu = text_of(path / "mtu")
+        items.append(Item(name=f"network.mtu.{path.name}", text=mtu, unit="bytes", same=True))
+        speed = text_of(path / "speed")
+        if speed.isdigit() and (path / "device").exists():
+            items.append(Item(name=f"network.speed.{path.name}", value=float(speed), unit="Mb/s", better="higher"))
+    return items or [Item(name="network.interfaces", text="none but the loopback")]
