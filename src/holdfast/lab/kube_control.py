@@ -30,8 +30,6 @@ class ControlPlane(Struct, frozen=True, kw_only=True):
     port: int
     node_grace_s: int = 8
     """A node whose kubelet is silent this long becomes Unknown (a real cluster's default is 40 s, or 50 s)."""
-    eviction_s: int = 300
-    """Pods on a node that is not ready are evicted after this long (by their toleration, as everywhere)."""
 
     @property
     def server(self) -> str:

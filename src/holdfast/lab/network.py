@@ -12,10 +12,11 @@ import os
 import subprocess
 import zlib
 from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from holdfast.errors import LinkError
-from holdfast.lab.settings import SUBNETS, LabFacts, address
+from holdfast.lab.settings import NETWORK, SUBNETS, LabFacts, address
 
 PREFIX_BITS = 20
 IP_LIMIT_S = 30.0
@@ -30,10 +31,7 @@ def free_subnet(folder: Path, *, tried: Iterable[int] = ()) -> int:
     taken = set(tried)
     for interface in json.loads(_ip(["-j", "-4", "addr", "show"]) or "[]"):
         for entry in interface.get("addr_info", ()):
-            number = 0
-            for part in str(entry.get("local", "0.0.0.0")).split("."):  # noqa: S104 - a value, not a place to listen
-                number = number << 8 | int(part)
-            taken.add((number - (10 << 24) - (176 << 16)) >> 12)
+            taken.add((int(IPv4Address(entry.get("local", "127.0.0.1"))) - int(NETWORK)) >> 12)
     first = zlib.crc32(os.fsencode(folder)) % SUBNETS
     for step in range(SUBNETS):
         index = (first + step) % SUBNETS

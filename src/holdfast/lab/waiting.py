@@ -1,6 +1,6 @@
-"""Waiting for a lab's daemons, always with a deadline, and saying what their logs said when it passes.
+"""Starting a lab's keeper and waiting for daemons, with deadlines; what the logs said is told when one passes.
 
-Called by `slurm_lab` and `database`. The machine's clock is read here and nowhere else in the room but in processes
+Called by both labs and their daemons. The machine's clock is read here and nowhere else in the room but in processes
 that the keeper owns.
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.errors import LinkError
@@ -17,6 +18,45 @@ from holdfast.errors import LinkError
 POLL_S = 0.03
 TAIL_LINES = 8
 TAIL_BYTES = 16_000
+
+
+def start_keeper(
+    argv: Sequence[str], log: Path, env: Mapping[str, str], *, follow: bool, limit_s: float
+) -> subprocess.Popen[bytes]:
+    """Start a keeper and return at its first word: that it listens.
+
+    Args:
+        argv: its command line, but for `--ready-fd` and `--parent-pid`.
+        log: gets what it prints.
+        env: its environment.
+        follow: it ends with this process.
+        limit_s: until it says so.
+
+    Raises:
+        LinkError: it did not; it may run still.
+    """
+    told, tell = os.pipe()
+    words = [*argv, "--ready-fd", str(tell), *(["--parent-pid", str(os.getpid())] if follow else [])]
+    try:
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=env,
+                pass_fds=[tell],
+                start_new_session=True,
+            )
+    finally:
+        os.close(tell)
+    try:
+        word = os.read(told, 16) if select.select([told], [], [], limit_s)[0] else b""
+    finally:
+        os.close(told)
+    if not word:
+        raise LinkError(f"the lab did not start{ends(log)}")
+    return process
 
 
 def wait_until(true: Callable[[], object], what: str, *, limit_s: float, logs: tuple[Path, ...] = ()) -> None:
