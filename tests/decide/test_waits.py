@@ -10,7 +10,7 @@ from holdfast.model.evidence import Finding
     "rule",
     [
         "nccl.timeout",
-        "nccl.watchdog",
+        "nccl.watchdog.stuck",
         "gloo.timeout",
         "rccl.timeout",
         "jax.timeout",
