@@ -10,9 +10,9 @@ import functools
 
 from msgspec.structs import replace
 
-from holdfast.adapters.catalogue_files import packaged_sources
 from holdfast.detect.catalogue import Catalogue, load_catalogue
 from holdfast.detect.findings import synthetic_finding
+from holdfast.detect.meaning import packaged_sources
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import EvidenceKind, Finding, Place
