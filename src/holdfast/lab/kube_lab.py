@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import shutil
 import signal
 import socket
@@ -35,6 +34,7 @@ from holdfast.lab import kube_build, wire
 from holdfast.lab.kube_control import PORTS
 from holdfast.lab.kube_keeper import FACTS, KubeFacts, KubeSettings
 from holdfast.lab.waiting import ends, wait_gone, wait_until
+from holdfast.os.daemons import start_daemon
 
 MODULE = "holdfast.lab.kube_keeper"
 SOCKET = "cluster.sock"
@@ -272,7 +272,6 @@ def _facts(folder: Path) -> KubeFacts:
 
 
 def _spawn(settings: KubeLabSettings, kube: KubeSettings, folder: Path, *, follow: bool) -> subprocess.Popen[bytes]:
-    told, tell = os.pipe()
     argv = [
         sys.executable,
         "-m",
@@ -283,32 +282,15 @@ def _spawn(settings: KubeLabSettings, kube: KubeSettings, folder: Path, *, follo
         str(folder),
     ]
     argv += ["--name", "lab", "--nodes", str(settings.nodes), "--spares", str(settings.spares)]
-    argv += ["--gpus-per-node", str(settings.gpus), "--boot-s", str(settings.boot_s), "--ready-fd", str(tell)]
+    argv += ["--gpus-per-node", str(settings.gpus), "--boot-s", str(settings.boot_s)]
     argv += ["--agent-beat-s", str(settings.agent_beat_s)]
     argv += ["--drill-ok"] * settings.drill_ok + ["--no-agents"] * (not settings.agents)
     argv += ["--parent-pid", str(os.getpid())] * follow
     log = folder / "cluster.log"
     log.unlink(missing_ok=True)
     environment = {**os.environ, processes.CLUSTER_MARK: str(folder)}
-    try:
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                pass_fds=[tell],
-                start_new_session=True,
-                env=environment,
-            )
-    finally:
-        os.close(tell)
-    try:
-        readable, _, _ = select.select([told], [], [], UP_S)
-        word = os.read(told, 16) if readable else b""
-    finally:
-        os.close(told)
-    if not word:
+    process, ready = start_daemon(argv, log, limit_s=UP_S, env=environment)
+    if not ready:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5.0)
         down(folder)

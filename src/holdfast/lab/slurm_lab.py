@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import select
 import shutil
 import signal
 import socket
@@ -35,6 +34,8 @@ from holdfast.lab.keeper import MARK
 from holdfast.lab.settings import LabFacts, LabSettings, check_settings, port_range, read_facts, write_facts
 from holdfast.lab.waiting import ends, wait_gone, wait_until
 from holdfast.lab.wire import SOCKET_NAME, ask, is_running
+from holdfast.os.daemons import start_daemon
+from holdfast.os.programs import Command, run_blocking
 
 REBOOT_PROGRAM = """\
 #!{python} -IS
@@ -152,29 +153,12 @@ class SlurmLab:
                 return lab
 
     def _start_keeper(self, *, follow: bool) -> None:
-        told, tell = os.pipe()
-        argv = [sys.executable, "-m", "holdfast.lab.keeper", "--dir", self.facts.dir, "--ready-fd", str(tell)]
+        argv = [sys.executable, "-m", "holdfast.lab.keeper", "--dir", self.facts.dir]
         argv += ["--parent-pid", str(os.getpid())] * follow
         log = self.folder / "log" / "keeper.log"
         env = {key: value for key, value in os.environ.items() if key in KEPT_ENV}
-        try:
-            with log.open("ab") as out:
-                self.keeper = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    env=env,
-                    pass_fds=[tell],
-                    start_new_session=True,
-                )
-        finally:
-            os.close(tell)
-        try:
-            word = os.read(told, 16) if select.select([told], [], [], 15.0)[0] else b""
-        finally:
-            os.close(told)
-        if not word:
+        self.keeper, ready = start_daemon(argv, log, limit_s=15.0, env=env)
+        if not ready:
             self.end()
             raise LinkError(f"the lab in {self.folder} did not start{ends(log)}")
 
@@ -231,22 +215,15 @@ class SlurmLab:
         Raises:
             LinkError: it failed or took too long; holds what it said.
         """
-        try:
-            done = subprocess.run(
-                argv,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                env=self.env(**(extra or {})),
-                cwd=cwd or self.folder / "jobs",
-                timeout=limit_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise LinkError(f"`{' '.join(argv)}` did not end within {limit_s:g} s") from None
-        if done.returncode:
-            raise LinkError(f"`{' '.join(argv)}` ended with {done.returncode}: {(done.stderr or done.stdout).strip()}")
-        return done.stdout
+        command = Command(argv=tuple(argv), env=self.env(**(extra or {})), cwd=cwd or self.folder / "jobs")
+        ran = run_blocking(command, limit_s)
+        if ran.hung:
+            raise LinkError(f"`{' '.join(argv)}` did not end within {limit_s:g} s")
+        if ran.code is None:
+            raise LinkError(f"`{' '.join(argv)}` cannot be run: {ran.err}")
+        if ran.code:
+            raise LinkError(f"`{' '.join(argv)}` ended with {ran.code}: {(ran.err or ran.out).strip()}")
+        return ran.out
 
     def sbatch(self, args: Sequence[str], *, script: str = "", cwd: Path | None = None, **extra: str) -> str:
         """Queue a batch job; returns its id. `script` is its text, unless `args` name a file or `--wrap`."""
@@ -377,8 +354,7 @@ class SlurmLab:
             daemon = self.status()["daemons"][name]
             if not daemon["pid"]:
                 raise LinkError(f"{name} ended with {daemon['code']}{ends(*logs)}")
-            done = subprocess.run(argv, capture_output=True, env=self.env(), timeout=COMMAND_S, check=False)
-            return done.returncode == 0
+            return run_blocking(Command(argv=tuple(argv), env=self.env()), COMMAND_S).code == 0
 
         wait_until(answers, f"{name} does not answer", limit_s=END_S, logs=logs)
 

@@ -30,24 +30,19 @@ def start_daemon(
         The process, and whether it said that it is ready.
     """
     told, tell = os.pipe()
-    try:
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                [*argv, "--ready-fd", str(tell)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=env,
-                pass_fds=[tell],
-                start_new_session=True,
-            )
-    except BaseException:
-        os.close(told)
-        raise
-    finally:
-        os.close(tell)
-    try:
-        readable, _, _ = select.select([told], [], [], limit_s)
-        return process, bool(readable and os.read(told, WORD_MAX))
-    finally:
-        os.close(told)
+    with os.fdopen(told, "rb", buffering=0) as word:
+        try:
+            with log.open("ab") as out:
+                process = subprocess.Popen(
+                    [*argv, "--ready-fd", str(tell)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env=env,
+                    pass_fds=[tell],
+                    start_new_session=True,
+                )
+        finally:
+            os.close(tell)
+        readable, _, _ = select.select([word], [], [], limit_s)
+        return process, bool(readable and word.read(WORD_MAX))

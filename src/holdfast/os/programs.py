@@ -161,9 +161,13 @@ class Program:
         streams = (self.process.stdout, out), (self.process.stderr, err)
         await asyncio.gather(*(_keep(stream, kept, kept_max) for stream, kept in streams if stream is not None))
 
+    def interrupt(self) -> None:
+        """Ask the whole group to end, as Ctrl-C does."""
+        _signal_group(self.process.pid, signal.SIGINT)
+
     def kill(self) -> None:
         """Kill the whole group."""
-        _kill_group(self.process.pid)
+        _signal_group(self.process.pid, signal.SIGKILL)
 
     async def end(self) -> None:
         """Kill the group of a program that still runs, and wait for it, but not for one that hangs in the kernel."""
@@ -241,7 +245,7 @@ class Background:
 
     def kill(self) -> None:
         """Kill the whole group, and collect the program unless it hangs in the kernel."""
-        _kill_group(self.pid)
+        _signal_group(self.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_GRACE_S)
         for thread in self._threads:
@@ -288,9 +292,9 @@ def _ran(code: int | None, outputs: tuple[bytearray, bytearray], begun: float) -
     return Ran(code=code, stdout=out, stderr=err, hung=code is None, seconds=time.monotonic() - begun)
 
 
-def _kill_group(pid: int) -> None:
+def _signal_group(pid: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, signum)
 
 
 async def _keep(stream: asyncio.StreamReader, kept: bytearray, kept_max: int) -> None:

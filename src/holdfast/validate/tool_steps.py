@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from holdfast.adapters.probes.tool_output import PingPong, parse_fi_info, parse_pingpong, parse_stress
+from holdfast.os.programs import Ran
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
 from holdfast.validate.results import Item, Verdict
@@ -137,17 +138,16 @@ def pingpong(provider: str) -> list[Item]:
     base = (tool_runs.where("fi_pingpong"), "-p", provider, "-e", "rdm", "-I", "50")
     port = str(20_000 + os.getpid() % 20_000)
     server = tool_runs.start((*base, "-B", port))
-    found, client = PingPong(error="the server never listened"), tool_runs.Done()
+    found, client = PingPong(error="the server never listened"), Ran()
     try:
         for _ in range(TRIES):
             time.sleep(START_S)  # it does not say when it listens
             client = tool_runs.run((*base, "-P", port, "127.0.0.1"), PINGPONG_S)
             found = parse_pingpong(client.out, client.err)
-            if found.rates or client.hung or server.poll() is not None:
+            if found.rates or client.hung or not server.is_running:
                 break
     finally:
-        server.kill()
-        server.communicate()
+        server.finish(0.0)
     if not found.rates:
         advice = "see `fi_info -p " + provider + "` and the security group or firewall of the fabric"
         return [failed("efa.pingpong", f"fi_pingpong through {provider}: {found.error}", advice)]
@@ -189,17 +189,16 @@ def _write_bw(program: str, device: str, port: str, at: int, *, deep: bool) -> I
     base = (program, "-d", device, "-i", port, "-p", str(at), "--report_gbits", "-F", *(("-a",) if deep else ()))
     name = f"ib.{device}.{port}.write_bw"
     server = tool_runs.start(base)
-    found, done = Perftest(error="the server never listened"), tool_runs.Done()
+    found, done = Perftest(error="the server never listened"), Ran()
     try:
         for _ in range(TRIES):
             time.sleep(START_S)
             done = tool_runs.run((*base, "127.0.0.1"), PINGPONG_S)
             found = parse_perftest(done.out, done.err)
-            if found.gbits or done.hung or server.poll() is not None:
+            if found.gbits or done.hung or not server.is_running:
                 break
     finally:
-        server.kill()
-        server.communicate()
+        server.finish(0.0)
     if not found.gbits:
         return failed(name, f"ib_write_bw: {found.error}", "see `ibstat`, the subnet manager and memory locking limits")
     size = max(found.gbits)
