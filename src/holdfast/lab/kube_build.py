@@ -13,7 +13,6 @@ import fcntl
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from holdfast.errors import LinkError, UsageError
 from holdfast.lab import packages
 from holdfast.lab.settings import cache_folder
 from holdfast.lab.waiting import ends
+from holdfast.os.programs import Command, run_blocking
 
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 SOURCES = ("kubernetes", "golang-github-modern-go-reflect2")
@@ -239,9 +239,8 @@ def _run(
     cwd: Path | None = None,
     may_fail: bool = False,
 ) -> None:
-    with log.open("ab") as out:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=cwd, timeout=BUILD_LIMIT_S, check=False
-        )
-    if done.returncode and not may_fail:
-        raise LinkError(f"no Kubernetes lab: `{' '.join(argv[:3])}` failed with {done.returncode}{ends(log)}")
+    ran = run_blocking(Command(argv=tuple(argv), env=env, cwd=cwd, log=log), BUILD_LIMIT_S)
+    if ran.hung:
+        raise LinkError(f"no Kubernetes lab: `{' '.join(argv[:3])}` did not end in {BUILD_LIMIT_S:g} s{ends(log)}")
+    if ran.code != 0 and not may_fail:
+        raise LinkError(f"no Kubernetes lab: `{' '.join(argv[:3])}` failed with {ran.code or ran.err}{ends(log)}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import zlib
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from holdfast.errors import LinkError
 from holdfast.lab.settings import NETWORK, SUBNETS, LabFacts, address
+from holdfast.os.programs import Command, run_blocking
 
 PREFIX_BITS = 20
 IP_LIMIT_S = 30.0
@@ -99,15 +99,12 @@ def has_bridge(facts: LabFacts) -> bool:
 
 
 def _ip(args: Sequence[str], text: str = "") -> str:
-    try:
-        done = subprocess.run(
-            ["ip", *args], input=text, capture_output=True, text=True, timeout=IP_LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LinkError(f"`ip` cannot be run (Debian: iproute2): {error}") from error
-    if done.returncode:
-        raise LinkError(f"`ip {' '.join(args)}` failed: {done.stderr.strip()}")
-    return done.stdout
+    ran = run_blocking(Command(argv=("ip", *args), given=text.encode()), IP_LIMIT_S)
+    if ran.code is None:
+        raise LinkError(f"`ip` cannot be run (Debian: iproute2): {ran.err or f'no answer within {IP_LIMIT_S:g} s'}")
+    if ran.code:
+        raise LinkError(f"`ip {' '.join(args)}` failed: {ran.err.strip()}")
+    return ran.out
 
 
 def _batch(lines: Sequence[str]) -> None:

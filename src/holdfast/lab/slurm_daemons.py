@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from holdfast.lab import database, packages
 from holdfast.lab.settings import LabFacts
 from holdfast.lab.waiting import ends, wait_gone, wait_until
 from holdfast.lab.wire import ask
+from holdfast.os.programs import Command, run_blocking
 
 KEPT_ENV = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 """What daemons get of the starter's environment; SLURM_* and HOLDFAST_* would mislead them."""
@@ -129,7 +129,6 @@ class SlurmDaemons:
             daemon = ask(self._folder, "status")["daemons"][name]
             if not daemon["pid"]:
                 raise LinkError(f"{name} ended with {daemon['code']}{ends(log)}")
-            done = subprocess.run(argv, capture_output=True, env=self.env(), timeout=COMMAND_S, check=False)
-            return done.returncode == 0
+            return run_blocking(Command(argv=tuple(argv), env=self.env()), COMMAND_S).code == 0
 
         wait_until(answers, f"{name} does not answer", limit_s=END_S, logs=(log,))

@@ -35,6 +35,7 @@ from holdfast.lab.settings import LabFacts, LabSettings, check_settings, port_ra
 from holdfast.lab.slurm_daemons import COMMAND_S, END_S, SlurmDaemons, daemon_environment
 from holdfast.lab.waiting import ends, start_keeper, wait_gone, wait_until
 from holdfast.lab.wire import SOCKET_NAME, ask, is_running, write_program
+from holdfast.os.programs import Command, run_blocking
 
 PROGRAMS = {"reboot": {"op": "rebooted"}} | {
     name: {"op": "node", "verb": verb} for name, verb in (("power-cycle", "reboot"), ("replace-node", "replace"))
@@ -147,22 +148,15 @@ class SlurmLab:
         Raises:
             LinkError: it failed or took too long; holds what it said.
         """
-        try:
-            done = subprocess.run(
-                argv,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                env=self.env(**(extra or {})),
-                cwd=cwd or self.folder / "jobs",
-                timeout=limit_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise LinkError(f"`{' '.join(argv)}` did not end within {limit_s:g} s") from None
-        if done.returncode:
-            raise LinkError(f"`{' '.join(argv)}` ended with {done.returncode}: {(done.stderr or done.stdout).strip()}")
-        return done.stdout
+        command = Command(argv=tuple(argv), env=self.env(**(extra or {})), cwd=cwd or self.folder / "jobs")
+        ran = run_blocking(command, limit_s)
+        if ran.hung:
+            raise LinkError(f"`{' '.join(argv)}` did not end within {limit_s:g} s")
+        if ran.code is None:
+            raise LinkError(f"`{' '.join(argv)}` cannot be run: {ran.err}")
+        if ran.code:
+            raise LinkError(f"`{' '.join(argv)}` ended with {ran.code}: {(ran.err or ran.out).strip()}")
+        return ran.out
 
     def sbatch(self, args: Sequence[str], *, script: str = "", cwd: Path | None = None, **extra: str) -> str:
         """Queue a batch job; returns its id. `script` is its text, unless `args` name a file or `--wrap`."""

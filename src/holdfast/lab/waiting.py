@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.errors import LinkError
+from holdfast.os.daemons import start_daemon
 
 POLL_S = 0.03
 TAIL_LINES = 8
@@ -35,26 +36,9 @@ def start_keeper(
     Raises:
         LinkError: it did not; it may run still.
     """
-    told, tell = os.pipe()
-    words = [*argv, "--ready-fd", str(tell), *(["--parent-pid", str(os.getpid())] if follow else [])]
-    try:
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=env,
-                pass_fds=[tell],
-                start_new_session=True,
-            )
-    finally:
-        os.close(tell)
-    try:
-        word = os.read(told, 16) if select.select([told], [], [], limit_s)[0] else b""
-    finally:
-        os.close(told)
-    if not word:
+    words = [*argv, *(["--parent-pid", str(os.getpid())] if follow else [])]
+    process, is_ready = start_daemon(words, log, limit_s=limit_s, env=env)
+    if not is_ready:
         raise LinkError(f"the lab did not start{ends(log)}")
     return process
 

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from holdfast.os.programs import Ran
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
 from holdfast.validate.results import Item, absent, failed, warned
@@ -60,7 +61,7 @@ def _built(
     name: str,
     compiler: Sequence[str],
     command: Callable[[str], Sequence[str]],
-    judge: Callable[[tool_runs.Done], list[Item]],
+    judge: Callable[[Ran], list[Item]],
 ) -> list[Item]:
     """Compile, run, judge."""
     with tempfile.TemporaryDirectory(prefix=f"holdfast-{name}-") as folder:
@@ -74,13 +75,13 @@ def _built(
         return judge(tool_runs.run(command(program), RUN_S))
 
 
-def _first_error(done: tool_runs.Done) -> str:
+def _first_error(done: Ran) -> str:
     """The line that names the cause: a compiler's last line only says that there was one."""
     lines = [line.strip() for line in f"{done.err}\n{done.out}".splitlines() if line.strip()]
     return next((line for line in lines if re.search(r"error:|cannot|not found", line)), done.said)[:300]
 
 
-def judged_openmp(done: tool_runs.Done) -> list[Item]:
+def judged_openmp(done: Ran) -> list[Item]:
     """What the program's line says. Pure."""
     found = OPENMP_LINE.search(done.out)
     if found is None or done.code != 0:
@@ -95,7 +96,7 @@ def judged_openmp(done: tool_runs.Done) -> list[Item]:
     return [Item(name="openmp.run", text=text)]
 
 
-def judged_mpi(done: tool_runs.Done) -> list[Item]:
+def judged_mpi(done: Ran) -> list[Item]:
     """What the ranks' lines say. Pure."""
     said = [(int(rank), int(size), int(wrong), library) for rank, size, wrong, library in RANK_LINE.findall(done.out)]
     if any(size != RANKS for _, size, _, _ in said):
@@ -111,7 +112,7 @@ def judged_mpi(done: tool_runs.Done) -> list[Item]:
     ]
 
 
-def _broken(name: str, done: tool_runs.Done) -> Item:
+def _broken(name: str, done: Ran) -> Item:
     if done.hung:
         return failed(name, f"it did not end within {RUN_S:g} s and was killed")
     lines = [line.strip() for line in f"{done.err}\n{done.out}".splitlines() if line.strip(" =|")]

@@ -187,8 +187,7 @@ def _with_itself(serve: Sequence[str], ask: Sequence[str], read: Callable[[str, 
             time.sleep(START_S)  # it does not say when it listens
             done = tool_runs.run(ask, PINGPONG_S)
             found, tried = read(done.out, done.err), tried + 1
-            if not found.error or done.hung or server.poll() is not None or tried == TRIES:
+            if not found.error or done.hung or not server.is_running or tried == TRIES:
                 return found
     finally:
-        server.kill()
-        server.communicate()
+        server.finish(0.0)

@@ -39,6 +39,7 @@ from holdfast.adapters.kubernetes.objects import (
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.evidence import Remedy
+from holdfast.os.programs import JOINED, Command, run
 
 TRIES = 6
 TRY_S = 0.05
@@ -323,27 +324,15 @@ class NodeOrders:
             raise PermanentOrderError("Machines of Cluster API are not served here") from error
 
     async def _run(self, program: tuple[str, ...], node: str) -> None:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *program,
-                node,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-        except OSError as error:
-            raise PermanentOrderError(f"{program[0]} cannot be run: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(self._repairers.limit_s):
-                said, _ = await process.communicate()
-        except TimeoutError as error:
-            raise TemporaryOrderError(f"{program[0]} {node}: not done in {self._repairers.limit_s:g} s") from error
-        finally:
-            if process.returncode is None:
-                process.kill()
-        if process.returncode:
-            words = said.decode(errors="replace").strip()[-PROGRAM_TAIL:]
-            raise TemporaryOrderError(f"{program[0]} {node} ended with {process.returncode}: {words}")
+        limit_s = self._repairers.limit_s
+        ran = await run(Command(argv=(*program, node), stderr=JOINED), limit_s)
+        if ran.hung:
+            raise TemporaryOrderError(f"{program[0]} {node}: not done in {limit_s:g} s")
+        if ran.code is None:
+            raise PermanentOrderError(f"{program[0]} cannot be run: {ran.err}")
+        if ran.code:
+            words = ran.out.strip()[-PROGRAM_TAIL:]
+            raise TemporaryOrderError(f"{program[0]} {node} ended with {ran.code}: {words}")
 
     async def _until(self, name: str, holds: Callable[[Node], bool], what: str) -> None:
         def found() -> bool | None:
