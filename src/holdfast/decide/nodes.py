@@ -84,6 +84,8 @@ def observed(turn: Turn, event: e.NodeObserved) -> str:
         node.gone = False
         turn.tell(node, "The scheduler says that it runs again.")
         back(turn, node)
+    if old == NodeView(name=view.name) and phase(node) is NodeState.HEALTHY and view.alive is not False:
+        _found_drained(turn, node)  # its agent spoke before the scheduler showed it
     if phase(node) is NodeState.DRAINING:
         repair.check_drained(turn, node)
     died = old.alive is not False or taken_back
