@@ -12,8 +12,9 @@ from holdfast.decide.transitions import NODE, NodeTrigger, can, move
 from holdfast.decide.turn import Turn, phase
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import NodeView, other_machine
+from holdfast.model.cluster import NodeView
 from holdfast.model.evidence import Finding, Remedy, Severity
+from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
 from holdfast.model.records import BrakeRecord, IncidentRecord, Mark, NodeRecord, NodeState

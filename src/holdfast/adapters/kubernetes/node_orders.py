@@ -39,6 +39,7 @@ from holdfast.adapters.kubernetes.objects import (
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.evidence import Remedy
+from holdfast.model.machine import MachineId
 from holdfast.os.programs import JOINED, Command, run
 
 TRIES = 6
@@ -100,8 +101,8 @@ class NodeOrders:
         node = self._looks.node(order.node)
         if node is None:
             raise PermanentOrderError(f"there is no node {order.node} in this cluster")
-        stale = order.instance_id.startswith("k8s:") and order.instance_id != f"k8s:{machine_of(node)}"
-        stale = stale or (bool(order.instance_id) and not order.instance_id.startswith("k8s:"))
+        asked = MachineId.parse(order.instance_id)
+        stale = bool(asked) and asked != machine_of(node)
         if isinstance(order, o.ReplaceNode):
             return "it is another machine already" if stale else await self._replace(order, node)
         if stale:
@@ -205,7 +206,7 @@ class NodeOrders:
         node = self._looks.node(order.node)
         if node is None:
             raise TemporaryOrderError(f"there is no node {order.node} just now")
-        if order.instance_id.startswith("k8s:") and order.instance_id != f"k8s:{machine_of(node)}":
+        if MachineId.parse(order.instance_id).is_other(machine_of(node)):
             raise TemporaryOrderError(f"{order.node} is another machine now")
         if is_ours(node) and (node.metadata.labels or {}).get(self._words.deep) != "InProgress":
             await self.change(order.node, lambda now: patches.in_checks(now, self._words))
@@ -257,7 +258,8 @@ class NodeOrders:
     def _begun(self, order: o.ReplaceNode) -> Node | None:
         """The node as it was, when this replacement was begun and its machine is gone: an earlier controller's, too."""
         before, now = self.kept.all().get(order.node), self._looks.node(order.node)
-        if before is None or order.instance_id not in {"", f"k8s:{machine_of(before)}"}:
+        asked = MachineId.parse(order.instance_id)
+        if before is None or (asked and asked != machine_of(before)):
             return None
         return before if now is None or machine_of(now) != machine_of(before) else None
 
@@ -269,7 +271,7 @@ class NodeOrders:
         await self.kept.forget(order.node)
         return "another machine" if came else "its Node is gone for good: whatever took its place has another name"
 
-    async def _came_back(self, name: str, before: str) -> bool:
+    async def _came_back(self, name: str, before: MachineId) -> bool:
         """Another machine under this name. False when there has been no Node of this name for a while."""
         gone_at = 0.0
 
