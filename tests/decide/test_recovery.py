@@ -502,6 +502,16 @@ def test_a_drill_that_is_told_late_still_gives_its_time(play):
     assert play.incident.marks[Mark.FAULT] == fired
 
 
+@pytest.mark.parametrize(("after_s", "drill"), [(899.0, "hang"), (901.0, "")])
+def test_a_drill_explains_an_incident_of_the_next_quarter_of_an_hour(play, after_s, drill):
+    """A hang is found 540 s after it began at the latest; what comes after 900 s is something else."""
+    play.do(e.DrillFired, drill="hang", kind="hang", node="n2")
+    play.step_s = 0.0
+    play.now += after_s
+    play.xid("n2")
+    assert play.incident.drill == drill
+
+
 def test_an_old_drill_is_not_taken_for_a_new_fault(play):
     """Spurious lines of an hour ago did not cause this."""
     play.do(e.DrillFired, drill="spurious", kind="spurious", node="n2")

@@ -210,6 +210,17 @@ def test_a_flapping_node_is_held_back_longer_each_time():
     assert holds == [0.0, 300.0, 600.0]
 
 
+def test_a_drain_that_is_not_ours_is_not_lifted(idle):
+    """It passed its checks, and whoever drained it says when it takes work: no order to return it."""
+    fenced(idle)
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    repaired(idle)
+    idle.n("n2").drained_by_us = False
+    orders = idle.do(e.NodeValidated, node="n2", passed=True, instance_id=idle.n("n2").instance_id)
+    assert kinds(orders) == []
+    assert idle.ns() is NodeState.HEALTHY
+
+
 def test_a_lemon_is_retired():
     """Three quarantines within 28 days: no further repair, a person looks at it."""
     play = Play().nodes()

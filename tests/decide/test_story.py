@@ -69,6 +69,14 @@ def test_findings_and_diagnoses_name_place_and_certainty():
         assert words in story.of_diagnosis(diagnosis)
 
 
+def test_a_diagnosis_names_three_of_many_suspects():
+    """Ranks where no node and no GPU is known, nodes before ranks, GPUs before nodes."""
+    fields = {"cause": "c", "summary": "no step", "ranks": (4, 5, 6, 7)}
+    assert "on rank 4, rank 5 and rank 6 (" in story.of_diagnosis(Diagnosis(**fields))
+    assert "on n1, n2 and n3 (" in story.of_diagnosis(Diagnosis(**fields, nodes=("n1", "n2", "n3", "n4")))
+    assert "on n1/0 (" in story.of_diagnosis(Diagnosis(**fields, nodes=("n1",), gpus=("n1/0",)))
+
+
 def test_orders_are_described_for_a_person():
     """What is asked for approval."""
     order = o.QuarantineNode(id="c1.1", cause=1, node="n2", why="Xid 74")
