@@ -6,17 +6,18 @@ attempts in. Words of older attempts and repeated words change nothing but the r
 
 from __future__ import annotations
 
-from holdfast.decide import budgets, findings, incidents, proof, recovery, remedies, repair, restart, story
-from holdfast.decide.proof import about, incident_of, timer_of, wait
-from holdfast.decide.state import occupying, slug
-from holdfast.decide.transitions import JOB, JOB_ENDED, JobTrigger, can
-from holdfast.decide.turn import Turn, in_recovery
+from holdfast.decide import budgets, findings, incidents, proof, recovery, remedies, repair, restart
+from holdfast.decide.proof import incident_of, wait
+from holdfast.decide.state import occupying
+from holdfast.decide.transitions import JOB, can
+from holdfast.decide.turn import Turn
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
+from holdfast.model import story
 from holdfast.model.cluster import JobKey, JobView, SchedulerState
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
-from holdfast.model.records import AttemptRecord, Authority, JobRecord, JobState, Mark
+from holdfast.model.records import AttemptRecord, Authority, JobRecord, JobState, JobTrigger, Mark, slug
 
 ATTEMPTS_MAX = 64
 NODES_KEPT = 3
@@ -45,7 +46,7 @@ def _warn(turn: Turn, job: JobRecord, known: tuple[str, ...]) -> None:
         if words not in known:
             turn.tell(job, f"{words[0].upper()}{words[1:]}.")
             title = f"{job.name}: asked for something that is not understood"
-            turn.notify(about(job), Severity.WARNING, title, f"{words}.", job=job.key)
+            turn.notify(job.about, Severity.WARNING, title, f"{words}.", job=job.key)
 
 
 def forgotten(turn: Turn, key: JobKey) -> bool:
@@ -62,7 +63,7 @@ def set_view(turn: Turn, job: JobRecord, view: JobView) -> None:
     before, after = occupying(old), occupying(view)
     if before == after:
         return
-    name = slug(job.key)
+    name = job.about
     left = set(before) - set(after)
     for node in after:
         turn.index.jobs_on.setdefault(node, set()).add(name)
@@ -117,7 +118,7 @@ def has_launcher(job: JobRecord) -> bool:
 def said_by_scheduler(turn: Turn, job: JobRecord, rule: str, summary: str) -> Finding:
     """A finding whose evidence is the scheduler's word."""
     return Finding(
-        id=f"{rule}:{slug(job.key)}:{turn.seq}",
+        id=f"{rule}:{job.about}:{turn.seq}",
         rule=rule,
         at=turn.event.at,
         domain=Domain.PLATFORM,
@@ -139,7 +140,7 @@ def end_of_attempt(turn: Turn, job: JobRecord, code: int | None, signal: int | N
     rule = f"exit.signal.{signal}" if signal else f"exit.code.{code if code is not None else 'unknown'}"
     words = f"signal {signal}" if signal else f"exit code {code}"
     return Finding(
-        id=f"end:{slug(job.key)}:{turn.seq}",
+        id=f"end:{job.about}:{turn.seq}",
         rule=rule,
         at=turn.event.at,
         domain=Domain.UNKNOWN,
@@ -157,7 +158,7 @@ def settle_observed(turn: Turn, job: JobRecord, why: str) -> None:
     """What was left alone is over by itself."""
     for incident in incidents.open_of_job(turn, job):
         incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
-    turn.cancel_timer(timer_of(job))
+    turn.cancel_timer(job.timer)
     job.incident = ""
 
 
@@ -201,12 +202,12 @@ def record_of(event: e.AttemptStarted) -> AttemptRecord:
 def _begun(turn: Turn, job: JobRecord, event: e.AttemptStarted, implied_one: AttemptRecord | None) -> None:
     """What the start of its newest attempt means for the job."""
     record = job.attempts[-1]
-    if job.state in JOB_ENDED:
+    if job.over:
         return
     if implied_one is not None and implied_one.incident in turn.state.incidents:
         record.incident = implied_one.incident  # its fault was heard of before its start: this is no restart
         return
-    if turn.under_way(about(job), o.RequeueHeld):
+    if turn.under_way(job.about, o.RequeueHeld):
         record.incident = job.incident  # it will be stopped by the requeue that is under way
         return
     before = job.attempts[-2] if len(job.attempts) > 1 else None
@@ -268,8 +269,8 @@ def started(turn: Turn, job: JobRecord, at: float) -> None:
         budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, diagnosis.nodes, attempt=before)
         incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
         turn.stamp(incident, Mark.REQUEUED, at)
-    turn.complete(about(job), "a new attempt is started", o.RestartInPlace, o.SetExcluded, o.ReleaseJob)
-    turn.withdraw(about(job), "a new attempt is started")
+    turn.complete(job.about, "a new attempt is started", o.RestartInPlace, o.SetExcluded, o.ReleaseJob)
+    turn.withdraw(job.about, "a new attempt is started")
     turn.move_job(job, JobTrigger.STARTED)
     job.in_queue = False
     attempt = job.attempt
@@ -298,7 +299,7 @@ def attempt_ended(turn: Turn, event: e.AttemptEnded) -> None:
         record.signal = event.signal
         record.stopped = record.stopped or event.stopped
     turn.touch(job)
-    if known or record is not job.attempt or job.state in JOB_ENDED:
+    if known or record is not job.attempt or job.over:
         return
     incident = incident_of(turn, job)
     if incident is not None and record.incident == incident.id and job.state is not JobState.WATCHING:
@@ -331,13 +332,13 @@ def _ended_in_recovery(turn: Turn, job: JobRecord, event: e.AttemptEnded) -> Non
 def _ended_well(turn: Turn, job: JobRecord) -> None:
     """All ranks ended with 0. Whether the job as a whole has completed the scheduler knows."""
     if turn.in_allocation:
-        outcome = incidents.RECOVERED if in_recovery(job) else incidents.OBSERVED
+        outcome = incidents.RECOVERED if job.in_recovery else incidents.OBSERVED
         proof.finish(turn, job, JobTrigger.COMPLETED, outcome, "it completed")
     elif job.state is JobState.PROVING:
         proof.proven(turn, job, "it ran to its end")
     else:
         turn.tell(job, f"{job.name} ended with exit code 0.")
-        if in_recovery(job):
+        if job.in_recovery:
             wait(turn, job, turn.policy_of(job).waits.order_s)
 
 

@@ -26,7 +26,7 @@ from holdfast.decide import (
     repair,
     restart,
 )
-from holdfast.decide.state import SNAPSHOT_VERSION, Drill, Index, State, from_bytes, slug, to_bytes
+from holdfast.decide.state import SNAPSHOT_VERSION, Drill, Index, State, from_bytes, to_bytes
 from holdfast.decide.turn import ALLOCATION, CLUSTER, TIMER_SLACK_S, Turn
 from holdfast.errors import ConfigError, EngineError
 from holdfast.model import events as e
@@ -37,7 +37,7 @@ from holdfast.model.evidence import Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
 from holdfast.model.policy import PolicySet
 from holdfast.model.policy_toml import parse_policy
-from holdfast.model.records import IncidentRecord, OrderRecord, Touched
+from holdfast.model.records import IncidentRecord, OrderRecord, Touched, slug
 
 
 class Engine:
@@ -259,7 +259,7 @@ def _stacks(engine: Engine, turn: Turn, event: e.StacksCaptured) -> None:
     del engine
     job = turn.job(event.job)
     if job is not None:
-        turn.complete(slug(job.key), "stacks are in", o.CaptureStacks)
+        turn.complete(job.about, "stacks are in", o.CaptureStacks)
         recovery.stacks(turn, job, event)
 
 

@@ -7,15 +7,14 @@ the event's.
 
 from __future__ import annotations
 
-from holdfast.decide import story
-from holdfast.decide.proof import about, incident_of
-from holdfast.decide.state import slug
-from holdfast.decide.turn import Turn, phase
+from holdfast.decide.proof import incident_of
+from holdfast.decide.turn import Turn
 from holdfast.model import orders as o
+from holdfast.model import story
 from holdfast.model.cluster import NodeView
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Mode
-from holdfast.model.records import IncidentRecord, JobRecord, JobState, NodeState
+from holdfast.model.records import IncidentRecord, JobRecord, JobState, NodeState, slug
 
 _IN_QUEUE = frozenset({JobState.HELD, JobState.RELEASED, JobState.WAITING_FOR_NODES})
 _UNFENCED = frozenset({NodeState.SUSPECT, NodeState.QUARANTINED})
@@ -41,7 +40,7 @@ def exclude_unfenced(turn: Turn, job: JobRecord) -> None:
     known = turn.state.nodes
     names = {name for brake in turn.state.brakes.values() for name in brake.waiting}
     for incident in turn.state.incidents.values():
-        names.update(name for name in incident.nodes_open if phase(known[name]) in _UNFENCED)
+        names.update(name for name in incident.nodes_open if known[name].phase in _UNFENCED)
     exclude(turn, job, sorted(name for name in names if is_known(turn, name)))
 
 
@@ -52,7 +51,7 @@ def outdated(job: JobRecord) -> set[str]:
 
 def ask(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """Have the scheduler keep it off exactly these nodes."""
-    turn.withdraw(about(job), "other nodes are to be left by now", o.SetExcluded)
+    turn.withdraw(job.about, "other nodes are to be left by now", o.SetExcluded)
     job.excluded_asked = tuple(sorted(job.excluded))
     turn.touch(job)
     turn.issue(

@@ -7,12 +7,11 @@ that has since been returned are stale. Only its own time and the event's count 
 
 from __future__ import annotations
 
-from holdfast.decide import domains, exclusions, incidents, nodes, recovery, remedies, story
-from holdfast.decide.proof import about
+from holdfast.decide import domains, exclusions, incidents, nodes, recovery, remedies
 from holdfast.decide.restart import alive
-from holdfast.decide.transitions import JOB_ENDED
-from holdfast.decide.turn import Turn, in_recovery, phase
+from holdfast.decide.turn import Turn
 from holdfast.model import events as e
+from holdfast.model import story
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
 from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState
 
@@ -44,7 +43,7 @@ def seen(turn: Turn, event: e.FindingSeen) -> None:
     elif (finding.role in {Role.ROOT, Role.CASCADE} and _acts(finding)) or _concerns_recovery(turn, job, finding):
         _job_fault(turn, job, finding)
     else:
-        incidents.remember(turn, about(job), finding)
+        incidents.remember(turn, job.about, finding)
 
 
 def _is_straggler(finding: Finding) -> bool:
@@ -93,7 +92,7 @@ def _job_fault(turn: Turn, job: JobRecord, finding: Finding) -> None:
     attempt = current if number is None else job.numbered(number)
     if attempt is None and number is not None:
         if current is None or number > current.number:
-            incidents.remember(turn, about(job), finding)  # it overtook its attempt's start: see `overtook`
+            incidents.remember(turn, job.about, finding)  # it overtook its attempt's start: see `overtook`
         return
     known = turn.state.incidents.get(attempt.incident) if attempt is not None else None
     if attempt is not None and attempt is not current:
@@ -120,7 +119,7 @@ def _may_begin(finding: Finding) -> bool:
 def overtook(turn: Turn, job: JobRecord) -> None:
     """The newest attempt has just become known: what was said of it before that is acted on now."""
     attempt = job.attempt
-    kept = turn.state.context.get(about(job))
+    kept = turn.state.context.get(job.about)
     if attempt is None or not kept:
         return
     waiting = [finding for finding in kept if finding.attempt == attempt.number and _may_begin(finding)]
@@ -141,7 +140,7 @@ def _already_handled(turn: Turn, known: IncidentRecord, job: JobRecord, finding:
         told_only = all(remedy is Remedy.NOTIFY for remedy in known.remedies)
         if told_only and known.findings and _is_straggler(known.findings[0]):
             return False  # only a straggler was told of so far; this is something else
-    if in_recovery(job) and job.incident == known.id and job.state is JobState.DIAGNOSING and alive(job):
+    if job.in_recovery and job.incident == known.id and job.state is JobState.DIAGNOSING and alive(job):
         return False
     if job.state is JobState.EVACUATING and not finding.predicts:
         return False
@@ -158,7 +157,7 @@ def _refine(turn: Turn, incident: IncidentRecord, job: JobRecord, finding: Findi
 
 def job_fault(turn: Turn, job: JobRecord, finding: Finding, known: IncidentRecord | None = None) -> None:
     """Evidence that asks for action on the job's current attempt: same trouble as before, or one of its own."""
-    if job.state in JOB_ENDED or (turn.in_allocation and job.authority is not Authority.LAUNCHER):
+    if job.over or (turn.in_allocation and job.authority is not Authority.LAUNCHER):
         return  # over, or handed over
     keys = _storage_keys(finding)
     incident = known or _same_trouble(turn, job, finding) or _by_domain(turn, keys)
@@ -230,7 +229,7 @@ def node_gone(turn: Turn, name: str, evidence: str) -> None:
         return
     if node is None:
         node = nodes.record_of(turn, name)
-    if node.gone or phase(node) in {NodeState.REPAIRING, NodeState.VALIDATING, NodeState.RETIRED}:
+    if node.gone or node.phase in {NodeState.REPAIRING, NodeState.VALIDATING, NodeState.RETIRED}:
         return
     node.gone = True
     node_fault(turn, _lost(turn, name, evidence))
@@ -331,7 +330,7 @@ def _jobs_that_left(turn: Turn, name: str) -> list[JobRecord]:
             if job is None or attempt is None or job.state not in _NOT_BACK or job.incident != incident.id:
                 continue
             if name in attempt.nodes and turn.now - attempt.ended_at <= CORRELATION_S:
-                found[about(job)] = job
+                found[job.about] = job
     for on in turn.index.jobs_on.get(name, ()):
         found.pop(on, None)
     return [found[slug] for slug in sorted(found)]
@@ -345,7 +344,7 @@ def _jobs_on(turn: Turn, finding: Finding) -> list[JobRecord]:
         attempt = job.attempt
         if attempt is not None and finding.place.node in attempt.nodes and not attempt.ended_at:
             found.append(job)
-    return [job for job in found if job.state not in JOB_ENDED]
+    return [job for job in found if not job.over]
 
 
 def _incident_for(turn: Turn, node: NodeRecord, jobs: list[JobRecord], keys: list[str]) -> IncidentRecord | None:
@@ -357,7 +356,7 @@ def _incident_for(turn: Turn, node: NodeRecord, jobs: list[JobRecord], keys: lis
         attempt = job.attempt
         known = turn.state.incidents.get(attempt.incident) if attempt is not None else None
         # A job in recovery for a reason that nobody has pinned on another node yet: this is the reason.
-        if known is not None and in_recovery(job) and not known.nodes and not _is_person(known):
+        if known is not None and job.in_recovery and not known.nodes and not _is_person(known):
             return known
     return _by_domain(turn, keys)
 
@@ -369,7 +368,7 @@ def _is_person(incident: IncidentRecord) -> bool:
 
 def _fault_in_allocation(turn: Turn, job: JobRecord, finding: Finding) -> None:
     """The launcher's engine: no node is ordered about, but the job must leave it."""
-    if job.state in JOB_ENDED or job.authority is not Authority.LAUNCHER:
+    if job.over or job.authority is not Authority.LAUNCHER:
         return
     attempt = job.attempt
     known = turn.state.incidents.get(attempt.incident) if attempt is not None else None

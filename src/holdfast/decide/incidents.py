@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 
-from holdfast.decide import story, waits
+from holdfast.decide import waits
 from holdfast.decide.diagnosis import DiagnosisContext, diagnose
 from holdfast.decide.remedies import DOMAIN_LOST, OPERATOR
-from holdfast.decide.state import Drill, slug
+from holdfast.decide.state import Drill
 from holdfast.decide.turn import Turn
+from holdfast.model import story
 from holdfast.model.evidence import Diagnosis, Finding, Remedy, Role, Severity
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, JobState, Mark, NodeRecord
 
@@ -139,16 +140,16 @@ def attach_job(turn: Turn, incident: IncidentRecord, job: JobRecord) -> None:
         incident.jobs.append(job.key)
     incident.jobs_open.append(job.key)
     incident.jobs_done = False
-    turn.index.incidents_of.setdefault(slug(job.key), set()).add(incident.id)
+    turn.index.incidents_of.setdefault(job.about, set()).add(incident.id)
     attempt = job.attempt
     if attempt is not None and incident.attempt_before is None:
         incident.attempt_before = attempt.number
         incident.step_before = attempt.reached
-    for finding in recall(turn, slug(job.key)):
+    for finding in recall(turn, job.about):
         # What an earlier attempt left behind was explained then; this one has its own trouble.
         if finding.attempt is None or attempt is None or finding.attempt >= attempt.number:
             add(turn, incident, finding)
-    _match_drill(turn, incident, slug(job.key), job.view.nodes)
+    _match_drill(turn, incident, job.about, job.view.nodes)
     turn.touch(incident)
 
 
@@ -164,8 +165,8 @@ def attach_node(turn: Turn, incident: IncidentRecord, node: NodeRecord) -> None:
     incident.nodes_open.append(node.name)
     incident.nodes_done = False
     node.incident = incident.id
-    turn.index.incidents_of.setdefault(f"node:{node.name}", set()).add(incident.id)
-    for finding in recall(turn, f"node:{node.name}"):
+    turn.index.incidents_of.setdefault(node.about, set()).add(incident.id)
+    for finding in recall(turn, node.about):
         add(turn, incident, finding)
     _match_drill(turn, incident, "", (node.name,))
     turn.touch(incident)
@@ -174,7 +175,7 @@ def attach_node(turn: Turn, incident: IncidentRecord, node: NodeRecord) -> None:
 
 def open_of_job(turn: Turn, job: JobRecord) -> list[IncidentRecord]:
     """Open incidents that wait for this job, oldest first."""
-    ids = turn.index.incidents_of.get(slug(job.key))
+    ids = turn.index.incidents_of.get(job.about)
     if not ids:
         return []
     found = [turn.state.incidents[i] for i in ids]
@@ -186,7 +187,7 @@ def job_settled(turn: Turn, incident: IncidentRecord, job: JobRecord, outcome: s
     if job.key not in incident.jobs_open:
         return
     incident.jobs_open.remove(job.key)
-    _unindex(turn, slug(job.key), incident.id)
+    _unindex(turn, job.about, incident.id)
     incident.outcome = _worse(incident.outcome, outcome)
     turn.tell(incident, f"Job {job.name}: {why}")
     if job.incident == incident.id:
@@ -202,7 +203,7 @@ def _watch_the_rest(turn: Turn, job: JobRecord) -> None:
     others = open_of_job(turn, job)
     if others:
         job.incident = others[-1].id
-        turn.start_timer(f"job:{slug(job.key)}", turn.policy_of(job).waits.propose_s, job.incident)
+        turn.start_timer(job.timer, turn.policy_of(job).waits.propose_s, job.incident)
 
 
 def node_settled(turn: Turn, incident: IncidentRecord, node: NodeRecord, why: str) -> None:
@@ -213,7 +214,7 @@ def node_settled(turn: Turn, incident: IncidentRecord, node: NodeRecord, why: st
     if node.name not in incident.nodes_open:
         return
     incident.nodes_open.remove(node.name)
-    _unindex(turn, f"node:{node.name}", incident.id)
+    _unindex(turn, node.about, incident.id)
     turn.tell(incident, f"{node.name}: {why}")
     turn.closing[incident.id] = incident
 

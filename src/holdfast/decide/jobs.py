@@ -9,16 +9,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from holdfast.decide import attempts, exclusions, findings, incidents, proof, recovery, remedies, restart
-from holdfast.decide.proof import about, incident_of, timer_of
-from holdfast.decide.state import slug
-from holdfast.decide.transitions import JOB, JOB_ENDED, JobTrigger, can
-from holdfast.decide.turn import Turn, in_recovery
+from holdfast.decide.proof import incident_of
+from holdfast.decide.transitions import JOB, can
+from holdfast.decide.turn import Turn
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import ENDED, JobKey, JobView, SchedulerState
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
-from holdfast.model.records import Authority, JobRecord, JobState, Mark
+from holdfast.model.records import Authority, JobRecord, JobState, JobTrigger, Mark
 
 LATE_S = 900.0
 """A job that is first seen after its failure is recovered when that is not longer ago; schedulers forget soon after."""
@@ -59,7 +58,7 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
     if old.state is view.state and old.restart_count == view.restart_count:
         restart.runs_already(turn, job)
         return
-    if job.state in JOB_ENDED:
+    if job.over:
         _is_over(turn, job)
         grown = view.state not in ENDED and view.restart_count > old.restart_count
         again = grown or (view.state in _STARTS and old.state in ENDED)
@@ -97,7 +96,7 @@ def _by_our_requeue(turn: Turn, job: JobRecord) -> bool:
     """
     if job.view.state is not SchedulerState.HELD:
         return False
-    if turn.under_way(about(job), o.GiveUp):
+    if turn.under_way(job.about, o.GiveUp):
         return True
     if job.requeue_dropped is None or job.view.restart_count != job.requeue_dropped + 1:
         return False
@@ -130,12 +129,12 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
     view = job.view
     state = job.state
     grown = view.restart_count > old.restart_count
-    if state is JobState.STOPPING and turn.under_way(about(job), o.RequeueHeld):
+    if state is JobState.STOPPING and turn.under_way(job.about, o.RequeueHeld):
         return
     if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
         if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD and job.in_queue:
             # Our release's effect is seen before its outcome: tried again later, it would undo a person's hold.
-            turn.complete(about(job), "it is seen released", o.ReleaseJob)
+            turn.complete(job.about, "it is seen released", o.ReleaseJob)
             restart.released(turn, job)
         if view.state is SchedulerState.HELD and old.state is SchedulerState.PENDING and not job.in_queue:
             _held_by_person(turn, job)
@@ -171,9 +170,9 @@ def _lacks_nodes(reason: str) -> bool:
 
 def _held_by_person(turn: Turn, job: JobRecord) -> None:
     job.held_by = "a person"
-    turn.withdraw(about(job), "a person holds it", o.ReleaseJob, o.SetExcluded)
+    turn.withdraw(job.about, "a person holds it", o.ReleaseJob, o.SetExcluded)
     turn.move_job(job, JobTrigger.HOLD)
-    turn.cancel_timer(timer_of(job))
+    turn.cancel_timer(job.timer)
     turn.tell_all(incident_of(turn, job), job, "a person holds it in the queue; it waits for them.")
 
 
@@ -185,7 +184,7 @@ def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD} and again:
         job.held_by = ""
         restart.runs(turn, job)
-    elif grown and can(JOB, job.state, JobTrigger.ADOPT) and not turn.under_way(about(job), o.RequeueHeld):
+    elif grown and can(JOB, job.state, JobTrigger.ADOPT) and not turn.under_way(job.about, o.RequeueHeld):
         restart.adopt(turn, job, "the scheduler runs it again by itself")
         restart.runs(turn, job)
     if job.state is JobState.RESTARTING and not attempts.has_launcher(job) and attempt is not None:
@@ -221,9 +220,9 @@ def _ended(turn: Turn, job: JobRecord) -> None:
         why = "it reached its time limit, which is no failure"
         proof.finish(turn, job, JobTrigger.COMPLETED, incidents.CANCELLED, why)
     elif view.state is SchedulerState.COMPLETED and code != EXIT_RESTART_ME:
-        outcome = incidents.RECOVERED if in_recovery(job) else incidents.OBSERVED
+        outcome = incidents.RECOVERED if job.in_recovery else incidents.OBSERVED
         proof.finish(turn, job, JobTrigger.COMPLETED, outcome, "it completed")
-    elif turn.under_way(about(job), o.RequeueHeld):
+    elif turn.under_way(job.about, o.RequeueHeld):
         return
     elif code == EXIT_DO_NOT_REQUEUE:
         proof.finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, "it asked not to be requeued (exit code 86)")
@@ -272,10 +271,10 @@ def vanished(turn: Turn, event: e.JobVanished) -> None:
 
 
 def _forget(turn: Turn, job: JobRecord) -> None:
-    busy = in_recovery(job)
+    busy = job.in_recovery
     trigger = JobTrigger.CANCEL if busy else JobTrigger.COMPLETED
     proof.finish(turn, job, trigger, incidents.CANCELLED, "the scheduler no longer knows it")
-    name = slug(job.key)
+    name = job.about
     turn.cancel_timer(f"lapse:{name}")
     attempts.set_view(turn, job, replace(job.view, nodes=()))
     turn.index.by_id[job.key.id].discard(name)
@@ -311,19 +310,19 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
             nodes=event.nodes or view.nodes,
         )
         attempts.set_view(turn, job, changed)
-    if job.state in JOB_ENDED:
+    if job.over:
         attempt = job.attempt
         if attempt is not None and event.restart_count <= attempt.restart_count:
             return
-        if known_run and (job.view.state in ENDED or turn.under_way(about(job), o.GiveUp)):
+        if known_run and (job.view.state in ENDED or turn.under_way(job.about, o.GiveUp)):
             return  # a late word from the run that has ended, or that is being ended for good
         proof.revive(turn, job)
-    pending = turn.under_way(about(job), o.RequeueHeld)
+    pending = turn.under_way(job.about, o.RequeueHeld)
     if pending or (job.in_queue and not _starts_anew(job, event.restart_count)):
         return
     job.authority = Authority.LAUNCHER
     job.led_at = event.restart_count
-    turn.cancel_timer(f"lapse:{slug(job.key)}")
+    turn.cancel_timer(f"lapse:{job.about}")
     turn.tell(job, f"A launcher holds its allocation ({len(event.nodes)} nodes, {event.ranks} ranks).")
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD}:
         attempt = job.attempt
@@ -354,26 +353,26 @@ def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
         if attempt is not None and event.exit_code is not None:
             attempt.exit_code = event.exit_code
             attempt.ended_at = attempt.ended_at or turn.now
-        if event.exit_code == EXIT_DO_NOT_REQUEUE and not asked_itself and turn.under_way(about(job), o.RequeueHeld):
+        if event.exit_code == EXIT_DO_NOT_REQUEUE and not asked_itself and turn.under_way(job.about, o.RequeueHeld):
             # It took what a node's fault did to its ranks for a crash loop: only this engine hears the nodes' agents.
             turn.tell(job, "Its launcher gave it up, but it is being requeued for a reason of its own.")
         elif event.exit_code == EXIT_DO_NOT_REQUEUE:
             incident = incident_of(turn, job)
             why = "its launcher gave it up (exit code 86)"
-            if job.state not in JOB_ENDED:
+            if not job.over:
                 proof.give_up(turn, job, incident, why, cancel=False)
             return
     else:
         turn.tell(job, "Its launcher's lease ended without a word.")
-    if in_recovery(job) and job.state in {
+    if job.in_recovery and job.state in {
         JobState.STOPPING,
         JobState.DIAGNOSING,
         JobState.IN_PLACE,
         JobState.EVACUATING,
     }:
         _take_over(turn, job, left=event.left)
-    elif not event.left and job.state not in JOB_ENDED:
-        turn.start_timer(f"lapse:{slug(job.key)}", turn.policy_of(job).waits.unknown_s, job.incident)
+    elif not event.left and not job.over:
+        turn.start_timer(f"lapse:{job.about}", turn.policy_of(job).waits.unknown_s, job.incident)
 
 
 def _take_over(turn: Turn, job: JobRecord, *, left: bool) -> None:
@@ -385,7 +384,7 @@ def _take_over(turn: Turn, job: JobRecord, *, left: bool) -> None:
         # The launcher's ranks end with its lease, so the attempt is over either way.
         attempt.ended_at = turn.now
         attempt.stopped = True
-    if turn.under_way(about(job), o.RequeueHeld):
+    if turn.under_way(job.about, o.RequeueHeld):
         return
     if job.state is JobState.EVACUATING or left:
         restart.attempt_is_over(turn, job, incident)
@@ -395,10 +394,10 @@ def _take_over(turn: Turn, job: JobRecord, *, left: bool) -> None:
 
 def lapse_timer(turn: Turn, job: JobRecord) -> None:
     """The launcher has not come back: its ranks are over, by the lease's end. Blind, one cannot say that."""
-    if job.authority is not Authority.CONTROLLER or job.state in JOB_ENDED or (in_recovery(job) and job.in_queue):
+    if job.authority is not Authority.CONTROLLER or job.over or (job.in_recovery and job.in_queue):
         return
     if turn.blind_to(job):
-        turn.start_timer(f"lapse:{slug(job.key)}", turn.policy_of(job).waits.unknown_s, job.incident)
+        turn.start_timer(f"lapse:{job.about}", turn.policy_of(job).waits.unknown_s, job.incident)
         return
     if job.view.state not in {SchedulerState.RUNNING, SchedulerState.COMPLETING, SchedulerState.UNKNOWN}:
         return
@@ -412,14 +411,14 @@ def lapse_timer(turn: Turn, job: JobRecord) -> None:
 def escalated(turn: Turn, event: e.Escalated) -> None:
     """The launcher has no rung left inside the allocation: the controller goes on with the ladder."""
     job = turn.job(event.job)
-    if job is None or turn.in_allocation or job.state in JOB_ENDED:
+    if job is None or turn.in_allocation or job.over:
         return
     attempt = job.attempt
     if attempt is not None and event.attempt < attempt.number:
         return
     exclusions.exclude(turn, job, event.exclude_nodes)
     if (
-        turn.under_way(about(job), o.RequeueHeld)
+        turn.under_way(job.about, o.RequeueHeld)
         or job.in_queue
         or job.state
         in {
@@ -450,7 +449,7 @@ def _from_launcher(turn: Turn, job: JobRecord, event: e.Escalated) -> Finding:
     made = event.diagnosis
     cause = made.cause if made is not None else "launcher.escalated"
     return Finding(
-        id=f"escalated:{slug(job.key)}:{turn.seq}",
+        id=f"escalated:{job.about}:{turn.seq}",
         rule=cause,
         at=event.at,
         domain=made.domain if made is not None else Domain.UNKNOWN,

@@ -8,31 +8,20 @@ policy says `passed_fault`, also a completed step beyond the fault. How time pas
 
 from __future__ import annotations
 
-from holdfast.decide import budgets, incidents, story
-from holdfast.decide.state import slug
-from holdfast.decide.transitions import JOB_ENDED, JobTrigger
+from holdfast.decide import budgets, incidents
 from holdfast.decide.turn import Turn
 from holdfast.errors import EXIT_DO_NOT_REQUEUE
 from holdfast.model import orders as o
+from holdfast.model import story
 from holdfast.model.evidence import Remedy, Severity
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Policy, Proof
-from holdfast.model.records import AttemptRecord, Authority, IncidentRecord, JobRecord, JobState, Mark
+from holdfast.model.records import AttemptRecord, Authority, IncidentRecord, JobRecord, JobState, JobTrigger, Mark
 
 STEPS_KEPT = 24
 """Durable checkpoints remembered per job: a poisoned one is stepped over to an older one."""
 _NOT_YET_CHARGED = frozenset({JobState.STOPPING, JobState.EVACUATING, JobState.DIAGNOSING})
 """The attempt is to end or has ended, and the restart that follows has not been counted yet."""
-
-
-def about(job: JobRecord) -> str:
-    """The job as a subject of orders."""
-    return slug(job.key)
-
-
-def timer_of(job: JobRecord) -> str:
-    """The job's one timer."""
-    return f"job:{slug(job.key)}"
 
 
 def incident_of(turn: Turn, job: JobRecord) -> IncidentRecord | None:
@@ -42,7 +31,7 @@ def incident_of(turn: Turn, job: JobRecord) -> IncidentRecord | None:
 
 def wait(turn: Turn, job: JobRecord, after_s: float) -> None:
     """Look at it again then, unless something happens before."""
-    turn.start_timer(timer_of(job), after_s, job.incident)
+    turn.start_timer(job.timer, after_s, job.incident)
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------
@@ -109,7 +98,7 @@ def passed_by_itself(turn: Turn, job: JobRecord, incident: IncidentRecord, why: 
     """A fault that was only observed is behind the job, which went on without help."""
     if job.attempt is not None and job.attempt.incident == incident.id:
         job.attempt.incident = ""
-    turn.cancel_timer(timer_of(job))
+    turn.cancel_timer(job.timer)
     turn.tell(job, f"It is past the fault: {why}.")
     incidents.job_settled(turn, incident, job, incidents.OBSERVED, f"it went on by itself: {why}.")
 
@@ -193,7 +182,7 @@ def first_step(turn: Turn, job: JobRecord, step: int, resumed_from: int, at: flo
 def proven(turn: Turn, job: JobRecord, why: str) -> None:
     """The restart has succeeded, as policy asks for it."""
     turn.move_job(job, JobTrigger.PROVEN)
-    turn.cancel_timer(timer_of(job))
+    turn.cancel_timer(job.timer)
     job.restore_step_max = None
     job.rung = 0
     turn.tell(job, f"Recovered: {why}.")
@@ -248,13 +237,13 @@ def prove_timer(turn: Turn, job: JobRecord) -> None:
 
 def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: str) -> None:
     """The job is over: nothing is waited for any more."""
-    if job.state in JOB_ENDED:
+    if job.over:
         return
-    for record in turn.open_orders(about(job), o.RequeueHeld):
+    for record in turn.open_orders(job.about, o.RequeueHeld):
         if record.status is OrderStatus.PENDING and isinstance(record.order, o.RequeueHeld):
             job.requeue_dropped = record.order.restart_count
-    turn.withdraw(about(job), why)
-    turn.cancel_timer(timer_of(job))
+    turn.withdraw(job.about, why)
+    turn.cancel_timer(job.timer)
     turn.move_job(job, trigger)
     turn.tell(job, f"{why[0].upper()}{why[1:]}.")
     if outcome == incidents.RECOVERED:
@@ -299,7 +288,7 @@ def end_again(turn: Turn, job: JobRecord, why: str) -> None:
 
 def revive(turn: Turn, job: JobRecord) -> None:
     """Somebody queued a finished job once more: watch it again, with fresh budgets."""
-    turn.withdraw(about(job), "it was queued again by somebody else")
+    turn.withdraw(job.about, "it was queued again by somebody else")
     turn.move_job(job, JobTrigger.REVIVED)
     budgets.reset(job)
     job.excluded = ()

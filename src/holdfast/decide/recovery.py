@@ -9,26 +9,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.decide import exclusions, incidents, remedies, restart, story
-from holdfast.decide.proof import (
-    about,
-    finish,
-    give_up,
-    incident_of,
-    passed_by_itself,
-    prove_timer,
-    timer_of,
-    wait,
-)
+from holdfast.decide import exclusions, incidents, remedies, restart
+from holdfast.decide.proof import finish, give_up, incident_of, passed_by_itself, prove_timer, wait
 from holdfast.decide.restart import alive, facts
-from holdfast.decide.transitions import JOB, JOB_ENDED, JobTrigger, can
+from holdfast.decide.transitions import JOB, can
 from holdfast.decide.turn import Turn
 from holdfast.errors import EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
+from holdfast.model import story
 from holdfast.model.evidence import Diagnosis, Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
 from holdfast.model.policy import Mode, Policy, Trouble
-from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState
+from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, JobTrigger
 
 _BEGINS = frozenset({JobState.WATCHING, JobState.PROVING, JobState.RESTARTING})
 _UNDECIDED = Diagnosis(cause="unknown", fingerprint="unknown")
@@ -49,7 +41,7 @@ def by_launcher(turn: Turn) -> bool:
 
 def fault(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding, *, leave: str = "") -> None:
     """Evidence against the job's running attempt, or against a node that it must `leave`."""
-    if job.state in JOB_ENDED:
+    if job.over:
         return
     incidents.attach_job(turn, incident, job)
     attempt = job.attempt
@@ -99,7 +91,7 @@ def _adds_to_look(turn: Turn, job: JobRecord, finding: Finding) -> bool:
 
 
 def _waits_for_person(turn: Turn, job: JobRecord) -> bool:
-    return any(record.status == "proposed" for record in turn.open_orders(about(job)))
+    return any(record.status == "proposed" for record in turn.open_orders(job.about))
 
 
 def _begin(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding) -> None:
@@ -220,7 +212,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 def _after_look(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     if job.state is not JobState.DIAGNOSING or not alive(job) or _waits_for_person(turn, job):
         return
-    turn.withdraw(about(job), "the look is over", o.CaptureStacks)
+    turn.withdraw(job.about, "the look is over", o.CaptureStacks)
     diagnosis = incidents.judge(turn, incident, job)
     choice = remedies.choose(job, turn.policy_of(job), diagnosis, facts(turn, job, incident))
     if choice.remedy in {Remedy.NOTIFY, Remedy.NONE}:
@@ -243,8 +235,8 @@ def moves_again(turn: Turn, job: JobRecord, step: int) -> None:
         return
     if incident.diagnosis is not None or _waits_for_person(turn, job):
         return
-    turn.withdraw(about(job), "it moves again", o.CaptureStacks)
-    turn.cancel_timer(timer_of(job))
+    turn.withdraw(job.about, "it moves again", o.CaptureStacks)
+    turn.cancel_timer(job.timer)
     others = [i for i in incidents.open_of_job(turn, job) if i.id != incident.id]
     turn.move_job(job, JobTrigger.PROVE_AGAIN if others else JobTrigger.FALSE_ALARM)
     if job.attempt is not None:
@@ -382,7 +374,7 @@ def approved(turn: Turn, job: JobRecord, order: o.JobOrder) -> None:
 def not_approved(turn: Turn, job: JobRecord, why: str) -> None:
     """The proposal was rejected, lapsed, or no longer applies."""
     incident = incident_of(turn, job)
-    if incident is not None and job.state is JobState.DIAGNOSING and not turn.open_orders(about(job)):
+    if incident is not None and job.state is JobState.DIAGNOSING and not turn.open_orders(job.about):
         restart.leave_alone(turn, job, incident, why)
 
 
@@ -401,7 +393,7 @@ def timer(turn: Turn, job: JobRecord) -> None:
     elif state is JobState.STOPPING:
         _look_at_orders(turn, job, incident)
     elif state is JobState.EVACUATING:
-        turn.withdraw(about(job), "it did not stop in time", o.SaveAndStop)
+        turn.withdraw(job.about, "it did not stop in time", o.SaveAndStop)
         turn.tell_all(incident, job, "it did not save and stop in time.")
         end_attempt(turn, job, incident, Remedy.REQUEUE)
     elif state is JobState.DIAGNOSING:
@@ -443,13 +435,13 @@ def settled(turn: Turn, incident: IncidentRecord) -> None:
         job = turn.job(key)
         if job is None or job.incident != incident.id or job.state is not JobState.DIAGNOSING:
             continue
-        if timer_of(job) not in turn.state.timers and not _waits_for_person(turn, job):
+        if job.timer not in turn.state.timers and not _waits_for_person(turn, job):
             restart.decide(turn, job, incident)
 
 
 def _look_at_orders(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """Stopping takes long: send what is pending once more (same id, same effect), or take over from the launcher."""
-    pending = turn.open_orders(about(job), o.StopAttempt, o.RequeueHeld)
+    pending = turn.open_orders(job.about, o.StopAttempt, o.RequeueHeld)
     if pending:
         turn.orders.extend(record.order for record in pending)
         wait(turn, job, turn.policy_of(job).waits.order_s)
@@ -469,7 +461,7 @@ def take_over(turn: Turn, job: JobRecord, why: str) -> None:
     job.authority = Authority.CONTROLLER
     turn.tell_all(incident, job, f"the controller takes over: {why}.")
     if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.EVACUATING}:
-        if not turn.under_way(about(job), o.RequeueHeld):
+        if not turn.under_way(job.about, o.RequeueHeld):
             restart.requeue(turn, job, incident, why)
     elif job.state is JobState.DIAGNOSING:
         restart.decide(turn, job, incident)
@@ -478,7 +470,7 @@ def take_over(turn: Turn, job: JobRecord, why: str) -> None:
 def _not_started(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: Policy) -> None:
     """The new attempt's processes did not come up in time: that is a fault of its own kind."""
     turn.tell_all(incident, job, f"nothing was started within {story.seconds(policy.waits.start_s)}.")
-    turn.withdraw(about(job), "nothing was started in time", o.RestartInPlace)
+    turn.withdraw(job.about, "nothing was started in time", o.RestartInPlace)
     if turn.in_allocation:
         restart.leave_allocation(turn, job, incident, "the restart in place did not come up", EXIT_RESTART_ME)
         return

@@ -7,17 +7,28 @@
 
 from __future__ import annotations
 
-from holdfast.decide import budgets, exclusions, incidents, nodes, remedies, story
-from holdfast.decide.proof import about, finish, give_up, incident_of, policy_wait, timer_of, wait
-from holdfast.decide.transitions import JOB, JobTrigger, can
-from holdfast.decide.turn import Turn, phase
+from holdfast.decide import budgets, exclusions, incidents, nodes, remedies
+from holdfast.decide.proof import finish, give_up, incident_of, policy_wait, wait
+from holdfast.decide.transitions import JOB, can
+from holdfast.decide.turn import Turn
 from holdfast.errors import EXIT_FAILED, EXIT_RESTART_ME
 from holdfast.model import orders as o
+from holdfast.model import story
 from holdfast.model.cluster import ENDED, SchedulerState
 from holdfast.model.evidence import Diagnosis, Remedy, Severity
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode, Trouble
-from holdfast.model.records import AttemptRecord, Authority, Broke, IncidentRecord, JobRecord, JobState, Mark, NodeState
+from holdfast.model.records import (
+    AttemptRecord,
+    Authority,
+    Broke,
+    IncidentRecord,
+    JobRecord,
+    JobState,
+    JobTrigger,
+    Mark,
+    NodeState,
+)
 
 RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})
 _WAYS = (o.RequeueHeld, o.GiveUp, o.RestartInPlace)
@@ -93,7 +104,7 @@ def _exclude_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diag
     charged = _charged_nodes(diagnosis, budgets.where(attempt, incident))
     exclusions.exclude(turn, job, budgets.node_overdrawn(job, limits, charged))
     known = turn.state.nodes
-    bad = [name for name in used if name in known and (phase(known[name]) is not NodeState.HEALTHY or known[name].gone)]
+    bad = [name for name in used if name in known and (known[name].phase is not NodeState.HEALTHY or known[name].gone)]
     exclusions.exclude(turn, job, bad)
 
 
@@ -128,15 +139,15 @@ def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: fl
     """Its processes are gone: stamp it, and decide as soon as the evidence has settled."""
     _not_restarted(job, incident)
     turn.stamp(incident, Mark.STOPPED, at)
-    turn.complete(about(job), "the attempt is over", o.StopAttempt, o.SaveAndStop)
-    turn.withdraw(about(job), "the attempt is over", o.CaptureStacks, o.SetExcluded, o.ReleaseJob)
+    turn.complete(job.about, "the attempt is over", o.StopAttempt, o.SaveAndStop)
+    turn.withdraw(job.about, "the attempt is over", o.CaptureStacks, o.SetExcluded, o.ReleaseJob)
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.RESTARTING}:
         job.in_queue = False  # it was started, and has ended before anybody saw it run
-    if turn.open_orders(about(job), *_WAYS):
+    if turn.open_orders(job.about, *_WAYS):
         return
     if job.state is not JobState.DIAGNOSING:
         turn.move_job(job, JobTrigger.ATTEMPT_OVER)
-    turn.cancel_timer(timer_of(job))
+    turn.cancel_timer(job.timer)
     hurried = job.in_queue and not turn.policy_of(job).requeue_held
     if f"settle:{incident.id}" not in turn.state.timers or hurried:
         decide(turn, job, incident)
@@ -170,7 +181,7 @@ def _not_restarted(job: JobRecord, incident: IncidentRecord) -> None:
 def decide(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """Diagnose from what is known so far, and take the rung."""
     diagnosis = incidents.judge(turn, incident, job)
-    if turn.open_orders(about(job), *_WAYS):
+    if turn.open_orders(job.about, *_WAYS):
         return
     _exclude_suspects(turn, job, incident, diagnosis)
     _fence_suspects(turn, job, incident, diagnosis)
@@ -268,10 +279,10 @@ def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.Any
         return True
     if status is OrderStatus.PROPOSED:
         turn.tell_all(incident, job, "waiting for a person to approve.")
-        turn.withdraw(about(job), "there is enough to ask a person", o.CaptureStacks)
+        turn.withdraw(job.about, "there is enough to ask a person", o.CaptureStacks)
         if job.state is not JobState.DIAGNOSING:
             turn.move_job(job, JobTrigger.LOOK)
-        turn.cancel_timer(timer_of(job))
+        turn.cancel_timer(job.timer)
     else:
         _observed(turn, job, incident)
     return False
@@ -348,7 +359,7 @@ def leave_allocation(turn: Turn, job: JobRecord, incident: IncidentRecord, why: 
     if job.state is not JobState.DIAGNOSING:
         turn.move_job(job, JobTrigger.ATTEMPT_OVER)
     turn.move_job(job, JobTrigger.HOLD)
-    turn.cancel_timer(timer_of(job))
+    turn.cancel_timer(job.timer)
     turn.tell_all(incident, job, f"leaves its allocation with exit code {code}: {why}.")
     turn.notify(incident.id, Severity.WARNING, f"{job.name} leaves its allocation", why, job=job.key)
 
@@ -378,14 +389,14 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
     if can(JOB, job.state, JobTrigger.FALSE_ALARM):
         # An attempt that is over can prove nothing any more: what comes next is the scheduler's word.
         turn.move_job(job, JobTrigger.PROVE_AGAIN if others and not over else JobTrigger.FALSE_ALARM)
-        turn.cancel_timer(timer_of(job))
+        turn.cancel_timer(job.timer)
     if job.state is JobState.WATCHING:
         wait(turn, job, turn.policy_of(job).waits.propose_s)
     elif others:
         # An earlier recovery goes on; this trouble is only written down.
         job.incident = others[-1].id
         incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
-    if job.state is not JobState.WATCHING and timer_of(job) not in turn.state.timers and not job.held_by:
+    if job.state is not JobState.WATCHING and job.timer not in turn.state.timers and not job.held_by:
         wait(turn, job, policy_wait(turn.policy_of(job), job.state))
 
 
@@ -403,7 +414,7 @@ def _own_code(attempt: AttemptRecord | None) -> int:
 
 def requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> bool:
     """Have it stopped, queued and held. Only the controller's engine calls this."""
-    if turn.open_orders(about(job), o.RequeueHeld):
+    if turn.open_orders(job.about, o.RequeueHeld):
         return True
     order = turn.make(
         o.RequeueHeld,
@@ -429,7 +440,7 @@ def _gone(turn: Turn, job: JobRecord) -> tuple[str, ...]:
 def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
     """The requeue is ordered."""
     _not_restarted(job, incident)
-    turn.withdraw(about(job), "it is requeued", o.StopAttempt, o.CaptureStacks, o.SaveAndStop, o.RestartInPlace)
+    turn.withdraw(job.about, "it is requeued", o.StopAttempt, o.CaptureStacks, o.SaveAndStop, o.RestartInPlace)
     if job.state is not JobState.STOPPING:
         turn.move_job(job, JobTrigger.STOP)
     incidents.tried(turn, incident, Remedy.REQUEUE)
@@ -474,7 +485,7 @@ def hold(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagno
         if name in diagnosis.nodes
         or name in incident.nodes
         or name not in known
-        or not (known[name].clean_at and phase(known[name]) is NodeState.HEALTHY)
+        or not (known[name].clean_at and known[name].phase is NodeState.HEALTHY)
     )
     go_on_from_hold(turn, job)
 
@@ -486,9 +497,9 @@ def go_on_from_hold(turn: Turn, job: JobRecord) -> None:
         return
     if job.held_by:
         turn.tell_all(incident, job, f"held by {job.held_by}; it is not released before they say so.")
-        turn.cancel_timer(timer_of(job))
+        turn.cancel_timer(job.timer)
         return
-    if turn.open_orders(about(job), o.SetExcluded, o.ReleaseJob):
+    if turn.open_orders(job.about, o.SetExcluded, o.ReleaseJob):
         return
     exclusions.exclude_unfenced(turn, job)
     wait(turn, job, turn.policy_of(job).waits.order_s)
@@ -554,11 +565,11 @@ def runs(turn: Turn, job: JobRecord) -> None:
     job.in_queue = False
     if not can(JOB, job.state, JobTrigger.RUNS):
         return
-    if any(record.status is OrderStatus.PENDING for record in turn.open_orders(about(job), o.ReleaseJob)):
+    if any(record.status is OrderStatus.PENDING for record in turn.open_orders(job.about, o.ReleaseJob)):
         # Its effect is seen before its outcome is heard, for instance by a controller that was killed in between.
         _tell_released(turn, job)
-    turn.complete(about(job), "it runs already", o.ReleaseJob)
-    turn.withdraw(about(job), "it runs already", o.SetExcluded)
+    turn.complete(job.about, "it runs already", o.ReleaseJob)
+    turn.withdraw(job.about, "it runs already", o.SetExcluded)
     turn.move_job(job, JobTrigger.RUNS)
     _stamp_placed(turn, job)
     turn.tell(job, f"The scheduler runs it again on {story.listed(job.view.nodes)}.")
@@ -577,7 +588,7 @@ def _stamp_placed(turn: Turn, job: JobRecord) -> None:
 def adopt(turn: Turn, job: JobRecord, why: str) -> None:
     """Somebody else queued it: go on from there."""
     incident = incident_of(turn, job)
-    turn.withdraw(about(job), why)
+    turn.withdraw(job.about, why)
     turn.move_job(job, JobTrigger.ADOPT)
     job.authority = Authority.CONTROLLER
     job.in_queue = False

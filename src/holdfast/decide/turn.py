@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from holdfast.decide import modes, story
+from holdfast.decide import modes
 from holdfast.decide import transitions as t
-from holdfast.decide.state import Index, State, Waiting, slug, subject
+from holdfast.decide.state import Index, State, Waiting, subject
 from holdfast.model import orders as o
+from holdfast.model import story
 from holdfast.model.cluster import JobKey, job_kind
 from holdfast.model.events import AnyEvent
 from holdfast.model.evidence import Remedy, Severity
@@ -23,12 +24,14 @@ from holdfast.model.records import (
     BrakeRecord,
     IncidentRecord,
     JobRecord,
-    JobState,
+    JobTrigger,
     Mark,
     NodeRecord,
     NodeState,
+    NodeTrigger,
     OrderRecord,
     Touched,
+    slug,
 )
 
 ALLOCATION = "allocation"
@@ -156,13 +159,13 @@ class Turn:
             name = record.name if isinstance(record, NodeRecord) else f"Job {record.name}"
             self.tell(incident, f"{name}: {sentence}")
 
-    def move_job(self, job: JobRecord, trigger: t.JobTrigger) -> None:
+    def move_job(self, job: JobRecord, trigger: JobTrigger) -> None:
         """Move by the table."""
         job.state = t.move(t.JOB, job.state, trigger, story=tuple(job.story[-8:]))
         job.since = self.now
         self.touch(job)
 
-    def move_node(self, node: NodeRecord, trigger: t.NodeTrigger) -> None:
+    def move_node(self, node: NodeRecord, trigger: NodeTrigger) -> None:
         """Move by the table; under `unknown` the hidden state moves."""
         if node.state is NodeState.UNKNOWN:
             node.before_unknown = t.move(t.NODE, node.before_unknown, trigger, story=tuple(node.story[-8:]))
@@ -344,13 +347,3 @@ def describe(order: AnyOrder) -> str:
     kind = str(order.__struct_config__.tag).replace("_", " ")
     target = getattr(order, "node", "") or str(getattr(order, "job", "") or "")
     return f"{kind[0].upper()}{kind[1:]} {target}{': ' + order.why if order.why else ''}".strip()
-
-
-def in_recovery(job: JobRecord) -> bool:
-    """Is something being done about it?"""
-    return job.state is not JobState.WATCHING and job.state not in t.JOB_ENDED
-
-
-def phase(node: NodeRecord) -> NodeState:
-    """The node's state in recovery, also while it is silent."""
-    return node.before_unknown if node.state is NodeState.UNKNOWN else node.state
