@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import Play, kinds, match
 
-from holdfast.decide.remedies import repair_rungs
+from holdfast.decide.ladder import repair_rungs
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.decide.transitions import (
+from holdfast.decide.machine import (
     JOB,
     NODE,
     can,

@@ -7,9 +7,8 @@ that has since been returned are stale. Only its own time and the event's count 
 
 from __future__ import annotations
 
-from holdfast.decide import domains, exclusions, incidents, nodes, recovery, remedies
-from holdfast.decide.restart import alive
-from holdfast.decide.turn import Turn
+from holdfast.decide import incidents, ladder, nodes, recovery, restart
+from holdfast.decide.records import Turn
 from holdfast.model import events as e
 from holdfast.model import story
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
@@ -35,7 +34,7 @@ def seen(turn: Turn, event: e.FindingSeen) -> None:
     job = _job_of(turn, finding)
     if _is_straggler(finding) and job is not None:
         _job_fault(turn, job, finding)
-    elif finding.role is Role.ROOT and remedies.wants_node(finding) and not _from_rank_log(finding):
+    elif finding.role is Role.ROOT and ladder.wants_node(finding) and not _from_rank_log(finding):
         node_fault(turn, finding)
     elif job is None:
         if finding.place.node:
@@ -78,9 +77,6 @@ def _concerns_recovery(turn: Turn, job: JobRecord, finding: Finding) -> bool:
     """Is it evidence about an attempt that an open incident has ended or is ending?"""
     attempt = job.numbered(finding.attempt) or job.attempt
     return attempt is not None and attempt.incident in turn.state.incidents
-
-
-# --- about a job ------------------------------------------------------------------------------------------------------
 
 
 def _job_fault(turn: Turn, job: JobRecord, finding: Finding) -> None:
@@ -140,7 +136,7 @@ def _already_handled(turn: Turn, known: IncidentRecord, job: JobRecord, finding:
         told_only = all(remedy is Remedy.NOTIFY for remedy in known.remedies)
         if told_only and known.findings and _is_straggler(known.findings[0]):
             return False  # only a straggler was told of so far; this is something else
-    if job.in_recovery and job.incident == known.id and job.state is JobState.DIAGNOSING and alive(job):
+    if job.in_recovery and job.incident == known.id and job.state is JobState.DIAGNOSING and restart.alive(job):
         return False
     if job.state is JobState.EVACUATING and not finding.predicts:
         return False
@@ -204,9 +200,6 @@ def _remember_domain(turn: Turn, keys: list[str], incident: IncidentRecord) -> N
         domains[key] = (incident.id, turn.now)
     while domains and (len(domains) > 1024 or next(iter(domains.values()))[1] < turn.now - CORRELATION_S):
         del domains[next(iter(domains))]
-
-
-# --- about a node -----------------------------------------------------------------------------------------------------
 
 
 def told_gone(turn: Turn, event: e.NodeGone) -> None:
@@ -287,14 +280,14 @@ def node_fault(turn: Turn, finding: Finding) -> None:
         return
     jobs = _jobs_on(turn, finding)
     gone = _jobs_that_left(turn, name)
-    keys = domains.keys(node, finding)
+    keys = incidents.domain_keys(node, finding)
     incident = _incident_for(turn, node, [*jobs, *gone], keys)
     if incident is None:
         incident = incidents.open_new(turn, finding)
     else:
         incidents.add(turn, incident, finding)
     _remember_domain(turn, keys, incident)
-    if domains.judge(turn, incident, node, finding):
+    if incidents.judge_domain(turn, incident, node, finding):
         nodes.domain_lost(turn, incident)
     nodes.suspect(turn, node, incident, finding)
     if incident.diagnosis is None:
@@ -303,7 +296,7 @@ def node_fault(turn: Turn, finding: Finding) -> None:
             incidents.judge(turn, incident, None)
     elif finding.role is Role.ROOT:
         incidents.judge(turn, incident, jobs[0] if jobs else None)
-    if remedies.disturbs_jobs(finding):
+    if ladder.disturbs_jobs(finding):
         _disturb(turn, incident, finding, jobs, gone)
     if incident.would and incident.diagnosis is None:
         incidents.judge(turn, incident, jobs[0] if jobs else None)
@@ -317,7 +310,7 @@ def _disturb(
     for job in jobs:
         recovery.fault(turn, job, incident, finding, leave=name)
     for job in gone:
-        exclusions.exclude(turn, job, [name])
+        restart.exclude(turn, job, [name])
 
 
 def _jobs_that_left(turn: Turn, name: str) -> list[JobRecord]:
@@ -363,7 +356,7 @@ def _incident_for(turn: Turn, node: NodeRecord, jobs: list[JobRecord], keys: lis
 
 def _is_person(incident: IncidentRecord) -> bool:
     diagnosis = incident.diagnosis
-    return diagnosis is not None and diagnosis.cause.startswith(remedies.OPERATOR)
+    return diagnosis is not None and diagnosis.cause.startswith(ladder.OPERATOR)
 
 
 def _fault_in_allocation(turn: Turn, job: JobRecord, finding: Finding) -> None:
@@ -377,7 +370,7 @@ def _fault_in_allocation(turn: Turn, job: JobRecord, finding: Finding) -> None:
         incident = incidents.open_new(turn, finding)
     else:
         incidents.add(turn, incident, finding)
-    if remedies.disturbs_jobs(finding):
+    if ladder.disturbs_jobs(finding):
         recovery.fault(turn, job, incident, finding, leave="" if finding.predicts else finding.place.node)
 
 

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from holdfast.decide import brakes, domains, incidents, repair
-from holdfast.decide.transitions import NODE, can, move
-from holdfast.decide.turn import Turn
+from holdfast.decide import incidents, records, repair
+from holdfast.decide.machine import NODE, can, move
+from holdfast.decide.records import Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import story
@@ -37,25 +37,9 @@ def record_of(turn: Turn, name: str) -> NodeRecord:
     if node is None:
         node = NodeRecord(name=name, view=NodeView(name=name), since=turn.now, first_seen_at=turn.now)
         turn.state.nodes[name] = node
-        _count(turn, "", 1)
+        records.count_nodes(turn, "", 1)
         turn.touch(node)
     return node
-
-
-def _brake(turn: Turn, group: str) -> BrakeRecord:
-    record = turn.state.brakes.get(group)
-    if record is None:
-        record = turn.state.brakes[group] = BrakeRecord(group=group)
-    return record
-
-
-def _count(turn: Turn, group: str, step: int) -> None:
-    record = _brake(turn, group)
-    record.nodes += step
-    turn.brakes[group] = record
-
-
-# --- what the scheduler sees ------------------------------------------------------------------------------------------
 
 
 def observed(turn: Turn, event: e.NodeObserved) -> str:
@@ -71,8 +55,8 @@ def observed(turn: Turn, event: e.NodeObserved) -> str:
     turn.touch(node)
     if old.group != view.group:
         waited = unbrake(turn, node, old.group)
-        _count(turn, old.group, -1)
-        _count(turn, view.group, 1)
+        records.count_nodes(turn, old.group, -1)
+        records.count_nodes(turn, view.group, 1)
         incident = repair.incident_of(turn, node)
         if waited and incident is not None:
             quarantine(turn, node, incident, ", ".join(node.findings[:3]))  # the new group's brake decides now
@@ -143,7 +127,7 @@ def _first_seen(turn: Turn, view: NodeView) -> None:
         gone=view.alive is False,
     )
     turn.state.nodes[view.name] = node
-    _count(turn, view.group, 1)
+    records.count_nodes(turn, view.group, 1)
     turn.touch(node)
     _found_drained(turn, node)
 
@@ -275,7 +259,7 @@ def vanished(turn: Turn, event: e.NodeVanished) -> None:
     for name in (node.about, f"silent:{node.name}"):
         turn.cancel_timer(name)
     unbrake(turn, node)
-    _count(turn, node.view.group, -1)
+    records.count_nodes(turn, node.view.group, -1)
     incident = repair.incident_of(turn, node)
     node.left_at = turn.now
     turn.tell(node, "It left the cluster.")
@@ -286,9 +270,6 @@ def vanished(turn: Turn, event: e.NodeVanished) -> None:
     turn.state.context.pop(node.about, None)
     turn.state.spoke.pop(node.name, None)
     del turn.state.nodes[node.name]
-
-
-# --- silence ----------------------------------------------------------------------------------------------------------
 
 
 def silent(turn: Turn, event: e.NodeSilent) -> None:
@@ -340,20 +321,17 @@ def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
     identity(turn, node, event.boot_id, event.instance_id)
 
 
-# --- lost with its switch, rack or power ------------------------------------------------------------------------------
-
-
 def domain_lost(turn: Turn, incident: IncidentRecord) -> None:
     """What its nodes share has failed: those that wait for the brake need not be fenced."""
     for name in incident.nodes_open:
         node = turn.state.nodes[name]
-        if node.phase is NodeState.SUSPECT and domains.holds(turn, node, incident):
+        if node.phase is NodeState.SUSPECT and incidents.waits_for_domain(turn, node, incident):
             unbrake(turn, node)
             _wait_for_domain(turn, node, incident)
 
 
 def _wait_for_domain(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
-    path = domains.path_of(incident)
+    path = incidents.path_of(incident)
     turn.tell(node, f"Not fenced: it was lost together with others of {path}; it is well again when it is back.")
     turn.start_timer(node.timer, turn.policy_for(node).waits.unknown_s, incident.id)
 
@@ -361,11 +339,11 @@ def _wait_for_domain(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> 
 def back(turn: Turn, node: NodeRecord) -> None:
     """It runs again. One that was lost with its whole domain is well."""
     incident = repair.incident_of(turn, node)
-    path = domains.path_of(incident)
-    if _is_observed(turn, node) and domains.is_lost(node) and not node.silent and node.view.alive is not False:
+    path = incidents.path_of(incident)
+    if _is_observed(turn, node) and incidents.is_lost(node) and not node.silent and node.view.alive is not False:
         _clear(turn, node, "it runs again")
         return
-    if incident is None or not path or not domains.is_lost(node) or node.silent or node.phase not in _WAITING:
+    if incident is None or not path or not incidents.is_lost(node) or node.silent or node.phase not in _WAITING:
         return
     turn.touch(node)
     node.gone = False
@@ -384,22 +362,19 @@ def back(turn: Turn, node: NodeRecord) -> None:
 def timer(turn: Turn, node: NodeRecord) -> None:
     """`node:NAME` fired. A node that waits for its domain is looked at again; who stays away alone is fenced."""
     incident = repair.incident_of(turn, node)
-    waits = node.phase in _WAITING and domains.is_lost(node)
-    if incident is None or not domains.path_of(incident) or not waits:
+    waits = node.phase in _WAITING and incidents.is_lost(node)
+    if incident is None or not incidents.path_of(incident) or not waits:
         repair.timer(turn, node)
     elif node.view.alive is True and not node.silent:
         back(turn, node)  # scheduler and agent say so; nobody saw it go, such as behind a link that failed for a moment
-    elif domains.holds(turn, node, incident):
+    elif incidents.waits_for_domain(turn, node, incident):
         turn.start_timer(node.timer, turn.policy_for(node).waits.unknown_s, incident.id)
     elif node.phase is NodeState.SUSPECT:
-        turn.tell(node, f"It has not come back with {domains.path_of(incident)}.")
+        turn.tell(node, f"It has not come back with {incidents.path_of(incident)}.")
         quarantine(turn, node, incident, LOST_ALONE)
     else:
         turn.start_timer(node.timer, turn.policy_for(node).waits.drain_s, incident.id)
         repair.check_drained(turn, node)
-
-
-# --- suspicion and quarantine -----------------------------------------------------------------------------------------
 
 
 def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Finding) -> None:
@@ -439,13 +414,13 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
             turn, incident, node, f"drained already by somebody else ({reason}); it is left to them."
         )
         return
-    if domains.holds(turn, node, incident):
+    if incidents.waits_for_domain(turn, node, incident):
         _wait_for_domain(turn, node, incident)
         return
     policy = turn.policy_for(node)
     group = node.view.group
     acts = turn.mode(policy, group, Remedy.QUARANTINE, incident.id) is Mode.ACT
-    if acts and not brakes.allows(policy.brake, _brake(turn, group), turn.now):
+    if acts and not records.brake_allows(policy.brake, records.brake_of(turn, group), turn.now):
         _held_back(turn, node, incident, group)
         return
     order = turn.make(
@@ -473,8 +448,8 @@ def entered(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
     """Its quarantine is ordered. A return that is still under way must not undo it."""
     turn.withdraw(node.about, "it is quarantined anew", o.ReturnNode)
     unbrake(turn, node)
-    record = _brake(turn, node.view.group)
-    brakes.took(record, turn.now)
+    record = records.brake_of(turn, node.view.group)
+    records.brake_took(record, turn.now)
     turn.brakes[node.view.group] = record
     turn.move_node(node, NodeTrigger.QUARANTINE)
     start = turn.now - turn.policy_for(node).node.lemon_window_s
@@ -485,10 +460,10 @@ def entered(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
 
 def _held_back(turn: Turn, node: NodeRecord, incident: IncidentRecord, group: str) -> None:
     policy = turn.policy_for(node)
-    record = _brake(turn, group)
-    first = brakes.hold_back(record, node.name, turn.now)
+    record = records.brake_of(turn, group)
+    first = records.brake_hold_back(record, node.name, turn.now)
     turn.brakes[group] = record
-    turn.start_timer(f"brake:{group}", brakes.next_look(policy.brake, record, turn.now))
+    turn.start_timer(f"brake:{group}", records.next_brake_look(policy.brake, record, turn.now))
     turn.tell_all(incident, node, "not quarantined: the brake of its group holds it back.")
     if first:
         turn.notify(
@@ -509,10 +484,10 @@ def brake_timer(turn: Turn, group: str) -> None:
         return
     rules = turn.policies.for_group(group).brake
     record.tripped_at = 0.0
-    _retry(turn, group, record, brakes.reopen(rules, record, turn.now))
+    _retry(turn, group, record, records.reopen_brake(rules, record, turn.now))
     if record.waiting:
         record.tripped_at = record.tripped_at or turn.now
-        turn.start_timer(f"brake:{group}", brakes.next_look(rules, record, turn.now))
+        turn.start_timer(f"brake:{group}", records.next_brake_look(rules, record, turn.now))
 
 
 def reset_brake(turn: Turn, group: str, who: str) -> bool:
@@ -522,7 +497,7 @@ def reset_brake(turn: Turn, group: str, who: str) -> bool:
         return False
     turn.cancel_timer(f"brake:{group}")
     turn.brakes[group] = record
-    freed = brakes.reset(record)
+    freed = records.reset_brake_record(record)
     turn.notify(f"brake:{group}", Severity.INFO, f"Quarantine brake of {group or 'the cluster'} reset", f"By {who}.")
     _retry(turn, group, record, freed)
     return True

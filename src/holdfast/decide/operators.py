@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.decide import brakes, exclusions, incidents, modes, nodes, proof, recovery, repair, restart
-from holdfast.decide.proof import incident_of
-from holdfast.decide.remedies import OPERATOR
-from holdfast.decide.turn import Turn, describe
+from holdfast.decide import incidents, ladder, nodes, records, recovery, repair, restart
+from holdfast.decide.records import Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState, other_machine
@@ -76,13 +74,10 @@ def refuse(turn: Turn, event: e.OperatorCommand, why: str) -> None:
     )
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------------
-
-
 def _word(turn: Turn, event: e.OperatorCommand, what: str) -> Finding:
     return Finding(
-        id=f"{OPERATOR}{what}:{turn.seq}",
-        rule=f"{OPERATOR}{what}",
+        id=f"{ladder.OPERATOR}{what}:{turn.seq}",
+        rule=f"{ladder.OPERATOR}{what}",
         at=event.at,
         domain=Domain.OPERATOR,
         role=Role.ROOT,
@@ -90,7 +85,7 @@ def _word(turn: Turn, event: e.OperatorCommand, what: str) -> Finding:
         place=Place(node=event.node),
         job=event.job,
         summary=f"{event.who} asked for it{': ' + event.why if event.why else ''}",
-        fingerprint=f"{OPERATOR}{what}",
+        fingerprint=f"{ladder.OPERATOR}{what}",
         evidence=(Evidence(EvidenceKind.PERSON, f"{event.who}: {event.why}"[:200]),),
     )
 
@@ -187,7 +182,7 @@ def _move_jobs(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     for name in sorted(turn.index.jobs_on.get(node.name, ())):
         job = turn.state.jobs[name]
         if not job.over:
-            exclusions.exclude(turn, job, [node.name])
+            restart.exclude(turn, job, [node.name])
             if job.state in _RUNS_ON:
                 _evacuate(turn, event, job)
 
@@ -200,9 +195,6 @@ _ON_NODES: dict[Command, Callable[[Turn, e.OperatorCommand, NodeRecord], None]] 
     Command.CONFIRM_HEALTHY: _confirm_healthy,
     Command.EVACUATE: _evacuate_node,
 }
-
-
-# --- jobs -------------------------------------------------------------------------------------------------------------
 
 
 def _open_for(turn: Turn, event: e.OperatorCommand, job: JobRecord, what: str, rungs: list[Remedy]) -> IncidentRecord:
@@ -226,7 +218,7 @@ def _requeue(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     elif job.state in {JobState.WATCHING, JobState.PROVING}:
         incident = _open_for(turn, event, job, "requeue", [Remedy.REQUEUE])
         restart.requeue(turn, job, incident, f"{event.who} asked for it")
-    elif (incident_now := incident_of(turn, job)) is not None and not job.in_queue:
+    elif (incident_now := restart.incident_of(turn, job)) is not None and not job.in_queue:
         turn.state.approved.setdefault(incident_now.id, []).append(Remedy.REQUEUE)
         turn.withdraw(job.about, "a person asked for a requeue")
         if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.DIAGNOSING, JobState.EVACUATING}:
@@ -242,7 +234,7 @@ def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         return
     job.held_by = event.who
     turn.touch(job)
-    incident = incident_of(turn, job)
+    incident = restart.incident_of(turn, job)
     if job.state is JobState.HELD:
         turn.withdraw(job.about, f"{event.who} holds it")
         restart.go_on_from_hold(turn, job)
@@ -283,8 +275,8 @@ def _give_up(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         refuse(turn, event, f"it is {job.state}")
         return
     why = f"{event.who} asked for it{': ' + event.why if event.why else ''}"
-    incident = incident_of(turn, job) or _open_for(turn, event, job, "give_up", [Remedy.STOP])
-    proof.give_up(turn, job, incident, why)
+    incident = restart.incident_of(turn, job) or _open_for(turn, event, job, "give_up", [Remedy.STOP])
+    restart.give_up(turn, job, incident, why)
 
 
 def _evacuate(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
@@ -310,9 +302,6 @@ _ON_JOBS: dict[Command, Callable[[Turn, e.OperatorCommand, JobRecord], None]] = 
     Command.GIVE_UP: _give_up,
     Command.EVACUATE: _evacuate,
 }
-
-
-# --- proposals --------------------------------------------------------------------------------------------------------
 
 
 def _decide(turn: Turn, event: e.OperatorCommand) -> None:
@@ -348,11 +337,11 @@ def _approve(turn: Turn, record: OrderRecord, who: str) -> None:
     if isinstance(order, o.JobOrder):
         job = turn.job(order.job)
         if job is not None:
-            turn.tell(job, f"{who} approved: {describe(order)}.")
+            turn.tell(job, f"{who} approved: {records.describe(order)}.")
             recovery.approved(turn, job, order)
     elif isinstance(order, o.NodeOrder):
         node = turn.state.nodes[order.node]
-        turn.tell(node, f"{who} approved: {describe(order)}.")
+        turn.tell(node, f"{who} approved: {records.describe(order)}.")
         incident = repair.incident_of(turn, node)
         if isinstance(order, o.QuarantineNode) and incident is not None:
             nodes.entered(turn, node, incident)
@@ -385,7 +374,7 @@ def _no_longer_applies(turn: Turn, record: OrderRecord) -> str:
                 return f"the node is {node.phase} by now"
             record_of_group = turn.state.brakes.get(node.view.group)
             rules = turn.policy_for(node).brake
-            if record_of_group is not None and not brakes.allows(rules, record_of_group, turn.now):
+            if record_of_group is not None and not records.brake_allows(rules, record_of_group, turn.now):
                 return "the brake of its group holds it back"
     return ""
 
@@ -426,7 +415,7 @@ def _set_mode(turn: Turn, event: e.OperatorCommand) -> None:
     elif event.remedy and event.remedy not in {str(remedy) for remedy in Remedy}:
         refuse(turn, event, f"{event.remedy!r} is no rung")
     else:
-        modes.set_mode(turn.state.modes, event.group, event.remedy, Mode(event.value))
+        ladder.set_mode(turn.state.modes, event.group, event.remedy, Mode(event.value))
         what = event.remedy.replace("_", " ") or "everything"
         where = event.group or "the cluster"
         text = f"{event.who}: {event.why}".rstrip(": ")

@@ -7,9 +7,9 @@ How time passes: one timer per node, `node:NAME`, replaced at each step; its fir
 
 from __future__ import annotations
 
-from holdfast.decide import domains, incidents, remedies
-from holdfast.decide.transitions import NODE, can
-from holdfast.decide.turn import Turn
+from holdfast.decide import incidents, ladder
+from holdfast.decide.machine import NODE, can
+from holdfast.decide.records import Turn
 from holdfast.model import orders as o
 from holdfast.model import story
 from holdfast.model.cluster import other_machine
@@ -68,17 +68,14 @@ def check_drained(turn: Turn, node: NodeRecord) -> None:
     if turn.open_orders(node.about, *REPAIR_ORDERS) or (policy.node.repair_when_drained and occupied(turn, node)):
         return
     node.rung = 0
-    if domains.holds(turn, node, incident):
-        turn.tell(node, f"Its repair waits: it was lost together with others of {domains.path_of(incident)}.")
+    if incidents.waits_for_domain(turn, node, incident):
+        turn.tell(node, f"Its repair waits: it was lost together with others of {incidents.path_of(incident)}.")
         turn.start_timer(node.timer, policy.waits.unknown_s, incident.id)
         return
     if node.findings:
         _take_rung(turn, node, incident)
     else:
         validate(turn, node, "its fault is gone")
-
-
-# --- repair -----------------------------------------------------------------------------------------------------------
 
 
 def _findings_of(incident: IncidentRecord, node: NodeRecord) -> list[Finding]:
@@ -89,17 +86,17 @@ def _rungs(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> tuple[list
     """The repairs to try, and the GPU at fault."""
     policy = turn.policy_for(node)
     found = _findings_of(incident, node)
-    hints = [finding.remedy for finding in found if finding.remedy in remedies.REPAIRS]
+    hints = [finding.remedy for finding in found if finding.remedy in ladder.REPAIRS]
     gravest = max(hints, key=list(Remedy).index) if hints else Remedy.NONE
     diagnosis = incident.diagnosis
-    if diagnosis is not None and diagnosis.remedy in remedies.REPAIRS and node.name in diagnosis.nodes:
+    if diagnosis is not None and diagnosis.remedy in ladder.REPAIRS and node.name in diagnosis.nodes:
         gravest = diagnosis.remedy
     gpu = next((name for name in map(_gpu_of, found) if name), "")
-    asked = node.findings[0] if node.findings and node.findings[0].startswith(remedies.OPERATOR) else ""
+    asked = node.findings[0] if node.findings and node.findings[0].startswith(ladder.OPERATOR) else ""
     if asked:
-        rung = Remedy(asked.removeprefix(remedies.OPERATOR))
+        rung = Remedy(asked.removeprefix(ladder.OPERATOR))
         return [rung, Remedy.RETIRE], gpu
-    rungs = remedies.repair_rungs(
+    rungs = ladder.repair_rungs(
         policy.node,
         always_replace=policy.always_replace,
         lemon=is_lemon(turn, node),
@@ -226,9 +223,6 @@ def new_identity(turn: Turn, node: NodeRecord) -> None:
     """It shows another boot or machine while it is in repair."""
     if node.phase is NodeState.REPAIRING and not turn.open_orders(node.about, *REPAIR_ORDERS):
         repaired(turn, node)
-
-
-# --- proof and return -------------------------------------------------------------------------------------------------
 
 
 def validate(turn: Turn, node: NodeRecord, why: str) -> None:

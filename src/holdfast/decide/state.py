@@ -19,8 +19,6 @@ from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeR
 
 SNAPSHOT_VERSION = 1
 """Grows when an older reader could not make sense of a snapshot."""
-
-
 IDLE = ENDED | {SchedulerState.PENDING, SchedulerState.HELD}
 """Scheduler states in which a job uses no node."""
 

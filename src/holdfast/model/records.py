@@ -16,7 +16,7 @@ from holdfast.model.orders import AnyOrder, OrderStatus
 
 
 class JobState(StrEnum):
-    """A job in recovery's eyes. The table of moves is `decide/transitions.py`."""
+    """A job in recovery's eyes. The table of moves is `decide/machine.py`."""
 
     WATCHING = "watching"
     IN_PLACE = "in_place"

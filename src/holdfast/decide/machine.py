@@ -41,9 +41,7 @@ J = JobState
 N = NodeState
 T = JobTrigger
 U = NodeTrigger
-
 _EXITS = {T.COMPLETED: J.COMPLETED, T.GIVE_UP: J.GIVEN_UP, T.CANCEL: J.CANCELLED}
-
 JOB: Mapping[JobState, Mapping[JobTrigger, JobState]] = {
     J.WATCHING: {
         T.STOP: J.STOPPING,
@@ -136,7 +134,6 @@ JOB: Mapping[JobState, Mapping[JobTrigger, JobState]] = {
     J.CANCELLED: {T.REVIVED: J.WATCHING},
 }
 """The moves of jobs: state -> trigger -> next state."""
-
 NODE: Mapping[NodeState, Mapping[NodeTrigger, NodeState]] = {
     N.HEALTHY: {
         U.SUSPECT: N.SUSPECT,
@@ -195,7 +192,6 @@ NODE: Mapping[NodeState, Mapping[NodeTrigger, NodeState]] = {
     },
 }
 """The moves of nodes: state -> trigger -> next state."""
-
 S = TypeVar("S", bound=StrEnum)
 G = TypeVar("G", bound=StrEnum)
 
