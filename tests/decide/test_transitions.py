@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.decide.transitions import (
+from holdfast.decide.machine import (
     JOB,
-    JOB_ENDED,
     NODE,
-    JobTrigger,
-    NodeTrigger,
     can,
     mermaid,
     move,
     text_table,
 )
 from holdfast.errors import InvalidTransition
-from holdfast.model.records import JobState, NodeState
+from holdfast.model.records import JOB_ENDED, JobState, JobTrigger, NodeState, NodeTrigger
 
 
 @pytest.mark.parametrize(("table", "states", "triggers"), [(JOB, JobState, JobTrigger), (NODE, NodeState, NodeTrigger)])

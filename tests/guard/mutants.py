@@ -65,7 +65,7 @@ class Mutant(Struct, frozen=True):
 
 PLANTED = {
     "partial exclusion": (
-        "decide/exclusions.py",
+        "decide/restart.py",
         "new = [name for name in names if name not in job.excluded]",
         "new = [name for name in names if name not in job.excluded][:1]",
     ),

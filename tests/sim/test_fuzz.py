@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from holdfast.decide import modes
+from holdfast.decide import ladder
 from holdfast.errors import UsageError
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
@@ -140,7 +140,7 @@ def test_a_swarm_under_observe_changes_nothing():
 def test_the_judge_of_observe_sees_an_order_that_is_given(monkeypatch):
     """With a planted bug: the modes are not asked."""
     seed = next(seed for seed in range(EDITION_3, EDITION_3 + 12) if draw(seed).policy)
-    monkeypatch.setattr(modes, "mode_of", lambda *_: Mode.ACT)
+    monkeypatch.setattr(ladder, "mode_of", lambda *_: Mode.ACT)
     assert "observe_touches_nothing" in examine(Trial(seed=seed)).judges
 
 

@@ -35,82 +35,13 @@ from enum import StrEnum
 from typing import TypeVar
 
 from holdfast.errors import InvalidTransition
-from holdfast.model.records import JobState, NodeState
-
-
-class JobTrigger(StrEnum):
-    """What happened to a job, in recovery's words."""
-
-    STOP = "stop"
-    """The attempt is broken, or must leave its nodes: end it (StopAttempt, or RequeueHeld which also requeues)."""
-    LOOK = "look"
-    """Before anything is ended a look is needed: stacks, or a person's approval."""
-    EVACUATE = "evacuate"
-    """Save a checkpoint and stop."""
-    ATTEMPT_OVER = "attempt_over"
-    """No process of the attempt runs any more."""
-    FALSE_ALARM = "false_alarm"
-    """It moves again, or nothing may be done (observe, rejected, lapsed)."""
-    PROVE_AGAIN = "prove_again"
-    """As a false alarm, but an earlier restart still waits for its proof."""
-    RESTART_IN_PLACE = "restart_in_place"
-    HOLD = "hold"
-    """It is back in the queue and held there, or a person holds it."""
-    RELEASE = "release"
-    ADOPT = "adopt"
-    """The scheduler or a person has queued it again: go on from there instead of requeuing twice."""
-    WAIT = "wait"
-    """Released, but too few nodes are free."""
-    RUNS = "runs"
-    """The scheduler runs it again; its processes are not all started yet."""
-    STARTED = "started"
-    """All processes of a new attempt are started."""
-    PROVEN = "proven"
-    """Progress as policy asks for it."""
-    COMPLETED = "completed"
-    GIVE_UP = "give_up"
-    CANCEL = "cancel"
-    REVIVED = "revived"
-    """Somebody else queued a finished job once more."""
-
-
-class NodeTrigger(StrEnum):
-    """What happened to a node, in recovery's words."""
-
-    SUSPECT = "suspect"
-    """Evidence against it."""
-    CLEARED = "cleared"
-    """The evidence is gone, or a person says that it is well."""
-    QUARANTINE = "quarantine"
-    """New work is kept off it (ordered)."""
-    FENCED = "fenced"
-    """New work is kept off it (done); its running work goes on."""
-    REPAIR = "repair"
-    """Nothing runs on it any more, or policy does not wait: reset, reboot or replace."""
-    CHECK = "check"
-    """Repaired, or its fault went away by itself: it must pass the checks."""
-    FAILED_CHECK = "failed_check"
-    RETURN = "return"
-    """It takes work again."""
-    RETIRE = "retire"
-    """Handed to a person."""
-    SILENT = "silent"
-    HEARD_HEALTHY = "heard_healthy"
-    HEARD_SUSPECT = "heard_suspect"
-    HEARD_QUARANTINED = "heard_quarantined"
-    HEARD_DRAINING = "heard_draining"
-    HEARD_REPAIRING = "heard_repairing"
-    HEARD_VALIDATING = "heard_validating"
-    HEARD_RETIRED = "heard_retired"
-
+from holdfast.model.records import JobState, JobTrigger, NodeState, NodeTrigger
 
 J = JobState
 N = NodeState
 T = JobTrigger
 U = NodeTrigger
-
 _EXITS = {T.COMPLETED: J.COMPLETED, T.GIVE_UP: J.GIVEN_UP, T.CANCEL: J.CANCELLED}
-
 JOB: Mapping[JobState, Mapping[JobTrigger, JobState]] = {
     J.WATCHING: {
         T.STOP: J.STOPPING,
@@ -203,7 +134,6 @@ JOB: Mapping[JobState, Mapping[JobTrigger, JobState]] = {
     J.CANCELLED: {T.REVIVED: J.WATCHING},
 }
 """The moves of jobs: state -> trigger -> next state."""
-
 NODE: Mapping[NodeState, Mapping[NodeTrigger, NodeState]] = {
     N.HEALTHY: {
         U.SUSPECT: N.SUSPECT,
@@ -262,10 +192,6 @@ NODE: Mapping[NodeState, Mapping[NodeTrigger, NodeState]] = {
     },
 }
 """The moves of nodes: state -> trigger -> next state."""
-
-JOB_ENDED = frozenset({J.COMPLETED, J.GIVEN_UP, J.CANCELLED})
-"""Nothing is waited for any more."""
-
 S = TypeVar("S", bound=StrEnum)
 G = TypeVar("G", bound=StrEnum)
 
