@@ -144,13 +144,14 @@ def _wrong_cause() -> contextlib.AbstractContextManager[object]:
 
 
 def _partial_exclusion() -> contextlib.AbstractContextManager[object]:
-    """Of several bad nodes the scheduler is told of the first."""
-    real = Turn.make
+    """Of several bad nodes the job is kept off the first only."""
+    real = exclusions.exclude
 
-    def make(self: Turn, kind: Any, **fields: Any) -> Any:
-        return real(self, kind, **({**fields, "nodes": fields["nodes"][:1]} if kind is o.SetExcluded else fields))
+    def exclude(turn: Turn, job: JobRecord, names: Any) -> None:
+        if not job.excluded:
+            real(turn, job, list(names)[:1])
 
-    return patch.object(Turn, "make", make)
+    return patch.object(exclusions, "exclude", exclude)
 
 
 def _findings_dropped_while_held() -> contextlib.AbstractContextManager[object]:
