@@ -27,6 +27,7 @@ from holdfast.errors import LinkError, NotFoundError, RefusedError
 from holdfast.lab import network, slurm_conf
 from holdfast.lab.machine import MachinePlan, run_forked
 from holdfast.lab.settings import NODE_NAME, LabFacts
+from holdfast.os.files import write_whole
 
 ANSWER_S = 10.0
 CUT_NAME = "cut"
@@ -151,9 +152,7 @@ class Rack:
             drill_ok=self.facts.settings.drill_ok,
             gpus=gpu_table(node.instance_id, self.facts.settings.gpus),
         )
-        fresh = node.folder / "node.json.new"
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
-        fresh.replace(node.folder / "node.json")
+        write_whole(node.folder / "node.json", msgspec.json.format(msgspec.json.encode(facts), indent=2))
 
     def _fork(self, node: Node) -> None:
         wanted = self.facts.settings

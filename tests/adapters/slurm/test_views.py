@@ -131,7 +131,12 @@ def test_states_of_nodes(seen: SlurmNode, alive: bool | None, drained: bool) -> 
 
 def test_a_node_tells_what_a_person_asks_with_its_reason() -> None:
     """Only on a node that was taken out of service, and near misses come as a warning."""
-    facts = {"jobs": (), "topology": {"node01": "core/leaf1"}, "machine": MachineId("node01/1", "slurm"), "boot": "slurm:1@5"}
+    facts = {
+        "jobs": (),
+        "topology": {"node01": "core/leaf1"},
+        "machine": MachineId("node01/1", "slurm"),
+        "boot": "slurm:1@5",
+    }
     asked = node_view(node("IDLE", "FAIL", reason="Action:Replace", gpus=8), **facts)
     assert (asked.asked, asked.warnings, asked.group, asked.gpus) == ("replace", (), "main", 8)
     assert (asked.topology, asked.instance_id, asked.boot_id) == ("core/leaf1", "slurm:node01/1", "slurm:1@5")
