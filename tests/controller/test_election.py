@@ -261,7 +261,7 @@ def test_what_runs_when_the_lease_ends_is_cut_off_and_begun_again():
         async with running(house.controller(lease_s=LEASE_S)) as controller:
             await controller.submit(finding("order:quarantine_node"))
             await until(lambda: len(house.world.asked) == 1)
-            (act,) = controller._consequences.executors._acts
+            (act,) = controller._consequences.executors.acts.running
             house.store.full = True
             lapses = asyncio.get_running_loop().time() + LEASE_S
             await until(act.done)

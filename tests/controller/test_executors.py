@@ -10,7 +10,8 @@ from tests.controller.cases import House, finding, running, until
 from holdfast.adapters.clock import VirtualClock, run_virtual
 from holdfast.adapters.memory import MemoryOrchestrator, MemoryRepair
 from holdfast.controller import Controller, Settings
-from holdfast.controller.executors import Executors, within
+from holdfast.controller.acts import within
+from holdfast.controller.executors import Executors
 from holdfast.controller.mailbox import Mailboxes
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import events as e

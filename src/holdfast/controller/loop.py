@@ -14,10 +14,11 @@ from typing import Any
 import structlog
 
 from holdfast import __version__
+from holdfast.controller.acts import within
 from holdfast.controller.claims import Claims
 from holdfast.controller.consequences import Consequences
 from holdfast.controller.doubts import Doubts
-from holdfast.controller.executors import Executors, within
+from holdfast.controller.executors import Executors
 from holdfast.controller.figures import Figures
 from holdfast.controller.housekeeping import Housekeeping
 from holdfast.controller.intake import Intake
@@ -98,7 +99,7 @@ class Controller:
         )
         self._consequences = Consequences(executors, Timers(clock, self.submit), self.presence, self.shell)
         patience = self._intake.patience
-        self._lease = Lease(journal, clock, patience, executors.interrupt, lease_s=lease_s)
+        self._lease = Lease(journal, clock, patience, executors.acts.interrupt, lease_s=lease_s)
         self._house = Housekeeping(journal, clock, settings, self.presence, patience)
         self._rounds = {"presence": self.presence.run, "house": self._house.run}
         """What runs once the controller is ready, by the task's name."""
@@ -248,7 +249,8 @@ class Controller:
 
     async def _take_over(self, seen: LeaseRow | None) -> None:
         epoch = await self._lease.take(self.holder, seen)
-        self.presence.epoch = self.watch.epoch = self._consequences.executors.epoch = epoch
+        self.presence.announcer.epoch = self.watch.epoch = epoch
+        self._consequences.executors.outcomes.epoch = epoch
         await self._intake.replay()
         _log.info("controller has the lease", holder=self.holder, epoch=self.epoch, seq=self.seq)
 

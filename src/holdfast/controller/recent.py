@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 
-from holdfast.controller.executors import within
+from holdfast.controller.acts import within
 from holdfast.model.events import AnyEvent
 from holdfast.ports import Clock, Journal
 
