@@ -13,6 +13,7 @@ from holdfast.controller import Controller, Settings
 from holdfast.controller.acts import within
 from holdfast.controller.executors import Executors
 from holdfast.controller.mailbox import Mailboxes
+from holdfast.controller.state import ShellState
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import events as e
 from holdfast.model.cluster import NodeView
@@ -299,7 +300,7 @@ def test_an_order_asked_for_again_while_its_failure_is_being_stored_is_not_lost(
             settings=Settings(),
             outcome=outcome,
             may_act=lambda: True,
-            node_now=lambda _name: None,
+            state=ShellState,
         )
         executors.dispatch(order)
         await until(lambda: len(said) == 2)

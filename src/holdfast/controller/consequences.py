@@ -47,8 +47,9 @@ class Consequences:
 
     async def stop(self) -> None:
         """End all that runs or waits."""
-        await self.executors.kill()
         self.timers.clear()
+        await self.executors.kill()
+        self.timers.clear()  # what was stored meanwhile may have started some
 
     def follow(self, entry: Entry) -> None:
         """Do what one entry asks for."""

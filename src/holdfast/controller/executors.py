@@ -17,11 +17,10 @@ from holdfast.controller.acts import Acts, within
 from holdfast.controller.mailbox import Mailboxes, address_of
 from holdfast.controller.outcomes import Outcomes
 from holdfast.controller.settings import Settings
-from holdfast.controller.state import key_text
+from holdfast.controller.state import ShellState, key_text
 from holdfast.errors import OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import NodeView
 from holdfast.model.wire import kind_of
 from holdfast.ports import Clock, Notifier, Orchestrator, Repair
 
@@ -45,7 +44,7 @@ class Executors:
         settings: Settings,
         outcome: Callable[[e.AnyEvent], Awaitable[int]],
         may_act: Callable[[], bool],
-        node_now: Callable[[str], NodeView | None],
+        state: Callable[[], ShellState],
     ) -> None:
         self._doers: list[Orchestrator | Repair] = [*repairs, orchestrator]
         self._notifiers = notifiers
@@ -53,7 +52,7 @@ class Executors:
         self._clock = clock
         self._settings = settings
         self.acts = Acts(clock, settings, may_act)
-        self.outcomes = Outcomes(clock, outcome, node_now)
+        self.outcomes = Outcomes(clock, outcome, state)
         self._lanes: dict[str, deque[o.AnyOrder]] = {}
         # In order of their beginning, not sets: a simulation must cut them off in the same order each time.
         self._tasks: dict[asyncio.Task[None], None] = {}

@@ -21,9 +21,16 @@ class Lease:
     """One holder's lease. `interrupt` cuts off what runs when the lease ends."""
 
     def __init__(
-        self, journal: Journal, clock: Clock, patience: Patience, interrupt: Callable[[], object], *, lease_s: float
+        self,
+        journal: Journal,
+        clock: Clock,
+        patience: Patience,
+        interrupt: Callable[[], object],
+        *,
+        holder: str,
+        lease_s: float,
     ) -> None:
-        self.lease_s = lease_s
+        self.holder, self.lease_s = holder, lease_s
         self.epoch = 0
         self._journal = journal
         self._clock = clock
@@ -36,14 +43,14 @@ class Lease:
         """Is it surely ours now?"""
         return self._leading.may_act(self._clock.monotonic())
 
-    async def take(self, holder: str, seen: LeaseRow | None) -> int:
+    async def take(self, seen: LeaseRow | None) -> int:
         """Take it, and return its epoch.
 
         Raises:
             JournalBusyError: another controller is active.
         """
         before = self._clock.monotonic()
-        self.epoch = await self._journal.acquire(holder, lease_s=self.lease_s, now=self._clock.now(), seen=seen)
+        self.epoch = await self._journal.acquire(self.holder, lease_s=self.lease_s, now=self._clock.now(), seen=seen)
         self._renewed(before)
         return self.epoch
 

@@ -31,7 +31,6 @@ from holdfast.controller.timers import Timers
 from holdfast.controller.watch import Watch
 from holdfast.model import events as e
 from holdfast.model.answers import Health
-from holdfast.model.cluster import NodeView
 from holdfast.model.wire import Beat, BeatAnswer
 from holdfast.ports import Clock, Entry, Journal, LeaseRow, Notifier, Orchestrator, Repair, Witness
 
@@ -72,7 +71,7 @@ class Controller:
     ) -> None:
         self.journal = journal
         self.clock = clock
-        self.holder, self.scope = holder, scope
+        self.scope = scope
         self.settings = settings = settings if settings is not None else Settings()
         self.ready = asyncio.Event()
         """Set once the journal is replayed and pending orders are carried on."""
@@ -93,13 +92,13 @@ class Controller:
             mailboxes=mailboxes,
             clock=clock,
             settings=settings,
-            outcome=self._outcome,
+            outcome=self.submit,
             may_act=self.may_act,
-            node_now=self.node_now,
+            state=self.shell,
         )
         self._consequences = Consequences(executors, Timers(clock, self.submit), self.presence, self.shell)
         patience = self._intake.patience
-        self._lease = Lease(journal, clock, patience, executors.acts.interrupt, lease_s=lease_s)
+        self._lease = Lease(journal, clock, patience, executors.acts.interrupt, holder=holder, lease_s=lease_s)
         self._house = Housekeeping(journal, clock, settings, self.presence, patience)
         self._rounds = {"presence": self.presence.run, "house": self._house.run}
         """What runs once the controller is ready, by the task's name."""
@@ -126,20 +125,13 @@ class Controller:
         """Events on disk with seq > after, oldest first; when there are none, waits up to `wait_s` for some."""
         return await self._intake.recent.after(after, limit=limit, wait_s=wait_s)
 
-    async def subscribe(self, after: int) -> AsyncIterator[e.AnyEvent]:
+    def subscribe(self, after: int) -> AsyncIterator[e.AnyEvent]:
         """Events on disk with seq > after, and then each new one, until the controller ends."""
-        while not self.ended:
-            for event in await self.events_after(after, wait_s=3600.0):
-                after = event.seq
-                yield event
+        return self._intake.recent.follow(after)
 
     def shell(self) -> ShellState:
         """What the shell remembers; to be read only."""
         return self._intake.shell
-
-    def node_now(self, name: str) -> NodeView | None:
-        """The node as it was last seen."""
-        return self.shell().nodes.get(name)
 
     def may_act(self) -> bool:
         """Is the lease surely ours, and can outcomes be stored?"""
@@ -159,6 +151,11 @@ class Controller:
     def epoch(self) -> int:
         """Number of our lease; 0: it was not taken yet."""
         return self._lease.epoch
+
+    @property
+    def holder(self) -> str:
+        """Our name in the lease."""
+        return self._lease.holder
 
     @property
     def lease_s(self) -> float:
@@ -231,24 +228,17 @@ class Controller:
             await self._carry_on(tasks, ahead_s)
             tasks += [asyncio.create_task(run(), name=name) for name, run in self._rounds.items()]
             self.ready.set()
-            await self._until_stopped(tasks)
+            await _until_done(asyncio.create_task(self._stop.wait(), name="stopping"), tasks)
             await self._end_orderly(tasks)
         finally:
-            await self._end(tasks)
-
-    async def _until_stopped(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Return after `stop`; raise what ended a task that must not end."""
-        stopping = asyncio.create_task(self._stop.wait(), name="stopping")
-        try:
-            await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-        for task in tasks:
-            if task.done():
-                task.result()
+            self._intake.close()
+            self.ready.clear()
+            self._lease.close()
+            self.claims.close()
+            await asyncio.gather(_cancel(tasks), self._consequences.stop())
 
     async def _take_over(self, seen: LeaseRow | None) -> None:
-        epoch = await self._lease.take(self.holder, seen)
+        epoch = await self._lease.take(seen)
         self.presence.announcer.epoch = self.watch.epoch = epoch
         self._consequences.executors.outcomes.epoch = epoch
         await self._intake.replay()
@@ -267,11 +257,7 @@ class Controller:
             version=__version__,
             ahead_s=ahead_s,
         )
-        waiting_for: list[asyncio.Future[Any]] = [self.submit(started), *tasks]
-        await asyncio.wait(waiting_for, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
+        await _until_done(self.submit(started), tasks)
         still = frozenset(record.order.id for record in self._intake.engine.pending_orders())
         self._consequences.carry_on(pending, waiting, still)
 
@@ -280,9 +266,7 @@ class Controller:
         await self._consequences.stop()
         while (self._intake.waiting or self._intake.deciding) and not self.failing:
             await self.clock.sleep(0.01)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(tasks)
         # While the journal refuses, the engine is ahead of it: such a state must not become a snapshot.
         if not self.failing and not self._intake.deciding:
             await self._house.flush_samples()
@@ -290,30 +274,31 @@ class Controller:
             await self.journal.release()
         _log.info("controller has ended", epoch=self.epoch, seq=self.seq)
 
-    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        self._intake.close()
-        self.ready.clear()
-        self._lease.close()
-        self._consequences.timers.clear()
-        self.claims.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, self._consequences.stop(), return_exceptions=True)
-
     # --- after a commit ---
 
-    async def _outcome(self, event: e.AnyEvent) -> int:
-        return await self.submit(event)
-
     def _committed(self, entries: Sequence[Entry]) -> None:
-        self._tell_listeners(entries)
-        for entry in entries:
-            self._consequences.follow(entry)
-
-    def _tell_listeners(self, entries: Sequence[Entry]) -> None:
         for listener in tuple(self.listeners):
             try:
                 listener(entries)
             except Exception:  # noqa: BLE001
                 # A page that cannot be drawn must not keep orders from being carried out.
                 _log.exception("a listener broke")
+        for entry in entries:
+            self._consequences.follow(entry)
+
+
+async def _until_done(awaited: asyncio.Future[Any], tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Return once it is done; raise what ended a task that must not end."""
+    try:
+        await asyncio.wait([awaited, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        awaited.cancel()
+    for task in tasks:
+        if task.done():
+            task.result()
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

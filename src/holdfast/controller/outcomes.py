@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from holdfast.controller.state import ShellState
 from holdfast.errors import OrderError, PermanentOrderError
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import NodeView
 from holdfast.model.wire import kind_of
 from holdfast.ports import Clock
 
@@ -25,11 +25,11 @@ class Outcomes:
         self,
         clock: Clock,
         outcome: Callable[[e.AnyEvent], Awaitable[int]],
-        node_now: Callable[[str], NodeView | None],
+        state: Callable[[], ShellState],
     ) -> None:
         self._clock = clock
         self._outcome = outcome
-        self._node_now = node_now
+        self._state = state
         self._failures = 0
         self.epoch = 0
 
@@ -59,7 +59,7 @@ class Outcomes:
         )
 
     async def _validated(self, order: o.ValidateNode, *, passed: bool, detail: str) -> None:
-        node = self._node_now(order.node)
+        node = self._state().nodes.get(order.node)
         await self._outcome(
             e.NodeValidated(
                 id=f"validated:{order.id}",
