@@ -145,13 +145,13 @@ def _wrong_cause() -> contextlib.AbstractContextManager[object]:
 
 def _partial_exclusion() -> contextlib.AbstractContextManager[object]:
     """Of several bad nodes the job is kept off the first only."""
-    real = exclusions.exclude
+    real = restart.exclude
 
     def exclude(turn: Turn, job: JobRecord, names: Any) -> None:
         if not job.excluded:
             real(turn, job, list(names)[:1])
 
-    return patch.object(exclusions, "exclude", exclude)
+    return patch.object(restart, "exclude", exclude)
 
 
 def _findings_dropped_while_held() -> contextlib.AbstractContextManager[object]:

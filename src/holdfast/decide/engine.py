@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.decide import findings, incidents, jobs, nodes, operators, recovery, repair, restart
+from holdfast.decide import findings, incidents, jobs, nodes, operators, recovery, restart
 from holdfast.decide.records import ALLOCATION, CLUSTER, TIMER_SLACK_S, Turn
 from holdfast.decide.state import SNAPSHOT_VERSION, Drill, Index, State, from_bytes, to_bytes
 from holdfast.errors import ConfigError, EngineError
@@ -165,23 +165,6 @@ def _node_observed(engine: Engine, turn: Turn, event: e.NodeObserved) -> None:
 
 def _counts_failed_checks(turn: Turn, view: NodeView) -> bool:
     return turn.policies.for_group(view.group).node.failed_prolog_is_a_fault
-
-
-def _node_heard(engine: Engine, turn: Turn, event: e.NodeHeard) -> None:
-    del engine
-    nodes.spoke(turn, event.node, event.at)
-
-
-def _node_gone(engine: Engine, turn: Turn, event: e.NodeGone) -> None:
-    del engine
-    findings.told_gone(turn, event)
-
-
-def _node_validated(engine: Engine, turn: Turn, event: e.NodeValidated) -> None:
-    del engine
-    node = turn.state.nodes.get(event.node)
-    if node is not None:
-        repair.validated(turn, node, passed=event.passed, instance_id=event.instance_id, detail=event.detail)
 
 
 def _watch_blind(engine: Engine, turn: Turn, event: e.WatchBlind) -> None:
@@ -401,9 +384,9 @@ _HANDLERS: dict[type[Any], Callable[[Engine, Turn, Any], None]] = {
     e.FindingCleared: _without_engine(nodes.cleared),
     e.AgentAttached: _without_engine(nodes.agent_attached),
     e.NodeSilent: _without_engine(nodes.silent),
-    e.NodeHeard: _node_heard,
-    e.NodeGone: _node_gone,
-    e.NodeValidated: _node_validated,
+    e.NodeHeard: _without_engine(nodes.node_heard),
+    e.NodeGone: _without_engine(findings.told_gone),
+    e.NodeValidated: _without_engine(nodes.validated),
     e.OperatorCommand: _without_engine(operators.command),
     e.PolicyLoaded: Engine._policy_loaded,  # noqa: SLF001 - the engine's own table
     e.OrderDone: _order_done,

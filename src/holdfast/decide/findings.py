@@ -136,7 +136,7 @@ def _already_handled(turn: Turn, known: IncidentRecord, job: JobRecord, finding:
         told_only = all(remedy is Remedy.NOTIFY for remedy in known.remedies)
         if told_only and known.findings and _is_straggler(known.findings[0]):
             return False  # only a straggler was told of so far; this is something else
-    if job.in_recovery and job.incident == known.id and job.state is JobState.DIAGNOSING and restart.alive(job):
+    if job.in_recovery and job.incident == known.id and job.state is JobState.DIAGNOSING and job.alive:
         return False
     if job.state is JobState.EVACUATING and not finding.predicts:
         return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from holdfast.decide import findings, incidents, ladder, records, recovery, repair, restart
-from holdfast.decide.machine import JOB, can
+from holdfast.decide.machine import Claim
 from holdfast.decide.records import Turn
 from holdfast.decide.state import occupying
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
@@ -142,7 +142,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
         return
     if state is JobState.HELD:
         if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD:
-            job.held_by = ""
+            turn.claim(job, Claim.HOLD_ENDED)
             restart.adopt(turn, job, "somebody else released it")
         return
     if not grown:
@@ -151,7 +151,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
     if attempt is not None and not attempt.ended_at:
         attempt.ended_at = turn.now
         attempt.stopped = True
-    job.authority = Authority.CONTROLLER
+    turn.claim(job, Claim.REQUEUED)
     if state is JobState.WATCHING:
         turn.tell(job, "It was requeued by the scheduler or a person.")
         settle_observed(turn, job, "it was requeued by somebody else.")
@@ -167,7 +167,7 @@ def _lacks_nodes(reason: str) -> bool:
 
 
 def _held_by_person(turn: Turn, job: JobRecord) -> None:
-    job.held_by = "a person"
+    turn.claim(job, Claim.HELD, "a person")
     turn.withdraw(job.about, "a person holds it", o.ReleaseJob, o.SetExcluded)
     turn.move_job(job, JobTrigger.HOLD)
     turn.cancel_timer(job.timer)
@@ -180,9 +180,9 @@ def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
     attempt = job.attempt
     again = grown or old.state in _QUEUED or old.state in ENDED
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD} and again:
-        job.held_by = ""
+        turn.claim(job, Claim.HOLD_ENDED)
         restart.runs(turn, job)
-    elif grown and can(JOB, job.state, JobTrigger.ADOPT) and not turn.under_way(job.about, o.RequeueHeld):
+    elif grown and turn.can(job, JobTrigger.ADOPT) and not turn.under_way(job.about, o.RequeueHeld):
         restart.adopt(turn, job, "the scheduler runs it again by itself")
         restart.runs(turn, job)
     if job.state is JobState.RESTARTING and not has_launcher(job) and attempt is not None:
@@ -194,7 +194,7 @@ def _started_unseen(turn: Turn, job: JobRecord, old: JobView) -> None:
     grown = job.view.restart_count > old.restart_count
     started = job.view.state in _FAILURES and (grown or old.state in _QUEUED)
     if started and job.state is JobState.HELD and not turn.in_allocation:
-        job.held_by = ""
+        turn.claim(job, Claim.HOLD_ENDED)
         restart.runs(turn, job)
 
 
@@ -211,7 +211,7 @@ def _ended(turn: Turn, job: JobRecord) -> None:
             attempt.exit_code = code
             attempt.signal = view.signal
     if not turn.in_allocation:
-        job.authority = Authority.CONTROLLER
+        turn.claim(job, Claim.ENDED)
     if view.state is SchedulerState.CANCELLED:
         restart.finish(turn, job, JobTrigger.CANCEL, incidents.CANCELLED, "it was cancelled, which is no failure")
     elif view.state is SchedulerState.TIMEOUT:
@@ -241,7 +241,7 @@ def _failed(turn: Turn, job: JobRecord, code: int | None) -> None:
         and job.state is not JobState.WATCHING
         and (attempt is None or attempt.incident == incident.id)
     ):
-        if can(JOB, job.state, JobTrigger.ATTEMPT_OVER) or job.state is JobState.DIAGNOSING:
+        if turn.can(job, JobTrigger.ATTEMPT_OVER):
             recovery.attempt_is_over(turn, job, incident)
         return
     if incident is not None and job.state is JobState.WATCHING:
@@ -315,7 +315,7 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
     pending = turn.under_way(job.about, o.RequeueHeld)
     if pending or (job.in_queue and not _starts_anew(job, event.restart_count)):
         return
-    job.authority = Authority.LAUNCHER
+    turn.claim(job, Claim.ATTACHED)
     job.led_at = event.restart_count
     turn.cancel_timer(f"lapse:{job.about}")
     turn.tell(job, f"A launcher holds its allocation ({len(event.nodes)} nodes, {event.ranks} ranks).")
@@ -339,7 +339,7 @@ def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
         return
     if event.restart_count is not None and event.restart_count < job.led_at:
         return  # the next start's launcher was faster than this one's good-bye
-    job.authority = Authority.CONTROLLER
+    turn.claim(job, Claim.LAPSED)
     turn.touch(job)
     attempt = job.attempt
     if event.left:
@@ -422,7 +422,7 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
         }
     ):
         return
-    job.authority = Authority.CONTROLLER
+    turn.claim(job, Claim.ESCALATED)
     turn.tell(job, f"Its launcher hands over: {event.why or 'no rung is left in its allocation'}.")
     if attempt is not None and not attempt.ended_at:
         attempt.ended_at = turn.now
@@ -436,7 +436,7 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
         turn.touch(incident)
     if job.state is JobState.DIAGNOSING:
         recovery.decide(turn, job, incident)
-    elif can(JOB, job.state, JobTrigger.ATTEMPT_OVER):
+    elif turn.can(job, JobTrigger.ATTEMPT_OVER):
         recovery.attempt_is_over(turn, job, incident)
 
 
@@ -658,14 +658,14 @@ def started(turn: Turn, job: JobRecord, at: float) -> None:
     turn.complete(job.about, "a new attempt is started", o.RestartInPlace, o.SetExcluded, o.ReleaseJob)
     turn.withdraw(job.about, "a new attempt is started")
     turn.move_job(job, JobTrigger.STARTED)
-    job.in_queue = False
+    turn.claim(job, Claim.STARTED)
     attempt = job.attempt
     for known in incidents.open_of_job(turn, job):
         turn.stamp(known, Mark.STARTED, at)
         known.attempt_after = attempt.number if attempt is not None else None
     where = f" on {story.listed(attempt.nodes)}" if attempt is not None and attempt.nodes else ""
     turn.tell_all(incident, job, f"{job.name} is started{where}.")
-    restart.wait(turn, job, turn.policy_of(job).waits.prove_s)
+    restart.wait(turn, job)
 
 
 def attempt_ended(turn: Turn, event: e.AttemptEnded) -> None:
@@ -711,7 +711,7 @@ def _ended_in_recovery(turn: Turn, job: JobRecord, event: e.AttemptEnded) -> Non
         return
     if event.exit_code == 0 and not event.signal and not event.stopped:
         _ended_well(turn, job)
-    elif can(JOB, job.state, JobTrigger.ATTEMPT_OVER) or job.state is JobState.DIAGNOSING:
+    elif turn.can(job, JobTrigger.ATTEMPT_OVER):
         recovery.attempt_is_over(turn, job, incident, event.at)
 
 

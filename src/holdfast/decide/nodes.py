@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from holdfast.decide import incidents, records, repair
-from holdfast.decide.machine import NODE, can, move
 from holdfast.decide.records import Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -220,7 +219,7 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
     unbrake(turn, node)
     if state is NodeState.SUSPECT or not node.drained_by_us:
         _clear(turn, node, "the machine that was suspected is gone")
-    elif can(NODE, state, NodeTrigger.CHECK):
+    elif turn.can(node, NodeTrigger.CHECK):
         repair.validate(turn, node, "the machine was swapped, so the old reason is stale")
 
 
@@ -282,9 +281,7 @@ def silent(turn: Turn, event: e.NodeSilent) -> None:
         return
     node.silent = True
     if node.state is not NodeState.UNKNOWN:
-        node.before_unknown = node.state
-        node.state = move(NODE, node.state, NodeTrigger.SILENT, story=tuple(node.story[-8:]))
-        node.since = turn.now
+        turn.move_node(node, NodeTrigger.SILENT)
     turn.tell(node, f"Nothing was heard of it for {story.seconds(event.for_s)}; it is unknown, not gone.")
     if node.phase in {NodeState.HEALTHY, NodeState.SUSPECT} and not node.gone:
         turn.start_timer(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
@@ -298,9 +295,7 @@ def heard(turn: Turn, name: str) -> None:
     node.silent = False
     turn.cancel_timer(f"silent:{name}")
     if node.state is NodeState.UNKNOWN:
-        trigger = NodeTrigger(f"heard_{node.before_unknown}")
-        node.state = move(NODE, node.state, trigger, story=tuple(node.story[-8:]))
-        node.since = turn.now
+        turn.move_node(node, NodeTrigger(f"heard_{node.before_unknown}"))
     turn.tell(node, "It is heard again.")
     if node.view.alive is not False:
         back(turn, node)
@@ -311,6 +306,18 @@ def spoke(turn: Turn, name: str, at: float) -> None:
     if name in turn.state.nodes:
         turn.state.spoke[name] = max(turn.state.spoke.get(name, 0.0), min(at, turn.now))
     heard(turn, name)
+
+
+def node_heard(turn: Turn, event: e.NodeHeard) -> None:
+    """Its agent is heard."""
+    spoke(turn, event.node, event.at)
+
+
+def validated(turn: Turn, event: e.NodeValidated) -> None:
+    """Its checks have an outcome."""
+    node = turn.state.nodes.get(event.node)
+    if node is not None:
+        repair.validated(turn, node, passed=event.passed, instance_id=event.instance_id, detail=event.detail)
 
 
 def agent_attached(turn: Turn, event: e.AgentAttached) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.decide import incidents, ladder, nodes, records, recovery, repair, restart
+from holdfast.decide.machine import Claim
 from holdfast.decide.records import Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -233,7 +234,7 @@ def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     if job.over:
         refuse(turn, event, f"it is {job.state}")
         return
-    job.held_by = event.who
+    turn.claim(job, Claim.HELD, event.who)
     turn.touch(job)
     incident = restart.incident_of(turn, job)
     if job.state is JobState.HELD:
@@ -266,7 +267,7 @@ def _release(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     if not job.held_by:
         refuse(turn, event, "nobody holds it")
         return
-    job.held_by = ""
+    turn.claim(job, Claim.HOLD_ENDED)
     turn.touch(job)
     restart.go_on_from_hold(turn, job)
 
@@ -282,7 +283,7 @@ def _give_up(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
 
 def _evacuate(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     """Save, stop, and start again."""
-    if job.state not in _RUNS_ON or not restart.alive(job):
+    if job.state not in _RUNS_ON or not job.alive:
         refuse(turn, event, f"it is {job.state}, so there is nothing to save")
         return
     if turn.in_allocation and job.authority is not Authority.LAUNCHER:

@@ -27,6 +27,7 @@ from holdfast.model.records import (
     Broke,
     IncidentRecord,
     JobRecord,
+    JobState,
     JobTrigger,
     Mark,
     NodeRecord,
@@ -141,6 +142,24 @@ class Turn:
             return Mode.ACT
         return ladder.mode_of(policy, self.state.modes, group, rung)
 
+    def place(self, job: JobRecord) -> machine.JobPlace:
+        """The row of the table in which the job stands."""
+        if job.state is not JobState.DIAGNOSING:
+            return machine.JobPlace(job.state)
+        asked = any(record.status is OrderStatus.PROPOSED for record in self.open_orders(job.about))
+        return machine.place_of(job.state, asked=asked, lives=job.alive and not job.in_queue)
+
+    def wait_s(self, job: JobRecord) -> float:
+        """How long the state of the job lasts before it is looked at."""
+        waits, row = self.policy_of(job).waits, machine.JOBS[self.place(job)]
+        return row.wait_s(waits) if row.wait_s is not None else waits.order_s
+
+    def can(self, record: JobRecord | NodeRecord, trigger: JobTrigger | NodeTrigger) -> bool:
+        """The table has a move for this trigger from where the record stands."""
+        if isinstance(record, JobRecord):
+            return trigger in machine.JOBS[self.place(record)].exits
+        return trigger in machine.NODE[record.phase]
+
     def new_id(self) -> str:
         """An id that a replay gives again."""
         self._count += 1
@@ -170,17 +189,32 @@ class Turn:
             self.tell(incident, f"{name}: {sentence}")
 
     def move_job(self, job: JobRecord, trigger: JobTrigger) -> None:
-        """Move by the table."""
-        job.state = machine.move(machine.JOB, job.state, trigger, story=tuple(job.story[-8:]))
-        job.since = self.now
+        """Move by the table; `since` is when the state that is shown began."""
+        place = machine.move(machine.JOB, self.place(job), trigger, story=tuple(job.story[-8:]))
+        shown = machine.JOBS[place].shown
+        if shown is not job.state:
+            job.state, job.since = shown, self.now
         self.touch(job)
 
+    def claim(self, job: JobRecord, what: machine.Claim, who: str = "") -> None:
+        """Change who leads the job and what keeps it in the queue, by the table; `who`: whose hold begins."""
+        rights = machine.AUTHORITY[what]
+        if rights.leader is not None:
+            job.authority = rights.leader
+        if rights.in_queue is not None:
+            job.in_queue = rights.in_queue
+        if rights.held is not None:
+            job.held_by = who if rights.held else ""
+
     def move_node(self, node: NodeRecord, trigger: NodeTrigger) -> None:
-        """Move by the table; under `unknown` the hidden state moves."""
-        if node.state is NodeState.UNKNOWN:
-            node.before_unknown = machine.move(machine.NODE, node.before_unknown, trigger, story=tuple(node.story[-8:]))
+        """Move by the table; under `unknown` the hidden state moves until the node is heard again."""
+        story_so_far = tuple(node.story[-8:])
+        if trigger is NodeTrigger.SILENT:
+            node.before_unknown = node.state
+        if node.state is NodeState.UNKNOWN and not trigger.startswith("heard_"):
+            node.before_unknown = machine.move(machine.NODE, node.before_unknown, trigger, story=story_so_far)
         else:
-            node.state = machine.move(machine.NODE, node.state, trigger, story=tuple(node.story[-8:]))
+            node.state = machine.move(machine.NODE, node.state, trigger, story=story_so_far)
         node.since = self.now
         self.touch(node)
 
@@ -368,7 +402,7 @@ def create_job(turn: Turn, view: JobView) -> JobRecord:
     for node in occupying(view):
         turn.index.jobs_on.setdefault(node, set()).add(name)
     if turn.in_allocation:
-        job.authority = Authority.LAUNCHER
+        turn.claim(job, machine.Claim.ATTACHED)
     turn.touch(job)
     warn_of_job(turn, job, ())
     return job

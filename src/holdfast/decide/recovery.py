@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from holdfast.decide import incidents, ladder, nodes, restart
-from holdfast.decide.machine import JOB, can
+from holdfast.decide.machine import Claim, JobPlace
 from holdfast.decide.records import Turn
 from holdfast.errors import EXIT_RESTART_ME
 from holdfast.model import events as e
@@ -69,7 +69,7 @@ def fault(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding
         end_attempt(turn, job, incident, Remedy.REQUEUE if leave else Remedy.RESTART_IN_PLACE)
     elif leave and not turn.in_allocation and not by_launcher(turn):
         _take_from_launcher(turn, job, incident)
-    elif job.state is JobState.DIAGNOSING and restart.alive(job) and _adds_to_look(turn, job, finding):
+    elif turn.place(job) is JobPlace.LOOKING and not finding.rule.startswith(("hang.", "hyperpod.hang")):
         end_attempt(turn, job, incident, Remedy.RESTART_IN_PLACE)
 
 
@@ -85,15 +85,6 @@ def _take_from_launcher(turn: Turn, job: JobRecord, incident: IncidentRecord) ->
     if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.DIAGNOSING} and not job.in_queue:
         job.incident = incident.id
         restart.requeue(turn, job, incident, "a node of its allocation must be left")
-
-
-def _adds_to_look(turn: Turn, job: JobRecord, finding: Finding) -> bool:
-    """While stacks of a hang are awaited, does this say that waiting is pointless?"""
-    return not finding.rule.startswith(("hang.", "hyperpod.hang")) and not _waits_for_person(turn, job)
-
-
-def _waits_for_person(turn: Turn, job: JobRecord) -> bool:
-    return any(record.status == "proposed" for record in turn.open_orders(job.about))
 
 
 def _begin(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding) -> None:
@@ -115,12 +106,12 @@ def _begin(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Findin
     choice = ladder.choose(job, policy, guess, facts(turn, job, incident))
     if kind is Trouble.STRAGGLER and policy.straggler.exclude and choice.remedy is Remedy.NOTIFY:
         choice = ladder.Choice(Remedy.REQUEUE, "policy excludes stragglers at once")
-    if finding.remedy is Remedy.NOTIFY and kind is not Trouble.STRAGGLER and restart.alive(job):
+    if finding.remedy is Remedy.NOTIFY and kind is not Trouble.STRAGGLER and job.alive:
         choice = ladder.Choice(Remedy.NOTIFY, "its rule says that people are told and the job goes on")
     if choice.remedy in {Remedy.NOTIFY, Remedy.NONE}:
         _only_tell(turn, job, incident, choice)
         return
-    if not restart.alive(job):
+    if not job.alive:
         turn.start_timer(f"settle:{incident.id}", policy.waits.settle_s, incident.id)
         attempt_is_over(turn, job, incident)
         return
@@ -212,7 +203,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _after_look(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
-    if job.state is not JobState.DIAGNOSING or not restart.alive(job) or _waits_for_person(turn, job):
+    if turn.place(job) is not JobPlace.LOOKING:
         return
     turn.withdraw(job.about, "the look is over", o.CaptureStacks)
     diagnosis = incidents.judge(turn, incident, job)
@@ -233,9 +224,7 @@ def moves_again(turn: Turn, job: JobRecord, step: int) -> None:
     if incident is not None and job.state is JobState.WATCHING and _is_observed_hang(incident):
         restart.passed_by_itself(turn, job, incident, f"it moves again (step {step})")
         return
-    if job.state is not JobState.DIAGNOSING or incident is None or not restart.alive(job) or job.in_queue:
-        return
-    if incident.diagnosis is not None or _waits_for_person(turn, job):
+    if incident is None or incident.diagnosis is not None or turn.place(job) is not JobPlace.LOOKING:
         return
     turn.withdraw(job.about, "it moves again", o.CaptureStacks)
     turn.cancel_timer(job.timer)
@@ -246,7 +235,7 @@ def moves_again(turn: Turn, job: JobRecord, step: int) -> None:
     incidents.job_settled(turn, incident, job, incidents.OBSERVED, f"it moves again (step {step}).")
     job.incident = others[-1].id if others else ""
     if others:
-        restart.wait(turn, job, turn.policy_of(job).waits.prove_s)
+        restart.wait(turn, job)
 
 
 def end_attempt(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Remedy, why: str = "") -> None:
@@ -309,7 +298,7 @@ def entered_stop(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
 
 def _on_trend(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: Policy, finding: Finding) -> None:
     """A fault is foretold: save and leave the node before it comes, when the job can and policy wants it."""
-    if not policy.evacuate_on_trend or job.authority is not Authority.LAUNCHER or not restart.alive(job):
+    if not policy.evacuate_on_trend or job.authority is not Authority.LAUNCHER or not job.alive:
         reason = "policy does not evacuate on trends" if not policy.evacuate_on_trend else "it cannot save and stop"
         _only_tell(turn, job, incident, ladder.Choice(Remedy.NOTIFY, reason))
         return
@@ -320,10 +309,10 @@ def _on_trend(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: Poli
 def evacuate(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
     """Have it save a checkpoint and stop, with a limit; then it is requeued without its node."""
     attempt = job.attempt
-    if attempt is None or not restart.alive(job):
+    if attempt is None or not job.alive:
         attempt_is_over(turn, job, incident)
         return
-    if not can(JOB, job.state, JobTrigger.EVACUATE):
+    if not turn.can(job, JobTrigger.EVACUATE):
         end_attempt(turn, job, incident, Remedy.REQUEUE, why)  # it has hardly begun: there is nothing to save
         return
     limit_s = turn.policy_of(job).waits.evacuate_s
@@ -410,14 +399,14 @@ def _left_alone(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """A job whose fault was only observed is looked at until it has come past the fault, or is over."""
     reached = job.attempt.reached if job.attempt is not None else None
     if incident.would and reached is not None and reached <= (incident.step_before or 0):
-        restart.wait(turn, job, turn.policy_of(job).waits.propose_s)
+        restart.wait(turn, job)
     else:
         incidents.job_settled(turn, incident, job, incidents.OBSERVED, "left alone, and quiet since.")
 
 
 def _look_at_diagnosis(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """No stacks, or no word of the launcher, within the time it has for them."""
-    if restart.alive(job) and not job.in_queue:
+    if job.alive and not job.in_queue:
         _after_look(turn, job, incident)
     elif turn.in_allocation:
         attempt_is_over(turn, job, incident)
@@ -431,7 +420,7 @@ def settled(turn: Turn, incident: IncidentRecord) -> None:
         job = turn.job(key)
         if job is None or job.incident != incident.id or job.state is not JobState.DIAGNOSING:
             continue
-        if job.timer not in turn.state.timers and not _waits_for_person(turn, job):
+        if job.timer not in turn.state.timers and turn.place(job) is not JobPlace.ASKING:
             decide(turn, job, incident)
 
 
@@ -454,7 +443,7 @@ def take_over(turn: Turn, job: JobRecord, why: str) -> None:
     incident = restart.incident_of(turn, job)
     if incident is None or turn.in_allocation:
         return
-    job.authority = Authority.CONTROLLER
+    turn.claim(job, Claim.TAKEN_OVER)
     turn.tell_all(incident, job, f"the controller takes over: {why}.")
     if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.EVACUATING}:
         if not turn.under_way(job.about, o.RequeueHeld):
@@ -470,7 +459,7 @@ def _not_started(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: P
     if turn.in_allocation:
         restart.leave_allocation(turn, job, incident, "the restart in place did not come up", EXIT_RESTART_ME)
         return
-    job.authority = Authority.CONTROLLER
+    turn.claim(job, Claim.TAKEN_OVER)
     diagnosis = incident.diagnosis or _UNDECIDED
     late = replace(diagnosis, cause=ladder.START_TIMEOUT, domain=Domain.PLATFORM, fingerprint=ladder.START_TIMEOUT)
     choice = ladder.choose(job, policy, late, facts(turn, job, incident))
@@ -493,7 +482,7 @@ def _still_waiting(turn: Turn, job: JobRecord, incident: IncidentRecord, policy:
         f"Released {story.seconds(policy.waits.nodes_s)} ago and not started yet. {job.view.reason}".strip(),
         job=job.key,
     )
-    restart.wait(turn, job, policy.waits.nodes_s)
+    restart.wait(turn, job)
 
 
 def facts(turn: Turn, job: JobRecord, incident: IncidentRecord) -> ladder.Facts:
@@ -515,7 +504,7 @@ def facts(turn: Turn, job: JobRecord, incident: IncidentRecord) -> ladder.Facts:
         and enough
         and not evacuated
         and (turn.in_allocation or incident.source.startswith("launcher")),
-        alive=restart.alive(job),
+        alive=job.alive,
         in_queue=job.in_queue,
         evacuated=evacuated,
         asked=restart.asked_for(turn, job, incident),
@@ -560,11 +549,10 @@ def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: fl
     turn.complete(job.about, "the attempt is over", o.StopAttempt, o.SaveAndStop)
     turn.withdraw(job.about, "the attempt is over", o.CaptureStacks, o.SetExcluded, o.ReleaseJob)
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.RESTARTING}:
-        job.in_queue = False  # it was started, and has ended before anybody saw it run
+        turn.claim(job, Claim.STARTED)  # and has ended before anybody saw it run
     if turn.open_orders(job.about, *_WAYS):
         return
-    if job.state is not JobState.DIAGNOSING:
-        turn.move_job(job, JobTrigger.ATTEMPT_OVER)
+    turn.move_job(job, JobTrigger.ATTEMPT_OVER)
     turn.cancel_timer(job.timer)
     hurried = job.in_queue and not turn.policy_of(job).requeue_held
     if f"settle:{incident.id}" not in turn.state.timers or hurried:
@@ -644,7 +632,7 @@ def only_observes(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: 
     number = job.attempt.number if job.attempt is not None else 0
     if remedy is Remedy.STOP:
         order = turn.make(o.GiveUp, **common)
-    elif remedy is Remedy.RESTART_IN_PLACE and restart.alive(job):
+    elif remedy is Remedy.RESTART_IN_PLACE and job.alive:
         order = turn.make(o.StopAttempt, attempt=number, grace_s=turn.policy_of(job).waits.stop_grace_s, **common)
     elif remedy is Remedy.RESTART_IN_PLACE:
         order = turn.make(o.RestartInPlace, attempt=number + 1, epoch=job.epoch + 1, **common)
@@ -689,8 +677,7 @@ def requeued(turn: Turn, job: JobRecord, restart_count: int) -> None:
         # node. A requeue of the run that is there now holds it.
         restart.requeue(turn, job, incident, f"it was started again meanwhile{', and has ended' if is_over else ''}")
         return
-    job.in_queue = True
-    job.authority = Authority.CONTROLLER
+    turn.claim(job, Claim.QUEUED)
     attempt = job.attempt
     if attempt is not None and not attempt.ended_at:
         attempt.ended_at = turn.now
@@ -770,7 +757,7 @@ def _not_requeued(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str
     reason = f"it could not be requeued: {why}"
     if incident.diagnosis is None:
         incidents.judge(turn, incident, job)  # a job that is held first is queued again before it is attributed
-    if restart.alive(job) and job.view.state not in ENDED:
+    if job.alive and job.view.state not in ENDED:
         turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be requeued", why, job=job.key)
         incident.outcome = incidents.GIVEN_UP
         restart.leave_alone(turn, job, incident, reason)

@@ -8,7 +8,6 @@ How time passes: one timer per node, `node:NAME`, replaced at each step; its fir
 from __future__ import annotations
 
 from holdfast.decide import incidents, ladder
-from holdfast.decide.machine import NODE, can
 from holdfast.decide.records import Turn
 from holdfast.model import orders as o
 from holdfast.model import story
@@ -286,7 +285,7 @@ def give_back(turn: Turn, node: NodeRecord) -> None:
 def returned(turn: Turn, node: NodeRecord) -> None:
     """It takes work again."""
     incident = incident_of(turn, node)
-    if not can(NODE, node.phase, NodeTrigger.RETURN):
+    if not turn.can(node, NodeTrigger.RETURN):
         return
     turn.move_node(node, NodeTrigger.RETURN)
     clean(turn, node)
@@ -313,7 +312,7 @@ def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: s
     )
     if turn.mode(policy, node.view.group, Remedy.RETIRE, node.incident) is Mode.ACT:
         turn.issue(order)
-    if can(NODE, node.phase, NodeTrigger.RETIRE):
+    if turn.can(node, NodeTrigger.RETIRE):
         turn.move_node(node, NodeTrigger.RETIRE)
     turn.cancel_timer(node.timer)
     topic = node.incident or node.about
@@ -347,7 +346,7 @@ def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
         retire(turn, node, incident, f"its checks could not be run: {why}")
     elif isinstance(order, o.ReturnNode):
         turn.tell_all(incident, node, f"it could not be returned: {why}. Whoever drained it decides.")
-        if can(NODE, state, NodeTrigger.RETURN):
+        if turn.can(node, NodeTrigger.RETURN):
             turn.move_node(node, NodeTrigger.RETURN)
         clean(turn, node)
         if incident is not None:

@@ -8,18 +8,18 @@
 from __future__ import annotations
 
 from holdfast.decide import incidents, ladder, records
-from holdfast.decide.machine import JOB, can
+from holdfast.decide.machine import Claim
 from holdfast.decide.records import Turn
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED
 from holdfast.model import orders as o
 from holdfast.model import story
-from holdfast.model.cluster import ENDED, NodeView, SchedulerState
+from holdfast.model.cluster import ENDED, NodeView
 from holdfast.model.evidence import Diagnosis, Remedy, Severity
 from holdfast.model.orders import OrderStatus
-from holdfast.model.policy import Mode, Policy, Proof, Trouble
+from holdfast.model.policy import Mode, Proof, Trouble
 from holdfast.model.records import (
+    RUNS,
     AttemptRecord,
-    Authority,
     Broke,
     IncidentRecord,
     JobRecord,
@@ -30,19 +30,10 @@ from holdfast.model.records import (
     slug,
 )
 
-RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})
 _IN_QUEUE = frozenset({JobState.HELD, JobState.RELEASED, JobState.WAITING_FOR_NODES})
 _UNFENCED = frozenset({NodeState.SUSPECT, NodeState.QUARANTINED})
 _NOT_YET_CHARGED = frozenset({JobState.STOPPING, JobState.EVACUATING, JobState.DIAGNOSING})
 """The attempt is to end or has ended, and the restart that follows has not been counted yet."""
-
-
-def alive(job: JobRecord) -> bool:
-    """Does its newest attempt still run, as far as anybody knows?"""
-    attempt = job.attempt
-    if attempt is not None and attempt.ended_at:
-        return False
-    return job.view.state in RUNS or job.view.state is SchedulerState.UNKNOWN
 
 
 def asked_for(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
@@ -111,7 +102,7 @@ def entered_in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagn
     turn.stamp(incident, Mark.REQUEUED)
     turn.tell_all(incident, job, f"restarting in place ({job.in_place} since the last progress).")
     turn.notify(incident.id, Severity.INFO, f"{job.name} restarts in place", diagnosis.summary, job=job.key)
-    wait(turn, job, turn.policy_of(job).waits.start_s)
+    wait(turn, job)
 
 
 def step_back(turn: Turn, job: JobRecord, diagnosis: Diagnosis) -> None:
@@ -139,8 +130,7 @@ def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.Any
     if status is OrderStatus.PROPOSED:
         turn.tell_all(incident, job, "waiting for a person to approve.")
         turn.withdraw(job.about, "there is enough to ask a person", o.CaptureStacks)
-        if job.state is not JobState.DIAGNOSING:
-            turn.move_job(job, JobTrigger.LOOK)
+        turn.move_job(job, JobTrigger.ASK)
         turn.cancel_timer(job.timer)
     else:
         observed(turn, job, incident)
@@ -168,11 +158,9 @@ def leave_allocation(turn: Turn, job: JobRecord, incident: IncidentRecord, why: 
             exclude_nodes=job.excluded,
         )
     )
-    job.authority = Authority.CONTROLLER
+    turn.claim(job, Claim.LEFT)
     not_restarted(job, incident)
-    if job.state is not JobState.DIAGNOSING:
-        turn.move_job(job, JobTrigger.ATTEMPT_OVER)
-    turn.move_job(job, JobTrigger.HOLD)
+    turn.move_job(job, JobTrigger.LEAVE)
     turn.cancel_timer(job.timer)
     turn.tell_all(incident, job, f"leaves its allocation with exit code {code}: {why}.")
     turn.notify(incident.id, Severity.WARNING, f"{job.name} leaves its allocation", why, job=job.key)
@@ -183,7 +171,7 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
     incident.outcome = incident.outcome or incidents.OBSERVED
     turn.tell_all(incident, job, f"left alone: {why}.")
     others = [i for i in incidents.open_of_job(turn, job) if i.id != incident.id and i.remedies]
-    over = not alive(job)
+    over = not job.alive
     if over and turn.in_allocation:
         attempt = job.attempt
         code = _own_code(attempt)
@@ -199,19 +187,19 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
         )
         return
     if not others and job.state in {JobState.IN_PLACE, JobState.RESTARTING}:
-        turn.move_job(job, JobTrigger.LOOK)  # what was expected has not come, and nothing may be done about it
-    if can(JOB, job.state, JobTrigger.FALSE_ALARM):
+        turn.move_job(job, JobTrigger.ATTEMPT_OVER)  # what was expected has not come, and nothing may be done about it
+    if turn.can(job, JobTrigger.FALSE_ALARM):
         # An attempt that is over can prove nothing any more: what comes next is the scheduler's word.
         turn.move_job(job, JobTrigger.PROVE_AGAIN if others and not over else JobTrigger.FALSE_ALARM)
         turn.cancel_timer(job.timer)
     if job.state is JobState.WATCHING:
-        wait(turn, job, turn.policy_of(job).waits.propose_s)
+        wait(turn, job)
     elif others:
         # An earlier recovery goes on; this trouble is only written down.
         job.incident = others[-1].id
         incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
     if job.state is not JobState.WATCHING and job.timer not in turn.state.timers and not job.held_by:
-        wait(turn, job, policy_wait(turn.policy_of(job), job.state))
+        wait(turn, job)
 
 
 def _own_code(attempt: AttemptRecord | None) -> int:
@@ -258,7 +246,7 @@ def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: s
     incidents.tried(turn, incident, Remedy.REQUEUE)
     turn.tell_all(incident, job, f"stopped and requeued, held: {why.rstrip('.')}.")
     turn.notify(incident.id, Severity.WARNING, f"{job.name} is requeued, held", why, job=job.key)
-    wait(turn, job, turn.policy_of(job).waits.order_s)
+    wait(turn, job)
 
 
 def hold(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
@@ -292,7 +280,7 @@ def go_on_from_hold(turn: Turn, job: JobRecord) -> None:
     if turn.open_orders(job.about, o.SetExcluded, o.ReleaseJob):
         return
     exclude_unfenced(turn, job)
-    wait(turn, job, turn.policy_of(job).waits.order_s)
+    wait(turn, job)
     if set(job.excluded) - set(job.view.excluded) or outdated_exclusions(job):
         ask_exclusions(turn, job, incident)
     else:
@@ -319,12 +307,12 @@ def release(turn: Turn, job: JobRecord) -> None:
         )
     )
     turn.move_job(job, JobTrigger.RELEASE)
-    wait(turn, job, policy_wait(turn.policy_of(job), job.state))
+    wait(turn, job)
 
 
 def released(turn: Turn, job: JobRecord) -> None:
     """The scheduler may start it."""
-    job.in_queue = False
+    turn.claim(job, Claim.RELEASED)
     turn.touch(job)
     _tell_released(turn, job)
     runs_already(turn, job)
@@ -352,8 +340,8 @@ def runs_already(turn: Turn, job: JobRecord) -> bool:
 
 def runs(turn: Turn, job: JobRecord) -> None:
     """The scheduler runs it again."""
-    job.in_queue = False
-    if not can(JOB, job.state, JobTrigger.RUNS):
+    turn.claim(job, Claim.STARTED)
+    if not turn.can(job, JobTrigger.RUNS):
         return
     if any(record.status is OrderStatus.PENDING for record in turn.open_orders(job.about, o.ReleaseJob)):
         # Its effect is seen before its outcome is heard, for instance by a controller that was killed in between.
@@ -363,7 +351,7 @@ def runs(turn: Turn, job: JobRecord) -> None:
     turn.move_job(job, JobTrigger.RUNS)
     _stamp_placed(turn, job)
     turn.tell(job, f"The scheduler runs it again on {story.listed(job.view.nodes)}.")
-    wait(turn, job, turn.policy_of(job).waits.start_s)
+    wait(turn, job)
 
 
 def _stamp_placed(turn: Turn, job: JobRecord) -> None:
@@ -380,13 +368,12 @@ def adopt(turn: Turn, job: JobRecord, why: str) -> None:
     incident = incident_of(turn, job)
     turn.withdraw(job.about, why)
     turn.move_job(job, JobTrigger.ADOPT)
-    job.authority = Authority.CONTROLLER
-    job.in_queue = False
+    turn.claim(job, Claim.ADOPTED)
     turn.tell_all(incident, job, f"{why}.")
     if incident is not None:
         turn.stamp(incident, Mark.STOPPED)
         turn.stamp(incident, Mark.REQUEUED)
-    wait(turn, job, policy_wait(turn.policy_of(job), job.state))
+    wait(turn, job)
 
 
 def exclude(turn: Turn, job: JobRecord, names: list[str] | tuple[str, ...]) -> None:
@@ -467,9 +454,9 @@ def incident_of(turn: Turn, job: JobRecord) -> IncidentRecord | None:
     return turn.state.incidents.get(job.incident)
 
 
-def wait(turn: Turn, job: JobRecord, after_s: float) -> None:
-    """Look at it again then, unless something happens before."""
-    turn.start_timer(job.timer, after_s, job.incident)
+def wait(turn: Turn, job: JobRecord, after_s: float | None = None) -> None:
+    """Look at it again when its state has lasted long enough, or after so many seconds."""
+    turn.start_timer(job.timer, turn.wait_s(job) if after_s is None else after_s, job.incident)
 
 
 def step_done(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
@@ -630,7 +617,7 @@ def prove_timer(turn: Turn, job: JobRecord) -> None:
             f"No proof ({policy.proof}) within {story.seconds(policy.waits.prove_s)} of its restart.",
             job=job.key,
         )
-    wait(turn, job, policy.waits.prove_s)
+    wait(turn, job)
 
 
 def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: str) -> None:
@@ -649,8 +636,7 @@ def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: s
     for incident in incidents.open_of_job(turn, job):
         incidents.job_settled(turn, incident, job, outcome, f"{why}.")
     job.incident = ""
-    job.in_queue = False
-    job.held_by = ""
+    turn.claim(job, Claim.OVER)
 
 
 def give_up(turn: Turn, job: JobRecord, incident: IncidentRecord | None, why: str, *, cancel: bool = True) -> None:
@@ -665,7 +651,7 @@ def give_up(turn: Turn, job: JobRecord, incident: IncidentRecord | None, why: st
     }
     if turn.in_allocation:
         order = turn.make(o.Escalate, attempt=number, exit_code=EXIT_DO_NOT_REQUEUE, **common)
-        job.authority = Authority.CONTROLLER
+        turn.claim(job, Claim.LEFT)
     else:
         order = turn.make(o.GiveUp, cancel=cancel, **common)
     if incident is not None:
@@ -693,13 +679,3 @@ def revive(turn: Turn, job: JobRecord) -> None:
     job.restore_step_max = None
     job.requeue_dropped = None
     turn.tell(job, "It was queued again by somebody else; watched from here on.")
-
-
-def policy_wait(policy: Policy, state: JobState) -> float:
-    """How long a state may last before one looks again."""
-    waits = policy.waits
-    if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
-        return waits.nodes_s
-    if state in {JobState.RESTARTING, JobState.IN_PLACE}:
-        return waits.start_s
-    return waits.prove_s if state is JobState.PROVING else waits.order_s

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from holdfast.model.cluster import JobKey, JobView, NodeView, attempt_name
+from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, attempt_name
 from holdfast.model.evidence import Diagnosis, Finding, Remedy, Role
 from holdfast.model.orders import AnyOrder, OrderStatus
 
@@ -53,7 +53,11 @@ class JobTrigger(StrEnum):
     STOP = "stop"
     """The attempt is broken, or must leave its nodes: end it (StopAttempt, or RequeueHeld which also requeues)."""
     LOOK = "look"
-    """Before anything is ended a look is needed: stacks, or a person's approval."""
+    """Before anything is ended stacks are taken."""
+    ASK = "ask"
+    """Before anything is ordered a person's approval is needed."""
+    LEAVE = "leave"
+    """The launcher leaves the allocation: what follows comes from outside."""
     EVACUATE = "evacuate"
     """Save a checkpoint and stop."""
     ATTEMPT_OVER = "attempt_over"
@@ -145,6 +149,8 @@ class Mark(StrEnum):
     CLOSED = "closed"
 
 
+RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})
+"""The scheduler runs it."""
 JOB_ENDED = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})
 """Nothing is waited for any more."""
 
@@ -268,6 +274,13 @@ class JobRecord(Struct, omit_defaults=True):
     def timer(self) -> str:
         """The name of its one timer."""
         return f"job:{slug(self.key)}"
+
+    @property
+    def alive(self) -> bool:
+        """Its newest attempt still runs, as far as anybody knows."""
+        if self.attempt is not None and self.attempt.ended_at:
+            return False
+        return self.view.state in RUNS or self.view.state is SchedulerState.UNKNOWN
 
     @property
     def over(self) -> bool:
