@@ -413,6 +413,23 @@ def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Fin
     quarantine(turn, node, incident, story.of_finding(finding))
 
 
+def order_to_fence(turn: Turn, node: NodeRecord, why: str, planned: Remedy, *, gone: bool = False) -> o.QuarantineNode:
+    """The quarantine of a node as policy wants it carried out, for its incident."""
+    rules = turn.policy_for(node).node
+    return turn.make(
+        o.QuarantineNode,
+        incident=node.incident,
+        remedy=Remedy.QUARANTINE,
+        node=node.name,
+        instance_id=node.instance_id,
+        why=why,
+        gone=gone,
+        repair=planned,
+        takes_prolog_drain=rules.failed_prolog_is_a_fault,
+        action_reason=rules.action_reason,
+    )
+
+
 def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -> None:
     """Keep new work off it. Somebody else's drain is respected, and serves as well."""
     if turn.open_orders(node.about, o.QuarantineNode):
@@ -433,18 +450,7 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
     if acts and not records.brake_allows(policy.brake, records.brake_of(turn, group), turn.now):
         _held_back(turn, node, incident, group)
         return
-    order = turn.make(
-        o.QuarantineNode,
-        incident=incident.id,
-        remedy=Remedy.QUARANTINE,
-        node=node.name,
-        instance_id=node.instance_id,
-        why=why,
-        gone=node.gone,
-        repair=repair.planned(turn, node, incident),
-        takes_prolog_drain=policy.node.failed_prolog_is_a_fault,
-        action_reason=policy.node.action_reason,
-    )
+    order = order_to_fence(turn, node, why, repair.planned(turn, node, incident), gone=node.gone)
     status = turn.ask(order, policy, group)
     if status is OrderStatus.PENDING:
         entered(turn, node, incident)

@@ -108,19 +108,7 @@ def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord, repair_by: Re
     nodes.unbrake(turn, node)
     turn.move_node(node, NodeTrigger.QUARANTINE)
     why = f"{event.who}: {event.why or 'drained by hand'}"
-    turn.issue(
-        turn.make(
-            o.QuarantineNode,
-            incident=node.incident,
-            remedy=Remedy.QUARANTINE,
-            node=node.name,
-            instance_id=node.instance_id,
-            why=why,
-            repair=repair_by,
-            takes_prolog_drain=turn.policy_for(node).node.failed_prolog_is_a_fault,
-            action_reason=turn.policy_for(node).node.action_reason,
-        )
-    )
+    turn.issue(nodes.order_to_fence(turn, node, why, repair_by))
 
 
 def _return(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:

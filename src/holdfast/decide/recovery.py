@@ -252,6 +252,7 @@ def end_attempt(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Re
             incidents.judge(turn, incident, job)
             restart.give_up(turn, job, incident, reason or "its ladder ends here")
         else:
+            turn.withdraw(job.about, "its end is asked for anew", o.GiveUp)
             order = turn.make(o.GiveUp, incident=incident.id, remedy=Remedy.STOP, job=job.key, why=reason)
             restart.ask_first(turn, job, incident, order)
         return
