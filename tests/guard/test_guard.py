@@ -118,7 +118,7 @@ def test_committed_journals_are_small_and_say_whose_they_are():
         assert one.tail is None
 
 
-@pytest.mark.parametrize("file", ["decide/recovery.py", "launch/lease.py"])
+@pytest.mark.parametrize("file", ["decide/recovery.py", "launch/core/lease.py"])
 def test_every_mutant_is_a_program_and_differs(file):
     """A sample of those that can be drawn in a file."""
     text = (mutants.SRC / "holdfast" / file).read_text(encoding="utf-8")

@@ -7,13 +7,14 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.launch.conftest import counter, marked
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.errors import JournalDamagedError
-from holdfast.launch.frames import AskEvacuate, Hello
+from holdfast.launch.frames import AskEvacuate, Beat, Hello
 from holdfast.launch.link import FollowerLink, LeaderPort
 from holdfast.launch.place import JobPlace
 from holdfast.model.cluster import JobKey
@@ -57,7 +58,14 @@ def test_leaving_does_not_wait_for_a_follower_that_is_gone(tmp_path: Path):
         )
         await port.open()
         hello = Hello(node="n2", node_rank=1, local_ranks=1, address="127.0.0.1", pid=1, attempt=None)
-        link = FollowerLink(place(1), lease_s=3.0, hello=lambda: hello, on_ask=lambda _: None, on_broken=lambda _: None)
+        side = SimpleNamespace(
+            hello=lambda: hello,
+            next_beat=lambda: (Beat(beat=1), 1.0),
+            welcomed=lambda _: None,
+            asked=lambda _: None,
+            broken=lambda _: None,
+        )
+        link = FollowerLink(place(1), side)
         running = asyncio.create_task(link.run())
         await joined.wait()
         running.cancel()

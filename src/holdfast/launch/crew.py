@@ -32,10 +32,6 @@ from holdfast.launch.link import Follower, LeaderPort
 from holdfast.launch.place import JobPlace
 from holdfast.launch.runner import Runner
 
-LEASE_MARGIN_S = 0.5
-"""Between the end of a follower's lease and the moment its ranks are taken for dead: one tick and a SIGKILL."""
-_LEASE_AHEAD_S = 0.25
-"""A follower's lease begins when it sends its beat, the leader's count of it when that is read."""
 _HEARD_S = 2.0
 """Two beats of a launcher: who starts an attempt now must have spoken since then."""
 
@@ -124,7 +120,7 @@ class Crew:
         for node in spec.nodes:
             if node == self.place.node or node in self._empty or node not in self._started:
                 continue
-            if now > port.granted_until.get(node, now) + LEASE_MARGIN_S:
+            if port.presence.has_connected(node) and port.presence.is_lapsed(node, now):
                 over.append(node)
                 self._note_empty(node, spec.attempt)
         return over
@@ -138,8 +134,7 @@ class Crew:
         if spec is None or port is None:
             return []
         alive = [node for node in spec.nodes if node in self._started and node not in self._empty]
-        ends = {node: port.granted_until[node] for node in alive if port.granted_until.get(node)}
-        return [node for node, end in ends.items() if now > end - _LEASE_AHEAD_S]
+        return [node for node in alive if port.presence.is_lapsing(node, now)]
 
     # --- telling and hearing ---
 

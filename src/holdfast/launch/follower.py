@@ -1,7 +1,6 @@
-"""A follower: the launcher of every node but the first.
+"""Runs a follower, the launcher of every node but the first: link, ranks and loop around `core.follower`.
 
-Does what the leader asks, and lets its ranks live no longer than their lease. Started by `program`. Time passes in the
-asyncio loop.
+Started by `program`, and by `step_watch` where Slurm runs the tasks. Time passes in the asyncio loop.
 """
 
 from __future__ import annotations
@@ -9,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 
-from holdfast.errors import EXIT_UNAVAILABLE
-from holdfast.launch.frames import AnyAsk, AnyReport, Bye, EndAsked, Hello, Leave, PassSignal
+from holdfast.launch.core import follower as core
+from holdfast.launch.core.asks import Finish, KillRanks, Say
+from holdfast.launch.frames import AnyAsk, AnyReport, Beat, Bye, Hello, Welcome
 from holdfast.launch.link import FollowerLink
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
@@ -22,31 +23,47 @@ _CHECK_S = 0.1
 
 
 class Follower:
-    """See the module. `runner` is set by `program`, which gives it `report` to call."""
+    """Carries out what the follower's core asks.
 
-    runner: Runner
+    Args:
+        place: this node's.
+        options: of the run.
+        voice: for people.
+        lease_s: length of the lease until the leader says otherwise.
+        make_runner: makes what runs the ranks here, which reports to the function it is handed.
+    """
 
-    def __init__(self, place: JobPlace, options: RunOptions, *, voice: Voice, lease_s: float) -> None:
+    def __init__(
+        self,
+        place: JobPlace,
+        options: RunOptions,
+        *,
+        voice: Voice,
+        lease_s: float,
+        make_runner: Callable[[Callable[[AnyReport], None]], Runner],
+    ) -> None:
         self.place = place
-        self.options = options
         self.voice = voice
         self.is_over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.why = ""
-        self.is_unled = False
-        """Told to end while nobody leads: the leader may have gone with its machine."""
-        self.link = FollowerLink(
-            place, lease_s=lease_s, hello=self._hello, on_ask=self._on_ask, on_broken=self._on_broken
+        self.link = FollowerLink(place, self)
+        self.runner = make_runner(self.link.send)
+        self._core = core.FollowerCore(
+            place.node,
+            nodes=len(place.nodes),
+            lease_s=lease_s,
+            wait_s=options.follower_wait_s,
+            now=time.monotonic(),
         )
-        self._away_since: float | None = time.monotonic()
-        self._ending = 0
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    def report(self, report: AnyReport) -> None:
-        """Pass on what the runner sees."""
-        self.link.send(report)
+    @property
+    def is_unled(self) -> bool:
+        """Told to end while nobody leads: the leader may have gone with its machine."""
+        return self._core.is_unled
 
-    def _hello(self) -> Hello:
-        self._away_since = None
+    # --- what the link wants of us ---
+
+    def hello(self) -> Hello:
+        """Who we are and what we hold, for a new connection."""
         held = self.runner.attempt
         return Hello(
             node=self.place.node,
@@ -57,58 +74,67 @@ class Follower:
             attempt=held.spec.attempt if held is not None and not held.is_gone else None,
         )
 
-    def _on_ask(self, ask: AnyAsk) -> None:
-        if isinstance(ask, Leave):
-            self.finish(ask.exit_code, ask.why)
-            return
-        if isinstance(ask, PassSignal) and ask.is_end:
-            self._ending = ask.signum
-        self.runner.ask_soon(ask)
+    def next_beat(self) -> tuple[Beat, float]:
+        """The beat to send now, and the seconds until the next."""
+        return self._core.next_beat(time.monotonic()), self._core.pause_s
 
-    def _on_broken(self, why: str) -> None:
-        if self._away_since is None:
-            self._away_since = time.monotonic()
-            self.voice.note(f"the leader's connection is broken: {why}")
+    def welcomed(self, welcome: Welcome) -> None:
+        """The leader has taken our connection."""
+        self._tell(core.Welcomed(welcome.lease_s))
 
-    def finish(self, code: int, why: str = "") -> None:
-        """Leave with this code; the first call counts."""
-        if not self.is_over.done():
-            self.why = why
-            self.is_over.set_result(code)
+    def asked(self, ask: AnyAsk) -> None:
+        """The leader asks for something."""
+        self._tell(core.Asked(ask))
+
+    def broken(self, why: str) -> None:
+        """The connection has ended; the link tries again."""
+        self._tell(core.Disconnected(time.monotonic(), why))
+
+    # --- signals and time ---
 
     def end_job(self, signum: int) -> None:
-        """Told by a signal to end: our ranks get it at once, the leader hears of it; a second one kills."""
-        if self._ending:
-            if self.runner.attempt is not None:
-                self.finish(128 + signum, "ended on request")
-            return
-        self._ending = signum
-        self.link.send(EndAsked(signum=signum))
-        self.runner.pass_signal(signum)
-        if not self.link.connected.is_set():
-            self.is_unled = True
-            self.finish(128 + signum, "ended on request")
+        """End the job, told by a signal."""
+        is_connected, has_attempt = self.link.connected.is_set(), self.runner.attempt is not None
+        self._tell(core.Signalled(signum=signum, is_connected=is_connected, has_attempt=has_attempt))
+
+    def dismiss(self) -> None:
+        """Leave without a word to what runs here, told by the scheduler's signal."""
+        self._tell(core.Dismissed(time.monotonic()))
 
     async def keep_lease(self) -> None:
-        """Kill the ranks when the leader's lease has run out; leave when it has been away for too long."""
+        """Let the core see time pass, until cancelled."""
         while True:
             await asyncio.sleep(_CHECK_S)
-            now = time.monotonic()
-            attempt = self.runner.attempt
-            if attempt is not None and not attempt.is_ending and self.link.lease.is_over(now):
-                why = f"{self.place.node} could not renew its attempt lease of {self.link.lease.lease_s:g} s"
-                self.voice.say(f"{why}: killing its ranks")
-                await self.runner.end(attempt.spec.attempt, 0.0, why=why)
-            if self._ending and self.link.lease.is_over(now):
-                # Whoever waits for this job's end need not wait for a leader to tell us.
-                self.is_unled = True
-                self.finish(128 + self._ending, "ended on request")
-            if self._away_since is not None and now - self._away_since > self.options.follower_wait_s:
-                limit = f"{self.options.follower_wait_s:g} s"
-                self.finish(EXIT_UNAVAILABLE, f"the leader of this job has not answered for {limit}")
+            now, attempt = time.monotonic(), self.runner.attempt
+            held = core.Held(attempt.spec.attempt, attempt.is_ending) if attempt is not None else None
+            for ask in self._core.handle(core.Ticked(now, held)):
+                if isinstance(ask, KillRanks):
+                    await self.runner.end(ask.attempt, 0.0, why=ask.why)
+                else:
+                    self._carry_out(ask)
+
+    def _tell(self, report: core.FollowerInput) -> None:
+        for ask in self._core.handle(report):
+            self._carry_out(ask)
+
+    def _carry_out(self, ask: core.FollowerAsk) -> None:
+        match ask:
+            case core.CarryOut():
+                self.runner.ask_soon(ask.ask)
+            case core.SignalRanks():
+                self.runner.pass_signal(ask.signum)
+            case core.Tell():
+                self.link.send(ask.report)
+            case Say():
+                (self.voice.note if ask.is_note else self.voice.say)(ask.text)
+            case Finish() if not self.is_over.done():
+                self.is_over.set_result(ask.code)
+            case _:
+                return
 
     async def leave(self, code: int) -> None:
         """End what runs here and say goodbye."""
         await self.runner.close(0.0)
-        self.link.send(Bye(exit_code=code, why=self.why))
+        finished = self._core.finished
+        self.link.send(Bye(exit_code=code, why=finished.why if finished is not None else ""))
         await self.link.flush(0.5)

@@ -218,7 +218,7 @@ def _uplink(leader: Leader, orchestrator: Orchestrator, ground: Ground, line: Co
         is_ours=lambda event: event.source == ground.place.source and not isinstance(event, _ALLOCATION_ONLY),
         beat=lambda: leader.beats.for_cluster(time.time()),
         on_order=lambda order: _foreign_order(leader, orchestrator, order),
-        on_answer=leader.own_lease.lease.renew,
+        on_answer=leader.own_lease.renew,
         on_unknown=leader.attach_again,
         job_dir=ground.place.job_dir,
         is_cut=lambda: link.is_cut,

@@ -15,12 +15,13 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from holdfast.adapters.local.link import NodeLink
 from holdfast.errors import LinkError, WireError
+from holdfast.launch.core.presence import Connected, Heard, Presence, SendGrant
 from holdfast.launch.frames import (
     FRAME_MAX,
     NONCE_BYTES,
@@ -29,11 +30,9 @@ from holdfast.launch.frames import (
     Beat,
     Bye,
     FrameCodec,
-    Grant,
     Hello,
     Welcome,
 )
-from holdfast.launch.lease import Lease
 from holdfast.launch.place import JobPlace
 
 LEADER_FILE = "leader.json"
@@ -42,15 +41,6 @@ _HANDSHAKE_S = 10.0
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.02, 0.2
 """A follower of a job that starts anew comes up with its leader: it looks often at first, then seldom."""
 _QUEUE_MAX = 10_000
-_BEATS_PER_LEASE = 9
-"""What a lease forgives is its length less the pause between two beats: a short one wants them often."""
-_BEATS_PER_S_MAX = 1000
-"""That a leader is asked to answer, of all its followers together."""
-
-
-def beat_pause_s(lease_s: float, nodes: int) -> float:
-    """Seconds between two beats of one follower: a ninth of the lease; with many nodes up to a third of it."""
-    return min(1.0, lease_s / 3, max(lease_s / _BEATS_PER_LEASE, nodes / _BEATS_PER_S_MAX))
 
 
 class LinkEnds(Struct, frozen=True):
@@ -145,12 +135,8 @@ class LeaderPort:
         on_lost: Callable[[str, str], None],
     ) -> None:
         self.followers: dict[str, Follower] = {}
-        self.heard_at: dict[str, float] = {}
-        """When a node last said anything; monotonic seconds of the loop. Kept when the connection is gone."""
-        self.granted_until: dict[str, float] = {}
-        """When a node's lease ends, as far as it has been granted; same clock."""
+        self.presence = Presence(lease_s)
         self._place = place
-        self.lease_s = lease_s
         self._may_grant = may_grant
         self._on_join = on_join
         self._on_report = on_report
@@ -215,9 +201,8 @@ class LeaderPort:
         if hello.node not in self._place.nodes:
             raise WireError(f"{hello.node} is not a node of this job")
         wire.ends = link_ends(self._place, hello.node)
-        await wire.send(Welcome(lease_s=self.lease_s))
-        self.heard_at[hello.node] = asyncio.get_running_loop().time()
-        self.granted_until.setdefault(hello.node, 0.0)
+        await wire.send(Welcome(lease_s=self.presence.lease_s))
+        self.presence.handle(Connected(hello.node, asyncio.get_running_loop().time()))
         return Follower(hello, wire, asyncio.Queue(_QUEUE_MAX))
 
     async def _serve(self, follower: Follower) -> None:
@@ -250,18 +235,20 @@ class LeaderPort:
 
     def heard_within(self, seconds: float) -> set[str]:
         """Followers that were heard so lately."""
-        since = asyncio.get_running_loop().time() - seconds
-        return {node for node in self.followers if self.heard_at.get(node, 0.0) >= since}
+        now = asyncio.get_running_loop().time()
+        return {node for node in self.followers if self.presence.is_heard_within(node, seconds, now)}
 
     def _heard(self, follower: Follower, report: AnyReport) -> None:
-        now = asyncio.get_running_loop().time()
-        self.heard_at[follower.hello.node] = now
-        if isinstance(report, Beat) and self._may_grant():
-            self.granted_until[follower.hello.node] = now + self.lease_s
-            self.send(follower.hello.node, Grant(beat=report.beat, lease_s=self.lease_s))
+        node, now = follower.hello.node, asyncio.get_running_loop().time()
+        heard = Heard(node=node, now=now)
+        if isinstance(report, Beat):
+            heard = Heard(node=node, now=now, beat=report.beat, may_grant=self._may_grant())
+        for ask in self.presence.handle(heard):
+            if isinstance(ask, SendGrant):
+                self.send(ask.node, ask.grant)
         if isinstance(report, Bye):
             follower.has_left = True
-        self._on_report(follower.hello.node, report)
+        self._on_report(node, report)
 
     async def _send_all(self, follower: Follower) -> None:
         with contextlib.suppress(OSError):
@@ -315,32 +302,33 @@ def _drop_all(outbox: asyncio.Queue[AnyAsk]) -> None:
         outbox.task_done()
 
 
+class FollowerSide(Protocol):
+    """What a follower's link wants of the follower."""
+
+    def hello(self) -> Hello:
+        """Made anew for each connection."""
+
+    def next_beat(self) -> tuple[Beat, float]:
+        """The beat to send now, and the seconds until the next."""
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """The leader has taken the connection."""
+
+    def asked(self, ask: AnyAsk) -> None:
+        """The leader wants something, or grants a lease."""
+
+    def broken(self, why: str) -> None:
+        """The connection has ended; it will be tried again."""
+
+
 class FollowerLink:
-    """The follower's end: finds the leader, says hello, beats, and comes back when the connection breaks.
+    """The follower's end: finds the leader, says hello, beats, and comes back when the connection breaks."""
 
-    Args:
-        place: the follower's.
-        hello: made anew for each connection.
-        on_ask: the leader wants something.
-        on_broken: the connection has ended; it will be tried again.
-    """
-
-    def __init__(
-        self,
-        place: JobPlace,
-        *,
-        lease_s: float,
-        hello: Callable[[], Hello],
-        on_ask: Callable[[AnyAsk], None],
-        on_broken: Callable[[str], None],
-    ) -> None:
-        self.lease = Lease(lease_s, asyncio.get_running_loop().time())
+    def __init__(self, place: JobPlace, side: FollowerSide) -> None:
         self.connected = asyncio.Event()
         self._broken = asyncio.Event()
         self._place = place
-        self._hello = hello
-        self._on_ask = on_ask
-        self._on_broken = on_broken
+        self._side = side
         self._outbox: asyncio.Queue[AnyReport] = asyncio.Queue(_QUEUE_MAX)
 
     def send(self, report: AnyReport) -> None:
@@ -366,7 +354,7 @@ class FollowerLink:
                 continue
             pause_s = _RETRY_FIRST_S
             why = await self._serve(wire)
-            self._on_broken(why)
+            self._side.broken(why)
 
     async def _connect(self) -> Wire:
         facts = read_leader(self._place.job_dir)
@@ -382,12 +370,12 @@ class FollowerLink:
                 writer.write(ours)
                 codec = FrameCodec(bytes.fromhex(facts.secret), theirs + ours, is_leader=False)
                 wire = Wire(reader, writer, codec, ends)
-                await wire.send(self._hello())
+                await wire.send(self._side.hello())
                 welcome: Welcome = await wire.receive(Welcome)
             except BaseException:  # whatever ends it, cancellation too: the socket is closed
                 writer.close()
                 raise
-        self.lease.lease_s = welcome.lease_s
+        self._side.welcomed(welcome)
         return wire
 
     async def _serve(self, wire: Wire) -> str:
@@ -414,17 +402,15 @@ class FollowerLink:
                 self._outbox.task_done()
 
     async def _beat(self, wire: Wire) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            await wire.send(Beat(beat=self.lease.next_beat(loop.time())))
-            await asyncio.sleep(beat_pause_s(self.lease.lease_s, len(self._place.nodes)))
+            beat, pause_s = self._side.next_beat()
+            await wire.send(beat)
+            await asyncio.sleep(pause_s)
 
     async def _hear(self, wire: Wire) -> None:
         while True:
             ask: AnyAsk = await wire.receive(AnyAsk)
-            if isinstance(ask, Grant):
-                self.lease.answered(ask.beat, ask.lease_s)
-            self._on_ask(ask)
+            self._side.asked(ask)
 
     async def flush(self, limit_s: float) -> None:
         """Wait until what was queued is on its way, at most this long; without a connection there is no way."""

@@ -35,15 +35,19 @@ async def _watch(folder: Path, job_id: str) -> int:
     options = RunOptions(argv=("srun",), is_command=True, follower_wait_s=LEADER_AWAY_S)
     voice = Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
     voice.write_to(folder / "logs" / f"watcher-{node}.log")
-    follower = Follower(place, options, voice=voice, lease_s=3.0)
-    slots = StepSlots(os.environ.get(ENV_PREFIX, ""), node, follower.report)
-    runner = WatchRunner(job_id, str(folder), slots, follower.report)
-    follower.runner = runner
+    prefix = os.environ.get(ENV_PREFIX, "")
+    follower = Follower(
+        place,
+        options,
+        voice=voice,
+        lease_s=3.0,
+        make_runner=lambda report: WatchRunner(job_id, str(folder), StepSlots(prefix, node, report), report),
+    )
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # The scheduler is ending the job, or this step: the tasks hear of that themselves.
-        loop.add_signal_handler(signum, _told_to_end, follower)
-    work = [follower.link.run(), follower.keep_lease(), runner.watch()]
+        loop.add_signal_handler(signum, follower.dismiss)
+    work = [follower.link.run(), follower.keep_lease(), follower.runner.watch()]
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in work]
     told = asyncio.create_task(_say_when_connected(follower))
     try:
@@ -57,11 +61,6 @@ async def _watch(folder: Path, job_id: str) -> int:
     finally:
         await cancel_all([*tasks, told])
     return 0
-
-
-def _told_to_end(follower: Follower) -> None:
-    follower.is_unled = follower.link.lease.is_over(time.monotonic())
-    follower.finish(0)
 
 
 async def _say_when_connected(follower: Follower) -> None:
