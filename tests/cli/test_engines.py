@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.adapters.policy_files import packaged_presets
 from holdfast.cli.engines import Engines
-from holdfast.decide.modes import set_mode
+from holdfast.decide.ladder import set_mode
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Mode, Policy, PolicySet
 

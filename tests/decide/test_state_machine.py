@@ -273,6 +273,11 @@ def test_a_replay_gives_the_same_bytes(seed, scope):
     assert again.snapshot() == chaos.engine.snapshot()
 
 
+def test_a_second_fault_asks_for_a_jobs_end_once():
+    """Found by seed 2364: a job that was started while its end waited for approval broke again, and was asked about twice."""
+    Chaos(2364, "cluster").run(1500)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(2000, 2400))
 def test_random_events_break_nothing_for_long(seed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue
+from holdfast.detect.evaluations import Evaluations
 from holdfast.detect.matcher import Matcher, StreamSource
 from holdfast.detect.told import path_told, seconds_told, step_told
 
@@ -33,3 +34,12 @@ def test_a_checkpoint_line_tells_step_path_and_seconds(
     step, path, seconds = told
     assert (step_told(match), path_told(match)) == (step, path)
     assert seconds_told(match) == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_an_accuracy_is_told_once():
+    """A slot that goes on with the accuracy of its last evaluation tells it of no later step; each slot is one."""
+    evaluations = Evaluations()
+    told = [evaluations.new(slot, value) for slot, value in [(0, None), (0, 0.5), (0, 0.5), (1, 0.5), (0, 0.6)]]
+    assert told == [None, 0.5, None, 0.5, 0.6]
+    evaluations.forget(0)
+    assert evaluations.new(0, 0.6) == 0.6

@@ -8,27 +8,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.adapters.clock import run_virtual
+from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.checkpoint.store import CheckpointStore, verify
-from holdfast.drill.faults import CannotInjectError, Injection, aim, flip_bits, newest_checkpoint, xid_line
+from holdfast.drill.faults import BREAKS, CannotInjectError, Injection, aim, flip_bits, newest_checkpoint, xid_line
+from holdfast.drill.kinds import KINDS
+from holdfast.drill.ports import FaultPort, SchedulerFaultPort, Site
 from holdfast.drill.scenario import find, read_scenario
+from holdfast.drill.slurm_cluster import SlurmBreaker
 from holdfast.errors import RefusedError, UsageError
 from holdfast.failpoint import command
-from holdfast.model.cluster import JobView
+from holdfast.model.cluster import JobKey, JobView
 
 
 def scenario(text, kind="kill9"):
     return read_scenario(f'name = "x"\nkind = "{kind}"\n{text}')
 
 
+def site_of(breaker, clock):
+    return Site(eyes=breaker, job=JobKey("c", "7"), clock=clock, breaker=breaker)
+
+
 def injection(what, world, clock, seed=1):
     target = aim(what, world.record, 40, seed)
-    return Injection(what, "x-1", target=target, job=world.record, clock=clock, port=world)
+    return Injection(what, "x-1", target=target, job=world.record, site=site_of(world, clock))
 
 
 @given(seed=st.integers(0, 1000))
 def test_the_seed_decides_and_repeats(seed):
     """Same seed, same rank, always one that exists, on the node that runs it."""
-    from holdfast.model.cluster import JobKey
     from holdfast.model.records import AttemptRecord, JobRecord
 
     key = JobKey("c", "7")
@@ -145,10 +152,52 @@ def test_a_timed_fault_ends_by_itself(world, clock):
     run_virtual(work())
 
 
+class Slurm:
+    """A breaker of a scheduler: it notes what it is asked."""
+
+    def __init__(self):
+        self.calls = []
+
+
+async def noted(self, *words):
+    self.calls.append(words)
+
+
+for _name in {name for name in dir(SchedulerFaultPort) if not name.startswith("_")}:
+    setattr(Slurm, _name, noted)
+
+
+@pytest.mark.parametrize(
+    "name", ["node_reboot", "slurmd_killed", "slurmctld_restarted", "slurmdbd_away", "shared_full"]
+)
+def test_what_breaks_a_scheduler_is_undone_where_it_can_be(name, world, clock):
+    """Each kind is done to the node or to the scheduler, with a fault that needs it where there must be one, and undone."""
+    port, broken = Slurm(), BREAKS[KINDS[name].name]
+    what = scenario("", kind=name)
+    hit = Injection(what, "x-1", target=aim(what, world.record, 40, 1), job=world.record, site=site_of(port, clock))
+
+    async def work():
+        await hit.inject(1.0)
+        assert len(port.calls) == (2 if broken.needs_recovery else 1)
+        await hit.undo()
+
+    run_virtual(work())
+    assert len(port.calls) == 1 + broken.needs_recovery + bool(broken.undo)
+
+
+@pytest.mark.parametrize("broken", BREAKS.values(), ids=BREAKS)
+def test_every_breaker_has_what_breaks(broken):
+    """Names in the table are those of the protocols, which Slurm's breaker and the embedded cluster's client fulfil."""
+    for name in filter(None, (broken.deed, broken.undo)):
+        assert hasattr(LocalOrchestrator, name) or not hasattr(FaultPort, name)
+        assert hasattr(SchedulerFaultPort, name)
+        assert hasattr(SlurmBreaker, name)
+
+
 def test_a_node_cannot_be_broken_without_a_breaker(world, clock):
     """Slurm without open nodes, say."""
     target = aim(find("node_loss"), world.record, 40, 1)
-    hit = Injection(find("node_loss"), "x-1", target=target, job=world.record, clock=clock)
+    hit = Injection(find("node_loss"), "x-1", target=target, job=world.record, site=site_of(None, clock))
     with pytest.raises(RefusedError, match="open to drills"):
         run_virtual(hit.inject(1.0))
 

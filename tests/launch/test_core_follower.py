@@ -5,16 +5,14 @@ from __future__ import annotations
 import signal
 
 from holdfast.errors import EXIT_UNAVAILABLE
+from holdfast.launch.core.asks import Finish, KillRanks, Say
 from holdfast.launch.core.follower import (
     Asked,
     CarryOut,
     Disconnected,
     Dismissed,
-    Finish,
     FollowerCore,
     Held,
-    KillRanks,
-    Say,
     Signalled,
     SignalRanks,
     Tell,

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from holdfast.launch.core.lease import Lease, beat_pause_s
+from holdfast.launch.core.presence import Heard, Presence
 from holdfast.launch.crew import Crew
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import RanksStarted
@@ -56,7 +57,9 @@ def test_what_the_default_lease_forgives_is_two_seconds_of_silence():
 def test_a_follower_is_taken_for_dying_before_it_is_taken_for_dead(tmp_path: Path):
     """Its lease runs out by its own clock first: what ends elsewhere just then ends of that. Dead it is a margin later."""
     place = JobPlace(job=JobKey("test", "1"), job_dir=tmp_path, node="a", nodes=("a", "b", "c"))
-    port = SimpleNamespace(granted_until={"b": 100.0}, followers={})
+    presence = Presence(3.0)
+    presence.handle(Heard(node="b", now=97.0, beat=1, may_grant=True))
+    port = SimpleNamespace(presence=presence, followers={})
     crew = Crew(place, cast("Any", None), on_report=lambda *_: None, on_all_gone=lambda _: None)
     crew.port = cast("Any", port)
     nodes = ("a", "b", "c")

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 from unittest.mock import patch
 
-from holdfast.decide import transitions
+from holdfast.decide import machine
 from holdfast.decide.engine import Engine
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -71,7 +71,7 @@ def rows() -> list[Row]:
         made += [("event", f"{kind} {more}".strip()) for more in _SAME.get(kind, ("",))]
     made += [("order", f"{kind} {status}") for kind in orders for status in OrderStatus]
     made += [("job", str(state)) for state in JobState] + [("node", str(state)) for state in NodeState]
-    for table, moves in (("job move", transitions.JOB), ("node move", transitions.NODE)):
+    for table, moves in (("job move", machine.JOB), ("node move", machine.NODE)):
         made += [(table, f"{state} {trigger}") for state, row in moves.items() for trigger in row]
     return made
 
@@ -112,7 +112,7 @@ def recorded() -> Iterator[Counter[Row]]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(Engine, "handle", counted))
-        for name, table in (("job move", transitions.JOB), ("node move", transitions.NODE)):
+        for name, table in (("job move", machine.JOB), ("node move", machine.NODE)):
             rows_of = {state: _Counted(row, name, str(state), reached) for state, row in table.items()}
             stack.enter_context(patch.dict(table, rows_of))  # type: ignore[arg-type]
         yield reached

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from holdfast.adapters.slurm.open_files import OpenJob
+from holdfast.detect.evaluations import Evaluations
 from holdfast.model.wire import SamplePoint
 from holdfast.telemetry.slot import SlotError, SlotView, read_slot
 
@@ -62,7 +63,7 @@ class SlotPoints:
     def __init__(self) -> None:
         self._newest: dict[tuple[str, int], SlotView] = {}
         self._told: dict[tuple[str, int], int] = {}
-        self._accuracy: dict[tuple[str, int], float | None] = {}
+        self._evaluations = Evaluations()
 
     def take(self, attempt: str, views: Iterable[SlotView]) -> None:
         """What was seen of an attempt, named as `7(0)`."""
@@ -71,9 +72,10 @@ class SlotPoints:
 
     def keep(self, attempts: set[str]) -> None:
         """Forget all others."""
-        for known in (self._newest, self._told, self._accuracy):
-            for key in [key for key in known if key[0] not in attempts]:
-                del known[key]
+        for key in [key for key in self._newest if key[0] not in attempts]:
+            del self._newest[key]
+            self._told.pop(key, None)
+            self._evaluations.forget(key)
 
     def points(self, at: float) -> list[SamplePoint]:
         """For the next beat, at most POINTS_MAX."""
@@ -82,13 +84,10 @@ class SlotPoints:
             if view.step_ended is None or self._told.get((attempt, rank)) == view.writes or len(found) >= POINTS_MAX:
                 continue
             self._told[attempt, rank] = view.writes
-            # A slot keeps what the newest evaluation gave: it belongs to the step after which it came, to no later.
-            is_new = view.accuracy != self._accuracy.get((attempt, rank))
-            self._accuracy[attempt, rank] = view.accuracy
             values = (
                 ("step", float(view.step_ended)),
                 ("loss", view.loss),
-                ("accuracy", view.accuracy if is_new else None),
+                ("accuracy", self._evaluations.new((attempt, rank), view.accuracy)),
                 ("step_s", view.step_s_last),
             )
             found += [

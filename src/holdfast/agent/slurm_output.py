@@ -23,7 +23,7 @@ from holdfast.agent.job_slots import SlotPoints, progress_of, read_slots
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import LineStream, Match, Matcher, StreamSource
-from holdfast.detect.told import path_told, seconds_told, step_told
+from holdfast.detect.told import is_durable, path_told, seconds_told, step_told
 from holdfast.model.cluster import JobKey, attempt_name
 from holdfast.model.events import AnyEvent, CheckpointSaved, FindingSeen, FirstStepDone, StepReached
 from holdfast.model.evidence import Place, Role
@@ -228,8 +228,7 @@ class SlurmOutput:
             self._reached(attempt, step, max(0, step - 1), now)
         elif match.rule.role is Role.CHECKPOINT:
             step = attempt.step if step is None else step
-            # "Finished staging" is no proof of anything on disk.
-            if step is not None and "staging" not in match.text.lower():
+            if step is not None and is_durable(match):
                 self._saved(attempt, step, match, now)
 
     def _reached(self, attempt: _Attempt, step: int, resumed: int, now: float) -> None:

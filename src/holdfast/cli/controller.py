@@ -366,8 +366,9 @@ async def serve(options: Options) -> None:
             sessions=cockpit.sessions,
             collectors=[outbox],
             reviewer=(reviewer := make_reviewer(options.kubernetes)),
+            fleet=cockpit.fleet,
         )
-        facts.fleet = api.fleet
+        facts.fleet = cockpit.fleet
         async with outbox, traced(the_controller, exporter, options.traces.cluster):
             with signals(the_controller, options):
                 await until_ended(the_controller, api, cockpit, options, toml)

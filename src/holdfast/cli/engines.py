@@ -40,7 +40,7 @@ class Engines:
 
     def acts(self, group: str, rung: Remedy) -> bool:
         """Would this rung act in this group of nodes now, by the policy or a person's word? Not before the start."""
-        from holdfast.decide.modes import mode_of  # noqa: PLC0415 - as above
+        from holdfast.decide.ladder import mode_of  # noqa: PLC0415 - as above
 
         engine = self._newest
         if engine is None:

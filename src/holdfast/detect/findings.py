@@ -17,7 +17,7 @@ from holdfast.detect.catalogue import Catalogue, Rule
 from holdfast.detect.lines import place_number
 from holdfast.detect.matcher import Match
 from holdfast.model.cluster import JobKey
-from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
+from holdfast.model.evidence import Evidence, EvidenceKind, Finding, Place
 
 EVIDENCE_TEXT_MAX = 400
 CAPTURE_TEXT_MAX = 200
@@ -206,13 +206,3 @@ class RuleRates:
 def counted(finding: Finding, count: int) -> Finding:
     """The finding, standing for `count` of its like."""
     return finding if count == 1 else replace(finding, count=count)
-
-
-UNKNOWN_RULE = Rule(
-    id="unknown",
-    domain=Domain.UNKNOWN,
-    role=Role.CONTEXT,
-    severity=Severity.INFO,
-    remedy=Remedy.NONE,
-    title="nothing that explains it",
-)

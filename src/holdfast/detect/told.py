@@ -10,7 +10,7 @@ import re
 from holdfast.detect.matcher import Match
 from holdfast.model.evidence import Role
 
-__all__ = ["path_told", "seconds_told", "step_told"]
+__all__ = ["is_durable", "path_told", "seconds_told", "step_told"]
 
 _STEP_IN_PATH = re.compile(r"(?<![A-Za-z])(?:global_)?(?:step|iter|iteration|checkpoint)[=_-]?(\d+)")
 
@@ -37,3 +37,11 @@ def seconds_told(match: Match) -> float | None:
         except (KeyError, ValueError):
             continue
     return None
+
+
+def is_durable(match: Match) -> bool:
+    """Whether the line says that the checkpoint lies on storage.
+
+    "Finished staging" and "saving (or staging if async is enabled)" are no proof of anything on disk.
+    """
+    return "staging" not in match.text.lower()

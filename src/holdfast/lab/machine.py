@@ -19,7 +19,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,6 +36,7 @@ from holdfast.adapters.local.node_init import (
     send_signal,
     spawn,
 )
+from holdfast.os.programs import Command, run_blocking
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
 MNT_DETACH = 2
@@ -88,6 +88,18 @@ def mount_tmpfs(folder: Path, size_bytes: int, *, mode: str = "1777") -> bool:
 def unmount(folder: Path) -> None:
     """Take it away, also while it is used; nothing there is fine."""
     _libc.umount2(os.fsencode(folder), MNT_DETACH)
+
+
+def woken_by_signals(on_end: Callable[..., None], *ends: signal.Signals) -> int:
+    """A pipe that can be read as soon as a child has ended or a signal came; `ends`: those that call `on_end`."""
+    wake, waker = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(waker, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for sig in ends:
+        signal.signal(sig, on_end)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    return wake
 
 
 def run_forked(link: socket.socket, plan: MachinePlan) -> NoReturn:
@@ -185,10 +197,7 @@ class Machine:
 
     def network(self, order: Mapping[str, Any]) -> object:
         """Set up the node's side of its wire."""
-        done = subprocess.run(
-            ["ip", "-batch", "-"], input=order["lines"], text=True, capture_output=True, check=False, timeout=10
-        )
-        return done.stderr.strip()
+        return run_blocking(Command(argv=("ip", "-batch", "-"), given=order["lines"].encode()), 10.0).err.strip()
 
     def start(self, order: Mapping[str, Any]) -> object:
         """Start a service that does not run; `again_s` above zero keeps it running."""
@@ -255,12 +264,7 @@ class Machine:
         """Serve until the keeper's end closes, then kill everything."""
         if os.getpid() != 1:
             become_subreaper()
-        wake, waker = os.pipe()
-        os.set_blocking(waker, False)
-        os.set_blocking(wake, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._told_to_end)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        wake = woken_by_signals(self._told_to_end, signal.SIGTERM)
         while not self.ended:
             self._reap()
             pause = self._keep_running()

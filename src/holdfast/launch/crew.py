@@ -12,7 +12,6 @@ import socket
 from collections.abc import Callable
 
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
-from holdfast.launch.core.lease import LEASE_AHEAD_S, LEASE_MARGIN_S
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import (
     AnyAsk,
@@ -121,7 +120,7 @@ class Crew:
         for node in spec.nodes:
             if node == self.place.node or node in self._empty or node not in self._started:
                 continue
-            if now > port.granted_until.get(node, now) + LEASE_MARGIN_S:
+            if port.presence.has_connected(node) and port.presence.is_lapsed(node, now):
                 over.append(node)
                 self._note_empty(node, spec.attempt)
         return over
@@ -135,8 +134,7 @@ class Crew:
         if spec is None or port is None:
             return []
         alive = [node for node in spec.nodes if node in self._started and node not in self._empty]
-        ends = {node: port.granted_until[node] for node in alive if port.granted_until.get(node)}
-        return [node for node, end in ends.items() if now > end - LEASE_AHEAD_S]
+        return [node for node in alive if port.presence.is_lapsing(node, now)]
 
     # --- telling and hearing ---
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from holdfast.detect.evaluations import Evaluations
 from holdfast.detect.rhythm import StepSample
 from holdfast.launch.frames import LineSeen, SlotBrief
 from holdfast.model.cluster import JobKey, attempt_name
@@ -56,7 +57,7 @@ class AttemptFold:
         self._durable = 0
         self._durable_sampled = 0
         self._sampled: dict[int, tuple[int, str]] = {}
-        self._accuracy: dict[int, float | None] = {}
+        self._evaluations = Evaluations()
         self._saves: dict[int, tuple[int, float]] = {}
         self._consumed_told: dict[str, int] = {}
 
@@ -232,11 +233,8 @@ class AttemptFold:
                 continue
             self._sampled[rank] = mark
             subject = f"job:{name}" if rank == _JOB else f"job:{name}/rank:{rank}"
-            accuracy = one.accuracy
-            if isinstance(one, SlotBrief):
-                # A slot keeps what the newest evaluation gave: it belongs to the step after which it came, to no later.
-                accuracy = None if accuracy == self._accuracy.get(rank) else accuracy
-                self._accuracy[rank] = one.accuracy
+            of_slot = isinstance(one, SlotBrief)
+            accuracy = self._evaluations.new(rank, one.accuracy) if of_slot else one.accuracy
             values = (("step", float(step)), ("loss", one.loss), ("accuracy", accuracy), ("step_s", one.step_s))
             for series, value in values:
                 if value is not None and math.isfinite(value):

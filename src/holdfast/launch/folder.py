@@ -12,8 +12,6 @@ from pathlib import Path
 from holdfast.errors import FolderError
 
 TELL_S = 1.0
-GIVE_UP_S = 2.0
-"""Nothing runs any more, and for so long nothing could be stored: the launcher leaves."""
 
 
 def unusable(folder: Path, why: object) -> FolderError:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from holdfast.launch.core import follower as core
+from holdfast.launch.core.asks import Finish, KillRanks, Say
 from holdfast.launch.frames import AnyAsk, AnyReport, Beat, Bye, Hello, Welcome
 from holdfast.launch.link import FollowerLink
 from holdfast.launch.options import RunOptions
@@ -107,7 +108,7 @@ class Follower:
             now, attempt = time.monotonic(), self.runner.attempt
             held = core.Held(attempt.spec.attempt, attempt.is_ending) if attempt is not None else None
             for ask in self._core.handle(core.Ticked(now, held)):
-                if isinstance(ask, core.KillRanks):
+                if isinstance(ask, KillRanks):
                     await self.runner.end(ask.attempt, 0.0, why=ask.why)
                 else:
                     self._carry_out(ask)
@@ -124,9 +125,9 @@ class Follower:
                 self.runner.pass_signal(ask.signum)
             case core.Tell():
                 self.link.send(ask.report)
-            case core.Say():
+            case Say():
                 (self.voice.note if ask.is_note else self.voice.say)(ask.text)
-            case core.Finish() if not self.is_over.done():
+            case Finish() if not self.is_over.done():
                 self.is_over.set_result(ask.code)
             case _:
                 return

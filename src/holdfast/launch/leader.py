@@ -13,26 +13,64 @@ import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, LinkError, PermanentOrderError
 from holdfast.launch.allocation import AllocationController, is_settled, lay_out
 from holdfast.launch.beats import Beats
 from holdfast.launch.checkpoint_gate import before_start
+from holdfast.launch.core.asks import Finish, KillRanks, Say
+from holdfast.launch.core.fence import (
+    EpochRaised,
+    Fence,
+    FenceReport,
+    LaidOut,
+    LayOut,
+    PinCheckpoint,
+    Pinned,
+    RaiseEpoch,
+    RenewLease,
+    Resumed,
+    StartOrdered,
+    StartRanks,
+)
+from holdfast.launch.core.lease import YieldJob
+from holdfast.launch.core.presence import CheckSpare, FollowersLooked, Presence, SpareChecked, TellHeard, TellSilent
+from holdfast.launch.core.shutdown import (
+    GIVE_UP_S,
+    AttemptOver,
+    AwaitDecision,
+    Ended,
+    EndRanks,
+    ExpectStop,
+    FinishLater,
+    FolderRefused,
+    Handed,
+    Hurry,
+    LeaseLost,
+    PassEnd,
+    RankFell,
+    Settled,
+    Shutdown,
+    ShutdownAsk,
+    Signalled,
+    Stored,
+    Superseded,
+)
 from holdfast.launch.crew import Crew, free_port
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.epoch import newest_attempt, raise_epoch, read_epoch, restored_step
-from holdfast.launch.folder import GIVE_UP_S, TELL_S, FolderWatch, unusable
+from holdfast.launch.folder import TELL_S, FolderWatch, unusable
 from holdfast.launch.frames import AnyReport, EndAsked, LineSeen, RankEnded, RanksGone, RankStack, SlotsSeen, Spotted
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.own_lease import OwnLease
 from holdfast.launch.parting import Parting
 from holdfast.launch.place import JobPlace
-from holdfast.launch.process import Exit
 from holdfast.model import events as e
 from holdfast.model.cluster import JobView
 from holdfast.model.evidence import Remedy
@@ -57,8 +95,14 @@ _LAST_WORD_S = 30.0
 """A loaded machine may take that long to open the journal of a job that ends at once."""
 _SPARE_AGAIN_S = 5.0
 _NEVER = 1 << 62
-HANDED_OVER_S = 300.0
-"""After an escalation the controller requeues or cancels the job, which ends this launcher; it does not wait longer."""
+
+
+class _Wanted(Struct, frozen=True):
+    """An attempt on its way to its ranks. `spec` is None until it is laid out."""
+
+    nodes: tuple[str, ...]
+    restore_step: int | None
+    spec: AttemptSpec | None = None
 
 
 class Leader:
@@ -85,6 +129,12 @@ class Leader:
         self.policy = policy
         self.want_nodes = want_nodes
         self.voice = voice
+        self.shutdown = Shutdown(
+            recovers=view.recovery is not None and view.recovery.enabled,
+            observes=policy.mode_for(Remedy.RESTART_IN_PLACE) is Mode.OBSERVE,
+            is_command=options.is_command,
+            stop_grace_s=options.stop_grace_s,
+        )
         self.own_lease = OwnLease(
             place,
             lease_s,
@@ -101,9 +151,7 @@ class Leader:
         self._spec: AttemptSpec | None = None
         self._started_mono = 0.0
         self._watch: AttemptWatch | None = None
-        self.attempt = -1
-        self.epoch = 0
-        self.in_place = 0
+        self.fence = Fence()
         self.is_over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.why = ""
         self.parting = Parting()
@@ -115,14 +163,10 @@ class Leader:
         self._token = secrets.token_hex(3)
         self._numbers = itertools.count(1)
         self._told_over: dict[int, asyncio.Event] = {}
-        self._ending = 0
         self._is_looking = False
         self._begun = asyncio.Event()
         self._starting = asyncio.Lock()
-        self._lease_told = -1
-        self._silent: set[str] = set()
         self._let_go: set[str] = set()
-        self._asked_after: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._attach_seq = 0
 
@@ -156,14 +200,19 @@ class Leader:
         return self._view
 
     @property
-    def recovers(self) -> bool:
-        """Restarts are wanted: `--max-restarts 0` makes this a plain launcher."""
-        return self._view.recovery is not None and self._view.recovery.enabled
+    def attempt(self) -> int:
+        """The newest attempt, -1 before the first."""
+        return self.fence.attempt
 
     @property
-    def observes(self) -> bool:
-        """Policy says that faults are only watched: the job ends as it would by itself, with its own exit code."""
-        return self.policy.mode_for(Remedy.RESTART_IN_PLACE) is Mode.OBSERVE
+    def epoch(self) -> int:
+        """The newest epoch that this leader has raised."""
+        return self.fence.epoch
+
+    @property
+    def ending(self) -> int:
+        """The signal by which the job is being ended from outside, 0 when it is not."""
+        return self.shutdown.ending
 
     def finish(self, code: int, why: str = "") -> None:
         """Leave with this code; the first call counts."""
@@ -183,16 +232,17 @@ class Leader:
 
     def _continue(self, record: JobRecord | None) -> None:
         try:
-            self.epoch = read_epoch(self.place.job_dir)
+            epoch = read_epoch(self.place.job_dir)
         except OSError as error:
             raise unusable(self.place.job_dir, error) from error
         known = record.attempt if record is not None else None
-        self.attempt = known.number if known is not None else -1
-        if record is None or self.epoch > record.epoch:
-            # A launcher that was killed may have started an attempt that its journal does not know.
-            self.attempt = max(self.attempt, newest_attempt(self.place.job_dir) if self.epoch else -1)
-        else:
-            self.epoch = record.epoch
+        resumed = Resumed(
+            epoch=epoch,
+            record_epoch=record.epoch if record is not None else None,
+            record_attempt=known.number if known is not None else None,
+            folder_attempt=newest_attempt(self.place.job_dir) if epoch else -1,
+        )
+        self.fence.handle(resumed)
 
     async def _attach(self, stored: asyncio.Future[int]) -> None:
         self._attach_seq = _NEVER
@@ -242,7 +292,8 @@ class Leader:
     ) -> None:
         """Fence the attempts before it, start it on these nodes, and say so."""
         async with self._starting:
-            await self._start_attempt(attempt, epoch, nodes, restore_step, in_place=in_place)
+            ordered = StartOrdered(attempt=attempt, epoch=epoch, in_place=in_place)
+            await self._advance(ordered, _Wanted(nodes, restore_step))
         self._let_lost_go()
 
     @property
@@ -260,59 +311,47 @@ class Leader:
     async def _tell_let_go(self, nodes: SlurmNodes) -> None:
         self.voice.say(await nodes.let_go(self._let_go))
 
-    async def _start_attempt(
-        self, attempt: int, epoch: int, nodes: tuple[str, ...], restore_step: int | None, *, in_place: bool
-    ) -> None:
-        if attempt <= self.attempt:
-            return
-        self.in_place = self.in_place + 1 if in_place else 0
-        epoch = max(epoch, self.epoch + 1)
-        spec = lay_out(
+    async def _advance(self, report: FenceReport, wanted: _Wanted) -> None:
+        """Take the steps to the attempt's ranks, one after the other."""
+        for ask in self.fence.handle(report):
+            match ask:
+                case LayOut():
+                    laid_out = structs.replace(wanted, spec=self._lay_out(ask, wanted))
+                    await self._advance(LaidOut(ask.attempt, ask.epoch), laid_out)
+                case RaiseEpoch():
+                    await self._advance(await _raise_epoch(self.place.job_dir, ask.epoch), wanted)
+                case YieldJob():
+                    await self.superseded(ask.epoch)
+                case RenewLease():
+                    self.own_lease.renew(ask.since)
+                case PinCheckpoint():
+                    step = await before_start(self.options.checkpoints, wanted.restore_step, self.voice.say)
+                    is_leaving = bool(self.ending) or self.is_over.done()
+                    await self._advance(Pinned(is_leaving=is_leaving), structs.replace(wanted, restore_step=step))
+                case StartRanks() if wanted.spec is not None:
+                    await self._start_ranks(structs.replace(wanted.spec, restore_step=wanted.restore_step))
+
+    def _lay_out(self, ask: LayOut, wanted: _Wanted) -> AttemptSpec:
+        nodes = wanted.nodes
+        return lay_out(
             self.crew,
-            attempt=attempt,
-            epoch=epoch,
+            attempt=ask.attempt,
+            epoch=ask.epoch,
             nodes=nodes,
             port=free_port(self.crew.address_of(nodes[0]) if nodes[0] == self.place.node else self.place.address),
             restart_count=self.place.restart_count,
-            in_place=self.in_place,
-            restore_step=restore_step,
+            in_place=ask.in_place,
+            restore_step=wanted.restore_step,
             max_restarts=self.policy.limits.max_in_place,
         )
-        self.attempt, self.epoch = attempt, epoch
-        since = time.monotonic()
-        try:
-            found = await asyncio.to_thread(raise_epoch, self.place.job_dir, epoch)
-        except OSError as error:
-            raise PermanentOrderError(str(unusable(self.place.job_dir, error))) from error
-        if found > epoch:
-            # Our own lease looks only now and then; an attempt that is fenced before it starts must not start at all.
-            await self.superseded(found)
-            return
-        self.own_lease.renew(since)
-        pinned = await before_start(self.options.checkpoints, restore_step, self.voice.say)
-        if self._ending or self.is_over.done():
-            return  # told to end meanwhile: nothing may be started any more
-        spec = structs.replace(spec, restore_step=pinned)
+
+    async def _start_ranks(self, spec: AttemptSpec) -> None:
         self._spec, self._started_mono = spec, time.monotonic()
-        self._told_over[attempt] = asyncio.Event()
+        self._told_over[spec.attempt] = asyncio.Event()
         await self.crew.start(spec, _START_LIMIT_S)
-        self.submit(
-            e.AttemptStarted(
-                id=self.event_id(),
-                at=time.time(),
-                source=self.place.source,
-                job=self.place.job,
-                attempt=attempt,
-                epoch=epoch,
-                restart_count=self.place.restart_count,
-                in_place=self.in_place,
-                nodes=nodes,
-                ranks=spec.world_size,
-                standby=self.crew.standbys_used > 0,
-                log_dir=str(self.place.job_dir / "logs" / f"attempt-{attempt}"),
-            )
-        )
-        self.voice.say(self._started_line(spec.world_size, nodes))
+        is_warm = self.crew.standbys_used > 0
+        self.submit(_attempt_started(self.event_id(), time.time(), self.place, spec, standby=is_warm))
+        self.voice.say(self._started_line(spec.world_size, spec.nodes))
 
     def _started_line(self, ranks: int, nodes: tuple[str, ...]) -> str:
         warm = f", {self.crew.standbys_used} of them warm standbys" if self.crew.standbys_used else ""
@@ -381,17 +420,14 @@ class Leader:
         self.submit(*events)
         who = "the command" if report.rank is None else f"rank {report.rank}"
         self.voice.say(f"{who} on {node} ended with {report.exit.words}")
-        # Of a command's ranks the command takes care; ours must not wait for one that is dead.
-        if not self.recovers or (self.observes and not self.options.is_command):
-            watch.stop_asked = True
-            self.run_soon(self.crew.end(watch.spec.attempt, self.options.stop_grace_s))
+        self.carry_out(self.shutdown.handle(RankFell(watch.spec.attempt)))
 
     def on_all_gone(self, attempt: int) -> None:
         """No process of the attempt is left anywhere: tell the engine, and see what that means for us."""
         watch = self.watch
         if watch is None or watch.spec.attempt != attempt or watch.is_over:
             return
-        stopped = watch.stop_asked and ((self.recovers and not self.observes) or bool(self._ending))
+        stopped = self.shutdown.is_stopped(stop_asked=watch.stop_asked)
         at = time.time()
         for report, node in watch.fallen(at, is_over=True):
             self._rank_ended(watch, report, node)
@@ -400,31 +436,13 @@ class Leader:
         self.run_soon(self._after_end(watch, stored))
 
     async def _after_end(self, watch: AttemptWatch, stored: asyncio.Future[int] | None) -> None:
-        try:
-            is_stored = stored is None or await self._is_stored(stored)
-        except LinkError:  # the controller has ended, which ends this launcher
-            self._finish_as_ended(watch)
-            return
-        if not is_stored:
-            self.finish(watch.outcome().shell_code, watch.cause)
-        self._told_over[watch.spec.attempt].set()
-        if not self._finish_as_ended(watch) and (self.observes or not watch.stop_asked):
+        how = Stored.TAKEN if stored is None else await self._outcome_of(stored)
+        asks = self.shutdown.handle(AttemptOver(_ended(watch), how))
+        self.carry_out(asks)
+        if how is not Stored.LOST:
+            self._told_over[watch.spec.attempt].set()
+        if AwaitDecision() in asks:
             await self._until_decided(watch)
-
-    def _finish_as_ended(self, watch: AttemptWatch) -> bool:
-        """Leave when the end of the attempt needs no decision; False when it does."""
-        how = watch.outcome()
-        if self._ending:
-            self.finish(how.shell_code if how != Exit() else 128 + self._ending, "ended on request")
-        elif watch.ended_well:
-            self.finish(0)
-        elif how.code == EXIT_RESTART_ME:
-            self.finish(EXIT_RESTART_ME, "the job saved its state and asks to be started again")
-        elif not self.recovers:
-            self.finish(how.shell_code, watch.cause)
-        else:
-            return False
-        return True
 
     async def until_stored(self, event: e.AnyEvent) -> int:
         """Hand one last event to the engine and wait for it.
@@ -441,16 +459,15 @@ class Leader:
             await asyncio.wait([stored], timeout=_LOOK_S)
         return stored.result()
 
-    async def _is_stored(self, stored: asyncio.Future[int]) -> bool:
-        """Whether the engine took the event. A defect of judgement must not keep the command's own exit code back."""
+    async def _outcome_of(self, stored: asyncio.Future[int]) -> Stored:
         try:
             await stored
         except LinkError:
-            raise
+            return Stored.LOST
         except HoldfastError as error:
             self.voice.say(f"the engine refused to judge the end of the attempt: {str(error).splitlines()[0]}")
-            return False
-        return True
+            return Stored.REFUSED
+        return Stored.TAKEN
 
     async def _until_decided(self, watch: AttemptWatch) -> None:
         """The attempt ended by itself. When nothing is to be done about it (observe, advise lapsed), leave."""
@@ -458,7 +475,7 @@ class Leader:
             record = await self.record()
             pending = [known.order for known in await self.controller.journal.orders(pending_only=True)]
             if is_settled(record, pending):
-                self.finish(watch.outcome().shell_code, watch.cause)
+                self.carry_out(self.shutdown.handle(Settled(_ended(watch))))
                 return
             await self.controller.events_after(self.controller.seq, wait_s=_LATE_S)
 
@@ -524,14 +541,11 @@ class Leader:
         )
         seq = await self.controller.submit(escalated)
         is_told = self.uplink is not None and await self.uplink.flush(seq, 5.0)
-        if is_told and order.exit_code != EXIT_DO_NOT_REQUEUE:
-            self.run_soon(self._leave_later(order))
-        else:
-            self.finish(order.exit_code, order.why)
+        self.carry_out(self.shutdown.handle(Handed(code=order.exit_code, why=order.why, is_told=is_told)))
 
-    async def _leave_later(self, order: Escalate) -> None:
-        await asyncio.sleep(HANDED_OVER_S)
-        self.finish(order.exit_code, order.why)
+    async def _finish_later(self, ask: FinishLater) -> None:
+        await asyncio.sleep(ask.after_s)
+        self.finish(ask.finish.code, ask.finish.why)
 
     async def give_up(self, why: str) -> None:
         """Stop for good and leave."""
@@ -542,22 +556,42 @@ class Leader:
 
     def end_job(self, signum: int, told_by: str = "") -> None:
         """The job is being ended from outside: pass the signal on, no restarts; a second time kills."""
-        if self._ending:
-            if not told_by:
-                self.hurried.set()
-                self.run_soon(self.crew.end(self.attempt, 0.0))
-            return
-        self._ending = signum
-        if self.watch is None or self.crew.is_empty:
-            self.finish(128 + signum, "ended on request")
-            return
-        self.watch.stop_asked = True
-        self.crew.pass_signal(signum, is_end=True)
-        self.run_soon(self._end_after(self.attempt, self.options.stop_grace_s))
+        has_ranks = self.watch is not None and not self.crew.is_empty
+        signalled = Signalled(signum=signum, attempt=self.attempt, has_ranks=has_ranks, is_ours=not told_by)
+        self.carry_out(self.shutdown.handle(signalled))
 
-    async def _end_after(self, attempt: int, grace_s: float) -> None:
-        await asyncio.sleep(grace_s)
-        await self.crew.end(attempt, 0.0)
+    def carry_out(self, asks: Sequence[ShutdownAsk]) -> None:
+        """Do what the core asks, apart from what is waited for."""
+        for ask in asks:
+            match ask:
+                case Say():
+                    self.voice.say(ask.text)
+                case ExpectStop() if self.watch is not None:
+                    self.watch.stop_asked = True
+                case PassEnd():
+                    self.crew.pass_signal(ask.signum, is_end=True)
+                case EndRanks():
+                    self.run_soon(self._end_after(ask))
+                case Hurry():
+                    self.hurried.set()
+                case Finish():
+                    self.finish(ask.code, ask.why)
+                case FinishLater():
+                    self.run_soon(self._finish_later(ask))
+                case _:
+                    pass
+
+    async def _carry_out_and_wait(self, asks: Sequence[ShutdownAsk]) -> None:
+        for ask in asks:
+            if isinstance(ask, KillRanks):
+                await self.crew.runner.end(ask.attempt, 0.0, why=ask.why)
+            else:
+                self.carry_out([ask])
+
+    async def _end_after(self, ask: EndRanks) -> None:
+        if ask.after_s:
+            await asyncio.sleep(ask.after_s)
+        await self.crew.end(ask.attempt, ask.grace_s)
 
     # --- loops ---
 
@@ -588,9 +622,9 @@ class Leader:
         watch = self.watch
         if watch is None or self.is_over.done() or not self.crew.is_empty:
             return
-        if self.folder.refused_for(mono) >= GIVE_UP_S and not self._finish_as_ended(watch):
-            code = watch.outcome().shell_code if self.observes else EXIT_DO_NOT_REQUEUE
-            self.finish(code, f"{watch.cause}, and {self.folder.error}")
+        if (for_s := self.folder.refused_for(mono)) >= GIVE_UP_S:
+            refused = FolderRefused(ended=_ended(watch), for_s=for_s, error=str(self.folder.error))
+            self.carry_out(self.shutdown.handle(refused))
 
     async def _look_for_stragglers(self, watch: AttemptWatch) -> None:
         """Looks at all stacks within slow steps, until they tell or the steps are usual again."""
@@ -612,44 +646,45 @@ class Leader:
     def _quiet_s(self, mono: float) -> dict[str, float]:
         """Seconds since the launcher of each node of the attempt was heard."""
         port = self.crew.port
-        return {} if port is None else {n: mono - port.heard_at.get(n, mono) for n in self._follower_nodes()}
+        return {} if port is None else {n: port.presence.quiet_s(n, mono) for n in self._follower_nodes()}
 
     def _look_at_followers(self, at: float, mono: float) -> None:
         port = self.crew.port
         if port is None:
             return
-        for node, heard in port.heard_at.items():
-            quiet_s = mono - heard
-            if quiet_s > port.lease_s and node not in self._silent and node in self._follower_nodes():
-                self._silent.add(node)
-                if self.evidence is not None:
-                    self.evidence.look_ahead(node)
-                self.submit(
-                    e.NodeSilent(
-                        id=self.event_id(), at=at, source=self.place.source, node=node, for_s=round(quiet_s, 1)
+        looked = FollowersLooked(
+            now=mono,
+            used=frozenset(self._follower_nodes()),
+            gone=self.parting.gone,
+            can_ask=self.evidence is not None,
+        )
+        for ask in port.presence.handle(looked):
+            match ask:
+                case TellSilent():
+                    if self.evidence is not None:
+                        self.evidence.look_ahead(ask.node)
+                    self.submit(
+                        e.NodeSilent(
+                            id=self.event_id(), at=at, source=self.place.source, node=ask.node, for_s=ask.for_s
+                        )
                     )
-                )
-            elif quiet_s < port.lease_s and node in self._silent:
-                self._silent.discard(node)
-                self.submit(e.NodeHeard(id=self.event_id(), at=at, source=self.place.source, node=node))
-            elif quiet_s > port.lease_s and self.evidence is not None and self._is_lonely_spare(node):
-                self._asked_after.add(node)
-                self.run_soon(self._look_for_spare(node, self.evidence))
+                case TellHeard():
+                    self.submit(e.NodeHeard(id=self.event_id(), at=at, source=self.place.source, node=ask.node))
+                case CheckSpare() if self.evidence is not None:
+                    self.run_soon(self._look_for_spare(ask.node, self.evidence, port.presence))
+                case _:
+                    pass
         for node in self.crew.look_at_leases(mono):
             self.run_soon(self._lease_over(node, at))
 
-    def _is_lonely_spare(self, node: str) -> bool:
-        known = {*self._follower_nodes(), *self.parting.gone, *self._asked_after}
-        return self.crew.spec is not None and node not in known
-
-    async def _look_for_spare(self, node: str, nodes: SlurmNodes) -> None:
+    async def _look_for_spare(self, node: str, nodes: SlurmNodes, presence: Presence) -> None:
         """A node that the attempt does not use is silent: when it is dead, it leaves the job."""
         if await nodes.is_dead(node) and node not in self._follower_nodes():
             self.voice.say(f"{node}, which the job does not use now, is lost: neither it nor its slurmd answers")
             self.parting.gone |= {node}
             self._let_lost_go()
         await asyncio.sleep(_SPARE_AGAIN_S)
-        self._asked_after.discard(node)
+        presence.handle(SpareChecked(node))
 
     async def _lease_over(self, node: str, at: float) -> None:
         if self.evidence is not None and await self.evidence.is_dead(node):
@@ -664,22 +699,15 @@ class Leader:
 
     async def lost_lease(self) -> None:
         """Our own lease has run out: kill this node's ranks; the followers' die because nothing is granted."""
-        why = "this launcher can reach neither the controller nor the job's folder"
         watch = self.watch
-        if watch is None or watch.is_over or self._lease_told == watch.spec.attempt:
-            return
-        self._lease_told = watch.spec.attempt
-        self.voice.say(f"{why}: its attempt lease has run out, killing the ranks")
-        await self.crew.runner.end(watch.spec.attempt, 0.0, why=why)
+        if watch is not None and not watch.is_over:
+            await self._carry_out_and_wait(self.shutdown.handle(LeaseLost(watch.spec.attempt)))
 
     async def superseded(self, epoch: int) -> None:
         """Another launcher has started an attempt of this job with a newer epoch."""
-        self.voice.say(f"epoch {epoch} has been started elsewhere, ours is {self.epoch}: leaving")
         self.parting.is_superseded = True
-        if self.watch is not None:
-            self.watch.stop_asked = True
-        await self.crew.runner.end(self.attempt, 0.0)
-        self.finish(EXIT_RESTART_ME, "another launcher has taken this job over")
+        superseded = Superseded(epoch=epoch, own=self.epoch, attempt=self.attempt)
+        await self._carry_out_and_wait(self.shutdown.handle(superseded))
 
     async def keep_own_beat(self) -> None:
         """Our own controller hears from us like any other, and stores our samples."""
@@ -691,3 +719,33 @@ class Leader:
         """The cluster's controller does not know us (any more)."""
         if self.uplink is not None and self.uplink.sent >= self._attach_seq:
             self.run_soon(self._attach(self._say_attached()))
+
+
+def _ended(watch: AttemptWatch) -> Ended:
+    """How the watched attempt has ended, as far as is known."""
+    return Ended(exit=watch.outcome(), is_good=watch.ended_well, cause=watch.cause, stop_asked=watch.stop_asked)
+
+
+async def _raise_epoch(job_dir: Path, epoch: int) -> EpochRaised:
+    since = time.monotonic()
+    try:
+        return EpochRaised(await asyncio.to_thread(raise_epoch, job_dir, epoch), since)
+    except OSError as error:
+        raise PermanentOrderError(str(unusable(job_dir, error))) from error
+
+
+def _attempt_started(name: str, at: float, place: JobPlace, spec: AttemptSpec, *, standby: bool) -> e.AttemptStarted:
+    return e.AttemptStarted(
+        id=name,
+        at=at,
+        source=place.source,
+        job=place.job,
+        attempt=spec.attempt,
+        epoch=spec.epoch,
+        restart_count=place.restart_count,
+        in_place=spec.in_place,
+        nodes=spec.nodes,
+        ranks=spec.world_size,
+        standby=standby,
+        log_dir=str(place.job_dir / "logs" / f"attempt-{spec.attempt}"),
+    )

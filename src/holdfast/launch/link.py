@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from holdfast.adapters.local.link import NodeLink
 from holdfast.errors import LinkError, WireError
+from holdfast.launch.core.presence import Connected, Heard, Presence, SendGrant
 from holdfast.launch.frames import (
     FRAME_MAX,
     NONCE_BYTES,
@@ -29,7 +30,6 @@ from holdfast.launch.frames import (
     Beat,
     Bye,
     FrameCodec,
-    Grant,
     Hello,
     Welcome,
 )
@@ -135,12 +135,8 @@ class LeaderPort:
         on_lost: Callable[[str, str], None],
     ) -> None:
         self.followers: dict[str, Follower] = {}
-        self.heard_at: dict[str, float] = {}
-        """When a node last said anything; monotonic seconds of the loop. Kept when the connection is gone."""
-        self.granted_until: dict[str, float] = {}
-        """When a node's lease ends, as far as it has been granted; same clock."""
+        self.presence = Presence(lease_s)
         self._place = place
-        self.lease_s = lease_s
         self._may_grant = may_grant
         self._on_join = on_join
         self._on_report = on_report
@@ -205,9 +201,8 @@ class LeaderPort:
         if hello.node not in self._place.nodes:
             raise WireError(f"{hello.node} is not a node of this job")
         wire.ends = link_ends(self._place, hello.node)
-        await wire.send(Welcome(lease_s=self.lease_s))
-        self.heard_at[hello.node] = asyncio.get_running_loop().time()
-        self.granted_until.setdefault(hello.node, 0.0)
+        await wire.send(Welcome(lease_s=self.presence.lease_s))
+        self.presence.handle(Connected(hello.node, asyncio.get_running_loop().time()))
         return Follower(hello, wire, asyncio.Queue(_QUEUE_MAX))
 
     async def _serve(self, follower: Follower) -> None:
@@ -240,18 +235,20 @@ class LeaderPort:
 
     def heard_within(self, seconds: float) -> set[str]:
         """Followers that were heard so lately."""
-        since = asyncio.get_running_loop().time() - seconds
-        return {node for node in self.followers if self.heard_at.get(node, 0.0) >= since}
+        now = asyncio.get_running_loop().time()
+        return {node for node in self.followers if self.presence.is_heard_within(node, seconds, now)}
 
     def _heard(self, follower: Follower, report: AnyReport) -> None:
-        now = asyncio.get_running_loop().time()
-        self.heard_at[follower.hello.node] = now
-        if isinstance(report, Beat) and self._may_grant():
-            self.granted_until[follower.hello.node] = now + self.lease_s
-            self.send(follower.hello.node, Grant(beat=report.beat, lease_s=self.lease_s))
+        node, now = follower.hello.node, asyncio.get_running_loop().time()
+        heard = Heard(node=node, now=now)
+        if isinstance(report, Beat):
+            heard = Heard(node=node, now=now, beat=report.beat, may_grant=self._may_grant())
+        for ask in self.presence.handle(heard):
+            if isinstance(ask, SendGrant):
+                self.send(ask.node, ask.grant)
         if isinstance(report, Bye):
             follower.has_left = True
-        self._on_report(follower.hello.node, report)
+        self._on_report(node, report)
 
     async def _send_all(self, follower: Follower) -> None:
         with contextlib.suppress(OSError):

@@ -88,7 +88,12 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
 
 def _requeue_on_slurm(ground: Ground, leader: Leader) -> None:
     """Nothing is left to be done in this allocation, and no controller does it: the owner's right is enough."""
-    if not ground.environ.get("SLURM_JOB_ID") or not leader.recovers or leader.observes or leader.parting.is_superseded:
+    if (
+        not ground.environ.get("SLURM_JOB_ID")
+        or not leader.shutdown.recovers
+        or leader.shutdown.observes
+        or leader.parting.is_superseded
+    ):
         return
     from holdfast.adapters.slurm.own_job import OwnJob, job_name  # noqa: PLC0415 - once, at the very end
     from holdfast.launch.own_requeue import requeue_own_job  # noqa: PLC0415

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import Match
-from holdfast.detect.told import path_told, seconds_told, step_told
+from holdfast.detect.told import is_durable, path_told, seconds_told, step_told
 from holdfast.launch.frames import LineSeen
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Finding, Place, Role
@@ -59,8 +59,7 @@ class OutputReader:
                     first = int(match.numbers[0]) if match.numbers else number
                 self._last_step = number
             elif match.rule.role is Role.CHECKPOINT and (number := self._last_step if number is None else number):
-                # "Finished staging" and "saving (or staging if async is enabled)" are no proof of anything on disk.
-                durable, path, seconds = "staging" not in match.text.lower(), path_told(match), seconds_told(match)
+                durable, path, seconds = is_durable(match), path_told(match), seconds_told(match)
                 # A timer's line may follow the one that names the step.
                 took_s = seconds if seconds is not None or number != checkpoint else took_s
                 checkpoint = number

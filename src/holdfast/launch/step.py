@@ -222,10 +222,10 @@ def _leave(code: int, why: str, leader: StepLeader, ground: Ground, scene: _Scen
         own = leader.watch.outcome().shell_code
     else:  # srun was never started
         own = code if code == EXIT_DO_NOT_REQUEUE else EXIT_FAILED
-    if code == EXIT_RESTART_ME and leader.recovers and not leader.observes:
+    if code == EXIT_RESTART_ME and leader.shutdown.recovers and not leader.shutdown.observes:
         leader.parting.gone |= leader.crew.gone
         refusal = requeue_own_job(leader, scene.own_job, environ=ground.environ, voice=ground.voice)
         ground.voice.say(f"{why}; the job is not requeued: {refusal}")
-    elif why and code != 128 + leader.ending:
+    elif why and code != 128 + leader.shutdown.ending:
         ground.voice.say(f"not run again: {why}")
     return own or EXIT_FAILED

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 
 from holdfast.errors import TemporaryOrderError
-from holdfast.launch.core.lease import LEASE_MARGIN_S
 from holdfast.launch.crew import Crew
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import AnyReport, EndRanks, RanksGone, StartRanks
@@ -111,8 +110,7 @@ class StepCrew(Crew):
             return []
         over = []
         for node in self._watched - self._empty - self.gone:
-            granted = port.granted_until.get(node, 0.0)
-            if node in spec.nodes and granted and now > granted + LEASE_MARGIN_S:
+            if node in spec.nodes and port.presence.has_grant(node) and port.presence.is_lapsed(node, now):
                 over.append(node)
                 self._empty.add(node)
         if over:
@@ -182,7 +180,7 @@ class StepCrew(Crew):
         if port is None:
             return
         for node in watched - self._empty:
-            if now > port.granted_until.get(node, 0.0) + LEASE_MARGIN_S:
+            if port.presence.is_lapsed(node, now):
                 self._empty.add(node)
 
     async def dismiss(self, exit_code: int, why: str, grace_s: float) -> None:

@@ -20,6 +20,7 @@ from holdfast.adapters.slurm.own_job import OwnJob
 from holdfast.errors import HoldfastError, LinkError, OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.launch import process
 from holdfast.launch.core.lease import LEASE_MARGIN_S
+from holdfast.launch.core.shutdown import Interrupted
 from holdfast.launch.frames import AnyReport, Bye, RankEnded, SlotsSeen
 from holdfast.launch.leader import Leader
 from holdfast.launch.output import Voice
@@ -136,7 +137,7 @@ class StepLeader(Leader):
         known = frozenset(record.excluded) if record is not None else frozenset()
         self.crew.avoid = known | excluded_before(self.place.job_dir.parent)
         await super().attach(record)
-        self.attempt = max(self.attempt, self._floor.attempt)
+        self.fence.reserve(self._floor.attempt)
 
     async def start_first(self) -> None:
         """As `Leader.start_first`; the watchers come after the tasks, which wait for nobody."""
@@ -183,15 +184,12 @@ class StepLeader(Leader):
         Srun's word about a task may have come first, so that a restart is under way. It has not begun: a step counts as
         over only when all that its srun printed has been read.
         """
-        if attempt == self.attempt and not self._ending:
+        if attempt == self.attempt and not self.ending:
             self.voice.say(f"{why}: it is not run again")
             self._end_for_good(signal.SIGTERM)
 
     def _end_for_good(self, signum: int) -> None:
-        if not self._ending:
-            self._ending = signum
-            if self.watch is not None:
-                self.watch.stop_asked = True
+        self.carry_out(self.shutdown.handle(Interrupted(signum)))
 
     def srun_ended(self, attempt: int) -> None:
         """Srun has ended by itself: whatever it left on the nodes ends too."""
@@ -237,18 +235,22 @@ class StepLeader(Leader):
         if port is None or spec is None:
             return
         for node in self.crew.watched:
-            is_quiet = mono - port.heard_at.get(node, mono) > _SILENT_S
+            quiet_s = port.presence.quiet_s(node, mono)
+            is_quiet = quiet_s > _SILENT_S
             if not is_quiet:
                 self._unreachable.discard(node)
             elif node not in self._checking and node not in self._unreachable:
                 self._checking.add(node)
                 self.run_soon(self._look_for(node))
-            elif node in self._unreachable and node not in spec.nodes and node not in self.crew.gone:
-                quiet_s = mono - port.heard_at.get(node, mono)
-                if quiet_s > port.lease_s + LEASE_MARGIN_S:
-                    self._is_lost(node, f"nothing was heard of it for {quiet_s:.1f} s, and its slurmd does not answer")
+            elif (
+                node in self._unreachable
+                and node not in spec.nodes
+                and node not in self.crew.gone
+                and quiet_s > port.presence.lease_s + LEASE_MARGIN_S
+            ):
+                self._is_lost(node, f"nothing was heard of it for {quiet_s:.1f} s, and its slurmd does not answer")
         for node in self.crew.look_at_leases(mono):
-            quiet_s = mono - port.heard_at.get(node, mono)
+            quiet_s = port.presence.quiet_s(node, mono)
             if node in self._unreachable:
                 self._is_lost(node, f"nothing was heard of it for {quiet_s:.1f} s, and its slurmd does not answer")
             elif self.watch is not None:
@@ -272,7 +274,7 @@ class StepLeader(Leader):
 
         Raises TemporaryOrderError when the step is being ended from outside: this launcher is about to leave.
         """
-        if self._ending:
+        if self.ending:
             raise TemporaryOrderError("the step is being ended from outside", retry_after_s=_AGAIN_MAX_S)
         await super().start_attempt(**asked)
         if asked["in_place"]:
@@ -312,11 +314,6 @@ class StepLeader(Leader):
         super().save_and_stop(attempt, why)
 
     # --- signals ---
-
-    @property
-    def ending(self) -> int:
-        """The signal by which the step is being ended from outside, 0 when it is not."""
-        return self._ending
 
     def end_job(self, signum: int, told_by: str = "") -> None:
         """As `Leader.end_job`; an interrupt from the terminal has reached srun already, which knows what it means."""

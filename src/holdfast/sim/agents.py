@@ -13,10 +13,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.adapters.catalogue_files import packaged_sources
 from holdfast.controller import Controller
 from holdfast.detect.catalogue import Catalogue, load_catalogue
 from holdfast.detect.findings import synthetic_finding
+from holdfast.detect.meaning import packaged_sources
 from holdfast.errors import HoldfastError
 from holdfast.model import events as e
 from holdfast.model import orders as o

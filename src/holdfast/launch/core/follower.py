@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from holdfast.errors import EXIT_UNAVAILABLE
+from holdfast.launch.core.asks import Finish, KillRanks, Say
 from holdfast.launch.core.lease import Lease, beat_pause_s
 from holdfast.launch.frames import AnyAsk, AnyReport, Beat, EndAsked, Grant, Leave, PassSignal
 
@@ -71,13 +72,6 @@ class CarryOut(Struct, frozen=True):
     ask: AnyAsk
 
 
-class KillRanks(Struct, frozen=True):
-    """Kill all ranks of this attempt here at once, and report `why`."""
-
-    attempt: int
-    why: str
-
-
 class SignalRanks(Struct, frozen=True):
     """Send a signal to all ranks here."""
 
@@ -88,20 +82,6 @@ class Tell(Struct, frozen=True):
     """Send a report to the leader."""
 
     report: AnyReport
-
-
-class Finish(Struct, frozen=True):
-    """Leave with this exit code."""
-
-    code: int
-    why: str = ""
-
-
-class Say(Struct, frozen=True):
-    """Print a line for people; `is_note`: only into the log."""
-
-    text: str
-    is_note: bool = False
 
 
 FollowerAsk = CarryOut | KillRanks | SignalRanks | Tell | Finish | Say

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import other_machine
 from holdfast.model.events import Command
+from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Brake
 from holdfast.model.records import NodeState
