@@ -28,7 +28,7 @@ from holdfast.agent.health import memory_file
 from holdfast.agent.node_facts import current_boot_id, read_machine
 from holdfast.agent.process import DEFAULT_STATE
 from holdfast.cli import screen
-from holdfast.cli.config import JsonOption
+from holdfast.cli.options import JsonOption
 from holdfast.errors import HoldfastError, UsageError
 
 MARKS = {

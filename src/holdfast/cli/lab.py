@@ -19,8 +19,8 @@ import typer
 from rich.text import Text
 
 from holdfast.cli import lab_kubernetes, screen
-from holdfast.cli.config import JsonOption
 from holdfast.cli.lab_parts import NodeArgument, group, lab_folder
+from holdfast.cli.options import JsonOption
 from holdfast.errors import EXIT_FAILED, LinkError, UsageError
 from holdfast.lab import slurm_lab
 from holdfast.lab.settings import LabSettings

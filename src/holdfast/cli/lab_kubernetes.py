@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import screen
-from holdfast.cli.config import JsonOption
 from holdfast.cli.lab_parts import NodeArgument, group, lab_folder
+from holdfast.cli.options import JsonOption
 from holdfast.errors import EXIT_FAILED
 from holdfast.lab import kube_build, kube_lab
 from holdfast.lab.kube_lab import KubeLab, KubeLabSettings

@@ -21,15 +21,16 @@ from rich.progress import Progress
 from holdfast.cli import report_options as options
 from holdfast.cli import screen
 from holdfast.cli.absent import missing
-from holdfast.cli.config import ConfigOption, JournalOption, UrlOption, load_settings
 from holdfast.cli.house_style import house_style
-from holdfast.cli.records import Records, Where, notes_of, policies_of, read, writer_of
+from holdfast.cli.options import ConfigOption, JournalOption, UrlOption, Where
+from holdfast.cli.records import Records, notes_of, policies_of, read, writer_of
 from holdfast.cli.report_trace import figure_named, read_trace, show_trace, trace_form
 from holdfast.errors import NotFoundError, UsageError, UserError
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.trace import Trace
 from holdfast.report.words import Words
+from holdfast.wiring.settings import load_settings
 
 ROWS_MAX = 1000
 """As many incidents as the API gives at once."""

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
-from holdfast.cli.config import JsonOption
+from holdfast.cli.options import JsonOption
 from holdfast.cli.simulate_fuzz import fuzz
 from holdfast.cli.simulate_replay import show_replay
 from holdfast.errors import UsageError

@@ -20,7 +20,8 @@ from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.probes import tools
 from holdfast.cli import screen
-from holdfast.cli.config import JsonOption
+from holdfast.cli.answer import Answer, answering
+from holdfast.cli.options import JsonOption
 from holdfast.cli.validate_options import (
     SECRET,
     BaselineName,
@@ -43,7 +44,7 @@ from holdfast.cli.validate_options import (
     Storage,
     Suites,
 )
-from holdfast.cli.validate_pages import export, keep, print_run, say_history
+from holdfast.cli.validate_pages import export, history_answer, keep, print_run
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.matcher import StreamSource
 from holdfast.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
@@ -157,6 +158,7 @@ def _finish(
 
 
 @app.command()
+@answering
 def history(
     *,
     node: Annotated[str, typer.Option("--node", metavar="NAME", help="One node. Default: all.")] = "",
@@ -165,36 +167,31 @@ def history(
         Path | None, typer.Option("--report", metavar="FILE", help="Also write FILE: .html, .csv or .json.")
     ] = None,
     journal: JournalUrl = "",
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Say how figures have moved over all runs. It shows ageing, and changes with what changed beside them."""
-    say_history(_journal_url(journal), node=node, items=tuple(item or ()), report=report, json=json)
+    return history_answer(_journal_url(journal), node=node, items=tuple(item or ()), report=report)
 
 
 @app.command()
-def baselines(*, json: JsonOption = False) -> None:
+@answering
+def baselines() -> Answer:
     """List the baselines that ship, with their sources."""
     known = packaged()
-    if json:
-        screen.say_json({"version": 1, "baselines": list(known.values())})
-        return
     table = screen.table("baseline", "matches", "figures", "source", keep=("baseline",))
     for one in known.values():
         match = one.match.gpu or one.match.instance or one.match.cpu or "by name"
         table.add_row(one.name, match, str(len(one.expected)), one.source)
-    screen.console().print(table)
+    return Answer(lambda: {"version": 1, "baselines": list(known.values())}, lambda: [table])
 
 
 @app.command()
-def suites(*, json: JsonOption = False) -> None:
+@answering
+def suites() -> Answer:
     """List the suites."""
-    if json:
-        screen.say_json({"version": 1, "suites": list(SUITES.values())})
-        return
     table = screen.table("suite", "by default", "what", "needs", keep=("suite",))
     for one in SUITES.values():
         table.add_row(one.name, "yes" if one.quick else "", one.about, one.needs)
-    screen.console().print(table)
+    return Answer(lambda: {"version": 1, "suites": list(SUITES.values())}, lambda: [table])
 
 
 class Advice:
