@@ -55,6 +55,16 @@ def answering(function: Callable[..., Answer | None]) -> Callable[..., None]:
 
     A function that returns None has done all that was to do, such as writing a file.
     """
+    json_option = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
+    return _command(function, (json_option,))
+
+
+def taking(function: Callable[..., None]) -> Callable[..., None]:
+    """The command of a function that prints by itself: its option sets become options of their own."""
+    return _command(function, ())
+
+
+def _command(function: Callable[..., Answer | None], more: tuple[inspect.Parameter, ...]) -> Callable[..., None]:
     signature = inspect.signature(function)
     hints = get_type_hints(function, include_extras=True)
     sets = {name: hints[name] for name in signature.parameters if _is_set(hints[name])}
@@ -67,14 +77,13 @@ def answering(function: Callable[..., Answer | None]) -> Callable[..., None]:
                 taken[field.name] = field.replace(kind=kind, annotation=fields[field.name])
         else:
             taken[name] = one.replace(annotation=hints[name])
-    json_option = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
-    flat = inspect.Signature([*taken.values(), json_option])
+    flat = inspect.Signature([*taken.values(), *more])
 
     def run(*words: object, **options: object) -> None:
         bound = flat.bind(*words, **options)
         bound.apply_defaults()
         given = bound.arguments
-        json = bool(given.pop("json"))
+        json = bool(given.pop("json")) if more else False
         for name, kind in sets.items():
             given[name] = kind(**{field: given.pop(field) for field in kind.__struct_fields__})
         answer = function(**given)

@@ -20,30 +20,9 @@ from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.probes import tools
 from holdfast.cli import screen
-from holdfast.cli.answer import Answer, answering
+from holdfast.cli.answer import Answer, answering, taking
 from holdfast.cli.options import JsonOption
-from holdfast.cli.validate_options import (
-    SECRET,
-    BaselineName,
-    Deep,
-    Device,
-    Expect,
-    JoinS,
-    JournalUrl,
-    LeaderAddress,
-    Learn,
-    NcclTests,
-    Nodes,
-    Out,
-    Partition,
-    RendezvousS,
-    ReplacementS,
-    Reports,
-    Resume,
-    Shared,
-    Storage,
-    Suites,
-)
+from holdfast.cli.validate_options import SECRET, JournalUrl, ValidateOptions
 from holdfast.cli.validate_pages import export, history_answer, keep, print_run
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.matcher import StreamSource
@@ -52,7 +31,7 @@ from holdfast.validate.baselines import as_toml, learned, packaged
 from holdfast.validate.place import Place, place_of
 from holdfast.validate.registry import SUITES, Options, chosen
 from holdfast.validate.results import Run, Verdict
-from holdfast.validate.session import JOIN_S, Session
+from holdfast.validate.session import Session
 from holdfast.validate.session import run as run_session
 from holdfast.validate.under_test import Asked
 
@@ -68,81 +47,62 @@ app = typer.Typer(
 
 
 @app.callback()
+@taking
 def validate(
     ctx: typer.Context,
     *,
-    suite: Suites = None,
-    deep: Deep = False,
-    nodes: Nodes = "",
-    partition: Partition = "",
-    baseline: BaselineName = "",
-    learn: Learn = None,
-    storage: Storage = "",
-    shared: Shared = "",
-    device: Device = "",
-    nccl_tests: NcclTests = "",
-    rendezvous_s: RendezvousS = 0.0,
-    replacement_s: ReplacementS = 1800.0,
-    out: Out = None,
-    resume: Resume = False,
-    report: Reports = None,
-    journal: JournalUrl = "",
-    leader: LeaderAddress = "",
-    expect: Expect = 1,
-    join_s: JoinS = JOIN_S,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress; print problems only.")] = False,
+    given: ValidateOptions,
     json: JsonOption = False,
 ) -> None:
     """Say whether this node, or all nodes of an srun step, are fit to train. Exit code 1: one is not."""
     if ctx.invoked_subcommand is not None:
         return
-    if nodes:
-        _become_srun(nodes, partition)
-    suites = chosen(_words(suite))
+    if given.nodes:
+        _become_srun(given.nodes, given.partition)
+    suites = chosen(_words(given.suite))
     place = place_of(os.environ)
-    if leader and expect > 1:
-        place = Place(node=place.node, rank=place.rank, world=expect, run=leader)
+    if given.leader and given.expect > 1:
+        place = Place(node=place.node, rank=place.rank, world=given.expect, run=given.leader)
     options = Options(
-        deep=deep,
-        storage=storage,
-        shared=shared,
-        device=device,
-        nccl_tests=nccl_tests,
-        rendezvous_s=rendezvous_s,
-        replacement_s=replacement_s,
+        deep=given.deep,
+        storage=given.storage,
+        shared=given.shared,
+        device=given.device,
+        nccl_tests=given.nccl_tests,
+        rendezvous_s=given.rendezvous_s,
+        replacement_s=given.replacement_s,
     )
-    if resume and out is None:
+    if given.resume and given.out is None:
         raise UsageError("--resume needs --out: the folder of the interrupted run")
-    folder = out if out is not None else Path(f"holdfast-validate-{place.run}") if place.world > 1 else None
+    folder = given.out if given.out is not None else Path(f"holdfast-validate-{place.run}") if place.world > 1 else None
     session = Session(
-        asked=Asked(suites=suites, options=options, baseline=baseline),
+        asked=Asked(suites=suites, options=options, baseline=given.baseline),
         place=place,
         env=dict(os.environ),
         clock=SystemClock(),
         folder=folder.absolute() if folder is not None else None,
-        resume=resume,
-        leader=leader,
-        secret=_secret(leader, os.environ),
-        join_s=join_s,
+        resume=given.resume,
+        leader=given.leader,
+        secret=_secret(given.leader, os.environ),
+        join_s=given.join_s,
         advise=Advice(),
-        progress=_progress(quiet=quiet or json),
+        progress=_progress(quiet=given.quiet or json),
     )
     found = asyncio.run(run_session(session))
     if found is None:
         return
-    _finish(found, json=json, quiet=quiet, journal=journal, report=report or [], learn=learn, folder=session.folder)
+    _finish(found, given, session.folder, json=json)
 
 
-def _finish(
-    run: Run, *, json: bool, quiet: bool, journal: str, report: list[Path], learn: Path | None, folder: Path | None
-) -> None:
+def _finish(run: Run, given: ValidateOptions, folder: Path | None, *, json: bool) -> None:
     """Keep, export, print, and end with the right code."""
-    url = _journal_url(journal)
+    url = _journal_url(given.journal)
     trends = keep(run, url)
-    for path in report:
+    for path in given.report or ():
         export(run, trends, path)
     if folder is not None:
         export(run, trends, folder / "run.json")
+    learn = given.learn
     if learn is not None:
         learn.write_text(
             as_toml(learned(run.nodes, learn.stem, f"run {run.id} of `holdfast validate`")), encoding="utf-8"
@@ -150,7 +110,7 @@ def _finish(
     if json:
         screen.say_json(run)
     else:
-        print_run(run, trends, quiet=quiet)
+        print_run(run, trends, quiet=given.quiet)
         if learn is not None:
             screen.say(f"learned: {learn}")
     if run.verdict is Verdict.FAIL:
