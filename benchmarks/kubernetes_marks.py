@@ -21,7 +21,7 @@ from pathlib import Path
 
 import holdfast.drill
 from holdfast.adapters.kubernetes.api import ApiError
-from holdfast.drill.kubernetes_stage import KubernetesStage, KubernetesStageSettings
+from holdfast.drill.stage import Stage, StageSettings
 from holdfast.drill.training import TrainingJob
 from holdfast.errors import LinkError
 from holdfast.model.cluster import JobKey, RecoverySpec
@@ -35,12 +35,12 @@ POLICY = Path(holdfast.drill.__file__).with_name("policy.toml")
 """Without the brake, which would end this row of faults after the first."""
 
 
-async def marked(stage: KubernetesStage, node: str, value: str) -> None:
+async def marked(stage: Stage, node: str, value: str) -> None:
     """Return when label, taint and cordon are all there."""
     path = f"/api/v1/nodes/{node}"
     async with asyncio.timeout(LIMIT_S):
         while True:
-            found = await stage.api.get(path)
+            found = await stage.cluster.api.get(path)
             taints = {taint["key"] for taint in found["spec"].get("taints") or []}
             label = found["metadata"]["labels"].get(HEALTH)
             if label == value and HEALTH in taints and found["spec"].get("unschedulable"):
@@ -48,12 +48,12 @@ async def marked(stage: KubernetesStage, node: str, value: str) -> None:
             await asyncio.sleep(0.005)
 
 
-async def returned(stage: KubernetesStage, node: str) -> None:
+async def returned(stage: Stage, node: str) -> None:
     """Return when the node takes work again."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             with contextlib.suppress(LinkError, ApiError):
-                found = await stage.api.get(f"/api/v1/nodes/{node}")
+                found = await stage.cluster.api.get(f"/api/v1/nodes/{node}")
                 label = found["metadata"]["labels"].get(HEALTH)
                 if label == "Schedulable" and not found["spec"].get("unschedulable"):
                     return
@@ -67,7 +67,7 @@ def trains(restarts: int, now: JobRecord) -> bool:
     return begun and now.view.restart_count == restarts and now.state is JobState.WATCHING
 
 
-async def fault(stage: KubernetesStage, key: JobKey, number: int) -> dict[str, float]:
+async def fault(stage: Stage, key: JobKey, number: int) -> dict[str, float]:
     """One fault, seen through; the node is back at the end."""
     xid = 73 if number % 2 else 74
     record = await stage.until(key, lambda now: trains(number, now), limit_s=LIMIT_S)
@@ -88,11 +88,13 @@ def p95(values: list[float]) -> float:
 
 async def measure(folder: Path, faults: int) -> dict[str, object]:
     """All faults on one stage."""
-    settings = KubernetesStageSettings(folder=folder, nodes=2, spares=2, policy=POLICY, boot_s=0.2, up_limit_s=LIMIT_S)
-    async with KubernetesStage(settings) as stage:
+    settings = StageSettings(
+        folder=folder, on="kubernetes", nodes=2, spares=2, policy=POLICY, boot_s=0.2, up_limit_s=LIMIT_S
+    )
+    async with Stage(settings) as stage:
         submitted = time.time()
         recovery = RecoverySpec(max_requeues=faults + 1)
-        key = await stage.submit(TrainingJob(nodes=2, step_s=0.05), recovery=recovery)
+        key = await stage.submit(TrainingJob(nodes=2, step_s=0.05, recovery=recovery))
         first = await stage.until(key, lambda now: trains(0, now), limit_s=LIMIT_S)
         start_s = first.attempts[-1].first_step_at - submitted
         found = []

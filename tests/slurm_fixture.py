@@ -109,8 +109,8 @@ def netns_lab(slurm_lab: SlurmLab) -> SlurmLab:
 
 def mend(lab: SlurmLab) -> None:
     """Bring a lab back to where it was after `start`: daemons and nodes up, no jobs, nothing drained."""
-    lab.start_munge()
-    lab.start_ctld()
+    lab.daemons.start_munge()
+    lab.daemons.start_ctld()
     for name, node in lab.status()["nodes"].items():
         if node["dynamic"]:
             with contextlib.suppress(LinkError):

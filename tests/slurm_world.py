@@ -80,7 +80,7 @@ class SlurmWorld:
         return len(processes_of(self.lab, job.id))
 
     async def lose_scheduler(self) -> None:
-        self.lab.stop_ctld(sig=9)
+        self.lab.daemons.stop("slurmctld", sig=9)
 
     async def until(self, holds: Callable[[WorldView], object], what: str, limit_s: float = 15.0) -> WorldView:
         """Look until `holds(world)`; fails the test after `limit_s`."""

@@ -15,6 +15,20 @@ PURE = ("model", "decide", "detect")
 IN_PROCESS = ("telemetry", "checkpoint", "failpoint", "workload")
 VAGUE = {"utils", "util", "common", "helpers", "helper", "manager", "misc", "l0", "l1"}
 
+RUNS_PROGRAMS = {
+    "os/programs.py": "the one way to run a program within a limit",
+    "os/daemons.py": "starts daemons of this project",
+    "launch/process.py": "supervises ranks, whose trees it proves gone",
+    "adapters/repair/once.py": "a repair outlives the controller that began it",
+    "adapters/repair/runner.py": "stands alone, so that it outlives the controller",
+    "adapters/local/daemon.py": "holds the embedded cluster's daemon",
+    "drill/controller_process.py": "holds a drill's controller, which it kills as a crash would",
+    "lab/slurm_lab.py": "holds the lab's keeper",
+    "lab/kube_lab.py": "holds the lab's keeper",
+    "lab/waiting.py": "hands on the process of a keeper",
+}
+"""Modules that may use `subprocess`; all others run programs by `holdfast.os.programs`."""
+
 FORBIDDEN = {
     "time.time": "take the time from the event (`at`) or from ports.Clock",
     "time.monotonic": "take it from ports.Clock",
@@ -22,8 +36,6 @@ FORBIDDEN = {
     "datetime.now": "take the time from the event (`at`) or from ports.Clock",
     "random.random": "draw from a seeded generator handed in",
     "os.environ": "read the environment in cli/ and hand the value in",
-    "subprocess.run": "let an adapter run it",
-    "subprocess.Popen": "let an adapter run it",
     "open": "let an adapter read it and hand over the bytes",
 }
 
@@ -103,6 +115,25 @@ def test_no_shell_no_assert_no_torch_outside_its_modules(path: Path) -> None:
         if any(n.split(".")[0] == "torch" for n in names) and not path.stem.endswith("_torch"):
             bad.append("torch: import it in a module named *_torch.py")
     assert bad == []
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if relative(p) not in RUNS_PROGRAMS], ids=relative)
+def test_programs_are_run_in_one_way(path: Path) -> None:
+    """No `subprocess` and no group killed outside the modules named: `holdfast.os.programs` runs within a limit."""
+    bad: list[str] = []
+    for node in ast.walk(tree(path)):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if "subprocess" in names or (isinstance(node, ast.ImportFrom) and node.module == "subprocess"):
+            bad.append(f"line {node.lineno}: subprocess")
+        if isinstance(node, ast.Attribute) and node.attr.startswith(("create_subprocess_", "killpg")):
+            bad.append(f"line {node.lineno}: {node.attr}")
+    assert bad == []
+
+
+def test_the_modules_that_run_programs_are_those_named() -> None:
+    """The list holds no module that is gone or that has stopped."""
+    users = {relative(path) for path in MODULES if "import subprocess" in path.read_text(encoding="utf-8")}
+    assert users == set(RUNS_PROGRAMS)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

@@ -11,8 +11,8 @@ from unittest import mock
 
 from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.cli.explain import explain_logs
-from holdfast.detect.explain import source_of
 from holdfast.detect.matcher import Matcher
+from holdfast.detect.reading import source_of
 
 MATCHER = Matcher(read_catalogue())
 

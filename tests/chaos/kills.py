@@ -199,12 +199,12 @@ class Chaos:
         self._judge()
 
     async def _inject(self, one: Round) -> None:
-        view = await self.stage.orchestrator.job(self.key.id)
+        view = await self.stage.cluster.breaker.job(self.key.id)
         assert view is not None
         node = view.nodes[one.place]
         if one.fault == "xid":
             self.faults.append(Injected("xid", node, "nvidia.xid.74"))
-            await self.stage.orchestrator.kmsg(node, XID_74)
+            await self.stage.cluster.breaker.kmsg(node, XID_74)
             return
         (pid,) = rank_pids(self.stage.folder, node)
         self.faults.append(Injected("rank", node, f"exit.signal.{one.signal}"))

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.layouts import ForeignCheckpoint, recognise, set_aside, verify_foreign
+from holdfast.checkpoint.layouts.step_names import step_in
 
 STATE = {"weight": torch.arange(5000, dtype=torch.float32), "bias": torch.ones(7), "note": "x"}
 
@@ -427,3 +428,15 @@ def test_the_rank_of_an_adapter_is_no_rank_of_the_job(tmp_path: Path) -> None:
     for step in (100, 200):
         torch_file(folders / f"step_{step}" / "adapter_rank32.pt")
     assert [(one.step, one.ok) for one in recognise(folders)] == [(200, True), (100, True)]
+
+
+@pytest.mark.parametrize(
+    ("names", "step"),
+    [
+        (("iter_0000120",), 120), (("epoch=3-step=400",), 400), (("global_step7",), 7), (("runs", "iter_5", "step-9"), 9),
+        (("unit_3",), None), (("limit2", "model_500"), None),
+    ],
+)  # fmt: skip
+def test_the_step_that_a_name_tells(names: tuple[str, ...], step: int | None) -> None:
+    """The last one named; a word that only ends like the name of a step tells none, so that its folder is no step."""
+    assert step_in(*names) == step

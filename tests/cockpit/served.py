@@ -152,10 +152,12 @@ async def served(
             settings=Settings(watch=watch, **settings),
         )
         cockpit = Cockpit(controller, the_tokens, presets, drills=folder / "drills", calendar=calendar or Calendar())
-        api = ApiServer(controller, tokens=the_tokens, pages=[router(cockpit)], sessions=cockpit.sessions)
+        api = ApiServer(
+            controller, tokens=the_tokens, pages=[router(cockpit)], sessions=cockpit.sessions, fleet=cockpit.fleet
+        )
         async with running(controller), api, cockpit:
             if watch:
-                await until(lambda: len(cockpit.board.nodes) >= len(world.nodes))
+                await until(lambda: len(cockpit.fleet.nodes) >= len(world.nodes))
             if policy:
                 await controller.submit(e.PolicyLoaded(id="policy:test", at=time.time(), toml=policy))
             yield Served(controller, cockpit, api, world)

@@ -111,8 +111,8 @@ def test_a_viewer_has_no_buttons(tmp_path: Path) -> None:
             context(browser, house, Role.VIEWER) as (_, page, _watched),
         ):
             await house.fault("n4")
-            await until(lambda: any(one.status == "proposed" for one in house.cockpit.board.waiting.values()))
-            order = next(one for one in house.cockpit.board.waiting.values() if one.status == "proposed")
+            await until(lambda: any(one.status == "proposed" for one in house.cockpit.fleet.waiting.values()))
+            order = next(one for one in house.cockpit.fleet.waiting.values() if one.status == "proposed")
             for path in (*PAGES, "/nodes/n1", "/jobs/7", f"/orders/{order.order.id}"):
                 await page.goto(path)
                 forms = await page.locator('form[method="post"]:not([action="/logout"])').count()
@@ -164,7 +164,7 @@ def test_no_script_comes_of_hostile_content(tmp_path: Path) -> None:
                     fingerprint=payload[:100],
                 )  # fmt: skip
             await becomes(page, "document.querySelector('[data-part=incidents]').textContent.includes('log.')")
-            incidents = [f"/incidents/{line.id}" for line in house.cockpit.board.incidents.values()]
+            incidents = [f"/incidents/{line.id}" for line in house.cockpit.fleet.incidents.values()]
             await page.goto("/nodes/n2")
             await page.fill("#why", PAYLOADS[1])
             await page.click('button[value="drain"]')
@@ -195,7 +195,7 @@ def test_pages_can_be_read_without_scripts(tmp_path: Path) -> None:
             await log_in(page, Role.OPERATOR)
             await house.fault("n4")
             # Nothing renews the page by itself: it is loaded once, when the board behind it knows of the fault.
-            await until(lambda: house.cockpit.board.nodes["n4"].state != "healthy" and house.cockpit.board.incidents)
+            await until(lambda: house.cockpit.fleet.nodes["n4"].state != "healthy" and house.cockpit.fleet.incidents)
             await page.goto("/")
             await page.wait_for_selector('#grid a[href="/nodes/n4"]:not(.healthy)')
             await page.click("[data-part=incidents] a >> nth=0")
@@ -248,8 +248,8 @@ def test_no_page_has_a_serious_fault_of_accessibility(tmp_path: Path) -> None:
         async with served(tmp_path, policy='mode = "advise"\n') as house, chromium() as browser:
             await house.fault("n4")
             await house.fault("n1", number=1)
-            incident = house.cockpit.board.open_incidents()[0].id
-            order = next(one for one in house.cockpit.board.waiting.values() if one.status == "proposed")
+            incident = house.cockpit.fleet.open_incidents()[0].id
+            order = next(one for one in house.cockpit.fleet.waiting.values() if one.status == "proposed")
             paths = (*PAGES, "/jobs/7", "/nodes/n4", f"/incidents/{incident}", f"/orders/{order.order.id}")
             on_phones = ("/", "/settings", "/jobs/7", f"/incidents/{incident}")
             for scheme, width, chosen in (("light", 1280, paths), ("dark", 390, on_phones)):

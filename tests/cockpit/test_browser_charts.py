@@ -83,7 +83,7 @@ def test_charts_are_drawn_and_times_are_the_viewers(tmp_path: Path) -> None:
     async def work() -> None:
         async with served(tmp_path, nodes=nodes_of(6), policy=ADVISE) as house, chromium() as browser:
             begin = await measured(house)
-            await until(lambda: house.cockpit.board.nodes["n4"].state != "healthy")
+            await until(lambda: house.cockpit.fleet.nodes["n4"].state != "healthy")
             await gathered(house)
             async with context(browser, house, Role.VIEWER, timezone_id=ZONES[0]) as (_, page, _watched):
                 await ready(page, "/")

@@ -90,7 +90,7 @@ async def take_over(page: Page, stage: Stage) -> None:
     await page.wait_for_selector(".banner.good >> text=will be drained")
 
     async def drained() -> bool:
-        world = await stage.orchestrator.observe()
+        world = await stage.cluster.breaker.observe()
         return any(node.name == "node02" and node.drained for node in world.nodes)
 
     async with asyncio.timeout(WAIT_MS / 1000):

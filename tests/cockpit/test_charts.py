@@ -163,7 +163,7 @@ def test_stack_groups_of_a_hang_stand_on_the_job_page(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with served(tmp_path) as house, house.browser(Role.VIEWER) as http:
-            await until(lambda: "7" in house.cockpit.board.jobs)
+            await until(lambda: "7" in house.cockpit.fleet.jobs)
             for number, groups in enumerate(((old,), (most, odd))):
                 await house.controller.submit(
                     e.StacksCaptured(

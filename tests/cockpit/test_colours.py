@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cockpit import rendering
-from holdfast.cockpit.lines import node_line
+from holdfast.controller.fleet import node_line
 from holdfast.model.cluster import NodeView, SchedulerState
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode

@@ -20,7 +20,7 @@ def test_a_nodes_page_begins_with_what_is_wrong(tmp_path: Path) -> None:
     async def work() -> None:
         async with served(tmp_path, replaces=True) as house, house.browser() as http:
             await house.fault("n4")
-            await until(lambda: not any(one.status == "pending" for one in house.cockpit.board.waiting.values()))
+            await until(lambda: not any(one.status == "pending" for one in house.cockpit.fleet.waiting.values()))
             await house.fault("n4", number=1, summary="Xid 79: off the bus", rule="nvidia.xid.79", fingerprint="other")
             page = (await http.get("/nodes/n4")).text
             main = page[page.index("<main") : page.index("</main")]

@@ -38,7 +38,7 @@ def test_an_owner_sees_forms_for_their_own_jobs_alone(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with served(tmp_path, jobs=jobs()) as house, house.browser(Role.OWNER) as http:
-            await until(lambda: {"7", "8"} <= set(house.cockpit.board.jobs))
+            await until(lambda: {"7", "8"} <= set(house.cockpit.fleet.jobs))
             page = (await http.get("/jobs/7")).text
             assert FORM.search(page)
             assert all(f'value="{one}"' in page for one in ("hold", "evacuate", "requeue", "give_up"))
@@ -56,7 +56,7 @@ def test_an_owner_holds_and_releases_their_own_job_by_name(tmp_path: Path) -> No
 
     async def work() -> None:
         async with served(tmp_path, jobs=jobs()) as house, house.browser(Role.OWNER) as http:
-            await until(lambda: {"7", "8"} <= set(house.cockpit.board.jobs))
+            await until(lambda: {"7", "8"} <= set(house.cockpit.fleet.jobs))
             form = {"csrf": await csrf_of(http, "/jobs/7"), "why": "a look", "next": "/jobs/7"}
             for command, said in (("hold", "Job 7 is held"), ("release", "Job 7 is released")):
                 await http.post("/operate", data=form | {"job": "7", "command": command, "who": "root"})
@@ -115,7 +115,7 @@ async def proposed(house: Served, about: str) -> str:
 
     def found() -> list[str]:
         return [
-            one.order.id for one in house.cockpit.board.waiting.values()
+            one.order.id for one in house.cockpit.fleet.waiting.values()
             if one.status == "proposed" and getattr(one.order, about, None)
         ]  # fmt: skip
 

@@ -17,6 +17,8 @@ from tests.controller.cases import until
 
 from holdfast.api import Role
 from holdfast.api.operate import etag_of, gist_of
+from holdfast.cockpit.board import Board
+from holdfast.controller.fleet import Fleet
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey, NodeView
 
@@ -92,7 +94,7 @@ def test_every_page_is_there_and_whole(tmp_path: Path) -> None:
     async def work() -> None:
         async with served(tmp_path) as house, house.browser(Role.VIEWER) as http:
             await house.fault()
-            incident = house.cockpit.board.open_incidents()[0].id
+            incident = house.cockpit.fleet.open_incidents()[0].id
             for path in (*PAGES, "/jobs/7", "/nodes/n1", "/validation/n1", f"/incidents/{incident}"):
                 answer = await http.get(path)
                 assert answer.status_code == 200, (path, answer.text[:500])
@@ -126,7 +128,7 @@ def test_hostile_content_stays_text_on_every_page(tmp_path: Path) -> None:
             token = await csrf_of(http, "/nodes/n2")
             for payload in PAYLOADS[:6]:
                 await http.post("/operate", data={"csrf": token, "node": "n2", "command": "drain", "why": payload})
-            found = [line.id for line in house.cockpit.board.incidents.values()]
+            found = [line.id for line in house.cockpit.fleet.incidents.values()]
             things = ["/jobs/7", "/nodes/n1", "/nodes/n2", "/nodes/n%22%3E%3Cscript%3E"]
             for path in (*PAGES, *things, *(f"/incidents/{one}" for one in found)):
                 answer = await http.get(path)
@@ -314,7 +316,7 @@ def test_a_viewer_looks_and_an_operator_orders_with_a_reason(tmp_path: Path) -> 
             assert "will be drained" in (await http.get("/nodes/n3")).text
             told = await house.controller.journal.events(kind="operator_command")
             assert [(one.who, one.why, one.node) for one in told] == [("the-operator", "noise in the fan", "n3")]
-            await until(lambda: house.cockpit.board.nodes["n3"].state != "healthy")
+            await until(lambda: house.cockpit.fleet.nodes["n3"].state != "healthy")
             assert "noise in the fan" in (await http.get("/audit")).text
             await http.post("/operate", data={"csrf": token, "job": "7", "command": "release", "why": "go"})
             assert "nobody holds it" in (await http.get("/jobs/7")).text
@@ -328,8 +330,8 @@ def test_an_advised_order_is_approved_on_its_page(tmp_path: Path) -> None:
     async def work() -> None:
         async with served(tmp_path, policy='mode = "advise"\n') as house, house.browser() as http:
             await house.fault("n4")
-            await until(lambda: any(one.status == "proposed" for one in house.cockpit.board.waiting.values()))
-            order = next(one for one in house.cockpit.board.waiting.values() if one.status == "proposed")
+            await until(lambda: any(one.status == "proposed" for one in house.cockpit.fleet.waiting.values()))
+            order = next(one for one in house.cockpit.fleet.waiting.values() if one.status == "proposed")
             assert "Decide" in (await http.get("/")).text
             page = (await http.get(f"/orders/{order.order.id}")).text
             seen = re.search(r'name="seen" value="([^"]+)"', page)
@@ -480,7 +482,7 @@ def test_search_finds_by_fingerprint_and_says_what_helped(tmp_path: Path) -> Non
         async with served(tmp_path) as house, house.browser(Role.VIEWER) as http:
             await house.fault("n4", fingerprint="nvidia.xid.74:abcdef")
             await house.fault("n5", fingerprint="log.other:123", rule="log.other", summary="other")
-            await until(lambda: len(house.cockpit.board.incidents) == 2)
+            await until(lambda: len(house.cockpit.fleet.incidents) == 2)
             found = (await http.get("/incidents", params={"q": "abcdef"})).text
             assert "/nodes/n4" in found
             assert "/nodes/n5" not in found
@@ -488,7 +490,7 @@ def test_search_finds_by_fingerprint_and_says_what_helped(tmp_path: Path) -> Non
     run(work)
 
 
-def test_the_board_is_the_same_loaded_and_followed(tmp_path: Path) -> None:
+def test_fleet_and_board_are_the_same_loaded_and_followed(tmp_path: Path) -> None:
     """What a restarted cockpit reads from the journal is what the first one had from events."""
 
     async def work() -> None:
@@ -497,21 +499,23 @@ def test_the_board_is_the_same_loaded_and_followed(tmp_path: Path) -> None:
                 await house.fault(node, number=number)
             command = e.OperatorCommand(id="c1", at=1.0, command=e.Command.SET_MODE, who="mei", why="x", value="advise")
             await house.controller.submit(command)
-            await until(lambda: not any(o.status == "pending" for o in house.cockpit.board.waiting.values()))
-            first = house.cockpit.board
+            await until(lambda: not any(o.status == "pending" for o in house.cockpit.fleet.waiting.values()))
+            fleet, first = house.cockpit.fleet, house.cockpit.board
             while True:  # what is stored while it is read would be in one and not in the other
                 seq = await house.controller.journal.last_seq()
-                other = type(first)()
+                again = Fleet()
+                await again.load(house.controller.journal)
+                other = Board(again)
                 await other.load(house.controller.journal)
-                if first.seq == seq == await house.controller.journal.last_seq():
+                if fleet.seq == seq == await house.controller.journal.last_seq():
                     break
                 await asyncio.sleep(0.01)
-            assert other.nodes == first.nodes
-            assert other.jobs == first.jobs
-            assert list(other.incidents.values()) == list(first.incidents.values())
+            assert again.nodes == fleet.nodes
+            assert again.jobs == fleet.jobs
+            assert list(again.incidents.values()) == list(fleet.incidents.values())
             assert [one.id for one in other.deeds] == [one.id for one in first.deeds]
-            assert other.waiting == first.waiting
-            assert other.brakes == first.brakes
+            assert again.waiting == fleet.waiting
+            assert again.brakes == fleet.brakes
             assert other.mode == first.mode == "advise"
 
     run(work)
@@ -523,7 +527,7 @@ def test_what_another_policy_would_have_done(tmp_path: Path) -> None:
     async def work() -> None:
         async with served(tmp_path) as house, house.browser(Role.VIEWER) as http:
             await house.fault("n1")
-            incident = house.cockpit.board.open_incidents()[0].id
+            incident = house.cockpit.fleet.open_incidents()[0].id
             page = await http.get(f"/incidents/{incident}", params={"policy": "hyperpod-slurm"})
             assert page.status_code == 200
             assert "under hyperpod-slurm" in page.text or "The same: no order" in page.text
@@ -550,7 +554,7 @@ def test_a_job_whose_id_was_used_before_has_a_page(tmp_path: Path) -> None:
         job = the_job()
         second = type(job)(key=JobKey(KEY.cluster, "9", 2), name="again", state=job.state, nodes=("n3",))
         async with served(tmp_path, jobs=[second]) as house, house.browser(Role.VIEWER) as http:
-            await until(lambda: "9#2" in house.cockpit.board.jobs)
+            await until(lambda: "9#2" in house.cockpit.fleet.jobs)
             assert "/jobs/9%232" in (await http.get("/jobs")).text
             assert (await http.get("/jobs/9%232")).status_code == 200
             chart = await http.get("/jobs/9%232?chart=steps")

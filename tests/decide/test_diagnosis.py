@@ -61,6 +61,18 @@ def test_signal_on_one_rank_is_root():
     assert "rank 5" in said.story
 
 
+@pytest.mark.parametrize(
+    "rule",
+    ["python.spawned.signal", "slurm.task.segfault", "process.segfault", "process.busfault", "python.fatal.segfault",
+     "torch.elastic.failed.segfault", "exit.signal.4", "exit.signal.7", "exit.signal.8", "exit.signal.11"],
+)  # fmt: skip
+def test_a_death_by_signal_in_anybody_s_words(rule):
+    """Whoever tells of a rank's own death by signal, it goes before what other ranks raise after it."""
+    death = found(rule, 100.0, rank=5, severity=Severity.FATAL)
+    said = diagnose([found("cuda.launch", 102.0, rank=2), death], EIGHT)
+    assert (said.cause, said.ranks) == (rule, (5,))
+
+
 def test_kill_before_peers_exit_codes():
     """kill -9 of one rank goes before exit codes of its peers, even when the exits are seen within the same second."""
     said = diagnose([*peers(100.0, 2), found("exit.signal.9", 100.05, rank=2, domain=Domain.UNKNOWN)], EIGHT)

@@ -305,6 +305,15 @@ def test_a_reboot_during_its_quarantine_is_no_admins_word(play):
     assert play.ns() is NodeState.DRAINING
 
 
+def test_an_old_drain_of_ours_is_found_also_when_the_agent_spoke_before_the_scheduler_showed_the_node(idle):
+    """Found by seed 30058: the node came back to the cluster, counted as healthy, and stayed drained for ever."""
+    idle.do(e.AgentAttached, node="n9", boot_id="b", instance_id="m")
+    orders = idle.node("n9", drained=True, drain_reason="[holdfast] Xid 74", boot_id="b", instance_id="m")
+    assert kinds(orders) == ["ValidateNode"]
+    assert idle.ns("n9") is NodeState.VALIDATING
+    assert idle.node("n9", drained=True, drain_reason="[holdfast] Xid 74", boot_id="b", instance_id="m") == []
+
+
 # --- clearing ---------------------------------------------------------------------------------------------------------
 
 

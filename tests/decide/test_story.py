@@ -69,6 +69,17 @@ def test_findings_and_diagnoses_name_place_and_certainty():
         assert words in story.of_diagnosis(diagnosis)
 
 
+def test_a_diagnosis_names_three_suspects_at_most():
+    """GPUs go before nodes and nodes before ranks; of many the first three are named."""
+    many = ("a", "b", "c", "d")
+    shown = "x, on a, b and c (domain unknown, 0% sure)."
+    assert story.of_diagnosis(Diagnosis(cause="x", gpus=many, nodes=("n",), ranks=(1,))) == shown
+    assert story.of_diagnosis(Diagnosis(cause="x", nodes=many, ranks=(1,))) == shown
+    assert story.of_diagnosis(Diagnosis(cause="x", ranks=(1, 2, 3, 4))) == shown.replace(
+        "a, b and c", "rank 1, rank 2 and rank 3"
+    )
+
+
 def test_orders_are_described_for_a_person():
     """What is asked for approval."""
     order = o.QuarantineNode(id="c1.1", cause=1, node="n2", why="Xid 74")

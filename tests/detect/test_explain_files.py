@@ -18,9 +18,9 @@ import zstandard
 from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.adapters.log_files import find_logs, line_numbers, read_chunks
 from holdfast.cli.explain import explain_logs
-from holdfast.detect.explain import source_of
 from holdfast.detect.hyperpod_rules import log_rules
 from holdfast.detect.matcher import Matcher
+from holdfast.detect.reading import source_of
 from holdfast.errors import NoInputError, NotFoundError, UserError
 
 MATCHER = Matcher(read_catalogue())

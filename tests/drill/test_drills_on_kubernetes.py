@@ -14,7 +14,7 @@ import pytest
 from holdfast.adapters.kubernetes.api import ApiError
 from holdfast.adapters.local.processes import marked
 from holdfast.drill.faults import DRILL_FOLDER
-from holdfast.drill.kubernetes_stage import KubernetesStage, KubernetesStageSettings
+from holdfast.drill.stage import Stage, StageSettings
 from holdfast.drill.training import TrainingJob, counter_losses, largest_difference, read_losses
 from holdfast.errors import LinkError
 from holdfast.failpoint import command
@@ -29,28 +29,30 @@ XID = "NVRM: Xid (PCI:0000:b9:00): {}, pid=1, NVLink: fatal error detected on li
 
 
 @contextlib.asynccontextmanager
-async def stage_of(nodes: int, spares: int) -> AsyncIterator[KubernetesStage]:
+async def stage_of(nodes: int, spares: int) -> AsyncIterator[Stage]:
     """A stage in a folder of its own; nothing is left running."""
     with tempfile.TemporaryDirectory(prefix="hf-kube-") as name:
         folder = Path(name)
-        settings = KubernetesStageSettings(folder=folder, nodes=nodes, spares=spares, boot_s=0.2, up_limit_s=LIMIT_S)
-        async with KubernetesStage(settings) as stage:
+        settings = StageSettings(
+            folder=folder, on="kubernetes", nodes=nodes, spares=spares, boot_s=0.2, up_limit_s=LIMIT_S
+        )
+        async with Stage(settings) as stage:
             yield stage
         assert marked(folder) == []
 
 
-async def training(stage: KubernetesStage, job: TrainingJob) -> tuple[JobKey, JobRecord]:
+async def training(stage: Stage, job: TrainingJob) -> tuple[JobKey, JobRecord]:
     key = await stage.submit(job)
     return key, await stage.until(key, lambda record: record.durable_step >= 10, limit_s=LIMIT_S)
 
 
-async def health(stage: KubernetesStage, node: str, value: str) -> float:
+async def health(stage: Stage, node: str, value: str) -> float:
     """Wait for the node's label; how long it took."""
     begun = time.monotonic()
     async with asyncio.timeout(LIMIT_S):
         while True:
             with contextlib.suppress(LinkError, ApiError):
-                found = await stage.api.get(f"/api/v1/nodes/{node}")
+                found = await stage.cluster.api.get(f"/api/v1/nodes/{node}")
                 if found["metadata"]["labels"].get(HEALTH) == value and found["spec"].get("unschedulable"):
                     assert any(taint["key"] == HEALTH for taint in found["spec"]["taints"])
                     return time.monotonic() - begun
@@ -71,13 +73,13 @@ def test_an_xid_marks_its_node_and_the_job_trains_on_elsewhere(capsys: pytest.Ca
             job = TrainingJob(nodes=2, step_s=0.05)
             key, record = await training(stage, job)
             await all_well(stage)
-            pods = {pod["metadata"]["uid"] for pod in (await stage.api.list_all(PODS))[0]}
+            pods = {pod["metadata"]["uid"] for pod in (await stage.cluster.api.list_all(PODS))[0]}
             kill_rank(stage, key, 1)
             record = await stage.until(
                 key, lambda now: now.attempts[-1].in_place == 1 and now.state is JobState.WATCHING, limit_s=LIMIT_S
             )
             assert record.view.restart_count == 0
-            assert {pod["metadata"]["uid"] for pod in (await stage.api.list_all(PODS))[0]} == pods
+            assert {pod["metadata"]["uid"] for pod in (await stage.cluster.api.list_all(PODS))[0]} == pods
             node = record.view.nodes[-1]
             await stage.breaker.kmsg(node, XID.format(74))
             took = await health(stage, node, "UnschedulablePendingReplacement")
@@ -94,17 +96,17 @@ def test_an_xid_marks_its_node_and_the_job_trains_on_elsewhere(capsys: pytest.Ca
     asyncio.run(body())
 
 
-async def all_well(stage: KubernetesStage) -> None:
+async def all_well(stage: Stage) -> None:
     """Nodes that nothing ever befell are labelled so, since this controller acts."""
     async with asyncio.timeout(LIMIT_S):
         while True:
-            nodes = (await stage.api.list_all("/api/v1/nodes"))[0]
+            nodes = (await stage.cluster.api.list_all("/api/v1/nodes"))[0]
             if {one["metadata"]["labels"].get(HEALTH) for one in nodes} == {"Schedulable"}:
                 return
             await asyncio.sleep(0.05)
 
 
-def kill_rank(stage: KubernetesStage, key: JobKey, rank: int) -> None:
+def kill_rank(stage: Stage, key: JobKey, rank: int) -> None:
     """Have a rank killed by signal 9, by its launcher in the pod."""
     folder = stage.job_dir(key) / DRILL_FOLDER
     folder.mkdir(exist_ok=True)
@@ -112,12 +114,12 @@ def kill_rank(stage: KubernetesStage, key: JobKey, rank: int) -> None:
     (folder / ".new").rename(folder / command.command_name("k"))
 
 
-async def health_back(stage: KubernetesStage, node: str) -> None:
+async def health_back(stage: Stage, node: str) -> None:
     """The node is repaired, checked and returned; while its machine is replaced there is no Node of its name."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             with contextlib.suppress(LinkError, ApiError):
-                found = await stage.api.get(f"/api/v1/nodes/{node}")
+                found = await stage.cluster.api.get(f"/api/v1/nodes/{node}")
                 if found["metadata"]["labels"].get(HEALTH) == "Schedulable" and not found["spec"].get("unschedulable"):
                     return
             await asyncio.sleep(0.05)
@@ -140,11 +142,11 @@ def test_an_api_server_that_is_away_in_the_middle_of_a_recovery_costs_time_only(
             node = record.view.nodes[-1]
             await stage.breaker.kmsg(node, XID.format(73))
             await health(stage, node, "UnschedulablePendingReboot")
-            await asyncio.to_thread(stage.lab.stop, "kube-apiserver")
+            await asyncio.to_thread(stage.cluster.lab.stop, "kube-apiserver")
             if forgets:
-                await asyncio.to_thread(stage.lab.compact)
+                await asyncio.to_thread(stage.cluster.lab.compact)
             await asyncio.sleep(away_s)
-            await asyncio.to_thread(stage.lab.run, "kube-apiserver")
+            await asyncio.to_thread(stage.cluster.lab.run, "kube-apiserver")
             after = await stage.until(
                 key, lambda now: now.view.restart_count >= 1 and now.state is JobState.WATCHING, limit_s=LIMIT_S
             )

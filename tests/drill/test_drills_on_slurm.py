@@ -13,7 +13,7 @@ from holdfast.adapters.local.processes import environment_of, process_table
 from holdfast.drill.campaign import CampaignSettings, run_campaign
 from holdfast.drill.kinds import SLURM
 from holdfast.drill.scenario import find, shipped
-from holdfast.drill.slurm_stage import lacking_on_slurm
+from holdfast.drill.slurm_cluster import lacking_on_slurm
 from holdfast.lab.keeper import MARK
 from slurm_fixture import need_slurm, short_folder
 

@@ -10,25 +10,29 @@ from hypothesis import strategies as st
 from holdfast.adapters.clock import run_virtual
 from holdfast.checkpoint.store import CheckpointStore, verify
 from holdfast.drill.faults import CannotInjectError, Injection, aim, flip_bits, newest_checkpoint, xid_line
+from holdfast.drill.ports import Site
 from holdfast.drill.scenario import find, read_scenario
 from holdfast.errors import RefusedError, UsageError
 from holdfast.failpoint import command
-from holdfast.model.cluster import JobView
+from holdfast.model.cluster import JobKey, JobView
 
 
 def scenario(text, kind="kill9"):
     return read_scenario(f'name = "x"\nkind = "{kind}"\n{text}')
 
 
+def site_of(breaker, clock):
+    return Site(eyes=breaker, job=JobKey("c", "7"), clock=clock, breaker=breaker)
+
+
 def injection(what, world, clock, seed=1):
     target = aim(what, world.record, 40, seed)
-    return Injection(what, "x-1", target=target, job=world.record, clock=clock, port=world)
+    return Injection(what, "x-1", target=target, job=world.record, site=site_of(world, clock))
 
 
 @given(seed=st.integers(0, 1000))
 def test_the_seed_decides_and_repeats(seed):
     """Same seed, same rank, always one that exists, on the node that runs it."""
-    from holdfast.model.cluster import JobKey
     from holdfast.model.records import AttemptRecord, JobRecord
 
     key = JobKey("c", "7")
@@ -148,7 +152,7 @@ def test_a_timed_fault_ends_by_itself(world, clock):
 def test_a_node_cannot_be_broken_without_a_breaker(world, clock):
     """Slurm without open nodes, say."""
     target = aim(find("node_loss"), world.record, 40, 1)
-    hit = Injection(find("node_loss"), "x-1", target=target, job=world.record, clock=clock)
+    hit = Injection(find("node_loss"), "x-1", target=target, job=world.record, site=site_of(None, clock))
     with pytest.raises(RefusedError, match="open to drills"):
         run_virtual(hit.inject(1.0))
 

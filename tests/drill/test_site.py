@@ -129,10 +129,10 @@ class FakeQueue:
         self.asked = asyncio.Event()
         self.said: list[str] = []
 
-    async def submit(self, job: TrainingJob) -> str:
+    async def submit(self, job: TrainingJob) -> JobKey:
         self.asked.set()
         await self.answer.wait()
-        return "8"
+        return JobKey("slurm", "8")
 
     async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
         self.said.append(job)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.drill.slurm_stage import SlurmStage, SlurmStageSettings
+from holdfast.drill.stage import Stage, StageSettings
 from holdfast.model.cluster import JobKey
 from holdfast.model.records import JobRecord, JobState
 from slurm_fixture import need_slurm, short_folder
@@ -34,16 +34,16 @@ def quick_start() -> dict[str, Any]:
     """What has become of it: the record, its logs by name, slurmctld's log, Slurm's last word."""
     need_slurm()
     with short_folder() as folder:
-        return asyncio.run(_run(SlurmStageSettings(folder=folder / "lab", nodes=2, spares=0, accounting=False)))
+        return asyncio.run(_run(StageSettings(folder=folder / "lab", on="slurm", nodes=2, spares=0, accounting=False)))
 
 
-async def _run(settings: SlurmStageSettings) -> dict[str, Any]:
-    async with SlurmStage(settings) as stage:
-        key = JobKey(stage.cluster_name, stage.lab.sbatch([], script=SCRIPT))
+async def _run(settings: StageSettings) -> dict[str, Any]:
+    async with Stage(settings) as stage:
+        key = JobKey(stage.cluster_name, stage.cluster.lab.sbatch([], script=SCRIPT))
         record: JobRecord = await stage.until(key, lambda job: job.state is JobState.GIVEN_UP, limit_s=300)
         logs = {path.name: path.read_text() for path in (stage.folder / "jobs").glob(f"auto_resume_{key.id}_*.log")}
-        ctld = stage.lab.ctld_log.read_text().splitlines()
-        return {"record": record, "logs": logs, "last": stage.lab.job(key.id), "ctld": ctld}
+        ctld = stage.cluster.lab.ctld_log.read_text().splitlines()
+        return {"record": record, "logs": logs, "last": stage.cluster.lab.job(key.id), "ctld": ctld}
 
 
 def test_it_runs_twice(quick_start: dict[str, Any]) -> None:

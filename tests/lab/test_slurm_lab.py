@@ -156,10 +156,10 @@ def test_slurmctld_restarted_keeps_its_jobs(slurm_lab: SlurmLab) -> None:
     slurm_lab.run(["scontrol", "update", f"JobId={job}", "Comment=known"])
     saved = slurm_lab.folder / "state" / "job_state"
     wait_until(lambda: saved.exists() and saved.stat().st_mtime > at, "the state is written", limit_s=20)
-    slurm_lab.stop_ctld(sig=signal.SIGKILL)
+    slurm_lab.daemons.stop("slurmctld", sig=signal.SIGKILL)
     with pytest.raises(LinkError):
         slurm_lab.run(["scontrol", "ping"])
-    slurm_lab.start_ctld()
+    slurm_lab.daemons.start_ctld()
     assert slurm_lab.job(job)["JobState"] == "RUNNING"
 
 

@@ -20,8 +20,8 @@ from holdfast.lab.waiting import wait_until
 from holdfast.model.cluster import JobKey, NodeView
 from holdfast.model.records import IncidentRecord, Mark, NodeRecord
 from holdfast.report.alerts import Alerts, Firing, expected, firings, missed, unfounded
-from holdfast.report.coverage import coverage
 from holdfast.report.gather import ReportData
+from holdfast.report.sections import coverage
 
 BEGIN = 1_790_000_000.0
 

@@ -16,13 +16,12 @@ from holdfast.model import events as e
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState
 from holdfast.model.evidence import Diagnosis, Domain, Remedy
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, JobState, Mark, NodeRecord
-from holdfast.report.coverage import coverage, environment
 from holdfast.report.csv_form import render_csv
 from holdfast.report.gather import ReportData
 from holdfast.report.html import render_html
 from holdfast.report.json_form import render_json
 from holdfast.report.proposals import RULES, Proposal
-from holdfast.report.sections import intervals
+from holdfast.report.sections import coverage, environment, intervals
 from holdfast.report.series import JobSeries, Point
 from holdfast.report.single import affected, incident_sections, losses, machines
 from holdfast.report.terminal import render

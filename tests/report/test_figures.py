@@ -19,8 +19,7 @@ from holdfast.report.gather import ReportData, gather
 from holdfast.report.interval import advise
 from holdfast.report.tables import badput_rows, short
 from holdfast.report.timeline import phase_totals, seconds_by_phase, span, spans, timeline
-from holdfast.report.told import Told
-from holdfast.report.trace import trace
+from holdfast.report.trace import Told, trace
 
 KEY = JobKey("lab", "7")
 
@@ -291,9 +290,7 @@ def test_thirty_days_of_ninety_by_hand(until: float) -> None:
     assert (data.totals.steps_lost, data.fleet.cost.lost) == (33, pytest.approx(2 * 42))
     data.slo = Slo(availability=99.0)
     assert data.verdicts[0].measured == f"{100 * (1 - 12 / 720):.3f} %"
-    advice = advise(
-        data.jobs[0], data.counted, durable=[], saves_s=[], now=data.now, since=data.since, until=data.until
-    )
+    advice = advise(data.jobs[0], data.counted, durable=[], saves_s=[], up_s=data.accounts[0].up_s)
     assert (advice.failures, advice.mtbf_s) == (3, pytest.approx(717 / 3 * HOUR))
     assert sum(part.value for part in trace(data, "MTBF", Told()).parts) == pytest.approx(717 * HOUR)
     assert sum(part.value for part in trace(data, "ETTR", Told()).parts) == pytest.approx(678 * HOUR)

@@ -13,9 +13,8 @@ from holdfast.model.evidence import Diagnosis, Domain
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
 from holdfast.ports import Sample
 from holdfast.report.gather import ReportData, one_rank
-from holdfast.report.html import render_html
+from holdfast.report.html import render_html, render_markdown
 from holdfast.report.json_form import render_json
-from holdfast.report.markdown import render_markdown
 from holdfast.report.plots import loss_plot, step_plot
 from holdfast.report.section import Section
 from holdfast.report.series import JobSeries, Point

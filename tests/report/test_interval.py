@@ -80,10 +80,14 @@ def history(*, drill: str = "") -> tuple[JobRecord, list[IncidentRecord]]:
     return JobRecord(key=KEY, view=JobView(KEY), attempts=[first, second]), [incident]
 
 
+UP_S = 2000.0
+"""Of the history's two attempts."""
+
+
 def advice(*, every_s: float, saves_s: tuple[float, ...] = (0.9, 1.0, 5.0), drill: str = "") -> IntervalAdvice:
     job, incidents = history(drill=drill)
-    durable = [(start + every_s * n, 1.0) for start in (1000.0, 2010.0) for n in range(1, int(990 // every_s) + 1)]
-    return advise(job, incidents, durable=durable, saves_s=saves_s, now=4000.0)
+    durable = [start + every_s * n for start in (1000.0, 2010.0) for n in range(1, int(990 // every_s) + 1)]
+    return advise(job, incidents, durable=durable, saves_s=saves_s, up_s=UP_S)
 
 
 def test_a_job_that_saves_too_often_is_told_so() -> None:
@@ -98,7 +102,7 @@ def test_a_job_that_saves_too_often_is_told_so() -> None:
 def test_a_gap_across_a_restart_is_no_interval() -> None:
     """The time between the last save of one attempt and the first of the next does not count."""
     job, incidents = history()
-    got = advise(job, incidents, durable=[(1500.0, 1.0), (2510.0, 2.0)], saves_s=[1.0], now=4000.0)
+    got = advise(job, incidents, durable=[1500.0, 2510.0], saves_s=[1.0], up_s=UP_S)
     assert got.actual_s is None
 
 
@@ -112,8 +116,8 @@ def test_near_the_best_interval_nothing_is_urged() -> None:
 def test_what_is_missing_for_advice_is_said() -> None:
     """Without a measured save, or without a failure, the sentence says which."""
     job, incidents = history()
-    assert "what a save costs was not measured" in advise(job, incidents, durable=[], saves_s=[], now=4000.0).says
-    assert "no failure" in advise(job, [], durable=[], saves_s=[1.0], now=4000.0).says
+    assert "what a save costs was not measured" in advise(job, incidents, durable=[], saves_s=[], up_s=UP_S).says
+    assert "no failure" in advise(job, [], durable=[], saves_s=[1.0], up_s=UP_S).says
 
 
 def test_failures_made_by_drills_are_named() -> None:

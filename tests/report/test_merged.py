@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
+import pytest
 from tests.report.test_forms import report
 
 from holdfast.model import events as e
@@ -162,5 +163,7 @@ def test_a_nodes_own_phases_add_up_to_its_return() -> None:
     one.marks[Mark.STOPPED] = 21.0
     assert [p.name for p in node_phases(one)] == ["detect", "isolate", "replace", "validate"]
     assert sum(p.seconds for p in node_phases(one)) == 13.0
+    one.marks[Mark.STOPPED] = 50.0
+    assert sum(p.percent for p in node_phases(one)) == pytest.approx(100.0)
     del one.marks[Mark.NODE_REPAIRED]
     assert node_phases(one) == ()

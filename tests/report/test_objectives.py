@@ -9,8 +9,7 @@ from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.figures import CATEGORIES, Accounting
 from holdfast.report.objectives import Verdict, judge
-from holdfast.report.series import JobSeries, Point
-from holdfast.report.throughput import Throughput, throughput
+from holdfast.report.series import JobSeries, Point, Throughput, throughput
 
 KEY = JobKey("lab", "7")
 

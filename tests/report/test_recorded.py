@@ -20,14 +20,12 @@ from holdfast.model.orders import AnyOrder, OrderStatus
 from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import decode, decode_event
-from holdfast.report.coverage import coverage
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import DETAILS, ReportData
 from holdfast.report.json_form import report_form
-from holdfast.report.sections import sections
+from holdfast.report.sections import coverage, sections
 from holdfast.report.single import affected, cost, machines, phases
-from holdfast.report.told import Told
-from holdfast.report.trace import trace
+from holdfast.report.trace import Told, trace
 
 HERE = Path(__file__).parent / "recorded"
 

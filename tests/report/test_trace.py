@@ -11,8 +11,7 @@ from holdfast.model.evidence import Finding
 from holdfast.model.records import Mark, NodeRecord
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import ReportData
-from holdfast.report.told import Told
-from holdfast.report.trace import COUNTS, FIGURES, GPU_HOURS, SAVED, trace, wanted
+from holdfast.report.trace import COUNTS, FIGURES, GPU_HOURS, SAVED, Told, trace, wanted
 
 
 def data() -> ReportData:

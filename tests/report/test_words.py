@@ -20,8 +20,7 @@ from holdfast.model.policy import Slo
 from holdfast.report import sections as of
 from holdfast.report.definitions import DEFINITIONS
 from holdfast.report.gather import ReportData, gather
-from holdfast.report.html import render_html
-from holdfast.report.markdown import render_markdown
+from holdfast.report.html import render_html, render_markdown
 from holdfast.report.proposals import RULES, SPEEDUPS
 from holdfast.report.sections import KINDS
 from holdfast.report.single import incident_sections

@@ -19,11 +19,9 @@ from holdfast.sim.history import (
     Faulted,
     FaultsOver,
     History,
-    NodeBroke,
     OrderTook,
     Resumed,
     RunBegan,
-    RunEnded,
     Step,
     Wrote,
 )
@@ -109,7 +107,6 @@ def good() -> Tale:
     tale.event(e.CheckpointSaved, job=JOB, attempt=0, step=10, durable=True)
     tale.deed(Wrote, job=JOB, epoch=1, step=10)
     tale.deed(Faulted, fault="gpu-1", kind="gpu", rules=("nvidia.xid.74",), node="n1", job=JOB)
-    tale.deed(NodeBroke, node="n1", instance_id=OLD, fault="gpu-1")
     fault_at = tale.now
     tale.event(e.FindingSeen, QUARANTINE, REQUEUE, finding=replace(XID, at=fault_at))
     tale.took(QUARANTINE, instance_id=OLD)
@@ -117,7 +114,6 @@ def good() -> Tale:
     tale.event(e.OrderDone, order="c1")
     tale.node("n1", drained=True, drain_reason="[holdfast] Xid 74")
     tale.took(REQUEUE)
-    tale.deed(RunEnded, job=JOB, epoch=1)
     tale.event(e.OrderDone, EXCLUDE, order="c2")
     tale.took(EXCLUDE)
     tale.event(e.OrderDone, RELEASE, REPLACE, order="c3")

@@ -1,4 +1,4 @@
-"""Twelve bugs that an engine could have, planted one at a time: the judges of simulation must find each of them.
+"""Seventeen bugs that an engine could have, planted one at a time: the judges of simulation must find each of them.
 
 `planted(name)` is a context in which the engine has that bug. They are made at the seams where the real thing would be
 forgotten or confused; the engine's own invariants are switched off meanwhile, so that only the judges can find them.
@@ -13,13 +13,14 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from holdfast.decide import budgets, engine, exclusions, incidents, jobs, nodes, repair, restart
+from holdfast.decide import budgets, engine, exclusions, incidents, jobs, nodes, operators, repair, restart
 from holdfast.decide.turn import Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
+from holdfast.model.events import Command
 from holdfast.model.orders import OrderStatus
-from holdfast.model.records import JobRecord, NodeRecord
+from holdfast.model.records import JobRecord, JobState, NodeRecord
 from holdfast.sim.checkers import Complaint
 from holdfast.sim.judging import complaints_about
 from holdfast.sim.options import changed, draw
@@ -142,6 +143,61 @@ def _wrong_cause() -> contextlib.AbstractContextManager[object]:
     return patch.object(incidents, "diagnose", diagnose)
 
 
+def _partial_exclusion() -> contextlib.AbstractContextManager[object]:
+    """Of several bad nodes the scheduler is told of the first."""
+    real = Turn.make
+
+    def make(self: Turn, kind: Any, **fields: Any) -> Any:
+        return real(self, kind, **({**fields, "nodes": fields["nodes"][:1]} if kind is o.SetExcluded else fields))
+
+    return patch.object(Turn, "make", make)
+
+
+def _findings_dropped_while_held() -> contextlib.AbstractContextManager[object]:
+    """What is told of a job that is held in the queue is not heard."""
+    real = engine._HANDLERS[e.FindingSeen]
+
+    def seen(kept: Any, turn: Turn, event: e.FindingSeen) -> None:
+        job = turn.job(event.finding.job) if event.finding.job is not None else None
+        if job is None or job.state is not JobState.HELD:
+            real(kept, turn, event)
+
+    return patch.dict(engine._HANDLERS, {e.FindingSeen: seen})
+
+
+def _failed_checks_return() -> contextlib.AbstractContextManager[object]:
+    """A node that has failed its checks is taken for one that has passed."""
+    real = repair.validated
+
+    def validated(turn: Turn, node: NodeRecord, **said: Any) -> None:
+        real(turn, node, **{**said, "passed": True})
+
+    return patch.object(repair, "validated", validated)
+
+
+def _hold_ignored() -> contextlib.AbstractContextManager[object]:
+    """A person asks for a hold, and it is forgotten."""
+    real = operators._ON_JOBS[Command.HOLD]
+
+    def hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
+        real(turn, event, job)
+        job.held_by = ""
+
+    return patch.dict(operators._ON_JOBS, {Command.HOLD: hold})
+
+
+def _queue_hold_ignored() -> contextlib.AbstractContextManager[object]:
+    """A job that a person holds in the queue is released all the same."""
+    real = jobs._held_by_person
+
+    def held(turn: Turn, job: JobRecord) -> None:
+        real(turn, job)
+        job.held_by = ""
+        restart.go_on_from_hold(turn, job)
+
+    return patch.object(jobs, "_held_by_person", held)
+
+
 MUTANTS: dict[str, Planted] = {
     "forgotten fence": _forgotten_fence,
     "double requeue": _double_requeue,
@@ -155,6 +211,11 @@ MUTANTS: dict[str, Planted] = {
     "replay acts twice": _replay_acts_twice,
     "incident never closed": _incident_never_closed,
     "wrong cause in the story": _wrong_cause,
+    "partial exclusion": _partial_exclusion,
+    "findings dropped while held": _findings_dropped_while_held,
+    "failed checks return the node": _failed_checks_return,
+    "a person's hold ignored": _hold_ignored,
+    "a hold in the queue ignored": _queue_hold_ignored,
 }
 
 

@@ -254,9 +254,51 @@ def test_more_requeues_than_the_budget_are_found(tale):
     assert releases(other, save) == set()
 
 
+def test_a_requeue_that_was_refused_gives_no_retries(tale):
+    """The refusal is a notice on the command's own topic, and the budget is what it was."""
+    name = f"e{len(tale.history.steps) + 1}"
+    refusal = o.Notify(id="c19", cause=0, topic=f"command:{name}", title="Refused", text="it is in the queue already")
+    tale.event(e.OperatorCommand, refusal, command=Command.REQUEUE, who="ada", why="x", job=JOB)
+    for number in range(3):
+        tale.event(e.TimerFired, order(o.ReleaseJob, f"c2{number}", epoch=3 + number), timer="x")
+    assert said_by(tale.history) == {"budgets_hold"}
+
+
+def test_a_release_of_what_a_person_holds_is_found(tale):
+    """Held through Holdfast or in the queue, until they let go."""
+    tale.event(e.OperatorCommand, command=Command.HOLD, who="ada", why="x", job=JOB)
+    tale.event(e.TimerFired, order(o.ReleaseJob, "c20", epoch=3), timer="x")
+    assert said_by(tale.history) == {"holds_are_respected"}
+    other = good()
+    other.event(e.OperatorCommand, command=Command.HOLD, who="ada", why="x", job=JOB)
+    other.event(e.OperatorCommand, command=Command.RELEASE, who="ada", why="x", job=JOB)
+    other.event(e.TimerFired, order(o.ReleaseJob, "c20", epoch=3), timer="x")
+    assert said_by(other.history) == set()
+    queued = good()
+    queued.job(SchedulerState.PENDING, restart_count=1)
+    queued.job(SchedulerState.HELD, restart_count=1)
+    queued.event(e.TimerFired, order(o.ReleaseJob, "c20", epoch=3), timer="x")
+    assert said_by(queued.history) == {"holds_are_respected"}
+
+
+def test_a_return_after_failed_checks_is_found(tale):
+    """Until the same machine has passed them, or another one stands there."""
+    check, give_back = order(o.ValidateNode, "c20"), order(o.ReturnNode, "c21")
+    tale.event(e.TimerFired, check, timer="x")
+    tale.event(e.NodeValidated, give_back, node="n1", passed=False, instance_id=NEW)
+    assert said_by(tale.history) == {"returns_rest_on_checks"}
+    other = good()
+    other.event(e.TimerFired, check, timer="x")
+    other.event(e.NodeValidated, node="n1", passed=False, instance_id=NEW)
+    other.node("n1", instance_id="machine-3")
+    other.event(e.TimerFired, give_back, timer="x")
+    assert said_by(other.history) == set()
+
+
 def test_a_requeue_that_a_person_asked_for_costs_nothing(tale):
     """Whatever incident it is ordered for."""
-    tale.event(e.OperatorCommand, command=Command.REQUEUE, who="ada", why="x", job=JOB)
+    again = order(o.RequeueHeld, "c19", restart_count=1)
+    tale.event(e.OperatorCommand, again, command=Command.REQUEUE, who="ada", why="x", job=JOB)
     for number in range(3):
         tale.event(e.TimerFired, order(o.ReleaseJob, f"c2{number}", epoch=3 + number), timer="x")
     assert said_by(tale.history) == set()
@@ -299,9 +341,7 @@ def test_a_start_after_a_cancel_is_found(tale):
 
 
 def test_an_old_attempt_that_writes_beside_the_new_one_is_found(tale):
-    """Unless the fence refused it."""
-    tale.deed(Wrote, job=JOB, epoch=1, step=30, accepted=False)
-    assert said_by(tale.history) == set()
+    """Its epoch is below the newest one's."""
     tale.deed(Wrote, job=JOB, epoch=1, step=30)
     assert said_by(tale.history) == {"attempts_do_not_overlap"}
 

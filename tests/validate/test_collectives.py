@@ -13,7 +13,7 @@ from holdfast.validate.registry import RESENT, Options, chosen, limit_of
 from holdfast.validate.results import Item, Run, StepResult, Verdict
 from holdfast.validate.results_kept import Results
 from holdfast.validate.sweep_torch import DEEP_SIZES, QUICK_SIZES, resent, sizes, tcp_counts
-from holdfast.validate.under_test import Asked
+from holdfast.validate.under_test import Asked, NodesUnderTest
 from holdfast.validate.wire import Hello
 
 SWEEP_S = 30.0
@@ -57,7 +57,7 @@ def hunted(
     swept: list[tuple[int, bool, float]] = []
 
     async def sweep(
-        _examination: Examination, ranks: Sequence[Hello], *, deep: bool, limit_s: float = 0.0
+        _nodes: NodesUnderTest, ranks: Sequence[Hello], *, deep: bool, limit_s: float = 0.0
     ) -> list[StepResult]:
         swept.append((len(ranks), deep, limit_s))
         await asyncio.sleep(0)
@@ -67,19 +67,18 @@ def hunted(
         told = {RESENT: resent if any(hello.node == unfit for hello in ranks) else 0.0}
         return [StepResult(step="sweep", items=() if fails else (FIGURE,), error=error, told=told) for _ in ranks]
 
-    async def pairs(examination: Examination) -> None:
-        examination.unfit |= {unfit} - {""}
+    async def pairs(nodes: NodesUnderTest) -> None:
+        nodes.unfit |= {unfit} - {""}
 
     monkeypatch.setattr(collectives, "sweep", sweep)
     monkeypatch.setattr(paired, "run", pairs)
-    examination = Examination(
+    nodes = NodesUnderTest(
         Still([f"n{number}" for number in range(8)]),
         Asked(suites=chosen(("nccl",)), options=Options(deep=deep)),
         clock=clock,
         results=Results(None),
-        baselines=lambda _kind: None,
     )
-    return asyncio.run(examination.run()), swept
+    return asyncio.run(Examination(nodes, baselines=lambda _kind: None).run()), swept
 
 
 def test_halves_find_the_node_and_may_take_no_more_than_a_few_times_what_one_that_passed_took(

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast.os.programs import Ran
 from holdfast.validate import tool_runs
 from holdfast.validate.compiled import SCHEDULER, SOURCES, judged_mpi, judged_openmp, mpi, openmp
 from holdfast.validate.registry import STEPS, Options
 from holdfast.validate.results import Item, Verdict
-from holdfast.validate.tool_runs import Done
 from holdfast.validate.troubleshooting import HUNG, TROUBLES, UNKNOWN, advice_for, advised
 
 GOOD = "rank 1 of 2 wrong 0 library MPICH Version: 5.0.2\nrank 0 of 2 wrong 0 library MPICH Version: 5.0.2\n"
@@ -47,13 +47,16 @@ def test_where_temporary_files_may_not_be_run_the_node_is_not_to_blame(
 @pytest.mark.parametrize(
     ("done", "why"),
     [
-        (Done(code=0, out=GOOD), ""),
-        (Done(code=0, out=GOOD.splitlines()[0]), "it ended with 0: rank 1 of 2 wrong 0 library MPICH Version: 5.0.2"),
-        (Done(code=6, out=GOOD, err="Abort: internal error"), "it ended with 6: Abort: internal error"),
-        (Done(hung=True), "it did not end within 40 s and was killed"),
+        (Ran(code=0, stdout=GOOD.encode()), ""),
+        (
+            Ran(code=0, stdout=GOOD.splitlines()[0].encode()),
+            "it ended with 0: rank 1 of 2 wrong 0 library MPICH Version: 5.0.2",
+        ),
+        (Ran(code=6, stdout=GOOD.encode(), stderr=b"Abort: internal error"), "it ended with 6: Abort: internal error"),
+        (Ran(hung=True), "it did not end within 40 s and was killed"),
     ],
 )
-def test_ranks_must_all_speak_and_end_well(done: Done, why: str) -> None:
+def test_ranks_must_all_speak_and_end_well(done: Ran, why: str) -> None:
     """A rank that says nothing, an end that is none: a failure by its first telling line."""
     assert judged_mpi(done)[0].why == why
     assert (judged_mpi(done)[0].verdict is Verdict.PASS) == (not why)
@@ -62,9 +65,10 @@ def test_ranks_must_all_speak_and_end_well(done: Done, why: str) -> None:
 def test_openmp_words() -> None:
     """What is no result is a failure with the program's last words."""
     assert (
-        judged_openmp(Done(code=0, out="openmp 201511 threads 4 wanted 4 sum 9 known 9\n"))[0].verdict is Verdict.PASS
+        judged_openmp(Ran(code=0, stdout=b"openmp 201511 threads 4 wanted 4 sum 9 known 9\n"))[0].verdict
+        is Verdict.PASS
     )
-    assert judged_openmp(Done(code=139, out=""))[0].why == "it ended with 139: it said nothing"
+    assert judged_openmp(Ran(code=139, stdout=b""))[0].why == "it ended with 139: it said nothing"
 
 
 def test_every_failure_has_advice_and_an_items_own_comes_first() -> None:

@@ -22,7 +22,7 @@ from holdfast.validate.paired import pair_test
 from holdfast.validate.registry import Options, chosen
 from holdfast.validate.results import Item, Run, StepResult, Verdict
 from holdfast.validate.results_kept import Results
-from holdfast.validate.under_test import Asked
+from holdfast.validate.under_test import Asked, NodesUnderTest
 from holdfast.validate.wire import Hello
 from holdfast.validate.worker import Worker
 
@@ -64,14 +64,14 @@ async def fleet_of(count: int, **env: dict[str, str]) -> AsyncIterator[tuple[Fle
 
 
 def examination(fleet: Fleet, suites: str, folder: Path | None = None, *, resume: bool = False, **more) -> Examination:
-    return Examination(
+    nodes = NodesUnderTest(
         fleet,
         Asked(suites=chosen(tuple(suites.split(","))), options=Options(seconds=0.2, **more.pop("options", {}))),
         clock=SystemClock(),
         results=Results(folder, resume=resume),
-        baselines=lambda _kind: None,
         **more,
     )
+    return Examination(nodes, baselines=lambda _kind: None)
 
 
 def steps_of(process: asyncio.subprocess.Process) -> list[psutil.Process]:
@@ -136,7 +136,7 @@ def test_a_node_at_fault_in_the_pairs_does_not_stretch_the_collectives(
     )
     swept: list[list[str]] = []
 
-    async def sweep(_: Examination, ranks: Sequence[Hello], **_kind: object) -> list[StepResult]:
+    async def sweep(_: NodesUnderTest, ranks: Sequence[Hello], **_kind: object) -> list[StepResult]:
         swept.append([hello.node for hello in ranks])
         slow = (Item(name="nccl.sweep.slow", verdict=Verdict.FAIL, why="too slow"),) * ("n2" in swept[-1])
         return [StepResult(step="sweep", items=slow) for _ in ranks]
@@ -186,7 +186,7 @@ def test_a_partner_that_is_killed_in_a_pair_ends_the_pair_and_blames_nobody_else
     async def body() -> tuple[str, dict[str, str]]:
         async with fleet_of(2) as (fleet, workers):
             test = asyncio.create_task(
-                pair_test(examination(fleet, "network"), fleet.nodes[0], fleet.nodes[1], key="x")
+                pair_test(examination(fleet, "network").nodes, fleet.nodes[0], fleet.nodes[1], key="x")
             )
             await until(lambda: steps_of(workers["n1"]))
             workers["n1"].send_signal(signal.SIGKILL)
@@ -299,7 +299,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
             second = await again.run(resume=True)
             with pytest.raises(UserError, match="holds a run of software, cpu"):
                 await examination(fleet, "software", tmp_path, resume=True).run(resume=True)
-            return first, second, again.results.taken
+            return first, second, again.nodes.results.taken
 
     first, second, taken = asyncio.run(body())
     assert (second.id, second.at) == (first.id, first.at)

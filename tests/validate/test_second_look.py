@@ -14,7 +14,7 @@ from holdfast.validate.hands import Tell
 from holdfast.validate.registry import Options, chosen
 from holdfast.validate.results import Item, Run, StepResult, Verdict
 from holdfast.validate.results_kept import Results
-from holdfast.validate.under_test import Asked
+from holdfast.validate.under_test import Asked, NodesUnderTest
 from holdfast.validate.wire import Hello
 
 NODES = ("n0", "n1", "n2", "n3")
@@ -64,14 +64,13 @@ class Scripted:
 
 
 def run_of(hands: Scripted, suite: str, tmp_path: Path) -> Run:
-    examination = Examination(
+    nodes = NodesUnderTest(
         hands,
         Asked(suites=chosen((suite,)), options=Options(seconds=0.1)),
         clock=SystemClock(),
         results=Results(tmp_path, resume=False),
-        baselines=lambda _kind: None,
     )
-    return asyncio.run(examination.run())
+    return asyncio.run(Examination(nodes, baselines=lambda _kind: None).run())
 
 
 @pytest.mark.parametrize(("slow", "measured", "blamed"), [(0, 1, ()), (1, 2, ()), (2, 3, ()), (3, 3, ("n3",))])

@@ -15,7 +15,7 @@ from holdfast.validate.hands import Alone
 from holdfast.validate.registry import Options, chosen
 from holdfast.validate.results import Run, Verdict
 from holdfast.validate.results_kept import Results
-from holdfast.validate.under_test import Asked
+from holdfast.validate.under_test import Asked, NodesUnderTest
 from holdfast.validate.wire import Hello
 
 pytestmark = pytest.mark.timeout(600)
@@ -27,10 +27,8 @@ def examined(*suites: str, **options: object) -> Run:
     async def body() -> Run:
         hands = Alone(Hello(node="here", rank=0, boot="b", address="127.0.0.1"), dict(os.environ))
         asked = Asked(suites=chosen(suites), options=Options(**options))
-        examination = Examination(
-            hands, asked, clock=SystemClock(), results=Results(None), baselines=lambda _kind: None
-        )
-        return await examination.run()
+        nodes = NodesUnderTest(hands, asked, clock=SystemClock(), results=Results(None))
+        return await Examination(nodes, baselines=lambda _kind: None).run()
 
     return asyncio.run(body())
 

@@ -27,8 +27,8 @@ import httpx
 import pytest
 
 from holdfast.adapters.local import processes
-from holdfast.drill.kubernetes_stage import VERB
 from holdfast.lab.kube_lab import KubeLab
+from holdfast.lab.wire import write_program
 from kube_fixture import running_lab
 
 PREFIX = "sagemaker.amazonaws.com"
@@ -76,8 +76,7 @@ class Site:
 
     def _program(self, verb: str) -> Path:
         path = self.folder / f"{verb}-node"
-        path.write_text(VERB.format(python=sys.executable, sock=f"{self.folder}/cluster.sock", verb=verb))
-        path.chmod(0o755)
+        write_program(path, self.folder / "cluster.sock", op=verb)
         return path
 
     def end(self) -> None:

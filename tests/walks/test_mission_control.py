@@ -26,7 +26,6 @@ from tests.walks.login_node import holdfast, page
 from cli.webhook import Web, webhook
 from holdfast.adapters.kubernetes.api import KubeApi
 from holdfast.adapters.local.client import LocalOrchestrator
-from holdfast.drill.kubernetes_stage import KubernetesStage, KubernetesStageSettings
 from holdfast.drill.queues import jobs_path
 from holdfast.drill.stage import Stage, StageSettings
 from holdfast.lab.slurm_lab import SlurmLab
@@ -279,10 +278,10 @@ HOLDFAST_CONTROLLER_FILE = "{folder}/controller/controller.json"
 @contextlib.asynccontextmanager
 async def kubernetes(folder: Path) -> AsyncIterator[tuple[Path, dict[str, str]]]:
     """The same on Kubernetes."""
-    settings = KubernetesStageSettings(folder=folder / "kube", nodes=2, spares=1, boot_s=0.2, up_limit_s=300.0)
-    async with KubernetesStage(settings) as stage:
+    settings = StageSettings(folder=folder / "kube", on="kubernetes", nodes=2, spares=1, boot_s=0.2, up_limit_s=300.0)
+    async with Stage(settings) as stage:
         file = folder / "kube.toml"
-        url, kubeconfig = stage.eyes.client.url, stage.lab.kubeconfig
+        url, kubeconfig = stage.eyes.client.url, stage.cluster.lab.kubeconfig
         file.write_text(KUBERNETES_FILE.format(url=url, folder=stage.folder, kubeconfig=kubeconfig))
         yield file, dict(os.environ)
 

@@ -12,22 +12,16 @@ import os
 import platform
 import tempfile
 from collections.abc import Sequence
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 
 from holdfast.detect.catalogue import Catalogue, load_catalogue
 from holdfast.detect.database import compile_database
 from holdfast.detect.matcher import Matcher
+from holdfast.detect.meaning import packaged, packaged_sources
 from holdfast.errors import ConfigError
 
 _MAGIC = b"holdfast-matcher-1\n"
-
-
-def packaged_sources() -> dict[str, bytes]:
-    """The rule files that ship with Holdfast, by name, in a fixed order."""
-    folder = resources.files("holdfast.detect") / "catalogue"
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name)
-    return {f"catalogue/{entry.name}": entry.read_bytes() for entry in files}
 
 
 def site_sources(folders: Sequence[str | Path]) -> dict[str, bytes]:
@@ -50,7 +44,9 @@ def site_sources(folders: Sequence[str | Path]) -> dict[str, bytes]:
 
 def read_catalogue(site_folders: Sequence[str | Path] = ()) -> Catalogue:
     """The packaged catalogue with the site's rules on top. Raises ConfigError as `load_catalogue` does."""
-    return load_catalogue(packaged_sources() | site_sources(site_folders))
+    read = load_catalogue(packaged_sources() | site_sources(site_folders))
+    packaged()  # Asked for in a hurry, when something has failed: its files are parsed here and now.
+    return read
 
 
 def default_cache_folder() -> Path:

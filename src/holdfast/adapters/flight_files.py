@@ -12,7 +12,6 @@ import json
 import pickle
 import resource
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import msgspec
 
 from holdfast.detect.flight import HEAD, Dump, dump_of, is_dump, rank_of
+from holdfast.os.programs import DROPPED, Command, run_blocking
 
 DUMP_MAX = 256 << 20
 BATCH = 512
@@ -32,6 +32,8 @@ MEMORY_FOR_BYTE = 24
 """Bytes of memory that a byte of a dump may take, as small numbers and short texts do."""
 LIMIT_S = 10.0
 BYTES_A_SECOND = 2 << 20
+BATCH_LIMIT_S = BATCH * (LIMIT_S + DUMP_MAX / BYTES_A_SECOND)
+"""For the process as a whole, which sets a limit for each file on itself."""
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -61,18 +63,16 @@ def read_dumps(paths: Sequence[str]) -> Mapping[str, Dump]:
     ended = 0
     while left:
         # -P: the working folder is no place to import from.
-        command = [sys.executable, "-P", "-m", __spec__.name, *left[:BATCH]]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, check=False
-        )
-        lines = [line for line in done.stdout.split(b"\n") if line]
+        argv = (sys.executable, "-P", "-m", __spec__.name, *left[:BATCH])
+        ran = run_blocking(Command(argv=argv, stderr=DROPPED, kept_max=DUMP_MAX), BATCH_LIMIT_S)
+        lines = [line for line in ran.stdout.split(b"\n") if line]
         for path, line in zip(left, lines, strict=False):
             if (dump := msgspec.json.decode(line, type=Dump | None)) is not None:
                 found[path] = dump
         # The file after the last line is the one that it ended of.
-        ended += done.returncode != 0
-        del left[: len(lines) + (done.returncode != 0)]
-        if ended == ENDED_MAX or not (lines or done.returncode):
+        ended += ran.code != 0
+        del left[: len(lines) + (ran.code != 0)]
+        if ended == ENDED_MAX or not (lines or ran.code):
             break
     return found
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import subprocess
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.errors import LinkError
+from holdfast.os.programs import DROPPED, Command, run_blocking, started, where
 
 JOURNAL = Path("journald")
 """In place of a path: the journal."""
@@ -36,8 +36,8 @@ class KernelJournal:
 
     def start(self) -> None:
         """Begin. Raises LinkError when there is no journalctl."""
-        path = shutil.which(ARGV[0])
-        if path is None:
+        path = where(ARGV[0], os.environ.get("PATH", ""))
+        if not path:
             raise LinkError("there is no journalctl")
         self._task = asyncio.create_task(self._follow(path))
 
@@ -49,16 +49,9 @@ class KernelJournal:
             await asyncio.sleep(AGAIN_S)
 
     async def _read(self, path: str) -> None:
-        process = await asyncio.create_subprocess_exec(
-            path, *ARGV[1:], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        try:
-            while process.stdout is not None and (data := await process.stdout.read(CHUNK)):
+        async with started(Command(argv=(path, *ARGV[1:]), stderr=DROPPED)) as program:
+            while program.process.stdout is not None and (data := await program.process.stdout.read(CHUNK)):
                 self._on_data(str(JOURNAL), data)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
 
     def close(self) -> None:
         """Stop; the tool ends with it. Calling it twice is harmless."""
@@ -69,12 +62,5 @@ class KernelJournal:
 
 def can_read() -> bool:
     """Is there a journal that this process may read?"""
-    path = shutil.which(ARGV[0])
-    if path is None:
-        return False
-    argv = [path, "--dmesg", "--lines=1", "--output=cat", "--quiet"]
-    try:
-        done = subprocess.run(argv, capture_output=True, timeout=5.0, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0 and bool(done.stdout.strip())
+    ran = run_blocking(Command(argv=(ARGV[0], "--dmesg", "--lines=1", "--output=cat", "--quiet")), 5.0)
+    return ran.code == 0 and bool(ran.stdout.strip())

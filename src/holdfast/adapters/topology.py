@@ -26,12 +26,13 @@ from msgspec import structs
 from holdfast.errors import ConfigError, LinkError
 from holdfast.model.cluster import WorldView
 from holdfast.model.orders import AnyOrder
+from holdfast.os.programs import Command, run
 from holdfast.ports import Orchestrator
 
 READ_AGAIN_S = 600.0
 SCONTROL_LIMIT_S = 20.0
 LEVELS_MAX = 8
-NOTHING = b"No topology information"
+NOTHING = "No topology information"
 """What scontrol says where slurmctld has no topology plugin."""
 _log = structlog.get_logger("holdfast.topology")
 
@@ -112,33 +113,16 @@ async def read_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         LinkError: scontrol cannot be run, or slurmctld does not answer.
     """
-    try:
-        process = await asyncio.create_subprocess_exec(
-            "scontrol",
-            "show",
-            "topology",
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**environ, "LC_ALL": "C"},
-        )
-    except OSError as error:
-        raise LinkError(f"scontrol cannot be run: {error.strerror}") from error
-    try:
-        async with asyncio.timeout(SCONTROL_LIMIT_S):
-            out, said = await process.communicate()
-    except TimeoutError as error:
-        raise LinkError(f"scontrol gave no answer within {SCONTROL_LIMIT_S:g} s") from error
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if NOTHING in out + said:
+    ran = await run(Command(argv=("scontrol", "show", "topology"), env={**environ, "LC_ALL": "C"}), SCONTROL_LIMIT_S)
+    if ran.hung:
+        raise LinkError(f"scontrol gave no answer within {SCONTROL_LIMIT_S:g} s")
+    if ran.code is None:
+        raise LinkError(f"scontrol cannot be run: {ran.err}")
+    if NOTHING in ran.out + ran.err:
         return {}
-    if process.returncode:
-        raise LinkError(f"scontrol show topology: {said.decode('utf-8', 'replace').strip()[:200]}")
-    text = out.decode("utf-8", "replace")
-    return parse(text, "scontrol show topology") if "Name=" in text else {}
+    if ran.code:
+        raise LinkError(f"scontrol show topology: {ran.err.strip()[:200]}")
+    return parse(ran.out, "scontrol show topology") if "Name=" in ran.out else {}
 
 
 class Placed:

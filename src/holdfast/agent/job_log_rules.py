@@ -17,11 +17,11 @@ from holdfast.adapters.log_rule_files import read_log_rules
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.hyperpod_rules import LogRule
 from holdfast.detect.log_rule_watch import LogRuleWatch
+from holdfast.detect.meaning import Trait, has
 from holdfast.errors import ConfigError
 from holdfast.model.evidence import Finding
 
 LINE_MAX = 1 << 16
-HANG = "hyperpod.hang"
 
 _log = structlog.get_logger("holdfast.agent")
 
@@ -100,7 +100,7 @@ class JobLogRules:
         """Time has passed."""
         for path, watch in list(self._watches.items()):
             for finding in watch.tick(at):
-                if finding.rule == HANG and not self._is_held(path):
+                if has(finding.rule, Trait.WAIT) and not self._is_held(path):
                     self.forget(path)
                     break
                 self._on_finding(finding)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from holdfast.agent.node_facts import NodeIdentity, current_boot_id
 from holdfast.errors import ConfigError
-from holdfast.model.cluster import other_machine
+from holdfast.model.machine import other_machine
 from holdfast.model.orders import ValidateNode
 
 FRESH_S = 600.0

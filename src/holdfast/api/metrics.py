@@ -202,12 +202,12 @@ class ControllerCollector(Collector):
         running = [
             line
             for line in self._fleet.jobs.values()
-            if line.guarded and line.scheduler is SchedulerState.RUNNING and line.attempt is not None
+            if line.guarded and line.scheduler is SchedulerState.RUNNING and line.number is not None
         ]
-        for line in sorted(running, key=lambda one: one.id)[:NAMED_MAX]:
-            step.add_metric([line.id], line.best_step)
-            saved.add_metric([line.id], line.durable_at or line.started_at)
-            attempt.add_metric([line.id], line.attempt or 0)
+        for line in sorted(running, key=lambda one: one.key)[:NAMED_MAX]:
+            step.add_metric([line.key], line.best_step)
+            saved.add_metric([line.key], line.durable_at or line.started_at)
+            attempt.add_metric([line.key], line.number or 0)
         yield from (step, saved, attempt)
         oldest: dict[str, float] = {}
         pending: Counter[str] = Counter()
@@ -228,7 +228,7 @@ class ControllerCollector(Collector):
 
     def _incidents(self) -> Iterator[Metric]:
         tally = self._tally
-        now_open = [line for line in self._fleet.incidents.values() if not line.closed_at]
+        now_open = [line for line in self._fleet.incidents.values() if line.is_open]
         family = GaugeMetricFamily("holdfast_incidents_open", "Open incidents by domain.", labels=["domain"])
         for domain, count in sorted(Counter(line.domain.value for line in now_open).items()):
             family.add_metric([domain], count)

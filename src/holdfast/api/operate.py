@@ -20,7 +20,7 @@ from holdfast.controller.executors import within
 from holdfast.errors import LinkError, NotFoundError, RefusedError, StaleError, WireError
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobKey
+from holdfast.model.answers import CommandAnswer, CommandRequest
 from holdfast.model.records import BrakeRecord, JobRecord, JobState, NodeRecord, OrderRecord
 from holdfast.model.wire import encode
 from holdfast.ports import Entry
@@ -41,31 +41,6 @@ OWNERS = frozenset(
     }
 )
 """What an owner may say about their own jobs, and about orders that concern only them."""
-
-
-class CommandRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An `OperatorCommand` without id and time; `who` is taken from the token unless it names several people."""
-
-    command: e.Command
-    who: str = ""
-    why: str = ""
-    node: str = ""
-    job: JobKey | None = None
-    order: str = ""
-    group: str = ""
-    value: str = ""
-    remedy: str = ""
-    id: str = ""
-    """Given by a client that may send the command twice; empty: each request is a command of its own."""
-
-
-class CommandAnswer(Struct, frozen=True):
-    """The command is on disk; what came of it is in the events of this id."""
-
-    seq: int
-    id: str
-    refused: str = ""
-    """Why the engine did not do it; empty: it was taken."""
 
 
 async def operate(

@@ -8,7 +8,6 @@ from typing import Any
 import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
-from msgspec import Struct
 
 from holdfast.errors import (
     EngineError,
@@ -21,6 +20,7 @@ from holdfast.errors import (
     UserError,
     WireError,
 )
+from holdfast.model.answers import Problem
 
 _log = structlog.get_logger("holdfast.api")
 MEDIA_TYPE = "application/problem+json"
@@ -35,15 +35,6 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (LinkError, 503),
     (JournalError, 503),
 )
-
-
-class Problem(Struct, frozen=True, omit_defaults=True):
-    """The body of every error."""
-
-    title: str
-    status: int
-    detail: str = ""
-    type: str = "about:blank"
 
 
 def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response[Problem]:

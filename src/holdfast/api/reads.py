@@ -19,8 +19,8 @@ from holdfast.controller import Controller
 from holdfast.controller.fleet import Fleet, JobLine, NodeLine
 from holdfast.errors import UsageError
 from holdfast.model import events as e
-from holdfast.model.cluster import JobKey
-from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.answers import CheckpointSeen, Deed
+from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import kind_of
 
 T = TypeVar("T")
@@ -35,43 +35,6 @@ class Page(Struct, Generic[T], frozen=True):
 
     items: list[T]
     next: str = ""
-
-
-class Deed(Struct, frozen=True, omit_defaults=True):
-    """One line of the audit: who did what to what, why, and what came of it."""
-
-    seq: int
-    at: float
-    who: str
-    what: str
-    target: str = ""
-    value: str = ""
-    why: str = ""
-    refused: str = ""
-    """Why the engine did not do it; empty: it was taken."""
-    orders: tuple[str, ...] = ()
-    """What it led to at once: `kind id`."""
-
-
-class Attempt(Struct, frozen=True):
-    """An attempt and the job that it is one of."""
-
-    job: JobKey
-    name: str
-    attempt: AttemptRecord
-
-
-class CheckpointSeen(Struct, frozen=True, omit_defaults=True):
-    """A checkpoint that a launcher reported."""
-
-    job: JobKey
-    attempt: int
-    step: int
-    durable: bool
-    at: float
-    seq: int
-    path: str = ""
-    took_s: float | None = None
 
 
 def encode_cursor(*mark: float | str) -> str:

@@ -19,11 +19,12 @@ from msgspec import structs
 
 from holdfast.api.auth import Role, needs
 from holdfast.api.authority import Refusals, Reporter
-from holdfast.api.operate import CommandAnswer, CommandRequest, operate
+from holdfast.api.operate import operate
 from holdfast.controller import Controller
 from holdfast.controller.state import ShellState
 from holdfast.errors import LinkError, RefusedError, WireError
 from holdfast.model import events as e
+from holdfast.model.answers import CommandAnswer, CommandRequest
 from holdfast.model.cluster import JobKey
 from holdfast.model.wire import Batch, Beat, BeatAnswer, IngestAnswer, check_version, decode, decode_event
 

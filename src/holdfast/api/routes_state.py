@@ -22,9 +22,22 @@ from holdfast.api import reads
 from holdfast.api.auth import Role, needs
 from holdfast.api.operate import etag_of
 from holdfast.api.whole import WholeState
-from holdfast.controller import Controller, Health
+from holdfast.controller import Controller
 from holdfast.errors import NotFoundError
-from holdfast.model.events import AnyEvent, FindingSeen, PolicyLoaded
+from holdfast.model.answers import (
+    Attempt,
+    CheckpointSeen,
+    Deed,
+    DrillSeen,
+    EventsAnswer,
+    IncidentAnswer,
+    JobAnswer,
+    NodeAnswer,
+    OrderAnswer,
+    SamplesAnswer,
+    StateAnswer,
+)
+from holdfast.model.events import FindingSeen, PolicyLoaded
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 
 T = TypeVar("T")
@@ -40,73 +53,6 @@ After = Annotated[int, QueryParameter(ge=0, le=SEQ_MAX, description="Sequence nu
 Cursor = Annotated[str, QueryParameter(max_length=1000, description="From the `next` link of the page before.")]
 Name = Annotated[str, QueryParameter(max_length=256)]
 Wait = Annotated[float, QueryParameter(ge=0.0, le=WAIT_S_MAX, description="Seconds to wait for the next event.")]
-
-
-class StateAnswer(Struct, frozen=True):
-    """Everything at a glance. Records may be newer than `seq`, never older."""
-
-    seq: int
-    health: Health
-    jobs: list[JobRecord]
-    nodes: list[NodeRecord]
-    incidents: list[IncidentRecord]
-    """Newest first; all open ones are among them unless there are more than a hundred newer."""
-    brakes: list[BrakeRecord]
-
-
-class EventsAnswer(Struct, frozen=True):
-    """Events in order. Ask again with `after` = `last`."""
-
-    last: int
-    events: list[AnyEvent]
-
-
-class SamplesAnswer(Struct, frozen=True):
-    """Points of a series in order of time: `[subject, at, value]`; a value of null is NaN."""
-
-    series: str
-    points: list[tuple[str, float, float | None]]
-
-
-class IncidentAnswer(Struct, frozen=True):
-    """An incident with its events and orders."""
-
-    record: IncidentRecord
-    orders: list[OrderRecord]
-    events: list[AnyEvent]
-
-
-class JobAnswer(Struct, frozen=True):
-    """A job with its newest events."""
-
-    record: JobRecord
-    events: list[AnyEvent]
-
-
-class NodeAnswer(Struct, frozen=True):
-    """A node with its newest events."""
-
-    record: NodeRecord
-    events: list[AnyEvent]
-
-
-class OrderAnswer(Struct, frozen=True):
-    """An order and what became of it."""
-
-    record: OrderRecord
-
-
-class DrillSeen(Struct, frozen=True):
-    """A drill's fault that took effect, and the incident that Holdfast made of it."""
-
-    drill: str
-    kind: str
-    at: float
-    seq: int
-    node: str = ""
-    job: str = ""
-    incident: str = ""
-    outcome: str = ""
 
 
 _viewer = [needs(Role.VIEWER)]
@@ -206,19 +152,19 @@ async def one_job(request: Request[Any, Any, State], state: State, job: FromPath
 
 
 @get("/jobs/{job:str}/attempts", guards=_viewer, tags=["read"])
-async def attempts(state: State, job: FromPath[str]) -> list[reads.Attempt]:
+async def attempts(state: State, job: FromPath[str]) -> list[Attempt]:
     """The attempts of a job, `1778(0)`, `1778(1)`..., oldest first."""
     found = await state.controller.journal.jobs(job=job)
     if not found:
         raise NotFoundError(f"no job {job!r}")
     record: JobRecord = found[-1]
-    return [reads.Attempt(record.key, f"{record.key}({one.number})", one) for one in record.attempts]
+    return [Attempt(record.key, f"{record.key}({one.number})", one) for one in record.attempts]
 
 
 @get("/jobs/{job:str}/checkpoints", guards=_viewer, tags=["read"])
 async def checkpoints(
     request: Request[Any, Any, State], job: FromPath[str], limit: Limit = EVENTS_MAX, cursor: Cursor = ""
-) -> Response[list[reads.CheckpointSeen]]:
+) -> Response[list[CheckpointSeen]]:
     """Checkpoints of a job as its launchers reported them, oldest first."""
     return _paged(request, await reads.checkpoints(request.app.state.controller, job=job, limit=limit, cursor=cursor))
 
@@ -352,7 +298,7 @@ async def policies(state: State, limit: Limit = 20) -> list[PolicyLoaded]:
 @get("/audit", guards=_viewer, tags=["read"])
 async def audit(
     request: Request[Any, Any, State], who: Name = "", limit: Limit = 100, cursor: Cursor = ""
-) -> Response[list[reads.Deed]]:
+) -> Response[list[Deed]]:
     """What people did, newest first: who, what, why, and what came of it."""
     return _paged(request, await reads.audit(request.app.state.controller, who=who, limit=limit, cursor=cursor))
 

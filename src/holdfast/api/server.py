@@ -70,13 +70,14 @@ class ApiServer:
         limits: Limits | None = None,
         collectors: Sequence[Collector] = (),
         reviewer: Reviewer | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         if not tokens and not is_loopback(host):
             raise RefusedError(
                 f"refusing to listen on {host} without tokens: give --token-file, or listen on 127.0.0.1"
             )
         self._controller = controller
-        self._fleet = Fleet()
+        self._fleet = fleet if fleet is not None else Fleet()
         self._tally = Tally()
         self._app = make_app(
             controller,
@@ -100,11 +101,6 @@ class ApiServer:
         return self._app
 
     @property
-    def fleet(self) -> Fleet:
-        """The cluster at a glance, kept by the controller's commits while this serves."""
-        return self._fleet
-
-    @property
     def url(self) -> str:
         """Where it listens, with the actual port."""
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -113,15 +109,14 @@ class ApiServer:
     async def __aenter__(self) -> Self:
         self._held = _reserve(self._host, self._port)
         self._port = self._held.getsockname()[1]
-        # Registered before it is loaded, so that no commit falls between the two.
-        self._controller.listeners += [self._fleet.take, self._tally.take]
+        self._controller.listeners.append(self._tally.take)
         try:
-            await self._fleet.load(self._controller.journal)
+            await self._fleet.follow(self._controller)
         except BaseException:  # whatever it is, port and listeners are given back
             self._forget()
             self._held.close()
             raise
-        self._tally.known(line.id for line in self._fleet.incidents.values() if not line.closed_at)
+        self._tally.known(line.id for line in self._fleet.incidents.values() if line.is_open)
         self._server = Server(
             self._app,
             address=self._host,
@@ -172,9 +167,9 @@ class ApiServer:
         self._forget()
 
     def _forget(self) -> None:
-        for listener in (self._fleet.take, self._tally.take):
-            if listener in self._controller.listeners:
-                self._controller.listeners.remove(listener)
+        self._fleet.leave()
+        if self._tally.take in self._controller.listeners:
+            self._controller.listeners.remove(self._tally.take)
 
 
 def is_loopback(host: str) -> bool:

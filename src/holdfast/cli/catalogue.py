@@ -10,9 +10,10 @@ import msgspec
 import typer
 from rich.table import Table
 
-from holdfast.adapters.catalogue_files import packaged_sources, read_catalogue, site_sources
+from holdfast.adapters.catalogue_files import read_catalogue, site_sources
 from holdfast.cli.screen import console
 from holdfast.detect.catalogue import Catalogue, Rule, load_catalogue
+from holdfast.detect.meaning import packaged_sources
 from holdfast.detect.proof import Complaint, prove
 from holdfast.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, NotFoundError
 

@@ -22,10 +22,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from holdfast.adapters.clock import SystemClock
-from holdfast.drill.controlled import ControlledStage
 from holdfast.drill.demonstration import DemoResult, DemoSettings, Watcher, demo_form, loss_sentence, run_demo
 from holdfast.drill.results import DrillResult
 from holdfast.drill.scenario import shipped
+from holdfast.drill.stage import Stage
 from holdfast.drill.training import TrainingJob
 from holdfast.errors import EXIT_FAILED, HoldfastError, UsageError
 from holdfast.model.cluster import JobKey
@@ -68,11 +68,11 @@ class Board(Watcher):
             console=console,
         )
         self.tasks: dict[str, TaskID] = {}
-        self.stage: ControlledStage | None = None
+        self.stage: Stage | None = None
         self.key: JobKey | None = None
         self.job: TrainingJob | None = None
 
-    def stage_up(self, stage: ControlledStage) -> None:
+    def stage_up(self, stage: Stage) -> None:
         """Note it and begin to look."""
         self.stage = stage
         self.note(f"{stage.nodes} nodes, {stage.spares} spare and a controller are up: {stage.folder}")

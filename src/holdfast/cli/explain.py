@@ -34,14 +34,15 @@ from holdfast.adapters.log_files import (
     read_chunks,
 )
 from holdfast.cli.explain_page import page
-from holdfast.decide.diagnosis import DiagnosisContext, diagnose
+from holdfast.decide.diagnosis import DiagnosisContext, attribute
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.dumped_stacks import HEAD, StackFrame, dumped_stack, is_dump
-from holdfast.detect.explain import EvidenceLine, Explanation, LogReading, source_of
+from holdfast.detect.explain import EvidenceLine, Explanation, explanation, with_novelty
 from holdfast.detect.hyperpod_rules import LogRule
 from holdfast.detect.lines import is_binary, looks_like_a_log, year_of
 from holdfast.detect.log_rule_reading import RuleReading
 from holdfast.detect.matcher import Matcher, ProgressReading
+from holdfast.detect.reading import LogReading, source_of
 from holdfast.errors import EXIT_FAILED, EXIT_NOTHING_TO_JUDGE, EXIT_OK, NoInputError, UserError
 from holdfast.launch.novel_lines import job_folder, read_known
 from holdfast.model.evidence import Diagnosis, Finding
@@ -51,8 +52,6 @@ NOVELTY_FILES = 8
 NOVELTY_BYTES = 2 << 20
 NOVELTY_TAIL = 60
 """Lines at the end of a log among which new ones are looked for."""
-NO_REASON = ("exit.", "process.exited", "process.killed", "torch.elastic.failed", "composer.exited", "generic.")
-"""Causes that only say how a process ended."""
 END_BYTES = 1 << 16
 """The end of a log that is searched for errors that no rule names."""
 SAMPLED_ABOVE = 64 << 20
@@ -88,9 +87,11 @@ def explain_logs(
     for text in closed:
         warn(text)
     dumps = read_dumps([name for name in names if not is_stream(name)])
-    reading.flight(list(dumps.values()))
+    reading.beside.flight(list(dumps.values()))
     stacks = {name: frames for name in names if name not in dumps and (frames := _stack(name))}
-    reading.stacks({rank: frames for name, frames in stacks.items() if (rank := source_of(name).rank) is not None})
+    reading.beside.stacks(
+        {rank: frames for name, frames in stacks.items() if (rank := source_of(name).rank) is not None}
+    )
     for name in (name for name in names if name not in dumps and name not in stacks):
         try:
             _read(reading, matcher, name, at, log_rules)
@@ -101,13 +102,13 @@ def explain_logs(
         raise NoInputError((closed + failed)[0])
     reading.finish()
     context = DiagnosisContext(ranks=reading.ranks, progress_at=reading.progress_at, no_job=reading.no_job)
-    diagnosis = diagnose(reading.findings, context)
+    diagnosis, root = attribute(reading.findings, context)
     _number(reading, diagnosis)
-    explained = reading.explanation(diagnosis)
+    explained = explanation(reading, diagnosis, root)
     if explained.is_unrecognised:
         return explained
-    if explained.verdict == "unknown" or explained.cause.startswith(NO_REASON):
-        explained = reading.with_novelty(explained, _novel(names))
+    if explained.names_no_reason:
+        explained = with_novelty(explained, _novel(names))
     return explained
 
 

@@ -286,18 +286,18 @@ def _daemon_commands(group: typer.Typer, name: str, deeds: Callable[[SlurmLab, D
 
 def _ctld(lab: SlurmLab, deed: Deed) -> None:
     if deed is Deed.START:
-        lab.start_ctld()
+        lab.daemons.start_ctld()
     else:
-        lab.stop_ctld(sig=signal.SIGKILL if deed is Deed.KILL else signal.SIGTERM)
+        lab.daemons.stop("slurmctld", sig=signal.SIGKILL if deed is Deed.KILL else signal.SIGTERM)
 
 
 def _dbd(lab: SlurmLab, deed: Deed) -> None:
     if not lab.facts.settings.dbd:
         raise UsageError("this lab has no slurmdbd: `holdfast lab slurm up --dbd` starts one with it")
     if deed is Deed.START:
-        lab.start_dbd()
+        lab.daemons.start_dbd()
     else:
-        lab.stop_dbd(sig=signal.SIGKILL if deed is Deed.KILL else signal.SIGTERM)
+        lab.daemons.stop("slurmdbd", sig=signal.SIGKILL if deed is Deed.KILL else signal.SIGTERM)
 
 
 _daemon_commands(ctld_app, "slurmctld", _ctld)

@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -19,6 +18,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from holdfast.lab.packages import advice, missing_packages
+from holdfast.os.programs import Command, run_blocking
 
 TOOL_LIMIT_S = 5.0
 DISK_LOW_BYTES = 2 * 1024**3
@@ -60,12 +60,9 @@ def tool(argv: list[str]) -> str | None:
     """First line that the tool prints, None when it is not on the PATH, empty when it fails or hangs."""
     if shutil.which(argv[0]) is None:
         return None
-    try:
-        done = subprocess.run(argv, capture_output=True, timeout=TOOL_LIMIT_S, check=False, text=True)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = (done.stdout or done.stderr).strip().splitlines()
-    return lines[0][:60] if done.returncode == 0 and lines else ""
+    ran = run_blocking(Command(argv=tuple(argv)), TOOL_LIMIT_S)
+    lines = (ran.out or ran.err).strip().splitlines()
+    return lines[0][:60] if ran.code == 0 and lines else ""
 
 
 def python() -> Fact:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 from holdfast.errors import UserError
+from holdfast.os.programs import Command, run_blocking
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LIMIT_S = 120.0
@@ -31,7 +31,7 @@ def print_pdf(html: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="holdfast-pdf-") as folder:
         page, made = Path(folder, "report.html"), Path(folder, "report.pdf")
         page.write_text(html, encoding="utf-8")
-        argv = [
+        argv = (
             browser,
             "--headless",
             "--disable-gpu",
@@ -45,12 +45,11 @@ def print_pdf(html: str, path: Path) -> None:
             f"--print-to-pdf={made}",
             *(["--no-sandbox"] if os.geteuid() == 0 else []),
             page.as_uri(),
-        ]
-        try:
-            ran = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise UserError(f"{browser} did not print the report within {LIMIT_S:g} s") from error
+        )
+        ran = run_blocking(Command(argv=argv), LIMIT_S)
+        if ran.hung:
+            raise UserError(f"{browser} did not print the report within {LIMIT_S:g} s")
         if not made.exists():
-            last = (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            last = (ran.err.strip().splitlines() or ["it said nothing"])[-1]
             raise UserError(f"{browser} did not print the report: {last}")
         shutil.copyfile(made, path)

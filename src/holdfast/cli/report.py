@@ -266,7 +266,7 @@ def _text(data: ReportData, form: Format, kind: Kind, templates: Path | None) ->
 
         return render_json(data, kind)
     if form is Format.MD:
-        from holdfast.report.markdown import render_markdown  # noqa: PLC0415 - see above
+        from holdfast.report.html import render_markdown  # noqa: PLC0415 - see above
 
         return screen.printable(render_markdown(data, kind, templates=templates))
     if form is Format.HTML:

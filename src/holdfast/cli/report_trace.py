@@ -18,8 +18,7 @@ from holdfast.model.events import AnyEvent
 from holdfast.model.toml_lines import did_you_mean
 from holdfast.report.gather import ReportData
 from holdfast.report.terminal import ROWS_MAX
-from holdfast.report.told import Told
-from holdfast.report.trace import FIGURES, Source, Trace, trace, wanted
+from holdfast.report.trace import FIGURES, Source, Told, Trace, trace, wanted
 from holdfast.report.words import Words
 
 VERSION = 1

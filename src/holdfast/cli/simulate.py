@@ -6,7 +6,6 @@ Progress goes to standard error; nothing is changed anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,8 @@ from rich.text import Text
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
-from holdfast.cli.options import JsonOption
+from holdfast.cli.answer import taking
+from holdfast.cli.options import JsonOption, OptionSet
 from holdfast.cli.simulate_fuzz import fuzz
 from holdfast.cli.simulate_replay import show_replay
 from holdfast.errors import UsageError
@@ -42,119 +42,124 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.command("fuzz")(fuzz)
 
 
-Files = Annotated[
-    list[Path] | None,
-    typer.Option("--policy", metavar="FILE", help="Policy file; several are compared. Default: Holdfast's own."),
-]
-Intervals = Annotated[
-    list[float] | None,
-    typer.Option(
-        "--checkpoint-interval",
-        metavar="S",
-        help="Seconds of training between checkpoints; several are compared. Default: the best by the formula.",
-    ),
-]
-Spares = Annotated[
-    list[int] | None, typer.Option("--spares", metavar="N", help="Spare nodes; several are compared. Default: 8.")
-]
-Gpus = Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="GPUs that train, without spares.")]
-Days = Annotated[float, typer.Option("--days", metavar="D", help="Length of the run in days.")]
-Seeds = Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Runs of each case, each its own faults.")]
-First = Annotated[int, typer.Option("--seed", metavar="SEED", min=0, help="The first seed.")]
-Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Jobs of equal size that share the GPUs.")]
-Failures = Annotated[
-    str,
-    typer.Option(
-        "--failures", metavar="RATE", help="Per 1000 node-days: a number, llama3 (3.79), rsc1 (6.50), rsc2 (2.34)."
-    ),
-]
-Causes = Annotated[
-    str, typer.Option("--causes", metavar="TABLE", help="Which causes they have: llama3, node, gpu, software.")
-]
-Lemons = Annotated[float, typer.Option("--lemons", metavar="SHARE", min=0, max=1, help="Share of lemons.")]
-Exponent = Annotated[
-    float,
-    typer.Option("--scale-exponent", metavar="X", min=0, max=2, help="The rate grows with (nodes/128) to this power."),
-]
-Save = Annotated[
-    float, typer.Option("--save", metavar="S", min=0, help="A checkpoint keeps the job from training so long.")
-]
-Start = Annotated[float, typer.Option("--start", metavar="S", min=0, help="To start all processes.")]
-Load = Annotated[float, typer.Option("--load", metavar="S", min=0, help="To load a checkpoint.")]
-InPlace = Annotated[
-    float, typer.Option("--in-place", metavar="S", min=0, help="As --start, inside an allocation that is kept.")
-]
-Parallel = Annotated[int, typer.Option("--parallel", metavar="K", min=1, help="Runs beside each other.")]
-Replay = Annotated[
-    str, typer.Option("--replay", metavar="JOURNAL", help="Judge this recorded history by --policy instead.")
-]
-Everything = Annotated[bool, typer.Option("--all", help="With --replay: also incidents that went the same way.")]
-Plot = Annotated[bool, typer.Option("--plot", help="Draw where the time went.")]
-Page = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots.")]
+class Request(OptionSet, frozen=True):
+    """The options of `holdfast simulate`."""
+
+    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="GPUs that train, without spares.")] = 1024
+    days: Annotated[float, typer.Option("--days", metavar="D", help="Length of the run in days.")] = 7.0
+    policy: Annotated[
+        list[Path] | None,
+        typer.Option("--policy", metavar="FILE", help="Policy file; several are compared. Default: Holdfast's own."),
+    ] = None
+    checkpoint: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--checkpoint-interval",
+            metavar="S",
+            help="Seconds of training between checkpoints; several are compared. Default: the best by the formula.",
+        ),
+    ] = None
+    spares: Annotated[
+        list[int] | None, typer.Option("--spares", metavar="N", help="Spare nodes; several are compared. Default: 8.")
+    ] = None
+    seeds: Annotated[
+        int, typer.Option("--seeds", metavar="N", min=1, help="Runs of each case, each its own faults.")
+    ] = 1
+    seed: Annotated[int, typer.Option("--seed", metavar="SEED", min=0, help="The first seed.")] = 0
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Jobs of equal size that share the GPUs.")] = 1
+    failures: Annotated[
+        str,
+        typer.Option(
+            "--failures", metavar="RATE", help="Per 1000 node-days: a number, llama3 (3.79), rsc1 (6.50), rsc2 (2.34)."
+        ),
+    ] = "llama3"
+    causes: Annotated[
+        str, typer.Option("--causes", metavar="TABLE", help="Which causes they have: llama3, node, gpu, software.")
+    ] = "llama3"
+    lemons: Annotated[float, typer.Option("--lemons", metavar="SHARE", min=0, max=1, help="Share of lemons.")] = 0.0
+    exponent: Annotated[
+        float,
+        typer.Option(
+            "--scale-exponent", metavar="X", min=0, max=2, help="The rate grows with (nodes/128) to this power."
+        ),
+    ] = 0.0
+    save: Annotated[
+        float, typer.Option("--save", metavar="S", min=0, help="A checkpoint keeps the job from training so long.")
+    ] = 10.0
+    start: Annotated[float, typer.Option("--start", metavar="S", min=0, help="To start all processes.")] = 60.0
+    load: Annotated[float, typer.Option("--load", metavar="S", min=0, help="To load a checkpoint.")] = 60.0
+    in_place: Annotated[
+        float, typer.Option("--in-place", metavar="S", min=0, help="As --start, inside an allocation that is kept.")
+    ] = 15.0
+    parallel: Annotated[int, typer.Option("--parallel", metavar="K", min=1, help="Runs beside each other.")] = 1
+    replay: Annotated[
+        str, typer.Option("--replay", metavar="JOURNAL", help="Judge this recorded history by --policy instead.")
+    ] = ""
+    everything: Annotated[bool, typer.Option("--all", help="With --replay: also incidents that went the same way.")] = (
+        False
+    )
+    plot: Annotated[bool, typer.Option("--plot", help="Draw where the time went.")] = False
+    page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots.")] = None
+    json: JsonOption = False
+
+    def question(self) -> Question:
+        """What all cases share. Raises UsageError."""
+        return Question(
+            gpus=self.gpus,
+            days=self.days,
+            jobs=self.jobs,
+            failures=_rate(self.failures),
+            causes=_table(self.causes),
+            save_s=self.save,
+            start_s=self.start,
+            load_s=self.load,
+            lemons=self.lemons,
+            scale_exponent=self.exponent,
+            in_place_s=self.in_place,
+        )
+
+    def cases(self) -> list[Case]:
+        """Every combination of what was named. Raises UsageError for too many."""
+        policies = [("default", "")]
+        if self.policy:
+            presets = packaged_presets()
+            policies = [(file.stem, read_policy(file, presets)[1]) for file in self.policy]
+        made = [
+            Case(policy_name=name, policy=text, checkpoint_s=interval_s, spares=number)
+            for name, text in policies
+            for interval_s in (self.checkpoint or [0.0])
+            for number in (self.spares or [8])
+        ]
+        if len(made) > CASES_MAX:
+            raise UsageError(
+                f"{len(made)} combinations of policies, intervals and spares are too many: at most {CASES_MAX}"
+            )
+        return made
 
 
 @app.callback(invoke_without_command=True)
-def simulate(
-    context: typer.Context,
-    *,
-    gpus: Gpus = 1024,
-    days: Days = 7.0,
-    policy: Files = None,
-    checkpoint: Intervals = None,
-    spares: Spares = None,
-    seeds: Seeds = 1,
-    seed: First = 0,
-    jobs: Jobs = 1,
-    failures: Failures = "llama3",
-    causes: Causes = "llama3",
-    lemons: Lemons = 0.0,
-    exponent: Exponent = 0.0,
-    save: Save = 10.0,
-    start: Start = 60.0,
-    load: Load = 60.0,
-    in_place: InPlace = 15.0,
-    parallel: Parallel = 1,
-    replay: Replay = "",
-    everything: Everything = False,
-    plot: Plot = False,
-    page: Page = None,
-    json: JsonOption = False,
-) -> None:
+@taking
+def simulate(context: typer.Context, request: Request) -> None:
     """Simulate a training job of months in seconds; compare policies, checkpoint intervals and numbers of spares."""
     if context.invoked_subcommand is not None:
         return
-    if replay:
-        _replay(replay, policy or [], everything=everything, json=json)
+    if request.replay:
+        policies = request.policy or []
+        if len(policies) > 1:
+            raise UsageError("--replay compares with one other policy: name one --policy")
+        file = policies[0] if policies else None
+        show_replay(request.replay, file, show_all=request.everything, json=request.json)
         return
-    question = Question(
-        gpus=gpus,
-        days=days,
-        jobs=jobs,
-        failures=_rate(failures),
-        causes=_table(causes),
-        save_s=save,
-        start_s=start,
-        load_s=load,
-        lemons=lemons,
-        scale_exponent=exponent,
-        in_place_s=in_place,
-    )
-    cases = _cases(policy or [], checkpoint or [], spares or [])
-    answers = _ask(question, cases, range(seed, seed + seeds), parallel)
-    if page is not None:
-        page.write_text(render(_title(question), _facts(question, seeds), answers), encoding="utf-8")
-    if json:
-        screen.say_json(_form(question, answers, seed))
+    question = request.question()
+    answers = _ask(question, request.cases(), range(request.seed, request.seed + request.seeds), request.parallel)
+    if request.page is not None:
+        request.page.write_text(render(_title(question), _facts(question, request.seeds), answers), encoding="utf-8")
+    if request.json:
+        screen.say_json(_form(question, answers, request.seed))
         return
-    _print(question, answers, seeds, plot=plot)
-    if page is not None:
-        screen.say(f"Written: {page}")
-
-
-def _replay(journal: str, policies: Sequence[Path], *, everything: bool, json: bool) -> None:
-    if len(policies) > 1:
-        raise UsageError("--replay compares with one other policy: name one --policy")
-    show_replay(journal, policies[0] if policies else None, show_all=everything, json=json)
+    _print(question, answers, request.seeds, plot=request.plot)
+    if request.page is not None:
+        screen.say(f"Written: {request.page}")
 
 
 def _table(name: str) -> str:
@@ -170,25 +175,6 @@ def _rate(text: str) -> float:
         return float(text)
     except ValueError as error:
         raise UsageError(f"--failures {text!r} is neither a number nor one of {', '.join(RATES)}") from error
-
-
-def _cases(files: Sequence[Path], checkpoints: Sequence[float], spares: Sequence[int]) -> list[Case]:
-    """Every combination of what was named."""
-    policies = [("default", "")]
-    if files:
-        presets = packaged_presets()
-        policies = [(file.stem, read_policy(file, presets)[1]) for file in files]
-    made = [
-        Case(policy_name=name, policy=text, checkpoint_s=interval_s, spares=number)
-        for name, text in policies
-        for interval_s in (checkpoints or [0.0])
-        for number in (spares or [8])
-    ]
-    if len(made) > CASES_MAX:
-        raise UsageError(
-            f"{len(made)} combinations of policies, intervals and spares are too many: at most {CASES_MAX}"
-        )
-    return made
 
 
 def _ask(question: Question, cases: list[Case], seeds: range, parallel: int) -> list[Answer]:

@@ -20,8 +20,7 @@ from rich.text import Text
 from holdfast.cli import screen
 from holdfast.cli.cluster_tables import incidents_table, jobs_table, nodes_view, orders_table
 from holdfast.cli.options import ConfigOption, DirOption, JsonOption, UrlOption
-from holdfast.client import AsyncClient
-from holdfast.client.http import State
+from holdfast.client import AsyncClient, State
 from holdfast.errors import LinkError
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import JobRecord, JobState, NodeState, OrderRecord
@@ -108,9 +107,9 @@ def _head(picture: Picture) -> Text:
     said = Text("Holdfast ", style="bold")
     if picture.lost:
         said.append(f"line lost, this is old: {screen.clean(picture.lost)}  ", style="bold red")
-    elif health.get("failing"):
-        said.append(f"journal failing: {screen.clean(str(health['failing']))}  ", style="bold red")
-    elif health.get("blind"):
+    elif health.failing:
+        said.append(f"journal failing: {screen.clean(health.failing)}  ", style="bold red")
+    elif health.blind:
         said.append("blind: the scheduler cannot be read  ", style="bold red")
     else:
         said.append("well  ", style="green")
@@ -135,7 +134,7 @@ def form(picture: Picture) -> dict[str, Any]:
     return {
         "version": VERSION,
         "seq": state.seq,
-        "health": {name: state.health.get(name) for name in ("ok", "failing", "blind")},
+        "health": {"ok": state.health.ok, "failing": state.health.failing, "blind": state.health.blind},
         "nodes": {name.value: sum(1 for node in state.nodes if node.state is name) for name in NodeState},
         "jobs": dict(sorted(Counter(job.state.value for job in state.jobs).items())),
         "open_incidents": [

@@ -18,7 +18,6 @@ import typer
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.probes import tools
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, taking
 from holdfast.cli.options import JsonOption
@@ -27,6 +26,7 @@ from holdfast.cli.validate_pages import export, history_answer, keep, print_run
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.matcher import StreamSource
 from holdfast.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
+from holdfast.os.programs import Command, run_blocking
 from holdfast.validate.baselines import as_toml, learned, packaged
 from holdfast.validate.place import Place, place_of
 from holdfast.validate.registry import SUITES, Options, chosen
@@ -232,7 +232,7 @@ def without(words: Sequence[str], options: tuple[str, ...]) -> list[str]:
 def _idle(partition: str) -> list[str]:
     """Nodes that have no job now."""
     argv = ("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", *((f"--partition={partition}",) if partition else ()))
-    ran = asyncio.run(tools.run(("env", *argv), SINFO_S, dict(os.environ)))
+    ran = run_blocking(Command(argv=("env", *argv)), SINFO_S)
     found = sorted(set(ran.out.split()))
     if not found:
         raise UsageError(f"no node is idle: {screen.clean(ran.err) or 'sinfo lists none'}")

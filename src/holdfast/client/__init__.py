@@ -7,8 +7,11 @@ records, in `rows.py`.
 
 from __future__ import annotations
 
-from holdfast.client.http import AsyncClient, Client, Commanded, Events, State
+from holdfast.client.http import AsyncClient, Client
 from holdfast.client.reporter import ClientSource, Reporter, Spool
 from holdfast.client.rows import rows
+from holdfast.model.answers import CommandAnswer as Commanded
+from holdfast.model.answers import EventsAnswer as Events
+from holdfast.model.answers import StateAnswer as State
 
 __all__ = ["AsyncClient", "Client", "ClientSource", "Commanded", "Events", "Reporter", "Spool", "State", "rows"]

@@ -17,9 +17,17 @@ from urllib.parse import quote
 
 import httpx
 import msgspec
-from msgspec import Struct
 
 from holdfast.errors import ConfigError, HoldfastError, LinkError, NotFoundError, RefusedError, StaleError, WireError
+from holdfast.model.answers import (
+    CommandAnswer,
+    CommandRequest,
+    Deed,
+    EventsAnswer,
+    Problem,
+    SamplesAnswer,
+    StateAnswer,
+)
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent, Command
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
@@ -34,56 +42,6 @@ KEEP_S = 20.0
 PAGE = 1000
 QUIET_S = 60.0
 """A stream says something at least every 15 s; one that is silent for longer is cut off."""
-
-
-class State(Struct, frozen=True):
-    """The answer of `/v1/state`."""
-
-    seq: int
-    health: dict[str, Any]
-    jobs: list[JobRecord]
-    nodes: list[NodeRecord]
-    incidents: list[IncidentRecord]
-    brakes: list[BrakeRecord]
-
-
-class Events(Struct, frozen=True):
-    """The answer of `/v1/events`; ask again with `after=last`."""
-
-    last: int
-    events: list[AnyEvent]
-
-
-class Commanded(Struct, frozen=True):
-    """The answer of `/v1/commands`."""
-
-    seq: int
-    id: str
-    refused: str = ""
-    """Why the engine did not do it; empty: it was taken."""
-
-
-class Deed(Struct, frozen=True):
-    """One line of the audit."""
-
-    seq: int
-    at: float
-    who: str
-    what: str
-    target: str = ""
-    value: str = ""
-    why: str = ""
-    refused: str = ""
-    orders: tuple[str, ...] = ()
-
-
-class _Problem(Struct):
-    title: str = ""
-    detail: str = ""
-
-
-class _Points(Struct):
-    points: list[tuple[str, float, float | None]]
 
 
 class AsyncClient:
@@ -157,14 +115,14 @@ class AsyncClient:
 
     # --- reading ---
 
-    async def state(self) -> State:
+    async def state(self) -> StateAnswer:
         """Jobs, nodes, incidents and brakes."""
-        return await self._call("GET", "/v1/state", State)
+        return await self._call("GET", "/v1/state", StateAnswer)
 
-    async def events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> Events:
+    async def events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> EventsAnswer:
         """Events after a sequence number; `where`: incident, job, node, kind."""
         params: dict[str, Any] = {"after": after, "wait": wait_s, "limit": limit, **where}
-        return await self._call("GET", "/v1/events", Events, params=params, wait_s=wait_s)
+        return await self._call("GET", "/v1/events", EventsAnswer, params=params, wait_s=wait_s)
 
     async def follow(self, *, after: int = 0, wait_s: float = 30.0, **where: str) -> AsyncIterator[AnyEvent]:
         """Every event after `after`, then each new one, for ever. Raises LinkError when the controller goes away."""
@@ -229,7 +187,7 @@ class AsyncClient:
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
         """Points of a series in order of time; `subject` may end in `*`."""
         params = {"series": series, "subject": subject, "after": after}
-        found = await self._call("GET", "/v1/samples", _Points, params=params)
+        found = await self._call("GET", "/v1/samples", SamplesAnswer, params=params)
         return [Sample(series, one, at, math.nan if value is None else value) for one, at, value in found.points]
 
     async def healthy(self) -> bool:
@@ -255,25 +213,17 @@ class AsyncClient:
         value: str = "",
         remedy: str = "",
         if_match: str = "",
-    ) -> Commanded:
+    ) -> CommandAnswer:
         """Give an operator's command; returns when it is on the controller's disk, with what the engine said to it.
 
         `if_match`: `tag` of the target as you saw it; StaleError when it has changed since.
         """
-        body: dict[str, Any] = {
-            "command": str(command),
-            "who": who,
-            "why": why,
-            "node": node,
-            "order": order,
-            "group": group,
-            "value": value,
-            "remedy": remedy,
-        }
-        if job is not None:
-            body["job"] = job
+        asked = CommandRequest(
+            command=Command(command), who=who, why=why, node=node, job=job, order=order, group=group, value=value,
+            remedy=remedy,
+        )  # fmt: skip
         headers = {"If-Match": if_match} if if_match else None
-        return await self._call("POST", "/v1/commands", Commanded, content=encode(body), headers=headers)
+        return await self._call("POST", "/v1/commands", CommandAnswer, content=encode(asked), headers=headers)
 
     async def tag(self, *, node: str = "", job: str = "", incident: str = "", order: str = "") -> str:
         """The entity tag of a record as it is now. Raises NotFoundError when there is none."""
@@ -359,7 +309,7 @@ def _part(name: str) -> str:
 
 def _error(response: httpx.Response) -> HoldfastError:
     try:
-        said = msgspec.json.decode(response.content, type=_Problem)
+        said = msgspec.json.decode(response.content, type=Problem)
         detail = said.detail or said.title
     except msgspec.DecodeError:
         detail = response.reason_phrase
@@ -414,11 +364,11 @@ class Client:
         """See `AsyncClient.beat`."""
         return self._run(self._client.beat(beat, wait_s=wait_s))
 
-    def state(self) -> State:
+    def state(self) -> StateAnswer:
         """See `AsyncClient.state`."""
         return self._run(self._client.state())
 
-    def events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> Events:
+    def events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> EventsAnswer:
         """See `AsyncClient.events`."""
         return self._run(self._client.events(after=after, wait_s=wait_s, limit=limit, **where))
 
@@ -461,7 +411,7 @@ class Client:
         """See `AsyncClient.healthy`."""
         return self._run(self._client.healthy())
 
-    def command(self, command: Command | str, **fields: Any) -> Commanded:
+    def command(self, command: Command | str, **fields: Any) -> CommandAnswer:
         """See `AsyncClient.command`."""
         return self._run(self._client.command(command, **fields))
 

@@ -25,6 +25,7 @@ from holdfast.cockpit.settings import SettingsPage
 from holdfast.cockpit.validation import Validations
 from holdfast.cockpit.what_if import Replayer
 from holdfast.controller import Controller
+from holdfast.controller.fleet import Fleet
 from holdfast.drill.calendar import Calendar
 
 HEALTH_S = 0.5
@@ -54,7 +55,8 @@ class Cockpit:
         sessions: Path | None = None,
     ) -> None:
         self.controller = controller
-        self.board = Board(presets)
+        self.fleet = Fleet()
+        self.board = Board(self.fleet, presets)
         self.sessions = SessionBook(tokens, controller.clock, sessions)
         self.hub = Hub(self._make, self._cells, lambda: self.controller.seq)
         self.pages = Pages(controller, self.board)
@@ -82,7 +84,8 @@ class Cockpit:
 
     async def __aenter__(self) -> Self:
         self.board.on_change = self.hub.changed
-        self.controller.listeners.append(self.board.take)
+        self.fleet.readers.append(self.board.take)
+        await self.fleet.follow(self.controller)
         await self.board.load(self.controller.journal)
         self._task = asyncio.create_task(self._watch_health(), name="cockpit")
         self.ready.set()
@@ -91,7 +94,7 @@ class Cockpit:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.controller.listeners.remove(self.board.take)
+        self.fleet.leave()
         self.hub.close()
         self.sessions.save()
         self.efficiency.stop()
@@ -124,7 +127,5 @@ class Cockpit:
     def _cells(self, page: str, since: int) -> Cells:
         if page != "overview":
             return {}
-        board = self.board
-        return {
-            name: rendering.cell(board.nodes[name]) for name, changed in board.changed_at.items() if changed > since
-        }
+        nodes, changed_at = self.fleet.nodes, self.board.changed_at
+        return {name: rendering.cell(nodes[name]) for name, seq in changed_at.items() if seq > since}

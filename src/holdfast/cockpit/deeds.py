@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from holdfast.api.auth import Identity
-from holdfast.api.operate import CommandRequest, operate
+from holdfast.api.operate import operate
 from holdfast.controller import Controller
 from holdfast.errors import HoldfastError, NotFoundError, UsageError
+from holdfast.model.answers import CommandRequest
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import Command
 

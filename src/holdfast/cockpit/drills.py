@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
-import signal
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +28,7 @@ from holdfast.drill.scenario import shipped
 from holdfast.drill.schedule import Schedule, regressions
 from holdfast.errors import HoldfastError, RefusedError, UsageError
 from holdfast.model.events import DrillRun
+from holdfast.os.programs import JOINED, Command, Program
 from holdfast.ports import Clock
 
 RUNS_MAX = 50
@@ -184,33 +183,28 @@ class DrillRoom:
 
     async def _run(self, going: Going) -> None:
         out = self._folder / going.folder
-        command = [sys.executable, "-m", "holdfast", "drill", "run", *going.names, "--out", str(out)]
-        process: asyncio.subprocess.Process | None = None
+        command = (sys.executable, "-m", "holdfast", "drill", "run", *going.names, "--out", str(out))
+        program: Program | None = None
         try:
             await self._tell(going, "started")
             out.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
+            program = await Program.start(Command(argv=command, stderr=JOINED))
             async with asyncio.timeout(LIMIT_S):
-                await self._read(process, going)
-                await process.wait()
+                await self._read(program.process, going)
+                await program.process.wait()
             (out / ASKED).write_bytes(msgspec.json.encode({"who": going.who, "why": going.why}))
         except TimeoutError:
             self.failed = f"The run was ended at its limit of {LIMIT_S:g} s."
         except (OSError, HoldfastError) as error:
             self.failed = f"The run could not be started: {error}"
         finally:
-            if process is not None and process.returncode is None:
-                await _end(process)
-            if process is not None and process.returncode and not (out / FORM).exists() and not self.failed:
-                self.failed = f"The run ended with code {process.returncode}: {' '.join(list(going.lines)[-2:])}"
+            if program is not None:
+                await _end(program)
+            code = None if program is None else program.process.returncode
+            if code and not (out / FORM).exists() and not self.failed:
+                self.failed = f"The run ended with code {code}: {' '.join(list(going.lines)[-2:])}"
             self._over(going)
-            self._ended(going, passed=process is not None and process.returncode == 0)
+            self._ended(going, passed=code == 0)
             self._changed()
 
     def _over(self, going: Going) -> None:
@@ -265,17 +259,16 @@ class DrillRoom:
         return found
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(program: Program) -> None:
     """SIGINT, so that it undoes what it did; SIGKILL to all of it when that takes too long."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGINT)
     try:
-        async with asyncio.timeout(10.0):
-            await process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        if program.is_running:
+            program.interrupt()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(10.0):
+                    await program.process.wait()
+    finally:
+        await program.end()
 
 
 def _json(path: Path) -> dict[str, Any]:

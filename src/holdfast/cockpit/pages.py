@@ -18,15 +18,15 @@ from msgspec import Struct
 from holdfast.api.operate import etag_of, gist_of
 from holdfast.cockpit import phases
 from holdfast.cockpit.board import Board
-from holdfast.cockpit.lines import JobLine, NodeLine
 from holdfast.controller import Controller
+from holdfast.controller.fleet import JobLine, NodeLine
 from holdfast.errors import NotFoundError
 from holdfast.model import events as e
 from holdfast.model.orders import CancelTimer, OrderStatus, StartTimer
 from holdfast.model.records import JobRecord, NodeState
 from holdfast.model.wire import kind_of
 from holdfast.report.saves import saves_of
-from holdfast.report.similar import fingerprints, similar
+from holdfast.report.similar import similar
 from holdfast.report.tables import offsets
 from holdfast.report.timeline import timeline
 from holdfast.report.training_time import proof_of, training_time
@@ -136,14 +136,14 @@ class Pages:
 
     async def _overview(self, _page: Page) -> Values:
         board = self._board
-        jobs = board.jobs.values()
+        jobs = board.fleet.jobs.values()
         troubled = sorted((j for j in jobs if j.is_troubled and not j.is_over), key=_newest)
         running = sorted((j for j in jobs if j.is_running and not j.is_troubled), key=_newest)
-        unwell = sorted((n for n in board.nodes.values() if not n.is_well), key=lambda n: -n.since)
-        open_now = board.open_incidents()
+        unwell = sorted((n for n in board.fleet.nodes.values() if not n.is_well), key=lambda n: -n.since)
+        open_now = board.fleet.open_incidents()
         return {
-            "node_counts": Counter(node.state.value for node in board.nodes.values()),
-            "node_total": len(board.nodes),
+            "node_counts": Counter(node.state.value for node in board.fleet.nodes.values()),
+            "node_total": len(board.fleet.nodes),
             "running_total": sum(1 for job in jobs if job.is_running),
             "waiting_total": sum(1 for job in jobs if not job.is_running and not job.is_over),
             "troubled": troubled[:SHOWN],
@@ -151,10 +151,10 @@ class Pages:
             "running": running[:SHOWN],
             "incidents": open_now[:SHOWN],
             "incident_total": len(open_now),
-            "recent": [line for line in islice(reversed(board.incidents.values()), 200) if not line.is_open][:5],
-            "proposed": [one for one in board.waiting.values() if one.status is OrderStatus.PROPOSED][:SHOWN],
-            "under_way": sum(1 for one in board.waiting.values() if one.status is OrderStatus.PENDING),
-            "tripped": [brake for brake in board.brakes.values() if brake.tripped_at],
+            "recent": [line for line in islice(reversed(board.fleet.incidents.values()), 200) if not line.is_open][:5],
+            "proposed": list(board.fleet.proposed.values())[:SHOWN],
+            "under_way": sum(1 for one in board.fleet.waiting.values() if one.status is OrderStatus.PENDING),
+            "tripped": [brake for brake in board.fleet.brakes.values() if brake.tripped_at],
             "unwell": unwell[:SHOWN],
             "unwell_total": len(unwell),
             "racks": self.racks(),
@@ -162,7 +162,7 @@ class Pages:
 
     def racks(self) -> list[tuple[str, list[NodeLine]]]:
         """Nodes by failure domain, both in order of their names; the order is kept until a node comes or moves."""
-        nodes = self._board.nodes
+        nodes = self._board.fleet.nodes
         if self._racks_of != self._board.layout:
             found: dict[str, list[str]] = {}
             for name in sorted(nodes, key=natural):
@@ -174,7 +174,7 @@ class Pages:
     async def _jobs(self, page: Page) -> Values:
         words, state = page.ask("q").casefold().split(), page.ask("state")
         found = [
-            job for job in self._board.jobs.values()
+            job for job in self._board.fleet.jobs.values()
             if _job_is(job, state) and all(word in _words_of(job) for word in words)
         ]  # fmt: skip
         found.sort(key=lambda job: (not job.is_troubled, job.is_over, not job.is_running, -job.since))
@@ -183,7 +183,7 @@ class Pages:
     async def _nodes(self, page: Page) -> Values:
         words, state = page.ask("q").casefold().split(), page.ask("state")
         found = [
-            node for node in self._board.nodes.values()
+            node for node in self._board.fleet.nodes.values()
             if (not state or node.state == state or (state == "unwell" and not node.is_well))
             and all(word in f"{node.name} {node.rack} {node.group} {node.note}".casefold() for word in words)
         ]  # fmt: skip
@@ -193,20 +193,20 @@ class Pages:
     async def _incidents(self, page: Page) -> Values:
         open_only = page.ask("state") == "open"
         first = (page.number - 1) * ROWS
-        rows = list(islice(self._board.search(page.ask("q"), open_only=open_only), first, first + ROWS + 1))
+        rows = list(islice(self._board.fleet.search(page.ask("q"), open_only=open_only), first, first + ROWS + 1))
         helped = Counter(
             (line.outcome, " then ".join(line.remedies) or "nothing but a restart")
-            for line in islice(self._board.search(page.ask("q")), 1000)
+            for line in islice(self._board.fleet.search(page.ask("q")), 1000)
             if page.ask("q") and not line.is_open
         )
-        shown = Slice(rows[:ROWS], page.number, len(rows) > ROWS, len(self._board.incidents))
+        shown = Slice(rows[:ROWS], page.number, len(rows) > ROWS, len(self._board.fleet.incidents))
         return {"incidents": shown, "q": page.ask("q"), "open_only": open_only, "helped": helped.most_common(6)}
 
     async def _orders(self, page: Page) -> Values:
-        waiting = sorted(self._board.waiting.values(), key=lambda one: -one.issued_at)
+        waiting = sorted(self._board.fleet.waiting.values(), key=lambda one: -one.issued_at)
         over = [
             one for one in await self._controller.journal.orders(limit=3 * ROWS)
-            if one.order.id not in self._board.waiting and not isinstance(one.order, StartTimer | CancelTimer)
+            if one.order.id not in self._board.fleet.waiting and not isinstance(one.order, StartTimer | CancelTimer)
         ]  # fmt: skip
         return {"waiting": waiting[:ROWS], "over": over[:ROWS], "kind_of": kind_of, "page": page}
 
@@ -214,12 +214,12 @@ class Pages:
         found = await self._controller.journal.orders(order=page.name)
         if not found:
             raise NotFoundError(f"there is no order {page.name!r}")
-        about = self._board.incidents.get(found[0].order.incident)
-        job = self._board.jobs.get(str(getattr(found[0].order, "job", "")))
+        about = self._board.fleet.incidents.get(found[0].order.incident)
+        job = self._board.fleet.jobs.get(str(getattr(found[0].order, "job", "")))
         return {
             "order": found[0],
             "owner": job.user if job is not None else "",
-            "summary": about.summary if about is not None else "",
+            "summary": about.headline if about is not None else "",
             "etag": etag_of(found[0]),
         }
 
@@ -237,7 +237,7 @@ class Pages:
             raise NotFoundError(f"there is no job {page.name!r}")
         job = found[-1]
         events = await self._events(job=page.name, kind=("checkpoint_saved", "stacks_captured"))
-        lines = self._board.incidents_of(job=page.name)
+        lines = self._board.fleet.incidents_of(job=page.name)
         newest = await self._controller.journal.incidents(incident=lines[0].id) if lines else []
         trained = training_time(job, self._controller.clock.now(), proof_of(job, self._board.policies))
         return {
@@ -261,11 +261,11 @@ class Pages:
         events = await self._events(node=page.name, kind=NODE_KINDS)
         return {
             "node": found[0],
-            "incidents": self._board.incidents_of(node=page.name)[:ROWS],
+            "incidents": self._board.fleet.incidents_of(node=page.name)[:ROWS],
             "history": list(reversed(events))[:DEED_ROWS],
             "kind_of": kind_of,
             "etag": gist_of(found[0]),
-            "jobs": [self._board.jobs.get(job) or job for job in found[0].view.jobs],
+            "jobs": [self._board.fleet.jobs.get(job) or job for job in found[0].view.jobs],
         }
 
     async def _incident(self, page: Page) -> Values:
@@ -282,17 +282,17 @@ class Pages:
             "timeline": timeline(incident),
             "bars": phases.bars(timeline(incident)),
             "offsets": offsets(incident),
-            "fingerprints": sorted(fingerprints(incident)),
+            "fingerprints": sorted(incident.fingerprints),
             "similar": similar(incident, [one for one in await self._like(page.name) if one.id != page.name]),
         }
 
     async def _like(self, incident: str) -> list[Any]:
         """Whole records of the few incidents that the board takes for similar."""
-        own = self._board.incidents.get(incident)
+        own = self._board.fleet.incidents.get(incident)
         if own is None:
             return []
         ids = [
-            line.id for line in reversed(self._board.incidents.values())
+            line.id for line in reversed(self._board.fleet.incidents.values())
             if line.id != incident and (line.fingerprints & own.fingerprints or (own.cause and line.cause == own.cause))
         ]  # fmt: skip
         found = [await self._controller.journal.incidents(incident=one) for one in ids[:10]]

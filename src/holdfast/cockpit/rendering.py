@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
-from holdfast.cockpit.lines import NodeLine
+from holdfast.controller.fleet import NodeLine
 from holdfast.model.orders import AnyOrder
 from holdfast.model.wire import kind_of
 from holdfast.report.tables import percent, seconds

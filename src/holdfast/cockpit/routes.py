@@ -202,7 +202,7 @@ async def a_job(request: Request[Any, Any, Any], name: FromPath[str], chart: Fro
         return figure(await charts.ranks(cockpit.controller, named(name)))
     if chart == "loss":
         return figure(await charts.losses(cockpit.controller, named(name)))
-    lines = cockpit.board.incidents_of(job=named(name))
+    lines = cockpit.fleet.incidents_of(job=named(name))
     return figure(await charts.steps(cockpit.controller, named(name), [line.id for line in lines]))
 
 

@@ -52,7 +52,7 @@ class SettingsPage:
             "policy": self._board.policy,
             "modes": list(Mode),
             "rungs": [rung.value for rung in Remedy if rung not in {Remedy.NONE, Remedy.NOTIFY}],
-            "brakes": sorted(self._board.brakes.values(), key=lambda brake: brake.group),
+            "brakes": sorted(self._board.fleet.brakes.values(), key=lambda brake: brake.group),
             "preset_names": sorted(self._presets),
             "draft": None,
         }

@@ -14,24 +14,6 @@ BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 """Upper bounds of the histogram of append times."""
 
 
-class Health(Struct, frozen=True, kw_only=True):
-    """How the controller is."""
-
-    ok: bool
-    ready: bool
-    seq: int
-    epoch: int
-    queue: int
-    orders: int
-    failing: str
-    """Why the journal cannot be written; empty: it can."""
-    blind: bool
-    """The orchestrator has been unreadable for long."""
-    looked_at: float
-    unseen: tuple[str, ...] = ()
-    """Kinds of jobs that have been unreadable for long."""
-
-
 class Figures(Struct):
     """Counts since this controller started."""
 
@@ -45,10 +27,6 @@ class Figures(Struct):
     appends: int = 0
     append_s: float = 0.0
     append_buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
-    jobs: dict[str, str] = field(default_factory=dict)
-    """State by job."""
-    nodes: dict[str, str] = field(default_factory=dict)
-    """State by node."""
 
     def committed(self, entries: Sequence[Entry], took_s: float) -> None:
         """Count one transaction."""
@@ -62,7 +40,3 @@ class Figures(Struct):
                 self.outcomes[kind] += 1
             for order in entry.orders:
                 self.orders[kind_of(order)] += 1
-            for job in entry.touched.jobs:
-                self.jobs[str(job.key)] = job.state.value
-            for node in entry.touched.nodes:
-                self.nodes[node.name] = node.state.value

@@ -1,26 +1,35 @@
-"""The cluster at a glance, in memory: one short line for each node, job and incident, renewed with every commit.
+"""The cluster at a glance, in memory: one line for each node, job and incident, renewed with every commit.
 
-Overviews, figures and live pages read it, so that none of them decodes thousands of records from the journal. The API
-makes one and registers it with the controller. It holds what is on disk, never more. No time passes here.
+Overviews, figures, notices and live pages read it, so that none of them decodes thousands of records from the journal.
+It holds what is on disk, never more. `follow` registers it with a controller and loads it; `readers` are told of each
+commit after it is folded in. Records handed over are the engine's own and live on, so lines copy what they need. Times
+are Unix seconds of the controller. No time passes here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field, structs
 
+from holdfast.controller.loop import Controller
 from holdfast.model import records as r
-from holdfast.model.cluster import SchedulerState
-from holdfast.model.evidence import Domain, Severity
-from holdfast.model.orders import Notify, OrderStatus
+from holdfast.model.cluster import ENDED, SchedulerState
+from holdfast.model.evidence import Domain
+from holdfast.model.orders import Notify, OrderStatus, StartTimer
 from holdfast.ports import Entry, Journal
 
-CLOSED_KEPT = 200
-"""Closed incidents that stay in memory, newest first; the journal has them all."""
+INCIDENTS_MAX = 20_000
+"""Kept in memory, the newest and every open one; the journal has them all."""
+ORDERS_MAX = 20_000
+WAITING = frozenset({OrderStatus.PROPOSED, OrderStatus.PENDING})
+OVER = frozenset({r.JobState.COMPLETED, r.JobState.CANCELLED, r.JobState.GIVEN_UP})
+CALM = frozenset({r.JobState.WATCHING, r.JobState.COMPLETED, r.JobState.CANCELLED})
+"""States of jobs in which nothing is being recovered."""
+NO_RACK = "no rack known"
 
 
-class NodeLine(Struct, frozen=True, omit_defaults=True):
+class NodeLine(Struct, frozen=True):
     """A node in a few words."""
 
     name: str
@@ -32,15 +41,25 @@ class NodeLine(Struct, frozen=True, omit_defaults=True):
     jobs: tuple[str, ...] = ()
     gpus: int = 0
     silent: bool = False
-    drained: bool = False
-    spare: bool = False
-    alive: bool | None = None
+    note: str = ""
+    """Why it is not healthy, in a few words; empty: nothing to say."""
+    offences: int = 0
+
+    @property
+    def rack(self) -> str:
+        """Failure domain (`row1/rack3/switch7`), else its partition or group."""
+        return self.topology or self.group or NO_RACK
+
+    @property
+    def is_well(self) -> bool:
+        """Takes work, and nothing is known against it."""
+        return self.state is r.NodeState.HEALTHY and not self.note
 
 
-class JobLine(Struct, frozen=True, omit_defaults=True):
+class JobLine(Struct, frozen=True):
     """A job in a few words."""
 
-    id: str
+    key: str
     """As `str(JobKey)` writes it."""
     name: str = ""
     user: str = ""
@@ -49,55 +68,109 @@ class JobLine(Struct, frozen=True, omit_defaults=True):
     scheduler: SchedulerState = SchedulerState.UNKNOWN
     since: float = 0.0
     incident: str = ""
-    attempt: int | None = None
+    attempt: str = ""
+    """`1778(2)` of the newest attempt, `1778` before the first."""
+    number: int | None = None
+    """Of the newest attempt."""
     best_step: int = 0
-    durable_step: int = 0
+    step: int | None = None
+    """The furthest that anything tells of; None: nothing told of steps."""
+    durable: int = 0
+    """The furthest step of a durable checkpoint."""
     durable_at: float = 0.0
+    """When the newest attempt saved its newest durable checkpoint."""
     started_at: float = 0.0
     """Start of the newest attempt; 0.0: none is known."""
     submitted_at: float = 0.0
-    want_nodes: int = 1
-    nodes: int = 0
-    """Nodes that it has now."""
+    nodes: int = 1
+    """Nodes that it has now, else those that it asks for."""
     requeues: int = 0
     in_place: int = 0
     held_by: str = ""
+    watched_only: bool = True
+    """Nobody asked for its recovery."""
     guarded: bool = False
-    """Its owner asked for recovery."""
+    """Its owner asked for recovery, and has not switched it off."""
+
+    @property
+    def is_running(self) -> bool:
+        """Holds nodes now."""
+        return self.scheduler in {SchedulerState.RUNNING, SchedulerState.COMPLETING} and self.state not in OVER
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing of it will run again."""
+        return self.state in OVER or (self.watched_only and self.scheduler in ENDED)
+
+    @property
+    def is_troubled(self) -> bool:
+        """Holdfast is doing something about it, or has given it up."""
+        return self.state not in CALM or bool(self.held_by)
 
 
-class IncidentLine(Struct, frozen=True, omit_defaults=True):
-    """An incident in a few words."""
+class IncidentLine(Struct, frozen=True):
+    """An incident in a few words, with what the search looks at."""
 
     id: str
     opened_at: float
     closed_at: float = 0.0
     outcome: str = ""
     cause: str = ""
+    """Of its diagnosis; empty before there is one."""
     summary: str = ""
+    """Of its diagnosis, else of its first finding."""
     domain: Domain = Domain.UNKNOWN
-    severity: Severity = Severity.INFO
+    confidence: float = 0.0
     jobs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
-    drill: str = ""
-    fingerprint: str = ""
-    marks: dict[r.Mark, float] = {}
+    remedies: tuple[str, ...] = ()
+    fingerprints: frozenset[str] = frozenset()
+    last_word: str = ""
+    """The newest line of its story."""
+    marks: dict[r.Mark, float] = field(default_factory=dict)
     lost_steps: int | None = None
+    drill: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Not settled yet."""
+        return not self.closed_at
+
+    @property
+    def headline(self) -> str:
+        """The summary, and whether it is a diagnosis yet."""
+        if self.cause:
+            return self.summary or self.cause
+        return f"{self.summary} (not diagnosed yet)" if self.summary else "not diagnosed yet"
+
+    @property
+    def detect_s(self) -> float | None:
+        """Seconds from the fault to its detection, None when either is not known."""
+        return r.between(self.marks, r.Mark.FAULT, r.Mark.DETECTED)
+
+    @property
+    def recover_s(self) -> float | None:
+        """Seconds from the fault to the first new step, None when either is not known."""
+        return r.between(self.marks, r.Mark.FAULT, r.Mark.FIRST_STEP)
 
 
 class Changed(Struct):
-    """Names of what commits have changed."""
+    """Lines that a commit has changed: as they were (None: new) and as they are, in the commit's order."""
 
     seq: int = 0
-    nodes: set[str] = set()
-    jobs: set[str] = set()
-    incidents: set[str] = set()
-    brakes: set[str] = set()
-    orders: set[str] = set()
+    nodes: list[tuple[NodeLine | None, NodeLine]] = field(default_factory=list)
+    jobs: list[tuple[JobLine | None, JobLine]] = field(default_factory=list)
+    incidents: list[tuple[IncidentLine | None, IncidentLine]] = field(default_factory=list)
+    brakes: list[tuple[r.BrakeRecord | None, r.BrakeRecord]] = field(default_factory=list)
+    orders: list[r.OrderRecord] = field(default_factory=list)
+
+
+Reader = Callable[[Sequence[Entry], Changed], None]
+"""Called with each commit and what it changed."""
 
 
 class Fleet:
-    """See the module. `take` is a listener of the controller; `load` fills in what was there before."""
+    """Lines of all nodes and jobs, of the newest incidents, and the orders that wait."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -105,13 +178,42 @@ class Fleet:
         self.nodes: dict[str, NodeLine] = {}
         self.jobs: dict[str, JobLine] = {}
         self.incidents: dict[str, IncidentLine] = {}
-        """Every open one, and the newest closed ones, oldest first."""
+        """Oldest first."""
         self.brakes: dict[str, r.BrakeRecord] = {}
-        self.proposed: dict[str, r.OrderRecord] = {}
-        """Orders that wait for a person."""
+        self.waiting: dict[str, r.OrderRecord] = {}
+        """Orders that are proposed or under way, without timers and notices."""
+        self.readers: list[Reader] = []
+        self._followed: Controller | None = None
+        self._settled: set[str] | None = set()
+        """Orders that commits have told of before the journal was read."""
+        self._of_job: dict[str, set[str]] = {}
+        self._of_node: dict[str, set[str]] = {}
+
+    async def follow(self, controller: Controller) -> None:
+        """Register with the controller and fill in what its journal has; a second call does nothing.
+
+        Raises:
+            JournalError: the journal cannot be read; nothing is registered then.
+        """
+        if self._followed is not None:
+            return
+        # Registered before it is loaded, so that no commit falls between the two.
+        controller.listeners.append(self.take)
+        self._followed = controller
+        try:
+            await self.load(controller.journal)
+        except BaseException:  # whatever it is, nothing is registered
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Be told no more."""
+        if self._followed is not None:
+            self._followed.listeners.remove(self.take)
+            self._followed = None
 
     async def load(self, journal: Journal) -> None:
-        """Fill in from the journal what no commit has brought since this was registered.
+        """Fill in from the journal what no commit has brought.
 
         Raises:
             JournalError: it cannot be read.
@@ -122,125 +224,185 @@ class Fleet:
             self.jobs.setdefault(str(job.key), job_line(job))
         found = {
             one.id: one
-            for one in (*await journal.incidents(open_only=True), *await journal.incidents(limit=CLOSED_KEPT))
+            for one in (*await journal.incidents(open_only=True), *await journal.incidents(limit=INCIDENTS_MAX))
         }
-        older = {one.id: incident_line(one) for one in sorted(found.values(), key=lambda one: one.opened_at)}
-        self.incidents = older | self.incidents
+        older = [incident_line(one) for one in sorted(found.values(), key=lambda one: (one.opened_at, one.id))]
+        newer = dict(self.incidents)
+        self.incidents.clear()
+        for line in (*(one for one in older if one.id not in newer), *newer.values()):
+            self._keep_incident(line)
         for brake in await journal.brakes():
             self.brakes.setdefault(brake.group, brake)
-        for record in await journal.orders():
-            if record.status is OrderStatus.PROPOSED:
-                self.proposed.setdefault(record.order.id, record)
+        for record in await journal.orders(limit=ORDERS_MAX):
+            if record.status in WAITING and is_for_people(record) and record.order.id not in (self._settled or ()):
+                self.waiting[record.order.id] = record
+        self._settled = None
         self.seq = max(self.seq, await journal.last_seq())
 
     def take(self, entries: Sequence[Entry]) -> Changed:
-        """Fold one commit in; returns what it changed."""
-        changed = Changed(entries[-1].event.seq if entries else self.seq, set(), set(), set(), set(), set())
+        """Fold one commit in and tell the readers; returns what it changed."""
+        changed = Changed(entries[-1].event.seq if entries else self.seq)
         for entry in entries:
             touched = entry.touched
-            changed.nodes.update(node.name for node in touched.nodes)
-            changed.jobs.update(str(job.key) for job in touched.jobs)
-            changed.incidents.update(incident.id for incident in touched.incidents)
-            changed.brakes.update(brake.group for brake in touched.brakes)
             for node in touched.nodes:
-                self.nodes[node.name] = node_line(node)
+                changed.nodes.append((self.nodes.get(node.name), node_line(node)))
+                self.nodes[node.name] = changed.nodes[-1][1]
             for job in touched.jobs:
-                self.jobs[str(job.key)] = job_line(job)
+                name = str(job.key)
+                changed.jobs.append((self.jobs.get(name), job_line(job)))
+                self.jobs[name] = changed.jobs[-1][1]
             for incident in touched.incidents:
-                self.incidents[incident.id] = incident_line(incident)
+                changed.incidents.append((self.incidents.get(incident.id), incident_line(incident)))
+                self._keep_incident(changed.incidents[-1][1])
             for brake in touched.brakes:
-                self.brakes[brake.group] = r.BrakeRecord(
-                    brake.group, brake.nodes, list(brake.recent), brake.tripped_at, list(brake.waiting)
-                )
+                kept = structs.replace(brake, recent=list(brake.recent), waiting=list(brake.waiting))
+                changed.brakes.append((self.brakes.get(brake.group), kept))
+                self.brakes[brake.group] = kept
             for record in touched.orders:
-                self._take_order(record, changed)
-        self._forget()
+                changed.orders.append(record)
+                self._take_order(record)
         self.seq = max(self.seq, changed.seq)
+        for reader in self.readers:
+            reader(entries, changed)
         return changed
 
-    def _take_order(self, record: r.OrderRecord, changed: Changed) -> None:
-        if not isinstance(record.order, Notify):
-            changed.orders.add(record.order.id)
-        if record.status is OrderStatus.PROPOSED:
-            self.proposed[record.order.id] = record
+    def _take_order(self, record: r.OrderRecord) -> None:
+        if self._settled is not None:
+            self._settled.add(record.order.id)
+        if record.status in WAITING and is_for_people(record):
+            self.waiting[record.order.id] = structs.replace(record)
         else:
-            self.proposed.pop(record.order.id, None)
+            self.waiting.pop(record.order.id, None)
 
-    def _forget(self) -> None:
-        if len(self.incidents) <= 2 * CLOSED_KEPT:
-            return
-        closed = [one.id for one in self.incidents.values() if one.closed_at]
-        for incident in closed[:-CLOSED_KEPT]:
-            del self.incidents[incident]
+    def _keep_incident(self, line: IncidentLine) -> None:
+        self.incidents[line.id] = line
+        for key in line.jobs:
+            self._of_job.setdefault(key, set()).add(line.id)
+        for name in line.nodes:
+            self._of_node.setdefault(name, set()).add(line.id)
+        if len(self.incidents) > INCIDENTS_MAX:
+            gone = next((one for one in self.incidents.values() if not one.is_open), None)
+            if gone is not None:
+                del self.incidents[gone.id]
+                for index, names in ((self._of_job, gone.jobs), (self._of_node, gone.nodes)):
+                    for name in names:
+                        index.get(name, set()).discard(gone.id)
+
+    @property
+    def proposed(self) -> dict[str, r.OrderRecord]:
+        """Orders that wait for approval, by id."""
+        return {name: one for name, one in self.waiting.items() if one.status is OrderStatus.PROPOSED}
+
+    def open_incidents(self) -> list[IncidentLine]:
+        """Open incidents, newest first."""
+        return [line for line in reversed(self.incidents.values()) if line.is_open]
+
+    def incidents_of(self, *, job: str = "", node: str = "") -> list[IncidentLine]:
+        """Incidents of a job or of a node, newest first."""
+        ids = self._of_job.get(job, set()) if job else self._of_node.get(node, set())
+        found = [self.incidents[one] for one in ids if one in self.incidents]
+        return sorted(found, key=lambda line: -line.opened_at)
+
+    def search(self, text: str, *, open_only: bool = False) -> Iterator[IncidentLine]:
+        """Incidents in which every word occurs (fingerprint, cause, summary, job, node, outcome), newest first."""
+        words = text.casefold().split()
+        for line in reversed(self.incidents.values()):
+            if open_only and not line.is_open:
+                continue
+            haystack = _haystack(line) if words else ""
+            if all(word in haystack for word in words):
+                yield line
 
 
 def node_line(record: r.NodeRecord) -> NodeLine:
     """The line of a node's record."""
     view = record.view
     return NodeLine(
-        record.name,
-        record.state,
-        view.group,
-        view.topology,
-        record.since,
-        record.incident,
-        view.jobs,
-        view.gpus,
-        record.silent,
-        view.drained,
-        view.spare,
-        view.alive,
+        name=record.name,
+        state=record.state,
+        group=view.group,
+        topology=view.topology,
+        since=record.since,
+        incident=record.incident,
+        jobs=view.jobs,
+        gpus=view.gpus,
+        silent=record.silent,
+        note=_note(record),
+        offences=len(record.offences),
     )
+
+
+def _note(record: r.NodeRecord) -> str:
+    if record.gone:
+        return "does not run"
+    if record.silent:
+        return "not heard of"
+    if record.findings:
+        return ", ".join(record.findings[:3])
+    if record.view.drained and not record.drained_by_us:
+        return f"drained by somebody else: {record.view.drain_reason or 'no reason given'}"
+    return ""
 
 
 def job_line(record: r.JobRecord) -> JobLine:
     """The line of a job's record."""
     view, attempt = record.view, record.attempt
+    steps = [record.best_step] + ([attempt.last_step or 0, attempt.durable_step or 0] if attempt is not None else [])
     return JobLine(
-        str(record.key),
-        view.name,
-        view.user,
-        view.partition,
-        record.state,
-        view.state,
-        record.since,
-        record.incident,
-        attempt.number if attempt is not None else None,
-        record.best_step,
-        record.durable_step,
-        attempt.durable_at if attempt is not None else 0.0,
-        attempt.started_at if attempt is not None else 0.0,
-        view.submitted_at,
-        view.want_nodes,
-        len(view.nodes),
-        record.requeues,
-        record.in_place,
-        record.held_by,
-        view.recovery is not None and view.recovery.enabled,
+        key=str(record.key),
+        name=view.name,
+        user=view.user,
+        partition=view.partition,
+        state=record.state,
+        scheduler=view.state,
+        since=record.since,
+        incident=record.incident,
+        attempt=record.name,
+        number=attempt.number if attempt is not None else None,
+        best_step=record.best_step,
+        step=max(steps) or None,
+        durable=record.durable_step,
+        durable_at=attempt.durable_at if attempt is not None else 0.0,
+        started_at=attempt.started_at if attempt is not None else 0.0,
+        submitted_at=view.submitted_at,
+        nodes=len(view.nodes) or view.want_nodes,
+        requeues=record.requeues,
+        in_place=record.in_place,
+        held_by=record.held_by,
+        watched_only=view.recovery is None,
+        guarded=view.recovery is not None and view.recovery.enabled,
     )
 
 
 def incident_line(record: r.IncidentRecord) -> IncidentLine:
-    """The line of an incident's record. Its severity is that of its worst finding."""
-    diagnosis = record.diagnosis
-    worst = max((_WORSE[one.severity] for one in record.findings), default=0)
-    first = record.findings[0].summary if record.findings else ""
+    """The line of an incident's record."""
+    found = record.diagnosis
+    first = (record.findings[0].summary or record.findings[0].rule) if record.findings else ""
     return IncidentLine(
-        record.id,
-        record.opened_at,
-        record.closed_at,
-        record.outcome,
-        diagnosis.cause if diagnosis is not None else (record.findings[0].rule if record.findings else ""),
-        (diagnosis.summary if diagnosis is not None else "") or first,
-        diagnosis.domain if diagnosis is not None else Domain.UNKNOWN,
-        list(Severity)[worst],
-        tuple(str(job) for job in record.jobs),
-        tuple(record.nodes),
-        record.drill,
-        diagnosis.fingerprint if diagnosis is not None else "",
-        dict(record.marks),
-        record.lost_steps,
+        id=record.id,
+        opened_at=record.opened_at,
+        closed_at=record.closed_at,
+        outcome=record.outcome,
+        cause=found.cause if found is not None else "",
+        summary=(found.summary or found.cause) if found is not None else first,
+        domain=found.domain if found is not None else Domain.UNKNOWN,
+        confidence=found.confidence if found is not None else 0.0,
+        jobs=tuple(str(key) for key in record.jobs),
+        nodes=tuple(record.nodes),
+        remedies=tuple(remedy.value for remedy in record.remedies),
+        fingerprints=record.fingerprints,
+        last_word=record.story[-1] if record.story else "",
+        marks=dict(record.marks),
+        lost_steps=record.lost_steps,
+        drill=record.drill,
     )
 
 
-_WORSE = {severity: place for place, severity in enumerate(Severity)}
+def is_for_people(record: r.OrderRecord) -> bool:
+    """Whether an order does something to the cluster: timers and notices do not."""
+    return not isinstance(record.order, StartTimer | Notify)
+
+
+def _haystack(line: IncidentLine) -> str:
+    parts = [line.id, line.cause, line.headline, line.domain, line.outcome or "open", line.drill]
+    return " ".join([*parts, *line.fingerprints, *line.jobs, *line.nodes, *line.remedies]).casefold()

@@ -22,7 +22,7 @@ from holdfast.controller.claims import Claims
 from holdfast.controller.doubts import Doubts
 from holdfast.controller.election import Leading
 from holdfast.controller.executors import Executors, within
-from holdfast.controller.figures import Figures, Health
+from holdfast.controller.figures import Figures
 from holdfast.controller.mailbox import Mailboxes
 from holdfast.controller.presence import Presence
 from holdfast.controller.settings import Settings
@@ -32,6 +32,7 @@ from holdfast.controller.watch import Watch
 from holdfast.errors import FencedError, HoldfastError, JournalError, LinkError, WireError
 from holdfast.model import events as e
 from holdfast.model import orders as o
+from holdfast.model.answers import Health
 from holdfast.model.cluster import NodeView
 from holdfast.model.wire import Beat, BeatAnswer, encode, kind_of
 from holdfast.ports import Clock, Entry, Journal, LeaseRow, Notifier, Orchestrator, Repair, Witness
@@ -276,8 +277,6 @@ class Controller:
         self._renewed(before)
         self.presence.epoch = self.watch.epoch = self._executors.epoch = self.epoch
         await self._replay()
-        self.figures.jobs = {str(record.key): record.state.value for record in await self.journal.jobs()}
-        self.figures.nodes = {record.name: record.state.value for record in await self.journal.nodes()}
         _log.info("controller has the lease", holder=self.holder, epoch=self.epoch, seq=self.seq)
 
     async def _replay(self) -> None:

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from holdfast.decide import diagnosis_story
 from holdfast.decide.lost_peers import named_peer, silent_rank
-from holdfast.decide.waits import WAITS
-from holdfast.decide.weights import GENERIC_EXCEPTIONS, Weight, weight_of
+from holdfast.decide.weights import weight_of
+from holdfast.detect.meaning import Trait, Weight, has, meaning
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Diagnosis, Domain, Finding, JudgedFinding, Remedy, Role, Severity
 
@@ -75,30 +75,6 @@ class Candidate(Struct):
     rank: int | None
 
 
-_KILLED = frozenset(
-    {
-        "python.spawned.killed",
-        "exit.signal.9",
-        "process.killed",
-        "slurm.task.killed",
-        "torch.elastic.failed.killed",
-        "torch.dataloader.killed",
-    }
-)
-_QUIET_EXITS = ("exit.code.", "exit.signal.6", "exit.signal.15", "slurm.task.exited")
-_AFTER_PROGRAMS = {
-    "nvidia.xid.109": ("nvidia.xid.13", "nvidia.xid.31"),
-    "kernel.probe_failed": ("nvidia.driver.unfit", "nvidia.driver.mismatch", "kernel.module"),
-}
-"""What a device tells of after a fault on it that is not its own: a program's, or a driver's that does not fit it."""
-_GAVE_UP = ("nccl.ib.completion",)
-"""A transport that tried a link in vain for a while before it told so."""
-_FRAMES = (*GENERIC_EXCEPTIONS, "hccl.failed.call", "npu.failed", "nccl.invalid")
-"""What only says that a call failed: the reason stands in the lines below, after "Last error:" and its like."""
-_LOOSE_TYPES = ("data.bug", "data.config", "net.remote_service")
-"""Rules that know an exception by little more than its type."""
-
-
 def diagnose(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosis:
     """Choose the root cause.
 
@@ -109,11 +85,16 @@ def diagnose(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosi
     Returns:
         `cause` is the root's rule id, or `unknown` when no finding explains the trouble.
     """
+    return attribute(findings, context)[0]
+
+
+def attribute(findings: Sequence[Finding], context: DiagnosisContext) -> tuple[Diagnosis, str]:
+    """As `diagnose`, with the id of the root's finding; empty when no finding explains the trouble."""
     unique = list({finding.id: finding for finding in findings}.values())
     candidates, survived = _candidates(unique, context)
     root = _root(candidates, unique, context)
     if root is None:
-        return _unknown(unique, context)
+        return _unknown(unique, context), ""
     same = _fan_out(root, candidates)
     again = {c.finding.id for c in same}
     judged = tuple(_judged(finding, root, again, survived, context) for finding in unique)
@@ -133,7 +114,7 @@ def diagnose(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosi
         charged=_charged(root, unique),
         strange=_strange(unique) if root.weight <= Weight.EXIT else (),
     )
-    return Diagnosis(
+    made = Diagnosis(
         cause=root.finding.rule,
         domain=root.finding.domain,
         summary=diagnosis_story.headline(root.finding, ranks, nodes),
@@ -147,6 +128,7 @@ def diagnose(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosi
         judged=judged,
         story=story,
     )
+    return made, root.finding.id
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
@@ -192,7 +174,7 @@ def _waited(finding: Finding, context: DiagnosisContext) -> float:
             return float(value) * unit
         except ValueError:
             continue
-    return 0.0 if finding.rule.startswith("hang.") else context.collective_timeout_s
+    return 0.0 if has(finding.rule, Trait.HANG) else context.collective_timeout_s
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------
@@ -234,9 +216,9 @@ def _bereft(findings: Sequence[Finding], context: DiagnosisContext) -> dict[int,
     first: dict[int, float] = {}
     for f in findings:
         rank = f.place.rank
-        if rank is None or not (f.role is Role.CASCADE or f.rule.startswith(WAITS)):
+        if rank is None or not (f.role is Role.CASCADE or has(f.rule, Trait.WAIT)):
             continue
-        if not f.rule.startswith(("torch.elastic.", "exit.", "slurm.")):
+        if not has(f.rule, Trait.SECOND_HAND):
             at = f.at - context.offsets.get(f.place.node, 0.0)
             first[rank] = min(at, first.get(rank, at))
     return first
@@ -244,7 +226,7 @@ def _bereft(findings: Sequence[Finding], context: DiagnosisContext) -> dict[int,
 
 def _explained_exit(candidate: Candidate, bereft: Mapping[int, float]) -> bool:
     """Whether this is only how a rank ended that had lost a peer or waited in vain before."""
-    if candidate.rank is None or not candidate.finding.rule.startswith(_QUIET_EXITS):
+    if candidate.rank is None or not has(candidate.finding.rule, Trait.QUIET_EXIT):
         return False
     return candidate.rank in bereft and bereft[candidate.rank] <= candidate.seen_at + TIE_S
 
@@ -257,7 +239,7 @@ def _order(candidate: Candidate, first: float) -> tuple[float, int, float]:
 
 def _detail(chosen: Candidate, near: Sequence[Candidate]) -> Candidate:
     """What a rule that knows more says of the same error: messages go on over several lines, exceptions are chained."""
-    if not chosen.finding.rule.startswith(_FRAMES):
+    if not has(chosen.finding.rule, Trait.FRAME):
         return chosen
     # A bare "Exception:" only frames the traceback that it carries.
     bare = chosen.finding.captures.get("type") == "Exception" and not chosen.finding.captures.get("message")
@@ -268,20 +250,20 @@ def _detail(chosen: Candidate, near: Sequence[Candidate]) -> Candidate:
         and c.weight is chosen.weight
         and 0 <= c.at - chosen.at <= DETAIL_S
         and _same_rank(c, chosen)
-        and (bare or not c.finding.rule.startswith((*_FRAMES, *_LOOSE_TYPES)))
+        and (bare or not has(c.finding.rule, Trait.FRAME, Trait.LOOSE))
     )
     return min(told, key=lambda c: c.at, default=chosen)
 
 
 def _below(chosen: Candidate, firm: Sequence[Candidate]) -> Candidate:
     """What the kernel says of the storage below an error that a program met in it."""
-    if chosen.finding.domain is not Domain.STORAGE or chosen.finding.rule.startswith("kernel."):
+    if chosen.finding.domain is not Domain.STORAGE or has(chosen.finding.rule, Trait.BELOW):
         return chosen
     told = (
         c
         for c in firm
         if c.finding.domain is Domain.STORAGE
-        and c.finding.rule.startswith("kernel.")
+        and has(c.finding.rule, Trait.BELOW)
         and abs(c.at - chosen.at) <= BELOW_S
         and (not chosen.node or not c.node or chosen.node == c.node)
     )
@@ -289,11 +271,11 @@ def _below(chosen: Candidate, firm: Sequence[Candidate]) -> Candidate:
 
 
 def _is_signal(candidate: Candidate) -> bool:
-    return candidate.weight is Weight.SIGNAL or candidate.finding.rule.startswith("exit.signal.")
+    return candidate.weight is Weight.SIGNAL or has(candidate.finding.rule, Trait.SIGNAL)
 
 
 def _is_memory(candidate: Candidate) -> bool:
-    return candidate.finding.rule.startswith("oom.")
+    return has(candidate.finding.rule, Trait.MEMORY)
 
 
 def _same_rank(one: Candidate, other: Candidate) -> bool:
@@ -318,7 +300,7 @@ def _lateness(plain: list[Candidate]) -> Callable[[Candidate], float]:
 
 
 def _was_killed(candidate: Candidate) -> bool:
-    return candidate.finding.rule in _KILLED or candidate.finding.captures.get("code") in {"-9", "137"}
+    return has(candidate.finding.rule, Trait.KILLED) or candidate.finding.captures.get("code") in {"-9", "137"}
 
 
 def _hardware(firm: list[Candidate], first: float, context: DiagnosisContext) -> Candidate | None:
@@ -329,21 +311,17 @@ def _hardware(firm: list[Candidate], first: float, context: DiagnosisContext) ->
         if c.weight is Weight.HARDWARE
         and (not context.nodes or not c.node or c.node in context.nodes)
         and (context.no_job or first - HARDWARE_BEFORE_S <= c.at <= first + NEAR_S)
-        and not any(
-            o.finding.rule in _AFTER_PROGRAMS.get(c.finding.rule, ()) and 0 <= c.at - o.at <= FLUSH_S for o in firm
-        )
+        and not any(o.finding.rule in meaning(c.finding.rule).follows and 0 <= c.at - o.at <= FLUSH_S for o in firm)
     ]
     if not found:
         return None
     # A driver's demand (Xid 154) or a consequence (94, 95 after 48) is weaker than what it follows.
-    return min(
-        found, key=lambda c: (c.finding.severity is not Severity.FATAL, c.finding.rule == "nvidia.xid.154", c.at)
-    )
+    return min(found, key=lambda c: (c.finding.severity is not Severity.FATAL, has(c.finding.rule, Trait.DEMAND), c.at))
 
 
 def _warned(earliest: Candidate, candidates: list[Candidate]) -> Candidate | None:
     """A warning that lies where a time-out's wait, or a transport's vain tries, began."""
-    if earliest.finding.rule in _GAVE_UP:
+    if has(earliest.finding.rule, Trait.GAVE_UP):
         return _warned_peers(candidates, {0: earliest.at})
     if earliest.weight is not Weight.SYMPTOM:
         return None
@@ -416,7 +394,7 @@ def _why_cascade(finding: Finding, root: Candidate, node: str) -> str:
         return f"how rank {rank} ended, after the root"
     if node and node == root.node:
         return f"on {node}, which the root took down"
-    if finding.rule.startswith(WAITS):
+    if has(finding.rule, Trait.WAIT):
         return "the wait for what the root took away"
     if root.rank is not None:
         return f"a consequence of losing rank {root.rank}"
@@ -435,12 +413,12 @@ def _suspects(
         # A rank's own error does not say where it ran; the kernel log of one node that tells of the same does.
         told = {f.place.node for f in findings if f.place.node and _is_hardware(f) and abs(f.at - root.at) <= NEAR_S}
         nodes = list(told) if len(told) == 1 else []
-    if root.weight is Weight.SYMPTOM and not root.finding.rule.startswith("hang.rank"):
+    if root.weight is Weight.SYMPTOM and not has(root.finding.rule, Trait.ODD_RANK):
         odd = laggards(findings, context)
         if odd:
             ranks = list(odd)
             nodes = list(dict.fromkeys(n for r in odd for n, held in context.ranks.items() if n and r in held))
-        elif not root.finding.rule.startswith("hang."):
+        elif not has(root.finding.rule, Trait.HANG):
             ranks, nodes = [], []
     if not ranks and root.weight in {Weight.EXIT, Weight.SIGNAL, Weight.SPECIFIC}:
         ranks, nodes = _named_by_launcher(findings, nodes)
@@ -462,7 +440,7 @@ def _is_hardware(finding: Finding) -> bool:
 def _named_by_launcher(findings: Sequence[Finding], nodes: list[str]) -> tuple[list[int], list[str]]:
     """The rank that torchrun or mpirun calls the first to fail, when the root's own line does not say."""
     for finding in findings:
-        named = finding.captures.get("table") == "torchrun" or finding.rule == "mpi.exited_on_signal"
+        named = finding.captures.get("table") == "torchrun" or has(finding.rule, Trait.FIRST_FAILED)
         if named and finding.place.rank is not None:
             return [finding.place.rank], nodes or ([finding.place.node] if finding.place.node else [])
     return [], nodes
@@ -471,7 +449,7 @@ def _named_by_launcher(findings: Sequence[Finding], nodes: list[str]) -> tuple[l
 def laggards(findings: Sequence[Finding], context: DiagnosisContext) -> tuple[int, ...]:
     """Ranks that a collective time-out points at: they said nothing, or their sequence number is behind."""
     # A hang names the rank that is behind itself; a time-out is told by those that wait.
-    told = [f for f in findings if f.rule.startswith(WAITS) and not f.rule.startswith("hang.")]
+    told = [f for f in findings if has(f.rule, Trait.WAIT) and not has(f.rule, Trait.HANG)]
     waits = [f for f in told if f.place.rank is not None]
     reported = {f.place.rank for f in waits}
     everyone = {rank for ranks in context.ranks.values() for rank in ranks}
@@ -493,7 +471,7 @@ def laggards(findings: Sequence[Finding], context: DiagnosisContext) -> tuple[in
 
 def _charged(root: Candidate, findings: Sequence[Finding]) -> bool:
     """Whether a time-out was dated back onto the root."""
-    return root.weight is not Weight.SYMPTOM and any(f.rule.startswith(WAITS) for f in findings)
+    return root.weight is not Weight.SYMPTOM and any(has(f.rule, Trait.WAIT) for f in findings)
 
 
 def _confidence(
@@ -508,7 +486,7 @@ def _confidence(
         Weight.LOST: 0.9,
         Weight.HARDWARE: 0.9,
     }[root.weight]
-    if root.finding.rule == "hang.rank":
+    if has(root.finding.rule, Trait.ODD_RANK):
         base = 0.75
     agree = sum(1 for j in judged if j.role is Role.CASCADE)
     base += 0.05 if agree else 0.0
@@ -552,4 +530,4 @@ def _unknown(findings: Sequence[Finding], context: DiagnosisContext) -> Diagnosi
 
 def _strange(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Lines that healthy attempts never printed: all that is left when no rule says why."""
-    return tuple(f for f in findings if f.rule == "novelty.line" and f.evidence)
+    return tuple(f for f in findings if has(f.rule, Trait.NEW_LINE) and f.evidence)

@@ -12,8 +12,9 @@ from holdfast.decide.transitions import NODE, NodeTrigger, can, move
 from holdfast.decide.turn import Turn, phase
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import NodeView, other_machine
+from holdfast.model.cluster import NodeView
 from holdfast.model.evidence import Finding, Remedy, Severity
+from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
 from holdfast.model.records import BrakeRecord, IncidentRecord, Mark, NodeRecord, NodeState
@@ -84,6 +85,8 @@ def observed(turn: Turn, event: e.NodeObserved) -> str:
         node.gone = False
         turn.tell(node, "The scheduler says that it runs again.")
         back(turn, node)
+    if old == NodeView(name=view.name) and phase(node) is NodeState.HEALTHY and view.alive is not False:
+        _found_drained(turn, node)  # its agent spoke before the scheduler showed it
     if phase(node) is NodeState.DRAINING:
         repair.check_drained(turn, node)
     died = old.alive is not False or taken_back

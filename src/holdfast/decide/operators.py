@@ -16,9 +16,10 @@ from holdfast.decide.transitions import JOB_ENDED, NodeTrigger
 from holdfast.decide.turn import Turn, describe, phase
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import SchedulerState, other_machine
+from holdfast.model.cluster import SchedulerState
 from holdfast.model.events import Command
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
+from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
 from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState, OrderRecord

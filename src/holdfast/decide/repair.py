@@ -12,8 +12,8 @@ from holdfast.decide.state import slug
 from holdfast.decide.transitions import NODE, NodeTrigger, can
 from holdfast.decide.turn import Turn, phase
 from holdfast.model import orders as o
-from holdfast.model.cluster import other_machine
 from holdfast.model.evidence import Finding, Remedy, Severity
+from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
 from holdfast.model.records import IncidentRecord, Mark, NodeRecord, NodeState

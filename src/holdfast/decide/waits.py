@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 
+from holdfast.detect.meaning import Trait, has
 from holdfast.model.evidence import Finding
 
-WAITS = (
-    "nccl.timeout", "nccl.watchdog", "gloo.timeout", "hang.", "rccl.timeout", "hyperpod.hang", "jax.timeout",
-    "horovod.stalled",
-)  # fmt: skip
-"""Rules, or their beginnings, that tell of a wait in vain: that something is wrong, not what."""
 STUCK = "stuck_s"
 """Capture of a hang's finding: seconds for which nothing had moved."""
 SLOW_STEP, USUAL_STEP = "slow_step_s", "usual_step_s"
@@ -25,12 +21,12 @@ _STOOD = re.compile(r"no progress for (\d{1,12}\.\d) s\b")
 
 def waited_s(finding: Finding) -> float:
     """Seconds for which its rank, or the job, had waited in vain when it was reported; 0: it tells of no wait."""
-    if not finding.rule.startswith(WAITS):
+    if not has(finding.rule, Trait.WAIT):
         return 0.0
     for name, unit_s in _SAID:
         if _NUMBER.fullmatch(text := finding.captures.get(name, "")):
             return min(WAIT_MAX_S, float(text) * unit_s)
-    stood = _STOOD.match(finding.summary) if finding.rule.startswith("hang.") else None
+    stood = _STOOD.match(finding.summary) if has(finding.rule, Trait.HANG) else None
     return min(WAIT_MAX_S, float(stood[1])) if stood is not None else 0.0
 
 

@@ -21,6 +21,7 @@ A rule file looks like this (defaults of the file first, then one `[[rule]]` eac
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import tomllib
@@ -31,6 +32,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.detect.meaning import KEYS, PACKAGED, parsed
 from holdfast.detect.patterns import NoCoreError, catastrophe, core
 from holdfast.detect.toml_places import TomlPlaces, nearest
 from holdfast.errors import ConfigError
@@ -82,6 +84,8 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     where: tuple[StreamKind, ...] = (StreamKind.ANY,)
     record: str = ""
     """Multi-line record that this line begins: `traceback`, `elastic`, `nvrm`."""
+    unfinished: str = ""
+    """The rule that a record's first line is told by while its end is missing; empty: this one."""
     decode: str = ""
     """`xid`, `sxid`: the matched code chooses the rule `nvidia.xid.N`."""
     precedence: int = 0
@@ -103,11 +107,16 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def captures(self) -> tuple[str, ...]:
         """Names that the patterns capture."""
-        return tuple(dict.fromkeys(name for pattern in self.patterns for name in re.compile(pattern).groupindex))
+        return _captured(self.patterns)
 
     def reads(self, kind: StreamKind) -> bool:
         """Whether lines of this kind of stream are judged by the rule."""
         return kind is StreamKind.ANY or StreamKind.ANY in self.where or kind in self.where
+
+
+@functools.cache
+def _captured(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for pattern in patterns for name in re.compile(pattern).groupindex))
 
 
 class Catalogue:
@@ -174,6 +183,7 @@ _RULE_KEYS: dict[str, str] = _DEFAULT_KEYS | {
     "core": _STR,
     "cores": _STRS,
     "record": _STR,
+    "unfinished": _STR,
     "decode": _STR,
     "quick_after": _STR,
     "matches": _STRS,
@@ -230,6 +240,8 @@ class _RuleFile:
     def __init__(self, name: str, errors: list[ConfigError]) -> None:
         self.name = name
         self.errors = errors
+        self.meaning = frozenset({*KEYS, "group"}) if name.startswith(PACKAGED) else frozenset()
+        """Keys of the files that ship with Holdfast, which `Meanings` reads."""
         self.places = TomlPlaces("")
         self.table = ("", 0)
 
@@ -238,8 +250,7 @@ class _RuleFile:
 
     def load(self, data: bytes, rules: dict[str, Rule]) -> None:
         try:
-            text = data.decode()
-            top = tomllib.loads(text)
+            top = parsed(data)
         except UnicodeDecodeError as error:
             self.errors.append(ConfigError(f"not UTF-8 text: {error.reason}", file=self.name))
             return
@@ -249,7 +260,7 @@ class _RuleFile:
                 ConfigError(f"not TOML: {error}", file=self.name, line=int(place.group(1)) if place else 0)
             )
             return
-        self.places = TomlPlaces(text)
+        self.places = TomlPlaces(data.decode())
         defaults = {k: v for k, v in self.checked(top, _TOP_KEYS).items() if k in _DEFAULT_KEYS}
         for gone in top.get("disable", ()):
             if rules.pop(gone, None) is None:
@@ -269,6 +280,8 @@ class _RuleFile:
             return {}
         good: dict[str, Any] = {}
         for key, value in table.items():
+            if key in self.meaning:
+                continue
             if key not in known:
                 self.wrong(f'unknown key "{key}"{nearest(key, known)}', key)
             elif not _is(value, known[key]):
@@ -373,6 +386,7 @@ def _plain(entries: dict[str, Any]) -> dict[str, Any]:
         "title",
         "advice",
         "record",
+        "unfinished",
         "decode",
         "quick_after",
         "precedence",

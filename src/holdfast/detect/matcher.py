@@ -106,7 +106,6 @@ class Matcher:
         }
         finders = database_of.number_finders(self.expressions, self.owners)
         self.finders = {number: re.compile(text.encode("latin-1")) for number, text in finders.items()}
-        self.cut = catalogue.get("generic.traceback")
         self.compiled: dict[str, tuple[tuple[re.Pattern[str], ...], tuple[re.Pattern[str], ...]]] = {}
 
     def stream(
@@ -286,8 +285,8 @@ class LineStream:
 
     def give_up(self) -> None:
         """Offer no more lines to the open records; tracebacks that have no end are told when the stream ends."""
-        opened = [match for records in self.records.values() for _, _, match in records]
-        told = [match for match in opened if match.rule is self.matcher.cut]
+        opened = [(match, rule) for records in self.records.values() for _, rule, match in records]
+        told = [match for match, opener in opened if match.rule.id == opener.unfinished]
         self._given_up += told[: OPEN_RECORDS_MAX - len(self._given_up)]
         self.records.clear()
 
@@ -701,7 +700,8 @@ class BlockReader:
         if rule.record:
             if records:
                 # Should its end be missing, its first line is all that tells of it.
-                self.emit(self.matcher.cut if rule.record == "traceback" else rule, {}, line, text, start)
+                begun = self.matcher.catalogue.get(rule.unfinished) if rule.unfinished else rule
+                self.emit(begun, {}, line, text, start)
                 self.open(rule, line, captures, self.matches.pop())
             return
         self.emit(rule, captures, line, text, start)

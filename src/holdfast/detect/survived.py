@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.detect.endings import is_parting
 from holdfast.detect.finding_times import MACHINE, Kept, SchedulerClock
 from holdfast.detect.matcher import Match
-from holdfast.detect.unnamed import HELD_UP, UnnamedErrors
-from holdfast.model.evidence import Domain, Severity
+from holdfast.detect.meaning import Trait, has, meaning
+from holdfast.detect.unnamed import UnnamedErrors
+from holdfast.model.evidence import Domain, Finding, Role, Severity
 
 SURVIVED_STEPS = 2
 """So many rising steps after an error prove that the job lived through it; one may have been under way."""
@@ -24,19 +24,19 @@ IGNORED_TRACE_BYTES = 4_000
 """Within so much after Python says that it ignores an exception, its trace ends."""
 THREAD_WENT_ON_BYTES = 250
 """A program that prints so much after one of its threads ended, and nothing of trouble, does without that thread."""
-_ENDED_BY_SLURM = ("slurm.time_limit", "slurm.cancelled", "slurm.preempted", "slurm.requeued")
 GRACE_STEPS = 100
 GRACE_S = 180.0
 """A step that Slurm has begun to end goes on for its KillWait, minutes at most: more shows another attempt."""
-COLLECTIVE_WAITS = frozenset({"nccl.timeout", "gloo.timeout"})
-_WAITS = COLLECTIVE_WAITS | {"slurm.time_limit", "launching.time_limit"}
-"""What still counts after the work was done: some process did not end."""
-_PERSISTENT = {"loss.nan.grad": 5, "k8s.driver_wait": 3, "k8s.api": 3}
-"""Rules that are trouble only when they come so often."""
 HANDLED = frozenset({"python", "data", "distributed", "control"})
 """Families of rules whose errors a program can handle."""
-_KERNEL_ENDED = ("oom.kernel", "oom.cgroup")
+_PARTING_TYPES = ("Connection", "BrokenPipe", "EOF", "Timeout", "Dist", "Cancelled", "Shutdown", "SystemExit", "Socket")
+_PARTING_WORDS = (
+    "connection", "broken pipe", "peer", "process group", "processgroup", "tcpstore", "nccl", "gloo", "socket",
+    "closed", "shut down", "shutdown", "shutting down", "interpreter", "killed by signal", "terminated",
+    "sigterm", "atexit",
+)  # fmt: skip
 TOTALS_MAX = 256
+STEP_TIMES_MAX = 512
 OTHERS_S = 60.0
 """A process that the kernel ended so long before the last step was none of the job's, or none that it needed."""
 
@@ -59,7 +59,6 @@ class LogFile:
         self.steps_after = 0
         self.totals: set[str] = set()
         """How far the bars of the training went, as the logs say: an evaluation's go elsewhere."""
-        self.saves = 0
         self.back: dict[str, int] = {}
         self.size = 0
         self.recognised = False
@@ -71,7 +70,34 @@ class LogFile:
         self.alive = -1
         """Where the last line lies that shows the job at work."""
 
-    def step_after_end(self, match: Match) -> None:
+    def take_progress(self, match: Match, order: int) -> None:
+        """Lines of progress of one rule, or of a checkpoint; `order` is the match's place among those of all logs."""
+        self.alive = max(self.alive, match.offset)
+        if match.rule.role is Role.CHECKPOINT:
+            return
+        self.progress_lines += match.count
+        self.last_progress = match
+        self._step_after_end(match)
+        name = match.rule.id
+        counted = (match.numbers or _numbers(match)) if "step" in match.rule.captures else ()
+        before = self.numbers.get(name)
+        if match.at is not None:
+            took = _line_time(match, self.progress_at, before, counted)
+            if took is not None and len(self.step_times) < STEP_TIMES_MAX:
+                self.step_times.append(took)
+            self.progress_at = match.at
+        if not counted:
+            self.rises[name] = self.rises.get(name, 0) + match.count
+            return
+        for value in counted:
+            if before is None or value > before:
+                self.rises[name] = self.rises.get(name, 0) + 1
+            elif value < before:
+                self.restarts.append(order)
+            before = value
+        self.numbers[name] = counted[-1]
+
+    def _step_after_end(self, match: Match) -> None:
         """A line of progress: after the end of the work it shows that only a part of it was done, or an evaluation."""
         total = match.captures.get("total", "")
         if self.completed is None:
@@ -81,6 +107,29 @@ class LogFile:
             self.steps_after += match.count
             if self.steps_after > SURVIVED_STEPS:
                 self.completed = None  # Another stage, epoch or fold has begun.
+
+
+def _numbers(match: Match) -> tuple[float, ...]:
+    text = match.captures.get("step") or match.captures.get("done") or ""
+    return (float(text),) if text.isdigit() else ()
+
+
+def _line_time(match: Match, last: float | None, before: float | None, steps: Sequence[float]) -> float | None:
+    """Seconds from one line of progress to the next; of many in one match by their steps, as lines may be left unread.
+
+    Args:
+        match: the lines.
+        last: the time on the line of progress that was read before them, Unix seconds.
+        before: the step on it.
+        steps: those on the lines; empty where the rule counts none.
+    """
+    if match.at is None or last is None:
+        return None
+    if match.count == 1:
+        return match.at - last
+    if before is None or not steps or not before < steps[0] < steps[-1]:
+        return None
+    return (match.at - last) / (steps[-1] - before) * (steps[-1] - steps[0]) / (match.count - 1)
 
 
 def set_aside(kept: Kept, files: Sequence[LogFile], *, at: float, seen: int) -> str:
@@ -94,19 +143,20 @@ def set_aside(kept: Kept, files: Sequence[LogFile], *, at: float, seen: int) -> 
     """
     file = files[kept.file]
     after_end = file.completed is not None and kept.order > file.completed
+    rule = kept.finding.rule
     # Connections break when processes end; a time-out says that one of them did not end at all.
-    if after_end and is_parting(kept.finding) and kept.finding.rule not in _WAITS:
+    if after_end and _is_parting(kept.finding) and not has(rule, Trait.STILL_RUNS):
         return "the work was done before it"
-    if kept.finding.rule in HELD_UP and file.back.get(kept.finding.rule, 0) > kept.order:
+    if has(rule, Trait.HELD_UP) and file.back.get(rule, 0) > kept.order:
         return "it passed by itself"
-    if seen < _PERSISTENT.get(kept.finding.rule, 0):
+    if seen < meaning(rule).often:
         return "it came a few times only, which is no trouble"
     of_machine = kept.match.rule.family in MACHINE
     if of_machine and kept.finding.domain is Domain.HARDWARE:
         return ""
     if of_machine and not file.progress_lines and all_done(files):
         return "the job completed, as its own log says"
-    ended_one = of_machine or kept.finding.rule.startswith(_KERNEL_ENDED)
+    ended_one = of_machine or has(rule, Trait.KERNEL_ENDED)
     if ended_one and kept.finding.domain is Domain.APPLICATION and kept.match.at is not None and _others(files, at):
         return "the job's steps went on for long after it"
     return _lived_through(kept, file)
@@ -137,7 +187,7 @@ def _others(files: Sequence[LogFile], at: float) -> bool:
 def _went_on(kept: Kept, file: LogFile) -> bool:
     """Whether the job lived through it, as its steps show."""
     begun_anew = any(restart > kept.order for restart in file.restarts)
-    is_ended = kept.finding.rule.startswith(_ENDED_BY_SLURM) and not begun_anew
+    is_ended = has(kept.finding.rule, Trait.SCHEDULER_ENDS) and not begun_anew
     if is_ended and file.progress_at and 0 < kept.finding.at < file.progress_at - GRACE_S:
         return True
     enough = GRACE_STEPS if is_ended else SURVIVED_STEPS
@@ -150,6 +200,18 @@ def all_done(files: Sequence[LogFile]) -> bool:
     return bool(done) and all(done)
 
 
-def counts_often(rule: str) -> bool:
-    """Whether the rule is trouble only when it comes often."""
-    return rule in _PERSISTENT
+def _is_parting(finding: Finding) -> bool:
+    """Whether the finding is what processes leave behind when they end, and not a failure of its own.
+
+    A final model that could not be saved, or an evaluation that fails after the work, is such a failure.
+    """
+    if finding.role is Role.CASCADE or finding.domain in {Domain.NETWORK, Domain.OPERATOR}:
+        return True
+    if has(finding.rule, Trait.PARTING):
+        return True
+    if not has(finding.rule, Trait.BY_WORDS):
+        return False
+    if finding.captures.get("type", "").rpartition(".")[2].startswith(_PARTING_TYPES):
+        return True
+    told = f"{finding.captures.get('message', '')} {finding.summary}".lower()
+    return any(word in told for word in _PARTING_WORDS)

@@ -15,44 +15,11 @@ from msgspec.structs import replace
 
 from holdfast.detect.findings import to_finding
 from holdfast.detect.matcher import Match
+from holdfast.detect.meaning import Trait, has, meaning
 from holdfast.model.evidence import Domain, Finding, Place, Role, Severity
 
-_ACTOR_LOST = "python.ray.actor_node_died"
-"""Told by a survivor: the line's own place is not the lost one."""
-_NODE_FAILED = "slurm.node_failure.cancelled"
-"""Says why, of a node that it does not name."""
-_TELLING = (
-    _NODE_FAILED,
-    "nccl.system",
-    "nccl.cuda",
-    "nccl.internal",
-    "nccl.proxy",
-    "k8s.backoff",
-    "k8s.liveness",
-    "process.terminate",
-    "process.aborted",
-    "python.fatal",
-    "slurm.task.aborted",
-    "torch.elastic.failed",
-    "python.spawned.exit",
-    "mpi.hydra",
-    "gloo.connect",
-    "deepspeed.exit",
-    "process.exited",
-    _ACTOR_LOST,
-)
-"""What mostly follows from something else, but where nothing else is told says at least what failed."""
-_OF_THE_LIBRARY = frozenset({"nccl.cuda", "nccl.internal"})
-"""Follow from the network's trouble as a rule; where nothing else is told, drivers and topology are the likelier."""
-_HOW_IT_ENDED = ("process.aborted", "process.terminate", "slurm.task.aborted")
-_PEER_CLOSED = ("nccl.peer_closed", "nccl.remote", "gloo.peer", "torch.store.lost")
-HELD_UP = frozenset({"k8s.scheduling"})
-"""What may pass by itself: a cause only in a log that tells of nothing else."""
-_ENDED_ONLY = ("exit.code.", "process.exited", "slurm.task.exited", "mpi.abort", "deepspeed.exit")
-"""Roots that only say that a process ended with an error."""
 SHOWN_TEXT = 200
 """Characters of an unnamed line that a sentence shows."""
-_OF_DRIVERS = "generic.driver"
 _OF_DAEMONS = re.compile(
     r"^\[\d{4}-\d\d-\d\dT[\d:.]{8,15}\] |^slurm(?:ctld|d|dbd): "
     r"|^(?:\S.{0,60}? )?[EW]\d{4} \d\d:\d\d:\d\d\.\d{1,6} +\d+ \w+\.go:\d+\] |\btime=\"[^\"]{10,40}\" level=\w+ msg="
@@ -72,38 +39,8 @@ NEXT_BYTES = 256
 """An error this close behind another one follows from it: programs tell the cause first, then what it prevented."""
 CHAIN_BYTES = 3000
 """Lines of one trouble lie this close to each other: a usage text or a trace may stand between them."""
-TAIL_BYTES = {
-    "generic.fatal": 6000,
-    "generic.glog_fatal": 6000,
-    "generic.abort": 4000,
-    "generic.traceback": 6000,
-    "generic.exit": 1500,
-    "generic.usage": 1500,
-    "generic.shell": 700,
-    "generic.error": 700,
-    "generic.glog_error": 500,
-    "generic.nccl_warn": 1000,
-    "generic.complaint": 160,
-    "generic.driver": 16_000,
-}
-"""So much may be printed after such a line when it is what ended the program; more shows that it went on."""
 DAEMON_TAIL_BYTES = 40
 """A daemon that logs anything more has gone on."""
-_STRENGTH = {
-    "generic.fatal": 5,
-    "generic.glog_fatal": 5,
-    "generic.usage": 5,
-    "generic.shell": 4,
-    "generic.error": 4,
-    "generic.nccl_warn": 4,
-    "generic.glog_error": 3,
-    "generic.abort": 3,
-    "generic.traceback": 3,
-    "generic.complaint": 2,
-    "generic.driver": 2,
-    "generic.exit": 1,
-}
-"""What says most about why comes first; an exit only says that something failed."""
 _NOT_OUTPUT = re.compile(
     r"^\s*(?:<\d+>)?\[\s*\d+\.\d{3,6}\]|\bkernel: "
     r"|^(?:\S{1,40} )?[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \S+ \S+?(?:\[\d+\])?: "
@@ -152,9 +89,9 @@ class UnnamedErrors:
 
     def take(self, match: Match) -> None:
         """A line that only its severity tells of; of kernel and system logs, a driver's words alone count."""
-        if bool(_NOT_OUTPUT.search(match.text)) is not (match.rule.id == _OF_DRIVERS):
+        if bool(_NOT_OUTPUT.search(match.text)) is not has(match.rule.id, Trait.OF_DRIVER):
             return
-        if match.rule.id == "generic.complaint" and _MILD.search(match.text):
+        if has(match.rule.id, Trait.COMPLAINT) and _MILD.search(match.text):
             return
         if len(self._first) < KEPT_FIRST:
             self._first.append(match)
@@ -171,39 +108,40 @@ class UnnamedErrors:
             beside_job: whether any log that is read with it shows a job at work; a driver's words count only alone.
         """
         left = sorted((m for m in (*self._first, *self._last) if m.offset > after), key=lambda m: m.offset)
-        mute = (*(["generic.complaint"] if progressed else []), *([_OF_DRIVERS] if beside_job else []))
-        left = [match for match in left if match.rule.id not in mute]
+        mute = [*([Trait.COMPLAINT] if progressed else []), *([Trait.OF_DRIVER] if beside_job else [])]
+        left = [match for match in left if not has(match.rule.id, *mute)]
         chain: list[Match] = []
         for match in reversed(left):
             if chain:
                 belongs = chain[-1].offset - match.offset <= CHAIN_BYTES
             else:
-                tail = DAEMON_TAIL_BYTES if _of_a_daemon(match) else TAIL_BYTES[match.rule.id]
+                tail = DAEMON_TAIL_BYTES if _of_a_daemon(match) else meaning(match.rule.id).tail_bytes
                 belongs = size - match.offset - len(match.text.encode()) <= tail
             if belongs:
                 chain.append(match)
-        strongest = max((_STRENGTH[match.rule.id] for match in chain), default=0)
-        latest = next((i for i, match in enumerate(chain) if _STRENGTH[match.rule.id] == strongest), 0)
+        strongest = max(map(_strength, chain), default=0)
+        latest = next((i for i, match in enumerate(chain) if _strength(match) == strongest), 0)
         first = latest
         while first + 1 < len(chain) and _follows(chain[first], chain[first + 1]):
             first += 1
         # The lines of a traceback that a logger wrote end with what was raised.
         traced = any(_TRACE_LINE in match.text for match in chain[latest : first + 1])
         named = chain[latest if traced else first] if chain else None
-        return tuple(sorted(chain, key=lambda match: (-_STRENGTH[match.rule.id], match is not named)))
+        return tuple(sorted(chain, key=lambda match: (-_strength(match), match is not named)))
 
 
 def _of_a_daemon(match: Match) -> bool:
     """Whether a daemon calls something an error and goes on."""
-    return (
-        match.rule.id in {"generic.error", "generic.shell", "generic.glog_error"}
-        and _OF_DAEMONS.search(match.text) is not None
-    )
+    return has(match.rule.id, Trait.DAEMONS_GO_ON) and _OF_DAEMONS.search(match.text) is not None
+
+
+def _strength(match: Match) -> int:
+    return meaning(match.rule.id).strength
 
 
 def _is_complaint(match: Match) -> bool:
     """Whether the line says no more than that something did not work."""
-    return match.rule.id in {"generic.complaint", _OF_DRIVERS} or _of_a_daemon(match)
+    return has(match.rule.id, Trait.COMPLAINT, Trait.OF_DRIVER) or _of_a_daemon(match)
 
 
 def _follows(later: Match, earlier: Match) -> bool:
@@ -249,19 +187,19 @@ def best_left(findings: list[Finding]) -> list[Finding]:
     """The findings; without any root among them, the first that says at least what failed becomes it."""
     if any(_is_cause(f) for f in findings):
         return findings
-    telling = (f for f in findings if f.rule.startswith(_TELLING) or f.rule in HELD_UP or _left_behind(f))
+    telling = (f for f in findings if has(f.rule, Trait.TELLING, Trait.HELD_UP) or _left_behind(f))
     told = min(telling, key=_tells_least, default=None)
-    if told is None or (told.rule.startswith(_HOW_IT_ENDED) and _lost_a_peer(findings, told.at)):
+    if told is None or (has(told.rule, Trait.HOW_IT_ENDED) and _lost_a_peer(findings, told.at)):
         return findings
-    place = Place() if told.rule == _ACTOR_LOST else told.place
-    domain = Domain.PLATFORM if told.rule in _OF_THE_LIBRARY else told.domain
+    place = Place() if has(told.rule, Trait.BY_SURVIVOR) else told.place
+    domain = Domain.PLATFORM if has(told.rule, Trait.OF_PLATFORM) else told.domain
     risen = replace(told, role=Role.ROOT, severity=Severity.ERROR, confidence=0.6, place=place, domain=domain)
     return [risen if f is told else f for f in findings]
 
 
 def _tells_least(finding: Finding) -> tuple[bool, bool, float]:
     """What says more comes before what only says how it ended, and the earlier before the later."""
-    return finding.rule != _NODE_FAILED, finding.rule.startswith(_HOW_IT_ENDED), finding.at
+    return not has(finding.rule, Trait.SAYS_WHY), has(finding.rule, Trait.HOW_IT_ENDED), finding.at
 
 
 def _is_cause(finding: Finding) -> bool:
@@ -272,25 +210,25 @@ def _is_cause(finding: Finding) -> bool:
 
 
 def _saw_an_abort(finding: Finding) -> bool:
-    return finding.rule == "mpi.exited_on_signal" and finding.captures.get("signal") == "6"
+    return has(finding.rule, Trait.FIRST_FAILED) and finding.captures.get("signal") == "6"
 
 
 def _left_behind(finding: Finding) -> bool:
     """A node came to a rendezvous that had ended: its job is over. That the store cannot be reached says less."""
-    return finding.rule == "torch.rendezvous.closed" and finding.captures.get("type") == "RendezvousClosedError"
+    return has(finding.rule, Trait.LEFT_BEHIND) and finding.captures.get("type") == "RendezvousClosedError"
 
 
 def _lost_a_peer(findings: Sequence[Finding], before: float) -> bool:
     """Whether a process that ended had lost a peer before: then its end says nothing of the cause."""
     return any(
-        f.role is Role.CASCADE and f.domain is Domain.NETWORK and f.at <= before and f.rule.startswith(_PEER_CLOSED)
+        f.role is Role.CASCADE and f.domain is Domain.NETWORK and f.at <= before and has(f.rule, Trait.PEER_CLOSED)
         for f in findings
     )
 
 
 def ended_only(finding: Finding) -> bool:
     """Whether a rule says that a process ended with an error, and no more."""
-    return finding.role is Role.ROOT and finding.rule.startswith(_ENDED_ONLY)
+    return finding.role is Role.ROOT and has(finding.rule, Trait.ENDED)
 
 
 def without_aftermath(chain: tuple[Match, ...], ended: int | None) -> tuple[Match, ...]:
@@ -305,7 +243,7 @@ def without_aftermath(chain: tuple[Match, ...], ended: int | None) -> tuple[Matc
     return tuple(
         match
         for match in chain
-        if match.rule.id != "generic.exit" and not (match.rule.id == "generic.shell" and match.offset > ended)
+        if not has(match.rule.id, Trait.EXIT_LINE) and not (has(match.rule.id, Trait.SHELL) and match.offset > ended)
     )
 
 
@@ -313,4 +251,4 @@ def names_a_cause(finding: Finding) -> bool:
     """Whether a rule says why, and not only how it ended or what followed."""
     if finding.role is Role.CASCADE:
         return finding.domain is Domain.NETWORK
-    return finding.role is Role.ROOT and not (finding.rule.startswith(_ENDED_ONLY) or _saw_an_abort(finding))
+    return finding.role is Role.ROOT and not (has(finding.rule, Trait.ENDED) or _saw_an_abort(finding))

@@ -12,19 +12,19 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.drill.kubernetes_stage import KUBERNETES, KubernetesStage, KubernetesStageSettings
-from holdfast.drill.ports import StagePort
+from holdfast.drill.kubernetes_cluster import KUBERNETES
+from holdfast.drill.ports import Site
 from holdfast.drill.results import DrillResult, DrillRun, render_json, render_junit, skipped
-from holdfast.drill.runner import OVER, Patience, Site, run_drill
+from holdfast.drill.runner import OVER, Patience, run_drill
 from holdfast.drill.scenario import JobNeeds, Scenario
 from holdfast.drill.site import SiteStage, fitted, lacking_on_site
 from holdfast.drill.site_settings import SiteSettings
-from holdfast.drill.slurm_stage import SlurmStage, SlurmStageSettings, lacking_on_slurm
+from holdfast.drill.slurm_cluster import lacking_on_slurm
 from holdfast.drill.stage import Stage, StageSettings, read_report
 from holdfast.drill.training import CHECKPOINTS, TrainingJob, loss_difference
 from holdfast.drill.verdict import Check
@@ -165,7 +165,7 @@ class _Campaign:
         self.run = run
         self.note = on_note
         self.on_result = on_result
-        self.stage: StagePort | None = None
+        self.stage: Stage | SiteStage | None = None
         self.stages = 0
         self.site: Site | None = None
 
@@ -286,15 +286,11 @@ class _Campaign:
         )
         return self.site
 
-    def _make_stage(self, folder: Path, nodes: int) -> StagePort:
+    def _make_stage(self, folder: Path, nodes: int) -> Stage | SiteStage:
         if self.settings.site is not None:
             return SiteStage(self.settings.site, self.clock)
-        if self.settings.on == "slurm":
-            return SlurmStage(SlurmStageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self._policy()))
-        if self.settings.on == "kubernetes":
-            wanted = KubernetesStageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self._policy())
-            return KubernetesStage(wanted)
-        return Stage(StageSettings(folder=folder, nodes=nodes, spares=SPARE_NODES, policy=self._policy()))
+        on: Any = self.settings.on
+        return Stage(StageSettings(folder=folder, on=on, nodes=nodes, spares=SPARE_NODES, policy=self._policy()))
 
     def _lacking(self, scenario: Scenario) -> str:
         if self.settings.site is not None:

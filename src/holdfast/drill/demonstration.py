@@ -7,27 +7,23 @@ run is held against, to the last bit. Time is the clock's.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct, field
 
-from holdfast.adapters.journal import open_journal
-from holdfast.drill.controlled import ControlledStage
-from holdfast.drill.kubernetes_stage import KubernetesStage, KubernetesStageSettings
+from holdfast.drill.ports import Site
 from holdfast.drill.results import DrillResult
-from holdfast.drill.runner import Patience, Site, run_drill
+from holdfast.drill.runner import OVER, Patience, run_drill
 from holdfast.drill.scenario import Scenario
-from holdfast.drill.slurm_stage import SlurmStage, SlurmStageSettings
-from holdfast.drill.stage import Stage, StageSettings
+from holdfast.drill.stage import Stage, StageSettings, read_report
 from holdfast.drill.training import Losses, TrainingJob, largest_difference, read_losses
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.model.cluster import JobKey, attempt_name
 from holdfast.model.records import JobRecord, JobState
 from holdfast.ports import Clock
-from holdfast.report.gather import ReportData, gather
+from holdfast.report.gather import ReportData
 from holdfast.report.series import Point
 
 FAULTS = ("crash_segfault", "xid_74_replace", "hang_allreduce")
@@ -35,7 +31,6 @@ FAULTS = ("crash_segfault", "xid_74_replace", "hang_allreduce")
 EMULATED = (
     "GPUs, their kernel-log lines and the replacement of a node are emulated; processes, faults and times are real."
 )
-OVER = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})
 
 
 class DemoSettings(Struct, frozen=True, kw_only=True):
@@ -83,7 +78,7 @@ class DemoResult(Struct, kw_only=True):
 class Watcher:
     """What the demo tells its audience; the command line draws it, tests record it."""
 
-    def stage_up(self, stage: ControlledStage) -> None:
+    def stage_up(self, stage: Stage) -> None:
         """All nodes and the controller are up."""
 
     def job_submitted(self, key: JobKey, job: TrainingJob) -> None:
@@ -109,7 +104,10 @@ async def run_demo(
         raise UsageError("the demo needs at least 2 nodes and 1 spare: use --nodes 2 --spares 1 or more")
     result = DemoResult()
     began = clock.monotonic()
-    async with _stage(settings) as stage:
+    wanted = StageSettings(
+        folder=settings.folder, on=settings.on, nodes=settings.nodes, spares=settings.spares, accounting=False
+    )
+    async with Stage(wanted) as stage:
         watcher.stage_up(stage)
         reference = await _undisturbed(stage, settings, watcher)
         job = _job(settings, "demo", settings.step_s)
@@ -134,18 +132,6 @@ async def run_demo(
     return result
 
 
-def _stage(settings: DemoSettings) -> ControlledStage:
-    if settings.on == "slurm":
-        return SlurmStage(
-            SlurmStageSettings(folder=settings.folder, nodes=settings.nodes, spares=settings.spares, accounting=False)
-        )
-    if settings.on == "kubernetes":
-        return KubernetesStage(
-            KubernetesStageSettings(folder=settings.folder, nodes=settings.nodes, spares=settings.spares)
-        )
-    return Stage(StageSettings(folder=settings.folder, nodes=settings.nodes, spares=settings.spares))
-
-
 def _job(settings: DemoSettings, name: str, step_s: float) -> TrainingJob:
     return TrainingJob(
         workload=settings.workload,
@@ -159,7 +145,7 @@ def _job(settings: DemoSettings, name: str, step_s: float) -> TrainingJob:
     )
 
 
-async def _undisturbed(stage: ControlledStage, settings: DemoSettings, watcher: Watcher) -> Losses:
+async def _undisturbed(stage: Stage, settings: DemoSettings, watcher: Watcher) -> Losses:
     """Run the same training to its end with no fault and no pause; its losses by step."""
     job = _job(settings, "undisturbed", 0.0)
     watcher.note("an undisturbed run with the same seed comes first, for its losses")
@@ -173,7 +159,7 @@ async def _undisturbed(stage: ControlledStage, settings: DemoSettings, watcher: 
 
 
 async def _break_it(
-    stage: ControlledStage,
+    stage: Stage,
     site: Site,
     settings: DemoSettings,
     scenarios: dict[str, Scenario],
@@ -200,24 +186,16 @@ def _beyond(step: int) -> Callable[[JobRecord], bool]:
     return lambda job: job.durable_step >= step or job.state in OVER
 
 
-async def _finish(
-    stage: ControlledStage, key: JobKey, settings: DemoSettings, result: DemoResult, watcher: Watcher
-) -> None:
+async def _finish(stage: Stage, key: JobKey, settings: DemoSettings, result: DemoResult, watcher: Watcher) -> None:
     watcher.note(f"no more faults: the job goes on to step {settings.steps}")
     record = await stage.until(key, lambda job: job.state in OVER, limit_s=settings.limit_s)
     result.last_step = max((a.last_step for a in record.attempts if a.last_step is not None), default=0)
     result.completed = record.state is JobState.COMPLETED and result.last_step >= settings.steps
 
 
-async def _report(
-    stage: ControlledStage, key: JobKey, reference: Losses, attempts: dict[str, Losses], now: float
-) -> ReportData:
+async def _report(stage: Stage, key: JobKey, reference: Losses, attempts: dict[str, Losses], now: float) -> ReportData:
     """Read the journal after the controller has ended: what it holds is all there is."""
-    journal = await asyncio.to_thread(open_journal, f"sqlite:///{stage.journal}")
-    try:
-        data = await gather(journal, title="Holdfast demo", cluster=key.cluster, now=now, job=str(key))
-    finally:
-        await journal.close()
+    data = await read_report(stage.journal, title="Holdfast demo", cluster=key.cluster, now=now, job=str(key))
     data.reference_losses = [Point(step, loss) for step, loss in sorted(reference.items())]
     series = data.series[str(key)]
     series.losses = {int(number): [Point(s, v) for s, v in sorted(run.items())] for number, run in attempts.items()}

@@ -24,9 +24,8 @@ _RETRY_S = 0.1
 class ControllerEyes:
     """See `ports.Eyes`."""
 
-    def __init__(self, client: AsyncClient, source: str = "drill:holdfast") -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self.client = client
-        self._source = source
 
     @classmethod
     def of_folder(cls, cluster_dir: Path, *, pid: int = 0) -> ControllerEyes:
@@ -84,8 +83,7 @@ class ControllerEyes:
 
     async def tell(self, events: Sequence[AnyEvent]) -> None:
         """See Eyes."""
-        source = events[0].source if events else self._source
-        await self.client.ingest(source or self._source, events)
+        await self.client.ingest(events[0].source, events)
 
     async def step_times(self, key: JobKey, attempt: int) -> list[float]:
         """See Eyes."""

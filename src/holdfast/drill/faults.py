@@ -12,6 +12,7 @@ import json
 import os
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,45 @@ from msgspec import Struct
 
 from holdfast.checkpoint.store import CheckpointInfo, scan
 from holdfast.drill.kinds import Reach
-from holdfast.drill.ports import FaultPort, SchedulerFaultPort
+from holdfast.drill.ports import SchedulerFaultPort, Site
 from holdfast.drill.scenario import Scenario
 from holdfast.drill.verdict import Fired
 from holdfast.errors import HoldfastError, LinkError, RefusedError, UsageError
 from holdfast.failpoint import command
 from holdfast.model.records import JobRecord
-from holdfast.ports import Clock
 
 _POLL_S = 0.02
 DRILL_FOLDER = "drill"
 CHECKPOINT_FOLDER = "checkpoints"
 RECOVERY_NEEDED: dict[str, Any] = {"xid": 74, "line": "", "gpu": "0000:b9:00"}
 """A fault that only the scheduler can mend: the job must go to another node."""
+
+
+class Break(Struct, frozen=True):
+    """What of a `FaultPort` or `SchedulerFaultPort` injects a kind, and what undoes it; empty: nothing does."""
+
+    deed: str
+    undo: str = ""
+    of_node: bool = True
+    """It is done to the node; else to what all nodes share."""
+    needs_recovery: bool = False
+    """A job has to be recovered while it lasts."""
+
+    def hits(self, node: str) -> tuple[str, ...]:
+        """What both are called with."""
+        return (node,) if self.of_node else ()
+
+
+BREAKS = {
+    "node_loss": Break("power_off", "power_on"),
+    "network_cut": Break("cut", "heal"),
+    "disk_full": Break("fill_disk", "free_disk"),
+    "slurmd_killed": Break("kill_slurmd", "start_slurmd"),
+    "node_reboot": Break("reboot"),
+    "slurmctld_restarted": Break("kill_scheduler", "start_scheduler", of_node=False, needs_recovery=True),
+    "slurmdbd_away": Break("stop_accounting", "start_accounting", of_node=False, needs_recovery=True),
+    "shared_full": Break("fill_shared", "free_shared", of_node=False),
+}
 
 
 class Aim(Struct, frozen=True, kw_only=True):
@@ -80,17 +107,7 @@ def aim(scenario: Scenario, job: JobRecord, base_step: int, seed: int) -> Aim:
 class Injection:
     """One fault: `inject`, then `undo` in every case, also when `inject` failed or was cancelled."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        drill_id: str,
-        *,
-        target: Aim,
-        job: JobRecord,
-        clock: Clock,
-        port: FaultPort | None = None,
-        job_dir: Path | None = None,
-    ) -> None:
+    def __init__(self, scenario: Scenario, drill_id: str, *, target: Aim, job: JobRecord, site: Site) -> None:
         if not job.view.drill_ok:
             raise RefusedError(
                 f"job {job.key} is not open to drills: its owner must submit it with --drill-ok (drill_ok = true)"
@@ -100,10 +117,10 @@ class Injection:
         self.target = target
         self.damaged_step: int | None = None
         # Slurm does not know the job's folder; who brought the job up does.
-        self._job_dir = job_dir if job_dir is not None else Path(job.view.job_dir)
+        self._job_dir = site.job_dir if site.job_dir is not None else Path(job.view.job_dir)
         self._folder = self._job_dir / DRILL_FOLDER
-        self._port = port
-        self._clock = clock
+        self._port = site.breaker
+        self._clock = site.clock
         self._undo: list[Callable[[], Awaitable[object]]] = []
         self._later: asyncio.Task[None] | None = None
 
@@ -117,10 +134,8 @@ class Injection:
         reach = self.scenario.definition.reach
         if reach is Reach.NOTHING:
             return Fired(at=self._clock.now())
-        if reach is Reach.NODE:
-            return await self._break_node()
-        if reach is Reach.SCHEDULER:
-            return await self._break_scheduler()
+        if reach in {Reach.NODE, Reach.SCHEDULER}:
+            return await self._break()
         kind = self.scenario.kind
         params = self.scenario.settings
         if reach is Reach.FILES:
@@ -197,65 +212,28 @@ class Injection:
             f"rank {rank} did not obey within {limit_s:.0f} s: was the job launched by `holdfast run`, open to drills?"
         )
 
-    # --- to a node ---
+    # --- to a node, or to the scheduler ---
 
-    def _breaker(self) -> FaultPort:
-        if self._port is None:
-            raise RefusedError(f"{self.scenario.kind} needs an orchestrator whose nodes are open to drills")
-        return self._port
-
-    async def _break_node(self) -> Fired:
-        port, node, params = self._breaker(), self.target.node, self.scenario.settings
-        kind = self.scenario.kind
+    async def _break(self) -> Fired:
+        node, kind, params = self.target.node, self.scenario.kind, self.scenario.settings
+        port: Any = self._port
+        if port is None:
+            raise RefusedError(f"{kind} needs an orchestrator whose nodes are open to drills")
+        if self.scenario.definition.reach is Reach.SCHEDULER and not isinstance(port, SchedulerFaultPort):
+            raise RefusedError(f"{kind} needs a Slurm lab: holdfast drill run --on slurm")
         at = self._clock.now()
         if kind == "xid":
             await port.kmsg(node, xid_line(params))
-        elif kind == "node_loss":
-            self._undo.append(lambda: port.power_on(node))
-            await port.power_off(node)
-        elif kind == "network_cut":
-            self._undo.append(lambda: port.heal(node))
-            await port.cut(node)
-            self._after(params["for_s"], lambda: port.heal(node))
-        elif kind == "disk_full":
-            self._undo.append(lambda: port.free_disk(node))
-            await port.fill_disk(node)
-            self._after(params["for_s"], lambda: port.free_disk(node))
         else:
-            raise UsageError(f"no breaker for {kind}")
-        return Fired(at=at, node=node, rank=self.target.rank)
-
-    # --- to the scheduler ---
-
-    async def _break_scheduler(self) -> Fired:
-        port = self._breaker()
-        if not isinstance(port, SchedulerFaultPort):
-            raise RefusedError(f"{self.scenario.kind} needs a Slurm lab: holdfast drill run --on slurm")
-        node, kind, for_s = self.target.node, self.scenario.kind, self.scenario.settings.get("for_s", 0.0)
-        at = self._clock.now()
-        if kind == "slurmd_killed":
-            self._undo.append(lambda: port.start_slurmd(node))
-            await port.kill_slurmd(node)
-            self._after(for_s, lambda: port.start_slurmd(node))
-        elif kind == "node_reboot":
-            await port.reboot(node)
-        elif kind == "slurmctld_restarted":
-            self._undo.append(port.start_scheduler)
-            await port.kill_scheduler()
-            at = self._clock.now()
-            await port.kmsg(node, xid_line(RECOVERY_NEEDED))
-            self._after(for_s, port.start_scheduler)
-        elif kind == "slurmdbd_away":
-            self._undo.append(port.start_accounting)
-            await port.stop_accounting()
-            at = self._clock.now()
-            await port.kmsg(node, xid_line(RECOVERY_NEEDED))
-        elif kind == "shared_full":
-            self._undo.append(port.free_shared)
-            await port.fill_shared()
-            self._after(for_s, port.free_shared)
-        else:
-            raise UsageError(f"no breaker for {kind}")
+            broken = BREAKS[kind]
+            deed, undo = (partial(getattr(port, name), *broken.hits(node)) for name in (broken.deed, broken.undo))
+            if broken.undo:
+                self._undo.append(undo)
+            await deed()
+            if broken.needs_recovery:
+                at = self._clock.now()
+                await port.kmsg(node, xid_line(RECOVERY_NEEDED))
+            self._after(params.get("for_s", 0.0), undo)
         return Fired(at=at, node=node, rank=self.target.rank)
 
     def _after(self, seconds: float, deed: Callable[[], Awaitable[object]]) -> None:

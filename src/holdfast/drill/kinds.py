@@ -79,12 +79,12 @@ def _node(name: str, about: str, how: str, undo: str = "", **params: command.Par
     return Kind(name=name, reach=Reach.NODE, about=about, target="node", how=how, params=params, undo=undo)
 
 
-def _slurm(name: str, about: str, how: str, undo: str, *, target: str = "node", **params: command.Param) -> Kind:
+def _slurm(name: str, about: str, how: str, undo: str, **params: command.Param) -> Kind:
     return Kind(
         name=name,
         reach=Reach.SCHEDULER,
         about=about,
-        target=target,
+        target="node",
         how=how,
         params=params,
         undo=undo,

@@ -1,18 +1,21 @@
 """What drills need from outside, as protocols: a breaker of nodes, and the controller's eyes.
 
-`faults` and the runner use them; `local` fulfils them for the embedded cluster, tests with parts in memory.
+`faults` and the runner use them; the embedded cluster's own client, `slurm_cluster` and `eyes` fulfil them, and in
+tests parts in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from holdfast.drill.training import TrainingJob
+from msgspec import Struct
+
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.ports import Clock
 
 
 class FaultPort(Protocol):
@@ -75,41 +78,6 @@ class SchedulerFaultPort(FaultPort, Protocol):
         """Undo `fill_shared`."""
 
 
-class StagePort(Protocol):
-    """A cluster on which a training job can be broken. All but `open` need an open one."""
-
-    cluster_name: str
-    nodes: int
-    """How many a job may have."""
-
-    @property
-    def journal(self) -> Path | None:
-        """The controller's journal; None where it is not ours to read."""
-
-    @property
-    def eyes(self) -> Eyes:
-        """What its controller knows."""
-
-    @property
-    def breaker(self) -> FaultPort | None:
-        """Breaks its nodes; None: faults inside the job only."""
-
-    def job_dir(self, key: JobKey) -> Path:
-        """A job's folder, on a file system that its nodes share."""
-
-    async def open(self) -> None:
-        """Bring it up, or reach it. Raises LinkError."""
-
-    async def close(self) -> None:
-        """End everything that was started here."""
-
-    async def submit(self, job: TrainingJob) -> JobKey:
-        """Queue a training job that is open to drills. Raises LinkError."""
-
-    async def cancel(self, key: JobKey, *, limit_s: float = 30.0) -> None:
-        """End a job for good and wait until its nodes are free. Raises LinkError."""
-
-
 class Eyes(Protocol):
     """What the controller knows. Every call raises LinkError when it cannot be reached."""
 
@@ -129,7 +97,27 @@ class Eyes(Protocol):
         """Wait until an event with a sequence number above `after` is stored, or the time is over; the newest one."""
 
     async def tell(self, events: Sequence[AnyEvent]) -> None:
-        """Hand events to the controller (the true time of a fault)."""
+        """Hand events of one source, one at least, to the controller (the true time of a fault)."""
 
     async def step_times(self, key: JobKey, attempt: int) -> list[float]:
         """Seconds that steps of an attempt took, oldest first; empty when nobody measured any."""
+
+
+class Site(Struct, kw_only=True):
+    """Where drills are run."""
+
+    eyes: Eyes
+    job: JobKey
+    clock: Clock
+    breaker: FaultPort | None = None
+    """None: faults inside the job only."""
+    job_dir: Path | None = None
+    """The job's folder, where the scheduler does not know it."""
+    losses: Callable[[], float | None] | None = None
+    """Largest difference of the job's losses to an undisturbed run; None: cannot be told."""
+    step_s: float = 0.0
+    """What a step takes, where the controller does not know."""
+    on_story: Callable[[str], None] | None = None
+    """Is told each line that the job's record gets; None: nobody reads along."""
+    told: str = ""
+    """The last line that was told."""

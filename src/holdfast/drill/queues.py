@@ -1,6 +1,7 @@
-"""The ways into the queue of a cluster that runs already: Slurm's, Kubernetes' and the embedded one.
+"""The ways into a cluster's queue: Slurm's, Kubernetes' and the embedded one.
 
-Used by `site`; a job is submitted and ended with the rights of whoever runs the drill, by the tools that they have.
+Used by `site` and by the clusters of a stage; a job is submitted and ended with the rights of whoever runs the drill,
+by the tools that they have.
 Time passes while the scheduler answers and while a job ends.
 """
 
@@ -33,9 +34,11 @@ _POLL_S = 0.2
 class Queue(Protocol):
     """Where a job is submitted. Every call raises LinkError when the scheduler cannot be reached or refuses."""
 
-    breaker: FaultPort | None
+    @property
+    def breaker(self) -> FaultPort | None:
+        """Breaks its nodes; None: faults inside the job only."""
 
-    async def submit(self, job: TrainingJob) -> str:
+    async def submit(self, job: TrainingJob) -> JobKey:
         """Queue a job that is open to drills; its id as the controller has it."""
 
     async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
@@ -46,12 +49,13 @@ class Queue(Protocol):
 
 
 class SlurmQueue:
-    """See Queue. `conf`: slurm.conf; None: as Slurm's own tools find it."""
+    """See Queue. `conf`: slurm.conf; None: as Slurm's own tools find it. `cluster`: its name in keys of jobs."""
 
     breaker: FaultPort | None = None
 
-    def __init__(self, config: SiteConfig, folder: Path, conf: Path | None) -> None:
+    def __init__(self, config: SiteConfig, folder: Path, conf: Path | None, cluster: str = "slurm") -> None:
         self._config, self._folder = config, folder
+        self._cluster = cluster
         self._tool = Tool(conf)
 
     def options(self, job: TrainingJob) -> list[str]:
@@ -59,12 +63,12 @@ class SlurmQueue:
         config = self._config
         options = [f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--job-name={job.name}"]
         options += ["--exclusive", "--requeue", "--open-mode=append"]
-        options += [f"--output={self._folder}/slurm-%j.out", f"--comment={comment(None)}"]
+        options += [f"--output={self._folder}/slurm-%j.out", f"--comment={comment(job.recovery)}"]
         for name, value in (("partition", config.partition), ("account", config.account)):
             options += [f"--{name}={value}"] if value else []
         return [*options, *config.options]
 
-    async def submit(self, job: TrainingJob) -> str:
+    async def submit(self, job: TrainingJob) -> JobKey:
         """See Queue."""
         config = self._config
         srun = [f"--container-image={config.image}"] if config.image else []
@@ -77,7 +81,7 @@ class SlurmQueue:
                 said = await self._tool.text(["sbatch", "--parsable", *self.options(job), script.name], again=False)
             except OrderError as error:
                 raise LinkError(str(error)) from error
-        return job_ref(said.strip().partition(";")[0])
+        return JobKey(self._cluster, job_ref(said.strip().partition(";")[0]))
 
     async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
         """See Queue. Killed after it was cancelled, not before: one that only fails is recovered by the controller."""
@@ -105,19 +109,29 @@ class SlurmQueue:
 
 
 class KubernetesQueue:
-    """See Queue. `cluster`: the name by which the controller knows it; empty: the kubeconfig's."""
+    """See Queue.
+
+    Args:
+        config: what its jobs are like.
+        folder: holds the jobs' folders.
+        api: the way in.
+        cluster: the name by which the controller knows it; empty: the kubeconfig's.
+        name: what a job of this name is called, so that no two are called alike.
+    """
 
     breaker: FaultPort | None = None
 
-    def __init__(self, config: SiteConfig, folder: Path, api: KubeApi, cluster: str, unique: Callable[[], str]) -> None:
+    def __init__(
+        self, config: SiteConfig, folder: Path, api: KubeApi, cluster: str, name: Callable[[str], str]
+    ) -> None:
         self._config, self._folder, self._api = config, folder, api
         self._cluster = cluster or api.cluster
-        self._unique = unique
+        self._name = name
 
-    async def submit(self, job: TrainingJob) -> str:
+    async def submit(self, job: TrainingJob) -> JobKey:
         """See Queue."""
         config = self._config
-        job = replace(job, name=f"{job.name}-{self._unique()}")
+        job = replace(job, name=self._name(job.name))
         key = JobKey(self._cluster, job_id("PyTorchJob", config.namespace, job.name))
         folder = self._folder / key.id
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +143,7 @@ class KubernetesQueue:
             await self._api.create(jobs_path(config.namespace), manifest)
         except ApiError as error:
             raise LinkError(str(error)) from error
-        return key.id
+        return key
 
     async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
         """See Queue."""
@@ -145,29 +159,28 @@ class LocalQueue:
 
     def __init__(self, config: SiteConfig, cluster_dir: Path) -> None:
         self._config = config
-        self._orchestrator = LocalOrchestrator(cluster_dir / "cluster.sock")
-        self.breaker: FaultPort | None = self._orchestrator
+        self.breaker = LocalOrchestrator(cluster_dir / "cluster.sock")
 
-    async def submit(self, job: TrainingJob) -> str:
+    async def submit(self, job: TrainingJob) -> JobKey:
         """See Queue."""
         env = {"PYTHONUNBUFFERED": "1", **IN_EVERY_JOB, **self._config.env}
-        recovery = RecoverySpec()
-        view = await self._orchestrator.submit(
+        recovery = job.recovery or RecoverySpec()
+        view = await self.breaker.submit(
             job.argv(), nodes=job.nodes, name=job.name, drill_ok=True, recovery=recovery, env=env
         )
-        return view.key.id
+        return view.key
 
     async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
         """See Queue."""
         with contextlib.suppress(NotFoundError, OrderError):
-            await self._orchestrator.cancel(job, who="drill", why="the drill is over")
+            await self.breaker.cancel(job, who="drill", why="the drill is over")
         async with _limit(limit_s, job):
             while True:
-                world = await self._orchestrator.observe()
+                world = await self.breaker.observe()
                 view = next((one for one in world.jobs if one.key.id == job), None)
                 if (view is None or view.state in ENDED) and not any(job in node.jobs for node in world.nodes):
                     return
-                await self._orchestrator.wait_change(limit_s)
+                await self.breaker.wait_change(limit_s)
 
     async def close(self) -> None:
         """See Queue."""

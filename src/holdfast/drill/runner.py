@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,7 +17,7 @@ from msgspec import Struct
 
 from holdfast.drill.faults import Aim, CannotInjectError, Injection, aim
 from holdfast.drill.kinds import Reach
-from holdfast.drill.ports import Eyes, FaultPort
+from holdfast.drill.ports import Site
 from holdfast.drill.results import DrillResult
 from holdfast.drill.scenario import Scenario
 from holdfast.drill.verdict import Check, Fired, Seen, drill_incident, judge
@@ -27,31 +26,10 @@ from holdfast.model.cluster import JobKey
 from holdfast.model.events import DrillFired
 from holdfast.model.evidence import Remedy
 from holdfast.model.records import IncidentRecord, JobRecord, JobState, Mark, NodeRecord, NodeState
-from holdfast.ports import Clock
 
 OVER = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})
 _LOOK_S = 0.5
 _UNDO_S = 30.0
-
-
-class Site(Struct, kw_only=True):
-    """Where drills are run."""
-
-    eyes: Eyes
-    job: JobKey
-    clock: Clock
-    breaker: FaultPort | None = None
-    """None: faults inside the job only."""
-    job_dir: Path | None = None
-    """The job's folder, where the scheduler does not know it."""
-    losses: Callable[[], float | None] | None = None
-    """Largest difference of the job's losses to an undisturbed run; None: cannot be told."""
-    step_s: float = 0.0
-    """What a step takes, where the controller does not know."""
-    on_story: Callable[[str], None] | None = None
-    """Is told each line that the job's record gets; None: nobody reads along."""
-    told: str = ""
-    """The last line that was told."""
 
 
 class Patience(Struct, frozen=True, kw_only=True):
@@ -203,15 +181,7 @@ class _Drill:
         if scenario.definition.reach is not Reach.NOTHING:
             base = job.attempt.durable_step if job.attempt and job.attempt.durable_step else 0
             target = aim(scenario, job, base, seed)
-        self.injection = Injection(
-            scenario,
-            self.drill_id,
-            target=target,
-            job=job,
-            clock=self.site.clock,
-            port=self.site.breaker,
-            job_dir=self.site.job_dir,
-        )
+        self.injection = Injection(scenario, self.drill_id, target=target, job=job, site=self.site)
         if scenario.when.after_s:
             await self.site.clock.sleep(scenario.when.after_s)
         self.earlier = frozenset(record.order.id for record in await self.site.eyes.orders())
@@ -310,14 +280,9 @@ class _Drill:
         if damaged is None:
             return []
         resumed = incident.step_resumed if incident else None
-        return [
-            Check(
-                name="damaged checkpoint refused",
-                passed=resumed is not None and resumed < damaged,
-                expected=f"resumed before step {damaged}",
-                actual="not known" if resumed is None else f"resumed from step {resumed}",
-            )
-        ]
+        actual = "not known" if resumed is None else f"resumed from step {resumed}"
+        passed = resumed is not None and resumed < damaged
+        return [Check("damaged checkpoint refused", passed, f"resumed before step {damaged}", actual)]
 
 
 def _unsteady(job: JobRecord) -> str:

@@ -50,18 +50,18 @@ class SiteStage:
 
     @property
     def eyes(self) -> ControllerEyes:
-        """See StagePort."""
+        """See Stage."""
         if self._eyes is None:
             raise LinkError("the site's controller is not reached")
         return self._eyes
 
     @property
     def breaker(self) -> FaultPort | None:
-        """See StagePort."""
+        """See Queue."""
         return self._queue.breaker if self._queue is not None else None
 
     def job_dir(self, key: JobKey) -> Path:
-        """See StagePort."""
+        """See Stage."""
         return self._settings.folder / key.id
 
     async def open(self) -> None:
@@ -84,10 +84,12 @@ class SiteStage:
             self._queue = SlurmQueue(settings.config, settings.folder, conf)
         elif settings.scheduler == "kubernetes":
             api = await KubeApi.connect(settings.place, settings.kubeconfig)
-            unique = lambda: f"{self._clock.now() * 1000:.0f}"  # noqa: E731 - a word, not a function of its own
-            self._queue = KubernetesQueue(settings.config, settings.folder, api, settings.cluster, unique)
+            self._queue = KubernetesQueue(settings.config, settings.folder, api, settings.cluster, self._name)
         else:
             self._queue = LocalQueue(settings.config, Path(settings.place))
+
+    def _name(self, name: str) -> str:
+        return f"{name}-{self._clock.now() * 1000:.0f}"
 
     async def close(self) -> None:
         """End the jobs that were submitted here, and let go of the site.
@@ -131,12 +133,12 @@ class SiteStage:
         try:
             await asyncio.shield(asking)
         finally:
-            name = await asking
-            self._mine.add(JobKey(self.cluster_name, name))
-        return name
+            key = await asking
+            self._mine.add(key)
+        return key.id
 
     async def cancel(self, key: JobKey, *, limit_s: float = 60.0) -> None:
-        """See StagePort."""
+        """See Stage."""
         if self._queue is not None:
             await self._queue.cancel(key.id, limit_s=limit_s)
         self._mine = {mine for mine in self._mine if mine.id != key.id}

@@ -1,4 +1,4 @@
-"""An embedded cluster with a controller and a training job, brought up and taken down as one thing.
+"""A cluster with a controller and training jobs, brought up and taken down as one thing.
 
 Used by drills, the demo, benchmarks and their tests::
 
@@ -6,153 +6,177 @@ Used by drills, the demo, benchmarks and their tests::
         key = await stage.submit(TrainingJob(nodes=4, workload="gpt"))
         await stage.until(key, lambda job: job.state is JobState.COMPLETED, limit_s=120)
 
-The cluster's daemon ends when this process ends, however that happens, and takes everything that carries its mark with
-it: nodes, agents, ranks and the controller. Time is real: it waits for processes to say that they are there.
+The cluster is an embedded one, a real Slurm or a real Kubernetes; all else is the same. It ends when this process ends,
+however that happens, and takes everything that carries its mark with it: nodes, agents, ranks and the controller. Time
+is real: it waits for processes to say that they are there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.adapters.journal import open_journal
-from holdfast.adapters.local import processes
-from holdfast.adapters.local.client import LocalOrchestrator
-from holdfast.adapters.local.daemon import RunningCluster, start_cluster
-from holdfast.drill.controlled import ControlledStage
+from holdfast.drill.clusters import Cluster, EmbeddedCluster, StageSettings
+from holdfast.drill.controller_process import ControllerProcess
+from holdfast.drill.eyes import ControllerEyes
+from holdfast.drill.kubernetes_cluster import KubernetesCluster
+from holdfast.drill.ports import FaultPort
+from holdfast.drill.slurm_cluster import SlurmCluster
 from holdfast.drill.training import TrainingJob
 from holdfast.errors import LinkError, NotFoundError
-from holdfast.model.cluster import JobKey, RecoverySpec
+from holdfast.model.cluster import JobKey
+from holdfast.model.events import AgentAttached
+from holdfast.model.records import JobRecord
 from holdfast.report.gather import ReportData, gather
 
+__all__ = ["Stage", "StageSettings", "read_report"]
 
-class StageSettings(Struct, frozen=True, kw_only=True):
-    """What is brought up."""
-
-    folder: Path
-    """The cluster's folder; made when it is missing, kept when the stage is closed."""
-    nodes: int = 3
-    spares: int = 1
-    policy: Path | None = None
-    drill_ok: bool = True
-    boot_s: float = 0.3
-    """How long a node takes to boot: reboots and replacements cost this much."""
-    options: tuple[str, ...] = ()
-    """Further options of the cluster's daemon."""
-    up_limit_s: float = 30.0
+CLUSTERS: dict[str, Callable[[StageSettings], Cluster]] = {
+    "local": EmbeddedCluster,
+    "slurm": SlurmCluster,
+    "kubernetes": KubernetesCluster,
+}
+_POLL_S = 0.05
 
 
-class Stage(ControlledStage):
+class Stage:
     """See the module. All methods but `open` need an open stage."""
 
     def __init__(self, settings: StageSettings) -> None:
-        super().__init__(
-            settings.folder,
-            nodes=settings.nodes,
-            spares=settings.spares,
-            policy=settings.policy,
-            up_limit_s=settings.up_limit_s,
-        )
-        self.settings = settings
-        self._cluster: RunningCluster | None = None
+        self.folder = settings.folder.resolve()
+        self.settings = replace(settings, folder=self.folder)
+        self.nodes, self.spares = settings.nodes, settings.spares
+        self.cluster: Any = CLUSTERS[settings.on](self.settings)
+        """See `clusters.Cluster`; a test may want more of the one that it asked for."""
+        self.cluster_name: str = self.cluster.name
+        self._limit_s: float = self.cluster.up_limit_s if settings.up_limit_s is None else settings.up_limit_s
+        self._controller = ControllerProcess(self.folder, self._limit_s)
+        self._words: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            # Also on Ctrl-C half-way up: what was started is ended.
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Start the cluster, its agents and the controller; return when all answer.
+
+        Raises:
+            UsageError: the cluster cannot be brought up here; says why.
+            LinkError: something did not start; holds the end of what it said.
+        """
+        boot_s = self.cluster.boot_s if self.settings.boot_s is None else self.settings.boot_s
+        self._words = await self.cluster.open(boot_s, self._limit_s)
+        await self.start_controller()
+        await self.cluster.until_up(self._limit_s)
+        if self.cluster.agents:
+            await self._until_agents()
+
+    async def close(self) -> None:
+        """End everything: the controller first, so that it does not take the end for a fault."""
+        await self.stop_controller()
+        await self.cluster.close()
 
     # --- what there is ---
 
     @property
-    def orchestrator(self) -> LocalOrchestrator:
-        """The embedded scheduler; also the breaker of its nodes."""
-        return self._up().orchestrator
+    def eyes(self) -> ControllerEyes:
+        """The controller's records and events."""
+        return self._controller.eyes
 
     @property
-    def breaker(self) -> LocalOrchestrator:
-        """See ControlledStage."""
-        return self.orchestrator
+    def breaker(self) -> FaultPort:
+        """Breaks its nodes."""
+        found: FaultPort = self.cluster.breaker
+        return found
+
+    @property
+    def journal(self) -> Path:
+        """The controller's journal; readable after the end too."""
+        return self.folder / "controller" / "journal.db"
+
+    @property
+    def controller_pid(self) -> int | None:
+        """The controller's process, None while there is none."""
+        return self._controller.pid
 
     def job_dir(self, key: JobKey) -> Path:
-        """A job's folder: logs, checkpoints, loss log."""
+        """A job's folder, on the file system that the nodes share: logs, checkpoints, loss log."""
         return self.folder / "jobs" / key.id
 
-    # --- up and down ---
+    # --- the controller ---
 
-    async def open(self) -> None:
-        """Start the cluster, its agents and the controller; return when all nodes are up and the controller is ready.
+    async def start_controller(self) -> None:
+        """Start a controller on the cluster's journal; return when it has replayed it and answers."""
+        policy = self.settings.policy
+        words = [*self._words, *(["--policy", str(policy.absolute())] if policy is not None else [])]
+        await self._controller.start(words, self.cluster.environment())
+
+    async def stop_controller(self, *, sig: int = signal.SIGTERM, limit_s: float = 10.0) -> None:
+        """End the controller; with SIGKILL as a crash would."""
+        await self._controller.stop(sig=sig, limit_s=limit_s)
+
+    async def until(self, key: JobKey, true: Callable[[JobRecord], bool], *, limit_s: float) -> JobRecord:
+        """Wait until the controller's record of the job is as wished; looked at after every event.
 
         Raises:
-            LinkError: something did not start; the message holds the end of what it said.
+            LinkError: it was not within `limit_s`; says what it was instead.
         """
-        wanted = self.settings
-        options = ("--boot-s", str(wanted.boot_s), *wanted.options)
-        self._cluster = await asyncio.to_thread(
-            start_cluster,
-            self.folder,
-            nodes=wanted.nodes,
-            spares=wanted.spares,
-            drill_ok=wanted.drill_ok,
-            options=options,
-        )
-        await self.start_controller()
-        await self._cluster.until_up(limit_s=wanted.up_limit_s)
+        deadline = time.monotonic() + limit_s
+        seq = 0
+        record: JobRecord | None = None
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(NotFoundError):
+                record = await self.eyes.job(key)
+                if true(record):
+                    return record
+            seq = await self.eyes.wait(seq, min(left, 0.5))
+        state = record.state.value if record is not None else "unknown to the controller"
+        raise LinkError(f"job {key} is {state} after {limit_s:.0f} s")
 
-    async def close(self) -> None:
-        """See ControlledStage."""
-        await self.stop_controller()
-        cluster, self._cluster = self._cluster, None
-        if cluster is not None:
-            await asyncio.to_thread(cluster.end)
-
-    def _controller_words(self) -> list[str]:
-        return ["--listen", "127.0.0.1:0"]
-
-    def _mark(self) -> dict[str, str]:
-        # The mark makes the cluster's daemon end the controller too, should our own process be killed.
-        return {processes.CLUSTER_MARK: str(self.folder)}
-
-    def _up(self) -> RunningCluster:
-        if self._cluster is None:
-            raise LinkError("the stage is not open")
-        return self._cluster
+    async def _until_agents(self) -> None:
+        """Wait for an agent of every node. Raises LinkError, which names those that answer."""
+        deadline = time.monotonic() + self._limit_s
+        seen: set[str] = set()
+        while len(seen) < self.nodes + self.spares:
+            if time.monotonic() > deadline:
+                raise LinkError(f"only the agents of {sorted(seen)} answer; see {self.folder}/nodes/*/agent.log")
+            events = await self.eyes.client.events(kind="agent_attached", limit=1000)
+            seen = {event.node for event in events.events if isinstance(event, AgentAttached)}
+            await asyncio.sleep(_POLL_S)
 
     # --- jobs ---
 
-    async def submit(self, job: TrainingJob, *, recovery: RecoverySpec | None = None) -> JobKey:
-        """Queue a training job, open to drills if the cluster is; returns its key."""
-        argv = [word.replace("{scratch}", str(self.folder / "nodes" / "node01" / "tmp")) for word in job.argv()]
-        view = await self.orchestrator.submit(
-            argv,
-            nodes=job.nodes,
-            name=job.name,
-            drill_ok=self.settings.drill_ok,
-            recovery=recovery or RecoverySpec(),
-            env={
-                "PYTHONUNBUFFERED": "1",
-                "OMP_NUM_THREADS": "1",
-                # PyTorch makes this folder below /tmp otherwise: nothing of a stage lies outside its own.
-                "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "cache" / "torchinductor"),
-            },
-        )
-        return view.key
+    async def submit(self, job: TrainingJob) -> JobKey:
+        """Queue a training job, open to drills; returns its key."""
+        key: JobKey = await self.cluster.queue.submit(job.placed(self.cluster.places()))
+        return key
 
     async def cancel(self, key: JobKey, *, limit_s: float = 30.0) -> None:
         """End a job for good and wait until its nodes are free."""
-        with contextlib.suppress(NotFoundError):
-            await self.orchestrator.cancel(key.id, who="stage", why="the stage needs its nodes")
-        deadline = time.monotonic() + limit_s
-        while True:
-            world = await self.orchestrator.observe()
-            if not any(key.id in node.jobs for node in world.nodes):
-                return
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise LinkError(f"job {key} did not end within {limit_s:.0f} s")
-            await self.orchestrator.wait_change(left)
+        await self.cluster.queue.cancel(key.id, limit_s=limit_s)
 
 
-async def read_report(journal: Path, *, title: str, cluster: str, now: float) -> ReportData:
-    """Everything that a report shows, from the journal of a controller that may have ended.
+async def read_report(journal: Path, *, title: str, cluster: str, now: float, job: str = "") -> ReportData:
+    """Everything that a report shows, of one job or of all, from the journal of a controller that may have ended.
 
     Raises:
         NotFoundError: there is no journal.
@@ -160,8 +184,8 @@ async def read_report(journal: Path, *, title: str, cluster: str, now: float) ->
     """
     if not await asyncio.to_thread(journal.exists):
         raise NotFoundError(f"there is no journal {journal}")
-    opened = open_journal(f"sqlite:///{journal}")
+    opened = await asyncio.to_thread(open_journal, f"sqlite:///{journal}")
     try:
-        return await gather(opened, title=title, cluster=cluster, now=now)
+        return await gather(opened, title=title, cluster=cluster, now=now, job=job)
     finally:
         await opened.close()

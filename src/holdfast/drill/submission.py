@@ -89,17 +89,15 @@ def pytorch_job(
     pytorch: dict[str, Any],
     *,
     folder: str,
-    recovery: RecoverySpec | None = None,
     claim: tuple[str, str] = ("", ""),
 ) -> dict[str, Any]:
     """The PyTorchJob.
 
     Args:
-        job: its name and nodes.
+        job: its name, its nodes, the recovery that it asks for.
         key: as the controller knows it.
         pytorch: the container of each pod.
         folder: the job's.
-        recovery: what it asks for.
         claim: a PersistentVolumeClaim and where it is mounted; empty: none.
     """
     token = {"serviceAccountToken": {"path": TOKEN_FILE.name, "audience": AUDIENCE, "expirationSeconds": 3600}}
@@ -117,6 +115,6 @@ def pytorch_job(
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": {"name": job.name, "annotations": {**asked_for(recovery), f"{HOLDFAST}/job-dir": folder}},
+        "metadata": {"name": job.name, "annotations": {**asked_for(job.recovery), f"{HOLDFAST}/job-dir": folder}},
         "spec": {"pytorchReplicaSpecs": replicas},
     }

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from holdfast.model.cluster import RecoverySpec
 from holdfast.workload.counter import loss_of, next_value
 
 LOSS_LOG = "losses.jsonl"
@@ -25,7 +27,7 @@ Losses = dict[int, float]
 
 
 class TrainingJob(Struct, frozen=True, kw_only=True):
-    """A job for the embedded cluster. Its folder is its working folder, so that relative paths are its own."""
+    """A job of a drill. Its folder is its working folder, so that relative paths are its own."""
 
     workload: Literal["counter", "gpt"] = "counter"
     launcher: Literal["holdfast", "torchrun"] = "holdfast"
@@ -45,6 +47,15 @@ class TrainingJob(Struct, frozen=True, kw_only=True):
     """Another program in the workload's place."""
     python: str = sys.executable
     """The Python that runs it, with Holdfast."""
+    recovery: RecoverySpec | None = None
+    """What it asks of Holdfast; None: recovery as policy has it."""
+
+    def placed(self, places: Mapping[str, str]) -> TrainingJob:
+        """The same with what its folders begin with, such as `{scratch}`, replaced by a place."""
+        found = self.checkpoint_dir
+        for mark, place in places.items():
+            found = found.replace(mark, place)
+        return replace(self, checkpoint_dir=found)
 
     @property
     def ranks(self) -> int:

@@ -59,7 +59,7 @@ class Seen(Struct, kw_only=True):
     """Why the drill could not be carried out at all."""
 
 
-class Check(Struct, frozen=True, kw_only=True):
+class Check(Struct, frozen=True):
     """One expectation and what came of it."""
 
     name: str
@@ -88,29 +88,24 @@ def drill_incident(incidents: Sequence[IncidentRecord], drill: str, scenario: Sc
 def judge(scenario: Scenario, seen: Seen, incident: IncidentRecord | None) -> list[Check]:
     """All checks of a drill; it has passed when every check has. Nothing seen where something was expected fails."""
     if seen.problem:
-        return [Check(name="carried out", passed=False, expected="the fault is injected", actual=seen.problem)]
+        return [Check("carried out", passed=False, expected="the fault is injected", actual=seen.problem)]
     expect = scenario.expect
     checks: list[Check] = []
     if expect.must_not_act:
-        checks += _did_not_act(seen)
+        deeds = ", ".join(str(type(record.order).__struct_config__.tag) for record in acts(seen.orders))
+        checks.append(Check("does not act", not deeds, "no order but notices", deeds or "none"))
     elif scenario.definition.reach is not Reach.NOTHING:
         checks += _cause_checks(scenario, seen, incident)
         checks += _time_checks(scenario, seen, incident)
-    if expect.attempt_goes_on:
-        checks.append(_goes_on(seen))
+    if expect.must_not_act or expect.attempt_goes_on:
+        before, after = seen.attempts_before, seen.attempts_after
+        checks.append(Check("attempt goes on", after == before, f"attempt {before}", f"attempt {after}"))
     if expect.node_returns:
         actual = "healthy" if seen.node_healthy else "out of service"
-        checks.append(Check(name="node returns", passed=bool(seen.node_healthy), expected="healthy", actual=actual))
+        checks.append(Check("node returns", bool(seen.node_healthy), "healthy", actual))
     if expect.job_completes:
-        state = seen.job_state
-        checks.append(
-            Check(
-                name="job completes",
-                passed=state is JobState.COMPLETED,
-                expected=JobState.COMPLETED.value,
-                actual=state.value,
-            )
-        )
+        done = JobState.COMPLETED
+        checks.append(Check("job completes", seen.job_state is done, done.value, seen.job_state.value))
     if expect.loss_matches:
         checks.append(_loss(seen, is_left_alone=expect.must_not_act))
     return checks
@@ -122,34 +117,12 @@ def _loss(seen: Seen, *, is_left_alone: bool) -> Check:
     actual = "not compared" if seen.loss_difference is None else f"difference {seen.loss_difference:g}"
     if is_left_alone and seen.loss_difference is None:
         actual = "no step was done twice, no loss is NaN"
-    return Check(name="loss", passed=same, expected="as without the fault", actual=actual)
+    return Check("loss", same, "as without the fault", actual)
 
 
 def acts(orders: Sequence[OrderRecord]) -> list[OrderRecord]:
     """Orders that change something for the job or a node, and were not only recorded or turned down."""
     return [record for record in orders if not isinstance(record.order, HARMLESS) and record.status not in _REFUSED]
-
-
-def _did_not_act(seen: Seen) -> list[Check]:
-    deeds = [type(record.order).__struct_config__.tag for record in acts(seen.orders)]
-    checks = [
-        Check(
-            name="does not act",
-            passed=not deeds,
-            expected="no order but notices",
-            actual=", ".join(str(deed) for deed in deeds) or "none",
-        )
-    ]
-    return [*checks, _goes_on(seen)]
-
-
-def _goes_on(seen: Seen) -> Check:
-    return Check(
-        name="attempt goes on",
-        passed=seen.attempts_after == seen.attempts_before,
-        expected=f"attempt {seen.attempts_before}",
-        actual=f"attempt {seen.attempts_after}",
-    )
 
 
 def _cause_checks(scenario: Scenario, seen: Seen, incident: IncidentRecord | None) -> list[Check]:
@@ -159,24 +132,16 @@ def _cause_checks(scenario: Scenario, seen: Seen, incident: IncidentRecord | Non
     if expect.causes:
         cause = found.cause if found else "none"
         passed = found is not None and any(matches(pattern, cause) for pattern in expect.causes)
-        checks.append(Check(name="cause", passed=passed, expected=" or ".join(expect.causes), actual=cause))
+        checks.append(Check("cause", passed, " or ".join(expect.causes), cause))
     if expect.domains:
         domain = found.domain.value if found else "none"
-        names = [domain.value for domain in expect.domains]
-        checks.append(Check(name="domain", passed=domain in names, expected=" or ".join(names), actual=domain))
+        checks.append(Check("domain", domain in expect.domains, " or ".join(expect.domains), domain))
     if expect.suspect:
         checks.append(_suspect_check(expect.suspect, seen.fired, found))
     if expect.remedies:
         taken = _remedies(seen, incident)
-        names = [remedy.value for remedy in expect.remedies]
-        checks.append(
-            Check(
-                name="remedy",
-                passed=any(remedy in taken for remedy in expect.remedies),
-                expected=" or ".join(names),
-                actual=", ".join(remedy.value for remedy in taken) or "none",
-            )
-        )
+        passed = any(remedy in taken for remedy in expect.remedies)
+        checks.append(Check("remedy", passed, " or ".join(expect.remedies), ", ".join(taken) or "none"))
     return checks
 
 
@@ -194,13 +159,12 @@ def _suspect_check(what: str, fired: Fired | None, found: Diagnosis | None) -> C
     ranks = found.ranks if found else ()
     actual = ", ".join([*nodes, *(f"rank {rank}" for rank in ranks)]) or "nobody"
     if fired is None:
-        return Check(name="suspect", passed=False, expected=f"the {what}", actual="nothing was hit")
+        return Check("suspect", passed=False, expected=f"the {what}", actual="nothing was hit")
     if what == "none":
-        return Check(name="suspect", passed=not nodes, expected="no node", actual=actual)
+        return Check("suspect", not nodes, "no node", actual)
     if what == "node":
-        passed = nodes[:1] == (fired.node,)
-        return Check(name="suspect", passed=passed, expected=fired.node, actual=actual)
-    return Check(name="suspect", passed=ranks[:1] == (fired.rank,), expected=f"rank {fired.rank}", actual=actual)
+        return Check("suspect", nodes[:1] == (fired.node,), fired.node, actual)
+    return Check("suspect", ranks[:1] == (fired.rank,), f"rank {fired.rank}", actual)
 
 
 def _time_checks(scenario: Scenario, seen: Seen, incident: IncidentRecord | None) -> list[Check]:
@@ -214,23 +178,13 @@ def _time_checks(scenario: Scenario, seen: Seen, incident: IncidentRecord | None
     if expect.recover_s_max is not None:
         checks.append(_within("recovered in time", start, marks.get(Mark.PROVEN), expect.recover_s_max))
     if expect.lost_steps_max is not None:
-        lost = incident.lost_steps if incident else None
-        checks.append(
-            Check(
-                name="lost steps",
-                passed=lost is not None and lost <= expect.lost_steps_max,
-                expected=f"at most {expect.lost_steps_max}",
-                actual="not known" if lost is None else str(lost),
-            )
-        )
+        lost, most = incident.lost_steps if incident else None, expect.lost_steps_max
+        actual = "not known" if lost is None else str(lost)
+        checks.append(Check("lost steps", lost is not None and lost <= most, f"at most {most}", actual))
     return checks
 
 
 def _within(name: str, start: float, end: float | None, limit: float) -> Check:
     took = None if end is None else end - start
-    return Check(
-        name=name,
-        passed=took is not None and took <= limit,
-        expected=f"at most {limit:.1f} s",
-        actual="never" if took is None else f"{took:.2f} s",
-    )
+    actual = "never" if took is None else f"{took:.2f} s"
+    return Check(name, took is not None and took <= limit, f"at most {limit:.1f} s", actual)

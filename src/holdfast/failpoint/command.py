@@ -34,6 +34,18 @@ class Param:
     least: float | None = None
     choices: tuple[str, ...] = ()
 
+    def wrong(self, value: Any) -> str:
+        """What is wrong with a value, to be put behind its name; empty: nothing is."""
+        # By exact type: in Python a bool is an int, here it is not.
+        if type(value) not in self.types:
+            return f": {value!r}, expected {' or '.join(kind.__name__ for kind in self.types)}"
+        # Written so that NaN fails too.
+        if self.least is not None and not value >= self.least:
+            return f": {value!r}, expected at least {self.least}"
+        if self.choices and value not in self.choices:
+            return f": {value!r}, expected one of {', '.join(self.choices)}"
+        return ""
+
 
 _NUMBER = (int, float)
 # Every kind takes this one: how long `at_step` waits for a script that may not use telemetry at all.
@@ -183,13 +195,6 @@ def _param(name: str, param: Param, given: dict[str, Any]) -> Any:
         if param.required:
             raise CommandError(f"params.{name}: is missing")
         return param.default
-    # By exact type: in Python a bool is an int, in a command it is not.
-    if type(value) not in param.types:
-        expected = " or ".join(kind.__name__ for kind in param.types)
-        raise CommandError(f"params.{name}: {value!r}, expected {expected}")
-    # Written so that NaN fails too.
-    if param.least is not None and not value >= param.least:
-        raise CommandError(f"params.{name}: {value!r}, expected at least {param.least}")
-    if param.choices and value not in param.choices:
-        raise CommandError(f"params.{name}: {value!r}, expected one of {', '.join(param.choices)}")
+    if wrong := param.wrong(value):
+        raise CommandError(f"params.{name}{wrong}")
     return value

@@ -10,7 +10,6 @@ that training goes on.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast import telemetry
+from holdfast.checkpoint.layouts.step_names import step_in
 from holdfast.integrations.durable import report_saved
 
 __all__ = ["watch"]
 
 Saver = TypeVar("Saver")
 Step = Callable[[], int]
-_STEP = re.compile(r"(?<![A-Za-z])(?:global_)?(?:step|iter|iteration|it)[=_-]?(\d+)")
 
 
 def watch(saver: Saver, *, step: Step | None = None) -> Saver:
@@ -145,7 +144,7 @@ def _save_of(request: Any, step: Step | None) -> _Save | None:
         ((iteration, *_),) = list(args[0])[:1]
         return _Save(iteration if step is None else step(), partial(_local_files, manager, iteration))
     path, is_plain = _place(request, args)
-    number = step() if step is not None else _named_step(path)
+    number = step() if step is not None else step_in(*(path.parts if path is not None else ()))
     if number is None:
         number = telemetry.completed_step()
     if number is None:
@@ -166,11 +165,6 @@ def _place(request: Any, args: tuple[Any, ...]) -> tuple[Path | None, bool]:
         return (Path(first), False) if isinstance(first, str | os.PathLike) else (Path(first[0]).parent, False)
     target = args[1] if len(args) > 1 else (request.async_fn_kwargs or {}).get("f")
     return (Path(target), True) if isinstance(target, str | os.PathLike) else (None, False)
-
-
-def _named_step(path: Path | None) -> int | None:
-    found = [] if path is None else [match for part in path.parts for match in _STEP.findall(part)]
-    return int(found[-1]) if found else None
 
 
 def _held() -> AbstractContextManager[object]:

@@ -6,7 +6,6 @@ Job ids begin at 1 with every fresh lab, so the tables do too. Time: both daemon
 from __future__ import annotations
 
 import secrets
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from holdfast.errors import LinkError
 from holdfast.lab import slurm_conf
 from holdfast.lab.settings import LabFacts
 from holdfast.lab.waiting import ends, wait_until
+from holdfast.os.programs import Command, run_blocking
 
 Spawn = Callable[[str, list[str], Path], None]
 """(name, argv, log): have the keeper start a daemon."""
@@ -32,11 +32,7 @@ def start_mariadb(facts: LabFacts, env: Mapping[str, str], spawn: Spawn) -> None
     if not (folder / "mysql").is_dir():
         argv = ["mariadb-install-db", "--no-defaults", f"--datadir={folder}", f"--user={facts.user}"]
         argv += ["--auth-root-authentication-method=normal", "--skip-test-db"]
-        with log.open("ab") as out:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, timeout=INSTALL_LIMIT_S, check=False
-            )
-        if done.returncode:
+        if run_blocking(Command(argv=tuple(argv), env=env, log=log), INSTALL_LIMIT_S).code != 0:
             raise LinkError(f"mariadb-install-db failed{ends(log)}")
     sock = facts.folder / "run" / "mysql.sock"
     argv = ["mariadbd", "--no-defaults", f"--datadir={folder}", f"--user={facts.user}", f"--socket={sock}"]
@@ -83,8 +79,4 @@ def _password(facts: LabFacts) -> str:
 
 
 def _works(argv: list[str], env: Mapping[str, str]) -> bool:
-    try:
-        done = subprocess.run(argv, capture_output=True, env=env, timeout=ASK_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+    return run_blocking(Command(argv=tuple(argv), env=env), ASK_LIMIT_S).code == 0

@@ -13,7 +13,6 @@ import fcntl
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,8 +20,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from holdfast.errors import LinkError, UsageError
+from holdfast.lab import packages
 from holdfast.lab.settings import cache_folder
 from holdfast.lab.waiting import ends
+from holdfast.os.programs import Command, run_blocking
 
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 SOURCES = ("kubernetes", "golang-github-modern-go-reflect2")
@@ -60,25 +61,23 @@ def cache() -> Path:
     return cache_folder("kubernetes")
 
 
-def built(folder: Path | None = None) -> KubeBinaries | None:
+def built() -> KubeBinaries | None:
     """The newest whole build in the cache; None when there is none."""
-    marks = sorted((folder or cache()).glob(f"*/{DONE}"), key=lambda mark: mark.stat().st_mtime)
+    marks = sorted(cache().glob(f"*/{DONE}"), key=lambda mark: mark.stat().st_mtime)
     return KubeBinaries(marks[-1].parent, marks[-1].parent.name) if marks else None
 
 
-def missing(programs: Sequence[str]) -> list[str]:
-    """Which of these programs are not on PATH."""
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-    return [program for program in programs if shutil.which(program, path=path) is None]
+def _missing(programs: Sequence[str]) -> list[str]:
+    return packages.missing(programs, os.environ.get("PATH", os.defpath))
 
 
 def why_not() -> str:
     """Why there is no lab here and none can be built, in one line; empty when there is a way."""
-    lacking = missing(RUNS if built() is not None else tuple(TOOLS))
+    lacking = _missing(RUNS if built() is not None else tuple(TOOLS))
     if not lacking or (os.geteuid() == 0 and shutil.which("apt-get")):
         return ""
-    packages = " ".join(dict.fromkeys(TOOLS[program] for program in lacking))
-    return f"{', '.join(lacking)} missing; as root on Debian: apt-get install -y --no-install-recommends {packages}"
+    wanted = " ".join(dict.fromkeys(TOOLS[program] for program in lacking))
+    return f"{', '.join(lacking)} missing; as root on Debian: {packages.INSTALL} {wanted}"
 
 
 def binaries(say: Say = lambda _: None) -> KubeBinaries:
@@ -110,11 +109,11 @@ def _alone(lock: Path, say: Say) -> Iterator[None]:
 
 
 def _install(programs: Sequence[str], say: Say) -> None:
-    lacking = missing(programs)
+    lacking = _missing(programs)
     if not lacking:
         return
-    packages = list(dict.fromkeys(TOOLS[program] for program in lacking))
-    say(f"installing {' '.join(packages)}")
+    wanted = list(dict.fromkeys(TOOLS[program] for program in lacking))
+    say(f"installing {' '.join(wanted)}")
     log = cache() / "apt.log"
     # A daemon's package would start its service; while it is installed a policy says no.
     policy = Path("/usr/sbin/policy-rc.d")
@@ -126,7 +125,7 @@ def _install(programs: Sequence[str], say: Say) -> None:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600"]
         _run([*apt, "update", "-qq"], log, env=environment, may_fail=True)
-        _run([*apt, "install", "-y", "-qq", "--no-install-recommends", *packages], log, env=environment)
+        _run([*apt, "install", "-y", "-qq", "--no-install-recommends", *wanted], log, env=environment)
     finally:
         if ours:
             policy.unlink(missing_ok=True)
@@ -240,9 +239,8 @@ def _run(
     cwd: Path | None = None,
     may_fail: bool = False,
 ) -> None:
-    with log.open("ab") as out:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=cwd, timeout=BUILD_LIMIT_S, check=False
-        )
-    if done.returncode and not may_fail:
-        raise LinkError(f"no Kubernetes lab: `{' '.join(argv[:3])}` failed with {done.returncode}{ends(log)}")
+    ran = run_blocking(Command(argv=tuple(argv), env=env, cwd=cwd, log=log), BUILD_LIMIT_S)
+    if ran.hung:
+        raise LinkError(f"no Kubernetes lab: `{' '.join(argv[:3])}` did not end in {BUILD_LIMIT_S:g} s{ends(log)}")
+    if ran.code != 0 and not may_fail:
+        raise LinkError(f"no Kubernetes lab: `{' '.join(argv[:3])}` failed with {ran.code or ran.err}{ends(log)}")

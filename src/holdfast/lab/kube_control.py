@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import secrets
-import subprocess
 from pathlib import Path
 
 from msgspec import Struct
 
 from holdfast.errors import LinkError
 from holdfast.lab.kube_build import KubeBinaries
+from holdfast.os.programs import Command, run_blocking
 
 ETCD, API, CONTROLLERS, SCHEDULER = "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"
 DAEMONS = (ETCD, API, CONTROLLERS, SCHEDULER)
@@ -30,8 +30,6 @@ class ControlPlane(Struct, frozen=True, kw_only=True):
     port: int
     node_grace_s: int = 8
     """A node whose kubelet is silent this long becomes Unknown (a real cluster's default is 40 s, or 50 s)."""
-    eviction_s: int = 300
-    """Pods on a node that is not ready are evicted after this long (by their toleration, as everywhere)."""
 
     @property
     def server(self) -> str:
@@ -117,12 +115,12 @@ class ControlPlane(Struct, frozen=True, kw_only=True):
         key = self.folder / "sa.key"
         if not key.exists():
             for argv in (
-                ["openssl", "genrsa", "-out", str(key), "2048"],
-                ["openssl", "rsa", "-in", str(key), "-pubout", "-out", str(self.folder / "sa.pub")],
+                ("openssl", "genrsa", "-out", str(key), "2048"),
+                ("openssl", "rsa", "-in", str(key), "-pubout", "-out", str(self.folder / "sa.pub")),
             ):
-                done = subprocess.run(argv, capture_output=True, check=False, timeout=60)
-                if done.returncode:
-                    raise LinkError(f"{' '.join(argv[:2])} failed: {done.stderr.decode(errors='replace').strip()}")
+                ran = run_blocking(Command(argv=argv), 60.0)
+                if ran.code != 0:
+                    raise LinkError(f"{' '.join(argv[:2])} failed: {ran.err.strip()}")
         tokens = self.folder / "tokens.csv"
         if not tokens.exists():
             tokens.touch(mode=0o600)

@@ -14,12 +14,12 @@ from typing import Any
 
 from holdfast.adapters.kubernetes.api import STRATEGIC, ApiError, KubeApi
 from holdfast.errors import LinkError
+from holdfast.lab.kube_nodes import READY
 
 Json = dict[str, Any]
 AT_ONCE = 48
 AGAIN_S = 0.5
 BEGAN = "2026-01-01T00:00:00Z"
-READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
 CONTAINER: Json = {"name": "main", "image": "registry/training:1", "command": ["train"]}
 
 

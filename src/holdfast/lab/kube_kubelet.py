@@ -1,6 +1,6 @@
 """The lab's kubelets: pods that were bound to its nodes run here as real processes, and their ends are reported.
 
-One object in the keeper's loop stands for the kubelets of all nodes. It registers each node that is up, beats for it,
+One object in the keeper's loop stands for the kubelets of all nodes. It has each node reported (`kube_nodes`),
 starts a bound pod's containers under the node's first process, writes their output as `var/log/pods/...` below the
 node's folder, reports exit codes and signals, starts containers again as `restartPolicy` says, and ends deleted pods by
 SIGTERM and, after their grace, SIGKILL. A node that is cut off or switched off says nothing at all. The API server may
@@ -12,37 +12,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import Coroutine, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from holdfast.adapters.kubernetes.api import STRATEGIC, ApiError, KubeApi
+from holdfast.adapters.kubernetes.api import ApiError, KubeApi
 from holdfast.adapters.local import node_init
-from holdfast.adapters.local.nodes import LocalNode, Power
+from holdfast.adapters.local.nodes import LocalNode
 from holdfast.errors import HoldfastError, LinkError, UsageError
 from holdfast.lab import kube_pod, kube_token
+from holdfast.lab.kube_nodes import RETRY_S, NodeReports, stamp
 from holdfast.lab.kube_pod import Json, Run
 
 BEAT_S = 1.0
-RETRY_S = 0.3
 BACK_OFF_S = 0.5
 BACK_OFF_MAX_S = 20.0
 """A container that keeps ending waits so long before it is started again (a real kubelet: 10 s to 300 s)."""
 WATCH_S = 300
-CPUS, MEMORY, PODS = "64", "512Gi", "110"
-GPU = "nvidia.com/gpu"
-SHUTDOWN = "node.cloudprovider.kubernetes.io/shutdown"
-"""What a cloud's controller sets on a node whose machine it knows to be switched off."""
 _log = structlog.get_logger("holdfast.lab")
-
-
-def stamp() -> str:
-    """Now, as the API has it."""
-    return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class PodRun:
@@ -80,14 +69,11 @@ class Kubelets:
         self._api = api
         self._nodes = nodes
         self._env = env
-        self._gpus = gpus
-        self._logs_port = logs_port
         self._pods: dict[str, PodRun] = {}
         self._tasks: dict[str, tuple[PodRun, Run]] = {}
-        self._work: dict[str, asyncio.Task[None]] = {}
+        self._work = Background()
         self._again: set[str] = set()
-        self._registered: dict[str, str] = {}
-        """Node -> the boot under which it was registered."""
+        self._reports = NodeReports(api, gpus=gpus, logs_port=logs_port)
         self._beat = asyncio.Event()
 
     async def run(self) -> None:
@@ -121,7 +107,7 @@ class Kubelets:
             run.code, run.ended = 137, stamp()
         self._touch(pod)
         if not pod.ending and kube_pod.again(pod.pod, run):
-            self._do(f"again:{task}", self._start_again(pod, run))
+            self._work.start(f"again:{task}", self._start_again(pod, run))
 
     def node_lost(self, node: str) -> None:
         """All that ran there is gone; nobody is told, since the kubelet went with it."""
@@ -129,7 +115,7 @@ class Kubelets:
             if pod.node == node:
                 del self._tasks[task]
                 run.task = ""
-        self._registered.pop(node, None)
+        self._reports.forget(node)
         self._beat.set()
 
     def log_of(self, namespace: str, name: str, container: str) -> Path | None:
@@ -156,101 +142,16 @@ class Kubelets:
         while True:
             self._beat.clear()
             for node in list(self._nodes.values()):
-                self._do(f"node:{node.name}", self._attend(node))
+                self._work.start(f"node:{node.name}", self._attend(node))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):
                     await self._beat.wait()
             await asyncio.sleep(0.02)
 
     async def _attend(self, node: LocalNode) -> None:
-        path = f"/api/v1/nodes/{node.name}"
-        try:
-            if node.power is Power.OFF:
-                await self._switched_off(node, path)
-            elif node.reachable:
-                await self._report(node, path)
-        except LinkError:
-            await asyncio.sleep(RETRY_S)
-        except ApiError as error:
-            _log.warning("a node could not be reported", node=node.name, why=str(error))
-
-    async def _switched_off(self, node: LocalNode, path: str) -> None:
-        """The word of a cloud's controller, which asks the provider and not the node."""
-        if self._registered.get(node.name) == "off":
-            return
-        taints = ((await self._api.get(path)).get("spec") or {}).get("taints") or []
-        if not any(taint["key"] == SHUTDOWN for taint in taints):
-            taint = {"key": SHUTDOWN, "effect": "NoSchedule"}
-            await self._api.patch(path, {"spec": {"taints": [taint]}}, STRATEGIC)
-        self._registered[node.name] = "off"
-
-    async def _report(self, node: LocalNode, path: str) -> None:
-        fresh = self._registered.get(node.name) != node.boot_id
-        if fresh:
-            await self._register(node, path)
-        beat = {
-            "type": "Ready",
-            "status": "True",
-            "reason": "KubeletReady",
-            "message": "kubelet is posting ready status",
-        }
-        now = stamp()
-        status: Json = {"conditions": [{**beat, "lastHeartbeatTime": now}]}
-        if fresh:
-            status["conditions"][0]["lastTransitionTime"] = now
-            amounts = {"cpu": CPUS, "memory": MEMORY, "pods": PODS, GPU: str(self._gpus)}
-            status |= {"capacity": amounts, "allocatable": amounts}
-            status["addresses"] = [
-                {"type": "InternalIP", "address": kube_pod.ADDRESS},
-                {"type": "Hostname", "address": node.name},
-            ]
-            status["nodeInfo"] = node_info(node)
-            status["daemonEndpoints"] = {"kubeletEndpoint": {"Port": self._logs_port}}
-        await self._api.patch(f"{path}/status", {"status": status}, STRATEGIC)
-        if fresh:
-            self._registered[node.name] = node.boot_id
+        if await self._reports.attend(node):
             for run in self._pods.values():
                 self._touch(run)
-
-    async def _register(self, node: LocalNode, path: str) -> None:
-        provider = f"lab://{node.instance_id}"
-        labels = {
-            "kubernetes.io/hostname": node.name,
-            "kubernetes.io/os": "linux",
-            "kubernetes.io/arch": "amd64",
-            "node.kubernetes.io/instance-type": "lab.8gpu",
-            **({"holdfast.dev/spare": "true"} if node.spare else {}),
-        }
-        try:
-            known = await self._api.get(path)
-        except ApiError as error:
-            if not error.gone:
-                raise
-        else:
-            if known["spec"].get("providerID") == provider:
-                taints = [t for t in known["spec"].get("taints") or [] if t["key"] != SHUTDOWN]
-                await self._api.patch(path, {"spec": {"taints": taints or None}})
-                return
-            if known["spec"].get("providerID"):
-                # Another machine under the name: as with a real cloud, its Node is another object.
-                kept = known["metadata"], known["spec"]
-                await self._api.delete(path, uid=known["metadata"]["uid"])
-                await self._create(node, provider, labels | self._carried(kept[0]), kept[1])
-                return
-        await self._create(node, provider, labels, {})
-
-    @staticmethod
-    def _carried(about: Json) -> Json:
-        return {k: v for k, v in (about.get("labels") or {}).items() if k.startswith("lab/")}
-
-    async def _create(self, node: LocalNode, provider: str, labels: Json, old: Json) -> None:
-        spec: Json = {"providerID": provider}
-        if old.get("unschedulable"):
-            # A replacement joins cordoned until it is proven, as sites configure it (`--register-with-taints`).
-            spec["unschedulable"] = True
-        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name, "labels": labels}, "spec": spec}
-        with contextlib.suppress(ApiError):
-            await self._api.create("/api/v1/nodes", body)
 
     # --- pods ---
 
@@ -302,16 +203,16 @@ class Kubelets:
     def _touch(self, run: PodRun) -> None:
         """Have the pod attended to; once more if that is under way."""
         key = f"pod:{run.uid}"
-        if self._is_at_work(key):
+        if self._work.is_at(key):
             self._again.add(run.uid)
         else:
-            self._do(key, self._attend_pod(run))
+            self._work.start(key, self._attend_pod(run))
 
     async def _attend_pod(self, run: PodRun) -> None:
         while True:
             self._again.discard(run.uid)
             node = self._nodes.get(run.node)
-            if node is None or not node.reachable or self._registered.get(run.node) != node.boot_id:
+            if node is None or not node.reachable or not self._reports.has(node):
                 return  # no kubelet there just now; `nodes_changed` and registration come back to it
             try:
                 await self._sync(run, node)
@@ -401,44 +302,39 @@ class Kubelets:
         self._start(pod, node, run)
         self._touch(pod)
 
-    def _do(self, key: str, work: Coroutine[Any, Any, None]) -> None:
-        """Have it done in the background, one at a time for each key."""
-        if self._is_at_work(key):
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._work.close()
+
+
+class Background:
+    """Work in tasks of its own, one at a time for each key."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, key: str, work: Coroutine[Any, Any, None]) -> None:
+        """Have it done, unless the same is being done."""
+        if self.is_at(key):
             work.close()
             return
-        task = self._work[key] = asyncio.create_task(self._guarded(work), name=key)
-        task.add_done_callback(lambda done: self._work.pop(key, None) if self._work.get(key) is done else None)
+        task = self._tasks[key] = asyncio.create_task(_guarded(work), name=key)
+        task.add_done_callback(lambda done: self._tasks.pop(key, None) if self._tasks.get(key) is done else None)
 
-    def _is_at_work(self, key: str) -> bool:
-        """Work that has ended looks at nothing any more, also before its callback has run."""
-        task = self._work.get(key)
+    def is_at(self, key: str) -> bool:
+        """Is it being done? Work that has ended looks at nothing any more, also before its callback has run."""
+        task = self._tasks.get(key)
         return task is not None and not task.done()
-
-    @staticmethod
-    async def _guarded(work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except HoldfastError as error:
-            _log.warning("a kubelet's work failed", why=str(error))
 
     async def close(self) -> None:
         """End what is under way."""
-        for task in list(self._work.values()):
+        for task in list(self._tasks.values()):
             task.cancel()
-        await asyncio.gather(*self._work.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
-def node_info(node: LocalNode) -> Json:
-    """Which machine, which boot: what a kubelet reads of /etc/machine-id and the kernel's boot_id."""
-    return {
-        "machineID": node.instance_id,
-        "systemUUID": node.instance_id,
-        "bootID": node.boot_id,
-        "kernelVersion": "lab",
-        "osImage": "lab",
-        "containerRuntimeVersion": "process://1",
-        "kubeletVersion": "v1.20.2",
-        "kubeProxyVersion": "",
-        "operatingSystem": "linux",
-        "architecture": "amd64",
-    }
+async def _guarded(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except HoldfastError as error:
+        _log.warning("a kubelet's work failed", why=str(error))

@@ -13,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,7 +32,8 @@ from holdfast.errors import LinkError, NotFoundError
 from holdfast.lab import kube_build, wire
 from holdfast.lab.kube_control import PORTS
 from holdfast.lab.kube_keeper import FACTS, KubeFacts, KubeSettings
-from holdfast.lab.waiting import ends, wait_gone, wait_until
+from holdfast.lab.settings import free_range
+from holdfast.lab.waiting import start_keeper, wait_gone, wait_until
 
 MODULE = "holdfast.lab.kube_keeper"
 SOCKET = "cluster.sock"
@@ -54,7 +53,7 @@ class KubeLabSettings(Struct, frozen=True, kw_only=True):
     boot_s: float = 1.0
     drill_ok: bool = True
     port: int = 0
-    """First port of five; 0: a free range."""
+    """First port of six; 0: a free range."""
     node_grace_s: int = 8
     crds: tuple[Path, ...] = (CRDS,)
     """Files, or folders of files, of custom resource definitions."""
@@ -95,13 +94,13 @@ class KubeLab:
         found = kube_build.binaries(say)
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        if _runs(folder):
+        if wire.is_running(folder, "kube_status", SOCKET):
             return cls.attach(folder)
         _clear(folder)
         files = [f for place in settings.crds for f in (sorted(place.glob("*.json")) if place.is_dir() else [place])]
         kube = KubeSettings(
             binaries=found,
-            port=settings.port or free_ports(PORTS),
+            port=settings.port or free_range(PORTS, os.getpid() * 7),
             gpus=settings.gpus,
             crds=tuple(map(str, files)),
             node_grace_s=settings.node_grace_s,
@@ -119,7 +118,7 @@ class KubeLab:
     def attach(cls, folder: Path) -> Self:
         """Take up the lab that runs in this folder. Raises LinkError when none does."""
         folder = folder.resolve()
-        if not _runs(folder):
+        if not wire.is_running(folder, "kube_status", SOCKET):
             raise LinkError(f"no lab runs in {folder}; `holdfast lab kubernetes up` starts one")
         return cls(folder, _facts(folder))
 
@@ -223,37 +222,10 @@ def down(folder: Path, *, limit_s: float = DOWN_S) -> bool:
     return ran
 
 
-def free_ports(count: int) -> int:
-    """The first of so many free ports in a row on loopback, below the range that the kernel gives out."""
-    start = 20_000 + int(os.getpid()) * 7 % 10_000
-    bases: list[int] = [*range(start, 32_000, count), *range(20_000, start, count)]
-    for base in bases:
-        if all(_is_free(base + offset) for offset in range(count)):
-            return base
-    raise LinkError(f"no {count} free ports in a row on 127.0.0.1")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 def _clear(folder: Path) -> None:
     """Drop etcd's records and the nodes' folders, which go with a lab; the controller's folder stays."""
     for sub in ("kube/etcd", "nodes"):
         shutil.rmtree(folder / sub, ignore_errors=True)
-
-
-def _runs(folder: Path) -> bool:
-    try:
-        wire.ask(folder, "kube_status", limit_s=10.0, socket_name=SOCKET)
-    except LinkError:
-        return False
-    return True
 
 
 def _keeper(folder: Path) -> int:
@@ -272,45 +244,16 @@ def _facts(folder: Path) -> KubeFacts:
 
 
 def _spawn(settings: KubeLabSettings, kube: KubeSettings, folder: Path, *, follow: bool) -> subprocess.Popen[bytes]:
-    told, tell = os.pipe()
-    argv = [
-        sys.executable,
-        "-m",
-        MODULE,
-        "--kube",
-        msgspec.json.encode(kube, enc_hook=str).decode(),
-        "--dir",
-        str(folder),
-    ]
-    argv += ["--name", "lab", "--nodes", str(settings.nodes), "--spares", str(settings.spares)]
-    argv += ["--gpus-per-node", str(settings.gpus), "--boot-s", str(settings.boot_s), "--ready-fd", str(tell)]
+    argv = [sys.executable, "-m", MODULE, "--kube", msgspec.json.encode(kube, enc_hook=str).decode()]
+    argv += ["--dir", str(folder), "--name", "lab", "--nodes", str(settings.nodes), "--spares", str(settings.spares)]
+    argv += ["--gpus-per-node", str(settings.gpus), "--boot-s", str(settings.boot_s)]
     argv += ["--agent-beat-s", str(settings.agent_beat_s)]
     argv += ["--drill-ok"] * settings.drill_ok + ["--no-agents"] * (not settings.agents)
-    argv += ["--parent-pid", str(os.getpid())] * follow
     log = folder / "cluster.log"
     log.unlink(missing_ok=True)
     environment = {**os.environ, processes.CLUSTER_MARK: str(folder)}
     try:
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                pass_fds=[tell],
-                start_new_session=True,
-                env=environment,
-            )
-    finally:
-        os.close(tell)
-    try:
-        readable, _, _ = select.select([told], [], [], UP_S)
-        word = os.read(told, 16) if readable else b""
-    finally:
-        os.close(told)
-    if not word:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5.0)
+        return start_keeper(argv, log, environment, follow=follow, limit_s=UP_S)
+    except LinkError:
         down(folder)
-        raise LinkError(f"the Kubernetes lab in {folder} did not start{ends(log)}")
-    return process
+        raise

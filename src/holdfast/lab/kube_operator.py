@@ -18,7 +18,7 @@ import structlog
 
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
 from holdfast.errors import LinkError
-from holdfast.lab.kube_kubelet import stamp
+from holdfast.lab.kube_nodes import stamp
 
 Json = dict[str, Any]
 JOBS = "/apis/kubeflow.org/v1/pytorchjobs"

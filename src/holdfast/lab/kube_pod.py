@@ -37,7 +37,6 @@ class Run(Struct, kw_only=True):
     words: str = ""
     last: Json | None = None
     """How the run before ended."""
-    out_of_memory: bool = False
 
     @property
     def over(self) -> bool:
@@ -168,7 +167,7 @@ def _container(pod: Json, run: Run) -> Json:
 def terminated(run: Run) -> Json:
     """How it ended: a signal counts as 128 more, as a shell has it."""
     code = run.code if run.code is not None else 128 + (run.signal or 0)
-    reason = "OOMKilled" if run.out_of_memory else "Completed" if code == 0 else "Error"
+    reason = "Completed" if code == 0 else "Error"
     found: Json = {"exitCode": code, "reason": reason, "startedAt": run.started or run.ended, "finishedAt": run.ended}
     if run.signal:
         found["signal"] = run.signal

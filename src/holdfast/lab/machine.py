@@ -19,7 +19,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,6 +36,7 @@ from holdfast.adapters.local.node_init import (
     send_signal,
     spawn,
 )
+from holdfast.os.programs import Command, run_blocking
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
 MNT_DETACH = 2
@@ -185,10 +185,7 @@ class Machine:
 
     def network(self, order: Mapping[str, Any]) -> object:
         """Set up the node's side of its wire."""
-        done = subprocess.run(
-            ["ip", "-batch", "-"], input=order["lines"], text=True, capture_output=True, check=False, timeout=10
-        )
-        return done.stderr.strip()
+        return run_blocking(Command(argv=("ip", "-batch", "-"), given=order["lines"].encode()), 10.0).err.strip()
 
     def start(self, order: Mapping[str, Any]) -> object:
         """Start a service that does not run; `again_s` above zero keeps it running."""

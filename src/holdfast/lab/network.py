@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import zlib
 from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from holdfast.errors import LinkError
-from holdfast.lab.settings import SUBNETS, LabFacts, address
+from holdfast.lab.settings import NETWORK, SUBNETS, LabFacts, address
+from holdfast.os.programs import Command, run_blocking
 
 PREFIX_BITS = 20
 IP_LIMIT_S = 30.0
@@ -30,10 +31,7 @@ def free_subnet(folder: Path, *, tried: Iterable[int] = ()) -> int:
     taken = set(tried)
     for interface in json.loads(_ip(["-j", "-4", "addr", "show"]) or "[]"):
         for entry in interface.get("addr_info", ()):
-            number = 0
-            for part in str(entry.get("local", "0.0.0.0")).split("."):  # noqa: S104 - a value, not a place to listen
-                number = number << 8 | int(part)
-            taken.add((number - (10 << 24) - (176 << 16)) >> 12)
+            taken.add((int(IPv4Address(entry.get("local", "127.0.0.1"))) - int(NETWORK)) >> 12)
     first = zlib.crc32(os.fsencode(folder)) % SUBNETS
     for step in range(SUBNETS):
         index = (first + step) % SUBNETS
@@ -101,15 +99,12 @@ def has_bridge(facts: LabFacts) -> bool:
 
 
 def _ip(args: Sequence[str], text: str = "") -> str:
-    try:
-        done = subprocess.run(
-            ["ip", *args], input=text, capture_output=True, text=True, timeout=IP_LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LinkError(f"`ip` cannot be run (Debian: iproute2): {error}") from error
-    if done.returncode:
-        raise LinkError(f"`ip {' '.join(args)}` failed: {done.stderr.strip()}")
-    return done.stdout
+    ran = run_blocking(Command(argv=("ip", *args), given=text.encode()), IP_LIMIT_S)
+    if ran.code is None:
+        raise LinkError(f"`ip` cannot be run (Debian: iproute2): {ran.err or f'no answer within {IP_LIMIT_S:g} s'}")
+    if ran.code:
+        raise LinkError(f"`ip {' '.join(args)}` failed: {ran.err.strip()}")
+    return ran.out
 
 
 def _batch(lines: Sequence[str]) -> None:

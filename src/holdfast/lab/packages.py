@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 PROGRAMS = {
     "slurmctld": "slurmctld",
@@ -31,6 +31,11 @@ def search_path(path: str) -> str:
     return os.pathsep.join([*parts, *(folder for folder in ("/usr/sbin", "/sbin") if folder not in parts)])
 
 
+def missing(programs: Iterable[str], path: str) -> list[str]:
+    """Which of these programs are not on `path`."""
+    return [program for program in programs if shutil.which(program, path=search_path(path)) is None]
+
+
 def missing_packages(
     path: str, *, dbd: bool = False, rest: bool = False, netns: bool = False
 ) -> tuple[list[str], list[str]]:
@@ -39,7 +44,7 @@ def missing_packages(
     wanted |= DBD_PROGRAMS if dbd else {}
     wanted |= REST_PROGRAMS if rest else {}
     wanted |= NETNS_PROGRAMS if netns else {}
-    programs = [program for program in wanted if shutil.which(program, path=search_path(path)) is None]
+    programs = missing(wanted, path)
     return programs, list(dict.fromkeys(wanted[program] for program in programs))
 
 

@@ -16,10 +16,10 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from holdfast.adapters.local.node_init import descendants, process_table, send_signal
 from holdfast.adapters.local.nodes import NodeFacts, gpu_table
@@ -34,12 +34,13 @@ CUT_NAME = "cut"
 
 
 class Node:
-    """One node of the lab: on, off, or about to boot."""
+    """One node of the lab: on, off, or about to boot; its first process, and the talk with it."""
 
-    def __init__(self, name: str, number: int, folder: Path) -> None:
+    def __init__(self, facts: LabFacts, name: str, number: int) -> None:
+        self.facts = facts
         self.name = name
         self.number = number
-        self.folder = folder
+        self.folder = facts.folder / "nodes" / name
         self.pid = 0
         """The keeper's child: the first process, or the one that waits for it outside its namespaces."""
         self.init = 0
@@ -52,14 +53,157 @@ class Node:
         self.dynamic = ""
         """What slurmd says of a node that slurm.conf does not name."""
         self.boots = 0
-        self.boot_id = ""
-        self.instance_id = ""
-        self.booted_at = 0.0
+        self.known = NodeFacts(name=name, boot_id="", instance_id="", booted_at=0.0)
+        """Its machine and its boot, as its agent reads them."""
 
     @property
     def is_on(self) -> bool:
         """Does its first process run?"""
         return self.link is not None
+
+    def status(self) -> dict[str, Any]:
+        """In plain words."""
+        return {
+            "power": "on" if self.is_on else "booting" if self.boot_at is not None else "off",
+            "pid": self.init,
+            "hung": self.hung,
+            "cut": self.cut,
+            "boot_id": self.known.boot_id,
+            "booted_at": self.known.booted_at,
+            "instance_id": self.known.instance_id,
+            "dynamic": bool(self.dynamic),
+            "address": self.facts.node_address(self.number),
+            "services": self.order(do="look") if self.is_on else {},
+        }
+
+    def prepare(self) -> None:
+        """A fresh boot: boot id, empty kernel log, facts for the agent."""
+        self.boot_at, self.hung = None, False
+        self.boots += 1
+        instance_id = self.known.instance_id or new_instance()
+        self.known = NodeFacts(
+            name=self.name,
+            boot_id=str(uuid.uuid4()),
+            instance_id=instance_id,
+            booted_at=time.time(),
+            drill_ok=self.facts.settings.drill_ok,
+            gpus=gpu_table(instance_id, self.facts.settings.gpus),
+        )
+        for sub in ("tmp", "telemetry"):
+            (self.folder / sub).mkdir(parents=True, exist_ok=True)
+        kmsg = self.folder / "kmsg"
+        if kmsg.exists():
+            kmsg.replace(self.folder / "kmsg.before")
+        kmsg.write_text(f"[    0.000000] Booting lab node {self.name} (machine {instance_id})\n", encoding="utf-8")
+        fresh = self.folder / "node.json.new"
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(self.known), indent=2))
+        fresh.replace(self.folder / "node.json")
+
+    def fork(self) -> None:
+        """Make its first process, which says hello when it is there."""
+        wanted = self.facts.settings
+        plan = MachinePlan(
+            name=self.name,
+            folder=str(self.folder),
+            log=str(self.facts.folder / "log" / f"{self.name}.log"),
+            own_network=wanted.netns,
+            own_mounts=self.facts.root,
+            tmp_bytes=wanted.tmp_mib << 20,
+            resolv=str(self.facts.folder / "etc" / "resolv.conf"),
+        )
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            run_forked(theirs, plan)
+        theirs.close()
+        ours.settimeout(ANSWER_S)
+        self.pid, self.link, self.unread = pid, ours, b""
+
+    def greet(self) -> None:
+        """Wait for its hello. Raises LinkError with what it says instead."""
+        hello = self._read()
+        if hello.get("say") != "hello":
+            raise LinkError(str(hello.get("error", f"{self.name} did not come up")))
+        self.init = int(hello["init"])
+
+    def start(self, service: Mapping[str, Any], *, is_boot: bool = False) -> None:
+        """Have it start a service that does not run."""
+        extra: list[str] = []
+        if service["id"] == "slurmd":
+            # slurmd reads the machine's own uptime, which tells nothing about its node: `-b` says that it booted.
+            extra += ["-b"] if is_boot and self.boots > 1 else []
+            extra += ["-Z", "--conf", self.dynamic] if self.dynamic else []
+        names = {"node": self.name, "folder": str(self.folder)}
+        self.order(
+            do="start",
+            id=service["id"],
+            argv=[*(word.format_map(names) for word in service["argv"]), *extra],
+            env={key: value.format_map(names) for key, value in service["env"].items()},
+            cwd=str(self.folder),
+            out=service["out"].format_map(names),
+            again_s=service.get("again_s", 0.0),
+        )
+
+    def end_process(self) -> None:
+        """End everything on it at once."""
+        if self.init and self.facts.settings.netns:
+            send_signal([self.init], signal.SIGKILL)
+        elif self.pid:
+            self._end_tree(self.init or self.pid)
+        if self.pid:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+    def _end_tree(self, root: int) -> None:
+        # Stop first: a dying parent must not start or report anything. The first process, still alive, adopts orphans.
+        deadline = time.monotonic() + ANSWER_S
+        while left := descendants(root, process_table()):
+            send_signal(left, signal.SIGSTOP)
+            send_signal(left, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                raise LinkError(f"these processes would not end: {left}")
+            time.sleep(0.001)
+        send_signal([root], signal.SIGKILL)
+
+    def signal_all(self, sig: int) -> int:
+        """Signal its every process; returns how many there are."""
+        tree = descendants(self.init, process_table())
+        send_signal(tree, sig)
+        return len(tree)
+
+    def order(self, **order: Any) -> Any:
+        """Have its first process do something; returns the answer. Raises LinkError."""
+        if self.link is None:
+            raise LinkError(f"{self.name} is off")
+        nonce = uuid.uuid4().hex
+        try:
+            self.link.sendall(json.dumps({**order, "nonce": nonce}).encode() + b"\n")
+        except OSError as error:
+            raise LinkError(f"{self.name} does not listen: {error}") from error
+        while True:
+            answer = self._read()
+            if answer.get("nonce") == nonce:
+                return answer["result"]
+
+    def _read(self) -> dict[str, Any]:
+        if self.link is None:
+            raise LinkError(f"{self.name} is off")
+        while b"\n" not in self.unread:
+            try:
+                data = self.link.recv(1 << 16)
+            except OSError as error:
+                raise LinkError(f"{self.name} did not answer: {error}") from error
+            if not data:
+                raise LinkError(f"{self.name} ended; see {self.facts.folder}/log/{self.name}.log")
+            self.unread += data
+        line, _, self.unread = self.unread.partition(b"\n")
+        return dict(json.loads(line))
+
+
+def new_instance() -> str:
+    """An id of a machine that has not been there before."""
+    return f"i-{uuid.uuid4().hex[:12]}"
 
 
 class Rack:
@@ -73,7 +217,7 @@ class Rack:
             self._make(name, number)
 
     def _make(self, name: str, number: int) -> Node:
-        node = self.nodes[name] = Node(name, number, self.facts.folder / "nodes" / name)
+        node = self.nodes[name] = Node(self.facts, name, number)
         return node
 
     def node(self, name: str) -> Node:
@@ -84,21 +228,7 @@ class Rack:
 
     def status(self) -> dict[str, Any]:
         """Every node in plain words."""
-        return {
-            node.name: {
-                "power": "on" if node.is_on else "booting" if node.boot_at is not None else "off",
-                "pid": node.init,
-                "hung": node.hung,
-                "cut": node.cut,
-                "boot_id": node.boot_id,
-                "booted_at": node.booted_at,
-                "instance_id": node.instance_id,
-                "dynamic": bool(node.dynamic),
-                "address": self.facts.node_address(node.number),
-                "services": self._order(node, do="look") if node.is_on else {},
-            }
-            for node in self.nodes.values()
-        }
+        return {node.name: node.status() for node in self.nodes.values()}
 
     # --- on and off ---
 
@@ -106,12 +236,12 @@ class Rack:
         """Switch on those of the named nodes that are off; all at once, so that hundreds take seconds."""
         fresh = [node for name in names if not (node := self.node(name)).is_on]
         for node in fresh:
-            self._prepare(node)
+            node.prepare()
         try:
             for node in fresh:
-                self._fork(node)
+                node.fork()
             for node in fresh:
-                node.init = self._greet(node)
+                node.greet()
             if self.facts.settings.netns and fresh:
                 network.wire_nodes(self.facts, [(node.number, node.init) for node in fresh])
                 for node in fresh:
@@ -122,112 +252,25 @@ class Rack:
             raise
         for node in fresh:
             for service in self.services:
-                # slurmd reads the machine's own uptime, which tells nothing about its node: `-b` says that it booted.
-                self._start(node, service, ["-b"] if node.boots > 1 else [])
+                node.start(service, is_boot=True)
         return [node.name for node in fresh]
 
     def _join_network(self, node: Node) -> None:
-        said = self._order(node, do="network", lines=network.node_side(self.facts, node.number))
+        said = node.order(do="network", lines=network.node_side(self.facts, node.number))
         if said:
             raise LinkError(f"{node.name}: its network cannot be set up: {said}")
-
-    def _prepare(self, node: Node) -> None:
-        """A fresh boot: boot id, empty kernel log, facts for the agent."""
-        node.boot_at, node.hung = None, False
-        node.boots += 1
-        node.boot_id, node.booted_at = str(uuid.uuid4()), time.time()
-        node.instance_id = node.instance_id or f"i-{uuid.uuid4().hex[:12]}"
-        for sub in ("tmp", "telemetry"):
-            (node.folder / sub).mkdir(parents=True, exist_ok=True)
-        kmsg = node.folder / "kmsg"
-        if kmsg.exists():
-            kmsg.replace(node.folder / "kmsg.before")
-        kmsg.write_text(f"[    0.000000] Booting lab node {node.name} (machine {node.instance_id})\n", encoding="utf-8")
-        facts = NodeFacts(
-            name=node.name,
-            boot_id=node.boot_id,
-            instance_id=node.instance_id,
-            booted_at=node.booted_at,
-            drill_ok=self.facts.settings.drill_ok,
-            gpus=gpu_table(node.instance_id, self.facts.settings.gpus),
-        )
-        fresh = node.folder / "node.json.new"
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
-        fresh.replace(node.folder / "node.json")
-
-    def _fork(self, node: Node) -> None:
-        wanted = self.facts.settings
-        plan = MachinePlan(
-            name=node.name,
-            folder=str(node.folder),
-            log=str(self.facts.folder / "log" / f"{node.name}.log"),
-            own_network=wanted.netns,
-            own_mounts=self.facts.root,
-            tmp_bytes=wanted.tmp_mib << 20,
-            resolv=str(self.facts.folder / "etc" / "resolv.conf"),
-        )
-        ours, theirs = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            run_forked(theirs, plan)
-        theirs.close()
-        ours.settimeout(ANSWER_S)
-        node.pid, node.link, node.unread = pid, ours, b""
-
-    def _greet(self, node: Node) -> int:
-        hello = self._read(node)
-        if hello.get("say") != "hello":
-            raise LinkError(str(hello.get("error", f"{node.name} did not come up")))
-        return int(hello["init"])
-
-    def _start(self, node: Node, service: Mapping[str, Any], words: Sequence[str] = ()) -> None:
-        extra = [*words] if service["id"] == "slurmd" else []
-        if service["id"] == "slurmd" and node.dynamic:
-            extra += ["-Z", "--conf", node.dynamic]
-        names = {"node": node.name, "folder": str(node.folder)}
-        self._order(
-            node,
-            do="start",
-            id=service["id"],
-            argv=[*(word.format_map(names) for word in service["argv"]), *extra],
-            env={key: value.format_map(names) for key, value in service["env"].items()},
-            cwd=str(node.folder),
-            out=service["out"].format_map(names),
-            again_s=service.get("again_s", 0.0),
-        )
 
     def power_off(self, name: str, ask: Mapping[str, Any] | None = None) -> object:  # noqa: ARG002 - a verb's shape
         """End everything on the node at once, as a power failure would."""
         node = self.node(name)
         was_on, node.boot_at = node.is_on, None
-        if node.init and self.facts.settings.netns:
-            if not node.cut:
-                # First the wire: dying processes would say good-bye on it, and a machine without power does not.
-                with contextlib.suppress(LinkError):
-                    network.set_wire(self.facts, node.number, up=False)
-            send_signal([node.init], signal.SIGKILL)
-            self._collect(node.pid)
-        elif node.pid:
-            self._end_tree(node.init or node.pid)
-            self._collect(node.pid)
+        if node.init and self.facts.settings.netns and not node.cut:
+            # First the wire: dying processes would say good-bye on it, and a machine without power does not.
+            with contextlib.suppress(LinkError):
+                network.set_wire(self.facts, node.number, up=False)
+        node.end_process()
         self._forget_process(node)
         return was_on
-
-    def _end_tree(self, root: int) -> None:
-        # Stop first: a dying parent must not start or report anything. The first process, still alive, adopts orphans.
-        deadline = time.monotonic() + ANSWER_S
-        while left := descendants(root, process_table()):
-            send_signal(left, signal.SIGSTOP)
-            send_signal(left, signal.SIGKILL)
-            if time.monotonic() > deadline:
-                raise LinkError(f"these processes would not end: {left}")
-            time.sleep(0.001)
-        send_signal([root], signal.SIGKILL)
-
-    def _collect(self, pid: int) -> None:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
 
     def _forget_process(self, node: Node) -> None:
         if node.link is not None:
@@ -270,9 +313,9 @@ class Rack:
         self.power_off(name)
         for folder in (node.folder, self.facts.folder / "spool" / name):
             shutil.rmtree(folder, ignore_errors=True)
-        node.instance_id = f"i-{uuid.uuid4().hex[:12]}"
+        node.known = structs.replace(node.known, instance_id=new_instance())
         self.reboot(name, ask)
-        return node.instance_id
+        return node.known.instance_id
 
     def boot_what_is_due(self) -> float | None:
         """Boot the nodes whose time has come; seconds until the next one is due, None when none is."""
@@ -335,17 +378,13 @@ class Rack:
         """Stop every process of the node: there, but silent."""
         node = self._on(name)
         node.hung = True
-        tree = descendants(node.init, process_table())
-        send_signal(tree, signal.SIGSTOP)
-        return len(tree)
+        return node.signal_all(signal.SIGSTOP)
 
     def unhang(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
         """Undo `hang`."""
         node = self._on(name)
         node.hung = False
-        tree = descendants(node.init, process_table())
-        send_signal(tree, signal.SIGCONT)
-        return len(tree)
+        return node.signal_all(signal.SIGCONT)
 
     def cut_off(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
         """Cut the node's network."""
@@ -373,17 +412,17 @@ class Rack:
         if not node.is_on:
             return self.boot([name])
         for service in self.services:
-            self._start(node, service)
+            node.start(service)
         return []
 
     def kill(self, name: str, ask: Mapping[str, Any]) -> object:
         """Signal one service of the node (slurmd unless `service` says otherwise), and nothing else."""
         order = {"id": ask.get("service", "slurmd"), "sig": ask.get("sig", int(signal.SIGKILL)), "stop": True}
-        return self._order(self._on(name), do="signal", **order)
+        return self._on(name).order(do="signal", **order)
 
     def disk(self, name: str, ask: Mapping[str, Any]) -> object:
         """Fill the node's scratch file system, or free it."""
-        return self._order(self._on(name), do="fill" if ask["full"] else "free")
+        return self._on(name).order(do="fill" if ask["full"] else "free")
 
     verbs: Mapping[str, Callable[[Rack, str, Mapping[str, Any]], object]] = {
         "crash": power_off,
@@ -404,37 +443,8 @@ class Rack:
         """Do one thing to one node."""
         return self.verbs[verb](self, name, ask)
 
-    # --- talking with first processes ---
-
     def _on(self, name: str) -> Node:
         node = self.node(name)
         if not node.is_on:
             raise RefusedError(f"{name} is off: `holdfast lab slurm node start {name}` switches it on")
         return node
-
-    def _order(self, node: Node, **order: Any) -> Any:
-        if node.link is None:
-            raise LinkError(f"{node.name} is off")
-        nonce = uuid.uuid4().hex
-        try:
-            node.link.sendall(json.dumps({**order, "nonce": nonce}).encode() + b"\n")
-        except OSError as error:
-            raise LinkError(f"{node.name} does not listen: {error}") from error
-        while True:
-            answer = self._read(node)
-            if answer.get("nonce") == nonce:
-                return answer["result"]
-
-    def _read(self, node: Node) -> dict[str, Any]:
-        if node.link is None:
-            raise LinkError(f"{node.name} is off")
-        while b"\n" not in node.unread:
-            try:
-                data = node.link.recv(1 << 16)
-            except OSError as error:
-                raise LinkError(f"{node.name} did not answer: {error}") from error
-            if not data:
-                raise LinkError(f"{node.name} ended; see {self.facts.folder}/log/{node.name}.log")
-            node.unread += data
-        line, _, node.unread = node.unread.partition(b"\n")
-        return dict(json.loads(line))

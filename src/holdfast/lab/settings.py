@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import zlib
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ PORTS_FROM, PORTS_TO = 12_000, 32_000
 """Below Linux's ephemeral ports (ip_local_port_range begins at 32768)."""
 NODE_PORT = 16
 """The first 16 ports of a lab are its daemons'."""
+NETWORK = IPv4Address("10.176.0.0")
 SUBNETS = 128
 NODE_NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
 
@@ -132,8 +134,7 @@ def node_name(number: int) -> str:
 
 def address(subnet: int, host: int) -> str:
     """Address of a host in a lab's network: 10.176.0.0/13 cut into 128 networks of 4,094 hosts."""
-    number = (10 << 24) + (176 << 16) + (subnet << 12) + host
-    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
+    return str(NETWORK + (subnet << 12) + host)
 
 
 def check_settings(settings: LabSettings, folder: Path) -> None:
@@ -172,10 +173,13 @@ def port_range(settings: LabSettings, folder: Path, *, kept: int = 0) -> int:
         if not all_free(settings.port, span):
             raise UsageError(f"--port {settings.port}: some of the {span} ports from there are taken")
         return settings.port
+    return free_range(span, zlib.crc32(os.fsencode(folder)), kept=kept)
+
+
+def free_range(span: int, seed: int, *, kept: int = 0) -> int:
+    """First of so many free ports in a row; `seed` says where to look first, after `kept`. Raises LinkError."""
     rooms = (PORTS_TO - PORTS_FROM) // span
-    first = zlib.crc32(os.fsencode(folder)) % rooms
-    wanted = [kept] if kept else []
-    for begin in [*wanted, *(PORTS_FROM + (first + step) % rooms * span for step in range(rooms))]:
+    for begin in [*([kept] if kept else []), *(PORTS_FROM + (seed + step) % rooms * span for step in range(rooms))]:
         if all_free(begin, span):
             return begin
     raise LinkError(f"no {span} free ports in a row between {PORTS_FROM} and {PORTS_TO}")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import select
 import shutil
 import signal
 import socket
@@ -30,53 +29,33 @@ from typing import Any, Self
 
 from holdfast.adapters.local.processes import environment_of, process_table, send_signal
 from holdfast.errors import LinkError, NotFoundError, RefusedError, UsageError
-from holdfast.lab import database, machine, network, packages, slurm_conf
+from holdfast.lab import machine, network, packages, slurm_conf
 from holdfast.lab.keeper import MARK
 from holdfast.lab.settings import LabFacts, LabSettings, check_settings, port_range, read_facts, write_facts
-from holdfast.lab.waiting import ends, wait_gone, wait_until
-from holdfast.lab.wire import SOCKET_NAME, ask, is_running
+from holdfast.lab.slurm_daemons import COMMAND_S, END_S, SlurmDaemons, daemon_environment
+from holdfast.lab.waiting import ends, start_keeper, wait_gone, wait_until
+from holdfast.lab.wire import SOCKET_NAME, ask, is_running, write_program
+from holdfast.os.programs import Command, run_blocking
 
-REBOOT_PROGRAM = """\
-#!{python} -IS
-# RebootProgram of this lab: slurmd runs it on the node. It gets almost no environment, so all it knows stands here; the
-# keeper finds out by itself which node is calling.
-import socket
-with socket.socket(socket.AF_UNIX) as link:
-    link.settimeout(30)
-    link.connect({sock!r})
-    link.sendall(b'{{"op": "rebooted"}}\\n')
-    link.recv(4096)
-"""
-VERB_PROGRAM = """\
-#!{python} -IS
-# What a BMC or a provider is elsewhere: `{verb}` for the node that is named last.
-import json, socket, sys
-with socket.socket(socket.AF_UNIX) as link:
-    link.settimeout(60)
-    link.connect({sock!r})
-    link.sendall(json.dumps({{"op": "node", "verb": {verb!r}, "node": sys.argv[-1]}}).encode() + b"\\n")
-    answer = json.loads(link.makefile().readline())
-sys.exit(None if answer["ok"] else answer["error"])
-"""
-VERB_PROGRAMS = {"power-cycle": "reboot", "replace-node": "replace"}
-"""Programs in the lab's `bin` for a controller's `[slurm]` settings, and the verbs that they stand for."""
-KEPT_ENV = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
-"""What daemons get of the starter's environment; SLURM_* and HOLDFAST_* would mislead them."""
-UP_STATES = ("idle", "mix", "alloc", "comp")
+PROGRAMS = {"reboot": {"op": "rebooted"}} | {
+    name: {"op": "node", "verb": verb} for name, verb in (("power-cycle", "reboot"), ("replace-node", "replace"))
+}
+"""Programs in the lab's `bin` and what they ask of the keeper: RebootProgram, which slurmd runs on the node (the keeper
+finds out by itself which one is calling), and two for a controller's `[slurm]` settings."""
 FILLER = ".filled-by-drill"
-COMMAND_S = 30.0
-END_S = 30.0
 
 
 class SlurmLab:
     """See the module."""
 
-    def __init__(self, facts: LabFacts, *, owns: bool = False) -> None:
+    def __init__(self, facts: LabFacts, keeper: subprocess.Popen[bytes] | None = None, *, owns: bool = False) -> None:
         self.facts = facts
         self.folder = facts.folder
+        self.daemons = SlurmDaemons(facts)
+        self.ctld_log = self.daemons.ctld_log
         self.owns = owns
         """Does the lab end with this object (`end`, `with`)?"""
-        self.keeper: subprocess.Popen[bytes] | None = None
+        self.keeper = keeper
 
     # --- up and down ---
 
@@ -106,7 +85,7 @@ class SlurmLab:
             if follow:
                 raise UsageError(f"a lab runs in {folder} already: `holdfast lab slurm down --dir {folder}` ends it")
         down(folder)
-        lab = cls._fresh(settings, folder, follow=follow)
+        lab = cls(*_new_keeper(settings, folder, follow=follow), owns=follow)
         try:
             lab.bring_up(limit_s)
         except BaseException:  # also Ctrl-C: a lab that did not come up is not left behind
@@ -122,77 +101,17 @@ class SlurmLab:
         ask(folder, "ping")
         return cls(facts)
 
-    @classmethod
-    def _fresh(cls, settings: LabSettings, folder: Path, *, follow: bool) -> Self:
-        kept = 0
-        with contextlib.suppress(NotFoundError, LinkError):
-            kept = read_facts(folder).port
-        tried: set[int] = set()
-        while True:
-            subnet = network.free_subnet(folder, tried=tried) if settings.netns else 0
-            facts = LabFacts(
-                dir=str(folder),
-                settings=settings,
-                host=socket.gethostname().partition(".")[0],
-                user=pwd.getpwuid(os.geteuid()).pw_name,
-                root=os.geteuid() == 0,
-                port=port_range(settings, folder, kept=kept),
-                subnet=subnet,
-            )
-            _lay_out(facts)
-            lab = cls(facts, owns=follow)
-            try:
-                lab._start_keeper(follow=follow)
-            except LinkError as error:
-                # Another lab took the network between our look and the keeper's.
-                if not settings.netns or "File exists" not in str(error) or len(tried) >= 8:
-                    raise
-                tried.add(subnet)
-            else:
-                return lab
-
-    def _start_keeper(self, *, follow: bool) -> None:
-        told, tell = os.pipe()
-        argv = [sys.executable, "-m", "holdfast.lab.keeper", "--dir", self.facts.dir, "--ready-fd", str(tell)]
-        argv += ["--parent-pid", str(os.getpid())] * follow
-        log = self.folder / "log" / "keeper.log"
-        env = {key: value for key, value in os.environ.items() if key in KEPT_ENV}
-        try:
-            with log.open("ab") as out:
-                self.keeper = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    env=env,
-                    pass_fds=[tell],
-                    start_new_session=True,
-                )
-        finally:
-            os.close(tell)
-        try:
-            word = os.read(told, 16) if select.select([told], [], [], 15.0)[0] else b""
-        finally:
-            os.close(told)
-        if not word:
-            self.end()
-            raise LinkError(f"the lab in {self.folder} did not start{ends(log)}")
-
     def bring_up(self, limit_s: float) -> None:
         """Start what does not run, in order, and wait until every node is up."""
-        self.start_munge()
-        if self.facts.settings.dbd:
-            database.start_mariadb(self.facts, self.env(), self._spawn)
-            self.start_dbd()
-        self.start_ctld()
-        ask(self.folder, "services", services=self._services())
+        self.daemons.start_all()
+        ask(self.folder, "services", services=self.daemons.of_a_node())
         ask(self.folder, "boot", nodes=self.facts.names, limit_s=limit_s)
         for name, node in self.status()["nodes"].items():
             if node["power"] == "on" and not node["services"].get("slurmd", {}).get("running"):
                 self.node("start", name)
         self.until_up(limit_s=limit_s)
         if self.facts.settings.rest:
-            self.start_rest()
+            self.daemons.start_rest()
 
     def __enter__(self) -> Self:
         return self
@@ -214,9 +133,7 @@ class SlurmLab:
 
     def env(self, **extra: str) -> dict[str, str]:
         """Environment for Slurm's commands and for programs that call them."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HOLDFAST_"))}
-        path = packages.search_path(kept.get("PATH", os.defpath))
-        return {**kept, "PATH": path, "SLURM_CONF": str(self.facts.conf), **extra}
+        return self.daemons.env(**extra)
 
     def run(
         self,
@@ -231,22 +148,15 @@ class SlurmLab:
         Raises:
             LinkError: it failed or took too long; holds what it said.
         """
-        try:
-            done = subprocess.run(
-                argv,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                env=self.env(**(extra or {})),
-                cwd=cwd or self.folder / "jobs",
-                timeout=limit_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise LinkError(f"`{' '.join(argv)}` did not end within {limit_s:g} s") from None
-        if done.returncode:
-            raise LinkError(f"`{' '.join(argv)}` ended with {done.returncode}: {(done.stderr or done.stdout).strip()}")
-        return done.stdout
+        command = Command(argv=tuple(argv), env=self.env(**(extra or {})), cwd=cwd or self.folder / "jobs")
+        ran = run_blocking(command, limit_s)
+        if ran.hung:
+            raise LinkError(f"`{' '.join(argv)}` did not end within {limit_s:g} s")
+        if ran.code is None:
+            raise LinkError(f"`{' '.join(argv)}` cannot be run: {ran.err}")
+        if ran.code:
+            raise LinkError(f"`{' '.join(argv)}` ended with {ran.code}: {(ran.err or ran.out).strip()}")
+        return ran.out
 
     def sbatch(self, args: Sequence[str], *, script: str = "", cwd: Path | None = None, **extra: str) -> str:
         """Queue a batch job; returns its id. `script` is its text, unless `args` name a file or `--wrap`."""
@@ -299,11 +209,6 @@ class SlurmLab:
         """Daemons and nodes, from the keeper."""
         return dict(ask(self.folder, "status"))
 
-    @property
-    def ctld_log(self) -> Path:
-        """Log of slurmctld."""
-        return self.folder / "log" / "slurmctld.log"
-
     def slurmd_log(self, node: str) -> Path:
         """Log of a node's slurmd."""
         return self.folder / "log" / f"slurmd-{node}.log"
@@ -311,100 +216,6 @@ class SlurmLab:
     def node_dir(self, node: str) -> Path:
         """A node's folder: node.json, kmsg, telemetry, its own tmp."""
         return self.folder / "nodes" / node
-
-    # --- daemons ---
-
-    def start_munge(self) -> None:
-        """Start the lab's own munged, with its own key, and wait until it signs."""
-        folder = self.folder / "munge"
-        key = folder / "key"
-        if not key.exists():
-            fd = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                file.write(os.urandom(128))
-        argv = ["munged", "--foreground", "--num-threads=4", f"--socket={folder}/socket", f"--key-file={key}"]
-        argv += [f"--pid-file={folder}/pid", f"--log-file={folder}/log", f"--seed-file={folder}/seed"]
-        # munged wants every folder above its socket open to all; a user's own lab may lie in a closed home.
-        argv += [] if self.facts.root else ["--force"]
-        self._spawn("munged", argv, self.folder / "log" / "munged.out")
-        self._until_answers(["munge", "-n", "-S", f"{folder}/socket"], "munged", (self.folder / "log" / "munged.out",))
-
-    def start_ctld(self) -> None:
-        """Start slurmctld, or see that it runs, and wait until it answers."""
-        out = self.folder / "log" / "slurmctld.out"
-        self._spawn("slurmctld", ["slurmctld", "-D", "-f", str(self.facts.conf)], out)
-        self._until_answers(["scontrol", "ping"], "slurmctld", (self.ctld_log,))
-
-    def stop_ctld(self, *, sig: int = signal.SIGTERM) -> None:
-        """End slurmctld and wait until it is gone; with SIGKILL as a crash would."""
-        self._stop("slurmctld", sig)
-
-    def start_dbd(self) -> None:
-        """Start slurmdbd and wait until it answers."""
-        database.start_slurmdbd(self.facts, self.env(), self._spawn)
-
-    def stop_dbd(self, *, sig: int = signal.SIGTERM) -> None:
-        """End slurmdbd and wait until it is gone."""
-        self._stop("slurmdbd", sig)
-
-    def start_rest(self) -> None:
-        """Start slurmrestd on `run/slurmrestd.sock` and wait until it listens."""
-        sock, out = self.folder / "run" / "slurmrestd.sock", self.folder / "log" / "slurmrestd.out"
-        sock.unlink(missing_ok=True)
-        argv = ["slurmrestd", "-f", str(self.facts.conf)]
-        if not self.facts.settings.dbd:
-            # Its database plugin ends it at once where there is no slurmdbd: name the others alone.
-            argv += ["-s", "openapi/v0.0.38"]
-        argv += ["-a", "rest_auth/local", f"unix:{sock}"]
-        # Version 22.05 refuses to run as root or SlurmUser unless it is told otherwise; a lab has no other user.
-        self._spawn("slurmrestd", argv, out, SLURMRESTD_SECURITY="disable_user_check")
-        wait_until(sock.exists, "slurmrestd does not listen", limit_s=10.0, logs=(out,))
-
-    def stop_rest(self, *, sig: int = signal.SIGTERM) -> None:
-        """End slurmrestd and wait until it is gone."""
-        self._stop("slurmrestd", sig)
-
-    def _spawn(self, name: str, argv: list[str], out: Path, **extra: str) -> None:
-        ask(self.folder, "spawn", name=name, argv=argv, env=self._daemon_env(**extra), out=str(out))
-
-    def _stop(self, name: str, sig: int) -> None:
-        pid = ask(self.folder, "signal", name=name, sig=int(sig))
-        if pid:
-            wait_gone(pid, name, limit_s=END_S)
-
-    def _until_answers(self, argv: list[str], name: str, logs: tuple[Path, ...]) -> None:
-        def answers() -> bool:
-            daemon = self.status()["daemons"][name]
-            if not daemon["pid"]:
-                raise LinkError(f"{name} ended with {daemon['code']}{ends(*logs)}")
-            done = subprocess.run(argv, capture_output=True, env=self.env(), timeout=COMMAND_S, check=False)
-            return done.returncode == 0
-
-        wait_until(answers, f"{name} does not answer", limit_s=END_S, logs=logs)
-
-    def _daemon_env(self, **extra: str) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if key in KEPT_ENV}
-        path = packages.search_path(kept.get("PATH", os.defpath))
-        return {**kept, "PATH": path, "SLURM_CONF": str(self.facts.conf), **extra}
-
-    def _services(self) -> list[dict[str, Any]]:
-        log = f"{self.folder}/log"
-        marks = {"HOLDFAST_NODE": "{node}", "HOLDFAST_NODE_DIR": "{folder}"}
-        slurmd: dict[str, Any] = {
-            "id": "slurmd",
-            "argv": ["slurmd", "-D", "-N", "{node}", "-f", str(self.facts.conf)],
-            "env": self._daemon_env(),
-            "out": f"{log}/{{node}}.out",
-        }
-        if not self.facts.settings.agents:
-            return [slurmd]
-        argv = [sys.executable, "-m", "holdfast.agent", "--node-dir", "{folder}"]
-        argv += ["--controller-file", f"{self.folder}/controller/controller.json"]
-        argv += ["--beat-s", f"{self.facts.settings.agent_beat_s:g}"]
-        argv += ["--emulated-devices", "--poll-s", "1"] if self.facts.settings.devices else []
-        argv += ["--config", self.facts.settings.agent_config] if self.facts.settings.agent_config else []
-        agent = {"id": "agent", "argv": argv, "env": self._daemon_env() | marks, "again_s": 0.5}
-        return [slurmd, agent | {"out": "{folder}/agent.log"}]
 
     # --- nodes ---
 
@@ -475,6 +286,35 @@ class SlurmLab:
     def free_shared(self) -> None:
         """Undo `fill_shared`."""
         (self.folder / "shared" / FILLER).unlink(missing_ok=True)
+
+
+def _new_keeper(settings: LabSettings, folder: Path, *, follow: bool) -> tuple[LabFacts, subprocess.Popen[bytes]]:
+    """Lay a fresh lab out and start its keeper; another network is chosen while the chosen one is taken."""
+    kept = 0
+    with contextlib.suppress(NotFoundError, LinkError):
+        kept = read_facts(folder).port
+    tried: set[int] = set()
+    while True:
+        facts = LabFacts(
+            dir=str(folder),
+            settings=settings,
+            host=socket.gethostname().partition(".")[0],
+            user=pwd.getpwuid(os.geteuid()).pw_name,
+            root=os.geteuid() == 0,
+            port=port_range(settings, folder, kept=kept),
+            subnet=network.free_subnet(folder, tried=tried) if settings.netns else 0,
+        )
+        _lay_out(facts)
+        argv = [sys.executable, "-m", "holdfast.lab.keeper", "--dir", facts.dir]
+        log = folder / "log" / "keeper.log"
+        try:
+            return facts, start_keeper(argv, log, daemon_environment(), follow=follow, limit_s=15.0)
+        except LinkError as error:
+            down(folder)
+            # Another lab took the network between our look and the keeper's.
+            if not settings.netns or "File exists" not in str(error) or len(tried) >= 8:
+                raise
+            tried.add(facts.subnet)
 
 
 def down(folder: Path) -> bool:
@@ -567,11 +407,6 @@ def _lay_out(facts: LabFacts) -> None:
     (etc / "plugstack.conf").write_text("", encoding="utf-8")
     # Read by slurmd at start-up although nothing here uses cgroups; v2 would look for systemd.
     (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", encoding="utf-8")
-    site = {"python": sys.executable, "sock": f"{folder}/{SOCKET_NAME}"}
-    programs = {"reboot": REBOOT_PROGRAM.format_map(site)}
-    programs |= {name: VERB_PROGRAM.format_map(site | {"verb": verb}) for name, verb in VERB_PROGRAMS.items()}
-    for name, text in programs.items():
-        program = folder / "bin" / name
-        program.write_text(text, encoding="utf-8")
-        program.chmod(0o755)
+    for name, question in PROGRAMS.items():
+        write_program(folder / "bin" / name, folder / SOCKET_NAME, **question)
     write_facts(facts)

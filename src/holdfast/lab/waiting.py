@@ -1,6 +1,6 @@
-"""Waiting for a lab's daemons, always with a deadline, and saying what their logs said when it passes.
+"""Starting a lab's keeper and waiting for daemons, with deadlines; what the logs said is told when one passes.
 
-Called by `slurm_lab` and `database`. The machine's clock is read here and nowhere else in the room but in processes
+Called by both labs and their daemons. The machine's clock is read here and nowhere else in the room but in processes
 that the keeper owns.
 """
 
@@ -8,15 +8,39 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.errors import LinkError
+from holdfast.os.daemons import start_daemon
 
 POLL_S = 0.03
 TAIL_LINES = 8
 TAIL_BYTES = 16_000
+
+
+def start_keeper(
+    argv: Sequence[str], log: Path, env: Mapping[str, str], *, follow: bool, limit_s: float
+) -> subprocess.Popen[bytes]:
+    """Start a keeper and return at its first word: that it listens.
+
+    Args:
+        argv: its command line, but for `--ready-fd` and `--parent-pid`.
+        log: gets what it prints.
+        env: its environment.
+        follow: it ends with this process.
+        limit_s: until it says so.
+
+    Raises:
+        LinkError: it did not; it may run still.
+    """
+    words = [*argv, *(["--parent-pid", str(os.getpid())] if follow else [])]
+    process, is_ready = start_daemon(words, log, limit_s=limit_s, env=env)
+    if not is_ready:
+        raise LinkError(f"the lab did not start{ends(log)}")
+    return process
 
 
 def wait_until(true: Callable[[], object], what: str, *, limit_s: float, logs: tuple[Path, ...] = ()) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,32 @@ def ask(folder: Path, op: str, *, limit_s: float = 30.0, socket_name: str = SOCK
     raise ERRORS.get(answer.get("code", ""), LinkError)(answer["error"])
 
 
-def is_running(folder: Path) -> bool:
+PROGRAM = """\
+#!{python} -IS
+# Asks the lab's keeper. What calls it gets almost no environment, so all it knows stands here.
+import json, socket, sys
+with socket.socket(socket.AF_UNIX) as link:
+    link.settimeout(120)
+    link.connect({sock!r})
+    link.sendall(json.dumps({question!r} | {{"node": sys.argv[-1]}}).encode() + b"\\n")
+    answer = json.loads(link.makefile().readline())
+sys.exit(None if answer["ok"] else answer["error"])
+"""
+
+
+def write_program(path: Path, keeper: Path, **question: str) -> None:
+    """Write a program that asks the keeper at this socket; the node is named last on its command line.
+
+    It is what a power cycle, or a call to the provider, is elsewhere.
+    """
+    path.write_text(PROGRAM.format(python=sys.executable, sock=str(keeper), question=question), encoding="utf-8")
+    path.chmod(0o755)
+
+
+def is_running(folder: Path, op: str = "ping", socket_name: str = SOCKET_NAME) -> bool:
     """Does a keeper answer in this folder?"""
     try:
-        ask(folder, "ping", limit_s=5.0)
+        ask(folder, op, limit_s=10.0, socket_name=socket_name)
     except LinkError:
         return False
     return True

@@ -143,20 +143,6 @@ class WorldView(Struct, frozen=True, omit_defaults=True):
     unseen: tuple[Unseen, ...] = ()
 
 
-def other_machine(instance_id: str, *known: str) -> bool:
-    """Does the id surely name another machine than a node's ids do?
-
-    A scheduler's ids have a prefix (`k8s:`, `slurm:`), an agent's have none: each is compared with its like. What is
-    not known is not another.
-
-    Args:
-        instance_id: of an order or an outcome; empty: not known.
-        known: all ids that the node's machine is known by.
-    """
-    alike = [one for one in known if one and (":" in one) == (":" in instance_id)]
-    return bool(instance_id) and bool(alike) and instance_id not in alike
-
-
 def job_kind(key: JobKey) -> str:
     """The kind of a job whose id is `NAMESPACE.KIND.NAME`; empty for an id of another form."""
     parts = key.id.split(".", 2)

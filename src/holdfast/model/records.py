@@ -6,12 +6,13 @@ Pages, reports and the command line read them. All times are Unix seconds of the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from msgspec import Struct, field
 
 from holdfast.model.cluster import JobKey, JobView, NodeView, attempt_name
-from holdfast.model.evidence import Diagnosis, Finding, Remedy
+from holdfast.model.evidence import Diagnosis, Finding, Remedy, Role
 from holdfast.model.orders import AnyOrder, OrderStatus
 
 
@@ -266,6 +267,20 @@ class IncidentRecord(Struct, omit_defaults=True):
         if self.step_before is None or self.step_resumed is None:
             return None
         return max(0, self.step_before - self.step_resumed)
+
+    @property
+    def fingerprints(self) -> frozenset[str]:
+        """Fingerprints of the findings that are taken for a root; of all findings when none is."""
+        roots = {f.fingerprint for f in self.findings if f.role is Role.ROOT and f.fingerprint}
+        return frozenset(roots or {f.fingerprint for f in self.findings if f.fingerprint})
+
+
+def between(marks: Mapping[Mark, float], begin: Mark, end: Mark) -> float | None:
+    """Seconds from one mark to another, never negative; None when either is not known."""
+    first, last = marks.get(begin), marks.get(end)
+    if first is None or last is None:
+        return None
+    return max(0.0, last - first)
 
 
 class OrderRecord(Struct, omit_defaults=True):

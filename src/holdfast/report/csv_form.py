@@ -13,6 +13,7 @@ import io
 from collections.abc import Iterable, Sequence
 
 from holdfast.model.records import IncidentRecord, Mark
+from holdfast.report.figures import cause_of, domain_of
 from holdfast.report.gather import ReportData
 from holdfast.report.section import spoken
 from holdfast.report.sections import sections
@@ -48,8 +49,8 @@ def _row(incident: IncidentRecord) -> tuple[object, ...]:
         incident.id,
         " ".join(str(key) for key in incident.jobs),
         " ".join(incident.nodes),
-        found.cause if found else "unknown",
-        found.domain.value if found else "unknown",
+        cause_of(incident),
+        domain_of(incident),
         found.confidence if found else "",
         incident.outcome or "open",
         incident.drill,

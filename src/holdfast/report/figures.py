@@ -6,7 +6,7 @@ The accounting of a job gives every second of its wall time to exactly one categ
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from math import inf
 from operator import sub
 from statistics import fmean, median
@@ -59,13 +59,31 @@ class Accounting(Struct, frozen=True):
     @property
     def ettr(self) -> float | None:
         """Effective training time ratio; None where nothing tells of steps."""
-        return self.productive_s / self.wall_s if self.wall_s > 0 and self.is_told else None
+        return efficiency([self]).ettr
 
     @property
     def goodput_percent(self) -> float | None:
         """As ETTR, without the initial start-up, in percent."""
-        rest = self.wall_s - self.badput["startup"]
-        return 100.0 * self.productive_s / rest if rest > 0 and self.is_told else None
+        return efficiency([self]).goodput_percent
+
+
+class Efficiency(Struct, frozen=True):
+    """How well the time of jobs was used, of which it is known when they trained. Seconds."""
+
+    productive_s: float
+    wall_s: float
+    startup_s: float
+
+    @property
+    def ettr(self) -> float | None:
+        """Effective training time ratio."""
+        return self.productive_s / self.wall_s if self.wall_s > 0 else None
+
+    @property
+    def goodput_percent(self) -> float | None:
+        """As ETTR, without the initial start-up, in percent."""
+        rest = self.wall_s - self.startup_s
+        return 100.0 * self.productive_s / rest if rest > 0 else None
 
 
 class Totals(Struct, frozen=True):
@@ -95,13 +113,6 @@ def spread(values: Iterable[float | None]) -> Spread:
         return Spread(0)
     rank = max(0, -(-95 * len(known) // 100) - 1)
     return Spread(len(known), fmean(known), median(known), known[rank], known[-1])
-
-
-def step_seconds(attempt: AttemptRecord, end: float) -> float | None:
-    """Typical seconds per step of an attempt, None when it did not complete two."""
-    if attempt.first_step is None or attempt.reached is None or attempt.reached <= attempt.first_step:
-        return None
-    return max(0.0, end - attempt.first_step_at) / (attempt.reached - attempt.first_step)
 
 
 def account(
@@ -161,11 +172,16 @@ def tells_steps(job: JobRecord) -> bool:
     return any(attempt.first_step_at > 0 or attempt.reached is not None for attempt in job.attempts)
 
 
-def ratio(accounts: Iterable[Accounting]) -> tuple[float, float, float]:
-    """(productive, wall and start-up seconds) of the jobs of which it is known when they trained: ETTR and goodput."""
+def efficiency(accounts: Iterable[Accounting]) -> Efficiency:
+    """ETTR and goodput of jobs together; those of which nothing tells when they trained count in neither."""
     told = [account for account in accounts if account.is_told]
     startup = sum(account.badput["startup"] for account in told)
-    return sum(account.productive_s for account in told), sum(account.wall_s for account in told), startup
+    return Efficiency(sum(account.productive_s for account in told), sum(account.wall_s for account in told), startup)
+
+
+def mtbf_s(accounts: Iterable[Accounting], failures: Sized) -> float | None:
+    """Mean time between failures in seconds, None without a failure. `failures`: as `of_known_attempts` gives them."""
+    return sum(account.up_s for account in accounts) / len(failures) if failures else None
 
 
 def ends(attempts: Sequence[AttemptRecord], now: float) -> list[float]:
@@ -254,7 +270,17 @@ ORDERED = "operator."
 
 def was_ordered(incident: IncidentRecord) -> bool:
     """Is its cause a person's order? Nothing had failed then."""
-    return incident.diagnosis is not None and incident.diagnosis.cause.startswith(ORDERED)
+    return cause_of(incident).startswith(ORDERED)
+
+
+def cause_of(incident: IncidentRecord) -> str:
+    """Its diagnosis' cause; `unknown` before there is one."""
+    return incident.diagnosis.cause if incident.diagnosis is not None else "unknown"
+
+
+def domain_of(incident: IncidentRecord) -> str:
+    """Its diagnosis' domain; `unknown` before there is one."""
+    return incident.diagnosis.domain.value if incident.diagnosis is not None else "unknown"
 
 
 def is_failure(incident: IncidentRecord) -> bool:
@@ -318,8 +344,7 @@ def totals(
     recovered = [incident for incident in faults if incident.outcome == "recovered"]
     if accounts is None:
         accounts = accounts_of(jobs, incidents, now)
-    productive, wall, startup = ratio(accounts)
-    failures = len(of_known_attempts(faults, jobs))
+    used = efficiency(accounts)
     return Totals(
         incidents=len(real),
         recovered=sum(1 for incident in real if incident.outcome == "recovered"),
@@ -327,13 +352,13 @@ def totals(
         mttd=spread(spans(faults, Mark.FAULT, Mark.DETECTED)),
         mttr=spread(spans(recovered, Mark.FAULT, Mark.FIRST_STEP)),
         mttp=spread(spans(recovered, Mark.FAULT, Mark.PROVEN)),
-        mtbf_s=sum(a.up_s for a in accounts) / failures if failures else None,
-        ettr=productive / wall if wall > 0 else None,
-        goodput_percent=100.0 * productive / (wall - startup) if wall > startup else None,
+        mtbf_s=mtbf_s(accounts, of_known_attempts(faults, jobs)),
+        ettr=used.ettr,
+        goodput_percent=used.goodput_percent,
         steps_lost=sum(a.steps_lost for a in accounts),
         badput={name: sum(a.badput[name] for a in accounts) for name in CATEGORIES},
-        by_cause=counted(i.diagnosis.cause if i.diagnosis else "unknown" for i in real),
-        by_domain=counted(i.diagnosis.domain if i.diagnosis else "unknown" for i in real),
+        by_cause=counted(map(cause_of, real)),
+        by_domain=counted(map(domain_of, real)),
         image_load_s=sum(a.image_load_s for a in accounts),
     )
 

@@ -2,12 +2,15 @@
 
 Called by every form of report. Pure: records in, figures out; definitions stand in `definitions`. GPU-hours are those
 of the nodes that a job held; where a node's number of GPUs is not known it counts as one, and `gpus_known` says so.
+
+A failure rate is over node-days, the time for which nodes were observed. One over the span that somebody asks for would
+depend on the question: an hour of history would look calmer over 30 days than over one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, inf, sqrt
 from statistics import fmean, linear_regression
 
@@ -15,12 +18,46 @@ from msgspec import Struct
 
 from holdfast.model.events import OperatorCommand
 from holdfast.model.records import IncidentRecord, JobRecord, Mark, NodeRecord
-from holdfast.report.figures import Accounting, Spread, counted, ends, is_failure, of_known_attempts, ratio, spread
-from holdfast.report.observed import Stay, node_days, per_1000_node_days
+from holdfast.report.figures import (
+    Accounting,
+    Spread,
+    cause_of,
+    counted,
+    domain_of,
+    efficiency,
+    ends,
+    is_failure,
+    mtbf_s,
+    of_known_attempts,
+    spread,
+)
 from holdfast.report.timeline import spans
 from holdfast.report.words import ENGLISH, Words
 
 WEEK_S = 7 * 86400.0
+DAY_S = 86400.0
+Stay = tuple[float, float]
+"""From when a node was observed, and until when; infinite: it is still there."""
+
+
+def stays(nodes: Iterable[NodeRecord], *, known_since: float) -> list[Stay]:
+    """When each node was observed, in the order of `nodes`.
+
+    Args:
+        nodes: of the cluster, those that left it among them.
+        known_since: when the history begins; for a node whose record does not say when it was first seen.
+    """
+    return [(node.first_seen_at or known_since, node.left_at or inf) for node in nodes]
+
+
+def node_days(found: Sequence[Stay], since: float, until: float) -> float:
+    """Days for which nodes were observed between two moments, summed over the nodes."""
+    return sum([max(0.0, min(until, end) - max(since, begin)) for begin, end in found]) / DAY_S
+
+
+def per_1000_node_days(failures: int, days: float) -> float | None:
+    """Failures per 1000 node-days; None when no node was observed."""
+    return 1000.0 * failures / days if days > 0 else None
 
 
 class Economics(Struct, frozen=True, kw_only=True):
@@ -165,45 +202,51 @@ def failures_of(incidents: Sequence[IncidentRecord]) -> list[IncidentRecord]:
     return [i for i in incidents if not i.drill and is_failure(i)]
 
 
-def fleet(
-    *,
-    jobs: Sequence[JobRecord],
-    nodes: Sequence[NodeRecord],
-    stays: Sequence[Stay],
-    incidents: Sequence[IncidentRecord],
-    accounts: Sequence[Accounting],
-    commands: Sequence[OperatorCommand],
-    since: float,
-    until: float,
-    economics: Economics,
-    words: Words = ENGLISH,
-) -> Fleet:
-    """All figures of a span; drills and incidents that were only observed are no failures.
+class Span(Struct, frozen=True, kw_only=True):
+    """What a fleet's figures are made of."""
 
-    Args:
-        jobs: with their accounts in `accounts`, in the same order.
-        nodes: of the cluster, those that left it among them.
-        stays: when each of `nodes` was observed, in the same order.
-        incidents: that lived in the span.
-        accounts: where each job's wall time went.
-        commands: what people ordered, to tell which recoveries needed nobody.
-        since: begin of the span, Unix seconds.
-        until: its end.
-        economics: prices.
-        words: for the zone that hours of the day are counted in.
-    """
-    found = groups(incidents, commands)
+    jobs: Sequence[JobRecord]
+    accounts: Sequence[Accounting]
+    """Where each job's wall time went, in the order of `jobs`."""
+    nodes: Sequence[NodeRecord]
+    """Of the cluster, those that left it among them."""
+    stays: Sequence[Stay]
+    """When each of `nodes` was observed, in their order."""
+    incidents: Sequence[IncidentRecord]
+    """That opened in the span."""
+    commands: Sequence[OperatorCommand]
+    """What people ordered, to tell which recoveries needed nobody."""
+    since: float
+    until: float
+    """Begin and end, Unix seconds."""
+    economics: Economics = Economics()
+    words: Words = ENGLISH
+    """For the zone that hours of the day are counted in."""
+
+    @property
+    def days(self) -> float:
+        """How long it is."""
+        return max(0.0, self.until - self.since) / 86400.0
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """GPUs of each node by its name; 0: not known."""
+        return {node.name: node.view.gpus for node in self.nodes}
+
+
+def fleet(span: Span) -> Fleet:
+    """All figures of a span; drills and incidents that were only observed are no failures."""
+    jobs, accounts, stays, since, until = span.jobs, span.accounts, span.stays, span.since, span.until
+    here = zip(span.nodes, stays, strict=True)
+    there = [node.view.gpus for node, stay in here if stay[0] <= until and stay[1] >= since]
+    found = groups(span.incidents, span.commands)
     failures, back, alone = found.failures, found.back, found.alone
-    days = max(0.0, until - since) / 86400.0
-    gpus = {node.name: node.view.gpus for node in nodes}
-    there = [node.view.gpus for node, stay in zip(nodes, stays, strict=True) if stay[0] <= until and stay[1] >= since]
     observed_days = node_days(stays, since, until)
     detect_s = spans(failures, Mark.FAULT, Mark.DETECTED)
     weeks = _weeks(failures, detect_s, jobs, since, until, stays)
-    badput, wall_gpu_s = _badput(jobs, accounts, gpus)
-    productive, wall, startup = ratio(accounts)
-    by_hour, by_day = _by_hour(failures, words)
-    timed = len(of_known_attempts(failures, jobs))
+    badput, wall_gpu_s = _badput(jobs, accounts, span.gpus)
+    used = efficiency(accounts)
+    by_hour, by_day = _by_hour(failures, span.words)
     return Fleet(
         since=since,
         until=until,
@@ -214,26 +257,26 @@ def fleet(
         jobs=len(jobs),
         failures=len(failures),
         per_1000_node_days=per_1000_node_days(len(failures), observed_days),
-        mtbf_s=sum(a.up_s for a in accounts) / timed if timed else None,
+        mtbf_s=mtbf_s(accounts, of_known_attempts(failures, jobs)),
         mttd=spread(detect_s),
         mttr=spread(spans(back, Mark.FAULT, Mark.FIRST_STEP)),
-        by_cause=counted(i.diagnosis.cause if i.diagnosis else "unknown" for i in failures),
-        by_domain=counted(i.diagnosis.domain if i.diagnosis else "unknown" for i in failures),
+        by_cause=counted(map(cause_of, failures)),
+        by_domain=counted(map(domain_of, failures)),
         came_back=len(back),
         by_themselves=len(alone),
         resubmitted=len(back) - len(alone),
         given_up=len(found.given_up),
         false_alarms=len(found.false),
         fenced=len(found.fenced),
-        lemons=_lemons(nodes),
-        ettr=productive / wall if wall > 0 else None,
-        goodput_percent=100.0 * productive / (wall - startup) if wall > startup else None,
+        lemons=_lemons(span.nodes),
+        ettr=used.ettr,
+        goodput_percent=used.goodput_percent,
         badput_gpu_h={name: value / 3600.0 for name, value in badput.items()},
         weeks=weeks,
         by_hour=by_hour,
         by_day=by_day,
         trend_percent_per_week=_trend(weeks, stays, until),
-        cost=_cost(alone, jobs, gpus, badput, economics, days, wall_gpu_s),
+        cost=_cost(span, alone, badput, wall_gpu_s),
     )
 
 
@@ -260,14 +303,9 @@ REPAIRS = frozenset({"reset_gpu", "reboot", "replace", "retire"})
 
 
 def _was_false(incident: IncidentRecord) -> bool:
-    """A node of it came back without any repair."""
-    if Mark.NODE_RETURNED not in incident.marks:
-        return False
-    return not any(remedy.value in REPAIRS for remedy in incident.remedies) and not _node_was_lost(incident)
-
-
-def _node_was_lost(incident: IncidentRecord) -> bool:
-    return incident.diagnosis is not None and incident.diagnosis.cause.startswith("node.")
+    """A node of it came back without any repair, though it had not been lost."""
+    repaired = any(remedy.value in REPAIRS for remedy in incident.remedies)
+    return Mark.NODE_RETURNED in incident.marks and not repaired and not cause_of(incident).startswith("node.")
 
 
 def _lemons(nodes: Sequence[NodeRecord]) -> tuple[tuple[str, int], ...]:
@@ -373,24 +411,17 @@ def _trend(weeks: Sequence[Week], stays: Sequence[Stay], until: float) -> float 
     return 100.0 * linear_regression(range(len(rates)), rates).slope / mean
 
 
-def is_beyond_chance(before: int, after: int, *, z: float = 1.96) -> bool:
+def is_beyond_chance(before: int, after: int) -> bool:
     """Do two counts over spans of equal length differ by more than chance (Poisson, 95 %)?
 
     The difference of two Poisson counts with the same mean has the variance of their sum.
     """
-    return abs(after - before) > z * sqrt(max(1, before + after))
+    return abs(after - before) > 1.96 * sqrt(max(1, before + after))
 
 
-def _cost(
-    alone: Sequence[IncidentRecord],
-    jobs: Sequence[JobRecord],
-    gpus: Mapping[str, int],
-    badput: Mapping[str, float],
-    economics: Economics,
-    days: float,
-    wall_gpu_s: float,
-) -> Cost:
-    by_key = {job.key: job_gpus(job, gpus) for job in jobs}
+def _cost(span: Span, alone: Sequence[IncidentRecord], badput: Mapping[str, float], wall_gpu_s: float) -> Cost:
+    economics, days, gpus = span.economics, span.days, span.gpus
+    by_key = {job.key: job_gpus(job, gpus) for job in span.jobs}
     person_s = economics.person_minutes * 60.0
     saved_s = 0.0
     timed = 0

@@ -23,7 +23,6 @@ from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Nod
 from holdfast.ports import Sample
 from holdfast.report import attempts
 from holdfast.report.alerts import Alerts
-from holdfast.report.convergence import Convergence, convergence
 from holdfast.report.figures import (
     Accounting,
     Totals,
@@ -35,13 +34,11 @@ from holdfast.report.figures import (
     tells_steps,
     totals,
 )
-from holdfast.report.fleet import Economics, Fleet, fleet
+from holdfast.report.fleet import Economics, Fleet, Span, Stay, fleet, stays
 from holdfast.report.interval import IntervalAdvice, advise
 from holdfast.report.objectives import Verdict, judge
-from holdfast.report.observed import Stay, stays
 from holdfast.report.proposals import Facts, Proposal, proposals
-from holdfast.report.series import JobSeries, Point
-from holdfast.report.throughput import Throughput, throughput
+from holdfast.report.series import Convergence, JobSeries, Point, Throughput, convergence, throughput
 from holdfast.report.training_time import TrainingTime, proof_of, training_time
 from holdfast.report.words import ENGLISH, Words
 from holdfast.validate.history import FIGURE
@@ -186,23 +183,29 @@ class ReportData(Struct, dict=True):
         ]
 
     @cached_property
+    def gpus(self) -> dict[str, int]:
+        """GPUs of each node by its name; 0: not known."""
+        return {node.name: node.view.gpus for node in self.nodes}
+
+    def series_of(self, incident: IncidentRecord) -> JobSeries | None:
+        """Of the first job that it concerned; None when it was not read."""
+        return self.series.get(str(incident.jobs[0])) if incident.jobs else None
+
+    @cached_property
     def throughputs(self) -> list[Throughput]:
         """Training speed before and after each incident that ended an attempt."""
-        found = []
-        for incident in self.counted if self.series else ():
-            series = self.series.get(str(incident.jobs[0])) if incident.jobs else None
-            if incident.attempt_before is not None and series is not None:
-                found.append(throughput(incident, series))
-        return found
+        known = [(incident, self.series_of(incident)) for incident in self.counted if self.series]
+        return [throughput(one, of) for one, of in known if of is not None and one.attempt_before is not None]
 
     @cached_property
     def convergences(self) -> list[Convergence]:
         """Loss and accuracy before and after each incident that ended an attempt, as far as both sides told them."""
-        found = []
-        for incident in self.counted if self.series else ():
-            series = self.series.get(str(incident.jobs[0])) if incident.jobs else None
-            found += convergence(incident, series) if series is not None else []
-        return found
+        return [found for incident in self.counted if self.series for found in self.converged(incident)]
+
+    def converged(self, incident: IncidentRecord) -> list[Convergence]:
+        """The same of one incident."""
+        series = self.series_of(incident)
+        return convergence(incident, series) if series is not None else []
 
     def lived(self, job: JobRecord) -> list[AttemptRecord]:
         """The attempts of a job that ran in the span."""
@@ -254,16 +257,18 @@ class ReportData(Struct, dict=True):
             default=self.made_at,
         )
         return fleet(
-            jobs=self.jobs,
-            nodes=self.nodes,
-            stays=self.stays,
-            incidents=self.counted,
-            accounts=self.accounts,
-            commands=self.commands,
-            since=begin,
-            until=self.made_at,
-            economics=self.economics,
-            words=self.words,
+            Span(
+                jobs=self.jobs,
+                accounts=self.accounts,
+                nodes=self.nodes,
+                stays=self.stays,
+                incidents=self.counted,
+                commands=self.commands,
+                since=begin,
+                until=self.made_at,
+                economics=self.economics,
+                words=self.words,
+            )
         )
 
     @cached_property
@@ -275,23 +280,12 @@ class ReportData(Struct, dict=True):
     def intervals(self) -> list[IntervalAdvice]:
         """Per job that saved or failed: how often it saves, and how often it should; see `interval`."""
         found = []
-        for job in self.jobs:
+        for job, account in zip(self.jobs, self.accounts, strict=True):
             series = self.series.get(str(job.key))
-            if series is None:
-                continue
-            durable = [(point.x, point.y) for point in series.checkpoints if point.x < self.until]
-            saves_s = [point.y for point in series.saves if point.x < self.until]
-            found.append(
-                advise(
-                    job,
-                    self.counted,
-                    durable=durable,
-                    saves_s=saves_s,
-                    now=self.now,
-                    since=self.since,
-                    until=self.until,
-                )
-            )
+            if series is not None:
+                durable = [point.x for point in series.checkpoints if point.x < self.until]
+                saves_s = [point.y for point in series.saves if point.x < self.until]
+                found.append(advise(job, self.counted, durable=durable, saves_s=saves_s, up_s=account.up_s))
         return [advice for advice in found if advice.actual_s is not None or advice.save_s is not None]
 
 
@@ -435,31 +429,38 @@ def _lives(record: JobRecord, since: float, until: float) -> bool:
 
 async def _series(journal: Records, key: JobKey, record: JobRecord, since: float) -> JobSeries:
     series = JobSeries()
+
+    async def points(name: str, attempt: int, *, of_ranks: bool = True) -> list[Point]:
+        subject = f"job:{key}({attempt})"
+        found = await journal.samples(name, f"{subject}*" if of_ranks else subject, after=since)
+        return [Point(s.at, s.value) for s in (one_rank(found) if of_ranks else found)]
+
     for attempt in record.attempts:
-        subject = f"job:{key}({attempt.number})"
-        steps = [Point(s.at, s.value) for s in one_rank(await journal.samples("step", f"{subject}*", after=since))]
-        loss_at = [Point(s.at, s.value) for s in one_rank(await journal.samples("loss", f"{subject}*", after=since))]
-        series.losses[attempt.number] = _over_step(steps, loss_at)
-        told_at = one_rank(await journal.samples("accuracy", f"{subject}*", after=since))
-        if told_at:
-            series.accuracies[attempt.number] = _over_step(steps, [Point(s.at, s.value) for s in told_at])
+        number = attempt.number
+        steps = await points("step", number)
+        series.losses[number] = _over_step(steps, await points("loss", number))
+        if told_at := await points("accuracy", number):
+            series.accuracies[number] = _over_step(steps, told_at)
         for name, kept in (("samples", series.samples), ("tokens", series.tokens)):
-            if points := [Point(s.at, s.value) for s in await journal.samples(name, subject, after=since)]:
-                kept[attempt.number] = points
+            if counted := await points(name, number, of_ranks=False):
+                kept[number] = counted
         if attempt.first_step is not None and attempt.first_step_at:
             steps.append(Point(attempt.first_step_at, attempt.first_step))
         known = max((point.y for point in steps), default=None)
         if attempt.reached is not None and attempt.ended_at and known is not None and known < attempt.reached:
             steps.append(Point(attempt.ended_at, attempt.reached))
-        series.steps[attempt.number] = sorted(set(steps), key=lambda point: point.x)
-        saved = [Point(s.at, s.value) for s in await journal.samples("checkpoint", subject, after=since)]
+        series.steps[number] = _in_order(steps)
+        saved = await points("checkpoint", number, of_ranks=False)
         if not saved and attempt.durable_step is not None and attempt.durable_at:
             saved = [Point(attempt.durable_at, attempt.durable_step)]
         series.checkpoints.extend(saved)
-        costs = one_rank(await journal.samples("save_s", f"{subject}*", after=since))
-        series.saves.extend(Point(s.at, s.value) for s in costs)
-    series.checkpoints = sorted(set(series.checkpoints), key=lambda point: point.x)
+        series.saves.extend(await points("save_s", number))
+    series.checkpoints = _in_order(series.checkpoints)
     return series
+
+
+def _in_order(points: list[Point]) -> list[Point]:
+    return sorted(set(points), key=lambda point: point.x)
 
 
 def one_rank(samples: list[Sample]) -> list[Sample]:

@@ -1,6 +1,7 @@
-"""The report as one HTML file that opens from disk without a network: Plotly's packaged script is put inside.
+"""The report as one HTML file that opens from disk without a network, or as Markdown: both from templates.
 
-Text from outside is escaped by Jinja (autoescape) and reaches scripts only as JSON that Jinja made safe.
+Plotly's packaged script is put inside the page. Text from outside is escaped by Jinja (autoescape), in Markdown by
+`templating.plain`, and reaches scripts only as JSON that Jinja made safe.
 """
 
 from __future__ import annotations
@@ -74,3 +75,9 @@ def render_html(
     ]
     plotly = "" if kind != "full" else plotly_script() if script is None else script
     return render("report.html", data.words, templates, jobs=jobs, plotly=plotly, **parts(data, kind))
+
+
+def render_markdown(data: ReportData, kind: str = "full", *, templates: Path | None = None) -> str:
+    """The same as Markdown, for an issue, a wiki or a mail: the template `report.md`. Raises as `render_html`."""
+    text = render("report.md", data.words, templates, **parts(data, kind))
+    return text.rstrip("\n") + "\n"

@@ -6,16 +6,17 @@ rarely has more of it done again after a failure; between them lies one best int
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import exp, expm1, inf, sqrt
+from math import exp, expm1, sqrt
 from statistics import fmean, median
 
 from msgspec import Struct, structs
 
 from holdfast.model.records import IncidentRecord, JobRecord, Mark
-from holdfast.report.figures import account, of_known_attempts
-from holdfast.report.timeline import span
+from holdfast.report.figures import of_known_attempts
+from holdfast.report.timeline import spans
 
 OFF_BY = 2.0
 """An interval this many times longer or shorter than the best one is worth a word: closer to it the loss is flat
@@ -97,53 +98,43 @@ def advise(
     job: JobRecord,
     incidents: Sequence[IncidentRecord],
     *,
-    durable: Sequence[tuple[float, float]],
-    saves_s: Sequence[float],
-    now: float,
-    since: float = 0.0,
-    until: float = inf,
+    durable: Iterable[float],
+    saves_s: Iterable[float],
+    up_s: float,
 ) -> IntervalAdvice:
     """What a job's history says about its interval.
 
     Args:
         job: its record.
         incidents: those of the report; only the ones that ended an attempt of this job count.
-        durable: (Unix seconds, step) of its durable checkpoints.
+        durable: when its checkpoints were durable, Unix seconds.
         saves_s: seconds that each save held the training.
-        now: Unix seconds, for a job that still runs.
-        since: begin of the report's span, Unix seconds.
-        until: its end.
+        up_s: seconds of the report's span in which its processes ran.
     """
     own = of_known_attempts((i for i in incidents if job.key in i.jobs), [job])
-    up_s = account(job, incidents, now, since=since, until=until).up_s
     mtbf_s = up_s / len(own) if own and up_s > 0 else None
-    actual_s = _actual_s(job, durable)
     cost = [value for value in saves_s if value > 0]
     save_s = median(cost) if cost else None
-    name = str(job.key)
+    found = IntervalAdvice(str(job.key), _actual_s(job, durable), save_s, mtbf_s, len(own), None, None, None, "")
     if save_s is None or mtbf_s is None:
-        return IntervalAdvice(
-            name, actual_s, save_s, mtbf_s, len(own), None, None, None, _missing(save_s, failures=len(own))
-        )
+        return structs.replace(found, says=_missing(save_s, failures=len(own)))
     best_s = best_interval_s(save_s, mtbf_s)
-    restarts = [value for value in (span(i, Mark.FAULT, Mark.FIRST_STEP) for i in own) if value is not None]
+    restarts = [value for value in spans(own, Mark.FAULT, Mark.FIRST_STEP) if value is not None]
     restart_s = fmean(restarts) if restarts else 0.0
-    loss_best = lost_share(best_s, save_s, mtbf_s, restart_s)
-    loss_actual = None if actual_s is None else lost_share(actual_s, save_s, mtbf_s, restart_s)
-    found = IntervalAdvice(name, actual_s, save_s, mtbf_s, len(own), best_s, loss_actual, loss_best, "")
-    drills = sum(1 for incident in own if incident.drill)
-    return structs.replace(found, says=_sentence(found, drills=drills), drills=drills)
+    found = structs.replace(
+        found,
+        best_s=best_s,
+        loss_actual=None if found.actual_s is None else lost_share(found.actual_s, save_s, mtbf_s, restart_s),
+        loss_best=lost_share(best_s, save_s, mtbf_s, restart_s),
+        drills=sum(1 for incident in own if incident.drill),
+    )
+    return structs.replace(found, says=_sentence(found))
 
 
-def _actual_s(job: JobRecord, durable: Sequence[tuple[float, float]]) -> float | None:
+def _actual_s(job: JobRecord, durable: Iterable[float]) -> float | None:
     """Median gap between durable checkpoints, never across a restart."""
     starts = sorted(attempt.started_at for attempt in job.attempts if attempt.started_at)
-
-    def attempt_of(at: float) -> int:
-        return sum(1 for start in starts if start <= at)
-
-    times = sorted(at for at, _ in durable)
-    gaps = [after - before for before, after in pairwise(times) if attempt_of(before) == attempt_of(after)]
+    gaps = [b - a for a, b in pairwise(sorted(durable)) if bisect_right(starts, a) == bisect_right(starts, b)]
     return median(gaps) if gaps else None
 
 
@@ -157,7 +148,7 @@ def _missing(save_s: float | None, *, failures: int) -> str:
     return f"No advice: {reason}, so that nothing tells how often it will fail."
 
 
-def _sentence(found: IntervalAdvice, *, drills: int) -> str:
+def _sentence(found: IntervalAdvice) -> str:
     if found.best_s is None or found.save_s is None or found.mtbf_s is None or found.loss_best is None:
         return ""
     text = (
@@ -169,8 +160,8 @@ def _sentence(found: IntervalAdvice, *, drills: int) -> str:
         if found.is_off:
             text += f", {'more' if found.actual_s < found.best_s else 'less'} often than is worth while"
     text += "."
-    if drills:
-        text += f" {drills} of its {found.failures} failures were drills: leave those out before acting on this."
+    if found.drills:
+        text += f" {found.drills} of its {found.failures} failures were drills: leave those out before acting on this."
     return text
 
 

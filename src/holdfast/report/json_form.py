@@ -16,18 +16,22 @@ Times are Unix seconds, durations seconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from holdfast.model.records import IncidentRecord
-from holdfast.report.executive import executive
+from holdfast.report.figures import cause_of, domain_of
 from holdfast.report.gather import ReportData
+from holdfast.report.sections import executive
 from holdfast.report.single import incident_sections
-from holdfast.report.timeline import node_phases, timeline
+from holdfast.report.timeline import Phase, node_phases, timeline
 from holdfast.report.training_time import TrainingTime, in_total
 
 VERSION = 1
+OF_JOB = ("ettr", "goodput_percent", "wall_s", "productive_s", "badput", "untold_s", "image_load_s")
+"""Of a job's `Accounting`."""
 
 
 def incident_form(incident: IncidentRecord) -> dict[str, Any]:
@@ -40,8 +44,8 @@ def incident_form(incident: IncidentRecord) -> dict[str, Any]:
         "drill": incident.drill or None,
         "opened_at": incident.opened_at,
         "closed_at": incident.closed_at or None,
-        "cause": found.cause if found else "unknown",
-        "domain": found.domain if found else "unknown",
+        "cause": cause_of(incident),
+        "domain": domain_of(incident),
         "summary": found.summary if found else "",
         "confidence": found.confidence if found else 0.0,
         "suspects": {
@@ -51,8 +55,8 @@ def incident_form(incident: IncidentRecord) -> dict[str, Any]:
         },
         "remedies": list(incident.remedies),
         "marks": {mark.value: at for mark, at in incident.marks.items()},
-        "phases": [{"name": p.name, "seconds": p.seconds, "percent": p.percent} for p in cut.phases],
-        "node_phases": [{"name": p.name, "seconds": p.seconds, "percent": p.percent} for p in node_phases(incident)],
+        "phases": _phases(cut.phases),
+        "node_phases": _phases(node_phases(incident)),
         "total_s": cut.total_s,
         "slowest": cut.slowest,
         "step_before": incident.step_before,
@@ -63,15 +67,14 @@ def incident_form(incident: IncidentRecord) -> dict[str, Any]:
     }
 
 
+def _phases(found: Iterable[Phase]) -> list[dict[str, Any]]:
+    return [{"name": one.name, "seconds": one.seconds, "percent": one.percent} for one in found]
+
+
 def training_form(found: TrainingTime) -> dict[str, Any]:
     """Training-time efficiency of a job with its attempts, or of all jobs."""
-    told = {
-        "efficiency": found.efficiency,
-        "trained_s": found.trained_s,
-        "downtime_s": found.downtime_s,
-        "restarts": found.restarts,
-        "restarts_failed": found.restarts_failed,
-    }
+    shown = ("efficiency", "trained_s", "downtime_s", "restarts", "restarts_failed")
+    told = {name: getattr(found, name) for name in shown}
     return told | ({"attempts": msgspec.to_builtins(found.attempts)} if found.job else {})
 
 
@@ -103,13 +106,7 @@ def report_form(data: ReportData, kind: str = "full") -> dict[str, Any]:
                 "job": found.job,
                 "name": job.view.name,
                 "state": job.state.value,
-                "ettr": found.ettr,
-                "goodput_percent": found.goodput_percent,
-                "wall_s": found.wall_s,
-                "productive_s": found.productive_s,
-                "badput": found.badput,
-                "untold_s": found.untold_s,
-                "image_load_s": found.image_load_s,
+                **{name: getattr(found, name) for name in OF_JOB},
                 "training": training_form(trained),
                 "attempts": msgspec.to_builtins(job.attempts),
             }

@@ -13,6 +13,7 @@ from statistics import median
 from msgspec import Struct
 
 from holdfast.model import events as e
+from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Evidence, EvidenceKind
 from holdfast.model.orders import AnyOrder, JobOrder, NodeOrder
 from holdfast.model.records import IncidentRecord, OrderRecord
@@ -155,13 +156,7 @@ def _quoted(one: Evidence) -> str:
 
 
 def _concerns(event: e.AnyEvent, incident: IncidentRecord) -> bool:
-    job = getattr(event, "job", None)
-    key = getattr(job, "key", job)
-    if key is not None and key in incident.jobs:
-        return True
-    node = getattr(event, "node", "")
-    name = getattr(node, "name", node)
-    if isinstance(name, str) and name and name in incident.nodes:
+    if _job(event) in incident.jobs or _node(event) in incident.nodes:
         return True
     return isinstance(event, e.FindingSeen) and event.finding.id in {finding.id for finding in incident.findings}
 
@@ -169,14 +164,24 @@ def _concerns(event: e.AnyEvent, incident: IncidentRecord) -> bool:
 def _place(event: e.AnyEvent | AnyOrder) -> str:
     if isinstance(event, e.FindingSeen):
         return str(event.finding.place)
+    key, attempt = _job(event), getattr(event, "attempt", None)
+    if name := _node(event):
+        return name
+    return "" if key is None else f"{key}({attempt})" if isinstance(attempt, int) else str(key)
+
+
+def _job(event: e.AnyEvent | AnyOrder) -> JobKey | None:
+    """The job that it is about, which it may hold as a view."""
+    job = getattr(event, "job", None)
+    found: JobKey | None = getattr(job, "key", job)
+    return found
+
+
+def _node(event: e.AnyEvent | AnyOrder) -> str:
+    """The name of the node that it is about, which it may hold as a view; empty: none."""
     node = getattr(event, "node", "")
     name = getattr(node, "name", node)
-    if isinstance(name, str) and name:
-        return name
-    job = getattr(event, "job", None)
-    key = getattr(job, "key", job)
-    attempt = getattr(event, "attempt", None)
-    return "" if key is None else f"{key}({attempt})" if isinstance(attempt, int) else str(key)
+    return name if isinstance(name, str) else ""
 
 
 def _text(event: e.AnyEvent) -> str:

@@ -14,8 +14,8 @@ from holdfast.decide.waits import waited_share
 from holdfast.model.policy import Slo
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.figures import Accounting, is_counted, is_failure, opened_in, spread, was_ordered
+from holdfast.report.series import Throughput
 from holdfast.report.tables import short
-from holdfast.report.throughput import Throughput
 from holdfast.report.timeline import spans
 
 MONTH_S = 30 * 86400.0

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.model.records import IncidentRecord, Mark
+from holdfast.report.figures import cause_of
 from holdfast.report.gather import ReportData
 from holdfast.report.series import JobSeries, Point
 from holdfast.report.words import Words
@@ -152,14 +153,13 @@ def _note(number: int, incident: IncidentRecord) -> list[dict[str, Any]]:
     start = incident.marks.get(Mark.FAULT)
     if start is None:
         return []
-    cause = incident.diagnosis.cause if incident.diagnosis else "unknown"
     return [
         {
             "x": _moment(start),
             "y": 1.0,
             "xref": "x",
             "yref": "paper",
-            "text": f"{number}: {_plain(cause)}",
+            "text": f"{number}: {_plain(cause_of(incident))}",
             "showarrow": False,
             "xanchor": "left",
             "yanchor": "bottom",

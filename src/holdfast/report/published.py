@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from holdfast.report.observed import per_1000_node_days
+from holdfast.report.fleet import per_1000_node_days
 
 LLAMA3 = "Llama Team, The Llama 3 Herd of Models, arXiv:2407.21783, section 3.3.4 and table 5"
 META_RSC = "A. Kokolis et al., Revisiting Reliability in Large-Scale ML Research Clusters, arXiv:2410.21680"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from msgspec import Struct
 
 from holdfast.report.words import Words
@@ -16,6 +18,20 @@ class Section(Struct, frozen=True):
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numbers: frozenset[str] = frozenset()
+
+
+def table(
+    key: str,
+    title: str,
+    intro: str,
+    headings: Sequence[str],
+    rows: Iterable[tuple[str, ...]],
+    *,
+    numbers: Sequence[str] = (),
+) -> Section:
+    """A table in English; without rows it has no introduction."""
+    found = tuple(rows)
+    return Section(key, title, intro if found else "", tuple(headings), found, frozenset(numbers))
 
 
 def spoken(section: Section, words: Words) -> Section:

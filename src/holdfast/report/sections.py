@@ -6,20 +6,21 @@ Called by the forms. Pure. Text from outside is given as it is; each form escape
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from holdfast.model.events import DrillFired
-from holdfast.report.coverage import coverage, environment
+from holdfast.model.events import DrillFired, NodeValidated
+from holdfast.model.orders import Notify, OrderStatus
+from holdfast.report.alerts import counted, expected, missed, unfounded
 from holdfast.report.definitions import GOOGLE, MISSION_CONTROL_GUIDE
-from holdfast.report.executive import executive
-from holdfast.report.figures import Spread, is_counted
+from holdfast.report.figures import Spread, cause_of, is_counted
 from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import Verdict
 from holdfast.report.published import FLEETS
-from holdfast.report.section import Section, spoken
+from holdfast.report.section import Section, spoken, table
+from holdfast.report.series import JobSeries, Point
 from holdfast.report.tables import percent, seconds, short
 from holdfast.report.training_time import in_total
 
@@ -32,6 +33,83 @@ def sections(data: ReportData, kind: str) -> list[Section]:
     """
     made = [make(data) for make in KINDS[kind]]
     return [spoken(section, data.words) for section in made if section.rows]
+
+
+# --- the executive summary: each sentence is one that `words_ja` has a template for ---
+
+
+def executive(data: ReportData) -> Section:
+    """One row for each thing that is known: what it is about, a sentence."""
+    rows = [
+        row
+        for make in (_told_run, _told_training, _told_objectives, _told_speed, _told_losses, _told_cost, _told_proposal)
+        for row in make(data)
+    ]
+    return table("executive", "Executive summary", "", ("", "in short"), rows)
+
+
+Rows = Iterator[tuple[str, str]]
+
+
+def _told_run(data: ReportData) -> Rows:
+    made = data.totals
+    yield (
+        "what ran",
+        f"Jobs: {len(data.jobs)}, nodes: {data.fleet.nodes}, incidents: {made.incidents}, recovered: {made.recovered}.",
+    )
+    if made.mttd.n and made.mttr.n:
+        detect, again = seconds(made.mttd.mean), seconds(made.mttr.mean)
+        yield "recovery", f"A fault was noticed after {detect}, and training went on after {again} (means)."
+
+
+def _told_training(data: ReportData) -> Rows:
+    found = in_total(data.training_times)
+    if found.efficiency is not None:
+        times = f"{seconds(found.trained_s)} trained, {seconds(found.downtime_s)} down"
+        failed = f"{found.restarts_failed} of {found.restarts} restarts failed"
+        yield "training-time efficiency", f"{percent(found.efficiency)}: {times}; {failed}."
+
+
+def _told_objectives(data: ReportData) -> Rows:
+    judged = [one for one in data.verdicts if one.passed is not None]
+    if not data.verdicts:
+        yield "objectives", "None is set in [slo] of the policy."
+        return
+    yield "objectives", f"{sum(1 for one in judged if one.passed)} of {len(judged)} met."
+    for one in judged:
+        if not one.passed:
+            yield "missed objective", f"{one.objective}: {one.measured}, target {one.target}."
+
+
+def _told_speed(data: ReportData) -> Rows:
+    lost = [one.loss_percent for one in data.throughputs if one.loss_percent is not None]
+    if lost and max(lost) > 0:
+        yield "throughput", f"At most {max(lost):.1f} % slower than before (recoveries: {len(lost)})."
+    elif lost:
+        yield "throughput", f"As fast as before (recoveries: {len(lost)})."
+
+
+def _told_losses(data: ReportData) -> Rows:
+    for figure in ("training loss", "accuracy"):
+        apart = [one.difference for one in data.convergences if one.figure == figure]
+        if apart:
+            yield figure, f"At most {max(apart):.3g} away from before (recoveries: {len(apart)})."
+
+
+def _told_cost(data: ReportData) -> Rows:
+    cost, price = data.fleet.cost, data.economics.gpu_hour
+    if price:
+        yield "cost", f"{cost.lost:.2f} GPU-hours were lost, which cost {cost.lost_money:,.2f}."
+    else:
+        yield "cost", f"{cost.lost:.2f} GPU-hours were lost."
+
+
+def _told_proposal(data: ReportData) -> Rows:
+    for one in data.proposals[:1]:
+        yield "first proposal", one.what
+
+
+# --- the tables ---
 
 
 def objectives(data: ReportData) -> Section:
@@ -49,7 +127,7 @@ def _objectives(verdicts: Sequence[Verdict], told: str) -> Section:
     rows = [(v.objective, v.target, v.measured, v.word, v.arithmetic) for v in verdicts]
     heads = ("objective", "target", "measured", "verdict", "arithmetic")
     intro = f"From [slo] of the policy.{told}"
-    return _section("objectives", "Objectives", intro, heads, rows, numbers=("measured",))
+    return table("objectives", "Objectives", intro, heads, rows, numbers=("measured",))
 
 
 def intervals(data: ReportData) -> Section:
@@ -59,7 +137,7 @@ def intervals(data: ReportData) -> Section:
         for a in (data.intervals if not data.incident else ())
     ]
     heads = ("job", "saves every", "best", "a save holds", "MTBF", "advice")
-    return _section("intervals", "Checkpoint interval", "", heads, rows, numbers=heads[1:5])
+    return table("intervals", "Checkpoint interval", "", heads, rows, numbers=heads[1:5])
 
 
 def performance(data: ReportData) -> Section:
@@ -73,7 +151,7 @@ def performance(data: ReportData) -> Section:
             rows.append((t.incident, *sides, f"{t.loss_percent:.1f} %", f"{limit:g} %" if limit else "-", verdict))
     heads = ("incident", "before", "after", "loss", "tolerance", "verdict")
     intro = "Medians of neighbouring points."
-    return _section("performance", "Throughput before and after", intro, heads, rows, numbers=heads[1:5])
+    return table("performance", "Throughput before and after", intro, heads, rows, numbers=heads[1:5])
 
 
 def converged(data: ReportData) -> Section:
@@ -84,7 +162,7 @@ def converged(data: ReportData) -> Section:
     ]
     heads = ("incident", "figure", "steps over", "before", "after", "difference")
     intro = "Steps computed twice are compared where they differ most; where there are none, medians beside the gap."
-    return _section("convergence", "Convergence before and after", intro, heads, rows, numbers=heads[3:])
+    return table("convergence", "Convergence before and after", intro, heads, rows, numbers=heads[3:])
 
 
 def training(data: ReportData) -> Section:
@@ -103,7 +181,7 @@ def training(data: ReportData) -> Section:
     ]
     heads = ("job", "training-time efficiency", "trained", "downtime", "restarts", "of these failed")
     intro = "Trained / (trained + downtime). Downtime lasts from the last checkpoint to the next attempt's first step."
-    return _section("training", "Training-time efficiency", intro, heads, rows, numbers=heads[1:])
+    return table("training", "Training-time efficiency", intro, heads, rows, numbers=heads[1:])
 
 
 def restarts(data: ReportData) -> Section:
@@ -115,18 +193,18 @@ def restarts(data: ReportData) -> Section:
         if one.restart is not None or one.downtime_s
     ]
     heads = ("attempt", "downtime", "trained", "restart")
-    return _section("restarts", "Downtime of each attempt", "", heads, rows, numbers=heads[1:3])
+    return table("restarts", "Downtime of each attempt", "", heads, rows, numbers=heads[1:3])
 
 
 def overview(data: ReportData) -> Section:
     """The fleet's figures, and those of the span before."""
     now = _fleet_rows(data.fleet)
     if data.former is None:
-        return _section("fleet", "Fleet", _span_text(data), ("figure", "value"), now, numbers=("value",))
+        return table("fleet", "Fleet", _span_text(data), ("figure", "value"), now, numbers=("value",))
     before = dict(_fleet_rows(data.former.fleet))
     rows = [(name, value, before.get(name, "-")) for name, value in now]
     intro = f"{_span_text(data)} {_difference(data.fleet, data.former.fleet)}"
-    return _section("fleet", "Fleet", intro, ("figure", "value", "span before"), rows, numbers=("value", "span before"))
+    return table("fleet", "Fleet", intro, ("figure", "value", "span before"), rows, numbers=("value", "span before"))
 
 
 def _fleet_rows(fleet: Fleet) -> list[tuple[str, str]]:
@@ -162,9 +240,11 @@ def _span_text(data: ReportData) -> str:
 
 
 def _difference(now: Fleet, before: Fleet) -> str:
-    if is_beyond_chance(before.failures, now.failures):
-        return f"{now.failures} failures after {before.failures} in the span before: more than chance explains."
-    return f"{now.failures} failures after {before.failures} in the span before: chance explains the difference."
+    verdict = "more than chance explains" if is_beyond_chance(before.failures, now.failures) else ""
+    return (
+        f"{now.failures} failures after {before.failures} in the span before:"
+        f" {verdict or 'chance explains the difference'}."
+    )
 
 
 def _trend(fleet: Fleet) -> str:
@@ -186,19 +266,19 @@ def _busiest(counts: Sequence[int], name: Callable[[int], str]) -> str:
 
 
 def causes(data: ReportData) -> Section:
-    """Failures by cause."""
-    counted = data.fleet.by_cause
-    total = sum(counted.values())
-    rows = [(name, f"{count}", f"{100 * count / total:.1f} %") for name, count in counted.items()]
-    return _section("causes", "Failures by cause", "", ("cause", "n", "share"), rows[:40], numbers=("n", "share"))
+    """Failures by cause, the commonest forty."""
+    return _failures_by("cause", data.fleet.by_cause, 40)
 
 
 def domains(data: ReportData) -> Section:
     """Failures by domain."""
-    counted = data.fleet.by_domain
+    return _failures_by("domain", data.fleet.by_domain)
+
+
+def _failures_by(what: str, counted: Mapping[str, int], most: int | None = None) -> Section:
     total = sum(counted.values())
     rows = [(name, f"{count}", f"{100 * count / total:.1f} %") for name, count in counted.items()]
-    return _section("domains", "Failures by domain", "", ("domain", "n", "share"), rows, numbers=("n", "share"))
+    return table(f"{what}s", f"Failures by {what}", "", (what, "n", "share"), rows[:most], numbers=("n", "share"))
 
 
 def lost(data: ReportData) -> Section:
@@ -211,7 +291,7 @@ def lost(data: ReportData) -> Section:
     ]
     heads = ("category (Google's badput)", "GPU-hours", "share", "as Mission Control names it")
     intro = f"Categories: {GOOGLE}. Mission Control's words: {MISSION_CONTROL_GUIDE}."
-    return _section("lost", "Where time was lost", intro, heads, rows, numbers=heads[1:3])
+    return table("lost", "Where time was lost", intro, heads, rows, numbers=heads[1:3])
 
 
 MISSION_CONTROL = {
@@ -235,7 +315,7 @@ def money(data: ReportData) -> Section:
         ("saved - spares - Holdfast", f"{cost.saved - cost.spares:.2f}", _money(cost.net_money, price)),
     ]
     heads = ("", "GPU-hours", "money")
-    return _section("cost", "Cost and return", cost.arithmetic, heads, rows, numbers=heads[1:])
+    return table("cost", "Cost and return", cost.arithmetic, heads, rows, numbers=heads[1:])
 
 
 def _money(value: float, price: float) -> str:
@@ -252,14 +332,14 @@ def published(data: ReportData) -> Section:
         effective = "-" if one.effective_percent is None else f"over {one.effective_percent:g}"
         rows.append((one.name, f"{one.gpus}", _figure(one.rate), _figure(one.mtbf_h), effective, one.source))
     heads = ("fleet", "GPUs", "failures per 1000 node-days", "MTBF of a job on all of it [h]", "ETTR [%]", "source")
-    return _section("published", "Beside published fleets", "", heads, rows, numbers=heads[1:5])
+    return table("published", "Beside published fleets", "", heads, rows, numbers=heads[1:5])
 
 
 def proposed(data: ReportData) -> Section:
     """What should be changed."""
     rows = [(p.rule, p.what, p.evidence, p.gain or "-") for p in data.proposals]
     heads = ("rule", "proposal", "evidence", "expected gain")
-    return _section("proposals", "Proposals", "Derived from this data by the rules in docs/reports.md.", heads, rows)
+    return table("proposals", "Proposals", "Derived from this data by the rules in docs/reports.md.", heads, rows)
 
 
 def weeks(data: ReportData) -> Section:
@@ -270,7 +350,7 @@ def weeks(data: ReportData) -> Section:
         for number, w in enumerate(found, 1)
     ]
     heads = ("week", "failures", "per 1000 node-days", "MTTD", "MTTR", "MTBF")
-    return _section("weeks", "Week by week", "", heads, rows if len(found) > 1 else [], numbers=heads)
+    return table("weeks", "Week by week", "", heads, rows if len(found) > 1 else [], numbers=heads)
 
 
 def ran(data: ReportData) -> Section:
@@ -292,24 +372,22 @@ def ran(data: ReportData) -> Section:
         ("ETTR", "-" if data.totals.ettr is None else f"{data.totals.ettr:.4f}"),
         ("training-time efficiency", percent(in_total(data.training_times).efficiency)),
     ]
-    return _section("ran", "What was run", "", ("", "value"), rows)
+    return table("ran", "What was run", "", ("", "value"), rows)
 
 
 def problems(data: ReportData) -> Section:
     """What did not go well."""
     rows = [
-        (
-            i.id,
-            i.diagnosis.cause if i.diagnosis else "unknown",
-            i.outcome or "open",
-            data.words.tell(i.story[-1], i.opened_at) if i.story else "",
-        )
+        (i.id, cause_of(i), i.outcome or "open", data.words.tell(i.story[-1], i.opened_at) if i.story else "")
         for i in data.incidents
         if i.outcome not in {"recovered", "observed"}
     ]
     heads = ("incident", "cause", "outcome", "last word")
-    shown = [tuple(_clipped(value) for value in row) for row in rows[:FEW]]
-    return _section("problems", "Problems found", _more(len(rows) - FEW), heads, shown)
+    return table("problems", "Problems found", _more(len(rows) - FEW), heads, map(_short_row, rows[:FEW]))
+
+
+def _short_row(row: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_clipped(value) for value in row)
 
 
 FEW = 5
@@ -336,12 +414,102 @@ def proposed_few(data: ReportData) -> Section:
         ranked.append((seen[one.rule], place))
     chosen = sorted(place for _, place in sorted(ranked)[:FEW])
     whole = proposed(data)
-    rows = [tuple(_clipped(value) for value in whole.rows[place]) for place in chosen]
+    rows = [_short_row(whole.rows[place]) for place in chosen]
     intro = " ".join(text for text in (whole.intro, _more(len(whole.rows) - FEW)) if text)
-    return _section(whole.key, whole.title, intro, whole.headings, rows)
+    return table(whole.key, whole.title, intro, whole.headings, rows)
 
 
-def _coverage(data: ReportData) -> Section:
+# --- how much of what a report needs was measured ---
+
+
+COVERAGE = ("what", "coverage", "remark")
+
+
+def coverage(data: ReportData) -> Section:
+    """Percent of attempts with each metric, faults that were noticed, incidents that people were told of."""
+    rows = [*_metrics(data), *_drills(data), *_notices(data), *_alerts(data)]
+    return table("coverage", "Observability coverage", "", COVERAGE, rows, numbers=COVERAGE[1:2])
+
+
+def environment(data: ReportData) -> Section:
+    """Were the nodes proven good before they took work?"""
+    said = [event for event in data.events if isinstance(event, NodeValidated)]
+    passed = sum(1 for event in said if event.passed)
+    rows = [
+        ("nodes validated", _share(passed, len(said)), ", ".join(e.node for e in said if not e.passed) or "-"),
+        ("nodes known", f"{len(data.nodes)}", f"{sum(1 for node in data.nodes if node.view.gpus)} tell their GPUs"),
+    ]
+    return table("environment", "Environment", "", COVERAGE, rows, numbers=COVERAGE[1:2])
+
+
+def _metrics(data: ReportData) -> list[tuple[str, str, str]]:
+    if not data.has_series:
+        return [("metrics of jobs", "not measured", "series were not read for so many attempts")]
+    attempts = [(str(job.key), a.number) for job in data.jobs for a in job.attempts if a.started_at]
+    kept = [(data.series.get(name, JobSeries()), number) for name, number in attempts]
+
+    def count(points: list[list[Point]]) -> str:
+        return _share(sum(1 for found in points if len(found) > 1), len(attempts))
+
+    of = "of attempts"
+    return [
+        ("steps", count([series.steps.get(number, []) for series, number in kept]), of),
+        ("training loss", count([series.losses.get(number, []) for series, number in kept]), of),
+        ("tokens or samples", count([s.tokens.get(n) or s.samples.get(n, []) for s, n in kept]), of),
+    ]
+
+
+def _drills(data: ReportData) -> list[tuple[str, str, str]]:
+    fired = sorted({event.drill for event in data.events if isinstance(event, DrillFired)})
+    noticed = {incident.drill for incident in data.incidents if incident.drill}
+    missed = [name for name in fired if name not in noticed]
+    if not fired:
+        return [("injected faults that were noticed", "not measured", "no drill ran")]
+    remark = f"no incident: {', '.join(missed[:8])}" if missed else "-"
+    return [("injected faults that were noticed", _share(len(fired) - len(missed), len(fired)), remark)]
+
+
+def _notices(data: ReportData) -> list[tuple[str, str, str]]:
+    told = {
+        record.order.incident
+        for record in data.notices
+        if isinstance(record.order, Notify) and record.status is OrderStatus.DONE
+    }
+    real = [incident.id for incident in data.incidents if is_counted(incident)]
+    if not real:
+        return []
+    untold = [name for name in real if name not in told]
+    remark = f"nobody was told of: {', '.join(untold[:8])}" if untold else "-"
+    return [("incidents that people were told of", _share(len(real) - len(untold), len(real)), remark)]
+
+
+def _alerts(data: ReportData) -> list[tuple[str, str, str]]:
+    """Of Prometheus: what fired, what should have, which targets answered, which nodes had metrics."""
+    if data.alerts is None:
+        why = "give --prometheus URL"
+        return [("alerts of Prometheus", "not measured", why), ("GPU and network metrics", "not measured", why)]
+    told, until = data.alerts, data.made_at
+    wanted = expected(data.incidents, until)
+    lacking = missed(told, wanted)
+    wrong = unfounded(told, data.incidents, until)
+    names = ", ".join(f"{one.name} of {one.incident}" for one in lacking[:8])
+    strange = ", ".join(f"{one.name} {one.node}".rstrip() for one in wrong[:8])
+    rows = [
+        ("alerts that fired", f"{len(told.firing)}", counted(told)),
+        ("alerts that should have fired", _share(len(wanted) - len(lacking), len(wanted)), names or "-"),
+        ("alerts for which no incident gives a reason", f"{len(wrong)}", strange or "-"),
+    ]
+    rows += [(f"targets of {job} that answered", f"{100 * share:.1f} %", "-") for job, share in sorted(told.up.items())]
+    rows += [(f"nodes with {kind} metrics", _share(count, len(data.nodes)), "-") for kind, count in told.having.items()]
+    return rows
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} % ({part} of {whole})" if whole else "not measured"
+
+
+def coverage_few(data: ReportData) -> Section:
+    """The same for one page."""
     made = coverage(data)
     return structs.replace(made, rows=tuple((*row[:2], _clipped(row[2], REMARK)) for row in made.rows))
 
@@ -361,20 +529,8 @@ KINDS: dict[str, tuple[Callable[[ReportData], Section], ...]] = {
         intervals,
         proposed,
     ),
-    "summary": (ran, objectives, environment, _coverage, problems, proposed_few),
+    "summary": (ran, objectives, environment, coverage_few, problems, proposed_few),
 }
-
-
-def _section(
-    key: str,
-    title: str,
-    intro: str,
-    headings: tuple[str, ...],
-    rows: Sequence[tuple[str, ...]],
-    *,
-    numbers: Sequence[str] = (),
-) -> Section:
-    return Section(key, title, intro, headings, tuple(rows), frozenset(numbers))
 
 
 def _figure(value: float | None, unit: str = "") -> str:

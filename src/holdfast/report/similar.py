@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from holdfast.model.evidence import Role
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.timeline import span
 
@@ -28,21 +27,15 @@ class Similar(Struct, frozen=True):
     """From the fault to the first new step."""
 
 
-def fingerprints(incident: IncidentRecord) -> frozenset[str]:
-    """Of its findings that are taken for a root; of all of them when none is."""
-    roots = {f.fingerprint for f in incident.findings if f.role is Role.ROOT and f.fingerprint}
-    return frozenset(roots or {f.fingerprint for f in incident.findings if f.fingerprint})
-
-
 def similar(incident: IncidentRecord, others: Sequence[IncidentRecord], *, limit: int = 10) -> list[Similar]:
     """Others like this one, same fingerprints first, newest first within each."""
-    own = fingerprints(incident)
+    own = incident.fingerprints
     cause = incident.diagnosis.cause if incident.diagnosis else ""
     found = []
     for other in others:
         if other.id == incident.id:
             continue
-        same = bool(own & fingerprints(other))
+        same = bool(own & other.fingerprints)
         if same or (cause not in {"", "unknown"} and other.diagnosis is not None and other.diagnosis.cause == cause):
             found.append(
                 Similar(

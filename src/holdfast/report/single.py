@@ -5,19 +5,17 @@ Called by every form. Pure. What was not measured gets a row that says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.events import Command
 from holdfast.model.records import IncidentRecord, JobRecord, JobState, Mark
-from holdfast.report.convergence import Convergence, convergence
 from holdfast.report.figures import came_in, nodes_by_attempt
 from holdfast.report.fleet import job_gpus
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import still_share
-from holdfast.report.section import Section
+from holdfast.report.section import Section, table
 from holdfast.report.series import JobSeries
 from holdfast.report.tables import short
+from holdfast.report.timeline import cut
 
 NOT_MEASURED = "not measured"
 
@@ -49,16 +47,15 @@ def phases(data: ReportData, incident: IncidentRecord) -> Section:
     extra = {"image load": _attached(data, incident), "recompute": _caught_up(data, incident)}
     ends = [(name, incident.marks.get(mark) if mark is not None else extra[name]) for name, mark in _PHASES]
     order = {name: place for place, (name, _) in enumerate(_PHASES)}
-    known = sorted(((max(at, begin), order[name], name) for name, at in ends if at is not None))
-    whole = known[-1][0] - begin if known else 0.0
-    rows, last = {}, begin
-    for at, _, name in known:
-        share = 100.0 * (at - last) / whole if whole > 0 else 0.0
-        rows[name] = (name, f"{at - last:.3f}", f"{share:.1f}", data.words.clock(last), data.words.clock(at))
-        last = at
-    found = [rows.get(name) or (name, "-", "-", NOT_MEASURED, "") for name, _ in _PHASES]
+    known = sorted((max(at, begin), order[name], name) for name, at in ends if at is not None)
+    clock = data.words.clock
+    rows = {
+        name: (name, f"{end - last:.3f}", f"{percent:.1f}", clock(last), clock(end))
+        for name, last, end, percent in cut(begin, [(at, name) for at, _, name in known])
+    }
+    found = [rows.get(name) or (name, "-", "-", NOT_MEASURED, "") for name, _ in _PHASES] if known else []
     heads = ("phase", "seconds", "percent", "from", "to")
-    return Section("phases", "Phases", "", heads, tuple(found) if known else (), frozenset(heads[1:3]))
+    return table("phases", "Phases", "", heads, found, numbers=heads[1:3])
 
 
 def slowest(data: ReportData, incident: IncidentRecord) -> str:
@@ -85,7 +82,8 @@ def _caught_up(data: ReportData, incident: IncidentRecord) -> float | None:
     """When the new attempt passed the last step before the fault."""
     if incident.step_before is None or incident.attempt_after is None or not incident.jobs:
         return None
-    points = data.series.get(str(incident.jobs[0]), JobSeries()).steps.get(incident.attempt_after, [])
+    series = data.series_of(incident) or JobSeries()
+    points = series.steps.get(incident.attempt_after, [])
     at = next((point.x for point in points if point.y >= incident.step_before), None)
     job = data.job_of.get(incident.jobs[0])
     ended = [a.ended_at for a in job.attempts if a.number == incident.attempt_after] if job is not None else []
@@ -97,7 +95,7 @@ def affected(data: ReportData, incident: IncidentRecord) -> Section:
     """Jobs that ran into it and jobs that waited meanwhile, and how each came back."""
     rows = [(str(job.key), "running", _came_back(data, job, incident)) for job in _stopped(data, incident)]
     rows += [(str(job.key), "waiting", "-") for job in data.jobs if _waited(job, incident)]
-    return Section("affected", "Affected jobs", "", ("job", "role", "how it came back"), tuple(rows))
+    return table("affected", "Affected jobs", "", ("job", "role", "how it came back"), rows)
 
 
 def _stopped(data: ReportData, incident: IncidentRecord) -> list[JobRecord]:
@@ -145,50 +143,41 @@ def cost(data: ReportData, incident: IncidentRecord) -> Section:
     heads = ("job", "lost steps", "stood still [s]", "computed again [s]", "GPUs", "GPU-hours")
     rows = []
     if incident.attempt_before is not None:
-        gpus = {node.name: node.view.gpus for node in data.nodes}
         begin = incident.marks.get(Mark.FAULT, incident.opened_at)
         first = incident.marks.get(Mark.FIRST_STEP)
         still = max(0.0, (first or incident.closed_at or data.made_at) - begin) * still_share(incident)
         caught = _caught_up(data, incident)
         again = max(0.0, caught - first) if caught is not None and first is not None else None
         for job in _stopped(data, incident):
-            held = job_gpus(job, gpus)
+            held = job_gpus(job, data.gpus)
             steps = "-" if incident.lost_steps is None else f"{incident.lost_steps}"
             hours = (still + (again or 0.0)) * held / 3600.0
             shown = "-" if again is None else f"{again:.3f}"
             rows.append((str(job.key), steps, f"{still:.3f}", shown, f"{held}", f"{hours:.4f}"))
     intro = "GPU-hours = (stood still + computed again) x GPUs; a node whose GPUs are not known counts as one."
-    return Section("lost-to-it", "What it cost", intro if rows else "", heads, tuple(rows), frozenset(heads[1:]))
+    return table("lost-to-it", "What it cost", intro, heads, rows, numbers=heads[1:])
 
 
 def losses(data: ReportData, incident: IncidentRecord) -> Section:
     """Does the loss go on where it was? Steps computed twice are compared, else the points beside the gap."""
-    if incident.attempt_before is None or incident.attempt_after is None or not incident.jobs:
-        return _converged("loss", "Loss before and after", [])
-    found = [one for one in _compared(data, incident) if one.figure == "training loss"]
-    return _converged(
-        "loss", "Loss before and after", [_beside(one) for one in found] or [(NOT_MEASURED, "-", "-", "-")]
-    )
+    is_followed = incident.attempt_before is not None and incident.attempt_after is not None and bool(incident.jobs)
+    rows = _beside(data, incident, "training loss")
+    missing = [(NOT_MEASURED, "-", "-", "-")] if is_followed else []
+    return table("loss", "Loss before and after", "", BESIDE, rows or missing, numbers=BESIDE[1:])
 
 
 def accuracies(data: ReportData, incident: IncidentRecord) -> Section:
     """The same of the accuracy; nothing where the job tells none."""
-    found = [one for one in _compared(data, incident) if one.figure == "accuracy"]
-    return _converged("accuracy", "Accuracy before and after", [_beside(one) for one in found])
+    rows = _beside(data, incident, "accuracy")
+    return table("accuracy", "Accuracy before and after", "", BESIDE, rows, numbers=BESIDE[1:])
 
 
-def _compared(data: ReportData, incident: IncidentRecord) -> list[Convergence]:
-    series = data.series.get(str(incident.jobs[0])) if incident.jobs else None
-    return convergence(incident, series) if series is not None else []
+BESIDE = ("steps over", "before", "after", "difference")
 
 
-def _beside(one: Convergence) -> tuple[str, ...]:
-    return (one.steps, f"{one.before:.6g}", f"{one.after:.6g}", f"{one.difference:.3g}")
-
-
-def _converged(key: str, title: str, rows: Sequence[tuple[str, ...]]) -> Section:
-    heads = ("steps over", "before", "after", "difference")
-    return Section(key, title, "", heads, tuple(rows), frozenset(heads[1:]))
+def _beside(data: ReportData, incident: IncidentRecord, figure: str) -> list[tuple[str, ...]]:
+    found = [one for one in data.converged(incident) if one.figure == figure]
+    return [(one.steps, f"{one.before:.6g}", f"{one.after:.6g}", f"{one.difference:.3g}") for one in found]
 
 
 def machines(data: ReportData, incident: IncidentRecord) -> Section:
@@ -201,7 +190,7 @@ def machines(data: ReportData, incident: IncidentRecord) -> Section:
         (e.node, data.words.clock(e.at), "PASS" if e.passed else "FAIL", e.detail or e.instance_id or "-") for e in seen
     ]
     rows += [(name, "-", NOT_MEASURED, "-") for name in incident.nodes if name not in {e.node for e in seen}]
-    return Section("machines", "Nodes before and after", "", heads, tuple(rows))
+    return table("machines", "Nodes before and after", "", heads, rows)
 
 
 def figures(data: ReportData, incident: IncidentRecord) -> Section:
@@ -228,6 +217,4 @@ def figures(data: ReportData, incident: IncidentRecord) -> Section:
     missing = [node for node in incident.nodes if not any(row[0] == node for row in rows)]
     rows += [(node, NOT_MEASURED, "-", "-", "-") for node in missing]
     intro = "Figures of `holdfast validate` that this journal holds: the last before the fault, the first after it."
-    return Section(
-        "measured", "Node performance before and after", intro if rows else "", heads, tuple(rows), frozenset(heads[2:])
-    )
+    return table("measured", "Node performance before and after", intro, heads, rows, numbers=heads[2:])

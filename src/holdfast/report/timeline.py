@@ -5,12 +5,13 @@ Called by every form of report, by `holdfast incident`, and by drills, which jud
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
 from holdfast.model.evidence import Remedy
-from holdfast.model.records import IncidentRecord, Mark
+from holdfast.model.records import IncidentRecord, Mark, between
 
 ORDER: tuple[Mark, ...] = (
     Mark.FAULT,
@@ -43,6 +44,9 @@ PHASE_NAMES: dict[Mark, str] = {
 }
 
 
+What = TypeVar("What")
+
+
 class Phase(Struct, frozen=True):
     """The time that passed before `mark` was reached, since the latest earlier mark in time."""
 
@@ -72,25 +76,43 @@ def timeline(incident: IncidentRecord) -> Timeline:
     Marks may be missing (an application crash isolates no node) and may come in another order than usual (a
     diagnosis refined after the restart): phases are cut in order of time, so their seconds always add up to the total.
     """
-    marks = incident.marks
-    start = marks.get(Mark.FAULT, marks.get(Mark.DETECTED, incident.opened_at))
-    known = sorted(
-        ((max(at, start), ORDER.index(mark), mark) for mark, at in marks.items() if mark in ORDER),
-        key=lambda item: (item[0], item[1]),
+    start, reached = _reached(incident)
+    phases = tuple(
+        Phase(PHASE_NAMES[mark], mark, end, end - begin, percent)
+        for mark, begin, end, percent in cut(start, [(at, mark) for at, _, mark in reached])
     )
-    total = known[-1][0] - start if known else 0.0
-    phases: list[Phase] = []
-    last = start
-    for at, _, mark in known:
-        if mark is Mark.FAULT:
-            continue
-        seconds = at - last
-        percent = 100.0 * seconds / total if total > 0 else 0.0
-        phases.append(Phase(PHASE_NAMES[mark], mark, at, seconds, percent))
-        last = at
     slowest = max(phases, key=lambda phase: phase.seconds).name if phases else ""
-    offsets = {mark: at - start for mark, at in sorted(marks.items(), key=lambda item: item[1])}
-    return Timeline(incident.id, offsets, tuple(phases), total, slowest)
+    offsets = {mark: at - start for mark, at in sorted(incident.marks.items(), key=lambda item: item[1])}
+    return Timeline(incident.id, offsets, phases, phases[-1].at - start if phases else 0.0, slowest)
+
+
+def _reached(incident: IncidentRecord) -> tuple[float, list[tuple[float, int, Mark]]]:
+    """(begin of the timeline, (moment, place, mark) of each later mark), in order of time; none lies before it."""
+    start = began_at(incident)
+    marks = incident.marks.items()
+    return start, sorted([(max(at, start), _PLACE[mark], mark) for mark, at in marks if mark in _PLACE])
+
+
+_PLACE = {mark: place for place, mark in enumerate(ORDER) if mark is not Mark.FAULT}
+
+
+def began_at(incident: IncidentRecord) -> float:
+    """When a timeline begins: the fault, else its detection, else the incident's begin."""
+    return incident.marks.get(Mark.FAULT, incident.marks.get(Mark.DETECTED, incident.opened_at))
+
+
+def cut(start: float, ends: Sequence[tuple[float, What]]) -> list[tuple[What, float, float, float]]:
+    """(what, begin, end, percent of the whole) of stretches that follow each other from `start` on.
+
+    Each ends at its own moment, or where the one before it ended if that was later.
+    """
+    whole = max((at for at, _ in ends), default=start) - start
+    found, last = [], start
+    for at, what in ends:
+        end = max(at, last)
+        found.append((what, last, end, 100.0 * (end - last) / whole if whole > 0 else 0.0))
+        last = end
+    return found
 
 
 def node_phases(incident: IncidentRecord) -> tuple[Phase, ...]:
@@ -103,24 +125,18 @@ def node_phases(incident: IncidentRecord) -> tuple[Phase, ...]:
     isolated, repaired = marks.get(Mark.ISOLATED), marks.get(Mark.NODE_REPAIRED)
     if isolated is None or repaired is None:
         return ()
-    start = marks.get(Mark.FAULT, marks.get(Mark.DETECTED, incident.opened_at))
     repairs = [remedy for remedy in incident.remedies if remedy in _REPAIRS]
+    repair = repairs[-1].replace("_", " ") if repairs else "repair"
     ends = [
-        ("detect", Mark.DETECTED, marks.get(Mark.DETECTED)),
-        ("isolate", Mark.ISOLATED, isolated),
-        ("drain", Mark.STOPPED, marks.get(Mark.STOPPED)),
-        (repairs[-1].replace("_", " ") if repairs else "repair", Mark.NODE_REPAIRED, repaired),
-        ("validate", Mark.NODE_RETURNED, marks.get(Mark.NODE_RETURNED)),
-    ]
-    total = max(at for _, _, at in ends if at is not None) - start
-    found, last = [], start
-    for name, mark, at in ends:
-        if at is None or (mark is Mark.STOPPED and at > repaired):
-            continue  # the job stopped elsewhere, later
-        end = max(at, last)
-        found.append(Phase(name, mark, end, end - last, 100.0 * (end - last) / total if total > 0 else 0.0))
-        last = end
-    return tuple(found)
+        (marks[mark], (name, mark))
+        for name, mark in (
+            ("detect", Mark.DETECTED), ("isolate", Mark.ISOLATED), ("drain", Mark.STOPPED),
+            (repair, Mark.NODE_REPAIRED), ("validate", Mark.NODE_RETURNED),
+        )
+        if mark in marks and not (mark is Mark.STOPPED and marks[mark] > repaired)  # it stopped elsewhere, later
+    ]  # fmt: skip
+    found = cut(began_at(incident), ends)
+    return tuple(Phase(name, mark, end, end - begin, percent) for (name, mark), begin, end, percent in found)
 
 
 _REPAIRS = frozenset({Remedy.RESET_GPU, Remedy.REBOOT, Remedy.REPLACE})
@@ -128,18 +144,12 @@ _REPAIRS = frozenset({Remedy.RESET_GPU, Remedy.REBOOT, Remedy.REPLACE})
 
 def seconds_by_phase(incident: IncidentRecord) -> dict[str, float]:
     """Seconds of each phase by its name, as `timeline` cuts them; for many incidents, where nothing else is wanted."""
-    marks = incident.marks
-    last = marks.get(Mark.FAULT, marks.get(Mark.DETECTED, incident.opened_at))
-    known = sorted([(at, _PLACE[mark], mark) for mark, at in marks.items() if mark in _PLACE])
+    last, reached = _reached(incident)
     found: dict[str, float] = {}
-    for at, _, mark in known:
-        if mark is not Mark.FAULT:
-            found[PHASE_NAMES[mark]] = max(0.0, at - last)
-            last = max(at, last)
+    for at, _, mark in reached:
+        found[PHASE_NAMES[mark]] = at - last
+        last = at
     return found
-
-
-_PLACE = {mark: place for place, mark in enumerate(ORDER)}
 
 
 def phase_totals(incidents: Iterable[IncidentRecord]) -> dict[str, float]:
@@ -153,11 +163,7 @@ def phase_totals(incidents: Iterable[IncidentRecord]) -> dict[str, float]:
 
 def span(incident: IncidentRecord, begin: Mark, end: Mark) -> float | None:
     """Seconds from one mark to another, None when either is not known; never negative."""
-    marks = incident.marks
-    first, last = marks.get(begin), marks.get(end)
-    if first is None or last is None:
-        return None
-    return last - first if last > first else 0.0
+    return between(incident.marks, begin, end)
 
 
 def spans(incidents: Iterable[IncidentRecord], begin: Mark, end: Mark) -> list[float | None]:

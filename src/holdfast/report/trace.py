@@ -3,24 +3,38 @@
 Called by `holdfast report --trace FIGURE`. Pure: records and events in, a `Trace` out. A mark's event is the one that
 happened, or reached the controller, at the mark's time; a mark without one (its event was dropped by retention, or a
 launcher saw it before it was forwarded) keeps sequence number 0.
+
+`Told` holds what was said, to be found by time or by attempt. `cli/report_trace` fills it while it reads, so that a
+year's events are never held whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from sys import intern
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from holdfast.model import events as e
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, Mark
 from holdfast.report.definitions import definition
-from holdfast.report.figures import ends, first_step_at, is_counted, of_known_attempts, ratio, steps_again, was_ordered
+from holdfast.report.figures import (
+    efficiency,
+    ends,
+    first_step_at,
+    is_counted,
+    of_known_attempts,
+    steps_again,
+    was_ordered,
+)
 from holdfast.report.fleet import groups, helpers, job_gpus
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import down_s
 from holdfast.report.tables import short
 from holdfast.report.timeline import span
-from holdfast.report.told import Said, Told, said_of
 
 SPANS: Mapping[str, tuple[Mark, Mark]] = {
     "MTTD": (Mark.FAULT, Mark.DETECTED),
@@ -184,34 +198,28 @@ FORMULAS: Mapping[str, str] = {
 
 def _gpu_hours(data: ReportData, figure: str, told: Told) -> Trace:
     """A part for each job: its lost seconds times its GPUs, with the attempts that they lie between."""
-    gpus = {node.name: node.view.gpus for node in data.nodes}
-    parts = []
-    for job, found in zip(data.jobs, data.accounts, strict=True):
-        points = [
-            Source(f"({attempt.number}) {p.name}", p.at, p.step, p.seq, p.event, p.source)
-            for attempt in job.attempts
-            for p in _of_attempt(attempt, job, told).values()
-        ]
-        hours = sum(found.badput.values()) * job_gpus(job, gpus) / 3600.0
-        parts.append(Part(str(job.key), hours, tuple(points)))
-    value = data.fleet.cost.lost
+    parts = [
+        Part(str(job.key), sum(found.badput.values()) * job_gpus(job, data.gpus) / 3600.0, _of_attempts(job, told))
+        for job, found in zip(data.jobs, data.accounts, strict=True)
+    ]
+    return _hours(figure, data.fleet.cost.lost, parts)
+
+
+def _hours(figure: str, value: float, parts: Sequence[Part]) -> Trace:
     text = f"{_sum_text([part.value for part in parts], 4)} = {value:.4f} GPU-hours"
     return Trace(figure, value, "GPU-hours", FORMULAS[figure], text, tuple(parts))
 
 
 def _saved(data: ReportData, figure: str, told: Told) -> Trace:
     """A part for each failure that needed nobody: what a person would have taken longer, times its jobs' GPUs."""
-    gpus = {node.name: node.view.gpus for node in data.nodes}
     person_s = data.economics.person_minutes * 60.0
     parts = []
     for incident in _counted(data, figure):
-        held = sum(job_gpus(data.job_of[key], gpus) for key in incident.jobs if key in data.job_of)
+        held = sum(job_gpus(data.job_of[key], data.gpus) for key in incident.jobs if key in data.job_of)
         took_s = span(incident, Mark.FAULT, Mark.FIRST_STEP)
         if took_s is not None:
             parts.append(Part(incident.id, max(0.0, person_s - took_s) * held / 3600.0, _ends_of(incident, told)))
-    value = data.fleet.cost.saved
-    text = f"{_sum_text([part.value for part in parts], 4)} = {value:.4f} GPU-hours"
-    return Trace(figure, value, "GPU-hours", FORMULAS[figure], text, tuple(parts))
+    return _hours(figure, data.fleet.cost.saved, parts)
 
 
 def _rate(data: ReportData, figure: str, told: Told) -> Trace:
@@ -285,6 +293,12 @@ def _of_attempt(attempt: AttemptRecord, job: JobRecord, told: Told) -> dict[str,
     return {point: source for point, source in found.items() if source.at}
 
 
+def _of_attempts(job: JobRecord, told: Told) -> tuple[Source, ...]:
+    """The points of all its attempts, each with its attempt's number."""
+    found = [(attempt.number, p) for attempt in job.attempts for p in _of_attempt(attempt, job, told).values()]
+    return tuple(structs.replace(point, name=f"({number}) {point.name}") for number, point in found)
+
+
 def _cut(begin: Source, end: Source, data: ReportData) -> tuple[Source, Source]:
     """What lies in the report's span of the time between two points."""
     first = begin if begin.at >= data.since else Source("the span begins", data.since)
@@ -312,22 +326,19 @@ def _mtbf(data: ReportData, figure: str, told: Told) -> Trace:
 
 def _ratio(data: ReportData, figure: str, told: Told) -> Trace:
     """ETTR and goodput: a part for each job, its productive seconds, with the attempts that they lie in."""
-    parts = []
-    for job, found in zip(data.jobs, data.accounts, strict=True):
-        if not found.is_told:
-            continue
-        points: list[Source] = []
-        for attempt in job.attempts:
-            of = _of_attempt(attempt, job, told).values()
-            points += [Source(f"({attempt.number}) {p.name}", p.at, p.step, p.seq, p.event, p.source) for p in of]
-        parts.append(Part(str(job.key), found.productive_s, tuple(points)))
-    productive, wall, startup = ratio(data.accounts)
+    parts = [
+        Part(str(job.key), found.productive_s, _of_attempts(job, told))
+        for job, found in zip(data.jobs, data.accounts, strict=True)
+        if found.is_told
+    ]
+    used = efficiency(data.accounts)
     if figure == "ETTR":
-        value, under, unit = data.totals.ettr, f"{wall:.3f} s of wall time", "ratio"
+        value, under, unit = data.totals.ettr, f"{used.wall_s:.3f} s of wall time", "ratio"
     else:
-        value, under, unit = data.totals.goodput_percent, f"({wall:.3f} - {startup:.3f} s of start-up)", "%"
+        under = f"({used.wall_s:.3f} - {used.startup_s:.3f} s of start-up)"
+        value, unit = data.totals.goodput_percent, "%"
     shown = "not defined" if value is None else f"{value:.4f}{' %' if unit == '%' else ''}"
-    arithmetic = f"{productive:.3f} s productive / {under} = {shown}"
+    arithmetic = f"{used.productive_s:.3f} s productive / {under} = {shown}"
     return Trace(figure, value, unit, definition(figure).formula, arithmetic, tuple(parts))
 
 
@@ -348,3 +359,99 @@ def _lost(data: ReportData, figure: str, told: Told) -> Trace:
     shown = " + ".join(f"{part.value:.0f}" for part in parts[:12]) + (" + ..." if len(parts) > 12 else "")
     arithmetic = f"{shown or '0'} = {total} steps"
     return Trace(figure, float(total), "steps", definition(figure).formula, arithmetic, tuple(parts))
+
+
+NEAR_S = 1e-3
+"""Times that differ by less are the same: they went through JSON."""
+
+
+class Said(Struct, frozen=True, gc=False):
+    """One event."""
+
+    seq: int
+    event: str
+    source: str
+    own: float
+    """Of what it tells: a finding's own time, else `at`."""
+    at: float
+    received_at: float
+
+
+class _Times:
+    """Places of events in order of time."""
+
+    def __init__(self, pairs: Iterable[tuple[float, int]]) -> None:
+        ordered = sorted(pairs)
+        self._times = array("d", [at for at, _ in ordered])
+        self._places = array("L", [place for _, place in ordered])
+
+    def first(self, at: float) -> int | None:
+        """The first place among those at this time."""
+        near = slice(bisect_right(self._times, at - NEAR_S), bisect_left(self._times, at + NEAR_S))
+        return min(self._places[near], default=None)
+
+
+class _Of:
+    """The events of one incident or job, in order of their numbers."""
+
+    def __init__(self, events: Iterable[e.AnyEvent]) -> None:
+        self.said: list[Said] = []
+        self.attempts: dict[tuple[type[e.AnyEvent], int], Said] = {}
+        for event in events:
+            said = said_of(event)
+            self.said.append(said)
+            if isinstance(event, e.AttemptStarted | e.FirstStepDone | e.AttemptEnded):
+                self.attempts[type(event), event.attempt] = said
+
+    @cached_property
+    def own(self) -> _Times:
+        return _Times((said.own, place) for place, said in enumerate(self.said))
+
+    @cached_property
+    def heard(self) -> _Times:
+        pairs = ((at, place) for place, said in enumerate(self.said) for at in {said.at, said.received_at})
+        return _Times(pairs)
+
+
+class Told:
+    """The events of incidents, by their ids, and of jobs, by their names (`1778`)."""
+
+    def __init__(self, events: Mapping[str, Iterable[e.AnyEvent]] | None = None) -> None:
+        self._of: dict[str, _Of] = {}
+        for name, found in (events or {}).items():
+            self.add(name, found)
+
+    def add(self, name: str, events: Iterable[e.AnyEvent]) -> None:
+        """All events of this incident or job, in order of their numbers."""
+        self._of[name] = _Of(events)
+
+    def fault(self, names: Sequence[str], at: float) -> Said | None:
+        """The first event that tells of something at this time; else as `heard`. `names`: in this order."""
+        for known in self._known(names):
+            place = known.own.first(at)
+            if place is not None:
+                return known.said[place]
+        return self.heard(names, at)
+
+    def heard(self, names: Sequence[str], at: float) -> Said | None:
+        """The first event that happened, or reached the controller, at this time."""
+        for known in self._known(names):
+            place = known.heard.first(at)
+            if place is not None:
+                return known.said[place]
+        return None
+
+    def of_attempt(self, job: str, kind: type[e.AnyEvent], attempt: int) -> Said | None:
+        """The newest start, first step or end that was told of this attempt."""
+        known = self._of.get(job)
+        return known.attempts.get((kind, attempt)) if known is not None else None
+
+    def _known(self, names: Sequence[str]) -> Iterable[_Of]:
+        return (self._of[name] for name in names if name in self._of)
+
+
+def said_of(event: e.AnyEvent) -> Said:
+    """What is kept of an event."""
+    own = event.finding.at if isinstance(event, e.FindingSeen) else event.at
+    kind = str(event.__struct_config__.tag)
+    return Said(event.seq, kind, intern(event.source), own, event.at, event.received_at)

@@ -37,9 +37,9 @@ class Breaker:
         """Make it happen now."""
         node = self.world.nodes.get(fault.node) if fault.node else None
         if fault.machine and node is not None and node.machine != fault.machine:
-            self._missed(fault, "the machine was replaced")
+            self.missed(fault, "the machine was replaced")
             return
-        _EFFECTS[fault.kind](self, fault)
+        EFFECTS[fault.kind](self, fault)
 
     def calm(self) -> None:
         """Nothing breaks any more, and what lasts ends now."""
@@ -47,16 +47,25 @@ class Breaker:
             end()
         self._lasting.clear()
 
-    def _missed(self, fault: Fault, why: str) -> None:
+    def missed(self, fault: Fault, why: str) -> None:
+        """Write down that it found nothing to break."""
         self.world.say("fault_missed", fault=fault.id, who="fault", node=fault.node, detail=why)
 
-    def _took(self, fault: Fault, job: Job | None = None) -> None:
-        name = str(job.key) if job is not None else ""
+    def took(self, fault: Fault, job: Job | None = None, nodes: tuple[str, ...] = ()) -> None:
+        """Write down that it takes effect: on the planned node or group, or on these nodes."""
         self.world.say(
-            "fault", fault=fault.id, who="fault", node=fault.node, nodes=fault.group, job=name, detail=fault.label
+            "fault",
+            fault=fault.id,
+            who="fault",
+            node=nodes[0] if nodes else fault.node,
+            nodes=nodes or fault.group,
+            job=str(job.key) if job is not None else "",
+            detail=fault.label,
         )
 
-    def _lasts(self, fault: Fault, end: Callable[[], None]) -> None:
+    def lasts(self, fault: Fault, end: Callable[[], None]) -> None:
+        """Have it end after its time, or in the calm."""
+
         def ended() -> None:
             if self._lasting.pop(fault.id, None) is not None:
                 end()
@@ -67,12 +76,13 @@ class Breaker:
 
     # --- whom it hits ---
 
-    def _node(self, fault: Fault) -> Node:
+    def node_of(self, fault: Fault) -> Node:
+        """The planned node."""
         return self.world.nodes[fault.node]
 
-    def _training(self, fault: Fault) -> tuple[Job, Attempt] | None:
+    def training(self, fault: Fault) -> tuple[Job, Attempt] | None:
         """The attempt on the fault's node, or else any that runs."""
-        job = self.scheduler.running_on(self._node(fault))
+        job = self.scheduler.running_on(self.node_of(fault))
         if job is None or _attempt_of(job) is None:
             running = [
                 one for one in self.scheduler.jobs.values() if one.state in RUNS and _attempt_of(one) is not None
@@ -83,246 +93,406 @@ class Breaker:
         attempt = _attempt_of(job)
         return (job, attempt) if attempt is not None else None
 
-    def _on(self, node: Node) -> Attempt | None:
+    def well(self, fault: Fault) -> tuple[Job, Attempt] | None:
+        """As `training`, when nothing is wrong with the attempt; else it is written down that the fault is missed."""
+        hit = self.training(fault)
+        if hit is not None and hit[1].is_well:
+            return hit
+        self.missed(fault, "no job trains")
+        return None
+
+    def on(self, node: Node) -> Attempt | None:
+        """The attempt that uses the node."""
         job = self.scheduler.running_on(node)
         attempt = _attempt_of(job) if job is not None else None
         return attempt if attempt is not None and node in attempt.nodes else None
-
-    # --- nodes ---
-
-    def gpu(self, fault: Fault) -> None:
-        """A part breaks: the kernel says so, and a rank there dies."""
-        node = self._breaks_machine(fault)
-        if node is None:
-            return
-        if fault.luck < self.world.options.attribution:
-            self.agents.sees(node, fault.cause, gpu=int(fault.luck * 1e6) % self.world.options.gpus_per_node)
-        attempt = self._on(node)
-        if attempt is not None:
-            attempt.breaks(node.name, "exit.signal.6", fault.id)
-
-    def node(self, fault: Fault) -> None:
-        """It stops."""
-        node = self._breaks_machine(fault)
-        if node is not None:
-            self.world.go_down(node, fault.id, fault.label)
-
-    def _breaks_machine(self, fault: Fault) -> Node | None:
-        """A part of the fault's node is broken from here on. None: the node does not run."""
-        node = self._node(fault)
-        if not node.up:
-            self._missed(fault, "the node does not run")
-            return None
-        self._took(fault, self.scheduler.running_on(node))
-        self.world.break_part(node, fault.id, fault.remedy, fault.label)
-        return node
-
-    def cut_off(self, fault: Fault) -> None:
-        """A switch: its nodes lose their network until it is back."""
-        self._took(fault)
-        for name in fault.group:
-            self.world.cut(self.world.nodes[name], fault.id)
-        self._lasts(fault, lambda: self._heal(fault))
-
-    def _heal(self, fault: Fault) -> None:
-        for name in fault.group:
-            self.world.heal(self.world.nodes[name], fault.id)
-        self.scheduler.look_soon()
-
-    def power(self, fault: Fault) -> None:
-        """All of it stops, and boots when power is back."""
-        self._took(fault)
-        downed = [self.world.nodes[name] for name in fault.group if self.world.nodes[name].up]
-        machines = [node.machine for node in downed]
-        for node in downed:
-            self.world.go_down(node, fault.id, fault.label)
-
-        def back() -> None:
-            for node, machine in zip(downed, machines, strict=True):
-                if not node.up and node.machine == machine and not any(r == "replace" for r in node.broken.values()):
-                    self.world.come_up(node, who="power")
-            self.scheduler.look_soon()
-
-        self._lasts(fault, back)
-
-    def partition(self, fault: Fault) -> None:
-        """The node's half of the cluster cannot reach the controller; jobs go on."""
-        self._took(fault)
-        nodes = list(self.world.nodes.values())
-        size = max(1, int(fault.luck * len(nodes)))
-        start = self._node(fault).index
-        chosen = [nodes[(start + step) % len(nodes)] for step in range(size)]
-        for node in chosen:
-            self.world.part(node, fault.id, apart=True)
-
-        def healed() -> None:
-            for node in chosen:
-                self.world.part(node, fault.id, apart=False)
-
-        self._lasts(fault, healed)
-
-    # --- jobs ---
-
-    def crash(self, fault: Fault) -> None:
-        """A rank ends by itself."""
-        hit = self._training(fault)
-        if hit is None or not hit[1].is_well:
-            self._missed(fault, "no job trains")
-            return
-        self._took(fault, hit[0])
-        hit[1].breaks(hit[1].nodes[int(fault.luck * len(hit[1].nodes))].name, fault.cause, fault.id)
-
-    def cable(self, fault: Fault) -> None:
-        """A link of the node is down: ranks there cannot reach their peers, on whatever machine, until it is up."""
-        node = self._node(fault)
-        self._took(fault, self.scheduler.running_on(node))
-        node.links[fault.id] = fault.label
-        seen = node.up and fault.luck < self.world.options.attribution
-        if seen:
-            self.agents.sees(node, fault.cause)
-        attempt = self._on(node)
-        if attempt is not None:
-            attempt.breaks(node.name, LINK_RULE, fault.id)
-
-        def up_again() -> None:
-            node.links.pop(fault.id, None)
-            if seen and node.up and not node.links:
-                self.agents.cleared(node, fault.cause)
-
-        self._lasts(fault, up_again)
-
-    def hang(self, fault: Fault) -> None:
-        """Nothing moves."""
-        hit = self._training(fault)
-        if hit is None or not hit[1].is_well:
-            self._missed(fault, "no job trains")
-            return
-        self._took(fault, hit[0])
-        hit[1].stalls(fault.id)
-
-    def corruption(self, fault: Fault) -> None:
-        """Numbers go bad."""
-        hit = self._training(fault)
-        if hit is None or not hit[1].is_well or not hit[1].has_trained:
-            self._missed(fault, "no job trains")
-            return
-        self._took(fault, hit[0])
-        hit[1].goes_bad(hit[1].nodes[int(fault.luck * len(hit[1].nodes))].name, fault.id)
-
-    def straggler(self, fault: Fault) -> None:
-        """The node is slow for a while, for whatever runs there."""
-        node = self._node(fault)
-        attempt = self._on(node)
-        if attempt is None or not attempt.is_well:
-            self._missed(fault, "no job trains there")
-            return
-        self._took(fault, self.scheduler.running_on(node))
-        attempt.slows(node.name, fault.id, self.world.options.straggler_factor, slow=True)
-        self._lasts(fault, lambda: attempt.slows(node.name, fault.id, 1.0, slow=False))
-
-    def storage(self, fault: Fault) -> None:
-        """The file system stands still: nothing is loaded or saved meanwhile."""
-        self._took(fault)
-        self.world.storage_down.add(fault.id)
-
-        def back() -> None:
-            self.world.storage_down.discard(fault.id)
-            if not self.world.storage_down:
-                self.world.on_storage()
-
-        self._lasts(fault, back)
-
-    def preemption(self, fault: Fault) -> None:
-        """The scheduler requeues a job for something more important."""
-        hit = self._training(fault)
-        if hit is None:
-            self._missed(fault, "no job runs")
-            return
-        self._took(fault, hit[0])
-        self.scheduler.requeue(hit[0], held=False, who="scheduler")
-
-    def reuse(self, fault: Fault) -> None:
-        """The owner cancels a job and submits another that gets its id."""
-        waiting = [job for job in self.scheduler.jobs.values() if job.plan.work_s > 0.0]
-        if not waiting:
-            self._missed(fault, "no job")
-            return
-        job = waiting[int(fault.luck * len(waiting))]
-        self._took(fault, job)
-        work_s = min(job.plan.work_s, 1800.0)
-        job.plan = replace(job.plan, work_s=work_s)
-        self.scheduler.reuse_id(job)
-
-    def operator(self, fault: Fault) -> None:
-        """A person interferes."""
-        done = self.operators.interferes(fault)
-        if done:
-            self._took(fault)
-        else:
-            self._missed(fault, "nothing to interfere with")
-
-    # --- the controller ---
-
-    def kill(self, fault: Fault) -> None:
-        """The controller dies."""
-        self._took(fault)
-        self.control.kill(fault.id)
-
-    def second(self, fault: Fault) -> None:
-        """Two controllers at once."""
-        self._took(fault)
-        self.control.second(fault.id)
-
-    def disk_full(self, fault: Fault) -> None:
-        """The journal cannot be written for a while."""
-        self._took(fault)
-        self.control.disk.full = True
-
-        def space() -> None:
-            self.control.disk.full = False
-
-        self._lasts(fault, space)
-
-    def torn(self, fault: Fault) -> None:
-        """Killed in the middle of a write."""
-        self._took(fault)
-        self.control.tear(fault.id, stored=fault.luck < 0.5)
-
-    def slow_disk(self, fault: Fault) -> None:
-        """Each transaction takes seconds."""
-        self._took(fault)
-        self.control.disk.slow_s = 0.1 + 5.0 * fault.luck
-
-        def fast() -> None:
-            self.control.disk.slow_s = 0.0
-
-        self._lasts(fault, fast)
 
 
 def _attempt_of(job: Job) -> Attempt | None:
     return job.allocation.attempt if job.allocation is not None else None
 
 
-_EFFECTS: dict[str, Callable[[Breaker, Fault], None]] = {
-    "gpu": Breaker.gpu,
-    "node": Breaker.node,
-    "crash": Breaker.crash,
-    "cable": Breaker.cable,
-    "link": Breaker.crash,
-    "hang": Breaker.hang,
-    "corruption": Breaker.corruption,
-    "straggler": Breaker.straggler,
-    "switch": Breaker.cut_off,
-    "rack": Breaker.cut_off,
-    "power": Breaker.power,
-    "storage": Breaker.storage,
-    "preemption": Breaker.preemption,
-    "partition": Breaker.partition,
-    "operator": Breaker.operator,
-    "reuse": Breaker.reuse,
-    "kill": Breaker.kill,
-    "second": Breaker.second,
-    "disk_full": Breaker.disk_full,
-    "torn": Breaker.torn,
-    "slow_disk": Breaker.slow_disk,
-}
+Effect = Callable[[Breaker, Fault], None]
+EFFECTS: dict[str, Effect] = {}
+"""Kind of fault -> what it does."""
+
+
+def _effect(*kinds: str) -> Callable[[Effect], Effect]:
+    def keep(function: Effect) -> Effect:
+        EFFECTS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return keep
+
+
+# --- nodes ---
+
+
+@_effect("gpu")
+def gpu(breaker: Breaker, fault: Fault) -> None:
+    """A part breaks: the kernel says so, and a rank there dies."""
+    broken = _breaks_machine(breaker, fault)
+    if broken is None:
+        return
+    attempt = breaker.on(broken)
+    if fault.luck < breaker.world.options.attribution:
+        _seen(breaker, broken, fault, attempt)
+    if attempt is not None:
+        attempt.breaks(broken.name, "exit.signal.6", fault.id)
+
+
+def _seen(breaker: Breaker, node: Node, fault: Fault, attempt: Attempt | None, rule: str = "") -> None:
+    """Have its agent tell: at once, or minutes later of what the attempt that used it died of."""
+    options = breaker.world.options
+    gpu = int(fault.luck * 1e6) % options.gpus_per_node
+    job = breaker.scheduler.running_on(node)
+    if attempt is not None and job is not None and fault.luck * 1e3 % 1.0 < options.late_looks:
+        about = (job.key, attempt.number)
+        breaker.agents.sees(node, rule or fault.cause, gpu=gpu, after_s=30.0 + 600.0 * fault.luck, about=about)
+    else:
+        breaker.agents.sees(node, rule or fault.cause, gpu=gpu)
+
+
+@_effect("batch")
+def batch(breaker: Breaker, fault: Fault) -> None:
+    """Parts of several nodes of one job break at once, as when their cooling fails."""
+    hit = breaker.training(fault)
+    nodes = [one for one in hit[1].nodes if one.up][: 2 + int(fault.luck * 2)] if hit is not None else []
+    if hit is None or len(nodes) < 2:
+        breaker.missed(fault, "no job trains on several nodes")
+        return
+    breaker.took(fault, hit[0], tuple(one.name for one in nodes))
+    for one in nodes:
+        breaker.world.break_part(one, f"{fault.id}/{one.name}", "reset", fault.label)
+        _seen(breaker, one, fault, hit[1])
+    hit[1].breaks(nodes[0].name, "exit.signal.6", fault.id)
+
+
+@_effect("warning")
+def warning(breaker: Breaker, fault: Fault) -> None:
+    """A part will break some minutes after its agent has said so."""
+    node = breaker.node_of(fault)
+    if not node.up:
+        breaker.missed(fault, "the node does not run")
+        return
+    breaker.took(fault, breaker.scheduler.running_on(node))
+    machine = node.machine
+    breaker.agents.sees(node, fault.cause, gpu=0)
+
+    def breaks() -> None:
+        if breaker.world.calm or node.machine != machine or not node.up:
+            return
+        breaker.world.break_part(node, fault.id, "reset", fault.label)
+        attempt = breaker.on(node)
+        _seen(breaker, node, fault, attempt, "nvidia.xid.95")
+        if attempt is not None:
+            attempt.breaks(node.name, "exit.signal.6", fault.id)
+
+    breaker.world.later(60.0 + 1200.0 * fault.luck, breaks)
+
+
+@_effect("prolog")
+def prolog(breaker: Breaker, fault: Fault) -> None:
+    """The scheduler's own check fails, and it drains the node until a person looks."""
+    node = breaker.node_of(fault)
+    if not node.up or node.drained:
+        breaker.missed(fault, "the node takes no work")
+        return
+    breaker.took(fault)
+    node.failed_check = "prolog exited with 1"
+    breaker.world.drain(node, "Prolog error", who="scheduler")
+    breaker.operators.looks_after(node)
+
+
+@_effect("vanishing")
+def vanishing(breaker: Breaker, fault: Fault) -> None:
+    """The scheduler does not know the node for a while: it was taken out of the configuration."""
+    node = breaker.node_of(fault)
+    if node.job or node.hidden:
+        breaker.missed(fault, "a job runs there")
+        return
+    breaker.took(fault)
+    node.hidden = True
+    breaker.world.touch(node)
+
+    def known_again() -> None:
+        node.hidden = False
+        breaker.world.touch(node)
+        breaker.scheduler.look_soon()
+
+    breaker.lasts(fault, known_again)
+
+
+@_effect("node")
+def node(breaker: Breaker, fault: Fault) -> None:
+    """It stops."""
+    broken = _breaks_machine(breaker, fault)
+    if broken is not None:
+        breaker.world.go_down(broken, fault.id, fault.label)
+
+
+def _breaks_machine(breaker: Breaker, fault: Fault) -> Node | None:
+    """A part of the fault's node is broken from here on. None: the node does not run."""
+    node = breaker.node_of(fault)
+    if not node.up:
+        breaker.missed(fault, "the node does not run")
+        return None
+    breaker.took(fault, breaker.scheduler.running_on(node))
+    breaker.world.break_part(node, fault.id, fault.remedy, fault.label)
+    return node
+
+
+@_effect("switch", "rack")
+def cut_off(breaker: Breaker, fault: Fault) -> None:
+    """A switch: its nodes lose their network until it is back."""
+    breaker.took(fault)
+    for name in fault.group:
+        breaker.world.cut(breaker.world.nodes[name], fault.id)
+    breaker.lasts(fault, lambda: _heal(breaker, fault))
+
+
+def _heal(breaker: Breaker, fault: Fault) -> None:
+    for name in fault.group:
+        breaker.world.heal(breaker.world.nodes[name], fault.id)
+    breaker.scheduler.look_soon()
+
+
+@_effect("power")
+def power(breaker: Breaker, fault: Fault) -> None:
+    """All of it stops, and boots when power is back."""
+    breaker.took(fault)
+    downed = [breaker.world.nodes[name] for name in fault.group if breaker.world.nodes[name].up]
+    machines = [node.machine for node in downed]
+    for node in downed:
+        breaker.world.go_down(node, fault.id, fault.label)
+
+    def back() -> None:
+        for node, machine in zip(downed, machines, strict=True):
+            if not node.up and node.machine == machine and not any(r == "replace" for r in node.broken.values()):
+                breaker.world.come_up(node, who="power")
+        breaker.scheduler.look_soon()
+
+    breaker.lasts(fault, back)
+
+
+@_effect("partition")
+def partition(breaker: Breaker, fault: Fault) -> None:
+    """The node's half of the cluster cannot reach the controller; jobs go on."""
+    breaker.took(fault)
+    nodes = list(breaker.world.nodes.values())
+    size = max(1, int(fault.luck * len(nodes)))
+    start = breaker.node_of(fault).index
+    chosen = [nodes[(start + step) % len(nodes)] for step in range(size)]
+    for node in chosen:
+        breaker.world.part(node, fault.id, apart=True)
+
+    def healed() -> None:
+        for node in chosen:
+            breaker.world.part(node, fault.id, apart=False)
+
+    breaker.lasts(fault, healed)
+
+
+# --- jobs ---
+
+
+@_effect("crash", "link")
+def crash(breaker: Breaker, fault: Fault) -> None:
+    """A rank ends by itbreaker."""
+    hit = breaker.well(fault)
+    if hit is None:
+        return
+    breaker.took(fault, hit[0])
+    hit[1].breaks(hit[1].nodes[int(fault.luck * len(hit[1].nodes))].name, fault.cause, fault.id)
+
+
+@_effect("cable")
+def cable(breaker: Breaker, fault: Fault) -> None:
+    """A link of the node is down: ranks there cannot reach their peers, on whatever machine, until it is up."""
+    node = breaker.node_of(fault)
+    breaker.took(fault, breaker.scheduler.running_on(node))
+    node.links[fault.id] = fault.label
+    seen = node.up and fault.luck < breaker.world.options.attribution
+    if seen:
+        breaker.agents.sees(node, fault.cause)
+    attempt = breaker.on(node)
+    if attempt is not None:
+        attempt.breaks(node.name, LINK_RULE, fault.id)
+
+    def up_again() -> None:
+        node.links.pop(fault.id, None)
+        if seen and node.up and not node.links:
+            breaker.agents.cleared(node, fault.cause)
+
+    breaker.lasts(fault, up_again)
+
+
+@_effect("hang")
+def hang(breaker: Breaker, fault: Fault) -> None:
+    """Nothing moves."""
+    hit = breaker.well(fault)
+    if hit is None:
+        return
+    breaker.took(fault, hit[0])
+    hit[1].stalls(fault.id)
+
+
+@_effect("pause")
+def pause(breaker: Breaker, fault: Fault) -> None:
+    """Nothing moves for a while, and then it does."""
+    hit = breaker.training(fault)
+    if hit is None or not hit[1].pauses(fault.id):
+        breaker.missed(fault, "no job trains")
+        return
+    breaker.took(fault, hit[0])
+    breaker.lasts(fault, hit[1].goes_on)
+
+
+@_effect("drill")
+def drill(breaker: Breaker, fault: Fault) -> None:
+    """A person's drill kills a rank, and says so."""
+    hit = breaker.well(fault)
+    if hit is None:
+        return
+    breaker.took(fault, hit[0])
+    node = hit[1].nodes[int(fault.luck * len(hit[1].nodes))]
+    breaker.operators.drills(fault.id, hit[0], node)
+    hit[1].breaks(node.name, fault.cause, fault.id)
+
+
+@_effect("corruption")
+def corruption(breaker: Breaker, fault: Fault) -> None:
+    """Numbers go bad."""
+    hit = breaker.training(fault)
+    if hit is None or not hit[1].is_well or not hit[1].has_trained:
+        breaker.missed(fault, "no job trains")
+        return
+    breaker.took(fault, hit[0])
+    hit[1].goes_bad(hit[1].nodes[int(fault.luck * len(hit[1].nodes))].name, fault.id)
+
+
+@_effect("straggler")
+def straggler(breaker: Breaker, fault: Fault) -> None:
+    """The node is slow for a while, for whatever runs there."""
+    node = breaker.node_of(fault)
+    attempt = breaker.on(node)
+    if attempt is None or not attempt.is_well:
+        breaker.missed(fault, "no job trains there")
+        return
+    breaker.took(fault, breaker.scheduler.running_on(node))
+    attempt.slows(node.name, fault.id, breaker.world.options.straggler_factor, slow=True)
+    breaker.lasts(fault, lambda: attempt.slows(node.name, fault.id, 1.0, slow=False))
+
+
+@_effect("storage")
+def storage(breaker: Breaker, fault: Fault) -> None:
+    """The file system stands still: nothing is loaded or saved meanwhile."""
+    breaker.took(fault)
+    breaker.world.storage_down.add(fault.id)
+
+    def back() -> None:
+        breaker.world.storage_down.discard(fault.id)
+        if not breaker.world.storage_down:
+            breaker.world.on_storage()
+
+    breaker.lasts(fault, back)
+
+
+@_effect("preemption")
+def preemption(breaker: Breaker, fault: Fault) -> None:
+    """The scheduler requeues a job for something more important."""
+    hit = breaker.training(fault)
+    if hit is None:
+        breaker.missed(fault, "no job runs")
+        return
+    breaker.took(fault, hit[0])
+    breaker.scheduler.requeue(hit[0], held=False, who="scheduler")
+
+
+@_effect("reuse")
+def reuse(breaker: Breaker, fault: Fault) -> None:
+    """The owner cancels a job and submits another that gets its id."""
+    waiting = [job for job in breaker.scheduler.jobs.values() if job.plan.work_s > 0.0]
+    if not waiting:
+        breaker.missed(fault, "no job")
+        return
+    job = waiting[int(fault.luck * len(waiting))]
+    breaker.took(fault, job)
+    work_s = min(job.plan.work_s, 1800.0)
+    job.plan = replace(job.plan, work_s=work_s)
+    breaker.scheduler.reuse_id(job)
+
+
+@_effect("operator")
+def operator(breaker: Breaker, fault: Fault) -> None:
+    """A person interferes."""
+    done = breaker.operators.interferes(fault)
+    if done:
+        breaker.took(fault)
+    else:
+        breaker.missed(fault, "nothing to interfere with")
+
+
+@_effect("command")
+def command(breaker: Breaker, fault: Fault) -> None:
+    """A person asks Holdfast for something."""
+    if breaker.operators.asks(fault):
+        breaker.took(fault)
+    else:
+        breaker.missed(fault, "nothing to ask for")
+
+
+@_effect("blind")
+def blind(breaker: Breaker, fault: Fault) -> None:
+    """The scheduler answers no questions and takes no commands."""
+    breaker.took(fault)
+    breaker.world.scheduler_mute.add(fault.id)
+    breaker.lasts(fault, lambda: breaker.world.scheduler_mute.discard(fault.id))
+
+
+# --- the controller ---
+
+
+@_effect("kill")
+def kill(breaker: Breaker, fault: Fault) -> None:
+    """The controller dies."""
+    breaker.took(fault)
+    breaker.control.kill(fault.id)
+
+
+@_effect("second")
+def second(breaker: Breaker, fault: Fault) -> None:
+    """Two controllers at once."""
+    breaker.took(fault)
+    breaker.control.second(fault.id)
+
+
+@_effect("disk_full")
+def disk_full(breaker: Breaker, fault: Fault) -> None:
+    """The journal cannot be written for a while."""
+    breaker.took(fault)
+    breaker.control.disk.full = True
+
+    def space() -> None:
+        breaker.control.disk.full = False
+
+    breaker.lasts(fault, space)
+
+
+@_effect("torn")
+def torn(breaker: Breaker, fault: Fault) -> None:
+    """Killed in the middle of a write."""
+    breaker.took(fault)
+    breaker.control.tear(fault.id, stored=fault.luck < 0.5)
+
+
+@_effect("slow_disk")
+def slow_disk(breaker: Breaker, fault: Fault) -> None:
+    """Each transaction takes seconds."""
+    breaker.took(fault)
+    breaker.control.disk.slow_s = 0.1 + 5.0 * fault.luck
+
+    def fast() -> None:
+        breaker.control.disk.slow_s = 0.0
+
+    breaker.lasts(fault, fast)

@@ -70,6 +70,7 @@ class Notices:
         """See `ports.Notifier`."""
         self._world.say("notice", who="controller", order=notice.id, node=notice.node, detail=notice.title)
         self._world.effect(notice.id)
+        self._world.on_notice(notice)
 
 
 class Attached(Protocol):

@@ -12,33 +12,73 @@ import itertools
 import random
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from holdfast.errors import UsageError
 from holdfast.sim.causes import TABLES, Cause
 from holdfast.sim.options import DAY_S, SimOptions
 from holdfast.sim.record import Fault
 
-KINDS = {
-    "gpu": "a part of the node breaks; its agent sees it, and a job there dies",
-    "node": "the node stops",
-    "crash": "a rank ends by itself",
-    "cable": "a node's link to the fabric is down for minutes; its agent sees it, a job there breaks, and again",
-    "link": "a connection breaks for a moment and a rank dies of it",
-    "hang": "nobody dies, nothing moves",
-    "corruption": "numbers go bad; it shows some steps later, and checkpoints in between hold it",
-    "straggler": "the node makes every step slow until it is left",
-    "switch": "a switch fails: its nodes are cut off",
-    "rack": "a rack's top switch fails: its nodes are cut off",
-    "power": "a power feed fails: all nodes of its racks stop, and boot when it is back",
-    "storage": "the file system stands still",
-    "preemption": "the scheduler takes a job's nodes for something more important",
-    "partition": "agents and launchers of some nodes cannot reach the controller",
-    "operator": "a person interferes",
-    "reuse": "a job is cancelled and its id is used again",
-    "kill": "the controller is killed",
-    "second": "a second controller is started beside the first",
-    "disk_full": "the journal's disk is full",
-    "torn": "the controller is killed while it writes",
-    "slow_disk": "the journal's disk is slow",
+WARNING = "check.gpu_trend_ecc"
+"""What an agent says of a part that will break."""
+
+
+class Kind(Struct, frozen=True):
+    """One kind of fault: what it does and, where it comes at random times of its own, how often and for how long."""
+
+    text: str
+    option: str = ""
+    """Name of the option that holds its rate; empty: drawn together with others, see `_components` and `_groups`."""
+    shortest_s: float = 0.0
+    longest_s: float = 0.0
+    cause: str = ""
+    """Rule id of the finding that names it truly."""
+
+
+KINDS: dict[str, Kind] = {
+    "gpu": Kind("a part of the node breaks; its agent sees it, and a job there dies"),
+    "node": Kind("the node stops"),
+    "link": Kind("a connection breaks for a moment and a rank dies of it"),
+    "switch": Kind("a switch fails: its nodes are cut off"),
+    "rack": Kind("a rack's top switch fails: its nodes are cut off"),
+    "power": Kind("a power feed fails: all nodes of its racks stop, and boot when it is back"),
+    "crash": Kind("a rank ends by itself", "crashes", cause="exit.signal.11"),
+    "hang": Kind("nobody dies, nothing moves", "hangs", cause="hang.step"),
+    "cable": Kind(
+        "a node's link to the fabric is down for minutes; its agent sees it, a job there breaks, and again",
+        "link_faults",
+        60.0,
+        1800.0,
+        "check.fabric_port_down",
+    ),
+    "straggler": Kind(
+        "the node makes every step slow until it is left", "stragglers", 600.0, 14400.0, "straggler.rank"
+    ),
+    "corruption": Kind(
+        "numbers go bad; it shows some steps later, and checkpoints in between hold it",
+        "corruptions",
+        cause="loss.nan",
+    ),
+    "storage": Kind("the file system stands still", "storage_outages", 60.0, 1800.0, "fs.stale"),
+    "preemption": Kind("the scheduler takes a job's nodes for something more important", "preemptions"),
+    "partition": Kind("agents and launchers of some nodes cannot reach the controller", "partitions", 20.0, 900.0),
+    "operator": Kind("a person interferes", "operators"),
+    "reuse": Kind("a job is cancelled and its id is used again", "reused_ids"),
+    "kill": Kind("the controller is killed", "kills"),
+    "second": Kind("a second controller is started beside the first", "second_controllers"),
+    "disk_full": Kind("the journal's disk is full", "disk_full", 5.0, 300.0),
+    "torn": Kind("the controller is killed while it writes", "torn_writes"),
+    "slow_disk": Kind("the journal's disk is slow", "slow_fsync", 30.0, 900.0),
+    "batch": Kind("parts of several nodes of one job break at once", "batches", cause="nvidia.xid.95"),
+    "warning": Kind(
+        "a part of the node will break, and its agent says so some minutes before", "warnings", cause=WARNING
+    ),
+    "pause": Kind("nothing moves for a while, and then it does", "pauses", 20.0, 120.0, "hang.step"),
+    "command": Kind("a person asks Holdfast for something", "commands"),
+    "blind": Kind("the scheduler cannot be read", "blindness", 30.0, 600.0),
+    "vanishing": Kind("the scheduler does not know the node for a while", "vanishings", 60.0, 3600.0),
+    "drill": Kind("a person's drill makes a rank end", "drills", cause="exit.signal.9"),
+    "prolog": Kind("the scheduler's own check fails on the node, which it drains", "prologs"),
 }
 
 
@@ -176,37 +216,19 @@ def _groups(options: SimOptions) -> Iterator[Fault]:
             )
 
 
-_SINGLES: tuple[tuple[str, str, float, float, str], ...] = (
-    ("crash", "crashes", 0.0, 0.0, "exit.signal.11"),
-    ("hang", "hangs", 0.0, 0.0, "hang.step"),
-    ("cable", "link_faults", 60.0, 1800.0, "check.fabric_port_down"),
-    ("straggler", "stragglers", 600.0, 14400.0, "straggler.rank"),
-    ("corruption", "corruptions", 0.0, 0.0, "loss.nan"),
-    ("storage", "storage_outages", 60.0, 1800.0, "fs.stale"),
-    ("preemption", "preemptions", 0.0, 0.0, ""),
-    ("partition", "partitions", 20.0, 900.0, ""),
-    ("operator", "operators", 0.0, 0.0, ""),
-    ("reuse", "reused_ids", 0.0, 0.0, ""),
-    ("kill", "kills", 0.0, 0.0, ""),
-    ("second", "second_controllers", 0.0, 0.0, ""),
-    ("disk_full", "disk_full", 5.0, 300.0, ""),
-    ("torn", "torn_writes", 0.0, 0.0, ""),
-    ("slow_disk", "slow_fsync", 30.0, 900.0, ""),
-)
-"""Kind, its option, shortest and longest duration in seconds, true cause."""
-
-
 def _singles(options: SimOptions) -> Iterator[Fault]:
-    for kind, option, shortest, longest, cause in _SINGLES:
-        dice = luck(options, kind)
-        for number, at in enumerate(_times(dice, getattr(options, option), options.fault_s), 1):
+    for name, kind in KINDS.items():
+        if not kind.option:
+            continue
+        dice = luck(options, name)
+        for number, at in enumerate(_times(dice, getattr(options, kind.option), options.fault_s), 1):
             yield Fault(
-                id=f"{kind}-s{number}",
+                id=f"{name}-s{number}",
                 at_s=at,
-                kind=kind,
-                cause=cause,
-                label=KINDS[kind],
+                kind=name,
+                cause=kind.cause,
+                label=kind.text,
                 node=node_name(int(dice.random() * options.nodes)),
-                for_s=dice.uniform(shortest, longest),
+                for_s=dice.uniform(kind.shortest_s, kind.longest_s),
                 luck=dice.random(),
             )

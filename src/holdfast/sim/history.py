@@ -58,14 +58,6 @@ class Resumed(Deed, frozen=True, kw_only=True, tag="resumed"):
     by: str
 
 
-class NodeBroke(Deed, frozen=True, kw_only=True, tag="node_broke"):
-    """This machine has a fault from here on, until it is mended or swapped."""
-
-    node: str
-    instance_id: str
-    fault: str
-
-
 class NodeMended(Deed, frozen=True, kw_only=True, tag="node_mended"):
     """The machine behind this name is well again. `by`: an order's id, a person, or `self`."""
 
@@ -84,27 +76,12 @@ class RunBegan(Deed, frozen=True, kw_only=True, tag="run_began"):
     """The order that let it (a release or a restart in place), a person, or the scheduler."""
 
 
-class RunEnded(Deed, frozen=True, kw_only=True, tag="run_ended"):
-    """No process of that run is left."""
-
-    job: JobKey
-    epoch: int
-    why: str = ""
-
-
 class Wrote(Deed, frozen=True, kw_only=True, tag="wrote"):
-    """A run's process published a checkpoint; `accepted` False: the fence refused it."""
+    """A run's process published a checkpoint."""
 
     job: JobKey
     epoch: int
     step: int
-    accepted: bool = True
-
-
-class JobFinished(Deed, frozen=True, kw_only=True, tag="job_finished"):
-    """The job did all of its steps."""
-
-    job: JobKey
 
 
 class Cancelled(Deed, frozen=True, kw_only=True, tag="cancelled"):
@@ -133,20 +110,7 @@ class FaultsOver(Deed, frozen=True, kw_only=True, tag="faults_over"):
     bound_s: float
 
 
-AnyDeed = (
-    OrderTook
-    | Drained
-    | Resumed
-    | NodeBroke
-    | NodeMended
-    | RunBegan
-    | RunEnded
-    | Wrote
-    | JobFinished
-    | Cancelled
-    | Faulted
-    | FaultsOver
-)
+AnyDeed = OrderTook | Drained | Resumed | NodeMended | RunBegan | Wrote | Cancelled | Faulted | FaultsOver
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from holdfast.sim.checkers import Complaint, judged
 from holdfast.sim.checkers.journal import Replayed, job_name
 from holdfast.sim.checkers.observe import observes
 from holdfast.sim.control import EngineClass
+from holdfast.sim.faults import WARNING
 from holdfast.sim.history import (
     PERSON,
     SCHEDULER,
@@ -29,13 +30,10 @@ from holdfast.sim.history import (
     Faulted,
     FaultsOver,
     History,
-    JobFinished,
-    NodeBroke,
     NodeMended,
     OrderTook,
     Resumed,
     RunBegan,
-    RunEnded,
     Step,
     Wrote,
 )
@@ -56,6 +54,7 @@ _EFFECTS = frozenset(
 """Words that are the effect of the order they name."""
 _ALSO: Mapping[str, tuple[str, ...]] = {
     "node.lost": ("scheduler.node_fail",),
+    WARNING: ("nvidia.xid.95",),
     "check.fabric_port_down": ("nccl.ib.port",),
 }
 """Causes that name the same fault as well: the scheduler's word for a node that went away under a job, a
@@ -166,8 +165,6 @@ class _Deeds:
                 self._made.append(Drained(at=at, node=node, by=_by(one), reason=one.detail))
             case "node_resumed":
                 self._made.append(Resumed(at=at, node=node, by=_by(one)))
-            case "node_bad":
-                self._made.append(NodeBroke(at=at, node=node, instance_id=machine, fault=one.fault))
             case "node_mended":
                 self._made.append(NodeMended(at=at, node=node, instance_id=machine, by=_by(one)))
             case _:
@@ -181,23 +178,18 @@ class _Deeds:
             case "job_released":
                 self._let[one.job] = _by(one)
             case "job_requeued":
-                self._ended(one, key)
                 if not one.order:
                     self._let[one.job] = _by(one)
             case "job_started":
                 self._began(one, key, self._let.pop(one.job, SCHEDULER))
             case "attempt_started":
                 self._attempt(one, key)
-            case "checkpoint" | "checkpoint_refused":
+            case "checkpoint":
                 step, _, attempt = one.detail.partition(" ")
                 epoch = self._runs.get((one.job, attempt), self._epochs.get(one.job, 0))
-                accepted = one.what == "checkpoint"
-                self._made.append(Wrote(at=one.at, job=key, epoch=epoch, step=int(step), accepted=accepted))
+                self._made.append(Wrote(at=one.at, job=key, epoch=epoch, step=int(step)))
             case "job_ended":
-                self._ended(one, key)
-                if one.detail == "completed":
-                    self._made.append(JobFinished(at=one.at, job=key))
-                elif one.detail == "cancelled":
+                if one.detail == "cancelled":
                     self._made.append(Cancelled(at=one.at, job=key, by=_by(one)))
             case _:
                 pass
@@ -212,9 +204,6 @@ class _Deeds:
         if epoch in {self._runs[name] for name in self._runs if name[0] == one.job}:
             self._began(one, key, one.order or "launcher")
         self._runs[one.job, one.detail] = self._epochs.get(one.job, 0)
-
-    def _ended(self, one: Happening, key: JobKey) -> None:
-        self._made.append(RunEnded(at=one.at, job=key, epoch=self._epochs.get(one.job, 0), why=one.what))
 
     def _of_fault(self, one: Happening) -> None:
         fault = self._faults.get(one.fault)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.controller import Controller
 from holdfast.controller.state import key_text
@@ -39,6 +39,9 @@ LONG_POLL_S = 86400.0
 """When nobody kills controllers: a beat that waits is answered as soon as there is an order."""
 HANDED_OVER_S = 300.0
 LONG_S = 400 * 86400.0
+
+
+Told = TypeVar("Told", bound=e.Event)
 
 
 class Launcher(Allocation):
@@ -128,10 +131,8 @@ class Launcher(Allocation):
         """Take authority over the job; once more when the controller has forgotten us."""
         plan = self.job.plan
         self._say(
-            e.LauncherAttached(
-                id=self._id(),
-                at=self._at(),
-                source=self.source,
+            self._event(
+                e.LauncherAttached,
                 job=self.job.key,
                 restart_count=self.restart_count,
                 lease_s=LEASE_S,
@@ -170,10 +171,8 @@ class Launcher(Allocation):
             return
         if self.leader.reachable and self.controller is not None:
             self._say(
-                e.LauncherLapsed(
-                    id=self._id(),
-                    at=self._at(),
-                    source=self.source,
+                self._event(
+                    e.LauncherLapsed,
                     job=self.job.key,
                     left=True,
                     exit_code=code,
@@ -222,7 +221,7 @@ class Launcher(Allocation):
 
     def _say_lost(self, node: Node) -> None:
         evidence = "connection reset by peer" if not node.up else "its lease ended"
-        self._say(e.NodeGone(id=self._id(), at=self._at(), source=self.source, node=node.name, evidence=evidence))
+        self._say(self._event(e.NodeGone, node=node.name, evidence=evidence))
 
     # --- saying ---
 
@@ -232,6 +231,10 @@ class Launcher(Allocation):
 
     def _at(self) -> float:
         return self.world.clock_of(self.leader)
+
+    def _event(self, kind: type[Told], **fields: Any) -> Told:
+        """An event of this launcher, now."""
+        return kind(id=self._id(), at=self._at(), source=self.source, **fields)
 
     def _say(self, event: e.AnyEvent, *, forward: bool = True) -> None:
         """To our own engine, and once that has it, to the cluster's controller."""
@@ -253,11 +256,7 @@ class Launcher(Allocation):
             return
         key, number = self.job.key, attempt.number
         if attempt.has_trained:
-            self._say(
-                e.StepReached(
-                    id=self._id(), at=self._at(), source=self.source, job=key, attempt=number, step=attempt.step
-                )
-            )
+            self._say(self._event(e.StepReached, job=key, attempt=number, step=attempt.step))
         rank = self._rank(attempt, node)
         name = self._id()
         made = finding(
@@ -279,10 +278,8 @@ class Launcher(Allocation):
 
     def _tell_end(self, attempt: Attempt, *, stopped: bool, code: int | None = None, signal: int | None = None) -> None:
         self._say(
-            e.AttemptEnded(
-                id=self._id(),
-                at=self._at(),
-                source=self.source,
+            self._event(
+                e.AttemptEnded,
                 job=self.job.key,
                 attempt=attempt.number,
                 exit_code=code,
@@ -314,10 +311,8 @@ class Launcher(Allocation):
         if attempt is None:
             return
         self._say(
-            e.AttemptStarted(
-                id=self._id(),
-                at=self._at(),
-                source=self.source,
+            self._event(
+                e.AttemptStarted,
                 job=self.job.key,
                 attempt=attempt.number,
                 epoch=self.job.epoch,
@@ -335,10 +330,8 @@ class Launcher(Allocation):
         if attempt is None:
             return
         self._say(
-            e.FirstStepDone(
-                id=self._id(),
-                at=self._at(),
-                source=self.source,
+            self._event(
+                e.FirstStepDone,
                 job=self.job.key,
                 attempt=attempt.number,
                 step=attempt.resumed_step + 1,
@@ -346,20 +339,18 @@ class Launcher(Allocation):
             )
         )
 
-    def saved(self, step: int) -> None:
+    def saved(self, step: int, *, durable: bool) -> None:
         """See `training.Watcher`."""
         attempt = self.attempt
         if attempt is None:
             return
         self._say(
-            e.CheckpointSaved(
-                id=self._id(),
-                at=self._at(),
-                source=self.source,
+            self._event(
+                e.CheckpointSaved,
                 job=self.job.key,
                 attempt=attempt.number,
                 step=step,
-                durable=True,
+                durable=durable,
             )
         )
 
@@ -395,10 +386,21 @@ class Launcher(Allocation):
             limit_s,
             lambda: (
                 self._found("hang.step", "", EvidenceKind.TELEMETRY, summary=says, stuck_s=limit_s)
-                if attempt is self.attempt
+                if attempt is not None and attempt is self.attempt and attempt.stands_still
                 else None
             ),
         )
+
+    def moves_again(self) -> None:
+        """See `training.Watcher`: its next step is told."""
+        attempt = self.attempt
+        if attempt is not None:
+            self._step_of(attempt)
+
+    def _step_of(self, attempt: Attempt) -> None:
+        key = self.job.key
+        step = attempt.step + 1
+        self._say(self._event(e.StepReached, job=key, attempt=attempt.number, step=step))
 
     def bad_numbers(self, node: str, fault: str) -> None:
         """See `training.Watcher`."""
@@ -468,11 +470,7 @@ class Launcher(Allocation):
     async def _stacks(self, order: o.CaptureStacks) -> str:
         await self.world.clock.sleep(min(1.0, order.limit_s / 2))
         if self._newest() == order.attempt:
-            self._say(
-                e.StacksCaptured(
-                    id=self._id(), at=self._at(), source=self.source, job=self.job.key, attempt=order.attempt
-                )
-            )
+            self._say(self._event(e.StacksCaptured, job=self.job.key, attempt=order.attempt))
         return "stacks captured"
 
     async def _stop(self, number: int, grace_s: float) -> str:
@@ -515,10 +513,8 @@ class Launcher(Allocation):
             return "a newer attempt runs"
         incidents = await self.controller.journal.incidents(open_only=True)
         self._say(
-            e.Escalated(
-                id=self._id(),
-                at=self._at(),
-                source=self.source,
+            self._event(
+                e.Escalated,
                 job=self.job.key,
                 attempt=self._newest(),
                 diagnosis=incidents[0].diagnosis if incidents else None,
@@ -572,7 +568,7 @@ class Launcher(Allocation):
         try:
             detail = await self.execute(order)
         except OrderError as error:
-            outcome = e.OrderFailed(id=self._id(), at=self._at(), source=self.source, order=order.id, why=str(error))
+            outcome = self._event(e.OrderFailed, order=order.id, why=str(error))
         else:
-            outcome = e.OrderDone(id=self._id(), at=self._at(), source=self.source, order=order.id, detail=detail)
+            outcome = self._event(e.OrderDone, order=order.id, detail=detail)
         self._say(outcome)

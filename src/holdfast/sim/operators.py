@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.model import events as e
-from holdfast.model.cluster import SchedulerState
+from holdfast.model.cluster import JobKey, SchedulerState
+from holdfast.model.orders import Notify
 from holdfast.sim.agents import Agents
 from holdfast.sim.record import Fault
 from holdfast.sim.scheduler import RUNS, Job, Scheduler
@@ -27,8 +28,13 @@ class Operators:
         self._scheduler = scheduler
         self._agents = agents
         self._number = 0
+        self._modes = False
+        """Has a mode been set?"""
         self._asked: list[str] = []
         """Nodes that Holdfast was asked to drain."""
+        self.holding: dict[str, JobKey] = {}
+        """Jobs that Holdfast was asked to hold, and not to release since."""
+        world.on_notice = self._told
 
     def interferes(self, fault: Fault) -> bool:
         """One deed, chosen by the fault's luck. False when there is nothing to do it to."""
@@ -58,7 +64,31 @@ class Operators:
                 self._scheduler.release(job, who=WHO)
         for name in self._asked:
             self._ask(e.Command.RETURN, node=name)
+        for number, name in enumerate(list(self.holding)):
+            if number or not self._world.options.holds_last:
+                self._ask_release(name)  # what was held first is held to the end
+        options = self._world.options
+        left_alone = self._modes or "mode" in options.policy or self._world.counts.get("refused")
+        if options.cleans_up and left_alone:
+            self._act_again("")
+            self._world.later(BACK_S, self._clean_up)
         self._scheduler.look_soon()
+
+    def _clean_up(self) -> None:
+        """See to all that Holdfast could not or might not help: vouch for nodes, once mended, and queue jobs again."""
+        for node in self._world.nodes.values():
+            self._world.mend(node, "replace", who=WHO)
+            if not node.up:
+                self._world.come_up(node, who=WHO)
+            elif node.heard:
+                self._ask(e.Command.CONFIRM_HEALTHY, node=node.name)
+        for name, job in self._scheduler.jobs.items():
+            attempt = job.allocation.attempt if job.allocation is not None else None
+            if job.state is SchedulerState.HELD and name not in self.holding:
+                self._scheduler.release(job, who=WHO)
+            elif job.is_failed or (job.state in RUNS and attempt is not None and attempt.stands_still):
+                self._scheduler.requeue(job, held=False, who=WHO)
+        self._world.later(BACK_S, self._clean_up)
 
     def _node(self, fault: Fault) -> Node:
         return self._world.nodes[fault.node]
@@ -113,7 +143,10 @@ class Operators:
 
     def _hold(self, fault: Fault) -> bool:
         job = self._job(fault, queued=True)
-        if job is None or not self._scheduler.hold(job, who=WHO):
+        return job is not None and self._hold_in_queue(job)
+
+    def _hold_in_queue(self, job: Job) -> bool:
+        if not self._scheduler.hold(job, who=WHO):
             return False
         job.reason = "JobHeldUser"
         self._scheduler.touch(job)
@@ -154,6 +187,10 @@ class Operators:
         self._asked.append(fault.node)
         return self._ask(e.Command.DRAIN, node=fault.node)
 
+    def _ask_drain_with_jobs(self, fault: Fault) -> bool:
+        self._asked.append(fault.node)
+        return self._ask(e.Command.EVACUATE, node=fault.node)
+
     def _ask_return(self, fault: Fault) -> bool:
         return self._ask(e.Command.RETURN, node=fault.node)
 
@@ -168,3 +205,123 @@ class Operators:
     def _reset_brake(self, fault: Fault) -> bool:
         del fault
         return self._ask(e.Command.RESET_BRAKE, group="batch")
+
+    # --- through Holdfast, in swarms of the fourth edition ---
+
+    def asks(self, fault: Fault) -> bool:
+        """One request to Holdfast, chosen by the fault's luck. False when there is nothing to ask for."""
+        requests: tuple[Callable[[Fault], bool], ...] = (
+            self._ask_hold,
+            self._ask_hold,
+            self._ask_evacuation,
+            lambda fault: self._ask_repair(fault, e.Command.REBOOT),
+            lambda fault: self._ask_repair(fault, e.Command.REPLACE),
+            lambda fault: self._ask(e.Command.CONFIRM_HEALTHY, node=fault.node),
+            self._ask_drain_with_jobs,
+            self._ask_mode,
+            lambda _: self._ask(e.Command.DRAIN, node="ghost"),
+            self._load_policy,
+            self._requeue_finished,
+        )
+        return requests[int(fault.luck * 1e4) % len(requests)](fault)
+
+    def looks_after(self, node: Node) -> None:
+        """Have a person return what the scheduler has drained, an hour later."""
+        self._world.later(BACK_S, lambda: self._back(node))
+
+    def drills(self, name: str, job: Job, node: Node) -> None:
+        """Tell Holdfast that a drill's fault takes effect now, as its tool does."""
+        at, source = self._world.now(), WHO
+        run = e.DrillRun(
+            id=f"{name}/run", at=at, source=source, who="ada", drills=("kill_rank",), phase="begun", run=name
+        )
+        fired = e.DrillFired(
+            id=f"{name}/fired", at=at, source=source, drill=name, kind="kill_rank", job=job.key, node=node.name
+        )
+        self._agents.send(run, None)
+        self._agents.send(fired, None)
+
+    def _ask_hold(self, fault: Fault) -> bool:
+        job = self._job(fault, queued=fault.luck * 1e3 % 1.0 < 0.3)
+        if job is None or str(job.key) in self.holding:
+            return False
+        name = str(job.key)
+        self.holding[name] = job.key
+        if not self._world.options.holds_last:
+            self._world.later(BACK_S * 4 * fault.luck, lambda: self._ask_release(name))
+        return self._ask(e.Command.HOLD, job=job.key)
+
+    def _ask_release(self, name: str) -> None:
+        key = self.holding.pop(name, None)
+        if key is not None:
+            self._ask(e.Command.RELEASE, job=key)
+
+    def _ask_evacuation(self, fault: Fault) -> bool:
+        job = self._job(fault)
+        return job is not None and self._ask(e.Command.EVACUATE, job=job.key)
+
+    def _ask_repair(self, fault: Fault, command: e.Command) -> bool:
+        retired = [node.name for node in self._world.nodes.values() if node.retired]
+        return self._ask(command, node=retired[0] if retired and fault.luck < 0.5 else fault.node)
+
+    def _ask_mode(self, fault: Fault) -> bool:
+        """Have some rung advised or observed for half an hour."""
+        rung = ("reboot", "requeue", "quarantine", "")[int(fault.luck * 4)]
+        value = ("advise", "observe")[int(fault.luck * 1e3) % 2]
+        self._modes = True
+        self._world.later(BACK_S / 2, lambda: None if self._world.calm else self._act_again(rung))
+        return self._ask(e.Command.SET_MODE, value=value, remedy=rung)
+
+    def _act_again(self, rung: str) -> None:
+        self._ask(e.Command.SET_MODE, value="act", remedy=rung)
+
+    def _load_policy(self, fault: Fault) -> bool:
+        """Load the policy that holds once more, or one that is refused."""
+        self._number += 1
+        text = self._world.options.policy if fault.luck < 0.8 else "mode = 'maybe'\n"
+        event = e.PolicyLoaded(
+            id=f"policy:{self._number}", at=self._world.now(), source=WHO, toml=text, file="holdfast.toml"
+        )
+        self._agents.send(event, None)
+        return True
+
+    def _requeue_finished(self, fault: Fault) -> bool:
+        """Behind Holdfast's back: its owner wants a job that is over to go on."""
+        over = [job for job in self._scheduler.jobs.values() if job.is_over]
+        if not over:
+            return False
+        job = over[int(fault.luck * len(over))]
+        return self._scheduler.requeue(job, held=False, who=WHO)
+
+    def _told(self, notice: Notify) -> None:
+        """Decide on a proposal, some minutes after its notice was read; look into a job that was requeued."""
+        self._look_into(notice)
+        share, calm = self._world.options.answers, self._world.calm
+        asks, _, rest = notice.title.partition(" ")
+        if asks != "Approve" or not rest.endswith("?") or share <= 0.0:
+            return
+        dice = self._world.dice("answers")
+        wait_s, word = 10.0 + 600.0 * dice.random() ** 2, dice.random()
+        if not calm and word > share:
+            return
+        command = e.Command.REJECT if not calm and word < share / 4 else e.Command.APPROVE
+        self._world.later(wait_s, lambda: self._decide(command, rest[:-1]))
+
+    def _look_into(self, notice: Notify) -> None:
+        """Hold a job that has just failed, or that waits for nodes again, until its owner has looked."""
+        job = self._scheduler.jobs.get(str(notice.job)) if notice.job is not None else None
+        if job is None or self._world.calm or not self._world.options.holds_last:
+            return
+        if notice.title.endswith("is requeued, held") and self._world.chance("holds", 0.3):
+            if str(job.key) not in self.holding:
+                self.holding[str(job.key)] = job.key
+                self._world.later(BACK_S, lambda: self._ask_release(str(job.key)))
+                self._ask(e.Command.HOLD, job=job.key)
+        elif " is released" in notice.title and self._world.chance("holds", 0.5):
+            self._world.later(120.0, lambda: self._hold_waiting(job))
+
+    def _hold_waiting(self, job: Job) -> None:
+        self._hold_in_queue(job)
+
+    def _decide(self, command: e.Command, order: str) -> None:
+        self._ask(command, order=order)

@@ -108,6 +108,17 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     crashes: float = 0.0
     """Ends of a rank that have nothing to do with a node."""
     hangs: float = 0.0
+    pauses: float = 0.0
+    """Standstills that end by themselves."""
+    batches: float = 0.0
+    """Parts of several nodes of one job that break at once."""
+    warnings: float = 0.0
+    """Parts that break some minutes after their agent has said that they will."""
+    prologs: float = 0.0
+    """The scheduler's own check fails on a healthy node, which it drains."""
+    vanishings: float = 0.0
+    """Nodes that the scheduler does not know for a while."""
+    drills: float = 0.0
     link_faults: float = 0.0
     """Links of nodes to the fabric that are down for minutes."""
     echoes: float = 0.0
@@ -124,6 +135,10 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Until the scheduler says that a node is down (SlurmdTimeout's default)."""
     attribution: float = 1.0
     """Share of hardware faults that an agent sees as such; the others look like a crash."""
+    late_looks: float = 0.0
+    """Share of those that it sees only minutes later, and tells as what the broken attempt died of."""
+    early_words: bool = False
+    """Launchers tell of checkpoints that are not durable yet, too."""
 
     # --- messages and clocks ---
     message_s: float = 0.01
@@ -145,6 +160,10 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """It works and says that it failed."""
     command_late: float = 0.0
     """It says that it failed and works minutes later."""
+    command_refuse: float = 0.0
+    """It is refused for good."""
+    blindness: float = 0.0
+    """Times a day that the scheduler cannot be read for a while."""
 
     # --- repairs ---
     reset_s: float = 60.0
@@ -155,12 +174,22 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     repair_fail: float = 0.0
     validate_fail: float = 0.0
     """Share of healthy nodes that fail their checks all the same."""
+    agents_check: bool = False
+    """Agents run the checks, are asked and answer by mail; else the repair shop runs them."""
     retired_back_s: float = 7 * DAY_S
     """A person brings a retired node back after so long; 0.0: never."""
 
     # --- people ---
     operators: float = 0.0
     """Times a day that a person drains, resumes, holds, releases, requeues or cancels something."""
+    commands: float = 0.0
+    """Times a day that a person asks Holdfast for something."""
+    answers: float = 0.0
+    """Share of proposals that a person decides; the others lapse."""
+    cleans_up: bool = False
+    """In the calm people see to what Holdfast might not or could not do."""
+    holds_last: bool = False
+    """What a person holds through Holdfast is held for hours, some of it to the end."""
     reused_ids: float = 0.0
 
     # --- the controller and its disk ---
@@ -218,6 +247,18 @@ EDITION_2 = 10_000
 before draw what they always drew, so that a seed that found a bug goes on meaning what it meant."""
 EDITION_3 = 20_000
 """Seeds from this one on draw the mode as well: act, or observe."""
+EDITION_4 = 30_000
+"""Seeds from this one on draw what the table of reached states had shown as never reached: see `_draw_edition_4`."""
+_KINDS_4 = ("pauses", "batches", "warnings", "prologs", "vanishings", "drills", "commands", "blindness")
+_POLICIES_4 = (
+    "",
+    "",
+    'mode = "advise"\n',
+    '[mode]\ndefault = "act"\nquarantine = "observe"\n',
+    '[mode]\ndefault = "act"\nrequeue = "advise"\nreboot = "advise"\nreplace = "observe"\n',
+    "[node]\nrepair_when_drained = false\nfailed_prolog_is_a_fault = true\nflap_hold_s = 3600.0\n",
+    '[ladders]\nhang = ["requeue", "stop"]\nstraggler = ["evacuate", "requeue", "stop"]\n[node]\nvalidate = false\n',
+)
 SHARES = (
     "message_loss",
     "message_duplicate",
@@ -283,7 +324,25 @@ def draw(seed: int) -> SimOptions:
         values["echoes"] = dice.choice((0.0, 0.5, 1.0))
     if seed >= EDITION_3:
         values["policy"] = dice.choice(("", 'mode = "observe"\n'))
+    if seed >= EDITION_4:
+        values |= _draw_edition_4(dice)
     return SimOptions(**values)
+
+
+def _draw_edition_4(dice: random.Random) -> dict[str, Any]:
+    """People who ask and decide, holds that last, checks by agents, warnings, and faults on several nodes at once."""
+    values: dict[str, Any] = {"policy": dice.choice(_POLICIES_4)}
+    for name in _KINDS_4:
+        values[name] = dice.uniform(0.2, 2.0) * _INTENSE if dice.random() < 0.5 else 0.0
+    return values | {
+        "agents_check": dice.random() < 0.5,
+        "cleans_up": True,
+        "early_words": dice.random() < 0.5,
+        "holds_last": dice.random() < 0.5,
+        "answers": dice.choice((0.0, 0.5, 1.0)),
+        "late_looks": dice.choice((0.0, 0.5)),
+        "command_refuse": dice.choice((0.0, 0.0, 0.02)),
+    }
 
 
 def _draw_jobs(dice: random.Random, nodes: int) -> tuple[JobPlan, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.errors import PermanentOrderError, TemporaryOrderError
+from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import WorldView
 from holdfast.model.wire import kind_of
@@ -29,6 +29,8 @@ class SimOrchestrator:
         self._changed = asyncio.Event()
         self._waiters: dict[asyncio.Event, None] = {}
         """In order: two controllers are woken in the same order each time."""
+        self._refused: set[str] = set()
+        """Orders that were refused for good: an earlier command of theirs comes to nothing, too."""
         world.on_change = self._ring
 
     def _ring(self) -> None:
@@ -39,6 +41,8 @@ class SimOrchestrator:
     async def observe(self) -> WorldView:
         """One snapshot."""
         self._world.count("looks")
+        if self._world.scheduler_mute:
+            raise LinkError("slurm_load_jobs error: Unable to contact slurm controller")
         self._changed.clear()
         return self._scheduler.snapshot()
 
@@ -68,9 +72,14 @@ class SimOrchestrator:
         world, options = self._world, self._world.options
         world.count("commands")
         await world.clock.sleep(options.command_s / 2)
-        if world.chance("command", options.command_fail):
+        if world.scheduler_mute or world.chance("command", options.command_fail):
             world.say("command_failed", order=order.id, detail=kind_of(order))
             raise TemporaryOrderError("slurm_load_jobs error: Unable to contact slurm controller")
+        if world.chance("refused", options.command_refuse):
+            world.say("command_refused", order=order.id, detail=kind_of(order))
+            world.count("refused")
+            self._refused.add(order.id)
+            raise PermanentOrderError("Access/permission denied")
         if world.chance("command", options.command_hang):
             world.say("command_hung", order=order.id, detail=kind_of(order))
             await asyncio.Event().wait()  # until the caller's own limit
@@ -87,7 +96,7 @@ class SimOrchestrator:
 
     def _late(self, order: o.AnyOrder) -> None:
         """The command is carried out after all, unless its order had its effect in the meantime."""
-        if self._world.calm or self._world.effects.get(order.id):
+        if self._world.calm or self._world.effects.get(order.id) or order.id in self._refused:
             return
         try:
             self._carry_out(order)
@@ -132,11 +141,17 @@ class SimOrchestrator:
 
     def _to_node(self, order: o.NodeOrder) -> bool:
         node = self._world.nodes.get(order.node)
-        if node is None:
+        if node is None or node.hidden:
+            self._world.count("refused")
             raise PermanentOrderError(f"no node {order.node}")
         if order.instance_id and order.instance_id != node.machine:
             raise PermanentOrderError(f"{order.node} is another machine now")
         match order:
+            case o.QuarantineNode() if order.takes_prolog_drain and node.failed_check:
+                node.failed_check, node.reason = "", f"{OWN_REASON} {order.why}"
+                self._world.say("node_drained", who="controller", order=order.id, node=node.name, detail=node.reason)
+                self._world.touch(node)
+                return True
             case o.QuarantineNode():
                 return self._world.drain(node, f"{OWN_REASON} {order.why}", who="controller", order=order.id)
             case o.ReturnNode():

@@ -94,6 +94,7 @@ WORDS = {
     "node_retired": "the node was handed to a person",
     "node_returned_by_person": "a person brought a retired node back",
     "command_failed": "a command of the scheduler failed and did nothing",
+    "command_refused": "a command of the scheduler was refused for good",
     "command_hung": "a command of the scheduler did not answer",
     "command_lied": "a command worked and said that it failed",
     "command_late": "a command said that it failed and worked later",

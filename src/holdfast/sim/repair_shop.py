@@ -26,8 +26,10 @@ class SimRepair:
         self._failed: dict[str, str] = {}
 
     def can(self, order: o.AnyOrder) -> bool:
-        """Resets, reboots, replacements and checks."""
-        return isinstance(order, o.ResetGpu | o.RebootNode | o.ReplaceNode | o.ValidateNode)
+        """Resets, reboots, replacements, and checks where agents do not run them."""
+        if isinstance(order, o.ValidateNode):
+            return not self._world.options.agents_check
+        return isinstance(order, o.ResetGpu | o.RebootNode | o.ReplaceNode)
 
     async def execute(self, order: o.AnyOrder) -> str:
         """See `ports.Orchestrator.execute`."""
@@ -56,10 +58,8 @@ class SimRepair:
         await self._world.clock.sleep(options.validate_s)
         if not node.heard:
             raise TemporaryOrderError(f"{node.name} does not answer", retry_after_s=30.0)
-        bad = bool(node.broken or node.links) or self._world.chance("validate", options.validate_fail)
-        self._world.say("node_checked", who="repair", node=node.name, detail="failed" if bad else "passed")
-        if bad:
-            raise PermanentOrderError("dcgmi diag -r 3: fail")
+        if bad := self._world.check(node, who="repair"):
+            raise PermanentOrderError(bad)
         return "dcgmi diag -r 3: pass"
 
     def _begin(self, node: Node, order: o.NodeOrder) -> None:

@@ -84,6 +84,7 @@ class Simulation:
         options, world = self.options, self.world
         asyncio.get_running_loop().set_exception_handler(self._broken)
         self.control.start()
+        self.agents.begin()
         self._plan_jobs()
         dropped = frozenset(options.drop)
         for fault in self.faults:
@@ -103,6 +104,7 @@ class Simulation:
                 at_calm(self)
             unrest = await self._converge(progress, total_s)
         result = await self._result(unrest)
+        self.agents.end()
         await self.control.close()
         if self._errors:
             raise self._errors[0]
@@ -149,7 +151,7 @@ class Simulation:
         found: list[str] = []
         if self.control.active is None:
             found.append("no controller is active")
-        starved = self._starved()
+        starved = self._starved() | self.operators.holding.keys()
         found += [
             f"incident {one.id} is open"
             for one in await journal.incidents(open_only=True)
@@ -186,7 +188,7 @@ class Simulation:
         usable = self._usable()
         found = []
         for job in self.scheduler.jobs.values():
-            if job.is_over or job.plan.work_s <= 0.0:
+            if job.is_over or job.plan.work_s <= 0.0 or str(job.key) in self.operators.holding:
                 continue
             enough = sum(node.name not in job.excluded for node in usable) >= job.plan.nodes
             if job.state in RUNS or job.state is SchedulerState.HELD or enough:

@@ -66,7 +66,7 @@ class Allocation:
     def training(self) -> None:
         """See `training.Watcher`: nobody tells."""
 
-    def saved(self, step: int) -> None:
+    def saved(self, step: int, *, durable: bool) -> None:
         """See `training.Watcher`: nobody tells."""
 
     def rank_ended(self, node: str, rule: str, fault: str) -> None:
@@ -82,6 +82,9 @@ class Allocation:
         """NCCL's own time-out ends it after ten minutes."""
         del fault
         self.scheduler.world.later(600.0, lambda: self._over(1, None))
+
+    def moves_again(self) -> None:
+        """See `training.Watcher`: nobody tells."""
 
     def bad_numbers(self, node: str, fault: str) -> None:
         """The script checks its loss, and ends."""
@@ -138,6 +141,11 @@ class Job:
     def is_over(self) -> bool:
         """Has it ended, as the scheduler sees it?"""
         return self.state in ENDED
+
+    @property
+    def is_failed(self) -> bool:
+        """Has it ended otherwise than its owner wanted?"""
+        return self.state in {SchedulerState.FAILED, SchedulerState.NODE_FAIL}
 
     @property
     def want(self) -> int:
@@ -221,7 +229,7 @@ class Scheduler:
             cluster=world.cluster,
             at=world.now(),
             jobs=tuple(self.view_of(job) for job in self.jobs.values()),
-            nodes=tuple(node.view or world.view_of(node) for node in world.nodes.values()),
+            nodes=tuple(node.view or world.view_of(node) for node in world.nodes.values() if not node.hidden),
         )
 
     # --- starting ---
@@ -237,7 +245,7 @@ class Scheduler:
         waiting = [job for job in self.jobs.values() if job.state is SchedulerState.PENDING]
         if not waiting:
             return
-        free = [node for node in self.world.nodes.values() if not node.job and not node.drained and not node.known_down]
+        free = [node for node in self.world.nodes.values() if node.takes_work and not node.job]
         for job in sorted(waiting, key=lambda one: (-one.priority, one.submitted_at, one.key)):
             excluded = set(job.excluded)
             good = [node for node in free if node.name not in excluded]
@@ -262,7 +270,7 @@ class Scheduler:
         for one in sorted(lower, key=lambda one: (one.priority, -one.started_at, one.key)):
             if have >= want:
                 break
-            fit = [n for n in one.nodes if not n.drained and not n.known_down and n.name not in excluded]
+            fit = [node for node in one.nodes if node.takes_work and node.name not in excluded]
             if fit:
                 victims.append(one)
                 have += len(fit)

@@ -29,14 +29,17 @@ class Watcher(Protocol):
     def training(self) -> None:
         """The first step is done."""
 
-    def saved(self, step: int) -> None:
-        """A durable checkpoint exists."""
+    def saved(self, step: int, *, durable: bool) -> None:
+        """A checkpoint exists."""
 
     def rank_ended(self, node: str, rule: str, fault: str) -> None:
         """A rank ended by itself; the others do nothing useful any more."""
 
     def stalled(self, fault: str) -> None:
         """Nothing moves, nobody ended."""
+
+    def moves_again(self) -> None:
+        """What stood still goes on."""
 
     def bad_numbers(self, node: str, fault: str) -> None:
         """The loss is no number any more."""
@@ -115,6 +118,7 @@ class Attempt:
         self.slow: dict[str, tuple[str, float]] = {}
         """Straggling fault -> its node and factor."""
         self.has_trained = False
+        self._paused = False
         self._since = 0.0
         self._mark_s = self.done_s
         self._poisoned = saved.is_poisoned(self.done_s)
@@ -230,6 +234,8 @@ class Attempt:
             return
         done_s = self._mark_s = self.done_s
         if self.plan.durable_s > 0.0:
+            if self.world.options.early_words:
+                self.watcher.saved(int(done_s / self.plan.step_s), durable=False)
             self._after_own(self.plan.durable_s, lambda: self._durable(done_s))
         else:
             self._durable(done_s)
@@ -243,7 +249,7 @@ class Attempt:
         self.account.ledger.checkpoints += 1
         step = int(done_s / self.plan.step_s)
         self.world.say("checkpoint", job=self.name, detail=str(step))
-        self.watcher.saved(step)
+        self.watcher.saved(step, durable=True)
 
     def _finish(self) -> None:
         self._settle()
@@ -259,7 +265,7 @@ class Attempt:
 
     def storage_is_back(self) -> None:
         """What stood still goes on."""
-        if self.phase == "stall":
+        if self.phase == "stall" and not self._paused:
             if self.has_trained:
                 self._written()
             else:
@@ -280,6 +286,29 @@ class Attempt:
             return
         self._break()
         self.watcher.stalled(fault)
+
+    def pauses(self, fault: str) -> bool:
+        """Nothing moves until it `goes_on`. False when it does not train."""
+        if self.phase != TRAIN:
+            return False
+        self._stop_waiting()
+        self._settle()
+        self._enter("stall")
+        self._paused = True
+        self.watcher.stalled(fault)
+        return True
+
+    def goes_on(self) -> None:
+        """The pause is over, unless the attempt is."""
+        if self._paused and self.phase == "stall":
+            self._paused = False
+            self._train()
+            self.watcher.moves_again()
+
+    @property
+    def stands_still(self) -> bool:
+        """Nothing moves, or nothing useful does."""
+        return self.phase in {"broken", "stall"}
 
     def _break(self) -> None:
         if self.phase != "start":

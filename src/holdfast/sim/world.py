@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterable
 
 from holdfast.model.cluster import NodeView
+from holdfast.model.orders import Notify
 from holdfast.ports import Clock
 from holdfast.sim.faults import lemons, luck, machine_name, node_name, topology
 from holdfast.sim.options import SimOptions
@@ -27,6 +28,8 @@ class Node:
         "broken",
         "cuts",
         "drained",
+        "failed_check",
+        "hidden",
         "index",
         "job",
         "known_down",
@@ -65,6 +68,10 @@ class Node:
         """Fault -> label, of its links to the fabric that are down: no repair of the machine mends a cable."""
         self.drained = False
         self.reason = ""
+        self.failed_check = ""
+        """Why the scheduler drained it itself."""
+        self.hidden = False
+        """The scheduler does not know it."""
         self.retired = False
         self.known_down = False
         """The scheduler has given it up."""
@@ -90,6 +97,11 @@ class Node:
         return self.up and not self.cuts
 
     @property
+    def takes_work(self) -> bool:
+        """May the scheduler start something there, as far as it knows?"""
+        return not self.drained and not self.known_down and not self.hidden
+
+    @property
     def heard(self) -> bool:
         """Can the controller hear its agent?"""
         return self.up and not self.cuts and not self.apart
@@ -105,6 +117,8 @@ class World:
         self.calm = False
         """Nothing breaks any more."""
         self.storage_down: set[str] = set()
+        self.scheduler_mute: set[str] = set()
+        """Faults that keep the scheduler from answering."""
         self.truth: list[Happening] = []
         self.counts: dict[str, int] = {}
         self.effects: dict[str, int] = {}
@@ -116,6 +130,8 @@ class World:
         self.on_lost: Callable[[Node, str], None] = _nobody
         """Processes on the node are gone or cut off, because of this fault."""
         self.on_storage: Callable[[], None] = lambda: None
+        self.on_notice: Callable[[Notify], None] = _nobody
+        """People are told something."""
         self.on_change: Callable[[], None] = lambda: None
         """Something that the scheduler shows has changed."""
         self._dice: dict[str, random.Random] = {}
@@ -217,6 +233,7 @@ class World:
                 spare=node.spare,
                 gpus=self.options.gpus_per_node,
                 topology=node.topology,
+                failed_check=node.failed_check,
                 state_text="down" if node.known_down else "drained" if node.drained else "up",
             )
         return node.view
@@ -293,6 +310,12 @@ class World:
             del node.broken[fault]
             self.say("node_mended", fault=fault, who=who, order=order, node=node.name)
 
+    def check(self, node: Node, *, who: str) -> str:
+        """Run the node's checks: what they found wrong, or nothing."""
+        bad = bool(node.broken or node.links) or self.chance("validate", self.options.validate_fail)
+        self.say("node_checked", who=who, node=node.name, detail="failed" if bad else "passed")
+        return "dcgmi diag -r 3: fail" if bad else ""
+
     def drain(self, node: Node, reason: str, *, who: str, order: str = "") -> bool:
         """Keep new work off it. False when it was drained already."""
         if node.drained:
@@ -307,7 +330,7 @@ class World:
         if not node.drained:
             return False
         detail = node.reason
-        node.drained, node.reason, node.retired = False, "", False
+        node.drained, node.reason, node.retired, node.failed_check = False, "", False, ""
         self.say("node_resumed", who=who, order=order, node=node.name, detail=detail)
         self.touch(node)
         return True

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import ConfigError, NotFoundError
 from holdfast.model.toml_lines import Problem, build, config_error, did_you_mean, load_toml
-from holdfast.validate.results import Item, NodeResult, Verdict, number
+from holdfast.validate.results import Item, NodeResult, Verdict, number, spread
 
 LEARN_LEAST = 0.10
 """Least tolerance of a learned figure."""
@@ -174,8 +174,7 @@ def learned(nodes: Sequence[NodeResult], name: str, source: str) -> Baseline:
     expected = {}
     for item_name, found in sorted(values.items()):
         middle = median(found)
-        spread = 1.4826 * median([abs(one - middle) for one in found])
-        tolerance = max(LEARN_LEAST, LEARN_SPREADS * spread / middle)
+        tolerance = max(LEARN_LEAST, LEARN_SPREADS * spread(found, middle) / middle)
         expected[item_name] = Expected(
             value=float(f"{middle:.5g}"), better=better[item_name], tolerance=round(tolerance, 3)
         )

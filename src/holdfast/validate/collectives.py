@@ -14,10 +14,11 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 
 from holdfast.validate import paired
+from holdfast.validate.hands import Tell
 from holdfast.validate.pairing import Group, Halving, Outcome, Pairing, stories
 from holdfast.validate.registry import RESENT
-from holdfast.validate.results import Item, StepResult, Verdict
-from holdfast.validate.under_test import NodesUnderTest
+from holdfast.validate.results import Item, StepResult, Verdict, failed, warned
+from holdfast.validate.under_test import NodesUnderTest, serving
 from holdfast.validate.wire import Hello
 
 PORT_S = 120.0
@@ -99,14 +100,13 @@ class _Hunt:
         nodes.rounds += [f"collectives, {told}" for told in stories(pairing.rounds) if small]
         for blame in pairing.blamed():
             why = f"with {' and with '.join(blame.partners)}: {'; '.join(blame.reasons)}"
-            nodes.add(blame.node, Item(name="nccl.group", verdict=Verdict.FAIL, why=why, advice=ADVICE))
+            nodes.add(blame.node, failed("nccl.group", why, ADVICE))
         for node in pairing.undecided():
             if node not in nodes.hands.lost:
                 reasons = "; ".join(
                     dict.fromkeys(r for one in self._outcomes if node in one.group for r in one.reasons)
                 )
-                item = Item(name="nccl.group", verdict=Verdict.WARN, why=reasons, advice="run it with more nodes")
-                nodes.add(node, item)
+                nodes.add(node, warned("nccl.group", reasons, "run it with more nodes"))
         for group in self._halving.between:
             nodes.notes.append(f"nccl: {', '.join(group)} fail together while both halves pass: look between them")
 
@@ -153,29 +153,19 @@ async def sweep(nodes: NodesUnderTest, ranks: Sequence[Hello], *, deep: bool, li
         deep: with large messages.
         limit_s: of the step, when it is shorter than its own.
     """
-    ports: asyncio.Queue[int] = asyncio.Queue()
     first = ranks[0]
     size_max = COLOCATED_MAX if nodes.colocated or len({one.node for one in ranks}) < len(ranks) else 0
     kind = {"deep": deep, "limit_s": limit_s, "size_max": size_max}
 
-    def ask(rank: int, **more: object) -> Awaitable[StepResult]:
+    def ask(rank: int, told: Tell | None = None, **more: object) -> Awaitable[StepResult]:
         options = nodes.options(ranks[rank], rank=rank, world=len(ranks), **kind, **more)
-        told = None if rank else lambda said: ports.put_nowait(int(float(said.get("port", 0))))
         return nodes.hands.ask(ranks[rank].node, "sweep", options, told)
 
-    leading = asyncio.ensure_future(ask(0, listen=first.address))
-    waiting = asyncio.create_task(ports.get())
-    try:
-        await asyncio.wait({leading, waiting}, timeout=PORT_S, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            said = leading.result().error if leading.done() else f"it did not listen within {PORT_S:g} s"
-            return [StepResult(step="sweep", error=said), *(StepResult(step="sweep") for _ in ranks[1:])]
-        others = (ask(rank, peer=first.address, port=waiting.result()) for rank in range(1, len(ranks)))
-        return list(await asyncio.gather(leading, *others))
-    finally:
-        for task in (leading, waiting):
-            task.cancel()
-        await asyncio.gather(leading, waiting, return_exceptions=True)
+    async with serving(lambda told: ask(0, told, listen=first.address), PORT_S) as leading:
+        if not leading.port:
+            return [StepResult(step="sweep", error=leading.why), *(StepResult(step="sweep") for _ in ranks[1:])]
+        others = (ask(rank, peer=first.address, port=leading.port) for rank in range(1, len(ranks)))
+        return list(await asyncio.gather(leading.end, *others))
 
 
 def _share(result: StepResult) -> float:

@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from holdfast.os.programs import Ran
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict
-from holdfast.validate.tool_steps import absent
+from holdfast.validate.results import Item, absent, failed, warned
 
 SOURCES = Path(__file__).with_name("compiled")
 COMPILE_S = 60.0
@@ -61,7 +61,7 @@ def _built(
     name: str,
     compiler: Sequence[str],
     command: Callable[[str], Sequence[str]],
-    judge: Callable[[tool_runs.Done], list[Item]],
+    judge: Callable[[Ran], list[Item]],
 ) -> list[Item]:
     """Compile, run, judge."""
     with tempfile.TemporaryDirectory(prefix=f"holdfast-{name}-") as folder:
@@ -71,39 +71,39 @@ def _built(
         source = str(SOURCES / f"{name}.c")
         done = tool_runs.run((*compiler, "-O1", source, "-o", program), COMPILE_S)
         if done.code != 0:
-            return [_failed(f"{name}.build", f"{shlex.join(compiler)}: {_first_error(done)}")]
+            return [failed(f"{name}.build", f"{shlex.join(compiler)}: {_first_error(done)}")]
         return judge(tool_runs.run(command(program), RUN_S))
 
 
-def _first_error(done: tool_runs.Done) -> str:
+def _first_error(done: Ran) -> str:
     """The line that names the cause: a compiler's last line only says that there was one."""
     lines = [line.strip() for line in f"{done.err}\n{done.out}".splitlines() if line.strip()]
     return next((line for line in lines if re.search(r"error:|cannot|not found", line)), done.said)[:300]
 
 
-def judged_openmp(done: tool_runs.Done) -> list[Item]:
+def judged_openmp(done: Ran) -> list[Item]:
     """What the program's line says. Pure."""
     found = OPENMP_LINE.search(done.out)
     if found is None or done.code != 0:
         return [_broken("openmp.run", done)]
     version, threads, wanted, total, known = map(int, found.groups())
     if total != known:
-        return [_failed("openmp.run", f"{threads} threads summed {total} instead of {known}")]
+        return [failed("openmp.run", f"{threads} threads summed {total} instead of {known}")]
     text = f"{threads} threads, OpenMP {version}"
     if threads < wanted:
         why = f"{threads} of {wanted} threads took part"
-        return [Item(name="openmp.run", text=text, verdict=Verdict.WARN, why=why)]
+        return [warned("openmp.run", why, text=text)]
     return [Item(name="openmp.run", text=text)]
 
 
-def judged_mpi(done: tool_runs.Done) -> list[Item]:
+def judged_mpi(done: Ran) -> list[Item]:
     """What the ranks' lines say. Pure."""
     said = [(int(rank), int(size), int(wrong), library) for rank, size, wrong, library in RANK_LINE.findall(done.out)]
     if any(size != RANKS for _, size, _, _ in said):
-        return [_failed("mpi.run", f"{RANKS} ranks were started and each says that it is one of {said[0][1]}")]
+        return [failed("mpi.run", f"{RANKS} ranks were started and each says that it is one of {said[0][1]}")]
     bad = [f"rank {rank} has {wrong} wrong elements" for rank, _, wrong, _ in sorted(said) if wrong]
     if bad:
-        return [_failed("mpi.run", "; ".join(bad))]
+        return [failed("mpi.run", "; ".join(bad))]
     if done.code != 0 or len(said) != RANKS:
         return [_broken("mpi.run", done)]
     return [
@@ -112,14 +112,9 @@ def judged_mpi(done: tool_runs.Done) -> list[Item]:
     ]
 
 
-def _failed(name: str, why: str) -> Item:
-    """What to do about it stands in `troubleshooting`."""
-    return Item(name=name, verdict=Verdict.FAIL, why=why)
-
-
-def _broken(name: str, done: tool_runs.Done) -> Item:
+def _broken(name: str, done: Ran) -> Item:
     if done.hung:
-        return _failed(name, f"it did not end within {RUN_S:g} s and was killed")
+        return failed(name, f"it did not end within {RUN_S:g} s and was killed")
     lines = [line.strip() for line in f"{done.err}\n{done.out}".splitlines() if line.strip(" =|")]
     why = next((line for line in lines if re.search(r"cannot open shared object|error|[Ss]ignal", line)), done.said)
-    return _failed(name, f"it ended with {done.code}: {why[:300]}")
+    return failed(name, f"it ended with {done.code}: {why[:300]}")

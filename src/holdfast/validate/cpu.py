@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict
+from holdfast.validate.results import Item, Verdict, text_of
 
 BLOCK = 1 << 16
 PARTS = 5
@@ -61,7 +62,7 @@ def _throttled_s() -> float:
     """What cgroups (version 1 or 2) held back from this process; nested ones count together."""
     total = 0.0
     for folder in cgroups():
-        stat = dict(line.split() for line in _lines(folder / "cpu.stat") if line.count(" ") == 1)
+        stat = dict(line.split() for line in text_of(folder / "cpu.stat").splitlines() if line.count(" ") == 1)
         total += int(stat.get("throttled_usec", 0)) / 1e6 + int(stat.get("throttled_time", 0)) / 1e9
     return total
 
@@ -69,7 +70,7 @@ def _throttled_s() -> float:
 def cgroups() -> list[Path]:
     """Folders of the cgroups that rule this process's processor time, of version 1 or 2."""
     found = []
-    for line in _lines(Path("/proc/self/cgroup")):
+    for line in text_of(Path("/proc/self/cgroup")).splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
@@ -88,19 +89,12 @@ def allowed(folders: Sequence[Path], processors: int) -> float:
         for place in (folder, *folder.parents):
             if place == CGROUP.parent:
                 break
-            words = " ".join(_lines(place / "cpu.max")).split()
+            words = text_of(place / "cpu.max").split()
             if len(words) != 2:
-                words = [*_lines(place / "cpu.cfs_quota_us"), *_lines(place / "cpu.cfs_period_us")]
-            if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:
+                words = [text_of(place / "cpu.cfs_quota_us"), text_of(place / "cpu.cfs_period_us")]
+            if words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0:
                 least = min(least, int(words[0]) / int(words[1]))
     return least
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 class Own(Struct, frozen=True):
@@ -196,25 +190,23 @@ def held_item(held: float) -> Item:
     )
     if held < HELD_WARN:
         return item
-    return Item(
-        name=item.name, value=held, unit=item.unit, better="lower", expected=item.expected, verdict=Verdict.WARN,
+    return replace(
+        item,
+        verdict=Verdict.WARN,
         why=f"{held:.0%} of its processor time was held back though nobody else used it",
         advice="look for a CPU quota (cgroup cpu.max or cfs_quota), a container's CPU limit, or a stopped process",
-    )  # fmt: skip
+    )
 
 
 def correct(digest: str, again: str) -> Item:
     """Judge results: against the known answer, and twice the same."""
+    item = Item(name="cpu.correct", text=digest, same=True, expected=KNOWN_DIGEST, source="IEEE 754, FIPS 180-4")
     if digest == again == KNOWN_DIGEST:
-        return Item(name="cpu.correct", text=digest, same=True, expected=KNOWN_DIGEST, source="IEEE 754, FIPS 180-4")
-    why = "it computes wrong sums" if digest == again else "the same computation gave two results"
-    return Item(
-        name="cpu.correct",
+        return item
+    return replace(
+        item,
         text=digest if digest == again else f"{digest}, then {again}",
-        same=True,
-        expected=KNOWN_DIGEST,
-        source="IEEE 754, FIPS 180-4",
         verdict=Verdict.FAIL,
-        why=why,
+        why="it computes wrong sums" if digest == again else "the same computation gave two results",
         advice="keep work away: silent corruption; run `holdfast check cpu-stress edac`, then have it replaced",
     )

@@ -14,14 +14,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from holdfast.ports import Clock
 from holdfast.validate import collectives, outliers, paired
 from holdfast.validate.baselines import Baseline, Kind, judged
-from holdfast.validate.hands import Hands
-from holdfast.validate.results import Item, NodeResult, Run, StepResult, Verdict, worst
-from holdfast.validate.results_kept import Plan, Results
+from holdfast.validate.results import Item, NodeResult, Run, StepResult, Verdict, failed, worst
+from holdfast.validate.results_kept import Plan
 from holdfast.validate.troubleshooting import advice_for, advised
-from holdfast.validate.under_test import Asked, NodesUnderTest, Say
+from holdfast.validate.under_test import NodesUnderTest
 from holdfast.validate.wire import Hello
 
 Baselines = Callable[[Kind], Baseline | None]
@@ -36,49 +34,35 @@ GRAVE = ("software.package.", "software.driver.", "software.libfabric", "cpu.cor
 """Facts in which a node that stands apart is not fit; in others a person should look."""
 
 
-class Examination(NodesUnderTest):
+class Examination:
     """See the module.
 
     Args:
-        hands: who runs steps.
-        asked: what is to be done.
-        clock: the time.
-        results: what an earlier try found.
+        nodes: who is examined, by what.
         baselines: what a node of a kind should reach.
         advise: the catalogue's advice for an error's text.
-        progress: told a line at a time how far it is.
     """
 
-    def __init__(
-        self,
-        hands: Hands,
-        asked: Asked,
-        *,
-        clock: Clock,
-        results: Results,
-        baselines: Baselines,
-        advise: Advise = lambda _text: "",
-        progress: Say = lambda _line: None,
-    ) -> None:
-        super().__init__(hands, asked, clock=clock, results=results, progress=progress)
+    def __init__(self, nodes: NodesUnderTest, *, baselines: Baselines, advise: Advise = lambda _text: "") -> None:
+        self.nodes = nodes
         self._baselines = baselines
         self._advise = advise
-        self._found: dict[str, list[StepResult]] = {hello.node: [] for hello in hands.nodes}
-        self._gate = asyncio.Semaphore(BUSY_AT_ONCE if self.colocated else max(1, len(hands.nodes)))
+        self._found: dict[str, list[StepResult]] = {hello.node: [] for hello in nodes.hands.nodes}
+        self._gate = asyncio.Semaphore(BUSY_AT_ONCE if nodes.colocated else max(1, len(nodes.hands.nodes)))
 
     # --- the parts ---
 
     async def run(self, *, resume: bool = False) -> Run:
         """Do all of it."""
-        names = tuple(suite.name for suite in self.asked.suites)
-        begin = self.clock.monotonic()
-        plan = self.results.plan(
+        names = tuple(suite.name for suite in self.nodes.asked.suites)
+        begin = self.nodes.clock.monotonic()
+        plan = self.nodes.results.plan(
             Plan(
-                id=f"v{int(self.clock.now())}-{secrets.token_hex(3)}",
-                at=self.clock.now(),
+                id=f"v{int(self.nodes.clock.now())}-{secrets.token_hex(3)}",
+                at=self.nodes.clock.now(),
                 suites=names,
-                deep=self.asked.options.deep,
-                nodes=tuple(hello.node for hello in self.hands.nodes),
+                deep=self.nodes.asked.options.deep,
+                nodes=tuple(hello.node for hello in self.nodes.hands.nodes),
             ),
             resume=resume,
         )
@@ -86,70 +70,72 @@ class Examination(NodesUnderTest):
         if "shared" in names:
             await self._shared()
         if "network" in names:
-            await paired.run(self)
+            await paired.run(self.nodes)
         if "nccl" in names:
-            await collectives.run(self)
+            await collectives.run(self.nodes)
         nodes = await self._judge()
-        if self.results.taken:
-            self.notes.append(f"{self.results.taken} steps were taken from the interrupted run")
+        if self.nodes.results.taken:
+            self.nodes.notes.append(f"{self.nodes.results.taken} steps were taken from the interrupted run")
         return Run(
             id=plan.id,
             at=plan.at,
-            seconds=round(self.clock.monotonic() - begin, 2),
+            seconds=round(self.nodes.clock.monotonic() - begin, 2),
             suites=names,
-            deep=self.asked.options.deep,
-            baseline=self.asked.baseline,
+            deep=self.nodes.asked.options.deep,
+            baseline=self.nodes.asked.baseline,
             nodes=nodes,
-            notes=tuple(self.notes),
-            rounds=tuple(self.rounds),
+            notes=tuple(self.nodes.notes),
+            rounds=tuple(self.nodes.rounds),
         )
 
     async def _by_itself(self) -> None:
-        deep = self.asked.options.deep
-        first = self.hands.nodes[0].node
+        deep = self.nodes.asked.options.deep
+        first = self.nodes.hands.nodes[0].node
 
         async def one(hello: Hello) -> None:
-            for suite in self.asked.suites:
+            for suite in self.nodes.asked.suites:
                 if suite.once and hello.node != first:
                     continue
                 for step in suite.steps:
                     if step.deep_only and not deep:
                         continue
                     async with self._gate if step.name in BUSY else contextlib.nullcontext():
-                        result = await self.step(hello, step.name)
+                        result = await self.nodes.step(hello, step.name)
                     self._found[hello.node].append(result)
                     how = result.error or f"{worst(item.verdict for item in result.items)}, {result.seconds:.1f} s"
-                    self.progress(f"{hello.node}: {step.name}: {how}")
+                    self.nodes.progress(f"{hello.node}: {step.name}: {how}")
 
-        await self._all(one(hello) for hello in self.alive)
+        await self._all(one(hello) for hello in self.nodes.alive)
 
     async def _shared(self) -> None:
-        if not self.asked.options.shared:
-            self.notes.append("shared: left out; name a folder that all nodes see with --shared DIR")
+        if not self.nodes.asked.options.shared:
+            self.nodes.notes.append("shared: left out; name a folder that all nodes see with --shared DIR")
             return
         token = secrets.token_hex(8)
-        folder = f"{self.asked.options.shared.rstrip('/')}/.holdfast-shared-{token}"
+        folder = f"{self.nodes.asked.options.shared.rstrip('/')}/.holdfast-shared-{token}"
         won: dict[str, StepResult] = {}
         for step in ("shared-make", "shared-count", "shared-read"):
 
             async def one(hello: Hello, step: str = step) -> None:
-                result = await self.step(hello, step, key=token, shared=folder, token=token)
+                result = await self.nodes.step(hello, step, key=token, shared=folder, token=token)
                 if step == "shared-make":
                     won[hello.node] = result
                 self._found[hello.node].append(result)
 
-            await self._all(one(hello) for hello in self.alive)
+            await self._all(one(hello) for hello in self.nodes.alive)
         winners = [node for node, result in won.items() if any(item.value == 1.0 for item in result.items)]
         if won and not any(result.error for result in won.values()) and len(winners) != 1:
             why = f"{len(winners)} of {len(won)} nodes created the same file exclusively"
             for node in winners or won:
-                self.add(node, Item(name="shared.exclusive", verdict=Verdict.FAIL, why=why, advice="see shared.lock"))
+                self.nodes.add(node, failed("shared.exclusive", why, "see shared.lock"))
         await self._forget_shared(folder)
-        self.progress("shared: done")
+        self.nodes.progress("shared: done")
 
     async def _forget_shared(self, folder: str) -> None:
-        if self.alive:
-            await self.hands.ask(self.alive[0].node, "shared-forget", replace(self.asked.options, shared=folder))
+        if self.nodes.alive:
+            await self.nodes.hands.ask(
+                self.nodes.alive[0].node, "shared-forget", replace(self.nodes.asked.options, shared=folder)
+            )
 
     @staticmethod
     async def _all(work: Iterable[Awaitable[None]]) -> None:
@@ -160,7 +146,7 @@ class Examination(NodesUnderTest):
     # --- judgement ---
 
     async def _judge(self) -> tuple[NodeResult, ...]:
-        nodes = [self._node(hello) for hello in self.hands.nodes]
+        nodes = [self._node(hello) for hello in self.nodes.hands.nodes]
         apart = self._apart(nodes)
         for turn in range(AGAIN):
             if not apart:
@@ -175,24 +161,24 @@ class Examination(NodesUnderTest):
         known = {node.node for node in nodes}
         nodes += [
             NodeResult(node=name, rank=len(nodes), lost=why)
-            for name, why in self.hands.lost.items()
+            for name, why in self.nodes.hands.lost.items()
             if name not in known
         ]
         return tuple(nodes)
 
     def _apart(self, nodes: Sequence[NodeResult]) -> list[outliers.Apart]:
-        return outliers.figures_apart([node for node in nodes if not node.lost], colocated=self.colocated)
+        return outliers.figures_apart([node for node in nodes if not node.lost], colocated=self.nodes.colocated)
 
     async def _again(self, nodes: Sequence[NodeResult], apart: Sequence[outliers.Apart], turn: int) -> list[NodeResult]:
         """The nodes with what stands apart measured once more: a node is blamed for what stays."""
-        hellos = {hello.node: hello for hello in self.alive}
+        hellos = {hello.node: hello for hello in self.nodes.alive}
         steps = {item.name: result.step for found in self._found.values() for result in found for item in result.items}
         redo = sorted({(one.node, steps[one.item]) for one in apart if one.item in steps and one.node in hellos})
 
         async def one(node: str, step: str) -> StepResult:
             async with self._gate:
-                self.progress(f"{node}: {step}: once more, since it stands apart")
-                return await self.step(hellos[node], step, key=f"again {turn + 1}")
+                self.nodes.progress(f"{node}: {step}: once more, since it stands apart")
+                return await self.nodes.step(hellos[node], step, key=f"again {turn + 1}")
 
         fresh = await asyncio.gather(*(one(node, step) for node, step in redo))
         for (node, _), result in zip(redo, fresh, strict=True):
@@ -208,19 +194,19 @@ class Examination(NodesUnderTest):
             by_name |= {item.name: item for item in result.items}
         items = [*by_name.values(), *(self._failed(result) for result in last.values() if result.error)]
         kind = Kind(hello.gpu, hello.instance, hello.cpu)
-        items = [*judged(items, self._baselines(kind)), *self.extra[hello.node]]
+        items = [*judged(items, self._baselines(kind)), *self.nodes.extra[hello.node]]
         return NodeResult(
             node=hello.node,
             rank=hello.rank,
             items=tuple(map(advised, items)),
             steps=tuple(self._found[hello.node]),
-            lost=self.hands.lost.get(hello.node, ""),
+            lost=self.nodes.hands.lost.get(hello.node, ""),
         )
 
     def _failed(self, result: StepResult) -> Item:
         """A step that did not end well is a failure of its own."""
         advice = self._advise(result.error) or advice_for(result.step, result.error, hung=result.hung)
-        return Item(name=f"{result.step}.ended", verdict=Verdict.FAIL, why=result.error, advice=advice)
+        return failed(f"{result.step}.ended", result.error, advice)
 
 
 async def _awaited(work: Awaitable[None]) -> None:

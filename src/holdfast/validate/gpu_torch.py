@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 
 import torch
+from msgspec.structs import replace
 
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict
+from holdfast.validate.results import Item, Verdict, absent
 
 DTYPES = ("float32", "bfloat16", "float16")
 SIDE = {"cuda": 8192, "cpu": 512}
@@ -29,9 +30,7 @@ def measure(options: Options) -> list[Item]:
     """The step."""
     kind = options.device or ("cuda" if torch.cuda.is_available() else "")
     if not kind:
-        return [
-            Item(name="gpu.devices", verdict=Verdict.ABSENT, why="PyTorch sees no GPU (--device cpu measures the host)")
-        ]
+        return [absent("gpu.devices", "PyTorch sees no GPU (--device cpu measures the host)")]
     devices = (
         [torch.device(kind)] if kind != "cuda" else [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     )
@@ -67,11 +66,12 @@ def _slowest(name: str, found: list[float]) -> Item:
     index = found.index(slowest)
     item = Item(name=name, value=slowest, unit=unit, better="higher")
     if len(found) > 1 and slowest < 0.85 * fastest:
-        return Item(
-            name=name, value=slowest, unit=unit, better="higher", verdict=Verdict.WARN,
+        return replace(
+            item,
+            verdict=Verdict.WARN,
             why=f"GPU {index} reaches {slowest:.3g} where the best of this node reaches {fastest:.3g}",
             advice="compare clocks, power and temperature (`nvidia-smi -q -d CLOCK,POWER,TEMPERATURE`), PCIe width",
-        )  # fmt: skip
+        )
     return item
 
 

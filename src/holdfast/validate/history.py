@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from statistics import median
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.ports import Journal, Sample
 from holdfast.validate.latest import told_of
-from holdfast.validate.results import SEVERITY, Run, number
+from holdfast.validate.results import SEVERITY, Run, number, spread
 
 FIGURE = "validate.figure"
 FACT = "validate.fact"
@@ -102,20 +103,15 @@ def trends(samples: Sequence[Sample]) -> list[Trend]:
 def _trend(node: str, item: str, points: Sequence[Point], facts: Sequence[tuple[float, str, str]]) -> Trend:
     plain = Trend(node=node, item=item, points=tuple(points))
     split = change_point([point.value for point in points])
-    if split:
-        before = median(point.value for point in points[:split])
-        after = median(point.value for point in points[split:])
-        changed = changes_between(facts, points[split - 1].at, points[split].at)
-        return Trend(
-            node=node,
-            item=item,
-            points=plain.points,
-            changed_at=points[split].at,
-            before=before,
-            after=after,
-            with_it=changed,
-        )
-    return Trend(node=node, item=item, points=plain.points, per_30_days=ageing(points))
+    if not split:
+        return replace(plain, per_30_days=ageing(points))
+    return replace(
+        plain,
+        changed_at=points[split].at,
+        before=median(point.value for point in points[:split]),
+        after=median(point.value for point in points[split:]),
+        with_it=changes_between(facts, points[split - 1].at, points[split].at),
+    )
 
 
 def change_point(values: Sequence[float]) -> int:
@@ -137,8 +133,8 @@ def change_point(values: Sequence[float]) -> int:
         if abs(value - median(own)) > abs(value - median(other)):
             return 0  # the change is nearer to an end than three runs
     distance = abs(median(left) - median(right))
-    spread = 1.4826 * median([*(abs(v - median(left)) for v in left), *(abs(v - median(right)) for v in right)])
-    return split if distance >= SHARE * level and distance > DEVIATIONS * max(spread, 0.01 * level) else 0
+    noise = spread([*(v - median(left) for v in left), *(v - median(right) for v in right)], 0.0)
+    return split if distance >= SHARE * level and distance > DEVIATIONS * max(noise, 0.01 * level) else 0
 
 
 def _distance(side: Sequence[float]) -> float:
@@ -158,9 +154,8 @@ def ageing(points: Sequence[Point]) -> float:
     slope = median(slopes)
     moved = slope * (points[-1].at - points[0].at)
     rest = [point.value - slope * (point.at - points[0].at) for point in points]
-    spread = 1.4826 * median([abs(one - median(rest)) for one in rest])
     same_way = sum(1 for one in slopes if one * slope > 0) / len(slopes)
-    if abs(moved) < SHARE * abs(level) or abs(moved) < DEVIATIONS * spread or same_way < 0.75:
+    if abs(moved) < SHARE * abs(level) or abs(moved) < DEVIATIONS * spread(rest, median(rest)) or same_way < 0.75:
         return 0.0
     return slope * 30 * 86400.0 / level
 

@@ -14,7 +14,7 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.validate.results import Item, NodeResult, Verdict, number
+from holdfast.validate.results import Item, NodeResult, Verdict, number, spread
 
 SHARE = 0.25
 """Worse than the median by so much."""
@@ -60,8 +60,7 @@ def _is_apart(name: str, item: Item, value: float, middle: float, values: Sequen
     if name == "cpu.held_back":
         return value - middle > HELD_APART
     worse = middle - value if item.better == "higher" else value - middle
-    spread = 1.4826 * median([abs(one - middle) for one in values])
-    return worse > SHARE * abs(middle) and worse > DEVIATIONS * max(spread, FLOOR * abs(middle))
+    return worse > max(SHARE * abs(middle), DEVIATIONS * max(spread(values, middle), FLOOR * abs(middle)))
 
 
 def facts_apart(nodes: Sequence[NodeResult]) -> list[Apart]:

@@ -1,4 +1,6 @@
-"""A paired test: two nodes against each other. A step that runs on both; the one without `peer` listens.
+"""The `network` suite: a node's own interfaces, and the paired test of two nodes. Two steps.
+
+The paired test runs on both nodes; the one without `peer` listens.
 
 One TCP connection steers; beside it runs UDP. Measured: round trips, datagrams that never came back (a reply that is
 late is not lost, so a starved processor costs no verdict), a large datagram that may not be fragmented, TCP both ways
@@ -13,13 +15,15 @@ import contextlib
 import socket
 import struct
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from holdfast.validate.cpu import computed
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item
+from holdfast.validate.results import Item, text_of
 from holdfast.validate.step import Tell
 
 ACCEPT_S = 60.0
@@ -34,6 +38,7 @@ CHUNK = 1 << 18
 UDP_HEADERS = 28
 """Bytes of an IPv4 and a UDP header."""
 SOCKET_BYTES = 1 << 20
+NET = Path("/sys/class/net")
 
 
 class Line:
@@ -272,13 +277,16 @@ class _Client:
 
     def _streams(self) -> list[Item]:
         before, there = tcp_facts(self.line.sock), self._facts()
-        rates = [self._give(), self._take()]
+        rates = [self._rate(self._give), self._rate(self._take)]
         mine, theirs = tcp_facts(self.line.sock), self._facts()
-        again = mine.get("again", 0) - before.get("again", 0) + theirs.get("again", 0) - there.get("again", 0)
-        sent = mine.get("sent", 0) - before.get("sent", 0) + theirs.get("sent", 0) - there.get("sent", 0)
+        grown = {
+            name: mine.get(name, 0) - before.get(name, 0) + theirs.get(name, 0) - there.get(name, 0)
+            for name in ("again", "sent")
+        }
+        again = grown["again"] / max(grown["sent"], 1)
         return [
             Item(name="network.bandwidth", value=min(rates) / 1e6, unit="MB/s, the slower way", better="higher"),
-            Item(name="network.retransmitted", value=again / max(sent, 1), unit="of TCP segments", better="lower"),
+            Item(name="network.retransmitted", value=again, unit="of TCP segments", better="lower"),
             Item(name="network.path_mtu", value=float(mine.get("pmtu", 0)), unit="bytes"),
         ]
 
@@ -286,28 +294,25 @@ class _Client:
         self.line.say(do="facts")
         return {key: int(value) for key, value in self.line.hear().items()}
 
-    def _give(self) -> float:
-        """Bytes per second to the partner. A slow link gets less to carry: a first part says how much."""
-        rate = 0.0
-        for count in (CHUNK, 0):
-            size = count or int(min(STREAM_BYTES, max(CHUNK, rate * STREAM_S)))
-            self.line.say(do="take", bytes=size)
-            start = time.perf_counter()
-            send(self.line.sock, size)
-            said = self.line.hear()
-            rate = size / max(time.perf_counter() - start, float(said["seconds"]), 1e-6)
-        return rate
+    @staticmethod
+    def _rate(move: Callable[[int], float]) -> float:
+        """Bytes per second of what `move` carries, in seconds. A slow link gets less: a first part says how much."""
+        size = int(min(STREAM_BYTES, max(CHUNK, CHUNK / move(CHUNK) * STREAM_S)))
+        return size / move(size)
 
-    def _take(self) -> float:
-        rate = 0.0
-        for count in (CHUNK, 0):
-            size = count or int(min(STREAM_BYTES, max(CHUNK, rate * STREAM_S)))
-            start = time.perf_counter()
-            self.line.say(do="give", bytes=size)
-            if self.line.take(size, time.monotonic() + QUIET_S) < size:
-                raise TimeoutError(f"the partner did not send {size} bytes within {QUIET_S:g} s")
-            rate = size / max(time.perf_counter() - start, 1e-6)
-        return rate
+    def _give(self, size: int) -> float:
+        self.line.say(do="take", bytes=size)
+        start = time.perf_counter()
+        send(self.line.sock, size)
+        said = self.line.hear()
+        return max(time.perf_counter() - start, float(said["seconds"]), 1e-6)
+
+    def _take(self, size: int) -> float:
+        start = time.perf_counter()
+        self.line.say(do="give", bytes=size)
+        if self.line.take(size, time.monotonic() + QUIET_S) < size:
+            raise TimeoutError(f"the partner did not send {size} bytes within {QUIET_S:g} s")
+        return max(time.perf_counter() - start, 1e-6)
 
     def _sums(self) -> Item:
         """Both compute the same; 1.0 when the results are equal."""
@@ -316,3 +321,19 @@ class _Client:
         self.line.say(do="sums", seed=seed)
         same = self.line.hear()["sums"] == mine
         return Item(name="network.sums", value=1.0 if same else 0.0, unit="equal sums", better="higher")
+
+
+def interfaces(options: Options) -> list[Item]:
+    """The step."""
+    del options
+    items = []
+    for path in sorted(NET.glob("*")):
+        state = text_of(path / "operstate")
+        if path.name == "lo" or state == "down":
+            continue
+        mtu = text_of(path / "mtu")
+        items.append(Item(name=f"network.mtu.{path.name}", text=mtu, unit="bytes", same=True))
+        speed = text_of(path / "speed")
+        if speed.isdigit() and (path / "device").exists():
+            items.append(Item(name=f"network.speed.{path.name}", value=float(speed), unit="Mb/s", better="higher"))
+    return items or [Item(name="network.interfaces", text="none but the loopback")]

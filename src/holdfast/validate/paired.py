@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from holdfast.validate.pairing import Blame, Outcome, Pairing, reasons_of, stories
-from holdfast.validate.results import Item, StepResult, Verdict, number
-from holdfast.validate.under_test import NodesUnderTest
+from holdfast.validate.results import Item, StepResult, Verdict, number, warned
+from holdfast.validate.under_test import NodesUnderTest, serving
 from holdfast.validate.wire import Hello
 
 LIMITS: Mapping[str, tuple[str, float, str]] = {
@@ -51,7 +51,7 @@ async def run(nodes: NodesUnderTest) -> None:
         await _with_itself(nodes)
         return
     pairing = Pairing(tuple(hellos), turn=nodes.asked.turn)
-    best: dict[str, dict[str, float]] = {node: {} for node in hellos}
+    best: dict[str, dict[str, Item]] = {node: {} for node in hellos}
     while wanted := pairing.next_round():
         number_of_round = len(pairing.rounds) + 1
         gate = asyncio.Semaphore(AT_ONCE_COLOCATED if nodes.colocated else len(wanted))
@@ -95,28 +95,15 @@ async def pair_test(nodes: NodesUnderTest, asking: Hello, answering: Hello, *, k
     if known is not None:
         return known
     token = secrets.token_hex(8)
-    ports: asyncio.Queue[int] = asyncio.Queue()
     listening = nodes.options(answering, token=token, listen=answering.address if len(nodes.alive) > 1 else "")
-    serving = asyncio.create_task(
-        nodes.hands.ask(
-            answering.node, "pair", listening, lambda told: ports.put_nowait(int(float(told.get("port", 0))))
-        )
-    )
-    waiting = asyncio.create_task(ports.get())
-    try:
-        await asyncio.wait({serving, waiting}, timeout=PORT_S, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            said = serving.result().error if serving.done() else f"it did not listen within {PORT_S:g} s"
-            return StepResult(step="pair", error=f"{answering.node}: {said}")
-        options = nodes.options(asking, token=token, peer=answering.address, port=waiting.result())
+    async with serving(lambda told: nodes.hands.ask(answering.node, "pair", listening, told), PORT_S) as answer:
+        if not answer.port:
+            return StepResult(step="pair", error=f"{answering.node}: {answer.why}")
+        options = nodes.options(asking, token=token, peer=answering.address, port=answer.port)
         result = await nodes.hands.ask(asking.node, "pair", options)
-        served = await serving
+        served = await answer.end
         if served.error and not result.error:
             result = StepResult(step="pair", error=f"{answering.node}: {served.error}")
-    finally:
-        for task in (serving, waiting):
-            task.cancel()
-        await asyncio.gather(serving, waiting, return_exceptions=True)
     nodes.results.put(f"{asking.node} pair {key}", result)
     return result
 
@@ -167,30 +154,19 @@ def _slow(mine: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> l
     return found
 
 
-def _better(best: dict[str, float], result: StepResult) -> None:
+def _better(best: dict[str, Item], result: StepResult) -> None:
     """A node's figure is the best that it reached with anybody: the other end may be the slow one."""
     for item in result.items:
         if item.value is None or item.name not in SHOWN:
             continue
-        known = best.get(item.name)
-        pick = max if item.better == "higher" else min
-        best[item.name] = item.value if known is None else pick(known, item.value)
+        known = best.setdefault(item.name, item)
+        if known.value is not None and (item.value > known.value) is (item.better == "higher"):
+            best[item.name] = item
 
 
-UNITS = {
-    "network.latency": ("us round trip", "lower"),
-    "network.bandwidth": ("MB/s, the slower way", "higher"),
-    "network.loss": ("of datagrams", "lower"),
-    "network.retransmitted": ("of TCP segments", "lower"),
-    "network.clock_offset": ("s apart, at least", "lower"),
-}
-
-
-def _tell(nodes: NodesUnderTest, pairing: Pairing, best: Mapping[str, Mapping[str, float]]) -> None:
-    for node, values in best.items():
-        for name, value in values.items():
-            unit, better = UNITS[name]
-            nodes.add(node, Item(name=name, value=value, unit=unit, better=better))
+def _tell(nodes: NodesUnderTest, pairing: Pairing, best: Mapping[str, Mapping[str, Item]]) -> None:
+    for node, items in best.items():
+        nodes.add(node, *items.values())
     for blame in pairing.blamed():
         item = _blamed(blame)
         nodes.add(blame.node, item)
@@ -201,16 +177,8 @@ def _tell(nodes: NodesUnderTest, pairing: Pairing, best: Mapping[str, Mapping[st
             continue
         reasons = [reason for test in pairing.outcomes if node in test.group for reason in test.reasons]
         partners = sorted({one for test in pairing.outcomes if node in test.group for one in test.group} - {node})
-        nodes.add(
-            node,
-            Item(
-                name="network.pairs",
-                verdict=Verdict.WARN,
-                why=f"with {', '.join(partners)}: {'; '.join(dict.fromkeys(reasons))}; "
-                "no third node tells which one it is",
-                advice="run it with more nodes",
-            ),
-        )
+        why = f"with {', '.join(partners)}: {'; '.join(dict.fromkeys(reasons))}; no third node tells which one it is"
+        nodes.add(node, warned("network.pairs", why, "run it with more nodes"))
 
 
 def _blamed(blame: Blame) -> Item:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from holdfast.adapters.slurm.output import node_names
 from holdfast.errors import LinkError, UsageError
+from holdfast.validate.results import text_of
 from holdfast.validate.wire import Hello
 
 FILE = "leader.json"
@@ -67,10 +68,10 @@ def hello_of(place: Place, env: Mapping[str, str], address: str = "") -> Hello:
     return Hello(
         node=place.node,
         rank=place.rank,
-        boot=_text(BOOT_ID),
+        boot=text_of(BOOT_ID),
         address=address,
         gpu=gpu_name(),
-        cpu=_cpu_name(),
+        cpu=_field(Path("/proc/cpuinfo"), "model name", "Model"),
         instance=env.get("HOLDFAST_INSTANCE_TYPE") or _instance(),
     )
 
@@ -78,26 +79,25 @@ def hello_of(place: Place, env: Mapping[str, str], address: str = "") -> Hello:
 def gpu_name() -> str:
     """The first GPU's name, from the driver's own record; empty without one."""
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        for line in _text(path).splitlines():
-            key, mark, value = line.partition(":")
-            if mark and key.strip() == "Model":
-                return value.strip()
+        if name := _field(path, "Model"):
+            return name
     return ""
 
 
-def _cpu_name() -> str:
-    for line in _text(Path("/proc/cpuinfo")).splitlines():
+def _field(path: Path, *keys: str) -> str:
+    """The value of the first `KEY : VALUE` line with one of these keys; empty when there is none."""
+    for line in text_of(path).splitlines():
         key, mark, value = line.partition(":")
-        if mark and key.strip() in {"model name", "Model"}:
+        if mark and key.strip() in keys:
             return value.strip()
     return ""
 
 
 def _instance() -> str:
     """EC2 writes its instance type into the firmware's tables."""
-    if "Amazon" not in _text(Path("/sys/class/dmi/id/sys_vendor")):
+    if "Amazon" not in text_of(Path("/sys/class/dmi/id/sys_vendor")):
         return ""
-    return _text(Path("/sys/class/dmi/id/product_name"))
+    return text_of(Path("/sys/class/dmi/id/product_name"))
 
 
 def addresses(node: str) -> tuple[str, ...]:
@@ -154,10 +154,3 @@ def host_and_port(text: str) -> tuple[str, int]:
     if not mark or not port.isdigit() or not host:
         raise UsageError(f"--leader {text}: write HOST:PORT")
     return host.strip("[]"), int(port)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

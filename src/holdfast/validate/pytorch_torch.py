@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict
+from holdfast.validate.results import Item, Verdict, absent, failed, warned
 
 GROUP_S = 60.0
 MIB = 1 << 20
@@ -48,16 +49,9 @@ def _devices() -> list[Item]:
     if build() == "CPU":
         return [Item(name="pytorch.devices", text="CPU build: no GPU is used", same=True)]
     if not torch.cuda.is_available():
-        return [
-            Item(
-                name="pytorch.devices",
-                text="none",
-                same=True,
-                verdict=Verdict.FAIL,
-                why=f"PyTorch is built for {build()} and sees no GPU",
-                advice="compare driver and CUDA versions (`nvidia-smi`), CUDA_VISIBLE_DEVICES, /dev/nvidia*",
-            )
-        ]
+        advice = "compare driver and CUDA versions (`nvidia-smi`), CUDA_VISIBLE_DEVICES, /dev/nvidia*"
+        none = failed("pytorch.devices", f"PyTorch is built for {build()} and sees no GPU", advice, text="none")
+        return [replace(none, same=True)]
     count = torch.cuda.device_count()
     items = [Item(name="pytorch.devices", text=f"{count} x {torch.cuda.get_device_name(0)}", same=True)]
     for index in range(count):
@@ -65,11 +59,12 @@ def _devices() -> list[Item]:
         used = (total - free) / total
         item = Item(name=f"pytorch.memory.{index}", value=free / MIB, unit="MiB free", better="higher")
         if used > 0.1:
-            item = Item(
-                name=item.name, value=item.value, unit=item.unit, better=item.better, verdict=Verdict.WARN,
+            item = replace(
+                item,
+                verdict=Verdict.WARN,
                 why=f"{used:.0%} of the memory of GPU {index} is taken before anything runs",
                 advice="look for left-over processes: `holdfast check gpu-busy left-over`",
-            )  # fmt: skip
+            )
         items.append(item)
     cudnn: Any = torch.backends.cudnn
     nccl: Any = torch.cuda.nccl
@@ -82,16 +77,12 @@ def _devices() -> list[Item]:
 
 def _threads() -> list[Item]:
     allowed, used = len(os.sched_getaffinity(0)), torch.get_num_threads()
-    item = Item(name="pytorch.threads", text=f"{used} of {allowed} processors")
+    name, text = "pytorch.threads", f"{used} of {allowed} processors"
     if used == 1 and allowed > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
-        return [
-            Item(
-                name=item.name, text=item.text, verdict=Verdict.WARN,
-                why="OMP_NUM_THREADS=1: work on the host, such as optimizers that are offloaded, uses one thread",
-                advice="set it to the processors of a rank; torchrun sets it to 1 when it is not set",
-            )
-        ]  # fmt: skip
-    return [item]
+        why = "OMP_NUM_THREADS=1: work on the host, such as optimizers that are offloaded, uses one thread"
+        advice = "set it to the processors of a rank; torchrun sets it to 1 when it is not set"
+        return [warned(name, why, advice, text=text)]
+    return [Item(name=name, text=text)]
 
 
 def _backend(backend: str) -> Item:
@@ -102,7 +93,7 @@ def _backend(backend: str) -> Item:
         "mpi": dist.is_mpi_available(),
     }[backend]  # fmt: skip
     if not available:
-        return Item(name=name, verdict=Verdict.ABSENT, why="this build of PyTorch does not have it, or there is no GPU")
+        return absent(name, "this build of PyTorch does not have it, or there is no GPU")
     device = "cuda" if backend == "nccl" else "cpu"
     try:
         with tempfile.TemporaryDirectory(prefix="holdfast-group-") as folder:
@@ -122,11 +113,9 @@ def _backend(backend: str) -> Item:
                 dist.destroy_process_group()
     except (RuntimeError, ValueError, OSError) as error:
         advice = "run it with NCCL_DEBUG=INFO or TORCH_CPP_LOG_LEVEL=INFO and read it with `holdfast explain`"
-        return Item(name=name, verdict=Verdict.FAIL, why=str(error).splitlines()[0][:300], advice=advice)
+        return failed(name, str(error).splitlines()[0][:300], advice)
     if not same:
-        return Item(
-            name=name, verdict=Verdict.FAIL, why="its all-reduce gave wrong sums", advice="keep work away from it"
-        )
+        return failed(name, "its all-reduce gave wrong sums", "keep work away from it")
     return Item(name=name, value=took * 1e3, unit="ms for the first all-reduce")
 
 
@@ -143,7 +132,7 @@ def _compiled() -> Item:
         took = time.perf_counter() - start
     except Exception as error:  # noqa: BLE001 - a compiler, its cache and its back ends throw what they like
         why = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        return Item(name="pytorch.compile", verdict=Verdict.WARN, why=why, advice="install a C++ compiler and Triton")
+        return warned("pytorch.compile", why, "install a C++ compiler and Triton")
     if not torch.allclose(found, wave(data), atol=1e-5):
-        return Item(name="pytorch.compile", verdict=Verdict.FAIL, why="compiled code gives other results", advice=CLEAR)
+        return failed("pytorch.compile", "compiled code gives other results", CLEAR)
     return Item(name="pytorch.compile", value=took, unit="s for the first call")

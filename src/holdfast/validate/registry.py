@@ -111,7 +111,7 @@ SUITES: dict[str, Suite] = {
             "network",
             "between pairs of nodes: latency, bandwidth, loss, retransmissions, MTU, clock offset, sums",
             "two nodes; alone: the loopback",
-            Step(name="interfaces", call="interfaces:look", limit_s=60.0),
+            Step(name="interfaces", call="pair:interfaces", limit_s=60.0),
         ),
         _suite(
             "shared",

@@ -1,12 +1,14 @@
 """What a validation found, as values: items of one node, of a pair, of a whole run. Read by every module here.
 
-Pure; no time passes.
+No time passes, and but for `text_of`, by which steps read what they judge, it is pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from pathlib import Path
+from statistics import median
 
 from msgspec import Struct
 
@@ -63,6 +65,21 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def measured(self) -> str:
         """`shown`, or why there was nothing to measure here."""
         return self.shown or (self.why if self.verdict is Verdict.ABSENT else "")
+
+
+def absent(name: str, why: str) -> Item:
+    """What it looks at does not exist here: not a failure."""
+    return Item(name=name, verdict=Verdict.ABSENT, why=why)
+
+
+def failed(name: str, why: str, advice: str = "", *, text: str = "") -> Item:
+    """Not fit. Without advice `troubleshooting` has it."""
+    return Item(name=name, text=text, verdict=Verdict.FAIL, why=why, advice=advice)
+
+
+def warned(name: str, why: str, advice: str = "", *, text: str = "") -> Item:
+    """A person should look."""
+    return Item(name=name, text=text, verdict=Verdict.WARN, why=why, advice=advice)
 
 
 class StepResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,6 +147,19 @@ class Run(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """The worst of some verdicts; `pass` for none."""
     return max(verdicts, key=lambda one: SEVERITY[one], default=Verdict.PASS)
+
+
+def spread(values: Sequence[float], middle: float) -> float:
+    """Robust standard deviation: the median distance from `middle`, scaled as for normal noise (MAD x 1.4826)."""
+    return 1.4826 * median([abs(value - middle) for value in values])
+
+
+def text_of(path: Path) -> str:
+    """A small file of the kernel or the system, stripped; empty when it is not there or cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def number(value: float) -> str:

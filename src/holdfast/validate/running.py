@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 
 import msgspec
 
+from holdfast.os.programs import Command, Program
 from holdfast.validate.registry import Options, limit_of
 from holdfast.validate.results import StepResult
 from holdfast.validate.step import Told
 
-KILL_GRACE_S = 2.0
 LINE_MAX = 8 << 20
 TAIL = 4096
 
@@ -47,17 +46,10 @@ async def run_step(
     limit = limit_of(name, options) if limit_s is None else limit_s
     loop = asyncio.get_running_loop()
     start = loop.time()
-    argv = [sys.executable, "-m", "holdfast.validate.step", str(os.getpid()), name]
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        msgspec.json.encode(options).decode(),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=dict(env),
-        start_new_session=True,
-        limit=LINE_MAX,
-    )
+    told_options = msgspec.json.encode(options).decode()
+    argv = (sys.executable, "-m", "holdfast.validate.step", str(os.getpid()), name, told_options)
+    program = await Program.start(Command(argv=argv, env=env), line_max=LINE_MAX)
+    process = program.process
     end: Told | None = None
     told: dict[str, float | str] = {}
     tail = bytearray()
@@ -77,7 +69,8 @@ async def run_step(
     except (msgspec.MsgspecError, ValueError) as error:
         end = Told(error=f"it said what is no result: {error}")
     finally:
-        await _end(process)
+        program.kill()  # also after a good end, what the step left behind
+        await program.end()
         reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await reading
@@ -97,12 +90,3 @@ async def _keep_tail(stream: asyncio.StreamReader | None, tail: bytearray) -> No
     while stream is not None and (data := await stream.read(65_536)):
         tail += data
         del tail[:-TAIL]
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill the whole group: also after a good end, what the step left behind."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(KILL_GRACE_S):
-            await process.wait()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict
+from holdfast.validate.results import Item, Verdict, absent, failed, warned
 
 LIMIT_S = 20.0
 TORCHRUN_JOIN_S = 600.0
@@ -26,14 +26,13 @@ def look(options: Options) -> list[Item]:
     """The step."""
     path = tool_runs.where("scontrol")
     if not path:
-        return [Item(name="scheduler.slurm", verdict=Verdict.ABSENT, why="there is no scontrol here")]
+        return [absent("scheduler.slurm", "there is no scontrol here")]
     config = tool_runs.run((path, "show", "config"), LIMIT_S)
     if NOWHERE in config.err:
-        return [Item(name="scheduler.slurm", verdict=Verdict.ABSENT, why="this machine belongs to no Slurm cluster")]
+        return [absent("scheduler.slurm", "this machine belongs to no Slurm cluster")]
     if config.hung or config.code:
         why = f"scontrol did not answer within {LIMIT_S:g} s" if config.hung else f"scontrol: {config.said}"
-        advice = "see that slurmctld runs and that this node reaches it"
-        return [Item(name="scheduler.slurm", verdict=Verdict.FAIL, why=why, advice=advice)]
+        return [failed("scheduler.slurm", why, "see that slurmctld runs and that this node reaches it")]
     partitions = tool_runs.run((path, "show", "partition", "-o"), LIMIT_S)
     return judge(config.out, partitions.out, options.rendezvous_s, options.replacement_s)
 
@@ -91,13 +90,11 @@ def _requeue(known: Mapping[str, str]) -> Item:
 
 def _return_to_service(known: Mapping[str, str]) -> Item:
     value = known.get("ReturnToService", "0")
-    if value == "2":
-        why = "a node that was marked down returns by itself as soon as it registers, repaired or not"
-        return _bad("ReturnToService", value, why, "ReturnToService=1")
-    if value == "0":
-        why = "a node that went down stays so for ever, also after a reboot that mended it"
-        return _bad("ReturnToService", value, why, "ReturnToService=1")
-    return _good("ReturnToService", value)
+    why = {
+        "2": "a node that was marked down returns by itself as soon as it registers, repaired or not",
+        "0": "a node that went down stays so for ever, also after a reboot that mended it",
+    }.get(value)
+    return _bad("ReturnToService", value, why, "ReturnToService=1") if why else _good("ReturnToService", value)
 
 
 def _slurmd_timeout(known: Mapping[str, str]) -> Item:
@@ -201,5 +198,5 @@ def _rendezvous(rendezvous_s: float, replacement_s: float) -> Item:
     if waits < replacement_s:
         why = f"torchrun gives up after {waits:g} s, before a node is replaced ({replacement_s:g} s)"
         advice = f"torchrun --rdzv-conf=join_timeout={int(replacement_s * 1.25)},timeout={int(replacement_s * 1.25)}"
-        return Item(name="scheduler.rendezvous", text=text, verdict=Verdict.WARN, why=why, advice=advice)
+        return warned("scheduler.rendezvous", why, advice, text=text)
     return Item(name="scheduler.rendezvous", text=text)

@@ -21,7 +21,7 @@ from holdfast.validate.hands import Alone, Fleet
 from holdfast.validate.place import FILE, Leader, Place, addresses, find_leader, hello_of, host_and_port, publish
 from holdfast.validate.results import Run
 from holdfast.validate.results_kept import Results
-from holdfast.validate.under_test import Asked
+from holdfast.validate.under_test import Asked, NodesUnderTest
 from holdfast.validate.worker import Worker
 
 JOIN_S = 180.0
@@ -71,15 +71,14 @@ async def _examine(session: Session, hands: Alone | Fleet) -> Run:
 
     for hello in hands.nodes:  # a wrong name is told before anything runs
         baseline(Kind(hello.gpu, hello.instance, hello.cpu))
-    examination = Examination(
+    nodes = NodesUnderTest(
         hands,
         session.asked,
         clock=session.clock,
         results=Results(session.folder, resume=session.resume),
-        baselines=baseline,
-        advise=session.advise,
         progress=session.progress,
     )
+    examination = Examination(nodes, baselines=baseline, advise=session.advise)
     return await examination.run(resume=session.resume)
 
 

@@ -13,8 +13,10 @@ import shutil
 import time
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict
+from holdfast.validate.results import Item, Verdict, failed, text_of
 
 ROUNDS = 10
 LOCK_S = 60.0
@@ -53,14 +55,14 @@ def count(options: Options) -> list[Item]:
         for _ in range(ROUNDS):
             if not _lock(fd, begin + LOCK_S):
                 why = f"it got no lock on {path} within {LOCK_S:g} s"
-                return [Item(name="shared.lock", verdict=Verdict.FAIL, why=why, advice=ADVICE)]
+                return [failed("shared.lock", why, ADVICE)]
             value = int(os.pread(fd, 32, 0) or b"0")
             os.pwrite(fd, f"{value + 1:031d}\n".encode(), 0)
             os.fsync(fd)
             fcntl.lockf(fd, fcntl.LOCK_UN)
     except OSError as error:
         why = f"{path}: {error.strerror}"
-        return [Item(name="shared.lock", verdict=Verdict.FAIL, why=why, advice=ADVICE)]
+        return [failed("shared.lock", why, ADVICE)]
     finally:
         os.close(fd)
     return [Item(name="shared.lock_s", value=(time.monotonic() - begin) / ROUNDS, unit="s per locked write")]
@@ -80,31 +82,19 @@ def _lock(fd: int, until: float) -> bool:
 def read(options: Options) -> list[Item]:
     """The last step: what the others wrote, and the counter."""
     folder = Path(options.shared)
-    missing = [node for node in options.peers if _text(_mine(folder, node)) != options.token + node]
-    items = []
+    missing = [node for node in options.peers if text_of(_mine(folder, node)) != options.token + node]
     if missing:
-        why = f"files of {', '.join(missing[:4])} are missing or old here"
-        items.append(Item(name="shared.seen", verdict=Verdict.FAIL, why=why, advice=ADVICE))
+        items = [failed("shared.seen", f"files of {', '.join(missing[:4])} are missing or old here", ADVICE)]
     else:
-        items.append(Item(name="shared.seen", text=f"files of {len(options.peers)} nodes"))
-    told = _text(folder / "counter").strip()
+        items = [Item(name="shared.seen", text=f"files of {len(options.peers)} nodes")]
+    told = text_of(folder / "counter")
     expected = ROUNDS * len(options.peers)
     counted = int(told) if told.isdigit() else -1
-    if counted == expected:
-        items.append(Item(name="shared.counter", text=str(counted), expected=str(expected)))
-    else:
+    counter = Item(name="shared.counter", text=str(counted), expected=str(expected))
+    if counted != expected:
         why = f"{expected - counted} of {expected} locked writes were lost or are not seen here"
-        items.append(
-            Item(
-                name="shared.counter",
-                text=str(counted),
-                expected=str(expected),
-                verdict=Verdict.FAIL,
-                why=why,
-                advice=ADVICE,
-            )
-        )
-    return items
+        counter = replace(counter, verdict=Verdict.FAIL, why=why, advice=ADVICE)
+    return [*items, counter]
 
 
 def forget(options: Options) -> list[Item]:
@@ -113,10 +103,3 @@ def forget(options: Options) -> list[Item]:
     if folder.name.startswith(".holdfast-shared-"):
         shutil.rmtree(folder, ignore_errors=True)
     return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict
+from holdfast.validate.results import Item, failed, text_of, warned
 
 PACKAGES = re.compile(
     r"^(torch|torchvision|torchaudio|triton|pytorch-triton(-rocm)?|numpy|transformers|accelerate|deepspeed|lightning|"
@@ -79,7 +79,7 @@ def hurting(env: Mapping[str, str], interfaces: frozenset[str]) -> list[Item]:
     for one in HURTS:
         value = env.get(one.name, "")
         if value and one.when(value):
-            found.append(_bad(f"software.env.{one.name}", f"{one.name}={value}", one.why, one.advice))
+            found.append(warned(f"software.env.{one.name}", one.why, one.advice, text=f"{one.name}={value}"))
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = env.get(name, "").strip()
         if not value or value.startswith("^"):
@@ -89,30 +89,28 @@ def hurting(env: Mapping[str, str], interfaces: frozenset[str]) -> list[Item]:
         prefix = name.startswith("NCCL") and not exact
         if not any(here == word or (prefix and here.startswith(word)) for here in interfaces for word in wanted):
             why = f"there is no such interface: {', '.join(sorted(interfaces)) or 'none'} are here"
-            found.append(_bad(f"software.env.{name}", f"{name}={value}", why, "name one of them", Verdict.FAIL))
+            found.append(failed(f"software.env.{name}", why, "name one of them", text=f"{name}={value}"))
     return found
-
-
-def _bad(name: str, text: str, why: str, advice: str, verdict: Verdict = Verdict.WARN) -> Item:
-    return Item(name=name, text=text, verdict=verdict, why=why, advice=advice)
 
 
 def limits(rdma: bool, memlock: int, nofile: int, shm_bytes: int) -> list[Item]:
     """Limits of this process and the size of /dev/shm, judged. Pure; -1 stands for unlimited."""
-    items = [_fact("software.limit.memlock", "unlimited" if memlock < 0 else f"{memlock // 1024} KiB")]
+    locked = "unlimited" if memlock < 0 else f"{memlock // 1024} KiB"
+    items = [_fact("software.limit.memlock", locked)]
     if rdma and memlock >= 0:
         why = "RDMA must lock its buffers in memory and fails, or falls back to TCP"
-        items[0] = _bad(items[0].name, items[0].text, why, "ulimit -l unlimited (slurmd: LimitMEMLOCK=infinity)")
+        items = [warned(items[0].name, why, "ulimit -l unlimited (slurmd: LimitMEMLOCK=infinity)", text=locked)]
     files = "unlimited" if nofile < 0 else str(nofile)
     items.append(_fact("software.limit.nofile", files))
     if 0 <= nofile < NOFILE_MIN:
         why = "data loaders and many ranks run out of file descriptors"
-        items[-1] = _bad(items[-1].name, files, why, f"ulimit -n {NOFILE_MIN} or more")
+        items[-1] = warned(items[-1].name, why, f"ulimit -n {NOFILE_MIN} or more", text=files)
     if shm_bytes >= 0:
-        items.append(_fact("software.shm", f"{shm_bytes >> 20} MiB"))
+        size = f"{shm_bytes >> 20} MiB"
+        items.append(_fact("software.shm", size))
         if shm_bytes < SHM_MIN:
             why = "data loaders and NCCL share memory through /dev/shm; too little ends in bus errors"
-            items[-1] = _bad("software.shm", items[-1].text, why, "container: --shm-size=1g or more, or --ipc=host")
+            items[-1] = warned("software.shm", why, "container: --shm-size=1g or more, or --ipc=host", text=size)
     return items
 
 
@@ -131,7 +129,7 @@ def look(options: Options) -> list[Item]:
         _fact("software.container", container(), same=True),
     ]
     for module in CHECKED_MODULES:
-        version = _text(Path("/sys/module", module, "version"))
+        version = text_of(Path("/sys/module", module, "version"))[:80]
         items += [_fact(f"software.driver.{module}", version, same=True)] if version else []
     items += [_fact(f"software.package.{name}", version, same=True) for name, version in packages()]
     items += _libfabric()
@@ -186,10 +184,3 @@ def _system() -> str:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "")
     except OSError:
         return platform.system()
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()[:80]
-    except OSError:
-        return ""

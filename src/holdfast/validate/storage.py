@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict
+from holdfast.validate.results import Item, failed
 
 BLOCK = 1 << 20
 QUICK_BYTES, DEEP_BYTES = 32 << 20, 1 << 30
@@ -127,15 +127,7 @@ def measure(options: Options) -> list[Item]:
             shards, lost = many_ranks(folder, RANKS, max(1, blocks // RANKS))
     except OSError as error:
         why = f"{parent}: {error.strerror or error}"
-        return [
-            Item(
-                name="storage.usable",
-                text=str(parent),
-                verdict=Verdict.FAIL,
-                why=why,
-                advice="free space, remount or repair it",
-            )
-        ]
+        return [failed("storage.usable", why, "free space, remount or repair it", text=str(parent))]
     megabytes = blocks * BLOCK / 1e6
     return [
         Item(name="storage.usable", text=str(parent)),
@@ -151,10 +143,6 @@ def measure(options: Options) -> list[Item]:
 def _whole(wrong: int) -> Item:
     if not wrong:
         return Item(name="storage.correct", text="what was read is what was written")
-    return Item(
-        name="storage.correct",
-        text=f"{wrong} blocks differ",
-        verdict=Verdict.FAIL,
-        why="what was read is not what was written",
-        advice="do not save checkpoints here; check the device's log and its memory",
-    )
+    why = "what was read is not what was written"
+    advice = "do not save checkpoints here; check the device's log and its memory"
+    return failed("storage.correct", why, advice, text=f"{wrong} blocks differ")

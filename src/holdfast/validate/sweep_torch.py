@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.validate.registry import RESENT, Options, limit_of
-from holdfast.validate.results import Item, Verdict
+from holdfast.validate.results import Item, failed
 from holdfast.validate.step import Tell
 
 GROUP_S = 150.0
@@ -106,8 +106,7 @@ def _measure(options: Options, clock: _Clock, backend: str) -> list[Item]:
             try:
                 rate, differing = run(size // WIDTH // options.world * options.world, options, clock)
             except _SlowError as error:
-                advice = "test it in pairs: `--suite network,nccl`"
-                return [*items, Item(name="nccl.sweep.slow", verdict=Verdict.FAIL, why=str(error), advice=advice)]
+                return [*items, failed("nccl.sweep.slow", str(error), "test it in pairs: `--suite network,nccl`")]
             best = max(best, rate)
             wrong[name] = wrong.get(name, 0) + differing
         unit = f"GB/s bus bandwidth, {backend}, {options.world} ranks"
@@ -115,9 +114,7 @@ def _measure(options: Options, clock: _Clock, backend: str) -> list[Item]:
     bad = {name: count for name, count in wrong.items() if count}
     if bad:
         why = "wrong sums: " + ", ".join(f"{count} elements of {name}" for name, count in bad.items())
-        items.append(
-            Item(name="nccl.sweep.wrong", verdict=Verdict.FAIL, why=why, advice="test it in pairs: more nodes")
-        )
+        items.append(failed("nccl.sweep.wrong", why, "test it in pairs: more nodes"))
     return items
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.adapters.probes.tool_output import PingPong, parse_fi_info, parse_pingpong, parse_stress
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict
+from holdfast.validate.results import Item, absent, failed, text_of
 from holdfast.validate.tool_output import Collective, Perftest, parse_nccl_json, parse_nccl_table, parse_perftest
 
 STRESS_S = 20
@@ -24,16 +26,6 @@ START_S, TRIES = 0.25, 20
 VERBS = Path("/sys/class/infiniband")
 PORT = 18515
 """perftest's own default; the next ones for further ports."""
-
-
-def absent(name: str, why: str) -> Item:
-    """Not applicable here."""
-    return Item(name=name, verdict=Verdict.ABSENT, why=why)
-
-
-def failed(name: str, why: str, advice: str) -> Item:
-    """It ran, and says no."""
-    return Item(name=name, verdict=Verdict.FAIL, why=why, advice=advice)
 
 
 def stress(options: Options) -> list[Item]:
@@ -136,19 +128,8 @@ def pingpong(provider: str) -> list[Item]:
     """fi_pingpong with itself on this machine."""
     base = (tool_runs.where("fi_pingpong"), "-p", provider, "-e", "rdm", "-I", "50")
     port = str(20_000 + os.getpid() % 20_000)
-    server = tool_runs.start((*base, "-B", port))
-    found, client = PingPong(error="the server never listened"), tool_runs.Done()
-    try:
-        for _ in range(TRIES):
-            time.sleep(START_S)  # it does not say when it listens
-            client = tool_runs.run((*base, "-P", port, "127.0.0.1"), PINGPONG_S)
-            found = parse_pingpong(client.out, client.err)
-            if found.rates or client.hung or server.poll() is not None:
-                break
-    finally:
-        server.kill()
-        server.communicate()
-    if not found.rates:
+    found = _with_itself((*base, "-B", port), (*base, "-P", port, "127.0.0.1"), parse_pingpong)
+    if found.error:
         advice = "see `fi_info -p " + provider + "` and the security group or firewall of the fabric"
         return [failed("efa.pingpong", f"fi_pingpong through {provider}: {found.error}", advice)]
     small, large = min(found.rates), max(found.rates)
@@ -172,7 +153,7 @@ def infiniband(options: Options) -> list[Item]:
     program = tool_runs.where("ib_write_bw")
     for number, path in enumerate(ports):
         device, port = path.parts[-3], path.name
-        state, rate = _text(path / "state"), _text(path / "rate")
+        state, rate = text_of(path / "state"), text_of(path / "rate")
         if "ACTIVE" not in state:
             items.append(
                 failed(f"ib.{device}.{port}", f"it is {state or 'gone'}", "check cable, transceiver and switch")
@@ -188,26 +169,25 @@ def infiniband(options: Options) -> list[Item]:
 def _write_bw(program: str, device: str, port: str, at: int, *, deep: bool) -> Item:
     base = (program, "-d", device, "-i", port, "-p", str(at), "--report_gbits", "-F", *(("-a",) if deep else ()))
     name = f"ib.{device}.{port}.write_bw"
-    server = tool_runs.start(base)
-    found, done = Perftest(error="the server never listened"), tool_runs.Done()
-    try:
-        for _ in range(TRIES):
-            time.sleep(START_S)
-            done = tool_runs.run((*base, "127.0.0.1"), PINGPONG_S)
-            found = parse_perftest(done.out, done.err)
-            if found.gbits or done.hung or server.poll() is not None:
-                break
-    finally:
-        server.kill()
-        server.communicate()
-    if not found.gbits:
+    found = _with_itself(base, (*base, "127.0.0.1"), parse_perftest)
+    if found.error:
         return failed(name, f"ib_write_bw: {found.error}", "see `ibstat`, the subnet manager and memory locking limits")
     size = max(found.gbits)
     return Item(name=name, value=found.gbits[size], unit=f"Gb/s at {size} bytes", better="higher")
 
 
-def _text(path: Path) -> str:
+Found = TypeVar("Found", PingPong, Perftest)
+
+
+def _with_itself(serve: Sequence[str], ask: Sequence[str], read: Callable[[str, str], Found]) -> Found:
+    """A program's two ends on this machine; what the asking one printed."""
+    server, tried = tool_runs.start(serve), 0
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
+        while True:
+            time.sleep(START_S)  # it does not say when it listens
+            done = tool_runs.run(ask, PINGPONG_S)
+            found, tried = read(done.out, done.err), tried + 1
+            if not found.error or done.hung or not server.is_running or tried == TRIES:
+                return found
+    finally:
+        server.finish(0.0)

@@ -5,14 +5,17 @@ Used by `examination` and by its parts (`paired`, `collectives`). Time: that of 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.ports import Clock
-from holdfast.validate.hands import Hands
+from holdfast.validate.hands import Hands, Tell
 from holdfast.validate.registry import Options, Suite
 from holdfast.validate.results import Item, StepResult
 from holdfast.validate.results_kept import Results
@@ -87,3 +90,31 @@ class NodesUnderTest:
     def add(self, node: str, *items: Item) -> None:
         """More items of a node."""
         self.extra[node] += items
+
+
+class Serving(NamedTuple):
+    """A step that listens for others."""
+
+    end: asyncio.Future[StepResult]
+    port: int
+    """0: it does not listen."""
+    why: str
+    """Why it does not."""
+
+
+@contextlib.asynccontextmanager
+async def serving(ask: Callable[[Tell], Awaitable[StepResult]], limit_s: float) -> AsyncIterator[Serving]:
+    """Have a step run that tells its port, while the others of its test run. `limit_s`: until it must listen."""
+    ports: asyncio.Queue[int] = asyncio.Queue()
+    end = asyncio.ensure_future(ask(lambda told: ports.put_nowait(int(float(told.get("port", 0))))))
+    waiting = asyncio.create_task(ports.get())
+    try:
+        await asyncio.wait({end, waiting}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            yield Serving(end, waiting.result(), "")
+        else:
+            yield Serving(end, 0, end.result().error if end.done() else f"it did not listen within {limit_s:g} s")
+    finally:
+        for task in (end, waiting):
+            task.cancel()
+        await asyncio.gather(end, waiting, return_exceptions=True)

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from holdfast.errors import LinkError
 from holdfast.validate.registry import STEPS
 from holdfast.validate.results import StepResult
@@ -43,8 +45,9 @@ class Worker:
             raise LinkError(f"no leader answers at {host}:{port}: {error.strerror or error}") from error
         beating: asyncio.Task[None] | None = None
         try:
-            local = writer.get_extra_info("sockname")[0]
-            await introduce(reader, writer, secret, _with_address(self.hello, local))
+            # Others reach it by what it was told, else by the address of its line to the leader.
+            address = self.hello.address or writer.get_extra_info("sockname")[0]
+            await introduce(reader, writer, secret, replace(self.hello, address=address))
             self.admitted = True
             beating = asyncio.create_task(self._beat(writer))
             while not (asked := await hear(reader, Ask)).leave:
@@ -88,16 +91,3 @@ class Worker:
     async def _say(self, writer: asyncio.StreamWriter, answer: Answer) -> None:
         async with self._sending:
             await say(writer, answer)
-
-
-def _with_address(hello: Hello, local: str) -> Hello:
-    """The address by which others reach it: what it was told, else that of its line to the leader."""
-    return Hello(
-        node=hello.node,
-        rank=hello.rank,
-        boot=hello.boot,
-        address=hello.address or local,
-        gpu=hello.gpu,
-        cpu=hello.cpu,
-        instance=hello.instance,
-    )

@@ -191,12 +191,13 @@ async def serve(options: Options) -> None:
             host=options.host,
             port=options.port,
             tokens=tokens,
+            fleet=cockpit.fleet,
             pages=[router(cockpit)],
             sessions=cockpit.sessions,
             collectors=[outbox],
             reviewer=(reviewer := make_reviewer(config.kubernetes)),
         )
-        facts.fleet = api.fleet
+        facts.fleet = cockpit.fleet
         async with outbox, traced(the_controller, exporter, config.traces.cluster):
             with signals(the_controller, options):
                 await until_ended(the_controller, api, cockpit, options, toml)

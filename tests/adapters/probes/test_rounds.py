@@ -57,13 +57,13 @@ def test_healthy_gpus_then_each_fault_by_its_check(folder):
         one = looker(folder)
         try:
             assert bad(await look(one)) == {}
-            pid = one.reach.gpus._process.pid
+            pid = one.reach.gpus._program.process.pid
             seen = {}
             for kind, hit in (("ecc", {"gpu": 1, "value": 2}), ("nvlink", {"gpu": 2, "link": 7}), ("gpu_lost", {"gpu": 3}),
                               ("recovery", {"gpu": 4, "value": 2}), ("row_remap", {"gpu": 5})):  # fmt: skip
                 inject(folder, kind, **hit)
                 seen = bad(await look(one))
-            assert one.reach.gpus._process.pid == pid
+            assert one.reach.gpus._program.process.pid == pid
             return seen
         finally:
             await one.reach.close()

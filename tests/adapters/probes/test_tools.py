@@ -1,7 +1,6 @@
-"""Tools run within limits: hung ones are killed with their children, output is bounded, real tools where they are here."""
+"""What the checks run and read: hung readers are replaced, real tools where they are here."""
 
 import asyncio
-import contextlib
 import http.server
 import os
 import shutil
@@ -10,55 +9,23 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.emulated import devices
 from holdfast.adapters.emulated.faults import FAULTS, Hit
 from holdfast.adapters.emulated.layout import Devices
-from holdfast.adapters.probes import checks_tools, tools
+from holdfast.adapters.probes import checks_tools
 from holdfast.adapters.probes.check import Mode, Status
 from holdfast.adapters.probes.checks import CHECKS, SOURCES
 from holdfast.adapters.probes.config import NodeConfig, parse_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.reader import STUCK_MAX, Reader
 from holdfast.adapters.probes.rounds import Looker
+from holdfast.os.programs import Program
 
 RECORDED = Path(__file__).parent / "recorded"
 GPUS = [(f"0000:{bus}:00", f"GPU-{bus}") for bus in ("53", "64", "75", "86", "97", "a8", "b9", "ca")]
-
-
-def test_a_hung_tool_is_killed_with_its_children(tmp_path):
-    """It starts a child and waits for ever: at the limit both are gone."""
-    script = f"sleep 1000 & echo $! > {tmp_path}/child; wait"
-    ran = asyncio.run(tools.run(("sh", "-c", script), 3.0, os.environ))
-    assert (ran.hung, ran.code) == (True, None)
-    assert ran.seconds < 100
-    child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 60
-    with contextlib.suppress(psutil.NoSuchProcess):
-        while psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-
-def test_a_tool_that_outlives_its_output(tmp_path):
-    """It closes its output and goes on: it does not keep the check waiting."""
-    ran = asyncio.run(tools.run(("sh", "-c", "exec >&- 2>&-; sleep 1000"), 300, os.environ))
-    assert ran.seconds < 200
-
-
-def test_output_is_bounded_and_missing_tools_are_said(monkeypatch):
-    """A tool that prints without end keeps no more than the bound; one that is not there is a sentence."""
-    monkeypatch.setattr(tools, "OUTPUT_MAX", 1000)
-    ran = asyncio.run(tools.run(("sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' x"), 20.0, os.environ))
-    assert (ran.code, len(ran.out)) == (0, 1000)
-    ran = asyncio.run(tools.run(("sh", "-c", "echo a long line; echo another >&2"), 60.0, os.environ, 6))
-    assert (ran.code, ran.out, ran.err) == (0, "a long", "anothe")
-    assert "No such file" in asyncio.run(tools.run(("/nowhere/tool",), 1.0, {})).err
-    assert tools.where("sh", {})  # also in Slurm's empty environment
-    assert tools.where("no-such-tool-here", os.environ) == ""
 
 
 def test_a_reading_process_that_is_stopped_is_replaced():
@@ -68,7 +35,7 @@ def test_a_reading_process_that_is_stopped_is_replaced():
         reader = Reader(os.environ)
         try:
             first = await reader.ask("node", 10.0, root="/")
-            os.kill(reader._process.pid, signal.SIGSTOP)
+            os.kill(reader._program.process.pid, signal.SIGSTOP)
             start = time.monotonic()
             hung = await reader.ask("node", 0.5, root="/")
             took = time.monotonic() - start
@@ -87,19 +54,19 @@ def test_processes_that_cannot_be_killed_are_not_made_without_end(monkeypatch):
 
     async def body():
         reader = Reader(os.environ)
-        monkeypatch.setattr("asyncio.subprocess.Process.kill", lambda process: None)
+        monkeypatch.setattr(Program, "kill", lambda program: None)
         asked = []
         try:
             for _ in range(STUCK_MAX + 2):
                 await reader.ask("node", 10.0, root="/")
-                if reader._process is not None:
-                    os.kill(reader._process.pid, signal.SIGSTOP)
+                if reader._program is not None:
+                    os.kill(reader._program.process.pid, signal.SIGSTOP)
                 asked.append(await reader.ask("node", 0.2, root="/"))
             return asked[-1].failed, len(reader._stuck)
         finally:
-            for process in reader._stuck:
-                os.kill(process.pid, signal.SIGKILL)
-                await process.wait()
+            for program in reader._stuck:
+                os.kill(program.process.pid, signal.SIGKILL)
+                await program.end()
 
     failed, stuck = asyncio.run(body())
     assert ("cannot be killed" in failed, stuck) == (True, STUCK_MAX)

@@ -134,8 +134,8 @@ def test_a_requeue_that_slurmctld_forgot_still_counts(lab: SlurmLab, tmp_path: P
             )  # fmt: skip
             await asyncio.to_thread(lab.run, ["scontrol", "requeuehold", job])
             again = await world.until_job(first.key, lambda view: view.restart_count == 1)
-            await asyncio.to_thread(lab.stop_ctld, sig=9)
-            await asyncio.to_thread(lab.start_ctld)
+            await asyncio.to_thread(lab.daemons.stop, "slurmctld", sig=9)
+            await asyncio.to_thread(lab.daemons.start_ctld)
             assert lab.job(job)["Restarts"] == "0", "slurmctld had saved it this time"
             seen = await world.until(lambda shown: job_in(shown, again.key), "the same job")
             assert [(view.key.generation, view.restart_count) for view in seen.jobs if view.key.id == job] == [(1, 1)]

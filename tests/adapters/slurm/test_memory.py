@@ -13,6 +13,7 @@ from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.adapters.slurm.starts import was_refused
 from holdfast.adapters.slurm.views import node_view
 from holdfast.model.cluster import NodeView
+from holdfast.model.machine import MachineId
 
 FIRST = SlurmJob(id="12", user="mei", name="train", command="/home/mei/train.sh", states=frozenset({"RUNNING"}))
 
@@ -96,7 +97,7 @@ def node_of(memory: Memory, state: str, reason: str = OURS) -> NodeView:
     """The node as the engine is shown it."""
     (read,) = nodes_of_text(IDLE.replace("IDLE", state) + reason)
     node = memory.without_stale(memory.own_reason(read))
-    return node_view(node, jobs=(), topology={}, machine="n1/1", boot="b")
+    return node_view(node, jobs=(), topology={}, machine=MachineId("n1/1", "slurm"), boot="b")
 
 
 def test_a_reason_that_a_node_bore_in_service_is_stale(tmp_path: Path) -> None:

@@ -259,23 +259,23 @@ def test_a_real_slurmrestd_tells_what_the_tools_tell(lab: SlurmLab, tmp_path: Pa
             assert (told.boot_at, told.slurmd_at, told.partitions) == (node.boot_at, node.slurmd_at, node.partitions)
         lab.run(["scontrol", "release", held])
         assert looked(lab, tmp_path, Rest(place))[1] != pulse
-        lab.stop_ctld()
+        lab.daemons.stop("slurmctld")
         with pytest.raises(LinkError):
             jobs_of(Rest(place))
-        lab.start_ctld()
-        lab.stop_rest()
+        lab.daemons.start_ctld()
+        lab.daemons.stop("slurmrestd")
         after, _, looks = looked(lab, tmp_path, Rest(place))
         assert looks.rest_count == 0
         assert running in after.jobs
     finally:
-        lab.start_ctld()
+        lab.daemons.start_ctld()
         lab.run(["scancel", running, held])
 
 
 @pytest.mark.cluster
 def test_a_change_is_learned_by_slurmrestd_alone(lab: SlurmLab, tmp_path: Path) -> None:
     """The controller's view and its waiting for a change, with the two tools for looks out of reach but for the facts."""
-    lab.start_rest()
+    lab.daemons.start_rest()
     settings = SlurmSettings(conf=lab.facts.conf, folder=tmp_path, rest=f"unix:{lab.folder}/run/slurmrestd.sock")
 
     async def body() -> tuple[WorldView, WorldView, dict[str, int]]:

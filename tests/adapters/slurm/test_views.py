@@ -18,6 +18,7 @@ from holdfast.adapters.slurm.views import (
     state_of,
 )
 from holdfast.model.cluster import JobKey, RecoverySpec, SchedulerState
+from holdfast.model.machine import MachineId
 
 S = SchedulerState
 KEY = JobKey("lab", "1")
@@ -130,7 +131,12 @@ def test_states_of_nodes(seen: SlurmNode, alive: bool | None, drained: bool) -> 
 
 def test_a_node_tells_what_a_person_asks_with_its_reason() -> None:
     """Only on a node that was taken out of service, and near misses come as a warning."""
-    facts = {"jobs": (), "topology": {"node01": "core/leaf1"}, "machine": "node01/1", "boot": "slurm:1@5"}
+    facts = {
+        "jobs": (),
+        "topology": {"node01": "core/leaf1"},
+        "machine": MachineId("node01/1", "slurm"),
+        "boot": "slurm:1@5",
+    }
     asked = node_view(node("IDLE", "FAIL", reason="Action:Replace", gpus=8), **facts)
     assert (asked.asked, asked.warnings, asked.group, asked.gpus) == ("replace", (), "main", 8)
     assert (asked.topology, asked.instance_id, asked.boot_id) == ("core/leaf1", "slurm:node01/1", "slurm:1@5")
@@ -141,7 +147,7 @@ def test_a_node_tells_what_a_person_asks_with_its_reason() -> None:
 
 def test_a_node_that_slurm_drained_for_its_prolog_says_so() -> None:
     """Slurm's own reason, exactly, on a drained node; a person's words about a prolog are a person's."""
-    facts = {"jobs": (), "topology": {}, "machine": "node01/1", "boot": ""}
+    facts = {"jobs": (), "topology": {}, "machine": MachineId("node01/1", "slurm"), "boot": ""}
     assert node_view(node("IDLE", "DRAIN", reason="Prolog error"), **facts).failed_check == "its Prolog failed"
     assert node_view(node("IDLE", "DRAIN", reason="prolog error, mei looks"), **facts).failed_check == ""
     assert node_view(node("IDLE", reason="Prolog error"), **facts).failed_check == ""

@@ -10,7 +10,6 @@ import hashlib
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from holdfast.adapters.emulated import layout
 from holdfast.errors import UsageError
+from holdfast.os.programs import Command, run_blocking
 
 SOURCE = Path(__file__).with_name("nvml.c")
 LIBRARY = "libnvidia-ml.so.1"
@@ -62,13 +62,11 @@ def build(cache: Path | None = None) -> Path:
         )
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f".{built.name}.{os.getpid()}"
-    argv = [found, "-shared", "-fPIC", "-O1", "-o", str(fresh), str(SOURCE), "-ldl"]
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"the emulated NVML library could not be built by {found}: {error}") from error
-    if done.returncode != 0:
-        raise UsageError(f"the emulated NVML library could not be built by {found}: {done.stderr.strip()[:200]}")
+    argv = (found, "-shared", "-fPIC", "-O1", "-o", str(fresh), str(SOURCE), "-ldl")
+    ran = run_blocking(Command(argv=argv), BUILD_LIMIT_S)
+    if ran.code != 0:
+        why = f"it did not end within {BUILD_LIMIT_S:g} s" if ran.hung else ran.err.strip()[:200]
+        raise UsageError(f"the emulated NVML library could not be built by {found}: {why}")
     fresh.replace(built)
     return built
 

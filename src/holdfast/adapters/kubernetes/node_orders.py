@@ -39,6 +39,8 @@ from holdfast.adapters.kubernetes.objects import (
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.evidence import Remedy
+from holdfast.model.machine import MachineId
+from holdfast.os.programs import JOINED, Command, run
 
 TRIES = 6
 TRY_S = 0.05
@@ -99,8 +101,8 @@ class NodeOrders:
         node = self._looks.node(order.node)
         if node is None:
             raise PermanentOrderError(f"there is no node {order.node} in this cluster")
-        stale = order.instance_id.startswith("k8s:") and order.instance_id != f"k8s:{machine_of(node)}"
-        stale = stale or (bool(order.instance_id) and not order.instance_id.startswith("k8s:"))
+        asked = MachineId.parse(order.instance_id)
+        stale = bool(asked) and asked != machine_of(node)
         if isinstance(order, o.ReplaceNode):
             return "it is another machine already" if stale else await self._replace(order, node)
         if stale:
@@ -204,7 +206,7 @@ class NodeOrders:
         node = self._looks.node(order.node)
         if node is None:
             raise TemporaryOrderError(f"there is no node {order.node} just now")
-        if order.instance_id.startswith("k8s:") and order.instance_id != f"k8s:{machine_of(node)}":
+        if MachineId.parse(order.instance_id).is_other(machine_of(node)):
             raise TemporaryOrderError(f"{order.node} is another machine now")
         if is_ours(node) and (node.metadata.labels or {}).get(self._words.deep) != "InProgress":
             await self.change(order.node, lambda now: patches.in_checks(now, self._words))
@@ -256,7 +258,8 @@ class NodeOrders:
     def _begun(self, order: o.ReplaceNode) -> Node | None:
         """The node as it was, when this replacement was begun and its machine is gone: an earlier controller's, too."""
         before, now = self.kept.all().get(order.node), self._looks.node(order.node)
-        if before is None or order.instance_id not in {"", f"k8s:{machine_of(before)}"}:
+        asked = MachineId.parse(order.instance_id)
+        if before is None or (asked and asked != machine_of(before)):
             return None
         return before if now is None or machine_of(now) != machine_of(before) else None
 
@@ -268,7 +271,7 @@ class NodeOrders:
         await self.kept.forget(order.node)
         return "another machine" if came else "its Node is gone for good: whatever took its place has another name"
 
-    async def _came_back(self, name: str, before: str) -> bool:
+    async def _came_back(self, name: str, before: MachineId) -> bool:
         """Another machine under this name. False when there has been no Node of this name for a while."""
         gone_at = 0.0
 
@@ -323,27 +326,15 @@ class NodeOrders:
             raise PermanentOrderError("Machines of Cluster API are not served here") from error
 
     async def _run(self, program: tuple[str, ...], node: str) -> None:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *program,
-                node,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-        except OSError as error:
-            raise PermanentOrderError(f"{program[0]} cannot be run: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(self._repairers.limit_s):
-                said, _ = await process.communicate()
-        except TimeoutError as error:
-            raise TemporaryOrderError(f"{program[0]} {node}: not done in {self._repairers.limit_s:g} s") from error
-        finally:
-            if process.returncode is None:
-                process.kill()
-        if process.returncode:
-            words = said.decode(errors="replace").strip()[-PROGRAM_TAIL:]
-            raise TemporaryOrderError(f"{program[0]} {node} ended with {process.returncode}: {words}")
+        limit_s = self._repairers.limit_s
+        ran = await run(Command(argv=(*program, node), stderr=JOINED), limit_s)
+        if ran.hung:
+            raise TemporaryOrderError(f"{program[0]} {node}: not done in {limit_s:g} s")
+        if ran.code is None:
+            raise PermanentOrderError(f"{program[0]} cannot be run: {ran.err}")
+        if ran.code:
+            words = ran.out.strip()[-PROGRAM_TAIL:]
+            raise TemporaryOrderError(f"{program[0]} {node} ended with {ran.code}: {words}")
 
     async def _until(self, name: str, holds: Callable[[Node], bool], what: str) -> None:
         def found() -> bool | None:

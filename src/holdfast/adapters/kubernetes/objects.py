@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from holdfast.adapters.kubernetes.asks import HOLDFAST, Vocabulary, asked_of_node, wish_of
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState
+from holdfast.model.machine import MachineId
 
 Json = dict[str, Any]
 S = SchedulerState
@@ -530,10 +531,10 @@ def is_unmarked(node: Node, words: Vocabulary) -> bool:
     return ready and trains and alive_of(node) is True
 
 
-def machine_of(node: Node) -> str:
+def machine_of(node: Node) -> MachineId:
     """Names the machine itself."""
     info = node.status.node_info or NodeInfo()
-    return node.spec.provider_id or info.system_uuid or info.machine_id or node.metadata.uid
+    return MachineId(node.spec.provider_id or info.system_uuid or info.machine_id or node.metadata.uid, "k8s")
 
 
 def boot_of(node: Node) -> str:
@@ -555,7 +556,7 @@ def node_view(node: Node, *, jobs: Iterable[str], words: Vocabulary, topology: s
         drained=bool(node.spec.unschedulable),
         drain_reason=drain_reason(node),
         boot_id=boot_of(node),
-        instance_id=f"k8s:{machine_of(node)}",
+        instance_id=str(machine_of(node)),
         jobs=tuple(sorted(jobs)),
         spare=labels.get(f"{HOLDFAST}/spare") == "true",
         gpus=count_of((node.status.capacity or {}).get("nvidia.com/gpu")),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from msgspec import Struct
 from holdfast.adapters.local import processes
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.errors import LinkError
+from holdfast.os.daemons import start_daemon
 
 
 class RunningCluster:
@@ -96,25 +96,13 @@ def start_cluster(
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    told, tell = os.pipe()
     argv = [sys.executable, "-m", "holdfast.adapters.local.cluster", "--dir", str(folder)]
-    argv += ["--nodes", str(nodes), "--spares", str(spares), "--ready-fd", str(tell)]
+    argv += ["--nodes", str(nodes), "--spares", str(spares)]
     argv += ["--drill-ok"] * drill_ok + ["--no-agents"] * (not agents)
     argv += ["--parent-pid", str(os.getpid())] * follow + list(options)
     log = folder / "cluster.log"
-    try:
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=[tell], start_new_session=True
-            )
-    finally:
-        os.close(tell)
-    try:
-        readable, _, _ = select.select([told], [], [], limit_s)
-        word = os.read(told, 16) if readable else b""
-    finally:
-        os.close(told)
-    if not word:
+    process, ready = start_daemon(argv, log, limit_s=limit_s)
+    if not ready:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
         RunningCluster(folder, process).end()

@@ -12,7 +12,7 @@ from msgspec import Struct
 from holdfast.adapters.probes import tool_output
 from holdfast.adapters.probes.check import ANY_TIME, Check, Judging, Mode, Problem, Reading, Source
 from holdfast.adapters.probes.facts import MemoryControllerFacts, MountFacts, NodeFacts, PciFacts, ProcessFacts
-from holdfast.adapters.probes.reach import Reach, limit, of_tool
+from holdfast.adapters.probes.reach import Reach, limit
 from holdfast.adapters.probes.sysfs_reading import NETWORK
 from holdfast.model.evidence import Place
 
@@ -91,14 +91,14 @@ async def _services(reach: Reach) -> Reading:
     if not names:
         return Reading(absent="no service is named in profile.services")
     ran = await reach.run(("systemctl", "is-active", *names), 10.0)
-    if ran is None or NO_SYSTEMD in ran.err:
+    if ran.absent if isinstance(ran, Reading) else NO_SYSTEMD in ran.err:
         running = await reach.read("running", list[str], READ_LIMIT_S)
         if running.facts is None:
             return running
         # The kernel keeps fifteen characters of a process's name.
         return Reading(facts={name: "active" if name[:15] in running.facts else "not running" for name in names})
-    if (refused := of_tool(ran, "systemctl", 10.0)) is not None:
-        return refused
+    if isinstance(ran, Reading):
+        return ran
     words = tool_output.parse_active(names, ran.out)
     if not words:
         return Reading(failed=f"systemctl: {ran.err.strip()[:200]}")
@@ -107,8 +107,8 @@ async def _services(reach: Reach) -> Reading:
 
 async def _chrony(reach: Reach) -> Reading:
     ran = await reach.run(("chronyc", "-n", "-c", "tracking"), 5.0)
-    if (refused := of_tool(ran, "chronyc", 5.0)) is not None or ran is None:
-        return refused or Reading(absent="there is no chronyc")
+    if isinstance(ran, Reading):
+        return ran
     tracking = tool_output.parse_tracking(ran.out)
     if tracking is None:
         return Reading(failed=f"chronyc: {(ran.out or ran.err).strip()[:200]}")

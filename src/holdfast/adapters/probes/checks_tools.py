@@ -12,13 +12,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
 
-from holdfast.adapters.probes import dcgm_output, smi_output, tool_output, tools
+from holdfast.adapters.probes import dcgm_output, smi_output, tool_output
 from holdfast.adapters.probes.check import Check, Judging, Mode, Problem, Reading, Source
 from holdfast.adapters.probes.dcgm_output import Diag, ExporterGpu, HealthItem, Violation
-from holdfast.adapters.probes.reach import Reach, limit, of_tool
+from holdfast.adapters.probes.reach import Reach, limit
 from holdfast.adapters.probes.smi_output import SmiFacts
 from holdfast.adapters.probes.tool_output import FabricEndpoint, PingPong, Stress
 from holdfast.model.evidence import Place, Remedy
+from holdfast.os.programs import Ran
 
 SMI_LIMIT_S = 30.0
 HEALTH_LIMIT_S = 20.0
@@ -41,8 +42,8 @@ _GPU_ERRORS = {
 
 async def _smi(reach: Reach) -> Reading:
     ran = await reach.run(smi_output.ARGV, SMI_LIMIT_S)
-    if (refused := of_tool(ran, "nvidia-smi", SMI_LIMIT_S)) is not None or ran is None:
-        return refused or Reading(absent="there is no nvidia-smi")
+    if isinstance(ran, Reading):
+        return ran
     facts = smi_output.parse_smi(ran.out, ran.err, ran.code)
     if facts.unknown:
         return Reading(failed=f"nvidia-smi: {facts.unknown}", seconds=ran.seconds)
@@ -51,8 +52,8 @@ async def _smi(reach: Reach) -> Reading:
 
 async def _health(reach: Reach) -> Reading:
     ran = await reach.run(("dcgmi", "health", "-g", "0", "-c"), HEALTH_LIMIT_S)
-    if (refused := of_tool(ran, "dcgmi", HEALTH_LIMIT_S)) is not None or ran is None:
-        return refused or Reading(absent="there is no dcgmi")
+    if isinstance(ran, Reading):
+        return ran
     overall, items = dcgm_output.parse_health(ran.out)
     if not overall:
         # No host engine, or its health watches are not set: nothing is watched.
@@ -63,7 +64,7 @@ async def _health(reach: Reach) -> Reading:
 async def _policy(reach: Reach) -> Reading:
     if not reach.dcgm_policy:
         return Reading(absent="dcgm_policy is not set")
-    path = tools.where("dcgmi", reach.env)
+    path = reach.where("dcgmi")
     if not path:
         return Reading(absent="there is no dcgmi")
     follower = reach.follower((path, "policy", "-g", "0", "--reg"))
@@ -85,9 +86,9 @@ async def _policy(reach: Reach) -> Reading:
 
 def _diag(level: int) -> Callable[[Reach], Awaitable[Reading]]:
     async def read(reach: Reach) -> Reading:
-        ran = await reach.run(("dcgmi", "diag", "-r", str(level), "-j"), DIAG_LIMIT_S[level])
-        if (refused := of_tool(ran, "dcgmi diag", DIAG_LIMIT_S[level])) is not None or ran is None:
-            return refused or Reading(absent="there is no dcgmi")
+        ran = await reach.run(("dcgmi", "diag", "-r", str(level), "-j"), DIAG_LIMIT_S[level], "dcgmi diag")
+        if isinstance(ran, Reading):
+            return ran
         if NO_ENGINE in f"{ran.out}{ran.err}":
             return Reading(absent="DCGM's host engine does not run here", seconds=ran.seconds)
         diag = dcgm_output.parse_diag(ran.out, ran.err)
@@ -120,14 +121,14 @@ def _fetch(url: str) -> str:
 
 async def _fi_info(reach: Reach) -> Reading:
     ran = await reach.run(("fi_info", "-p", reach.fabric_provider), 20.0)
-    if (refused := of_tool(ran, "fi_info", 20.0)) is not None or ran is None:
-        return refused or Reading(absent="there is no fi_info")
+    if isinstance(ran, Reading):
+        return ran
     return Reading(facts=tool_output.parse_fi_info(ran.out), seconds=ran.seconds)
 
 
 async def _pingpong(reach: Reach) -> Reading:
     """Server and client on this machine, through the provider."""
-    path = tools.where("fi_pingpong", reach.env)
+    path = reach.where("fi_pingpong")
     if not path:
         return Reading(absent="there is no fi_pingpong")
     seen = await _fi_info(reach)
@@ -135,13 +136,13 @@ async def _pingpong(reach: Reach) -> Reading:
         return Reading(absent=f"libfabric has no provider {reach.fabric_provider} here")
     port = str(_free_port())
     argv = (path, "-p", reach.fabric_provider, "-e", "rdm", "-I", "50")
-    server = asyncio.create_task(tools.run((*argv, "-B", port), PINGPONG_LIMIT_S, reach.env))
-    client, found = tools.Ran(argv=argv), PingPong(error="the server never listened")
+    server = asyncio.create_task(reach.run_at((*argv, "-B", port), PINGPONG_LIMIT_S))
+    client, found = Ran(), PingPong(error="the server never listened")
     try:
         # The server says nothing when it listens: the client tries until it does.
         for _ in range(20):
             await asyncio.sleep(0.25)
-            client = await tools.run((*argv, "-P", port, "127.0.0.1"), PINGPONG_LIMIT_S, reach.env)
+            client = await reach.run_at((*argv, "-P", port, "127.0.0.1"), PINGPONG_LIMIT_S)
             found = tool_output.parse_pingpong(client.out, client.err)
             if found.rates or client.hung or server.done():
                 break
@@ -175,8 +176,8 @@ async def _stress(reach: Reach) -> Reading:
         "--metrics-brief",
     )
     ran = await reach.run(argv, STRESS_LIMIT_S)
-    if (refused := of_tool(ran, "stress-ng", STRESS_LIMIT_S)) is not None or ran is None:
-        return refused or Reading(absent="there is no stress-ng")
+    if isinstance(ran, Reading):
+        return ran
     found = tool_output.parse_stress(f"{ran.out}\n{ran.err}")
     if not found.finished and not found.failures:
         return Reading(failed=f"stress-ng ended with code {ran.code}: {(ran.err or ran.out).strip()[-200:]}")

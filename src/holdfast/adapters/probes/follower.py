@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
+
+from holdfast.os.programs import JOINED, Command, Program
 
 LINES_MAX = 1000
 
@@ -23,9 +24,8 @@ class Follower:
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        self._argv = tuple(argv)
-        self._env = dict(env)
-        self._process: asyncio.subprocess.Process | None = None
+        self._command = Command(argv=tuple(argv), env=dict(env), stderr=JOINED)
+        self._program: Program | None = None
         self._reading: asyncio.Task[None] | None = None
         self._lines: deque[str] = deque(maxlen=LINES_MAX)
         self._heard = asyncio.Event()
@@ -41,17 +41,11 @@ class Follower:
 
     async def take(self) -> list[str]:
         """What it printed since the last time. Raises OSError when it cannot be started."""
-        if self._process is None or self._process.returncode is not None:
+        if self._program is None or not self._program.is_running:
+            await self.close()
             self._heard.clear()
-            self._process = await asyncio.create_subprocess_exec(
-                *self._argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=self._env,
-                start_new_session=True,
-            )
-            self._reading = asyncio.create_task(self._read(self._process))
+            self._program = await Program.start(self._command)
+            self._reading = asyncio.create_task(self._read(self._program))
         return self.drain()
 
     def drain(self) -> list[str]:
@@ -60,23 +54,17 @@ class Follower:
         self._lines.clear()
         return lines
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        if process.stdout is None:
-            return
+    async def _read(self, program: Program) -> None:
         with contextlib.suppress(ValueError):  # a line beyond all bounds: what comes after it is still read next time
-            while line := await process.stdout.readline():
+            while program.process.stdout is not None and (line := await program.process.stdout.readline()):
                 self._lines.append(line.decode(errors="replace").rstrip("\n"))
                 self._heard.set()
-        await process.wait()
+        await program.process.wait()
         self._heard.set()
 
     async def close(self) -> None:
-        """End it."""
+        """End it. What it printed stays."""
         if self._reading is not None:
             self._reading.cancel()
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._process.wait()
+        if self._program is not None:
+            await self._program.end()

@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.adapters.probes import tools
 from holdfast.adapters.probes.check import Mode, Profile, Reading
 from holdfast.adapters.probes.dcgm_output import PolicyLines
 from holdfast.adapters.probes.follower import Follower
 from holdfast.adapters.probes.reader import Reader
+from holdfast.os import programs
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Reach:
         dcgm_policy: bool = False,
         fabric_provider: str = "efa",
     ) -> None:
-        self.env = {"PATH": tools.DEFAULT_PATH} | dict(env)
+        self.env = {"PATH": programs.DEFAULT_PATH} | dict(env)
         self.root = root
         self.profile = profile or Profile()
         self.exporter = exporter
@@ -76,10 +76,23 @@ class Reach:
         """Have files read, as values of `kind`; what does not fit has failed."""
         return fitted(await self.files.ask(what, limit(limit_s), root=str(self.root), **args), kind)
 
-    async def run(self, argv: tuple[str, ...], limit_s: float) -> tools.Ran | None:
-        """Run a tool; None when it is not here."""
-        path = tools.where(argv[0], self.env)
-        return await tools.run((path, *argv[1:]), limit(limit_s), self.env) if path else None
+    async def run(self, argv: tuple[str, ...], limit_s: float, name: str = "") -> programs.Ran | Reading:
+        """Run a tool; the reading of one that is not here, hung or could not be started. `name`: for people."""
+        path, name = self.where(argv[0]), name or argv[0]
+        if not path:
+            return Reading(absent=f"there is no {name}")
+        ran = await self.run_at((path, *argv[1:]), limit(limit_s))
+        if ran.hung:
+            return Reading(hung=True, failed=f"{name} did not end within {limit(limit_s):g} s", seconds=ran.seconds)
+        return ran if ran.is_started else Reading(failed=f"{name} could not be started: {ran.err}")
+
+    async def run_at(self, argv: tuple[str, ...], limit_s: float) -> programs.Ran:
+        """Run the tool at this path."""
+        return await programs.run(programs.Command(argv=argv, env=self.env), limit_s)
+
+    def where(self, name: str) -> str:
+        """Path of a tool; empty when it is not here."""
+        return programs.where(name, self.env["PATH"])
 
     def follower(self, argv: tuple[str, ...]) -> Follower:
         """A tool that runs on."""
@@ -101,14 +114,3 @@ def fitted(reading: Reading, kind: type[T]) -> Reading:
         return msgspec.structs.replace(reading, facts=msgspec.convert(reading.facts, kind))
     except msgspec.ValidationError as error:
         return msgspec.structs.replace(reading, facts=None, failed=f"it gave nonsense: {error}")
-
-
-def of_tool(ran: tools.Ran | None, name: str, limit_s: float) -> Reading | None:
-    """The reading of a tool that is missing or hung; None when it ran."""
-    if ran is None:
-        return Reading(absent=f"there is no {name}")
-    if ran.hung:
-        return Reading(hung=True, failed=f"{name} did not end within {limit(limit_s):g} s", seconds=ran.seconds)
-    if ran.code is None:
-        return Reading(failed=f"{name} could not be started: {ran.err}", seconds=ran.seconds)
-    return None

@@ -7,8 +7,6 @@ ever made: then everything that would be read counts as hung. Time passes while 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import msgspec
 
 from holdfast.adapters.probes.check import Reading
+from holdfast.os.programs import DROPPED, Command, Program
 
 STUCK_MAX = 3
 LINE_MAX = 8 << 20
@@ -29,9 +28,10 @@ class Reader:
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = dict(env)
-        self._process: asyncio.subprocess.Process | None = None
-        self._stuck: list[asyncio.subprocess.Process] = []
+        argv = (sys.executable, "-m", "holdfast.adapters.probes.reader_main")
+        self._command = Command(argv=argv, env=dict(env), stderr=DROPPED)
+        self._program: Program | None = None
+        self._stuck: list[Program] = []
         self._next = 0
         self._lock = asyncio.Lock()
 
@@ -67,7 +67,7 @@ class Reader:
             return await self._ask_once(what, args)
 
     async def _ask_once(self, what: str, args: dict[str, Any]) -> dict[str, Any]:
-        process = await self._running()
+        process = (await self._running()).process
         if process.stdin is None or process.stdout is None:
             raise OSError("it has no pipes")
         self._next += 1
@@ -81,41 +81,26 @@ class Reader:
             if answer.get("id") == self._next:
                 return answer
 
-    async def _running(self) -> asyncio.subprocess.Process:
-        self._stuck = [process for process in self._stuck if process.returncode is None]
-        if self._process is not None and self._process.returncode is None:
-            return self._process
+    async def _running(self) -> Program:
+        for program in self._stuck:
+            if not program.is_running:
+                await program.end()
+        self._stuck = [program for program in self._stuck if program.is_running]
+        if self._program is not None and self._program.is_running:
+            return self._program
         if len(self._stuck) >= STUCK_MAX:
             raise OSError(f"{len(self._stuck)} reading processes hang in the kernel and cannot be killed")
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "holdfast.adapters.probes.reader_main",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=self._env,
-            limit=LINE_MAX,
-            start_new_session=True,
-        )
-        return self._process
+        self._program = await Program.start(self._command, asks=True, line_max=LINE_MAX)
+        return self._program
 
     def _abandon(self) -> None:
         """Kill it. It counts as stuck until it is gone."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        self._stuck.append(process)
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        program, self._program = self._program, None
+        if program is not None:
+            self._stuck.append(program)
+            program.kill()
 
     async def close(self) -> None:
         """End it."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await process.wait()
+        program, self._program = self._program, None
+        await asyncio.gather(*(one.end() for one in (program, *self._stuck) if one is not None))

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from holdfast.adapters.probes import tools
 from holdfast.adapters.probes.check import ANY_TIME, Check, Judging, Problem, Reading, Source
 from holdfast.adapters.probes.reach import Reach, limit
 from holdfast.model.evidence import Place
+from holdfast.os.programs import Command, Ran, run
 
 LIMIT_S = 20.0
 """For each file; all are run at the same time."""
@@ -92,13 +92,14 @@ async def _site(reach: Reach) -> Reading:
     if not files and not refused:
         return Reading(absent=f"{folder} holds no executable")
     env = {**reach.env, "HOLDFAST_CHECK_MODE": reach.mode.value, "HOLDFAST_CHECK_JOB": reach.job}
-    ran = await asyncio.gather(*(tools.run((str(path),), limit(LIMIT_S), env, OUTPUT_MAX // 2) for path in files))
+    commands = [Command(argv=(str(path),), env=env, kept_max=OUTPUT_MAX // 2) for path in files]
+    ran = await asyncio.gather(*(run(one, limit(LIMIT_S)) for one in commands))
     results = [SiteResult(path=path, code=None, said=why) for path, why in refused.items()]
     results += [_result(str(path), one) for path, one in zip(files, ran, strict=True)]
     return Reading(facts=tuple(results))
 
 
-def _result(path: str, ran: tools.Ran) -> SiteResult:
+def _result(path: str, ran: Ran) -> SiteResult:
     if ran.hung:
         said = f"did not end within {limit(LIMIT_S):g} s and was killed"
         return SiteResult(path=path, code=None, said=said, hung=True)

@@ -20,11 +20,11 @@ import structlog
 
 from holdfast.adapters.repair.ec2_output import (
     COMING,
-    INSTANCE_ID,
     LIVE,
     Instance,
     error_of,
     instances,
+    named_instance,
     scaling_trouble,
 )
 from holdfast.adapters.repair.settings import Ec2Config, Replacing
@@ -187,8 +187,7 @@ class Ec2Repair:
 
     async def _reboot(self, order: o.RebootNode) -> str:
         one = await self._one(order)
-        named = INSTANCE_ID.search(order.instance_id)
-        if named is not None and named[0] != one.id:
+        if named_instance(order.instance_id) not in {"", one.id}:
             raise PermanentOrderError(f"{order.node} is another machine now ({one.id})")
         if one.tags.get(ORDER_TAG) == order.id:
             return f"{one.id} was told to reboot already"
@@ -216,8 +215,7 @@ class Ec2Repair:
     async def _replace(self, order: o.ReplaceNode) -> str:
         mine = await self._describe({f"tag:{ORDER_TAG}": [order.id]})
         old = mine[0] if mine else await self._old(order)
-        named = INSTANCE_ID.search(order.instance_id)
-        if not mine and named is not None and named[0] != old.id:
+        if not mine and named_instance(order.instance_id) not in {"", old.id}:
             return f"{order.node} is another machine already ({old.id})"
         if not mine:
             await self._tag(old.id, holdfast__order=order.id)
@@ -233,9 +231,9 @@ class Ec2Repair:
 
     async def _old(self, order: o.ReplaceNode) -> Instance:
         """The instance to be replaced; one that AWS has ended by itself is waited for like one that we end."""
-        named = INSTANCE_ID.search(order.instance_id)
-        if named is not None and not await self._find(node_of(order)):
-            known = await self._describe({"instance-id": [named[0]]})
+        named = named_instance(order.instance_id)
+        if named and not await self._find(node_of(order)):
+            known = await self._describe({"instance-id": [named]})
             if known:
                 return known[0]
         return await self._one(order)

@@ -16,7 +16,7 @@ from holdfast.adapters.repair.words import Outcome, sentence
 from holdfast.errors import OrderError, PermanentOrderError, TemporaryOrderError
 
 GROUP_TAG = "aws:autoscaling:groupName"
-INSTANCE_ID = re.compile(r"\bi-[0-9a-f]{8,17}\b")
+_INSTANCE_ID = re.compile(r"\bi-[0-9a-f]{8,17}\b")
 LIVE = frozenset({"pending", "running", "stopping", "stopped"})
 COMING = frozenset({"pending", "running"})
 _ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
@@ -154,3 +154,9 @@ def scaling_trouble(activities: Iterable[Mapping[str, Any]], since: float) -> tu
             kind = next((outcome for outcome, pattern in _TEXTS if pattern.search(words)), Outcome.FAILED)
             return kind, words
     return None
+
+
+def named_instance(machine: str) -> str:
+    """The EC2 instance that a machine's id names, with whatever prefix a scheduler gave it; empty: none."""
+    found = _INSTANCE_ID.search(machine)
+    return found[0] if found is not None else ""

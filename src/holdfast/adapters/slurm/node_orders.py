@@ -27,6 +27,7 @@ from holdfast.adapters.slurm.views import FAILED_CHECKS, is_drained, is_lost
 from holdfast.adapters.tasks import end
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
+from holdfast.model.machine import MachineId
 
 POLL_S = 0.3
 GATHER_S = 0.01
@@ -90,9 +91,9 @@ class NodeOrders:
             return bool(self._programs.replace) or self._programs.replace_by_reason
         return isinstance(order, o.QuarantineNode | o.ReturnNode | o.RetireNode | o.RebootNode)
 
-    def machine_of(self, node: SlurmNode) -> str:
+    def machine_of(self, node: SlurmNode) -> MachineId:
         """Names the machine behind the name: the cloud's id, and how often we had it replaced."""
-        return f"{node.machine or node.name}/{self._memory.node(node.name).machine}"
+        return MachineId(f"{node.machine or node.name}/{self._memory.node(node.name).machine}", "slurm")
 
     def boot_of(self, node: SlurmNode) -> str:
         """Names the boot by its time. Slurm reckons that from the uptime, so it wavers; for a moment it is not told."""
@@ -105,7 +106,8 @@ class NodeOrders:
     async def execute(self, order: o.NodeOrder) -> str:
         """See ports.Orchestrator."""
         node = await self._look(order.node)
-        stale = order.instance_id and order.instance_id != f"slurm:{self.machine_of(node)}"
+        asked = MachineId.parse(order.instance_id)
+        stale = bool(asked) and asked != self.machine_of(node)
         if isinstance(order, o.ReplaceNode):
             return "it is another machine already" if stale else await self._replace(node)
         if stale:

@@ -20,10 +20,10 @@ from typing import Any
 import structlog
 
 from holdfast.adapters.slurm import commands
-from holdfast.adapters.slurm.once import run_once
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.errors import OrderError
+from holdfast.os.programs import Command, run
 
 LIMIT_S = 5.0
 _MARK = re.compile(r"%(?:(\d+)?([AaJjNnstuxb%]))")
@@ -99,19 +99,16 @@ class OldOutput:
 
     async def _move(self, old: str, new: str, owner: dict[str, Any]) -> str:
         """Rename; a name that is taken is left alone. Returns the new name, empty when nothing was moved."""
-        argv = ["mv", "--no-clobber", "--no-target-directory", "--verbose", "--", old, new]
+        argv = ("mv", "--no-clobber", "--no-target-directory", "--verbose", "--", old, new)
         env = {"LC_ALL": "C", "PATH": self._tool.environ.get("PATH", "/usr/bin:/bin")}
-        try:
-            done = await run_once(argv, env=env, limit_s=LIMIT_S, cwd="/", owner=owner)
-        except TimeoutError:
+        ran = await run(Command(argv=argv, env=env, cwd="/", owner=owner), LIMIT_S)
+        if ran.hung:
             _log.warning("moving a run's output took too long", file=old)
-            return ""
-        except OSError as error:
-            _log.warning("output cannot be moved as the job's owner", file=old, why=str(error))
-            return ""
-        if done.code and b"No such file" not in done.err:
-            _log.warning("a run's output could not be moved", file=old, why=done.text_of_error()[:200])
-        return new if done.out.strip() else ""
+        elif ran.code is None:
+            _log.warning("output cannot be moved as the job's owner", file=old, why=ran.err)
+        elif ran.code and "No such file" not in ran.err:
+            _log.warning("a run's output could not be moved", file=old, why=ran.err.strip()[:200])
+        return new if ran.code is not None and ran.stdout.strip() else ""
 
 
 def _as_owner(job: SlurmJob) -> dict[str, Any] | None:

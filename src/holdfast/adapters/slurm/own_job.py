@@ -25,10 +25,10 @@ from msgspec import Struct
 
 from holdfast.adapters.slurm import commands
 from holdfast.adapters.slurm.daemons import NodeAddress
-from holdfast.adapters.slurm.once import run_once
 from holdfast.adapters.slurm.output import facts_of_config
 from holdfast.adapters.slurm.tool import is_queued
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
+from holdfast.os.programs import Command, run
 
 _LIMIT_S = 10.0
 _NODE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -162,23 +162,17 @@ class OwnJob:
         self._slurmd_port = 0
 
     async def _run(self, *argv: str, limit_s: float = _LIMIT_S, environ: Mapping[str, str] | None = None) -> str:
-        try:
-            done = await run_once(
-                argv,
-                env=self._environ if environ is None else environ,
-                limit_s=limit_s,
-                cwd=self._folder,
-                own_session=True,
-            )
-        except TimeoutError as error:
-            raise TemporaryOrderError(f"{argv[0]} {argv[1]} did not answer within {limit_s:g} s") from error
-        except OSError as error:
-            raise LinkError(f"cannot run {argv[0]}: {error.strerror}") from error
-        if done.code:
-            said = (done.err or done.out).decode(errors="replace").strip().splitlines()
-            why = f"{argv[0]} {argv[1]}: {said[-1] if said else f'exit code {done.code}'}"
+        env = self._environ if environ is None else environ
+        ran = await run(Command(argv=argv, env=env, cwd=self._folder), limit_s)
+        if ran.hung:
+            raise TemporaryOrderError(f"{argv[0]} {argv[1]} did not answer within {limit_s:g} s")
+        if ran.code is None:
+            raise LinkError(f"cannot run {argv[0]}: {ran.err}")
+        if ran.code:
+            said = (ran.err or ran.out).strip().splitlines()
+            why = f"{argv[0]} {argv[1]}: {said[-1] if said else f'exit code {ran.code}'}"
             raise TemporaryOrderError(why) if any(mark in why for mark in _RETRIED) else PermanentOrderError(why)
-        return done.out.decode(errors="replace")
+        return ran.out
 
     async def _patiently(self, *argv: str) -> str:
         """`_run`, again and again while slurmctld is busy or away. Only for what may be done twice."""

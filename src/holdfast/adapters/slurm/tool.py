@@ -15,14 +15,17 @@ from pathlib import Path
 
 import structlog
 
-from holdfast.adapters.slurm.once import run_once
 from holdfast.errors import LinkError, OrderError, PermanentOrderError, TemporaryOrderError
+from holdfast.os.programs import Command
+from holdfast.os.programs import run as run_program
 
 LIMIT_S = 20.0
 RETRY_S = (0.1, 0.3, 1.0)
 AT_ONCE = 8
 """Tools that run at the same time at most: slurmctld serves 256 threads, a login node's users need some of them."""
 SAID_MAX = 400
+OUTPUT_MAX = 512 << 20
+"""Bytes of one answer: a job of `squeue --json` takes 5 to 10 kB."""
 
 _TRANSIENT = (
     "socket timed out",
@@ -100,17 +103,17 @@ class Tool:
             begun = time.monotonic()
             self.calls[argv[0]] += 1
             try:
-                done = await run_once(argv, env=self.environ, limit_s=limit_s)
-            except TimeoutError as error:
-                raise TemporaryOrderError(f"{argv[0]} gave no answer within {limit_s:g} s") from error
-            except OSError as error:
-                raise LinkError(f"{argv[0]} cannot be run: {error.strerror}; is Slurm's client on the PATH?") from error
+                ran = await run_program(Command(argv=tuple(argv), env=self.environ, kept_max=OUTPUT_MAX), limit_s)
             finally:
                 self.busy_s += time.monotonic() - begun
-        words = done.text_of_error()
-        if done.code == 0 and not _refused(argv, words):
-            return done.out
-        raise error_of(argv, done.code, words)
+        if ran.hung:
+            raise TemporaryOrderError(f"{argv[0]} gave no answer within {limit_s:g} s")
+        if ran.code is None:
+            raise LinkError(f"{argv[0]} cannot be run: {ran.err}; is Slurm's client on the PATH?")
+        words = ran.err.strip()
+        if ran.code == 0 and not _refused(argv, words):
+            return ran.stdout
+        raise error_of(argv, ran.code, words)
 
 
 def _refused(argv: Sequence[str], words: str) -> bool:

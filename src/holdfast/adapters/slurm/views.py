@@ -14,6 +14,7 @@ from holdfast.adapters.slurm.asks import PREFIX, action_of, wish_of
 from holdfast.adapters.slurm.node_output import SlurmNode
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState
+from holdfast.model.machine import MachineId
 
 FAILED_CHECKS = {"Prolog error": "its Prolog failed", "Epilog error": "its Epilog failed"}
 """Reasons of slurmctld's own drains after a program that checks the node has failed: evidence against the node."""
@@ -206,7 +207,7 @@ def node_view(
     *,
     jobs: tuple[str, ...],
     topology: Mapping[str, str],
-    machine: str,
+    machine: MachineId,
     boot: str,
     answered_at: float = 0.0,
 ) -> NodeView:
@@ -220,7 +221,7 @@ def node_view(
         drained=drained,
         drain_reason=node.reason if drained else "",
         boot_id=boot,
-        instance_id=f"slurm:{machine}",
+        instance_id=str(machine),
         jobs=jobs,
         gpus=node.gpus,
         topology=topology.get(node.name, ""),

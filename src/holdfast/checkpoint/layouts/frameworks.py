@@ -20,6 +20,7 @@ from holdfast.checkpoint.files import BAD
 from holdfast.checkpoint.layouts.contents import TORCH_SUFFIXES, check_file, is_torch_file, read_text
 from holdfast.checkpoint.layouts.distributed import METADATA_NAME, check_distributed, is_distributed
 from holdfast.checkpoint.layouts.ranks import RankFiles, are_ranks, local_saves, ranked_files
+from holdfast.checkpoint.layouts.step_names import step_in
 from holdfast.checkpoint.manifest import Problem, Verdict
 
 __all__ = ["LAYOUTS", "ForeignCheckpoint", "recognise", "verify_foreign"]
@@ -293,7 +294,7 @@ def _distributed(root: Path) -> list[ForeignCheckpoint] | None:
 
 def _is_begun(path: Path) -> bool:
     """A folder that is named for a step, and empty."""
-    return _told_step(path.name) is not None and not any(path.iterdir())
+    return step_in(path.name) is not None and not any(path.iterdir())
 
 
 def _local(root: Path) -> list[ForeignCheckpoint] | None:
@@ -325,7 +326,7 @@ def _files(root: Path) -> list[ForeignCheckpoint] | None:
     files = _torch_files(root)
     if not files:
         inside = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", BAD))]
-        steps = [(step, path) for path in inside if (step := _told_step(path.name)) is not None]
+        steps = [(step, path) for path in inside if (step := step_in(path.name)) is not None]
         parts = {path: _torch_files(path) for _, path in steps}
         by_rank = are_ranks(part for inside in parts.values() for part in inside)
         kept = [(step, path) for step, path in steps if parts[path] or _is_begun(path)]
@@ -351,13 +352,8 @@ def _torch_files(root: Path) -> list[Path]:
 
 def _named_step(stem: str) -> int | None:
     """The step that a file's name tells: `step=400`, `iter_120`, `ckpt-7`, `model_000500`."""
-    told = _told_step(stem)
+    told = step_in(stem)
     return _number(stem) if told is None else told
-
-
-def _told_step(name: str) -> int | None:
-    match = re.search(r"(?:step|iter|iteration|it)[=_-]?(\d+)", name)
-    return int(match[1]) if match else None
 
 
 def _number(name: str) -> int | None:

@@ -16,11 +16,17 @@ from holdfast.sim.checkers.incidents import incidents_close, stories_name_the_ca
 from holdfast.sim.checkers.jobs import (
     attempts_do_not_overlap,
     budgets_hold,
+    holds_are_respected,
     no_restart_after_cancel,
     retries_are_used,
 )
 from holdfast.sim.checkers.journal import Replay, journal_is_sound, replay_is_the_same
-from holdfast.sim.checkers.nodes import brake_is_kept, drains_are_our_own, no_drain_is_forgotten
+from holdfast.sim.checkers.nodes import (
+    brake_is_kept,
+    drains_are_our_own,
+    no_drain_is_forgotten,
+    returns_rest_on_checks,
+)
 from holdfast.sim.checkers.observe import observe_touches_nothing, observes
 from holdfast.sim.checkers.orders import every_order_has_a_cause, no_order_twice, orders_end
 from holdfast.sim.checkers.restarts import not_onto_a_bad_node
@@ -34,8 +40,10 @@ SAFETY: tuple[Judge, ...] = (
     every_order_has_a_cause,
     brake_is_kept,
     drains_are_our_own,
+    returns_rest_on_checks,
     not_onto_a_bad_node,
     budgets_hold,
+    holds_are_respected,
     no_restart_after_cancel,
     attempts_do_not_overlap,
     stories_name_the_cause,

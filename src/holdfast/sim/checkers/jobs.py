@@ -6,17 +6,18 @@ from collections.abc import Iterator
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import ENDED, JobKey, SchedulerState
+from holdfast.model.cluster import ENDED, JobKey, JobView, SchedulerState
 from holdfast.model.events import Command
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Limits
 from holdfast.model.records import IncidentRecord, JobRecord, JobState
-from holdfast.sim.checkers.orders import first_given
+from holdfast.sim.checkers.orders import first_given, is_refused
 from holdfast.sim.history import PERSON, Cancelled, History, RunBegan, Wrote
 
 S = SchedulerState
 _OPERATOR = "operator."
 """Causes that are a person's word."""
+_OVER = frozenset({S.COMPLETED, S.CANCELLED, S.TIMEOUT})
 
 
 # --- how often --------------------------------------------------------------------------------------------------------
@@ -69,6 +70,9 @@ class _Spent:
         self.requeues = 0
         self.restarts = 0
         self.ground = _Ground()
+        self._ended = False
+        self.requeued: set[int] = set()
+        """Restart counts at which we ordered a requeue."""
         self.refused = False
         """A permanent failure of an order about it."""
         self.attempt = -1
@@ -82,6 +86,8 @@ class _Spent:
         """A person has asked for a restart, and it has not been let start since."""
         self.let = False
         """Released, and not seen to run since."""
+        self.paid = False
+        """The last restart cost a retry."""
         self.start_of: dict[int, int] = {}
         """Attempt -> the restart count that it belongs to."""
 
@@ -89,8 +95,23 @@ class _Spent:
         """Let start once more."""
         self.restarts += 1
         self.requeues += paid
+        self.paid = paid
         self.restarted_after = self.attempt
         self.start_at_release = self.starts
+
+    def shown(self, view: JobView) -> None:
+        """The scheduler shows the job; what had ended and was queued once more by somebody else begins anew."""
+        if self._ended and view.state not in ENDED and view.restart_count - 1 not in self.requeued:
+            self.requeues = 0
+        self._ended = view.state in ENDED
+        self.starts = max(self.starts, view.restart_count)
+
+    def refuse(self, order: o.JobOrder) -> None:
+        """An order about it came to nothing for good; a release that did has let it start no more."""
+        self.refused = True
+        if isinstance(order, o.ReleaseJob) and self.paid and self.let:
+            self.requeues -= 1
+            self.restarts -= 1
 
     def ran(self, event: e.AttemptStarted) -> None:
         """An attempt has started: by a restart in place, by our release, or by somebody else.
@@ -125,9 +146,11 @@ def budgets_hold(history: History) -> Iterator[str]:
     spent: dict[JobKey, _Spent] = {}
     for step in history.steps:
         event = step.event
-        _count(spent, event, given)
+        if not is_refused(step):
+            _count(spent, event, given)
         for order in step.orders:
-            if not isinstance(order, o.JobOrder) or order.cause != event.seq:
+            approved = isinstance(event, e.OperatorCommand) and event.order == order.id
+            if not isinstance(order, o.JobOrder) or (order.cause != event.seq and not approved):
                 continue
             count = spent.setdefault(order.job, _Spent())
             incident = causes.get(order.incident)
@@ -140,6 +163,9 @@ def budgets_hold(history: History) -> Iterator[str]:
                         f"{order.id} lets job {order.job} start for the {count.requeues}. time with no progress in "
                         f"between; its budget is {limits.max_requeues}"
                     )
+            elif isinstance(order, o.RequeueHeld):
+                count.requeued.add(order.restart_count)
+                count.asked = count.asked or (isinstance(event, e.OperatorCommand) and not event.order)
             elif isinstance(order, o.GiveUp) and order.remedy is Remedy.STOP:
                 yield from _too_early(order, count, limits, event, incident)
 
@@ -190,12 +216,11 @@ def _count(spent: dict[JobKey, _Spent], event: e.AnyEvent, given: dict[str, tupl
         case e.OrderFailed() if event.permanent:
             found = given.get(event.order)
             if found is not None and isinstance(found[0], o.JobOrder):
-                spent.setdefault(found[0].job, _Spent()).refused = True
-        case e.JobObserved() if event.job.state in {S.COMPLETED, S.CANCELLED, S.TIMEOUT}:
+                spent.setdefault(found[0].job, _Spent()).refuse(found[0])
+        case e.JobObserved() if event.job.state in _OVER:
             spent.pop(event.job.key, None)
         case e.JobObserved():
-            count = spent.setdefault(event.job.key, _Spent())
-            count.starts = max(count.starts, event.job.restart_count)
+            spent.setdefault(event.job.key, _Spent()).shown(event.job)
         case e.OperatorCommand() if event.job is not None and event.command in {Command.REQUEUE, Command.RELEASE}:
             count = spent.setdefault(event.job, _Spent())
             count.progress()
@@ -247,6 +272,47 @@ def no_restart_after_cancel(history: History) -> Iterator[str]:
                 yield f"event {event.seq} orders {type(order).__name__} of job {order.job}, which was cancelled"
 
 
+def holds_are_respected(history: History) -> Iterator[str]:
+    """What a person holds, through us or in the queue, we do not release before they do."""
+    held: dict[JobKey, int] = {}
+    """Job -> the event by which a person held it."""
+    views: dict[JobKey, JobView] = {}
+    for step in history.steps:
+        event = step.event
+        match event:
+            case e.OperatorCommand() if event.job is not None and event.command is Command.HOLD:
+                if not is_refused(step):
+                    held.setdefault(event.job, event.seq)
+            case e.OperatorCommand() if event.job is not None and event.command in _LET_GO:
+                held.pop(event.job, None)
+            case e.JobVanished():
+                held.pop(event.job, None)
+            case e.JobObserved():
+                _note_hold(held, views.get(event.job.key), event)
+                views[event.job.key] = event.job
+            case _:
+                pass
+        for order in step.orders:
+            if isinstance(order, o.ReleaseJob) and order.cause == event.seq and order.job in held:
+                yield f"event {event.seq} releases job {order.job}, which a person holds (event {held[order.job]})"
+
+
+_LET_GO = frozenset({Command.RELEASE, Command.REQUEUE, Command.GIVE_UP})
+
+
+def _note_hold(held: dict[JobKey, int], before: JobView | None, event: e.JobObserved) -> None:
+    """Take in what the scheduler shows: a job that nobody requeued is held in the queue, or a held one goes on."""
+    view = event.job
+    if view.state in _OVER or before is None:
+        held.pop(view.key, None)
+    elif before.state is S.PENDING and view.state is S.HELD and before.restart_count == view.restart_count:
+        held.setdefault(view.key, event.seq)
+    elif before.state is not view.state and (
+        view.state is S.RUNNING or (before.state is S.HELD and view.state is S.PENDING)
+    ):
+        held.pop(view.key, None)
+
+
 def attempts_do_not_overlap(history: History) -> Iterator[str]:
     """Each run of a job has a larger epoch than the one before, and no older one's checkpoint is taken beside it."""
     newest: dict[JobKey, int] = {}
@@ -256,7 +322,7 @@ def attempts_do_not_overlap(history: History) -> Iterator[str]:
             if before is not None and deed.epoch <= before:
                 yield f"job {deed.job} began with epoch {deed.epoch} at {deed.at:.3f}, after epoch {before}"
             newest[deed.job] = max(deed.epoch, before or 0)
-        elif isinstance(deed, Wrote) and deed.accepted and deed.epoch < newest.get(deed.job, 0):
+        elif isinstance(deed, Wrote) and deed.epoch < newest.get(deed.job, 0):
             yield (
                 f"epoch {deed.epoch} of job {deed.job} published step {deed.step} at {deed.at:.3f}, while epoch "
                 f"{newest[deed.job]} ran"

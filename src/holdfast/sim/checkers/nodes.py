@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.events import Command
+from holdfast.model.machine import other_machine
+from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Brake
 from holdfast.model.records import NodeState
 from holdfast.sim.checkers.orders import first_given
@@ -45,7 +47,7 @@ def brake_is_kept(history: History) -> Iterator[str]:
         _note_groups(groups, where, event)
         if isinstance(event, e.OperatorCommand) and event.command is Command.RESET_BRAKE:
             groups.setdefault(event.group, _Group()).taken.clear()
-        by_hand = isinstance(event, e.OperatorCommand) and event.command is Command.DRAIN
+        by_hand = isinstance(event, e.OperatorCommand)
         for order in step.orders:
             if not isinstance(order, o.QuarantineNode) or by_hand or order.cause != event.seq:
                 continue
@@ -143,7 +145,8 @@ def _by_the_journal(history: History) -> Iterator[str]:
         event = step.event
         if isinstance(event, e.NodeObserved):
             view = event.node
-            if view.drained and not view.drain_reason.startswith(OWN_REASON):
+            counts = view.failed_check and history.policies.for_group(view.group).node.failed_prolog_is_a_fault
+            if view.drained and not counts and not view.drain_reason.startswith(OWN_REASON):
                 theirs[view.name] = view.drain_reason
             else:
                 theirs.pop(view.name, None)
@@ -157,6 +160,54 @@ def _by_the_journal(history: History) -> Iterator[str]:
                 yield f"event {event.seq} orders {type(order).__name__} of {order.node}, drained by a person ({reason})"
 
 
+def returns_rest_on_checks(history: History) -> Iterator[str]:
+    """A node whose machine has failed its checks is returned by us only when it has passed them since."""
+    policies = history.policies
+    if not all(one.node.validate for one in (policies.site, *policies.groups.values())):
+        return
+    checks = _Checks()
+    for step in history.steps:
+        checks.take(step.event)
+        for order in step.orders:
+            if isinstance(order, o.ValidateNode):
+                checks.asked[order.id] = order.node
+            if not isinstance(order, o.ReturnNode) or order.node not in checks.failed:
+                continue
+            if order.cause == step.event.seq and not isinstance(step.event, e.OperatorCommand):
+                failed_at, _ = checks.failed[order.node]
+                yield f"event {step.event.seq} returns {order.node}, which failed its checks (event {failed_at})"
+
+
+class _Checks:
+    """Which nodes have failed the checks that were asked for."""
+
+    def __init__(self) -> None:
+        self.failed: dict[str, tuple[int, str]] = {}
+        """Node -> the event that said so, and the machine that it was said of."""
+        self.asked: dict[str, str] = {}
+        """Order of checks that nobody has answered -> its node."""
+
+    def take(self, event: e.AnyEvent) -> None:
+        """Fold one event."""
+        match event:
+            case e.NodeValidated():
+                if event.passed:
+                    self.failed.pop(event.node, None)
+                elif event.node in self.asked.values():
+                    self.failed[event.node] = (event.seq, event.instance_id)
+                self.asked = {order: node for order, node in self.asked.items() if node != event.node}
+            case e.NodeObserved():
+                known = self.failed.get(event.node.name)
+                if known is not None and other_machine(known[1], event.node.instance_id):
+                    del self.failed[event.node.name]
+            case e.NodeVanished():
+                self.failed.pop(event.node, None)
+            case e.OrderFailed() | e.OrderDone():
+                self.asked.pop(event.order, None)
+            case _:
+                pass
+
+
 def no_drain_is_forgotten(history: History) -> Iterator[str]:
     """What we drained is in somebody's care: under repair, retired, or drained because a person asked for it."""
     held: dict[str, str] = {}
@@ -166,9 +217,15 @@ def no_drain_is_forgotten(history: History) -> Iterator[str]:
         elif isinstance(deed, Resumed):
             held.pop(deed.node, None)
     states = {node.name: node for node in history.nodes}
+    refused = {
+        record.order.node
+        for record in history.orders
+        if isinstance(record.order, o.ReturnNode) and record.status is OrderStatus.FAILED
+    }
+    """What the scheduler would not return is left to whoever may, and people are told."""
     for name, by in sorted(held.items()):
         node = states.get(name)
-        if by.startswith(PERSON) or node is None:
+        if by.startswith(PERSON) or node is None or name in refused:
             continue
         shown = node.before_unknown if node.state is NodeState.UNKNOWN else node.state
         if shown is NodeState.HEALTHY:

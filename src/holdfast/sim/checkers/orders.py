@@ -11,7 +11,7 @@ from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Finding
 from holdfast.model.orders import AnyOrder, OrderStatus
 from holdfast.model.wire import kind_of
-from holdfast.sim.history import History, OrderTook, RunBegan
+from holdfast.sim.history import History, OrderTook, RunBegan, Step
 
 OWN = (o.StartTimer, o.CancelTimer, o.Notify)
 """Orders that do nothing to the world."""
@@ -27,6 +27,16 @@ def first_given(history: History) -> dict[str, tuple[AnyOrder, e.AnyEvent]]:
             if not isinstance(order, OWN):
                 found.setdefault(order.id, (order, step.event))
     return found
+
+
+def is_refused(step: Step) -> bool:
+    """Was a person's command answered with a refusal (a notice on its own topic), or a requeue with nothing?"""
+    event = step.event
+    if not isinstance(event, e.OperatorCommand):
+        return False
+    topic = f"command:{event.id}"
+    refused = any(isinstance(order, o.Notify) and order.topic == topic for order in step.orders)
+    return refused or (event.command is e.Command.REQUEUE and not step.orders)
 
 
 # --- once -------------------------------------------------------------------------------------------------------------
@@ -129,7 +139,8 @@ def every_order_has_a_cause(history: History) -> Iterator[str]:
             if order.id in seen:
                 continue
             seen.add(order.id)
-            if order.cause != step.event.seq:
+            approved = isinstance(step.event, e.OperatorCommand) and step.event.order == order.id
+            if order.cause != step.event.seq and not approved:
                 yield f"{kind_of(order)} {order.id} names event {order.cause} as its cause, not event {step.event.seq}"
             if isinstance(order, OWN):
                 continue

@@ -9,10 +9,16 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.events import Command
 from holdfast.model.evidence import Domain, EvidenceKind, Finding, Remedy, Role
+from holdfast.model.orders import OrderStatus
+from holdfast.model.policy import Mode
 from holdfast.sim.history import PERSON, History, Resumed, RunBegan
 
 _STARTS = (o.ReleaseJob, o.RestartInPlace)
 _LOST = "node.lost"
+_LEFT_TO_PEOPLE = frozenset(
+    {OrderStatus.PROPOSED, OrderStatus.EXPIRED, OrderStatus.REJECTED, OrderStatus.WITHDRAWN, OrderStatus.FAILED}
+)
+"""A node whose quarantine has come to this is in service by a person's word, or for want of one."""
 _CLOCKS_S = 60.0
 """Clocks of nodes go wrong by so much at most."""
 _Clearing = e.FindingCleared | e.NodeValidated | e.OperatorCommand | e.NodeVanished
@@ -21,7 +27,9 @@ _Clearing = e.FindingCleared | e.NodeValidated | e.OperatorCommand | e.NodeVanis
 class _Suspicion:
     """Which nodes are known bad by the journal, and since which event."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fences: bool) -> None:
+        self._fences = fences
+        """Are bad nodes fenced? Where that is left to people, one that is heard again counts as returned."""
         self.bad: dict[str, tuple[int, str]] = {}
         self._clean_at: dict[str, float] = {}
         self.cleaned: dict[str, list[float]] = {}
@@ -49,6 +57,8 @@ class _Suspicion:
                     self._shows(event.node, event.instance_id, event)
                 self._spoke_at[event.node] = max(self._spoke_at.get(event.node, 0.0), event.at)
                 self._speaks(event.node, event)
+                if not self._fences:
+                    self._clean(event.node, event)
             case e.TimerFired() if self._alive.get(event.timer.removeprefix("node:")):
                 # Looked at again a while after its loss was told: the scheduler went on saying that it runs.
                 self._speaks(event.timer.removeprefix("node:"), event)
@@ -119,11 +129,16 @@ def not_onto_a_bad_node(history: History) -> Iterator[str]:
     A bad node that is drained is out of reach, and need not be excluded. When a person lifts its drain after the order,
     and the scheduler gives it out in the same moment, it is the person who let the job run there: nobody could know.
     """
-    known = _Suspicion()
+    known = _Suspicion(fences=history.policies.site.mode_for(Remedy.QUARANTINE) is Mode.ACT)
     lifted: dict[str, list[float]] = {}
     for deed in history.deeds:
         if isinstance(deed, Resumed) and deed.by.startswith(PERSON):
             lifted.setdefault(deed.node, []).append(deed.at)
+    refused = {
+        record.order.node
+        for record in history.orders
+        if isinstance(record.order, o.QuarantineNode) and record.status in _LEFT_TO_PEOPLE
+    }
     at_order: dict[str, dict[str, tuple[int, str]]] = {}
     ordered_at: dict[str, float] = {}
     for step in history.steps:
@@ -139,5 +154,5 @@ def not_onto_a_bad_node(history: History) -> Iterator[str]:
             seen = at_order[deed.by].get(node)
             well = [*known.cleaned.get(node, ()), *lifted.get(node, ())]
             healed = any(ordered_at[deed.by] <= at <= deed.at for at in well)
-            if seen is not None and not healed:
+            if seen is not None and not healed and node not in refused:
                 yield (f"{deed.by} let job {deed.job} run on {node}, known bad since event {seen[0]} ({seen[1]})")
