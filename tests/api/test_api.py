@@ -391,10 +391,10 @@ def test_health_and_figures_say_how_the_controller_is(tmp_path: Path):
             assert 'holdfast_events_total{kind="finding_seen"} 1.0' in text
             assert "holdfast_lease_epoch 1.0" in text
             assert 'holdfast_journal_append_seconds_bucket{le="+Inf"}' in text
-            controller.failing = "disk is full"
+            controller._intake.patience.failing = "disk is full"
             answer = await http.get("/healthz")
             assert (answer.status_code, answer.json()["failing"]) == (503, "disk is full")
-            controller.failing = ""
+            controller._intake.patience.failing = ""
             said = {"ok": True, "standby": False, "blind": False, "unseen": []}
             assert (await http.get("/livez")).json() == said
             blind = {"at": controller.clock.now(), "source": "x", "blind": True}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.adapters.policy_files import packaged_presets
-from holdfast.decide.modes import set_mode
+from holdfast.decide.ladder import set_mode
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Mode, Policy, PolicySet
 from holdfast.wiring.engines import Engines

@@ -288,9 +288,9 @@ def test_a_lost_line_is_said_and_mended(tmp_path: Path) -> None:
         ):
             await ready(page, "/")
             await following(page)
-            house.controller.failing = "disk full"
+            house.controller._intake.patience.failing = "disk full"
             await page.wait_for_selector("text=The journal cannot be written")
-            house.controller.failing = ""
+            house.controller._intake.patience.failing = ""
             await page.wait_for_selector("text=The journal cannot be written", state="detached")
             await made.set_offline(True)
             await made.set_offline(False)

@@ -149,7 +149,7 @@ def test_a_loss_that_could_not_be_stored_is_said_again() -> None:
     async def work() -> None:
         async with doubted(Witness(gone)) as (_, controller):
             await controller.beat(LAUNCHER)
-            submit, refused = controller.presence._submit, []
+            submit, refused = controller.presence.announcer._submit, []
 
             def full(event: e.AnyEvent) -> asyncio.Future[int]:
                 refused.append(event)
@@ -157,10 +157,10 @@ def test_a_loss_that_could_not_be_stored_is_said_again() -> None:
                 future.set_exception(LinkError("no space left"))
                 return future
 
-            controller.presence._submit = full
+            controller.presence.announcer._submit = full
             await asyncio.sleep(3)
             assert [type(event).__name__ for event in refused] == ["LauncherLapsed", "NodeGone"]
-            controller.presence._submit = submit
+            controller.presence.announcer._submit = submit
             await asyncio.sleep(3)
             assert [kind for kind, _ in await said(controller)] == ["LauncherLapsed", "NodeGone"]
 

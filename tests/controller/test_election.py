@@ -261,7 +261,7 @@ def test_what_runs_when_the_lease_ends_is_cut_off_and_begun_again():
         async with running(house.controller(lease_s=LEASE_S)) as controller:
             await controller.submit(finding("order:quarantine_node"))
             await until(lambda: len(house.world.asked) == 1)
-            (act,) = controller._executors._acts
+            (act,) = controller._consequences.executors.acts.running
             house.store.full = True
             lapses = asyncio.get_running_loop().time() + LEASE_S
             await until(act.done)
@@ -303,7 +303,7 @@ def test_a_timer_of_the_controller_before_is_due_at_the_same_moment(ahead_s: flo
             shell = second.shell().timers
         third = candidate(house, "third", SkewedClock(ahead_s / 2))
         await third.journal.acquire("third", lease_s=LEASE_S, now=0.0, seen=await third.journal.lease())
-        await third._replay()
+        await third._intake.replay()
         assert third.shell().timers == shell
 
     run_virtual(work())

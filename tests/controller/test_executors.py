@@ -10,8 +10,10 @@ from tests.controller.cases import House, finding, running, until
 from holdfast.adapters.clock import VirtualClock, run_virtual
 from holdfast.adapters.memory import MemoryOrchestrator, MemoryRepair
 from holdfast.controller import Controller, Settings
-from holdfast.controller.executors import Executors, within
+from holdfast.controller.acts import within
+from holdfast.controller.executors import Executors
 from holdfast.controller.mailbox import Mailboxes
+from holdfast.controller.state import ShellState
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import events as e
 from holdfast.model.cluster import NodeView
@@ -298,7 +300,7 @@ def test_an_order_asked_for_again_while_its_failure_is_being_stored_is_not_lost(
             settings=Settings(),
             outcome=outcome,
             may_act=lambda: True,
-            node_now=lambda _name: None,
+            state=ShellState,
         )
         executors.dispatch(order)
         await until(lambda: len(said) == 2)

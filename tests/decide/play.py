@@ -8,13 +8,12 @@ import msgspec
 
 from holdfast.decide import invariants
 from holdfast.decide.engine import Engine
-from holdfast.decide.state import slug
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role
 from holdfast.model.policy import Brake, Policy, PolicySet
-from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState
+from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState, slug
 
 KEY = JobKey("c", "7")
 NODES = ("n1", "n2", "n3", "n4")

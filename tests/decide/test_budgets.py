@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import KEY, NODES, Play, kinds
 
-from holdfast.decide import budgets
+from holdfast.decide import ladder, records
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -291,7 +291,7 @@ def test_hardware_faults_of_different_nodes_are_no_crash_loop():
 def test_verdicts(trouble, times, stop, climb):
     """What a fingerprint that came `times` before means, trouble by trouble."""
     diagnosis = Diagnosis(cause="x", fingerprint="f")
-    verdict = budgets.judge(record(spent={"f": times}), Limits(), trouble, diagnosis, Broke())
+    verdict = ladder.verdict_of(record(spent={"f": times}), Limits(), trouble, diagnosis, Broke())
     assert (verdict.stop, verdict.climb) == (stop, climb)
     assert bool(verdict.why) == (stop or climb)
 
@@ -299,23 +299,23 @@ def test_verdicts(trouble, times, stop, climb):
 def test_owners_numbers_go_before_the_sites():
     """Only those that the owner named."""
     policy = Policy(limits=Limits(max_in_place=3, max_requeues=3))
-    assert budgets.limits_of(policy, None) is policy.limits
-    assert budgets.limits_of(policy, RecoverySpec()) is policy.limits
-    made = budgets.limits_of(policy, RecoverySpec(max_requeues=9))
+    assert ladder.limits_of(policy, None) is policy.limits
+    assert ladder.limits_of(policy, RecoverySpec()) is policy.limits
+    made = ladder.limits_of(policy, RecoverySpec(max_requeues=9))
     assert (made.max_requeues, made.max_in_place) == (9, 3)
-    assert budgets.limits_of(policy, RecoverySpec(max_in_place=0)).max_in_place == 0
+    assert ladder.limits_of(policy, RecoverySpec(max_in_place=0)).max_in_place == 0
 
 
 def test_charges_and_reset():
     """Per rung, per fingerprint, per node."""
     job = record()
     diagnosis = Diagnosis(cause="c", fingerprint="f", nodes=("n1",))
-    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, Broke(), diagnosis.nodes)
-    budgets.charge(job, Remedy.REQUEUE, diagnosis, Broke(), ())
+    records.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, Broke(), diagnosis.nodes)
+    records.charge(job, Remedy.REQUEUE, diagnosis, Broke(), ())
     assert (job.in_place, job.requeues, job.spent) == (1, 1, {"f": 2, "node:n1": 1})
-    assert budgets.reset(job)
+    assert records.reset_budgets(job)
     assert (job.in_place, job.requeues, job.spent) == (0, 0, {})
-    assert not budgets.reset(job)
+    assert not records.reset_budgets(job)
 
 
 def test_a_node_that_costs_too_many_restarts_is_left_even_on_thin_evidence():

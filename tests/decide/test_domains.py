@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import KEY, Play
 
-from holdfast.decide.domains import AWAY_S
 from holdfast.decide.engine import Engine
+from holdfast.decide.incidents import AWAY_S
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.policy import Brake

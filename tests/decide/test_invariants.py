@@ -39,6 +39,8 @@ SPOILS = {
     "unknown without being silent": lambda p: setattr(p.n("n1"), "state", NodeState.UNKNOWN),
     "waits for nothing": lambda p: (p.incident.jobs_open.clear(), p.incident.nodes_open.clear(), setattr(p.n("n2"), "incident", ""), setattr(p.j, "incident", ""), setattr(p.j, "state", JobState.WATCHING)),
     "does not concern": lambda p: p.incident.nodes_open.append("n4"),
+    "kept although it is closed": lambda p: setattr(p.incident, "closed_at", 1.0),
+    "or under another name": lambda p: setattr(p.incident, "id", "i-other"),
     "kept although it is done": lambda p: setattr(next(iter(p.engine.state.orders.values())), "status", OrderStatus.DONE),
     "counts": lambda p: setattr(p.engine.state.brakes["gpu"], "nodes", 9),
     "not suspect": lambda p: p.engine.state.brakes["gpu"].waiting.append("n4"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import KEY, Play, kinds
 
-from holdfast.decide import remedies
+from holdfast.decide import ladder
 from holdfast.model import orders as o
 from holdfast.model.evidence import Domain, EvidenceKind, Remedy
 from holdfast.model.policy import Trouble
@@ -17,7 +17,7 @@ def test_a_rule_that_hangs_is_looked_at_like_any_hang():
     made = {"domain": Domain.UNKNOWN, "remedy": Remedy.RESTART_IN_PLACE, "kind": EvidenceKind.LOG}
     orders = play.finding("hyperpod.hang", job=KEY, attempt=0, source="launcher:7", **made)
     assert [order for order in orders if isinstance(order, o.CaptureStacks)]
-    assert remedies.trouble("hyperpod.hang", Domain.UNKNOWN) is Trouble.HANG
+    assert ladder.trouble("hyperpod.hang", Domain.UNKNOWN) is Trouble.HANG
 
 
 @pytest.mark.parametrize("rule", ["hyperpod.hang", "hyperpod.slow", "hyperpod.fault"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import KEY, Play, kinds
 
-from holdfast.decide.modes import mode_of, set_mode
+from holdfast.decide.ladder import mode_of, set_mode
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import KEY, NODES, Play, kinds
 
-from holdfast.decide import remedies
+from holdfast.decide import ladder
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, SchedulerState
@@ -502,6 +502,16 @@ def test_a_drill_that_is_told_late_still_gives_its_time(play):
     assert play.incident.marks[Mark.FAULT] == fired
 
 
+@pytest.mark.parametrize(("after_s", "drill"), [(899.0, "hang"), (901.0, "")])
+def test_a_drill_explains_an_incident_of_the_next_quarter_of_an_hour(play, after_s, drill):
+    """A hang is found 540 s after it began at the latest; what comes after 900 s is something else."""
+    play.do(e.DrillFired, drill="hang", kind="hang", node="n2")
+    play.step_s = 0.0
+    play.now += after_s
+    play.xid("n2")
+    assert play.incident.drill == drill
+
+
 def test_an_old_drill_is_not_taken_for_a_new_fault(play):
     """Spurious lines of an hour ago did not cause this."""
     play.do(e.DrillFired, drill="spurious", kind="spurious", node="n2")
@@ -535,7 +545,7 @@ def job(**fields) -> JobRecord:
 )
 def test_which_ladder_a_cause_belongs_to(cause, domain, trouble):
     """By its rule's family, else by its domain."""
-    assert remedies.trouble(cause, domain) is trouble
+    assert ladder.trouble(cause, domain) is trouble
 
 
 @pytest.mark.parametrize(
@@ -555,7 +565,7 @@ def test_which_ladder_a_cause_belongs_to(cause, domain, trouble):
 def test_choice_of_an_application_trouble(spent, facts, remedy):
     """Restart in place, then requeue, then stop; what cannot work is passed over with its reason."""
     diagnosis = Diagnosis(cause="exit.signal.11", domain=Domain.APPLICATION, fingerprint="f")
-    choice = remedies.choose(job(**spent), Policy(), diagnosis, remedies.Facts(**facts))
+    choice = ladder.choose(job(**spent), Policy(), diagnosis, ladder.Facts(**facts))
     assert choice.remedy is remedy
     assert choice.why or remedy is R.RESTART_IN_PLACE or facts.get("in_queue")
 
@@ -564,14 +574,14 @@ def test_an_empty_ladder_does_nothing():
     """Policy says so."""
     policy = Policy(ladders={Trouble.APPLICATION: ()})
     diagnosis = Diagnosis(cause="x", domain=Domain.APPLICATION)
-    assert remedies.choose(job(), policy, diagnosis, remedies.Facts()).remedy is R.NONE
+    assert ladder.choose(job(), policy, diagnosis, ladder.Facts()).remedy is R.NONE
 
 
 def test_a_ladder_that_ends_without_stop_leaves_the_job_alone():
     """The last reason is told."""
     policy = Policy(ladders={Trouble.APPLICATION: (R.RESTART_IN_PLACE,)})
     diagnosis = Diagnosis(cause="x", domain=Domain.APPLICATION)
-    choice = remedies.choose(job(), policy, diagnosis, remedies.Facts(launcher=False))
+    choice = ladder.choose(job(), policy, diagnosis, ladder.Facts(launcher=False))
     assert choice.remedy is R.NONE
     assert "launcher" in choice.why
 

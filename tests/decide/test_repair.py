@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import Play, kinds, match
 
-from holdfast.decide.remedies import repair_rungs
+from holdfast.decide.ladder import repair_rungs
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
@@ -208,6 +208,17 @@ def test_a_flapping_node_is_held_back_longer_each_time():
             play.fire("node:")
         play.done(o.ReturnNode)
     assert holds == [0.0, 300.0, 600.0]
+
+
+def test_a_drain_that_is_not_ours_is_not_lifted(idle):
+    """It passed its checks, and whoever drained it says when it takes work: no order to return it."""
+    fenced(idle)
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    repaired(idle)
+    idle.n("n2").drained_by_us = False
+    orders = idle.do(e.NodeValidated, node="n2", passed=True, instance_id=idle.n("n2").instance_id)
+    assert kinds(orders) == []
+    assert idle.ns() is NodeState.HEALTHY
 
 
 def test_a_lemon_is_retired():

@@ -7,13 +7,14 @@ import pytest
 from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.decide.engine import Engine
-from holdfast.decide.state import SNAPSHOT_VERSION, Index, State, from_bytes, occupying, slug, to_bytes
+from holdfast.decide.state import SNAPSHOT_VERSION, Index, State, from_bytes, occupying, to_bytes
 from holdfast.errors import EngineError, VersionError, WireError
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, SchedulerState
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import PolicySet
+from holdfast.model.records import slug
 
 S = SchedulerState
 

@@ -12,12 +12,11 @@ from msgspec.structs import replace
 
 from holdfast.decide import invariants
 from holdfast.decide.engine import Engine
-from holdfast.decide.state import slug
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState
 from holdfast.model.orders import OrderStatus
-from holdfast.model.records import Authority, JobRecord, JobState, NodeState
+from holdfast.model.records import Authority, JobRecord, JobState, NodeState, slug
 
 S = SchedulerState
 OVER = {JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED}

@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.adapters.clock import run_virtual
+from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.checkpoint.store import CheckpointStore, verify
-from holdfast.drill.faults import CannotInjectError, Injection, aim, flip_bits, newest_checkpoint, xid_line
-from holdfast.drill.ports import Site
+from holdfast.drill.faults import BREAKS, CannotInjectError, Injection, aim, flip_bits, newest_checkpoint, xid_line
+from holdfast.drill.kinds import KINDS
+from holdfast.drill.ports import FaultPort, SchedulerFaultPort, Site
 from holdfast.drill.scenario import find, read_scenario
+from holdfast.drill.slurm_cluster import SlurmBreaker
 from holdfast.errors import RefusedError, UsageError
 from holdfast.failpoint import command
 from holdfast.model.cluster import JobKey, JobView
@@ -147,6 +150,48 @@ def test_a_timed_fault_ends_by_itself(world, clock):
         await hit.undo()
 
     run_virtual(work())
+
+
+class Slurm:
+    """A breaker of a scheduler: it notes what it is asked."""
+
+    def __init__(self):
+        self.calls = []
+
+
+async def noted(self, *words):
+    self.calls.append(words)
+
+
+for _name in {name for name in dir(SchedulerFaultPort) if not name.startswith("_")}:
+    setattr(Slurm, _name, noted)
+
+
+@pytest.mark.parametrize(
+    "name", ["node_reboot", "slurmd_killed", "slurmctld_restarted", "slurmdbd_away", "shared_full"]
+)
+def test_what_breaks_a_scheduler_is_undone_where_it_can_be(name, world, clock):
+    """Each kind is done to the node or to the scheduler, with a fault that needs it where there must be one, and undone."""
+    port, broken = Slurm(), BREAKS[KINDS[name].name]
+    what = scenario("", kind=name)
+    hit = Injection(what, "x-1", target=aim(what, world.record, 40, 1), job=world.record, site=site_of(port, clock))
+
+    async def work():
+        await hit.inject(1.0)
+        assert len(port.calls) == (2 if broken.needs_recovery else 1)
+        await hit.undo()
+
+    run_virtual(work())
+    assert len(port.calls) == 1 + broken.needs_recovery + bool(broken.undo)
+
+
+@pytest.mark.parametrize("broken", BREAKS.values(), ids=BREAKS)
+def test_every_breaker_has_what_breaks(broken):
+    """Names in the table are those of the protocols, which Slurm's breaker and the embedded cluster's client fulfil."""
+    for name in filter(None, (broken.deed, broken.undo)):
+        assert hasattr(LocalOrchestrator, name) or not hasattr(FaultPort, name)
+        assert hasattr(SchedulerFaultPort, name)
+        assert hasattr(SlurmBreaker, name)
 
 
 def test_a_node_cannot_be_broken_without_a_breaker(world, clock):

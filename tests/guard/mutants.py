@@ -65,7 +65,7 @@ class Mutant(Struct, frozen=True):
 
 PLANTED = {
     "partial exclusion": (
-        "decide/exclusions.py",
+        "decide/restart.py",
         "new = [name for name in names if name not in job.excluded]",
         "new = [name for name in names if name not in job.excluded][:1]",
     ),
@@ -74,9 +74,9 @@ PLANTED = {
         "    job = _job_of(turn, finding)\n    if _is_straggler(finding)",
         "    job = _job_of(turn, finding)\n    if job and job.state == 'held':\n        return\n    if _is_straggler(finding)",
     ),
-    "failed validation returns the node": ("decide/engine.py", "passed=event.passed", "passed=True"),
-    "a person's hold ignored": ("decide/operators.py", "job.held_by = event.who", "job.held_by = ''"),
-    "a hold in the queue ignored": ("decide/jobs.py", 'job.held_by = "a person"\n', "return\n"),
+    "failed validation returns the node": ("decide/nodes.py", "passed=event.passed", "passed=True"),
+    "a person's hold ignored": ("decide/operators.py", "Claim.HELD, event.who", "Claim.HOLD_ENDED"),
+    "a hold in the queue ignored": ("decide/jobs.py", 'turn.claim(job, Claim.HELD, "a person")\n', "return\n"),
 }
 """Bugs that issue and trial named: file, text, the text with the bug."""
 

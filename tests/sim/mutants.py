@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from holdfast.decide import budgets, engine, exclusions, incidents, jobs, nodes, operators, repair, restart
-from holdfast.decide.turn import Turn
+from holdfast.decide import engine, incidents, jobs, nodes, operators, records, repair, restart
+from holdfast.decide.records import Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
@@ -83,12 +83,12 @@ def _stale_drain() -> contextlib.AbstractContextManager[object]:
 
 def _budget_not_reset() -> contextlib.AbstractContextManager[object]:
     """Progress does not give the retries back."""
-    return patch.object(budgets, "reset", lambda _job: False)
+    return patch.object(records, "reset_budgets", lambda _job: False)
 
 
 def _restart_onto_bad_node() -> contextlib.AbstractContextManager[object]:
     """The job is kept off nothing."""
-    return patch.object(exclusions, "exclude", lambda _turn, _job, _names: None)
+    return patch.object(restart, "exclude", lambda _turn, _job, _names: None)
 
 
 def _admins_drain_taken() -> contextlib.AbstractContextManager[object]:
@@ -144,13 +144,14 @@ def _wrong_cause() -> contextlib.AbstractContextManager[object]:
 
 
 def _partial_exclusion() -> contextlib.AbstractContextManager[object]:
-    """Of several bad nodes the scheduler is told of the first."""
-    real = Turn.make
+    """Of several bad nodes the job is kept off the first only."""
+    real = restart.exclude
 
-    def make(self: Turn, kind: Any, **fields: Any) -> Any:
-        return real(self, kind, **({**fields, "nodes": fields["nodes"][:1]} if kind is o.SetExcluded else fields))
+    def exclude(turn: Turn, job: JobRecord, names: Any) -> None:
+        if not job.excluded:
+            real(turn, job, list(names)[:1])
 
-    return patch.object(Turn, "make", make)
+    return patch.object(restart, "exclude", exclude)
 
 
 def _findings_dropped_while_held() -> contextlib.AbstractContextManager[object]:

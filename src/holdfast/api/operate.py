@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from holdfast.api.auth import Identity, Role
 from holdfast.controller import Controller
-from holdfast.controller.executors import within
+from holdfast.controller.acts import within
 from holdfast.errors import LinkError, NotFoundError, RefusedError, StaleError, WireError
 from holdfast.model import events as e
 from holdfast.model import orders as o

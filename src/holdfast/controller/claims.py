@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 from msgspec import structs
 
-from holdfast.controller.executors import within
+from holdfast.controller.acts import within
 from holdfast.controller.presence import Presence
 from holdfast.controller.state import ShellState
 from holdfast.controller.watch import Watch

@@ -15,7 +15,7 @@ from typing import Protocol
 import structlog
 from msgspec import Struct
 
-from holdfast.controller.executors import within
+from holdfast.controller.acts import within
 from holdfast.errors import FencedError, JournalBusyError, JournalDamagedError, JournalError, LinkError
 from holdfast.ports import Clock, LeaseRow
 

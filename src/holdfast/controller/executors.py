@@ -9,59 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from holdfast.controller.acts import Acts, within
 from holdfast.controller.mailbox import Mailboxes, address_of
+from holdfast.controller.outcomes import Outcomes
 from holdfast.controller.settings import Settings
-from holdfast.controller.state import key_text
-from holdfast.errors import LinkError, OrderError, PermanentOrderError, TemporaryOrderError
+from holdfast.controller.state import ShellState, key_text
+from holdfast.errors import OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import NodeView
 from holdfast.model.wire import kind_of
 from holdfast.ports import Clock, Notifier, Orchestrator, Repair
 
-T = TypeVar("T")
 _log = structlog.get_logger("holdfast.controller")
 
 MAILBOX_GRACE_S = 5.0
 """Beyond an order's own limit: a beat there and the outcome back."""
-GATE_S = 0.1
-TEXT_MAX = 2000
-
-
-async def within(
-    clock: Clock, seconds: float, work: Coroutine[Any, Any, T], *, running: dict[asyncio.Task[Any], None] | None = None
-) -> T:
-    """Await `work` for at most so long by the clock port; raises TimeoutError after it has ended the work.
-
-    While it runs its task stands in `running`: who cancels it there has CancelledError raised here.
-    """
-    task = asyncio.ensure_future(work)
-    if running is not None:
-        running[task] = None
-        task.add_done_callback(lambda done: running.pop(done, None))
-    late = False
-
-    def stop() -> None:
-        nonlocal late
-        late = not task.done()
-        task.cancel()
-
-    cancel = clock.call_later(seconds, stop)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        current = asyncio.current_task()
-        if late and not (current is not None and current.cancelling()):
-            raise TimeoutError from None
-        task.cancel()
-        raise
-    finally:
-        cancel()
 
 
 class Executors:
@@ -78,16 +44,15 @@ class Executors:
         settings: Settings,
         outcome: Callable[[e.AnyEvent], Awaitable[int]],
         may_act: Callable[[], bool],
-        node_now: Callable[[str], NodeView | None],
+        state: Callable[[], ShellState],
     ) -> None:
         self._doers: list[Orchestrator | Repair] = [*repairs, orchestrator]
         self._notifiers = notifiers
         self._mailboxes = mailboxes
         self._clock = clock
         self._settings = settings
-        self._outcome = outcome
-        self._may_act = may_act
-        self._node_now = node_now
+        self.acts = Acts(clock, settings, may_act)
+        self.outcomes = Outcomes(clock, outcome, state)
         self._lanes: dict[str, deque[o.AnyOrder]] = {}
         # In order of their beginning, not sets: a simulation must cut them off in the same order each time.
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -98,11 +63,6 @@ class Executors:
         self._again: dict[str, o.AnyOrder] = {}
         """Of these, the ones that the engine has asked for once more before their task had ended."""
         self._killed = False
-        self._acts: dict[asyncio.Task[Any], None] = {}
-        """What adapters are doing now."""
-        self._interrupted = False
-        self.epoch = 0
-        self._failures = 0
 
     @property
     def waiting(self) -> int:
@@ -144,15 +104,9 @@ class Executors:
         if running is not None:
             running.cancel()
 
-    def interrupt(self) -> None:
-        """The right to act has ended: cut off what adapters do. It is begun again once there is a right again."""
-        self._interrupted = bool(self._acts)
-        for act in list(self._acts):
-            act.cancel()
-
     async def kill(self) -> None:
         """End everything now. What was not finished stays pending in the journal."""
-        self._killed = True
+        self._killed = self.acts.killed = True
         tasks = [*self._tasks, *self._running.values()]
         for task in tasks:
             task.cancel()
@@ -200,46 +154,23 @@ class Executors:
             if doer is None:
                 await self._by_mail(order)
                 return
-            detail = await self._try(order, lambda: doer.execute(order), self._limit(order))
+            detail = await self.acts.attempt(order, lambda: doer.execute(order), self._limit(order))
         except OrderError as error:
-            await self._report_failure(order, error)
+            await self._failed(order, error)
         except Exception as error:  # noqa: BLE001
             # An adapter's bug must not leave the order without an outcome for ever: the engine takes the next rung.
             _log.exception("order broke its adapter", order=order.id, kind=kind_of(order))
-            await self._report_failure(order, PermanentOrderError(f"internal error: {error!r}"))
+            await self._failed(order, PermanentOrderError(f"internal error: {error!r}"))
         else:
-            await self._report_success(order, detail)
+            await self.outcomes.done(order, detail)
 
-    async def _try(self, order: o.AnyOrder, act: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
-        """Retry what is temporary, with growing pauses, until the order's limit."""
-        pause_s = self._settings.retry_first_s
-        await self._gate()
-        deadline = self._clock.monotonic() + limit_s
-        while True:
-            left_s = deadline - self._clock.monotonic()
-            try:
-                return await within(self._clock, left_s, act(), running=self._acts)
-            except asyncio.CancelledError:
-                current = asyncio.current_task()
-                if not self._interrupted or self._killed or (current is not None and current.cancelling()):
-                    raise
-                _log.warning("order is cut off: the lease was not renewed in time", order=order.id, kind=kind_of(order))
-                await self._gate()
-                deadline = self._clock.monotonic() + limit_s
-            except TimeoutError as error:
-                raise TemporaryOrderError(f"not done within {limit_s:g} s") from error
-            except (TemporaryOrderError, LinkError) as error:
-                wait_s = max(pause_s, error.retry_after_s if isinstance(error, TemporaryOrderError) else 0.0)
-                if self._clock.monotonic() + wait_s >= deadline:
-                    raise TemporaryOrderError(f"{error} (tried for {limit_s:g} s)") from error
-                _log.info("order is tried again", order=order.id, kind=kind_of(order), why=str(error), in_s=wait_s)
-                await self._clock.sleep(wait_s)
-                pause_s = min(pause_s * 2, self._settings.retry_max_s)
-                await self._gate()
-
-    async def _gate(self) -> None:
-        while not self._may_act():
-            await self._clock.sleep(GATE_S)
+    async def _failed(self, order: o.AnyOrder, error: OrderError) -> None:
+        if isinstance(order, o.ValidateNode) and isinstance(error, PermanentOrderError):
+            # The checks ran and said no: that is an outcome of the order, not its failure.
+            await self.outcomes.done(order, str(error), passed=False)
+            return
+        self._reporting.add(order.id)
+        await self.outcomes.failed(order, error)
 
     def _limit(self, order: o.AnyOrder) -> float:
         if isinstance(order, o.CaptureStacks | o.SaveAndStop):
@@ -255,7 +186,7 @@ class Executors:
         address = address_of(order)
         if not address:
             raise PermanentOrderError(f"nothing here can carry out {kind_of(order)}")
-        await self._gate()
+        await self.acts.gate()
         settled = self._mailboxes.put(address, order)
         limit_s = self._limit(order)
         try:
@@ -275,64 +206,8 @@ class Executors:
                     told.add(index)
             return f"told by {len(told)} of {len(self._notifiers)}" if self._notifiers else "no notifier is configured"
 
-        detail = await self._try(order, tell, self._settings.notify_limit_s)
-        await self._report_success(order, detail)
-
-    async def _report_success(self, order: o.AnyOrder, detail: str) -> None:
-        now = self._clock.now()
-        if isinstance(order, o.ValidateNode):
-            await self._report_validation(order, passed=True, detail=detail)
-        await self._outcome(
-            e.OrderDone(id=f"done:{order.id}", at=now, source="controller", order=order.id, detail=_plain(detail))
-        )
-
-    async def _report_failure(self, order: o.AnyOrder, error: OrderError) -> None:
-        permanent = isinstance(error, PermanentOrderError)
-        if isinstance(order, o.ValidateNode) and permanent:
-            # The checks ran and said no: that is an outcome of the order, not its failure.
-            await self._report_validation(order, passed=False, detail=str(error))
-            done = e.OrderDone(
-                id=f"done:{order.id}",
-                at=self._clock.now(),
-                source="controller",
-                order=order.id,
-                detail=_plain(str(error)),
-            )
-            await self._outcome(done)
-            return
-        self._failures += 1
-        self._reporting.add(order.id)
-        _log.warning("order failed", order=order.id, kind=kind_of(order), why=str(error), permanent=permanent)
-        await self._outcome(
-            e.OrderFailed(
-                id=f"failed:{order.id}:{self.epoch}.{self._failures}",
-                at=self._clock.now(),
-                source="controller",
-                order=order.id,
-                why=_plain(str(error)),
-                permanent=permanent,
-            )
-        )
-
-    async def _report_validation(self, order: o.ValidateNode, *, passed: bool, detail: str) -> None:
-        node = self._node_now(order.node)
-        await self._outcome(
-            e.NodeValidated(
-                id=f"validated:{order.id}",
-                at=self._clock.now(),
-                source="controller",
-                node=order.node,
-                passed=passed,
-                instance_id=order.instance_id or (node.instance_id if node is not None else ""),
-                boot_id=node.boot_id if node is not None else "",
-                detail=_plain(detail),
-            )
-        )
-
-
-def _plain(text: str) -> str:
-    """Words of a tool, bounded and surely Unicode: they go into the journal and onto pages."""
-    return text[:TEXT_MAX].encode("utf-8", "replace").decode()
+        detail = await self.acts.attempt(order, tell, self._settings.notify_limit_s)
+        await self.outcomes.done(order, detail)
 
 
 def _read_exception(task: asyncio.Task[None]) -> None:

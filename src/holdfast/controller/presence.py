@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import structlog
 
-from holdfast.controller.executors import within
+from holdfast.controller.acts import within
+from holdfast.controller.announcer import Announcer
 from holdfast.controller.mailbox import Mailboxes, agent_address, launcher_address
 from holdfast.controller.settings import Settings
 from holdfast.controller.state import Lease, ShellState, key_text
@@ -50,20 +51,17 @@ class Presence:
         self._settings = settings
         self._mailboxes = mailboxes
         self._state = state
-        self._submit = submit
+        self.announcer = Announcer(submit, self._settled)
         self._heard: dict[str, float] = {}
         self._node_of: dict[str, str] = {}
         """Launcher -> the node that it beats from."""
         self._ahead: OrderedDict[str, float] = OrderedDict()
         """Source -> how far its clock was ahead of ours at its last beat, with the beat's way in it; newest last."""
-        self._said: set[str] = set()
         self._held: set[str] = set()
         self._since = 0.0
-        self._counter = 0
         self._look_at = 0.0
         """Nobody can become silent before this time, so nobody is looked at before; infinite: all are held."""
         self._wake = asyncio.Event()
-        self.epoch = 0
         self.beats = 0
         self.samples: deque[Sample] = deque(maxlen=settings.samples_max)
         """Waiting to be written to the series store; the oldest are dropped when it is full."""
@@ -118,7 +116,7 @@ class Presence:
         if not beat.boot_id or state.agents.get(beat.node) == (beat.boot_id, beat.instance_id):
             return
         attached = e.AgentAttached(
-            id=self.next_id(),
+            id=self.announcer.next_id(),
             at=self._clock.now(),
             source=beat.source,
             node=beat.node,
@@ -126,7 +124,7 @@ class Presence:
             instance_id=beat.instance_id,
             drill_ok=beat.drill_ok,
         )
-        self.say(f"agent:{beat.node}:{beat.boot_id}:{beat.instance_id}", attached)
+        self.announcer.say(f"agent:{beat.node}:{beat.boot_id}:{beat.instance_id}", attached)
 
     def _keep(self, beat: Beat) -> None:
         for point in beat.samples:
@@ -213,10 +211,14 @@ class Presence:
                 earliest = min(earliest, now - quiet_s + self._settings.silent_after_s)
             else:
                 earliest = 0.0
-                self.say(
+                self.announcer.say(
                     f"silent:{node}",
                     e.NodeSilent(
-                        id=self.next_id(), at=self._clock.now(), source="controller", node=node, for_s=round(quiet_s, 1)
+                        id=self.announcer.next_id(),
+                        at=self._clock.now(),
+                        source="controller",
+                        node=node,
+                        for_s=round(quiet_s, 1),
                     ),
                 )
         for text, lease in state.launchers.items():
@@ -233,10 +235,10 @@ class Presence:
 
     def say_lapsed(self, text: str, lease: Lease) -> None:
         """The launcher of this key is not there any more."""
-        self.say(
+        self.announcer.say(
             f"lapsed:{text}",
             e.LauncherLapsed(
-                id=self.next_id(),
+                id=self.announcer.next_id(),
                 at=self._clock.now(),
                 source="controller",
                 job=lease.job,
@@ -248,25 +250,12 @@ class Presence:
         """A launcher has just attached by an event: that counts as a beat, or it would lapse at the next tick."""
         self._hear(f"launcher:{key_text(event.job)}", self._clock.monotonic(), event.lease_s)
 
-    def say(self, what: str, event: e.AnyEvent) -> None:
-        """Submit a transition once, also when the reason for it is met again before it is stored."""
-        if what in self._said:
-            return
-        self._said.add(what)
-        self._submit(event).add_done_callback(lambda done: self._unsay(what, done))
-
     def _say_heard(self, node: str) -> None:
-        self.say(f"heard:{node}", e.NodeHeard(id=self.next_id(), at=self._clock.now(), source="controller", node=node))
+        self.announcer.say(
+            f"heard:{node}",
+            e.NodeHeard(id=self.announcer.next_id(), at=self._clock.now(), source="controller", node=node),
+        )
 
-    def _unsay(self, what: str, done: asyncio.Future[int]) -> None:
-        self._said.discard(what)
+    def _settled(self, what: str) -> None:
         if what.partition(":")[2] and f"node:{what.partition(':')[2]}" in self._held:
             self._look_by(0.0)
-        if not done.cancelled():
-            # A controller that stops fails what it could not store; the next one will notice the same again.
-            done.exception()
-
-    def next_id(self) -> str:
-        """For an event of the controller's own about who is there."""
-        self._counter += 1
-        return f"presence:{self.epoch}.{self._counter}"

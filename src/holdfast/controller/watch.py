@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
-from holdfast.controller.executors import within
+from holdfast.controller.acts import within
 from holdfast.controller.settings import Settings
 from holdfast.controller.state import ShellState, key_text
 from holdfast.errors import LinkError

@@ -13,21 +13,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.decide import (
-    attempts,
-    exclusions,
-    findings,
-    incidents,
-    jobs,
-    nodes,
-    operators,
-    proof,
-    recovery,
-    repair,
-    restart,
-)
-from holdfast.decide.state import SNAPSHOT_VERSION, Drill, Index, State, from_bytes, slug, to_bytes
-from holdfast.decide.turn import ALLOCATION, CLUSTER, TIMER_SLACK_S, Turn
+from holdfast.decide import findings, incidents, jobs, nodes, operators, recovery, restart
+from holdfast.decide.records import ALLOCATION, CLUSTER, TIMER_SLACK_S, Turn
+from holdfast.decide.state import SNAPSHOT_VERSION, Drill, Index, State, from_bytes, to_bytes
 from holdfast.errors import ConfigError, EngineError
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -37,7 +25,7 @@ from holdfast.model.evidence import Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
 from holdfast.model.policy import PolicySet
 from holdfast.model.policy_toml import parse_policy
-from holdfast.model.records import IncidentRecord, OrderRecord, Touched
+from holdfast.model.records import IncidentRecord, OrderRecord, Touched, slug
 
 
 class Engine:
@@ -93,7 +81,7 @@ class Engine:
             raise EngineError(f"no handler for {type(event).__name__}")
         handler(self, turn, event)
         if turn.cleaned:
-            exclusions.readmit(turn, turn.cleaned)
+            restart.readmit(turn, turn.cleaned)
         if turn.closing:
             incidents.close_done(turn)
         return turn.orders
@@ -162,9 +150,6 @@ class Engine:
         self.state.policy_file = event.file
 
 
-# --- one small function per kind of event -----------------------------------------------------------------------------
-
-
 def _node_observed(engine: Engine, turn: Turn, event: e.NodeObserved) -> None:
     del engine
     if event.node.failed_check and not _counts_failed_checks(turn, event.node):
@@ -180,23 +165,6 @@ def _node_observed(engine: Engine, turn: Turn, event: e.NodeObserved) -> None:
 
 def _counts_failed_checks(turn: Turn, view: NodeView) -> bool:
     return turn.policies.for_group(view.group).node.failed_prolog_is_a_fault
-
-
-def _node_heard(engine: Engine, turn: Turn, event: e.NodeHeard) -> None:
-    del engine
-    nodes.spoke(turn, event.node, event.at)
-
-
-def _node_gone(engine: Engine, turn: Turn, event: e.NodeGone) -> None:
-    del engine
-    findings.told_gone(turn, event)
-
-
-def _node_validated(engine: Engine, turn: Turn, event: e.NodeValidated) -> None:
-    del engine
-    node = turn.state.nodes.get(event.node)
-    if node is not None:
-        repair.validated(turn, node, passed=event.passed, instance_id=event.instance_id, detail=event.detail)
 
 
 def _watch_blind(engine: Engine, turn: Turn, event: e.WatchBlind) -> None:
@@ -232,8 +200,8 @@ def _first_step(engine: Engine, turn: Turn, event: e.FirstStepDone) -> None:
     job = turn.job(event.job)
     if job is None or job.attempt is None or job.attempt.number != event.attempt:
         return
-    proof.first_step(turn, job, event.step, event.resumed_from, event.at)
-    proof.step_done(turn, job, event.attempt, event.step)
+    restart.first_step(turn, job, event.step, event.resumed_from, event.at)
+    restart.step_done(turn, job, event.attempt, event.step)
     recovery.moves_again(turn, job, event.step)
 
 
@@ -241,7 +209,7 @@ def _checkpoint(engine: Engine, turn: Turn, event: e.CheckpointSaved) -> None:
     del engine
     job = turn.job(event.job)
     if job is not None and event.durable:
-        proof.checkpoint_saved(turn, job, event.attempt, event.step)
+        restart.checkpoint_saved(turn, job, event.attempt, event.step)
 
 
 def _step(engine: Engine, turn: Turn, event: e.StepReached) -> None:
@@ -250,7 +218,7 @@ def _step(engine: Engine, turn: Turn, event: e.StepReached) -> None:
     if job is None:
         return
     further = job.attempt is not None and event.step > (job.attempt.last_step or 0)
-    proof.step_done(turn, job, event.attempt, event.step)
+    restart.step_done(turn, job, event.attempt, event.step)
     if further and job.attempt is not None and job.attempt.number == event.attempt:
         recovery.moves_again(turn, job, event.step)
 
@@ -259,7 +227,7 @@ def _stacks(engine: Engine, turn: Turn, event: e.StacksCaptured) -> None:
     del engine
     job = turn.job(event.job)
     if job is not None:
-        turn.complete(slug(job.key), "stacks are in", o.CaptureStacks)
+        turn.complete(job.about, "stacks are in", o.CaptureStacks)
         recovery.stacks(turn, job, event)
 
 
@@ -275,7 +243,7 @@ def _order_done(engine: Engine, turn: Turn, event: e.OrderDone) -> None:
     if isinstance(order, o.JobOrder):
         job = turn.job(order.job)
         if job is not None:
-            restart.order_done(turn, job, order)
+            recovery.order_done(turn, job, order)
     elif isinstance(order, o.NodeOrder):
         node = turn.state.nodes.get(order.node)
         if node is not None:
@@ -298,7 +266,7 @@ def _order_failed(engine: Engine, turn: Turn, event: e.OrderFailed) -> None:
     if isinstance(order, o.JobOrder):
         job = turn.job(order.job)
         if job is not None:
-            restart.order_failed(turn, job, order, event.why)
+            recovery.order_failed(turn, job, order, event.why)
             if isinstance(order, o.CaptureStacks | o.SaveAndStop):
                 recovery.timer(turn, job)
     elif isinstance(order, o.NodeOrder):
@@ -405,8 +373,8 @@ _HANDLERS: dict[type[Any], Callable[[Engine, Turn, Any], None]] = {
     e.WatchBlind: _watch_blind,
     e.LauncherAttached: _without_engine(jobs.attached),
     e.LauncherLapsed: _without_engine(jobs.lapsed),
-    e.AttemptStarted: _without_engine(attempts.attempt_started),
-    e.AttemptEnded: _without_engine(attempts.attempt_ended),
+    e.AttemptStarted: _without_engine(jobs.attempt_started),
+    e.AttemptEnded: _without_engine(jobs.attempt_ended),
     e.FirstStepDone: _first_step,
     e.CheckpointSaved: _checkpoint,
     e.StepReached: _step,
@@ -416,9 +384,9 @@ _HANDLERS: dict[type[Any], Callable[[Engine, Turn, Any], None]] = {
     e.FindingCleared: _without_engine(nodes.cleared),
     e.AgentAttached: _without_engine(nodes.agent_attached),
     e.NodeSilent: _without_engine(nodes.silent),
-    e.NodeHeard: _node_heard,
-    e.NodeGone: _node_gone,
-    e.NodeValidated: _node_validated,
+    e.NodeHeard: _without_engine(nodes.node_heard),
+    e.NodeGone: _without_engine(findings.told_gone),
+    e.NodeValidated: _without_engine(nodes.validated),
     e.OperatorCommand: _without_engine(operators.command),
     e.PolicyLoaded: Engine._policy_loaded,  # noqa: SLF001 - the engine's own table
     e.OrderDone: _order_done,

@@ -7,12 +7,10 @@ that has since been returned are stale. Only its own time and the event's count 
 
 from __future__ import annotations
 
-from holdfast.decide import domains, exclusions, incidents, nodes, recovery, remedies, story
-from holdfast.decide.proof import about
-from holdfast.decide.restart import alive
-from holdfast.decide.transitions import JOB_ENDED
-from holdfast.decide.turn import Turn, in_recovery, phase
+from holdfast.decide import incidents, ladder, nodes, recovery, restart
+from holdfast.decide.records import Turn
 from holdfast.model import events as e
+from holdfast.model import story
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
 from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState
 
@@ -36,7 +34,7 @@ def seen(turn: Turn, event: e.FindingSeen) -> None:
     job = _job_of(turn, finding)
     if _is_straggler(finding) and job is not None:
         _job_fault(turn, job, finding)
-    elif finding.role is Role.ROOT and remedies.wants_node(finding) and not _from_rank_log(finding):
+    elif finding.role is Role.ROOT and ladder.wants_node(finding) and not _from_rank_log(finding):
         node_fault(turn, finding)
     elif job is None:
         if finding.place.node:
@@ -44,7 +42,7 @@ def seen(turn: Turn, event: e.FindingSeen) -> None:
     elif (finding.role in {Role.ROOT, Role.CASCADE} and _acts(finding)) or _concerns_recovery(turn, job, finding):
         _job_fault(turn, job, finding)
     else:
-        incidents.remember(turn, about(job), finding)
+        incidents.remember(turn, job.about, finding)
 
 
 def _is_straggler(finding: Finding) -> bool:
@@ -81,9 +79,6 @@ def _concerns_recovery(turn: Turn, job: JobRecord, finding: Finding) -> bool:
     return attempt is not None and attempt.incident in turn.state.incidents
 
 
-# --- about a job ------------------------------------------------------------------------------------------------------
-
-
 def _job_fault(turn: Turn, job: JobRecord, finding: Finding) -> None:
     """Evidence about one of the job's attempts: the current one is acted on, an older one is only explained."""
     current = job.attempt
@@ -93,7 +88,7 @@ def _job_fault(turn: Turn, job: JobRecord, finding: Finding) -> None:
     attempt = current if number is None else job.numbered(number)
     if attempt is None and number is not None:
         if current is None or number > current.number:
-            incidents.remember(turn, about(job), finding)  # it overtook its attempt's start: see `overtook`
+            incidents.remember(turn, job.about, finding)  # it overtook its attempt's start: see `overtook`
         return
     known = turn.state.incidents.get(attempt.incident) if attempt is not None else None
     if attempt is not None and attempt is not current:
@@ -120,7 +115,7 @@ def _may_begin(finding: Finding) -> bool:
 def overtook(turn: Turn, job: JobRecord) -> None:
     """The newest attempt has just become known: what was said of it before that is acted on now."""
     attempt = job.attempt
-    kept = turn.state.context.get(about(job))
+    kept = turn.state.context.get(job.about)
     if attempt is None or not kept:
         return
     waiting = [finding for finding in kept if finding.attempt == attempt.number and _may_begin(finding)]
@@ -141,7 +136,7 @@ def _already_handled(turn: Turn, known: IncidentRecord, job: JobRecord, finding:
         told_only = all(remedy is Remedy.NOTIFY for remedy in known.remedies)
         if told_only and known.findings and _is_straggler(known.findings[0]):
             return False  # only a straggler was told of so far; this is something else
-    if in_recovery(job) and job.incident == known.id and job.state is JobState.DIAGNOSING and alive(job):
+    if job.in_recovery and job.incident == known.id and job.state is JobState.DIAGNOSING and job.alive:
         return False
     if job.state is JobState.EVACUATING and not finding.predicts:
         return False
@@ -158,7 +153,7 @@ def _refine(turn: Turn, incident: IncidentRecord, job: JobRecord, finding: Findi
 
 def job_fault(turn: Turn, job: JobRecord, finding: Finding, known: IncidentRecord | None = None) -> None:
     """Evidence that asks for action on the job's current attempt: same trouble as before, or one of its own."""
-    if job.state in JOB_ENDED or (turn.in_allocation and job.authority is not Authority.LAUNCHER):
+    if job.over or (turn.in_allocation and job.authority is not Authority.LAUNCHER):
         return  # over, or handed over
     keys = _storage_keys(finding)
     incident = known or _same_trouble(turn, job, finding) or _by_domain(turn, keys)
@@ -207,9 +202,6 @@ def _remember_domain(turn: Turn, keys: list[str], incident: IncidentRecord) -> N
         del domains[next(iter(domains))]
 
 
-# --- about a node -----------------------------------------------------------------------------------------------------
-
-
 def told_gone(turn: Turn, event: e.NodeGone) -> None:
     """A launcher's word of a node's loss. One from before the node was heard again is old news.
 
@@ -230,7 +222,7 @@ def node_gone(turn: Turn, name: str, evidence: str) -> None:
         return
     if node is None:
         node = nodes.record_of(turn, name)
-    if node.gone or phase(node) in {NodeState.REPAIRING, NodeState.VALIDATING, NodeState.RETIRED}:
+    if node.gone or node.phase in {NodeState.REPAIRING, NodeState.VALIDATING, NodeState.RETIRED}:
         return
     node.gone = True
     node_fault(turn, _lost(turn, name, evidence))
@@ -288,14 +280,14 @@ def node_fault(turn: Turn, finding: Finding) -> None:
         return
     jobs = _jobs_on(turn, finding)
     gone = _jobs_that_left(turn, name)
-    keys = domains.keys(node, finding)
+    keys = incidents.domain_keys(node, finding)
     incident = _incident_for(turn, node, [*jobs, *gone], keys)
     if incident is None:
         incident = incidents.open_new(turn, finding)
     else:
         incidents.add(turn, incident, finding)
     _remember_domain(turn, keys, incident)
-    if domains.judge(turn, incident, node, finding):
+    if incidents.judge_domain(turn, incident, node, finding):
         nodes.domain_lost(turn, incident)
     nodes.suspect(turn, node, incident, finding)
     if incident.diagnosis is None:
@@ -304,7 +296,7 @@ def node_fault(turn: Turn, finding: Finding) -> None:
             incidents.judge(turn, incident, None)
     elif finding.role is Role.ROOT:
         incidents.judge(turn, incident, jobs[0] if jobs else None)
-    if remedies.disturbs_jobs(finding):
+    if ladder.disturbs_jobs(finding):
         _disturb(turn, incident, finding, jobs, gone)
     if incident.would and incident.diagnosis is None:
         incidents.judge(turn, incident, jobs[0] if jobs else None)
@@ -318,7 +310,7 @@ def _disturb(
     for job in jobs:
         recovery.fault(turn, job, incident, finding, leave=name)
     for job in gone:
-        exclusions.exclude(turn, job, [name])
+        restart.exclude(turn, job, [name])
 
 
 def _jobs_that_left(turn: Turn, name: str) -> list[JobRecord]:
@@ -331,7 +323,7 @@ def _jobs_that_left(turn: Turn, name: str) -> list[JobRecord]:
             if job is None or attempt is None or job.state not in _NOT_BACK or job.incident != incident.id:
                 continue
             if name in attempt.nodes and turn.now - attempt.ended_at <= CORRELATION_S:
-                found[about(job)] = job
+                found[job.about] = job
     for on in turn.index.jobs_on.get(name, ()):
         found.pop(on, None)
     return [found[slug] for slug in sorted(found)]
@@ -345,7 +337,7 @@ def _jobs_on(turn: Turn, finding: Finding) -> list[JobRecord]:
         attempt = job.attempt
         if attempt is not None and finding.place.node in attempt.nodes and not attempt.ended_at:
             found.append(job)
-    return [job for job in found if job.state not in JOB_ENDED]
+    return [job for job in found if not job.over]
 
 
 def _incident_for(turn: Turn, node: NodeRecord, jobs: list[JobRecord], keys: list[str]) -> IncidentRecord | None:
@@ -357,19 +349,19 @@ def _incident_for(turn: Turn, node: NodeRecord, jobs: list[JobRecord], keys: lis
         attempt = job.attempt
         known = turn.state.incidents.get(attempt.incident) if attempt is not None else None
         # A job in recovery for a reason that nobody has pinned on another node yet: this is the reason.
-        if known is not None and in_recovery(job) and not known.nodes and not _is_person(known):
+        if known is not None and job.in_recovery and not known.nodes and not _is_person(known):
             return known
     return _by_domain(turn, keys)
 
 
 def _is_person(incident: IncidentRecord) -> bool:
     diagnosis = incident.diagnosis
-    return diagnosis is not None and diagnosis.cause.startswith(remedies.OPERATOR)
+    return diagnosis is not None and diagnosis.cause.startswith(ladder.OPERATOR)
 
 
 def _fault_in_allocation(turn: Turn, job: JobRecord, finding: Finding) -> None:
     """The launcher's engine: no node is ordered about, but the job must leave it."""
-    if job.state in JOB_ENDED or job.authority is not Authority.LAUNCHER:
+    if job.over or job.authority is not Authority.LAUNCHER:
         return
     attempt = job.attempt
     known = turn.state.incidents.get(attempt.incident) if attempt is not None else None
@@ -378,7 +370,7 @@ def _fault_in_allocation(turn: Turn, job: JobRecord, finding: Finding) -> None:
         incident = incidents.open_new(turn, finding)
     else:
         incidents.add(turn, incident, finding)
-    if remedies.disturbs_jobs(finding):
+    if ladder.disturbs_jobs(finding):
         recovery.fault(turn, job, incident, finding, leave="" if finding.predicts else finding.place.node)
 
 

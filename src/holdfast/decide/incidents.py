@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 
-from holdfast.decide import story, waits
+from holdfast.decide import ladder, waits
 from holdfast.decide.diagnosis import DiagnosisContext, diagnose
-from holdfast.decide.remedies import DOMAIN_LOST, OPERATOR
-from holdfast.decide.state import Drill, slug
-from holdfast.decide.turn import Turn
-from holdfast.model.evidence import Diagnosis, Finding, Remedy, Role, Severity
+from holdfast.decide.records import Turn
+from holdfast.decide.state import Drill
+from holdfast.model import story
+from holdfast.model.evidence import Diagnosis, Domain, Finding, Remedy, Role, Severity
+from holdfast.model.policy import Trouble
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, JobState, Mark, NodeRecord
 
 FINDINGS_MAX = 48
@@ -29,15 +30,20 @@ FAULT_BEFORE_S = 60.0
 """Evidence older than this before the known start of the fault does not move its start: it may be of something else."""
 SEEN_MAX = 4096
 UNDIAGNOSED = Diagnosis(cause="unknown", summary="cause not known yet", fingerprint="unknown")
-
 RECOVERED = "recovered"
 GIVEN_UP = "given_up"
 CANCELLED = "cancelled"
 OBSERVED = "observed"
 _WORTH = {OBSERVED: 0, CANCELLED: 1, RECOVERED: 2, GIVEN_UP: 3}
-
-
-# --- evidence ---------------------------------------------------------------------------------------------------------
+NODES_MIN = 3
+"""Fewer losses are a coincidence, or one job's doing."""
+SHARE = 0.1
+"""And at least so much of the domain: three of a row's 500 nodes say nothing about the row."""
+SHARED = frozenset({Trouble.NODE_LOST, Trouble.NETWORK, Trouble.PLATFORM})
+"""Troubles that a rack or switch gives to all of its nodes; for others the rule must be the same, too."""
+LOST = "node.lost"
+AWAY_S = 8 * 3600.0
+"""A night without power is waited for. After it each node is a case of its own; the brake slows what is many."""
 
 
 def is_new(turn: Turn, finding: Finding) -> bool:
@@ -116,9 +122,6 @@ def _tells(finding: Finding) -> bool:
     return finding.role in {Role.ROOT, Role.CASCADE}
 
 
-# --- life -------------------------------------------------------------------------------------------------------------
-
-
 def open_new(turn: Turn, finding: Finding) -> IncidentRecord:
     """A new trouble, with its first evidence."""
     incident = IncidentRecord(id=f"i{turn.new_id()}", opened_at=turn.now, source=turn.event.source)
@@ -139,16 +142,16 @@ def attach_job(turn: Turn, incident: IncidentRecord, job: JobRecord) -> None:
         incident.jobs.append(job.key)
     incident.jobs_open.append(job.key)
     incident.jobs_done = False
-    turn.index.incidents_of.setdefault(slug(job.key), set()).add(incident.id)
+    turn.index.incidents_of.setdefault(job.about, set()).add(incident.id)
     attempt = job.attempt
     if attempt is not None and incident.attempt_before is None:
         incident.attempt_before = attempt.number
         incident.step_before = attempt.reached
-    for finding in recall(turn, slug(job.key)):
+    for finding in recall(turn, job.about):
         # What an earlier attempt left behind was explained then; this one has its own trouble.
         if finding.attempt is None or attempt is None or finding.attempt >= attempt.number:
             add(turn, incident, finding)
-    _match_drill(turn, incident, slug(job.key), job.view.nodes)
+    _match_drill(turn, incident, job.about, job.view.nodes)
     turn.touch(incident)
 
 
@@ -164,8 +167,8 @@ def attach_node(turn: Turn, incident: IncidentRecord, node: NodeRecord) -> None:
     incident.nodes_open.append(node.name)
     incident.nodes_done = False
     node.incident = incident.id
-    turn.index.incidents_of.setdefault(f"node:{node.name}", set()).add(incident.id)
-    for finding in recall(turn, f"node:{node.name}"):
+    turn.index.incidents_of.setdefault(node.about, set()).add(incident.id)
+    for finding in recall(turn, node.about):
         add(turn, incident, finding)
     _match_drill(turn, incident, "", (node.name,))
     turn.touch(incident)
@@ -174,7 +177,7 @@ def attach_node(turn: Turn, incident: IncidentRecord, node: NodeRecord) -> None:
 
 def open_of_job(turn: Turn, job: JobRecord) -> list[IncidentRecord]:
     """Open incidents that wait for this job, oldest first."""
-    ids = turn.index.incidents_of.get(slug(job.key))
+    ids = turn.index.incidents_of.get(job.about)
     if not ids:
         return []
     found = [turn.state.incidents[i] for i in ids]
@@ -186,7 +189,7 @@ def job_settled(turn: Turn, incident: IncidentRecord, job: JobRecord, outcome: s
     if job.key not in incident.jobs_open:
         return
     incident.jobs_open.remove(job.key)
-    _unindex(turn, slug(job.key), incident.id)
+    _unindex(turn, job.about, incident.id)
     incident.outcome = _worse(incident.outcome, outcome)
     turn.tell(incident, f"Job {job.name}: {why}")
     if job.incident == incident.id:
@@ -202,7 +205,7 @@ def _watch_the_rest(turn: Turn, job: JobRecord) -> None:
     others = open_of_job(turn, job)
     if others:
         job.incident = others[-1].id
-        turn.start_timer(f"job:{slug(job.key)}", turn.policy_of(job).waits.propose_s, job.incident)
+        turn.start_timer(job.timer, turn.policy_of(job).waits.propose_s, job.incident)
 
 
 def node_settled(turn: Turn, incident: IncidentRecord, node: NodeRecord, why: str) -> None:
@@ -213,7 +216,7 @@ def node_settled(turn: Turn, incident: IncidentRecord, node: NodeRecord, why: st
     if node.name not in incident.nodes_open:
         return
     incident.nodes_open.remove(node.name)
-    _unindex(turn, f"node:{node.name}", incident.id)
+    _unindex(turn, node.about, incident.id)
     turn.tell(incident, f"{node.name}: {why}")
     turn.closing[incident.id] = incident
 
@@ -269,17 +272,14 @@ def tried(turn: Turn, incident: IncidentRecord, rung: Remedy) -> None:
     turn.touch(incident)
 
 
-# --- judgement --------------------------------------------------------------------------------------------------------
-
-
 def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagnosis:
     """Choose the cause from the evidence so far, write it down, and tell people when it is new to them."""
     before = incident.diagnosis
-    if before is not None and before.cause == DOMAIN_LOST:
+    if before is not None and before.cause == ladder.DOMAIN_LOST:
         return before
     attempt = _attempt_of(incident, job)
     made = _diagnose(incident, job, attempt)
-    if before is not None and (before.cause.startswith(OPERATOR) or _weaker(made, before)):
+    if before is not None and (before.cause.startswith(ladder.OPERATOR) or _weaker(made, before)):
         return before
     incident.diagnosis = made
     turn.stamp(incident, Mark.DIAGNOSED)
@@ -371,9 +371,6 @@ def _attempt_of(incident: IncidentRecord, job: JobRecord | None) -> AttemptRecor
     return next((a for a in reversed(job.attempts) if a.incident == incident.id), job.attempt)
 
 
-# --- drills: for the timeline only ------------------------------------------------------------------------------------
-
-
 def drill_fired(turn: Turn, drill: Drill) -> None:
     """Keep the true time of a fault; an incident that is open already and fits takes it at once."""
     drills = turn.state.drills
@@ -404,3 +401,93 @@ def _take(turn: Turn, incident: IncidentRecord, drill: Drill) -> None:
     incident.said_at = incident.marks[Mark.FAULT] = drill.at
     turn.state.drills.remove(drill)
     turn.tell(incident, f"This is drill {drill.id}.")
+
+
+def domain_keys(node: NodeRecord, finding: Finding) -> list[str]:
+    """The failure domains by which this fault is merged with others: the node's switch, for losses its parent too."""
+    path = node.view.topology
+    if not path:
+        return []
+    trouble = ladder.trouble_of(finding)
+    if trouble not in SHARED:
+        return [f"{path}|{finding.rule}"]
+    parent = path.rpartition("/")[0]
+    return [f"{path}|{trouble}", *([f"{parent}|{trouble}"] if parent else [])]
+
+
+def path_of(incident: IncidentRecord | None) -> str:
+    """The domain that the incident is about; empty when it is about nodes or jobs."""
+    diagnosis = incident.diagnosis if incident is not None else None
+    if diagnosis is None or diagnosis.cause != ladder.DOMAIN_LOST:
+        return ""
+    return diagnosis.fingerprint.partition("|")[2]
+
+
+def _is_below(node: NodeRecord, path: str) -> bool:
+    return node.view.topology == path or node.view.topology.startswith(f"{path}/")
+
+
+def is_lost(node: NodeRecord) -> bool:
+    """Is its loss all that is held against it?"""
+    return bool(node.findings) and all(rule.startswith(LOST) for rule in node.findings)
+
+
+def _members(turn: Turn, incident: IncidentRecord, path: str) -> list[NodeRecord]:
+    known = (turn.state.nodes.get(name) for name in incident.nodes)
+    return [node for node in known if node is not None and _is_below(node, path)]
+
+
+def _away(incident: IncidentRecord, members: list[NodeRecord]) -> list[NodeRecord]:
+    return [node for node in members if node.incident == incident.id and is_lost(node)]
+
+
+def judge_domain(turn: Turn, incident: IncidentRecord, node: NodeRecord, finding: Finding) -> bool:
+    """Does this loss make the incident one of a whole domain? True when it has just become that.
+
+    The narrowest domain that holds the losses is named; the incident's diagnosis is that from then on.
+    """
+    place = node.view.topology
+    if not place or not finding.rule.startswith(LOST) or path_of(incident):
+        return False
+    for path in (place, place.rpartition("/")[0]):
+        lost = [known for known in _members(turn, incident, path) if known is node or is_lost(known)] if path else []
+        if node not in lost and path:
+            lost.append(node)
+        if len(lost) < NODES_MIN:
+            continue
+        all_nodes = sum(1 for known in turn.state.nodes.values() if _is_below(known, path))
+        if len(lost) >= SHARE * all_nodes:
+            _declare(turn, incident, path, lost, all_nodes)
+            return True
+    return False
+
+
+def _declare(turn: Turn, incident: IncidentRecord, path: str, lost: list[NodeRecord], all_nodes: int) -> None:
+    summary = f"{path} has failed: {len(lost)} of its {all_nodes} nodes were lost together"
+    incident.diagnosis = Diagnosis(
+        cause=ladder.DOMAIN_LOST,
+        domain=Domain.NETWORK,
+        summary=summary,
+        confidence=0.9,
+        nodes=tuple(node.name for node in lost),
+        restart_helps=True,
+        fingerprint=f"{ladder.DOMAIN_LOST}|{path}",
+        story=f"{summary}. What they share is at fault, not they: they are not fenced one by one, and count as well "
+        "again when they are back. Look at the switch, the rack or its power.",
+    )
+    turn.stamp(incident, Mark.DIAGNOSED)
+    turn.tell(incident, f"Diagnosis: {summary}.")
+    turn.notify(incident.id, Severity.ERROR, f"{path} has failed", incident.diagnosis.story)
+    turn.touch(incident)
+
+
+def waits_for_domain(turn: Turn, node: NodeRecord, incident: IncidentRecord | None) -> bool:
+    """Is the node away because of its domain, which is not back yet?"""
+    path = path_of(incident)
+    if incident is None or not path or not _is_below(node, path) or not is_lost(node):
+        return False
+    if turn.now - incident.opened_at > AWAY_S:
+        return False
+    members = _members(turn, incident, path)
+    away = {known.name for known in _away(incident, members)} | {node.name}
+    return 2 * len(away) > len(members)  # with half of them back it is the rest that has a trouble of its own

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from holdfast.decide.state import Index, State, slug
-from holdfast.decide.story import STORY_LINES_MAX
+from holdfast.decide.state import Index, State
 from holdfast.errors import InvariantViolated
 from holdfast.model import orders as o
 from holdfast.model.orders import OrderStatus
-from holdfast.model.records import JobRecord, JobState, NodeRecord, NodeState
+from holdfast.model.records import JobRecord, JobState, NodeRecord, NodeState, slug
+from holdfast.model.story import STORY_LINES_MAX
 
 _OVER = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})
 _ONE_AT_A_TIME = (
@@ -56,7 +56,7 @@ def _job(state: State, name: str, job: JobRecord) -> Iterator[str]:
 
 
 def _job_numbers(name: str, job: JobRecord) -> Iterator[str]:
-    if name != slug(job.key):
+    if name != job.about:
         yield "it is kept under another name"
     numbers = [attempt.number for attempt in job.attempts]
     if numbers != sorted(set(numbers)):
@@ -117,14 +117,14 @@ def _node(state: State, node: NodeRecord) -> Iterator[str]:
             yield f"{node.incident} governs it, yet does not wait for it"
     if len(node.story) > STORY_LINES_MAX:
         yield "its story is not bounded"
-    waits_for_domain = f"node:{node.name}" in state.timers
+    waits_for_domain = node.about in state.timers
     incident = state.incidents.get(node.incident)
     left_to_people = incident is not None and bool(incident.would)
     waits = waits_for_domain or left_to_people or _fence_comes(state, node)
     if shown is NodeState.SUSPECT and node.incident and not waits:
         yield "nothing will ever move it on: neither an order, nor a brake, nor its domain is waited for"
     if shown in {NodeState.REPAIRING, NodeState.VALIDATING} and not (
-        f"node:{node.name}" in state.timers or any(r.node == node.name for r in _node_orders(state))
+        node.about in state.timers or any(r.node == node.name for r in _node_orders(state))
     ):
         yield "nothing will ever move it on: neither order nor timer"
 

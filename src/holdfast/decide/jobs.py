@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.decide import attempts, exclusions, findings, incidents, proof, recovery, remedies, restart
-from holdfast.decide.proof import about, incident_of, timer_of
-from holdfast.decide.state import slug
-from holdfast.decide.transitions import JOB, JOB_ENDED, JobTrigger, can
-from holdfast.decide.turn import Turn, in_recovery
+from holdfast.decide import findings, incidents, ladder, records, recovery, repair, restart
+from holdfast.decide.machine import Claim
+from holdfast.decide.records import Turn
+from holdfast.decide.state import occupying
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
+from holdfast.model import story
 from holdfast.model.cluster import ENDED, JobKey, JobView, SchedulerState
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
-from holdfast.model.records import Authority, JobRecord, JobState, Mark
+from holdfast.model.records import AttemptRecord, Authority, JobRecord, JobState, JobTrigger, Mark
 
 LATE_S = 900.0
 """A job that is first seen after its failure is recovered when that is not longer ago; schedulers forget soon after."""
@@ -37,9 +37,6 @@ _ENDS = {
 }
 
 
-# --- the scheduler's words --------------------------------------------------------------------------------------------
-
-
 def observed(turn: Turn, event: e.JobObserved) -> None:
     """The job is now like this."""
     view = event.job
@@ -53,18 +50,18 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
         return
     if turn.in_allocation:
         view = _of_allocation(job, view)
-    attempts.set_view(turn, job, view)
+    set_view(turn, job, view)
     if view.state is SchedulerState.RUNNING or (view.state in _FAILURES and view.started_at):
-        attempts.implied(turn, job)  # also of one that was over before anybody saw it run
+        implied(turn, job)  # also of one that was over before anybody saw it run
     if old.state is view.state and old.restart_count == view.restart_count:
         restart.runs_already(turn, job)
         return
-    if job.state in JOB_ENDED:
+    if job.over:
         _is_over(turn, job)
         grown = view.state not in ENDED and view.restart_count > old.restart_count
         again = grown or (view.state in _STARTS and old.state in ENDED)
         if again and view.state is not SchedulerState.UNKNOWN and not _by_our_requeue(turn, job):
-            proof.revive(turn, job)
+            restart.revive(turn, job)
     elif view.state in ENDED:
         _started_unseen(turn, job, old)
         _ended(turn, job)
@@ -97,11 +94,11 @@ def _by_our_requeue(turn: Turn, job: JobRecord) -> bool:
     """
     if job.view.state is not SchedulerState.HELD:
         return False
-    if turn.under_way(about(job), o.GiveUp):
+    if turn.under_way(job.about, o.GiveUp):
         return True
     if job.requeue_dropped is None or job.view.restart_count != job.requeue_dropped + 1:
         return False
-    proof.end_again(turn, job, "our own requeue of it took effect after it had ended")
+    restart.end_again(turn, job, "our own requeue of it took effect after it had ended")
     return True
 
 
@@ -115,14 +112,14 @@ def _of_allocation(job: JobRecord, view: JobView) -> JobView:
 
 def _first_seen(turn: Turn, view: JobView) -> None:
     """A new one. It may have failed between two looks, or while nobody looked: that is a failure all the same."""
-    job = attempts.create(turn, view)
+    job = records.create_job(turn, view)
     if view.state in _FAILURES and view.recovery is not None and turn.event.at - view.ended_at <= LATE_S:
-        attempts.implied(turn, job)
+        implied(turn, job)
         _ended(turn, job)
     elif view.state in ENDED:
         turn.move_job(job, _ENDS[view.state])
     elif view.state is SchedulerState.RUNNING:
-        attempts.implied(turn, job)
+        implied(turn, job)
 
 
 def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
@@ -130,22 +127,22 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
     view = job.view
     state = job.state
     grown = view.restart_count > old.restart_count
-    if state is JobState.STOPPING and turn.under_way(about(job), o.RequeueHeld):
+    if state is JobState.STOPPING and turn.under_way(job.about, o.RequeueHeld):
         return
     if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
         if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD and job.in_queue:
             # Our release's effect is seen before its outcome: tried again later, it would undo a person's hold.
-            turn.complete(about(job), "it is seen released", o.ReleaseJob)
+            turn.complete(job.about, "it is seen released", o.ReleaseJob)
             restart.released(turn, job)
         if view.state is SchedulerState.HELD and old.state is SchedulerState.PENDING and not job.in_queue:
             _held_by_person(turn, job)
         elif view.state is SchedulerState.PENDING and state is JobState.RELEASED and _lacks_nodes(view.reason):
             turn.move_job(job, JobTrigger.WAIT)
-            turn.tell_all(incident_of(turn, job), job, f"waits for nodes ({view.reason}).")
+            turn.tell_all(restart.incident_of(turn, job), job, f"waits for nodes ({view.reason}).")
         return
     if state is JobState.HELD:
         if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD:
-            job.held_by = ""
+            turn.claim(job, Claim.HOLD_ENDED)
             restart.adopt(turn, job, "somebody else released it")
         return
     if not grown:
@@ -154,10 +151,10 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
     if attempt is not None and not attempt.ended_at:
         attempt.ended_at = turn.now
         attempt.stopped = True
-    job.authority = Authority.CONTROLLER
+    turn.claim(job, Claim.REQUEUED)
     if state is JobState.WATCHING:
         turn.tell(job, "It was requeued by the scheduler or a person.")
-        attempts.settle_observed(turn, job, "it was requeued by somebody else.")
+        settle_observed(turn, job, "it was requeued by somebody else.")
     elif job.in_queue:
         return
     else:
@@ -170,11 +167,11 @@ def _lacks_nodes(reason: str) -> bool:
 
 
 def _held_by_person(turn: Turn, job: JobRecord) -> None:
-    job.held_by = "a person"
-    turn.withdraw(about(job), "a person holds it", o.ReleaseJob, o.SetExcluded)
+    turn.claim(job, Claim.HELD, "a person")
+    turn.withdraw(job.about, "a person holds it", o.ReleaseJob, o.SetExcluded)
     turn.move_job(job, JobTrigger.HOLD)
-    turn.cancel_timer(timer_of(job))
-    turn.tell_all(incident_of(turn, job), job, "a person holds it in the queue; it waits for them.")
+    turn.cancel_timer(job.timer)
+    turn.tell_all(restart.incident_of(turn, job), job, "a person holds it in the queue; it waits for them.")
 
 
 def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
@@ -183,13 +180,13 @@ def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
     attempt = job.attempt
     again = grown or old.state in _QUEUED or old.state in ENDED
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD} and again:
-        job.held_by = ""
+        turn.claim(job, Claim.HOLD_ENDED)
         restart.runs(turn, job)
-    elif grown and can(JOB, job.state, JobTrigger.ADOPT) and not turn.under_way(about(job), o.RequeueHeld):
+    elif grown and turn.can(job, JobTrigger.ADOPT) and not turn.under_way(job.about, o.RequeueHeld):
         restart.adopt(turn, job, "the scheduler runs it again by itself")
         restart.runs(turn, job)
-    if job.state is JobState.RESTARTING and not attempts.has_launcher(job) and attempt is not None:
-        attempts.started(turn, job, turn.now)
+    if job.state is JobState.RESTARTING and not has_launcher(job) and attempt is not None:
+        started(turn, job, turn.now)
 
 
 def _started_unseen(turn: Turn, job: JobRecord, old: JobView) -> None:
@@ -197,7 +194,7 @@ def _started_unseen(turn: Turn, job: JobRecord, old: JobView) -> None:
     grown = job.view.restart_count > old.restart_count
     started = job.view.state in _FAILURES and (grown or old.state in _QUEUED)
     if started and job.state is JobState.HELD and not turn.in_allocation:
-        job.held_by = ""
+        turn.claim(job, Claim.HOLD_ENDED)
         restart.runs(turn, job)
 
 
@@ -214,28 +211,28 @@ def _ended(turn: Turn, job: JobRecord) -> None:
             attempt.exit_code = code
             attempt.signal = view.signal
     if not turn.in_allocation:
-        job.authority = Authority.CONTROLLER
+        turn.claim(job, Claim.ENDED)
     if view.state is SchedulerState.CANCELLED:
-        proof.finish(turn, job, JobTrigger.CANCEL, incidents.CANCELLED, "it was cancelled, which is no failure")
+        restart.finish(turn, job, JobTrigger.CANCEL, incidents.CANCELLED, "it was cancelled, which is no failure")
     elif view.state is SchedulerState.TIMEOUT:
         why = "it reached its time limit, which is no failure"
-        proof.finish(turn, job, JobTrigger.COMPLETED, incidents.CANCELLED, why)
+        restart.finish(turn, job, JobTrigger.COMPLETED, incidents.CANCELLED, why)
     elif view.state is SchedulerState.COMPLETED and code != EXIT_RESTART_ME:
-        outcome = incidents.RECOVERED if in_recovery(job) else incidents.OBSERVED
-        proof.finish(turn, job, JobTrigger.COMPLETED, outcome, "it completed")
-    elif turn.under_way(about(job), o.RequeueHeld):
+        outcome = incidents.RECOVERED if job.in_recovery else incidents.OBSERVED
+        restart.finish(turn, job, JobTrigger.COMPLETED, outcome, "it completed")
+    elif turn.under_way(job.about, o.RequeueHeld):
         return
     elif code == EXIT_DO_NOT_REQUEUE:
-        proof.finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, "it asked not to be requeued (exit code 86)")
-    elif not recovery.recoverable(turn, job) and not attempts.has_launcher(job):
+        restart.finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, "it asked not to be requeued (exit code 86)")
+    elif not recovery.recoverable(turn, job) and not has_launcher(job):
         why = f"it failed (exit code {code}); nobody asked for its recovery"
-        proof.finish(turn, job, JobTrigger.GIVE_UP, incidents.OBSERVED, why)
+        restart.finish(turn, job, JobTrigger.GIVE_UP, incidents.OBSERVED, why)
     else:
         _failed(turn, job, code)
 
 
 def _failed(turn: Turn, job: JobRecord, code: int | None) -> None:
-    incident = incident_of(turn, job)
+    incident = restart.incident_of(turn, job)
     attempt = job.attempt
     if job.state in _WAITS and attempt is not None and incident is not None and attempt.incident != incident.id:
         restart.runs(turn, job)  # it was started, and has failed, between two looks
@@ -244,23 +241,23 @@ def _failed(turn: Turn, job: JobRecord, code: int | None) -> None:
         and job.state is not JobState.WATCHING
         and (attempt is None or attempt.incident == incident.id)
     ):
-        if can(JOB, job.state, JobTrigger.ATTEMPT_OVER) or job.state is JobState.DIAGNOSING:
-            restart.attempt_is_over(turn, job, incident)
+        if turn.can(job, JobTrigger.ATTEMPT_OVER):
+            recovery.attempt_is_over(turn, job, incident)
         return
     if incident is not None and job.state is JobState.WATCHING:
         turn.stamp(incident, Mark.STOPPED)
-        proof.finish(
+        restart.finish(
             turn, job, JobTrigger.GIVE_UP, incidents.OBSERVED, f"it ended (exit code {code}) and was left alone"
         )
         return
     if job.view.state is SchedulerState.NODE_FAIL:
-        finding = attempts.said_by_scheduler(turn, job, "scheduler.node_fail", "the scheduler lost a node of the job")
+        finding = said_by_scheduler(turn, job, "scheduler.node_fail", "the scheduler lost a node of the job")
     elif job.view.state is SchedulerState.PREEMPTED:
-        finding = attempts.said_by_scheduler(turn, job, "scheduler.preempted", "the scheduler preempted the job")
+        finding = said_by_scheduler(turn, job, "scheduler.preempted", "the scheduler preempted the job")
     elif code == EXIT_RESTART_ME:
-        finding = attempts.restart_me(turn, job)
+        finding = restart_me(turn, job)
     else:
-        finding = attempts.end_of_attempt(turn, job, code, job.view.signal)
+        finding = end_of_attempt(turn, job, code, job.view.signal)
     findings.job_fault(turn, job, finding)
 
 
@@ -272,12 +269,12 @@ def vanished(turn: Turn, event: e.JobVanished) -> None:
 
 
 def _forget(turn: Turn, job: JobRecord) -> None:
-    busy = in_recovery(job)
+    busy = job.in_recovery
     trigger = JobTrigger.CANCEL if busy else JobTrigger.COMPLETED
-    proof.finish(turn, job, trigger, incidents.CANCELLED, "the scheduler no longer knows it")
-    name = slug(job.key)
+    restart.finish(turn, job, trigger, incidents.CANCELLED, "the scheduler no longer knows it")
+    name = job.about
     turn.cancel_timer(f"lapse:{name}")
-    attempts.set_view(turn, job, replace(job.view, nodes=()))
+    set_view(turn, job, replace(job.view, nodes=()))
     turn.index.by_id[job.key.id].discard(name)
     if not turn.index.by_id[job.key.id]:
         del turn.index.by_id[job.key.id]
@@ -286,19 +283,16 @@ def _forget(turn: Turn, job: JobRecord) -> None:
     del turn.state.jobs[name]
 
 
-# --- the launcher's words ---------------------------------------------------------------------------------------------
-
-
 def attached(turn: Turn, event: e.LauncherAttached) -> None:
     """A launcher takes authority inside its allocation."""
     job = turn.job(event.job)
-    if job is None and attempts.forgotten(turn, event.job):
+    if job is None and forgotten(turn, event.job):
         return
     if job is None:
         view = JobView(
             key=event.job, state=SchedulerState.RUNNING, nodes=event.nodes, restart_count=event.restart_count
         )
-        job = attempts.create(turn, view)
+        job = records.create_job(turn, view)
     if event.restart_count < job.view.restart_count:
         return
     known_run = event.restart_count == job.view.restart_count
@@ -310,20 +304,20 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
             state=SchedulerState.RUNNING,
             nodes=event.nodes or view.nodes,
         )
-        attempts.set_view(turn, job, changed)
-    if job.state in JOB_ENDED:
+        set_view(turn, job, changed)
+    if job.over:
         attempt = job.attempt
         if attempt is not None and event.restart_count <= attempt.restart_count:
             return
-        if known_run and (job.view.state in ENDED or turn.under_way(about(job), o.GiveUp)):
+        if known_run and (job.view.state in ENDED or turn.under_way(job.about, o.GiveUp)):
             return  # a late word from the run that has ended, or that is being ended for good
-        proof.revive(turn, job)
-    pending = turn.under_way(about(job), o.RequeueHeld)
+        restart.revive(turn, job)
+    pending = turn.under_way(job.about, o.RequeueHeld)
     if pending or (job.in_queue and not _starts_anew(job, event.restart_count)):
         return
-    job.authority = Authority.LAUNCHER
+    turn.claim(job, Claim.ATTACHED)
     job.led_at = event.restart_count
-    turn.cancel_timer(f"lapse:{slug(job.key)}")
+    turn.cancel_timer(f"lapse:{job.about}")
     turn.tell(job, f"A launcher holds its allocation ({len(event.nodes)} nodes, {event.ranks} ranks).")
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD}:
         attempt = job.attempt
@@ -345,7 +339,7 @@ def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
         return
     if event.restart_count is not None and event.restart_count < job.led_at:
         return  # the next start's launcher was faster than this one's good-bye
-    job.authority = Authority.CONTROLLER
+    turn.claim(job, Claim.LAPSED)
     turn.touch(job)
     attempt = job.attempt
     if event.left:
@@ -354,30 +348,30 @@ def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
         if attempt is not None and event.exit_code is not None:
             attempt.exit_code = event.exit_code
             attempt.ended_at = attempt.ended_at or turn.now
-        if event.exit_code == EXIT_DO_NOT_REQUEUE and not asked_itself and turn.under_way(about(job), o.RequeueHeld):
+        if event.exit_code == EXIT_DO_NOT_REQUEUE and not asked_itself and turn.under_way(job.about, o.RequeueHeld):
             # It took what a node's fault did to its ranks for a crash loop: only this engine hears the nodes' agents.
             turn.tell(job, "Its launcher gave it up, but it is being requeued for a reason of its own.")
         elif event.exit_code == EXIT_DO_NOT_REQUEUE:
-            incident = incident_of(turn, job)
+            incident = restart.incident_of(turn, job)
             why = "its launcher gave it up (exit code 86)"
-            if job.state not in JOB_ENDED:
-                proof.give_up(turn, job, incident, why, cancel=False)
+            if not job.over:
+                restart.give_up(turn, job, incident, why, cancel=False)
             return
     else:
         turn.tell(job, "Its launcher's lease ended without a word.")
-    if in_recovery(job) and job.state in {
+    if job.in_recovery and job.state in {
         JobState.STOPPING,
         JobState.DIAGNOSING,
         JobState.IN_PLACE,
         JobState.EVACUATING,
     }:
         _take_over(turn, job, left=event.left)
-    elif not event.left and job.state not in JOB_ENDED:
-        turn.start_timer(f"lapse:{slug(job.key)}", turn.policy_of(job).waits.unknown_s, job.incident)
+    elif not event.left and not job.over:
+        turn.start_timer(f"lapse:{job.about}", turn.policy_of(job).waits.unknown_s, job.incident)
 
 
 def _take_over(turn: Turn, job: JobRecord, *, left: bool) -> None:
-    incident = incident_of(turn, job)
+    incident = restart.incident_of(turn, job)
     attempt = job.attempt
     if incident is None:
         return
@@ -385,41 +379,41 @@ def _take_over(turn: Turn, job: JobRecord, *, left: bool) -> None:
         # The launcher's ranks end with its lease, so the attempt is over either way.
         attempt.ended_at = turn.now
         attempt.stopped = True
-    if turn.under_way(about(job), o.RequeueHeld):
+    if turn.under_way(job.about, o.RequeueHeld):
         return
     if job.state is JobState.EVACUATING or left:
-        restart.attempt_is_over(turn, job, incident)
+        recovery.attempt_is_over(turn, job, incident)
     else:
         recovery.take_over(turn, job, "its launcher's lease ended")
 
 
 def lapse_timer(turn: Turn, job: JobRecord) -> None:
     """The launcher has not come back: its ranks are over, by the lease's end. Blind, one cannot say that."""
-    if job.authority is not Authority.CONTROLLER or job.state in JOB_ENDED or (in_recovery(job) and job.in_queue):
+    if job.authority is not Authority.CONTROLLER or job.over or (job.in_recovery and job.in_queue):
         return
     if turn.blind_to(job):
-        turn.start_timer(f"lapse:{slug(job.key)}", turn.policy_of(job).waits.unknown_s, job.incident)
+        turn.start_timer(f"lapse:{job.about}", turn.policy_of(job).waits.unknown_s, job.incident)
         return
     if job.view.state not in {SchedulerState.RUNNING, SchedulerState.COMPLETING, SchedulerState.UNKNOWN}:
         return
     if job.state not in {JobState.WATCHING, JobState.PROVING, JobState.RESTARTING}:
         return
     summary = "its launcher was not heard again after its lease had ended"
-    finding = attempts.said_by_scheduler(turn, job, remedies.LAUNCHER_LOST, summary)
+    finding = said_by_scheduler(turn, job, ladder.LAUNCHER_LOST, summary)
     findings.job_fault(turn, job, finding)
 
 
 def escalated(turn: Turn, event: e.Escalated) -> None:
     """The launcher has no rung left inside the allocation: the controller goes on with the ladder."""
     job = turn.job(event.job)
-    if job is None or turn.in_allocation or job.state in JOB_ENDED:
+    if job is None or turn.in_allocation or job.over:
         return
     attempt = job.attempt
     if attempt is not None and event.attempt < attempt.number:
         return
-    exclusions.exclude(turn, job, event.exclude_nodes)
+    restart.exclude(turn, job, event.exclude_nodes)
     if (
-        turn.under_way(about(job), o.RequeueHeld)
+        turn.under_way(job.about, o.RequeueHeld)
         or job.in_queue
         or job.state
         in {
@@ -428,12 +422,12 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
         }
     ):
         return
-    job.authority = Authority.CONTROLLER
+    turn.claim(job, Claim.ESCALATED)
     turn.tell(job, f"Its launcher hands over: {event.why or 'no rung is left in its allocation'}.")
     if attempt is not None and not attempt.ended_at:
         attempt.ended_at = turn.now
         attempt.stopped = True
-    incident = incident_of(turn, job)
+    incident = restart.incident_of(turn, job)
     if incident is None or (attempt is not None and attempt.incident not in {"", incident.id}):
         findings.job_fault(turn, job, _from_launcher(turn, job, event))
         return
@@ -441,16 +435,16 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
         incident.diagnosis = event.diagnosis
         turn.touch(incident)
     if job.state is JobState.DIAGNOSING:
-        restart.decide(turn, job, incident)
-    elif can(JOB, job.state, JobTrigger.ATTEMPT_OVER):
-        restart.attempt_is_over(turn, job, incident)
+        recovery.decide(turn, job, incident)
+    elif turn.can(job, JobTrigger.ATTEMPT_OVER):
+        recovery.attempt_is_over(turn, job, incident)
 
 
 def _from_launcher(turn: Turn, job: JobRecord, event: e.Escalated) -> Finding:
     made = event.diagnosis
     cause = made.cause if made is not None else "launcher.escalated"
     return Finding(
-        id=f"escalated:{slug(job.key)}:{turn.seq}",
+        id=f"escalated:{job.about}:{turn.seq}",
         rule=cause,
         at=event.at,
         domain=made.domain if made is not None else Domain.UNKNOWN,
@@ -464,3 +458,284 @@ def _from_launcher(turn: Turn, job: JobRecord, event: e.Escalated) -> Finding:
         fingerprint=made.fingerprint if made is not None else "",
         evidence=(Evidence(EvidenceKind.EXIT, event.why[:200]),),
     )
+
+
+def forgotten(turn: Turn, key: JobKey) -> bool:
+    """Is it a job of former days, whose id the scheduler has given to another? Late words of it bring nothing back."""
+    later = turn.index.by_id.get(key.id, ())
+    return any(turn.state.jobs[name].key.generation > key.generation for name in later)
+
+
+def set_view(turn: Turn, job: JobRecord, view: JobView) -> None:
+    """Keep what is said of it, and which nodes it is on."""
+    old, job.view = job.view, view
+    turn.touch(job)
+    records.warn_of_job(turn, job, old.warnings)
+    before, after = occupying(old), occupying(view)
+    if before == after:
+        return
+    name = job.about
+    left = set(before) - set(after)
+    for node in after:
+        turn.index.jobs_on.setdefault(node, set()).add(name)
+    for node in sorted(left):
+        on = turn.index.jobs_on.get(node)
+        if on is not None:
+            on.discard(name)
+            if not on:
+                del turn.index.jobs_on[node]
+        record = turn.state.nodes.get(node)
+        if record is not None and record.incident:
+            repair.check_drained(turn, record)
+
+
+def implied(turn: Turn, job: JobRecord) -> None:
+    """A job without a launcher has attempts all the same: one per start by the scheduler."""
+    attempt = job.attempt
+    if turn.in_allocation:
+        return  # the launcher itself says what it starts
+    if attempt is not None and (attempt.restart_count >= job.view.restart_count or attempt.epoch):
+        return
+    # As the scheduler counts: what reads its restart count (an agent, the job's own log files) means the same attempt.
+    number = max(attempt.number + 1 if attempt is not None else 0, job.view.restart_count)
+    records.add_attempt(
+        turn,
+        job,
+        AttemptRecord(
+            number=number,
+            restart_count=job.view.restart_count,
+            nodes=job.view.nodes,
+            started_at=job.view.started_at or turn.now,
+        ),
+    )
+    findings.overtook(turn, job)
+
+
+def has_launcher(job: JobRecord) -> bool:
+    """Is it one that a launcher reports of?"""
+    return any(attempt.epoch for attempt in job.attempts[-3:]) or job.authority is Authority.LAUNCHER
+
+
+def said_by_scheduler(turn: Turn, job: JobRecord, rule: str, summary: str) -> Finding:
+    """A finding whose evidence is the scheduler's word."""
+    return Finding(
+        id=f"{rule}:{job.about}:{turn.seq}",
+        rule=rule,
+        at=turn.event.at,
+        domain=Domain.PLATFORM,
+        role=Role.ROOT,
+        job=job.key,
+        summary=summary,
+        fingerprint=rule,
+        evidence=(Evidence(EvidenceKind.SCHEDULER, job.view.reason[:200]),),
+    )
+
+
+def restart_me(turn: Turn, job: JobRecord) -> Finding:
+    """It saved and stopped because it was asked to, or asks for a restart."""
+    return said_by_scheduler(turn, job, ladder.RESTART_ME, "it asks to be started again (exit code 85)")
+
+
+def end_of_attempt(turn: Turn, job: JobRecord, code: int | None, signal: int | None) -> Finding:
+    """An end that nobody explained: the exit itself is the evidence."""
+    rule = f"exit.signal.{signal}" if signal else f"exit.code.{code if code is not None else 'unknown'}"
+    words = f"signal {signal}" if signal else f"exit code {code}"
+    return Finding(
+        id=f"end:{job.about}:{turn.seq}",
+        rule=rule,
+        at=turn.event.at,
+        domain=Domain.UNKNOWN,
+        role=Role.ROOT,
+        place=Place(),
+        job=job.key,
+        attempt=job.attempt.number if job.attempt is not None else None,
+        summary=f"the job ended with {words}",
+        fingerprint=rule,
+        evidence=(Evidence(EvidenceKind.EXIT, words),),
+    )
+
+
+def settle_observed(turn: Turn, job: JobRecord, why: str) -> None:
+    """What was left alone is over by itself."""
+    for incident in incidents.open_of_job(turn, job):
+        incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
+    turn.cancel_timer(job.timer)
+    job.incident = ""
+
+
+def attempt_started(turn: Turn, event: e.AttemptStarted) -> None:
+    """All processes of an attempt are started."""
+    job = turn.job(event.job)
+    if job is None and forgotten(turn, event.job):
+        return
+    if job is None:
+        view = JobView(
+            key=event.job, state=SchedulerState.RUNNING, nodes=event.nodes, restart_count=event.restart_count
+        )
+        job = records.create_job(turn, view)
+    implied_one = job.attempt if _is_implied(job, event) else None
+    if event.restart_count < job.view.restart_count or not _give_way(job, event):
+        return
+    made = records.attempt_of(event)
+    if not event.in_place and event.restart_count == job.view.restart_count and job.view.started_at <= event.at:
+        made.placed_at = job.view.started_at
+    records.add_attempt(turn, job, made)
+    job.epoch = max(job.epoch, event.epoch)
+    _begun(turn, job, event, implied_one)
+    findings.overtook(turn, job)
+
+
+def _begun(turn: Turn, job: JobRecord, event: e.AttemptStarted, implied_one: AttemptRecord | None) -> None:
+    """What the start of its newest attempt means for the job."""
+    record = job.attempts[-1]
+    if job.over:
+        return
+    if implied_one is not None and implied_one.incident in turn.state.incidents:
+        record.incident = implied_one.incident  # its fault was heard of before its start: this is no restart
+        return
+    if turn.under_way(job.about, o.RequeueHeld):
+        record.incident = job.incident  # it will be stopped by the requeue that is under way
+        return
+    before = job.attempts[-2] if len(job.attempts) > 1 else None
+    if job.in_queue and before is not None and event.restart_count <= before.restart_count:
+        # Restarted in place just before our requeue ended that run, and told of late: it runs no more.
+        record.incident, record.ended_at, record.stopped = job.incident, event.at, True
+        return
+    if job.state is JobState.WATCHING:
+        turn.tell(job, f"{job.name} is started on {story.listed(event.nodes)}.")
+        if job.incident:
+            settle_observed(turn, job, "it was started again without us.")
+        return
+    if job.state is JobState.PROVING:
+        turn.tell(job, f"{job.name} is started, without us.")
+        return
+    started(turn, job, event.at)
+
+
+def _is_implied(job: JobRecord, event: e.AttemptStarted) -> bool:
+    """Is the newest attempt this one, of which so far only the scheduler has told?"""
+    attempt = job.attempt
+    return (
+        attempt is not None
+        and not attempt.epoch
+        and not event.in_place
+        and attempt.restart_count == event.restart_count
+    )
+
+
+def _give_way(job: JobRecord, event: e.AttemptStarted) -> bool:
+    """False when this attempt is known, or an older one. What was only implied gives way to the launcher's word.
+
+    A start that failed before its launcher made an attempt has none by the launcher's count.
+    """
+    attempt = job.attempt
+    if attempt is None or event.attempt > attempt.number:
+        return True
+    same = attempt.restart_count == event.restart_count
+    if same and (attempt.ended_at or event.in_place):
+        return False
+    real = [known for known in job.attempts if known.epoch]
+    if attempt.epoch or (real and real[-1].number >= event.attempt):
+        return False
+    while job.attempts and job.attempts[-1].number >= event.attempt:
+        job.attempts.pop()
+    return True
+
+
+def started(turn: Turn, job: JobRecord, at: float) -> None:
+    """The new attempt of a recovery runs: now it has to prove itself."""
+    incident = restart.incident_of(turn, job)
+    if incident is not None and job.state in {JobState.STOPPING, JobState.DIAGNOSING}:
+        # The launcher was faster than its own reports: the decision that this engine did not see is made up for.
+        turn.stamp(incident, Mark.STOPPED, at)
+        diagnosis = incidents.judge(turn, incident, job)
+        job.incident = incident.id
+        before = job.attempts[-2] if len(job.attempts) > 1 else None
+        broke = ladder.where_broke(before, incident)
+        records.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, diagnosis.nodes, attempt=before)
+        incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
+        turn.stamp(incident, Mark.REQUEUED, at)
+    turn.complete(job.about, "a new attempt is started", o.RestartInPlace, o.SetExcluded, o.ReleaseJob)
+    turn.withdraw(job.about, "a new attempt is started")
+    turn.move_job(job, JobTrigger.STARTED)
+    turn.claim(job, Claim.STARTED)
+    attempt = job.attempt
+    for known in incidents.open_of_job(turn, job):
+        turn.stamp(known, Mark.STARTED, at)
+        known.attempt_after = attempt.number if attempt is not None else None
+    where = f" on {story.listed(attempt.nodes)}" if attempt is not None and attempt.nodes else ""
+    turn.tell_all(incident, job, f"{job.name} is started{where}.")
+    restart.wait(turn, job)
+
+
+def attempt_ended(turn: Turn, event: e.AttemptEnded) -> None:
+    """No process of an attempt runs any more."""
+    job = turn.job(event.job)
+    if job is None:
+        return
+    record = job.numbered(event.attempt)
+    if record is None:
+        return
+    if event.last_step is not None:
+        restart.step_done(turn, job, event.attempt, event.last_step)
+    known = bool(record.ended_at)
+    record.ended_at = record.ended_at or event.at
+    if record.exit_code is None:
+        record.exit_code = event.exit_code
+        record.signal = event.signal
+        record.stopped = record.stopped or event.stopped
+    turn.touch(job)
+    if known or record is not job.attempt or job.over:
+        return
+    incident = restart.incident_of(turn, job)
+    if incident is not None and record.incident == incident.id and job.state is not JobState.WATCHING:
+        _ended_in_recovery(turn, job, event)
+    elif event.exit_code == 0 and not event.signal:
+        _ended_well(turn, job)
+    elif job.state is JobState.WATCHING and incident is not None and record.incident == incident.id:
+        turn.stamp(incident, Mark.STOPPED, event.at)
+        restart.leave_alone(turn, job, incident, "it was to be left alone, and has ended")
+    elif event.exit_code == EXIT_DO_NOT_REQUEUE and turn.in_allocation:
+        restart.give_up(turn, job, incident, "it asked not to be requeued (exit code 86)")
+    elif event.exit_code == EXIT_RESTART_ME:
+        _asks_for_restart(turn, job, stopped=event.stopped)
+    elif event.stopped:
+        turn.tell(job, f"{job.name} was ended from outside; the scheduler will say why.")
+    elif event.exit_code != EXIT_DO_NOT_REQUEUE:
+        findings.job_fault(turn, job, end_of_attempt(turn, job, event.exit_code, event.signal))
+
+
+def _ended_in_recovery(turn: Turn, job: JobRecord, event: e.AttemptEnded) -> None:
+    incident = restart.incident_of(turn, job)
+    if incident is None:
+        return
+    if event.exit_code == 0 and not event.signal and not event.stopped:
+        _ended_well(turn, job)
+    elif turn.can(job, JobTrigger.ATTEMPT_OVER):
+        recovery.attempt_is_over(turn, job, incident, event.at)
+
+
+def _ended_well(turn: Turn, job: JobRecord) -> None:
+    """All ranks ended with 0. Whether the job as a whole has completed the scheduler knows."""
+    if turn.in_allocation:
+        outcome = incidents.RECOVERED if job.in_recovery else incidents.OBSERVED
+        restart.finish(turn, job, JobTrigger.COMPLETED, outcome, "it completed")
+    elif job.state is JobState.PROVING:
+        restart.proven(turn, job, "it ran to its end")
+    else:
+        turn.tell(job, f"{job.name} ended with exit code 0.")
+        if job.in_recovery:
+            restart.wait(turn, job, turn.policy_of(job).waits.order_s)
+
+
+def _asks_for_restart(turn: Turn, job: JobRecord, *, stopped: bool) -> None:
+    """Exit code 85. Whoever had it saved and stopped wants it away from here; else it may go on where it is."""
+    if stopped and not turn.in_allocation:
+        return
+    finding = restart_me(turn, job)
+    if stopped:
+        incident = incidents.open_new(turn, finding)
+        incident.remedies.append(Remedy.EVACUATE)
+        recovery.fault(turn, job, incident, finding)
+    else:
+        findings.job_fault(turn, job, finding)

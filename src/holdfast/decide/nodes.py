@@ -6,18 +6,17 @@
 
 from __future__ import annotations
 
-from holdfast.decide import brakes, domains, incidents, repair, story
-from holdfast.decide.repair import about
-from holdfast.decide.transitions import NODE, NodeTrigger, can, move
-from holdfast.decide.turn import Turn, phase
+from holdfast.decide import incidents, records, repair
+from holdfast.decide.records import Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
+from holdfast.model import story
 from holdfast.model.cluster import NodeView
 from holdfast.model.evidence import Finding, Remedy, Severity
 from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
-from holdfast.model.records import BrakeRecord, IncidentRecord, Mark, NodeRecord, NodeState
+from holdfast.model.records import BrakeRecord, IncidentRecord, Mark, NodeRecord, NodeState, NodeTrigger
 
 OWN_REASON = "[holdfast]"
 """Prefix of the drain reasons that we set, and the only ones that we lift."""
@@ -38,25 +37,9 @@ def record_of(turn: Turn, name: str) -> NodeRecord:
     if node is None:
         node = NodeRecord(name=name, view=NodeView(name=name), since=turn.now, first_seen_at=turn.now)
         turn.state.nodes[name] = node
-        _count(turn, "", 1)
+        records.count_nodes(turn, "", 1)
         turn.touch(node)
     return node
-
-
-def _brake(turn: Turn, group: str) -> BrakeRecord:
-    record = turn.state.brakes.get(group)
-    if record is None:
-        record = turn.state.brakes[group] = BrakeRecord(group=group)
-    return record
-
-
-def _count(turn: Turn, group: str, step: int) -> None:
-    record = _brake(turn, group)
-    record.nodes += step
-    turn.brakes[group] = record
-
-
-# --- what the scheduler sees ------------------------------------------------------------------------------------------
 
 
 def observed(turn: Turn, event: e.NodeObserved) -> str:
@@ -72,8 +55,8 @@ def observed(turn: Turn, event: e.NodeObserved) -> str:
     turn.touch(node)
     if old.group != view.group:
         waited = unbrake(turn, node, old.group)
-        _count(turn, old.group, -1)
-        _count(turn, view.group, 1)
+        records.count_nodes(turn, old.group, -1)
+        records.count_nodes(turn, view.group, 1)
         incident = repair.incident_of(turn, node)
         if waited and incident is not None:
             quarantine(turn, node, incident, ", ".join(node.findings[:3]))  # the new group's brake decides now
@@ -85,12 +68,12 @@ def observed(turn: Turn, event: e.NodeObserved) -> str:
         node.gone = False
         turn.tell(node, "The scheduler says that it runs again.")
         back(turn, node)
-    if old == NodeView(name=view.name) and phase(node) is NodeState.HEALTHY and view.alive is not False:
+    if old == NodeView(name=view.name) and node.phase is NodeState.HEALTHY and view.alive is not False:
         _found_drained(turn, node)  # its agent spoke before the scheduler showed it
-    if phase(node) is NodeState.DRAINING:
+    if node.phase is NodeState.DRAINING:
         repair.check_drained(turn, node)
     died = old.alive is not False or taken_back
-    if view.alive is False and died and not node.gone and phase(node) is not NodeState.REPAIRING:
+    if view.alive is False and died and not node.gone and node.phase is not NodeState.REPAIRING:
         return f"the scheduler says so ({view.state_text or 'not responding'})"
     return ""
 
@@ -107,18 +90,18 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
         lifted = bool(old.failed_check) and set(node.findings) == {
             FAILED_CHECK
         }  # the whole case, and the brake holds it
-        theirs = phase(node) is NodeState.SUSPECT and (not node.incident or lifted or _is_observed(turn, node))
+        theirs = node.phase is NodeState.SUSPECT and (not node.incident or lifted or _is_observed(turn, node))
         if ours or (theirs and not node.drained_by_us):
             _resumed_by_person(turn, node)
             return True
         dead = node.view.alive is False and old.alive is False
-        return dead and phase(node) is NodeState.HEALTHY and not node.incident  # theirs, and it may be given out now
+        return dead and node.phase is NodeState.HEALTHY and not node.incident  # theirs, and it may be given out now
     return False
 
 
 def _is_being_fenced(turn: Turn, node: NodeRecord) -> bool:
     """Does its drain show the effect of a quarantine that is still under way?"""
-    orders = turn.open_orders(about(node), o.QuarantineNode)
+    orders = turn.open_orders(node.about, o.QuarantineNode)
     is_own = node.view.drain_reason.startswith(OWN_REASON)
     return is_own and any(record.status is o.OrderStatus.PENDING for record in orders)
 
@@ -126,8 +109,8 @@ def _is_being_fenced(turn: Turn, node: NodeRecord) -> bool:
 def _is_observed(turn: Turn, node: NodeRecord) -> bool:
     """Return whether the node is suspect, and left to people because policy says observe."""
     incident = repair.incident_of(turn, node)
-    waits = bool(turn.open_orders(about(node)))
-    return phase(node) is NodeState.SUSPECT and incident is not None and bool(incident.would) and not waits
+    waits = bool(turn.open_orders(node.about))
+    return node.phase is NodeState.SUSPECT and incident is not None and bool(incident.would) and not waits
 
 
 def _is_theirs(view: NodeView) -> bool:
@@ -146,7 +129,7 @@ def _first_seen(turn: Turn, view: NodeView) -> None:
         gone=view.alive is False,
     )
     turn.state.nodes[view.name] = node
-    _count(turn, view.group, 1)
+    records.count_nodes(turn, view.group, 1)
     turn.touch(node)
     _found_drained(turn, node)
 
@@ -166,7 +149,7 @@ def _found_drained(turn: Turn, node: NodeRecord) -> None:
 def _warn(turn: Turn, node: NodeRecord) -> None:
     for words in node.view.warnings:
         turn.tell(node, f"{words[0].upper()}{words[1:]}.")
-        turn.notify(about(node), Severity.WARNING, f"{node.name}: nearly understood", f"{words}.", node=node.name)
+        turn.notify(node.about, Severity.WARNING, f"{node.name}: nearly understood", f"{words}.", node=node.name)
 
 
 def _is_other(node: NodeRecord, kind: str, value: str) -> bool:
@@ -210,7 +193,7 @@ def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, do
         turn.tell(node, "It has booted anew.")
     if node.state is NodeState.UNKNOWN:
         heard(turn, node.name)
-    if phase(node) is NodeState.REPAIRING:
+    if node.phase is NodeState.REPAIRING:
         repair.new_identity(turn, node)
     elif machine:
         _swapped(turn, node)
@@ -223,12 +206,12 @@ def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, do
 
 def _swapped(turn: Turn, node: NodeRecord) -> None:
     """Another machine answers to the name: what was held against the old one is stale."""
-    state = phase(node)
+    state = node.phase
     if state is NodeState.HEALTHY:
         node.clean_at = turn.now
         _found_drained(turn, node)  # its return failed as stale: the adapter saw the new machine before we did
         return
-    turn.withdraw(about(node), "the machine was swapped for another")
+    turn.withdraw(node.about, "the machine was swapped for another")
     if state is NodeState.VALIDATING:
         repair.check_again(turn, node)
         return
@@ -236,30 +219,30 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
     unbrake(turn, node)
     if state is NodeState.SUSPECT or not node.drained_by_us:
         _clear(turn, node, "the machine that was suspected is gone")
-    elif can(NODE, state, NodeTrigger.CHECK):
+    elif turn.can(node, NodeTrigger.CHECK):
         repair.validate(turn, node, "the machine was swapped, so the old reason is stale")
 
 
 def _being_returned(turn: Turn, node: NodeRecord) -> bool:
     """Our own order lifts the drain; a controller that was killed meanwhile sees that before it hears the outcome."""
-    orders = turn.open_orders(about(node), o.ReturnNode)
+    orders = turn.open_orders(node.about, o.ReturnNode)
     return any(record.status is o.OrderStatus.PENDING for record in orders)
 
 
 def _resumed_by_person(turn: Turn, node: NodeRecord) -> None:
-    turn.withdraw(about(node), "a person took the node back into service")
+    turn.withdraw(node.about, "a person took the node back into service")
     _clear(turn, node, "a person took it back into service; their word ends ours")
 
 
 def _taken_over(turn: Turn, node: NodeRecord) -> None:
-    turn.withdraw(about(node), "a person holds the node now")
+    turn.withdraw(node.about, "a person holds the node now")
     _clear(turn, node, f"a person drained it for a reason of their own ({node.view.drain_reason}); it is theirs now")
 
 
 def _clear(turn: Turn, node: NodeRecord, why: str) -> None:
     """Back to healthy, without more ado."""
     unbrake(turn, node)
-    if phase(node) is not NodeState.HEALTHY:
+    if node.phase is not NodeState.HEALTHY:
         turn.move_node(node, NodeTrigger.CLEARED)
     repair.clean(turn, node)
     turn.tell(node, f"{why[0].upper()}{why[1:]}.")
@@ -274,24 +257,21 @@ def vanished(turn: Turn, event: e.NodeVanished) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None:
         return
-    turn.withdraw(about(node), "the node left the cluster")
-    for name in (f"node:{node.name}", f"silent:{node.name}"):
+    turn.withdraw(node.about, "the node left the cluster")
+    for name in (node.about, f"silent:{node.name}"):
         turn.cancel_timer(name)
     unbrake(turn, node)
-    _count(turn, node.view.group, -1)
+    records.count_nodes(turn, node.view.group, -1)
     incident = repair.incident_of(turn, node)
     node.left_at = turn.now
     turn.tell(node, "It left the cluster.")
     if incident is not None:
-        if phase(node) is NodeState.REPAIRING:
+        if node.phase is NodeState.REPAIRING:
             turn.stamp(incident, Mark.NODE_REPAIRED)
         incidents.node_settled(turn, incident, node, "it left the cluster.")
-    turn.state.context.pop(about(node), None)
+    turn.state.context.pop(node.about, None)
     turn.state.spoke.pop(node.name, None)
     del turn.state.nodes[node.name]
-
-
-# --- silence ----------------------------------------------------------------------------------------------------------
 
 
 def silent(turn: Turn, event: e.NodeSilent) -> None:
@@ -301,11 +281,9 @@ def silent(turn: Turn, event: e.NodeSilent) -> None:
         return
     node.silent = True
     if node.state is not NodeState.UNKNOWN:
-        node.before_unknown = node.state
-        node.state = move(NODE, node.state, NodeTrigger.SILENT, story=tuple(node.story[-8:]))
-        node.since = turn.now
+        turn.move_node(node, NodeTrigger.SILENT)
     turn.tell(node, f"Nothing was heard of it for {story.seconds(event.for_s)}; it is unknown, not gone.")
-    if phase(node) in {NodeState.HEALTHY, NodeState.SUSPECT} and not node.gone:
+    if node.phase in {NodeState.HEALTHY, NodeState.SUSPECT} and not node.gone:
         turn.start_timer(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
 
 
@@ -317,9 +295,7 @@ def heard(turn: Turn, name: str) -> None:
     node.silent = False
     turn.cancel_timer(f"silent:{name}")
     if node.state is NodeState.UNKNOWN:
-        trigger = NodeTrigger(f"heard_{node.before_unknown}")
-        node.state = move(NODE, node.state, trigger, story=tuple(node.story[-8:]))
-        node.since = turn.now
+        turn.move_node(node, NodeTrigger(f"heard_{node.before_unknown}"))
     turn.tell(node, "It is heard again.")
     if node.view.alive is not False:
         back(turn, node)
@@ -330,6 +306,18 @@ def spoke(turn: Turn, name: str, at: float) -> None:
     if name in turn.state.nodes:
         turn.state.spoke[name] = max(turn.state.spoke.get(name, 0.0), min(at, turn.now))
     heard(turn, name)
+
+
+def node_heard(turn: Turn, event: e.NodeHeard) -> None:
+    """Its agent is heard."""
+    spoke(turn, event.node, event.at)
+
+
+def validated(turn: Turn, event: e.NodeValidated) -> None:
+    """Its checks have an outcome."""
+    node = turn.state.nodes.get(event.node)
+    if node is not None:
+        repair.validated(turn, node, passed=event.passed, instance_id=event.instance_id, detail=event.detail)
 
 
 def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
@@ -343,71 +331,65 @@ def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
     identity(turn, node, event.boot_id, event.instance_id)
 
 
-# --- lost with its switch, rack or power ------------------------------------------------------------------------------
-
-
 def domain_lost(turn: Turn, incident: IncidentRecord) -> None:
     """What its nodes share has failed: those that wait for the brake need not be fenced."""
     for name in incident.nodes_open:
         node = turn.state.nodes[name]
-        if phase(node) is NodeState.SUSPECT and domains.holds(turn, node, incident):
+        if node.phase is NodeState.SUSPECT and incidents.waits_for_domain(turn, node, incident):
             unbrake(turn, node)
             _wait_for_domain(turn, node, incident)
 
 
 def _wait_for_domain(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
-    path = domains.path_of(incident)
+    path = incidents.path_of(incident)
     turn.tell(node, f"Not fenced: it was lost together with others of {path}; it is well again when it is back.")
-    turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.unknown_s, incident.id)
+    turn.start_timer(node.timer, turn.policy_for(node).waits.unknown_s, incident.id)
 
 
 def back(turn: Turn, node: NodeRecord) -> None:
     """It runs again. One that was lost with its whole domain is well."""
     incident = repair.incident_of(turn, node)
-    path = domains.path_of(incident)
-    if _is_observed(turn, node) and domains.is_lost(node) and not node.silent and node.view.alive is not False:
+    path = incidents.path_of(incident)
+    if _is_observed(turn, node) and incidents.is_lost(node) and not node.silent and node.view.alive is not False:
         _clear(turn, node, "it runs again")
         return
-    if incident is None or not path or not domains.is_lost(node) or node.silent or phase(node) not in _WAITING:
+    if incident is None or not path or not incidents.is_lost(node) or node.silent or node.phase not in _WAITING:
         return
     turn.touch(node)
     node.gone = False
     node.findings = []
-    turn.cancel_timer(f"node:{node.name}")
+    turn.cancel_timer(node.timer)
     turn.stamp(incident, Mark.NODE_RETURNED)
-    if phase(node) is NodeState.SUSPECT:
-        turn.withdraw(about(node), f"it is back with {path}")
+    if node.phase is NodeState.SUSPECT:
+        turn.withdraw(node.about, f"it is back with {path}")
         clean_at = node.clean_at
         _clear(turn, node, f"it is back with {path}")
         node.clean_at = clean_at  # nobody repaired it: what it reports late of the time before still counts
-    elif phase(node) is NodeState.DRAINING:
+    elif node.phase is NodeState.DRAINING:
         repair.check_drained(turn, node)
 
 
 def timer(turn: Turn, node: NodeRecord) -> None:
     """`node:NAME` fired. A node that waits for its domain is looked at again; who stays away alone is fenced."""
     incident = repair.incident_of(turn, node)
-    waits = phase(node) in _WAITING and domains.is_lost(node)
-    if incident is None or not domains.path_of(incident) or not waits:
+    waits = node.phase in _WAITING and incidents.is_lost(node)
+    if incident is None or not incidents.path_of(incident) or not waits:
         repair.timer(turn, node)
     elif node.view.alive is True and not node.silent:
         back(turn, node)  # scheduler and agent say so; nobody saw it go, such as behind a link that failed for a moment
-    elif domains.holds(turn, node, incident):
-        turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.unknown_s, incident.id)
-    elif phase(node) is NodeState.SUSPECT:
-        turn.tell(node, f"It has not come back with {domains.path_of(incident)}.")
+    elif incidents.waits_for_domain(turn, node, incident):
+        turn.start_timer(node.timer, turn.policy_for(node).waits.unknown_s, incident.id)
+    elif node.phase is NodeState.SUSPECT:
+        turn.tell(node, f"It has not come back with {incidents.path_of(incident)}.")
         quarantine(turn, node, incident, LOST_ALONE)
     else:
-        turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.drain_s, incident.id)
+        turn.start_timer(node.timer, turn.policy_for(node).waits.drain_s, incident.id)
         repair.check_drained(turn, node)
-
-
-# --- suspicion and quarantine -----------------------------------------------------------------------------------------
 
 
 def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Finding) -> None:
     """Evidence against the node: fence it, if mode and brake allow."""
-    state = phase(node)
+    state = node.phase
     if finding.rule not in node.findings:
         node.findings.append(finding.rule)
     if state is NodeState.RETIRED:
@@ -419,7 +401,7 @@ def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Fin
     if state is NodeState.HEALTHY:
         turn.move_node(node, NodeTrigger.SUSPECT)
     elif state is NodeState.VALIDATING:
-        turn.withdraw(about(node), "it failed again before it was returned")
+        turn.withdraw(node.about, "it failed again before it was returned")
         repair.next_rung(turn, node, "it failed again before it was returned")
         return
     elif state is NodeState.DRAINING:
@@ -433,7 +415,7 @@ def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Fin
 
 def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -> None:
     """Keep new work off it. Somebody else's drain is respected, and serves as well."""
-    if turn.open_orders(about(node), o.QuarantineNode):
+    if turn.open_orders(node.about, o.QuarantineNode):
         return
     if node.view.drained and not node.drained_by_us and not is_ours(node.view):
         turn.stamp(incident, Mark.ISOLATED)
@@ -442,13 +424,13 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
             turn, incident, node, f"drained already by somebody else ({reason}); it is left to them."
         )
         return
-    if domains.holds(turn, node, incident):
+    if incidents.waits_for_domain(turn, node, incident):
         _wait_for_domain(turn, node, incident)
         return
     policy = turn.policy_for(node)
     group = node.view.group
     acts = turn.mode(policy, group, Remedy.QUARANTINE, incident.id) is Mode.ACT
-    if acts and not brakes.allows(policy.brake, _brake(turn, group), turn.now):
+    if acts and not records.brake_allows(policy.brake, records.brake_of(turn, group), turn.now):
         _held_back(turn, node, incident, group)
         return
     order = turn.make(
@@ -474,10 +456,10 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
 
 def entered(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
     """Its quarantine is ordered. A return that is still under way must not undo it."""
-    turn.withdraw(about(node), "it is quarantined anew", o.ReturnNode)
+    turn.withdraw(node.about, "it is quarantined anew", o.ReturnNode)
     unbrake(turn, node)
-    record = _brake(turn, node.view.group)
-    brakes.took(record, turn.now)
+    record = records.brake_of(turn, node.view.group)
+    records.brake_took(record, turn.now)
     turn.brakes[node.view.group] = record
     turn.move_node(node, NodeTrigger.QUARANTINE)
     start = turn.now - turn.policy_for(node).node.lemon_window_s
@@ -488,10 +470,10 @@ def entered(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
 
 def _held_back(turn: Turn, node: NodeRecord, incident: IncidentRecord, group: str) -> None:
     policy = turn.policy_for(node)
-    record = _brake(turn, group)
-    first = brakes.hold_back(record, node.name, turn.now)
+    record = records.brake_of(turn, group)
+    first = records.brake_hold_back(record, node.name, turn.now)
     turn.brakes[group] = record
-    turn.start_timer(f"brake:{group}", brakes.next_look(policy.brake, record, turn.now))
+    turn.start_timer(f"brake:{group}", records.next_brake_look(policy.brake, record, turn.now))
     turn.tell_all(incident, node, "not quarantined: the brake of its group holds it back.")
     if first:
         turn.notify(
@@ -512,10 +494,10 @@ def brake_timer(turn: Turn, group: str) -> None:
         return
     rules = turn.policies.for_group(group).brake
     record.tripped_at = 0.0
-    _retry(turn, group, record, brakes.reopen(rules, record, turn.now))
+    _retry(turn, group, record, records.reopen_brake(rules, record, turn.now))
     if record.waiting:
         record.tripped_at = record.tripped_at or turn.now
-        turn.start_timer(f"brake:{group}", brakes.next_look(rules, record, turn.now))
+        turn.start_timer(f"brake:{group}", records.next_brake_look(rules, record, turn.now))
 
 
 def reset_brake(turn: Turn, group: str, who: str) -> bool:
@@ -525,7 +507,7 @@ def reset_brake(turn: Turn, group: str, who: str) -> bool:
         return False
     turn.cancel_timer(f"brake:{group}")
     turn.brakes[group] = record
-    freed = brakes.reset(record)
+    freed = records.reset_brake_record(record)
     turn.notify(f"brake:{group}", Severity.INFO, f"Quarantine brake of {group or 'the cluster'} reset", f"By {who}.")
     _retry(turn, group, record, freed)
     return True
@@ -536,7 +518,7 @@ def _retry(turn: Turn, group: str, record: BrakeRecord, names: list[str]) -> Non
     for name in names:
         node = turn.state.nodes.get(name)
         incident = repair.incident_of(turn, node) if node is not None else None
-        if node is not None and incident is not None and phase(node) is NodeState.SUSPECT:
+        if node is not None and incident is not None and node.phase is NodeState.SUSPECT:
             quarantine(turn, node, incident, ", ".join(node.findings[:3]))
 
 
@@ -563,22 +545,22 @@ def cleared(turn: Turn, event: e.FindingCleared) -> None:
     turn.tell(node, f"{event.rule} no longer holds.")
     if node.findings:
         return
-    if phase(node) is NodeState.SUSPECT:
-        turn.withdraw(about(node), "the fault is gone")
+    if node.phase is NodeState.SUSPECT:
+        turn.withdraw(node.about, "the fault is gone")
         unbrake(turn, node)
         _clear(turn, node, "the fault is gone")
-    elif phase(node) is NodeState.DRAINING:
-        turn.withdraw(about(node), "the fault is gone", *repair.REPAIR_ORDERS)
+    elif node.phase is NodeState.DRAINING:
+        turn.withdraw(node.about, "the fault is gone", *repair.REPAIR_ORDERS)
         repair.check_drained(turn, node)
 
 
 def quarantine_failed(turn: Turn, node: NodeRecord, why: str) -> None:
     """It could not be fenced; a person must know."""
     incident = repair.incident_of(turn, node)
-    if phase(node) is NodeState.QUARANTINED:
+    if node.phase is NodeState.QUARANTINED:
         turn.move_node(node, NodeTrigger.SUSPECT)
     turn.tell_all(incident, node, f"it could not be quarantined: {why}.")
-    topic = incident.id if incident is not None else about(node)
+    topic = incident.id if incident is not None else node.about
     text = f"{why}. It may take new work although it is suspect."
     turn.notify(topic, Severity.ERROR, f"{node.name} could not be quarantined", text, node=node.name)
     if incident is not None:
@@ -588,13 +570,13 @@ def quarantine_failed(turn: Turn, node: NodeRecord, why: str) -> None:
 def not_approved(turn: Turn, node: NodeRecord, why: str) -> None:
     """A proposal about the node was rejected, lapsed or overtaken: it is left to people."""
     incident = repair.incident_of(turn, node)
-    if incident is not None and not turn.open_orders(about(node)):
+    if incident is not None and not turn.open_orders(node.about):
         repair.not_done(turn, node, incident, f"nothing is done about it: {why}")
 
 
 def vouched(turn: Turn, node: NodeRecord, why: str) -> None:
     """A person says that it is well: our own plans for it end."""
-    turn.withdraw(about(node), why)
+    turn.withdraw(node.about, why)
     unbrake(turn, node)
     _clear(turn, node, why)
     if node.view.alive is False:

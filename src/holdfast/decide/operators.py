@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.decide import brakes, exclusions, incidents, modes, nodes, proof, recovery, repair, restart
-from holdfast.decide.proof import incident_of
-from holdfast.decide.remedies import OPERATOR
-from holdfast.decide.repair import about
-from holdfast.decide.transitions import JOB_ENDED, NodeTrigger
-from holdfast.decide.turn import Turn, describe, phase
+from holdfast.decide import incidents, ladder, nodes, records, recovery, repair, restart
+from holdfast.decide.machine import Claim
+from holdfast.decide.records import Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
@@ -22,7 +19,16 @@ from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Pla
 from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
-from holdfast.model.records import Authority, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState, OrderRecord
+from holdfast.model.records import (
+    Authority,
+    IncidentRecord,
+    JobRecord,
+    JobState,
+    NodeRecord,
+    NodeState,
+    NodeTrigger,
+    OrderRecord,
+)
 
 _RUNS_ON = frozenset({JobState.WATCHING, JobState.PROVING})
 _REPAIRS = {Command.REBOOT: Remedy.REBOOT, Command.REPLACE: Remedy.REPLACE}
@@ -70,13 +76,10 @@ def refuse(turn: Turn, event: e.OperatorCommand, why: str) -> None:
     )
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------------
-
-
 def _word(turn: Turn, event: e.OperatorCommand, what: str) -> Finding:
     return Finding(
-        id=f"{OPERATOR}{what}:{turn.seq}",
-        rule=f"{OPERATOR}{what}",
+        id=f"{ladder.OPERATOR}{what}:{turn.seq}",
+        rule=f"{ladder.OPERATOR}{what}",
         at=event.at,
         domain=Domain.OPERATOR,
         role=Role.ROOT,
@@ -84,7 +87,7 @@ def _word(turn: Turn, event: e.OperatorCommand, what: str) -> Finding:
         place=Place(node=event.node),
         job=event.job,
         summary=f"{event.who} asked for it{': ' + event.why if event.why else ''}",
-        fingerprint=f"{OPERATOR}{what}",
+        fingerprint=f"{ladder.OPERATOR}{what}",
         evidence=(Evidence(EvidenceKind.PERSON, f"{event.who}: {event.why}"[:200]),),
     )
 
@@ -94,14 +97,14 @@ def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord, repair_by: Re
 
     Brake and mode are for the engine, not for people.
     """
-    state = phase(node)
+    state = node.phase
     if state not in {NodeState.HEALTHY, NodeState.SUSPECT}:
         turn.tell(node, f"It is {state} already.")
         return
     if node.view.drained and not nodes.is_ours(node.view):
         refuse(turn, event, f"it is drained already by somebody else ({node.view.drain_reason or 'no reason given'})")
         return
-    turn.withdraw(about(node), "a person drained it")
+    turn.withdraw(node.about, "a person drained it")
     nodes.unbrake(turn, node)
     turn.move_node(node, NodeTrigger.QUARANTINE)
     why = f"{event.who}: {event.why or 'drained by hand'}"
@@ -127,7 +130,7 @@ def _return(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
         reason = node.view.drain_reason or "no reason given"
         refuse(turn, event, f"it was drained by somebody else ({reason}); whoever did that returns it")
         return
-    ours = node.drained_by_us or node.view.drained or phase(node) not in {NodeState.HEALTHY, NodeState.SUSPECT}
+    ours = node.drained_by_us or node.view.drained or node.phase not in {NodeState.HEALTHY, NodeState.SUSPECT}
     nodes.vouched(turn, node, f"{event.who} vouches for it")
     if ours:
         turn.issue(turn.make(o.ReturnNode, node=node.name, instance_id=node.instance_id, why=f"by {event.who}"))
@@ -136,7 +139,7 @@ def _return(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
 def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     """Reboot or replace it, once nothing runs there any more. Its jobs are moved at once where the wish says so."""
     rung = _REPAIRS[event.command]
-    state = phase(node)
+    state = node.phase
     if state in {NodeState.REPAIRING, NodeState.VALIDATING}:
         refuse(turn, event, f"it is {state} already")
         return
@@ -151,7 +154,7 @@ def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     node.findings = [finding.rule]
     turn.state.approved.setdefault(incident.id, []).append(rung)
     if state is NodeState.DRAINING:
-        turn.withdraw(about(node), "a person chose the repair")
+        turn.withdraw(node.about, "a person chose the repair")
         repair.check_drained(turn, node)
     elif state in {NodeState.HEALTHY, NodeState.SUSPECT}:
         _drain(turn, event, node, rung)
@@ -180,8 +183,8 @@ def _move_jobs(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     """Keep all its jobs off it; those whose attempt runs save, stop and go elsewhere. The others leave already."""
     for name in sorted(turn.index.jobs_on.get(node.name, ())):
         job = turn.state.jobs[name]
-        if job.state not in JOB_ENDED:
-            exclusions.exclude(turn, job, [node.name])
+        if not job.over:
+            restart.exclude(turn, job, [node.name])
             if job.state in _RUNS_ON:
                 _evacuate(turn, event, job)
 
@@ -194,9 +197,6 @@ _ON_NODES: dict[Command, Callable[[Turn, e.OperatorCommand, NodeRecord], None]] 
     Command.CONFIRM_HEALTHY: _confirm_healthy,
     Command.EVACUATE: _evacuate_node,
 }
-
-
-# --- jobs -------------------------------------------------------------------------------------------------------------
 
 
 def _open_for(turn: Turn, event: e.OperatorCommand, job: JobRecord, what: str, rungs: list[Remedy]) -> IncidentRecord:
@@ -215,14 +215,14 @@ def _requeue(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     """Stop it, queue it, let it start again."""
     if turn.in_allocation:
         refuse(turn, event, "a launcher cannot requeue; ask the controller or the scheduler")
-    elif job.state in JOB_ENDED:
+    elif job.over:
         refuse(turn, event, f"it is {job.state}")
     elif job.state in {JobState.WATCHING, JobState.PROVING}:
         incident = _open_for(turn, event, job, "requeue", [Remedy.REQUEUE])
         restart.requeue(turn, job, incident, f"{event.who} asked for it")
-    elif (incident_now := incident_of(turn, job)) is not None and not job.in_queue:
+    elif (incident_now := restart.incident_of(turn, job)) is not None and not job.in_queue:
         turn.state.approved.setdefault(incident_now.id, []).append(Remedy.REQUEUE)
-        turn.withdraw(proof.about(job), "a person asked for a requeue")
+        turn.withdraw(job.about, "a person asked for a requeue")
         if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.DIAGNOSING, JobState.EVACUATING}:
             restart.requeue(turn, job, incident_now, f"{event.who} asked for it")
     else:
@@ -231,14 +231,14 @@ def _requeue(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
 
 def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     """Do not release it before somebody says so. What runs is not stopped by this."""
-    if job.state in JOB_ENDED:
+    if job.over:
         refuse(turn, event, f"it is {job.state}")
         return
-    job.held_by = event.who
+    turn.claim(job, Claim.HELD, event.who)
     turn.touch(job)
-    incident = incident_of(turn, job)
+    incident = restart.incident_of(turn, job)
     if job.state is JobState.HELD:
-        turn.withdraw(proof.about(job), f"{event.who} holds it")
+        turn.withdraw(job.about, f"{event.who} holds it")
         restart.go_on_from_hold(turn, job)
     elif (
         incident is not None
@@ -247,7 +247,7 @@ def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         and job.view.state in {SchedulerState.PENDING, SchedulerState.HELD}
     ):
         # It is queued already: the same requeue order, with the count it had before, means "ensure that it is held".
-        turn.withdraw(proof.about(job), f"{event.who} holds it")
+        turn.withdraw(job.about, f"{event.who} holds it")
         turn.state.approved.setdefault(incident.id, []).append(Remedy.REQUEUE)
         turn.issue(
             turn.make(
@@ -267,23 +267,23 @@ def _release(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     if not job.held_by:
         refuse(turn, event, "nobody holds it")
         return
-    job.held_by = ""
+    turn.claim(job, Claim.HOLD_ENDED)
     turn.touch(job)
     restart.go_on_from_hold(turn, job)
 
 
 def _give_up(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
-    if job.state in JOB_ENDED:
+    if job.over:
         refuse(turn, event, f"it is {job.state}")
         return
     why = f"{event.who} asked for it{': ' + event.why if event.why else ''}"
-    incident = incident_of(turn, job) or _open_for(turn, event, job, "give_up", [Remedy.STOP])
-    proof.give_up(turn, job, incident, why)
+    incident = restart.incident_of(turn, job) or _open_for(turn, event, job, "give_up", [Remedy.STOP])
+    restart.give_up(turn, job, incident, why)
 
 
 def _evacuate(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     """Save, stop, and start again."""
-    if job.state not in _RUNS_ON or not restart.alive(job):
+    if job.state not in _RUNS_ON or not job.alive:
         refuse(turn, event, f"it is {job.state}, so there is nothing to save")
         return
     if turn.in_allocation and job.authority is not Authority.LAUNCHER:
@@ -304,9 +304,6 @@ _ON_JOBS: dict[Command, Callable[[Turn, e.OperatorCommand, JobRecord], None]] = 
     Command.GIVE_UP: _give_up,
     Command.EVACUATE: _evacuate,
 }
-
-
-# --- proposals --------------------------------------------------------------------------------------------------------
 
 
 def _decide(turn: Turn, event: e.OperatorCommand) -> None:
@@ -342,11 +339,11 @@ def _approve(turn: Turn, record: OrderRecord, who: str) -> None:
     if isinstance(order, o.JobOrder):
         job = turn.job(order.job)
         if job is not None:
-            turn.tell(job, f"{who} approved: {describe(order)}.")
+            turn.tell(job, f"{who} approved: {records.describe(order)}.")
             recovery.approved(turn, job, order)
     elif isinstance(order, o.NodeOrder):
         node = turn.state.nodes[order.node]
-        turn.tell(node, f"{who} approved: {describe(order)}.")
+        turn.tell(node, f"{who} approved: {records.describe(order)}.")
         incident = repair.incident_of(turn, node)
         if isinstance(order, o.QuarantineNode) and incident is not None:
             nodes.entered(turn, node, incident)
@@ -375,11 +372,11 @@ def _no_longer_applies(turn: Turn, record: OrderRecord) -> str:
         if node is None or other_machine(order.instance_id, node.instance_id, node.agent_instance_id):
             return "another machine has taken the node's place"
         if isinstance(order, o.QuarantineNode):
-            if phase(node) is not NodeState.SUSPECT:
-                return f"the node is {phase(node)} by now"
+            if node.phase is not NodeState.SUSPECT:
+                return f"the node is {node.phase} by now"
             record_of_group = turn.state.brakes.get(node.view.group)
             rules = turn.policy_for(node).brake
-            if record_of_group is not None and not brakes.allows(rules, record_of_group, turn.now):
+            if record_of_group is not None and not records.brake_allows(rules, record_of_group, turn.now):
                 return "the brake of its group holds it back"
     return ""
 
@@ -420,7 +417,7 @@ def _set_mode(turn: Turn, event: e.OperatorCommand) -> None:
     elif event.remedy and event.remedy not in {str(remedy) for remedy in Remedy}:
         refuse(turn, event, f"{event.remedy!r} is no rung")
     else:
-        modes.set_mode(turn.state.modes, event.group, event.remedy, Mode(event.value))
+        ladder.set_mode(turn.state.modes, event.group, event.remedy, Mode(event.value))
         what = event.remedy.replace("_", " ") or "everything"
         where = event.group or "the cluster"
         text = f"{event.who}: {event.why}".rstrip(": ")

@@ -7,24 +7,18 @@ How time passes: one timer per node, `node:NAME`, replaced at each step; its fir
 
 from __future__ import annotations
 
-from holdfast.decide import domains, incidents, remedies, story
-from holdfast.decide.state import slug
-from holdfast.decide.transitions import NODE, NodeTrigger, can
-from holdfast.decide.turn import Turn, phase
+from holdfast.decide import incidents, ladder
+from holdfast.decide.records import Turn
 from holdfast.model import orders as o
+from holdfast.model import story
 from holdfast.model.evidence import Finding, Remedy, Severity
 from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
-from holdfast.model.records import IncidentRecord, Mark, NodeRecord, NodeState
+from holdfast.model.records import IncidentRecord, Mark, NodeRecord, NodeState, NodeTrigger, slug
 
 FLAP_HOLD_MAX_S = 86400.0
 REPAIR_ORDERS = (o.ResetGpu, o.RebootNode, o.ReplaceNode)
-
-
-def about(node: NodeRecord) -> str:
-    """The node as a subject of orders."""
-    return f"node:{node.name}"
 
 
 def incident_of(turn: Turn, node: NodeRecord) -> IncidentRecord | None:
@@ -51,7 +45,7 @@ def occupied(turn: Turn, node: NodeRecord) -> list[str]:
 def fenced(turn: Turn, node: NodeRecord) -> None:
     """Quarantine is done: new work is kept off it."""
     node.drained_by_us = True
-    if phase(node) is not NodeState.QUARANTINED:
+    if node.phase is not NodeState.QUARANTINED:
         turn.touch(node)
         return
     incident = incident_of(turn, node)
@@ -60,30 +54,27 @@ def fenced(turn: Turn, node: NodeRecord) -> None:
     turn.move_node(node, NodeTrigger.FENCED)
     turn.tell_all(incident, node, "it takes no new work.")
     if incident is not None:
-        turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.drain_s, incident.id)
+        turn.start_timer(node.timer, turn.policy_for(node).waits.drain_s, incident.id)
     check_drained(turn, node)
 
 
 def check_drained(turn: Turn, node: NodeRecord) -> None:
     """Go on as soon as nothing runs there any more. A node that a person drained by hand stays as it is."""
     incident = incident_of(turn, node)
-    if phase(node) is not NodeState.DRAINING or incident is None:
+    if node.phase is not NodeState.DRAINING or incident is None:
         return
     policy = turn.policy_for(node)
-    if turn.open_orders(about(node), *REPAIR_ORDERS) or (policy.node.repair_when_drained and occupied(turn, node)):
+    if turn.open_orders(node.about, *REPAIR_ORDERS) or (policy.node.repair_when_drained and occupied(turn, node)):
         return
     node.rung = 0
-    if domains.holds(turn, node, incident):
-        turn.tell(node, f"Its repair waits: it was lost together with others of {domains.path_of(incident)}.")
-        turn.start_timer(f"node:{node.name}", policy.waits.unknown_s, incident.id)
+    if incidents.waits_for_domain(turn, node, incident):
+        turn.tell(node, f"Its repair waits: it was lost together with others of {incidents.path_of(incident)}.")
+        turn.start_timer(node.timer, policy.waits.unknown_s, incident.id)
         return
     if node.findings:
         _take_rung(turn, node, incident)
     else:
         validate(turn, node, "its fault is gone")
-
-
-# --- repair -----------------------------------------------------------------------------------------------------------
 
 
 def _findings_of(incident: IncidentRecord, node: NodeRecord) -> list[Finding]:
@@ -94,17 +85,17 @@ def _rungs(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> tuple[list
     """The repairs to try, and the GPU at fault."""
     policy = turn.policy_for(node)
     found = _findings_of(incident, node)
-    hints = [finding.remedy for finding in found if finding.remedy in remedies.REPAIRS]
+    hints = [finding.remedy for finding in found if finding.remedy in ladder.REPAIRS]
     gravest = max(hints, key=list(Remedy).index) if hints else Remedy.NONE
     diagnosis = incident.diagnosis
-    if diagnosis is not None and diagnosis.remedy in remedies.REPAIRS and node.name in diagnosis.nodes:
+    if diagnosis is not None and diagnosis.remedy in ladder.REPAIRS and node.name in diagnosis.nodes:
         gravest = diagnosis.remedy
     gpu = next((name for name in map(_gpu_of, found) if name), "")
-    asked = node.findings[0] if node.findings and node.findings[0].startswith(remedies.OPERATOR) else ""
+    asked = node.findings[0] if node.findings and node.findings[0].startswith(ladder.OPERATOR) else ""
     if asked:
-        rung = Remedy(asked.removeprefix(remedies.OPERATOR))
+        rung = Remedy(asked.removeprefix(ladder.OPERATOR))
         return [rung, Remedy.RETIRE], gpu
-    rungs = remedies.repair_rungs(
+    rungs = ladder.repair_rungs(
         policy.node,
         always_replace=policy.always_replace,
         lemon=is_lemon(turn, node),
@@ -169,21 +160,21 @@ def _take_rung(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
 
 def not_done(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -> None:
     """Its repair may not be done: a drained node waits for a person; one in the middle of repair is handed to one."""
-    if phase(node) in {NodeState.REPAIRING, NodeState.VALIDATING}:
+    if node.phase in {NodeState.REPAIRING, NodeState.VALIDATING}:
         retire(turn, node, incident, why)
     else:
         incidents.node_settled(turn, incident, node, f"{why}; it stays as it is.")
 
 
 def _enter_repair(turn: Turn, node: NodeRecord, incident: IncidentRecord, rung: Remedy) -> None:
-    state = phase(node)
+    state = node.phase
     if state is NodeState.DRAINING:
         turn.move_node(node, NodeTrigger.REPAIR)
     elif state is NodeState.VALIDATING:
         turn.move_node(node, NodeTrigger.FAILED_CHECK)
     incidents.tried(turn, incident, rung)
     turn.tell_all(incident, node, f"repair by {rung.replace('_', ' ')} begins.")
-    turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.repair_s, incident.id)
+    turn.start_timer(node.timer, turn.policy_for(node).waits.repair_s, incident.id)
 
 
 def approved(turn: Turn, node: NodeRecord, order: o.ResetGpu | o.RebootNode | o.ReplaceNode) -> None:
@@ -206,14 +197,14 @@ def next_rung(turn: Turn, node: NodeRecord, why: str) -> None:
 
 def repair_done(turn: Turn, node: NodeRecord, order: o.NodeOrder) -> None:
     """The repair's order is done. It is believed when the node shows another boot or machine, or cannot show any."""
-    if phase(node) is not NodeState.REPAIRING:
+    if node.phase is not NodeState.REPAIRING:
         return
     stale = (isinstance(order, o.ReplaceNode) and order.instance_id and node.instance_id == order.instance_id) or (
         isinstance(order, o.RebootNode) and order.boot_id and node.boot_id == order.boot_id
     )
     if stale:
         turn.tell(node, "repaired, by the word of who did it; waiting until it shows another identity.")
-        turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.order_s, node.incident)
+        turn.start_timer(node.timer, turn.policy_for(node).waits.order_s, node.incident)
         return
     repaired(turn, node)
 
@@ -229,11 +220,8 @@ def repaired(turn: Turn, node: NodeRecord) -> None:
 
 def new_identity(turn: Turn, node: NodeRecord) -> None:
     """It shows another boot or machine while it is in repair."""
-    if phase(node) is NodeState.REPAIRING and not turn.open_orders(about(node), *REPAIR_ORDERS):
+    if node.phase is NodeState.REPAIRING and not turn.open_orders(node.about, *REPAIR_ORDERS):
         repaired(turn, node)
-
-
-# --- proof and return -------------------------------------------------------------------------------------------------
 
 
 def validate(turn: Turn, node: NodeRecord, why: str) -> None:
@@ -252,13 +240,13 @@ def validate(turn: Turn, node: NodeRecord, why: str) -> None:
 def check_again(turn: Turn, node: NodeRecord, why: str = "the machine was swapped") -> None:
     """Order the checks of the machine that is there now."""
     turn.issue(turn.make(o.ValidateNode, incident=node.incident, node=node.name, instance_id=node.instance_id, why=why))
-    turn.start_timer(f"node:{node.name}", turn.policy_for(node).waits.validate_s, node.incident)
+    turn.start_timer(node.timer, turn.policy_for(node).waits.validate_s, node.incident)
 
 
 def validated(turn: Turn, node: NodeRecord, *, passed: bool, instance_id: str, detail: str) -> None:
     """The checks' outcome. One for another machine, or that nobody waits for, changes nothing."""
-    open_checks = turn.open_orders(about(node), o.ValidateNode)
-    if phase(node) is not NodeState.VALIDATING or not open_checks:
+    open_checks = turn.open_orders(node.about, o.ValidateNode)
+    if node.phase is not NodeState.VALIDATING or not open_checks:
         return
     if other_machine(instance_id, node.instance_id, node.agent_instance_id):
         return
@@ -272,7 +260,7 @@ def validated(turn: Turn, node: NodeRecord, *, passed: bool, instance_id: str, d
     hold_s = _flap_hold(turn, node)
     if hold_s > 0:
         turn.tell_all(incident, node, f"it has failed before, so it is held back for {story.seconds(hold_s)}.")
-        turn.start_timer(f"node:{node.name}", hold_s, node.incident)
+        turn.start_timer(node.timer, hold_s, node.incident)
     else:
         give_back(turn, node)
 
@@ -286,18 +274,18 @@ def _flap_hold(turn: Turn, node: NodeRecord) -> float:
 
 def give_back(turn: Turn, node: NodeRecord) -> None:
     """Have it take work again; only a drain of ours is lifted."""
-    turn.cancel_timer(f"node:{node.name}")
+    turn.cancel_timer(node.timer)
     if not node.drained_by_us and node.view.drained:
         returned(turn, node)
         return
-    if not turn.open_orders(about(node), o.ReturnNode):
+    if not turn.open_orders(node.about, o.ReturnNode):
         turn.issue(turn.make(o.ReturnNode, incident=node.incident, node=node.name, instance_id=node.instance_id))
 
 
 def returned(turn: Turn, node: NodeRecord) -> None:
     """It takes work again."""
     incident = incident_of(turn, node)
-    if not can(NODE, phase(node), NodeTrigger.RETURN):
+    if not turn.can(node, NodeTrigger.RETURN):
         return
     turn.move_node(node, NodeTrigger.RETURN)
     clean(turn, node)
@@ -324,10 +312,10 @@ def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: s
     )
     if turn.mode(policy, node.view.group, Remedy.RETIRE, node.incident) is Mode.ACT:
         turn.issue(order)
-    if can(NODE, phase(node), NodeTrigger.RETIRE):
+    if turn.can(node, NodeTrigger.RETIRE):
         turn.move_node(node, NodeTrigger.RETIRE)
-    turn.cancel_timer(f"node:{node.name}")
-    topic = node.incident or about(node)
+    turn.cancel_timer(node.timer)
+    topic = node.incident or node.about
     turn.notify(topic, Severity.ERROR, f"{node.name} needs a person", f"{node.name}: {why}", node=node.name)
     turn.tell(node, f"Handed to a person: {why}.")
     if incident is not None:
@@ -337,7 +325,7 @@ def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: s
 
 def clean(turn: Turn, node: NodeRecord) -> None:
     """From here on older evidence about it is stale."""
-    turn.cancel_timer(f"node:{node.name}")
+    turn.cancel_timer(node.timer)
     turn.cleaned.append(node.name)
     node.findings = []
     node.clean_at = turn.now
@@ -350,7 +338,7 @@ def clean(turn: Turn, node: NodeRecord) -> None:
 def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
     """An order about a node in repair could not be carried out."""
     incident = incident_of(turn, node)
-    state = phase(node)
+    state = node.phase
     if isinstance(order, REPAIR_ORDERS) and state is NodeState.REPAIRING:
         next_rung(turn, node, f"repair by {order.remedy.replace('_', ' ')} failed: {why}")
     elif isinstance(order, o.ValidateNode) and state is NodeState.VALIDATING:
@@ -358,7 +346,7 @@ def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
         retire(turn, node, incident, f"its checks could not be run: {why}")
     elif isinstance(order, o.ReturnNode):
         turn.tell_all(incident, node, f"it could not be returned: {why}. Whoever drained it decides.")
-        if can(NODE, state, NodeTrigger.RETURN):
+        if turn.can(node, NodeTrigger.RETURN):
             turn.move_node(node, NodeTrigger.RETURN)
         clean(turn, node)
         if incident is not None:
@@ -367,10 +355,10 @@ def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
 
 def timer(turn: Turn, node: NodeRecord) -> None:
     """`node:NAME` fired: look again at what is waited for."""
-    state = phase(node)
+    state = node.phase
     waits = turn.policy_for(node).waits
     incident = incident_of(turn, node)
-    pending = turn.open_orders(about(node), *REPAIR_ORDERS, o.ValidateNode)
+    pending = turn.open_orders(node.about, *REPAIR_ORDERS, o.ValidateNode)
     if state is NodeState.DRAINING and incident is not None:
         who = story.listed(occupied(turn, node))
         turn.notify(
@@ -380,7 +368,7 @@ def timer(turn: Turn, node: NodeRecord) -> None:
             f"{who} still runs there; its repair waits.",
             node=node.name,
         )
-        turn.start_timer(f"node:{node.name}", waits.drain_s, incident.id)
+        turn.start_timer(node.timer, waits.drain_s, incident.id)
         check_drained(turn, node)
     elif state is NodeState.REPAIRING:
         if not pending:

@@ -7,64 +7,36 @@
 
 from __future__ import annotations
 
-from holdfast.decide import budgets, exclusions, incidents, nodes, remedies, story
-from holdfast.decide.proof import about, finish, give_up, incident_of, policy_wait, timer_of, wait
-from holdfast.decide.transitions import JOB, JobTrigger, can
-from holdfast.decide.turn import Turn, phase
-from holdfast.errors import EXIT_FAILED, EXIT_RESTART_ME
+from holdfast.decide import incidents, ladder, records
+from holdfast.decide.machine import Claim
+from holdfast.decide.records import Turn
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED
 from holdfast.model import orders as o
-from holdfast.model.cluster import ENDED, SchedulerState
+from holdfast.model import story
+from holdfast.model.cluster import ENDED, NodeView
 from holdfast.model.evidence import Diagnosis, Remedy, Severity
 from holdfast.model.orders import OrderStatus
-from holdfast.model.policy import Mode, Trouble
-from holdfast.model.records import AttemptRecord, Authority, Broke, IncidentRecord, JobRecord, JobState, Mark, NodeState
+from holdfast.model.policy import Mode, Proof, Trouble
+from holdfast.model.records import (
+    RUNS,
+    AttemptRecord,
+    Broke,
+    IncidentRecord,
+    JobRecord,
+    JobState,
+    JobTrigger,
+    Mark,
+    NodeState,
+    slug,
+)
 
-RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})
-_WAYS = (o.RequeueHeld, o.GiveUp, o.RestartInPlace)
-"""While one of these is under way, or a person is asked for it, nothing else is decided."""
-_NODE_TROUBLES = frozenset({Trouble.HARDWARE, Trouble.NODE_LOST})
-
-
-# --- facts ------------------------------------------------------------------------------------------------------------
-
-
-def alive(job: JobRecord) -> bool:
-    """Does its newest attempt still run, as far as anybody knows?"""
-    attempt = job.attempt
-    if attempt is not None and attempt.ended_at:
-        return False
-    return job.view.state in RUNS or job.view.state is SchedulerState.UNKNOWN
-
-
-def facts(turn: Turn, job: JobRecord, incident: IncidentRecord) -> remedies.Facts:
-    """What is true of the job now."""
-    attempt = job.attempt
-    used = attempt.nodes if attempt is not None and attempt.nodes else job.view.nodes
-    allocation = job.view.nodes or used
-    good = [node for node in allocation if node not in job.excluded]
-    leave = any(node in job.excluded for node in used)
-    launcher = job.authority is Authority.LAUNCHER
-    evacuated = Remedy.EVACUATE in incident.remedies
-    enough = len(good) >= len(used)
-    return remedies.Facts(
-        launcher=launcher,
-        enough_nodes=enough,
-        leave_node=leave,
-        swap=launcher
-        and leave
-        and enough
-        and not evacuated
-        and (turn.in_allocation or incident.source.startswith("launcher")),
-        alive=alive(job),
-        in_queue=job.in_queue,
-        evacuated=evacuated,
-        asked=_asked_for(turn, job, incident),
-        moved=attempt is None or attempt.first_step is not None or attempt.last_step is not None,
-        broke=budgets.where(attempt, incident),
-    )
+_IN_QUEUE = frozenset({JobState.HELD, JobState.RELEASED, JobState.WAITING_FOR_NODES})
+_UNFENCED = frozenset({NodeState.SUSPECT, NodeState.QUARANTINED})
+_NOT_YET_CHARGED = frozenset({JobState.STOPPING, JobState.EVACUATING, JobState.DIAGNOSING})
+"""The attempt is to end or has ended, and the restart that follows has not been counted yet."""
 
 
-def _asked_for(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
+def asked_for(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
     """Did a person wish for this end of the attempt, or did it leave its node in time? Neither is a failure."""
     attempt = job.attempt
     ended_by = turn.state.incidents.get(attempt.incident) if attempt is not None else None
@@ -73,145 +45,34 @@ def _asked_for(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
         if known is None:
             continue
         diagnosis = known.diagnosis
-        if Remedy.EVACUATE in known.remedies or (
-            diagnosis is not None and diagnosis.cause.startswith(remedies.OPERATOR)
-        ):
+        if Remedy.EVACUATE in known.remedies or (diagnosis is not None and diagnosis.cause.startswith(ladder.OPERATOR)):
             return True
-        if any(finding.rule.startswith(remedies.OPERATOR) and finding.at >= since for finding in known.findings):
+        if any(finding.rule.startswith(ladder.OPERATOR) and finding.at >= since for finding in known.findings):
             return True
     return False
 
 
-def _exclude_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
-    """Suspects of hardware troubles, and others when the node's own evidence or its history agrees."""
-    attempt = job.attempt
-    used = attempt.nodes if attempt is not None and attempt.nodes else job.view.nodes
-    trouble = remedies.trouble_of(diagnosis)
-    if trouble in _NODE_TROUBLES or (trouble is Trouble.STRAGGLER and turn.policy_of(job).straggler.exclude):
-        exclusions.exclude(turn, job, diagnosis.nodes)
-    limits = budgets.limits_of(turn.policy_of(job), job.view.recovery)
-    charged = _charged_nodes(diagnosis, budgets.where(attempt, incident))
-    exclusions.exclude(turn, job, budgets.node_overdrawn(job, limits, charged))
-    known = turn.state.nodes
-    bad = [name for name in used if name in known and (phase(known[name]) is not NodeState.HEALTHY or known[name].gone)]
-    exclusions.exclude(turn, job, bad)
-
-
-def _charged_nodes(diagnosis: Diagnosis, broke: Broke) -> tuple[str, ...]:
+def charged_nodes(diagnosis: Diagnosis, broke: Broke) -> tuple[str, ...]:
     """Nodes to which a restart is charged: of all that the incident names, those that broke this attempt.
 
     Bad numbers come from a checkpoint; who reports them is by chance.
     """
-    if remedies.trouble_of(diagnosis) is Trouble.BAD_NUMBERS:
+    if ladder.trouble_of(diagnosis) is Trouble.BAD_NUMBERS:
         return ()
     return tuple(node for node in diagnosis.nodes if node in broke.nodes) or diagnosis.nodes
 
 
-def _fence_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
-    """When the diagnosis, not a single finding, shows a bad node (an ECC error in a rank's log), fence it too."""
-    if turn.in_allocation or remedies.trouble_of(diagnosis) not in _NODE_TROUBLES:
-        return
-    roots = {judged.finding for judged in diagnosis.judged if judged.role == "root"}
-    for finding in [f for f in incident.findings if f.id in roots]:
-        name = finding.place.node
-        if name and name in diagnosis.nodes and remedies.wants_node(finding):
-            node = nodes.record_of(turn, name)
-            if finding.rule not in node.findings and finding.at > node.clean_at:
-                nodes.suspect(turn, node, incident, finding)
-    del job
-
-
-# --- the decision -----------------------------------------------------------------------------------------------------
-
-
-def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: float | None = None) -> None:
-    """Its processes are gone: stamp it, and decide as soon as the evidence has settled."""
-    _not_restarted(job, incident)
-    turn.stamp(incident, Mark.STOPPED, at)
-    turn.complete(about(job), "the attempt is over", o.StopAttempt, o.SaveAndStop)
-    turn.withdraw(about(job), "the attempt is over", o.CaptureStacks, o.SetExcluded, o.ReleaseJob)
-    if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.RESTARTING}:
-        job.in_queue = False  # it was started, and has ended before anybody saw it run
-    if turn.open_orders(about(job), *_WAYS):
-        return
-    if job.state is not JobState.DIAGNOSING:
-        turn.move_job(job, JobTrigger.ATTEMPT_OVER)
-    turn.cancel_timer(timer_of(job))
-    hurried = job.in_queue and not turn.policy_of(job).requeue_held
-    if f"settle:{incident.id}" not in turn.state.timers or hurried:
-        decide(turn, job, incident)
-    else:
-        _hold_first(turn, job, incident)
-
-
-def _hold_first(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
-    """Queue it again, held, while the evidence settles, where policy wants that and a first look says "requeue".
-
-    A job that the settled evidence stops is cancelled in the queue; one whose requeues are used up stays as it ended.
-    """
-    policy = turn.policy_of(job)
-    if not policy.hold_first or turn.in_allocation or job.in_queue or not turn.leads(job):
-        return
-    first = incidents.at_first_look(incident, job)
-    choice = remedies.choose(job, policy, first, facts(turn, job, incident))
-    mode = turn.mode(policy, job.view.partition, Remedy.REQUEUE, incident.id)
-    if choice.remedy is Remedy.REQUEUE and mode is Mode.ACT:
-        requeue(turn, job, incident, first.summary or first.cause)
-
-
-def _not_restarted(job: JobRecord, incident: IncidentRecord) -> None:
+def not_restarted(job: JobRecord, incident: IncidentRecord) -> None:
     """It leaves `in_place` without a new attempt: that restart does not count, or the fault would be counted twice."""
     if job.state is JobState.IN_PLACE:
         diagnosis = incident.diagnosis
-        broke = budgets.where(job.attempt, incident)
-        budgets.refund(job, diagnosis, _charged_nodes(diagnosis, broke) if diagnosis is not None else ())
+        broke = ladder.where_broke(job.attempt, incident)
+        records.refund(job, diagnosis, charged_nodes(diagnosis, broke) if diagnosis is not None else ())
 
 
-def decide(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
-    """Diagnose from what is known so far, and take the rung."""
-    diagnosis = incidents.judge(turn, incident, job)
-    if turn.open_orders(about(job), *_WAYS):
-        return
-    _exclude_suspects(turn, job, incident, diagnosis)
-    _fence_suspects(turn, job, incident, diagnosis)
-    policy = turn.policy_of(job)
-    choice = remedies.choose(job, policy, diagnosis, facts(turn, job, incident))
-    if job.state is not JobState.DIAGNOSING:
-        return
-    if choice.passed:
-        turn.tell(job, f"{choice.passed[-1][0].upper()}{choice.passed[-1][1:]}.")
-    acts = choice.remedy in {Remedy.RESTART_IN_PLACE, Remedy.EVACUATE, Remedy.REQUEUE, Remedy.STOP}
-    rung = Remedy.REQUEUE if choice.remedy is Remedy.EVACUATE else choice.remedy
-    if acts and only_observes(turn, job, incident, rung, choice.why or diagnosis.summary or diagnosis.cause):
-        return
-    if choice.remedy is Remedy.RESTART_IN_PLACE:
-        _in_place(turn, job, incident, diagnosis)
-    elif choice.remedy in {Remedy.REQUEUE, Remedy.EVACUATE}:
-        _through_queue(turn, job, incident, diagnosis)
-    elif choice.remedy is Remedy.STOP:
-        _stop(turn, job, incident, choice.why)
-    else:
-        if choice.remedy is Remedy.NOTIFY:
-            _tell_people(turn, job, incident, diagnosis)
-        leave_alone(turn, job, incident, choice.why or "policy only tells people")
-
-
-def _tell_people(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
-    incidents.tried(turn, incident, Remedy.NOTIFY)
-    text = diagnosis.story or story.of_diagnosis(diagnosis)
-    turn.notify(incident.id, Severity.WARNING, f"{job.name}: {diagnosis.summary}", text, job=job.key)
-
-
-def _awaits_launcher(turn: Turn, job: JobRecord) -> bool:
-    """The launcher decides, and this engine is the controller's: it waits for the launcher's word, for a while."""
-    if turn.leads(job) or turn.in_allocation:
-        return False
-    wait(turn, job, turn.policy_of(job).waits.order_s)
-    return True
-
-
-def _in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
-    _step_back(turn, job, diagnosis)
+def in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
+    """Order the restart in place, or ask for it; a launcher that leads orders it itself."""
+    step_back(turn, job, diagnosis)
     if turn.leads(job):
         number = job.attempt.number + 1 if job.attempt is not None else 0
         order = turn.make(
@@ -233,22 +94,22 @@ def _in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: D
 
 def entered_in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
     """The restart in place is ordered (here, or by the launcher)."""
-    broke = budgets.where(job.attempt, incident)
-    nodes_charged = _charged_nodes(diagnosis, broke)
-    budgets.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, nodes_charged, attempt=job.attempt)
+    broke = ladder.where_broke(job.attempt, incident)
+    nodes_charged = charged_nodes(diagnosis, broke)
+    records.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, nodes_charged, attempt=job.attempt)
     incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
     turn.move_job(job, JobTrigger.RESTART_IN_PLACE)
     turn.stamp(incident, Mark.REQUEUED)
     turn.tell_all(incident, job, f"restarting in place ({job.in_place} since the last progress).")
     turn.notify(incident.id, Severity.INFO, f"{job.name} restarts in place", diagnosis.summary, job=job.key)
-    wait(turn, job, turn.policy_of(job).waits.start_s)
+    wait(turn, job)
 
 
-def _step_back(turn: Turn, job: JobRecord, diagnosis: Diagnosis) -> None:
+def step_back(turn: Turn, job: JobRecord, diagnosis: Diagnosis) -> None:
     """Bad numbers that come back were in the checkpoint: load one before it, each time one further back."""
-    if remedies.trouble_of(diagnosis) is not Trouble.BAD_NUMBERS:
+    if ladder.trouble_of(diagnosis) is not Trouble.BAD_NUMBERS:
         return
-    if not job.spent.get(budgets.fingerprint_of(diagnosis)):
+    if not job.spent.get(ladder.fingerprint_of(diagnosis)):
         return
     attempt = job.attempt
     loaded = attempt.resumed_from if attempt is not None and attempt.resumed_from is not None else job.durable_step
@@ -268,64 +129,18 @@ def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.Any
         return True
     if status is OrderStatus.PROPOSED:
         turn.tell_all(incident, job, "waiting for a person to approve.")
-        turn.withdraw(about(job), "there is enough to ask a person", o.CaptureStacks)
-        if job.state is not JobState.DIAGNOSING:
-            turn.move_job(job, JobTrigger.LOOK)
-        turn.cancel_timer(timer_of(job))
+        turn.withdraw(job.about, "there is enough to ask a person", o.CaptureStacks)
+        turn.move_job(job, JobTrigger.ASK)
+        turn.cancel_timer(job.timer)
     else:
-        _observed(turn, job, incident)
+        observed(turn, job, incident)
     return False
 
 
-def _observed(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+def observed(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """Tell the cause and leave the job as it is; the orders that observe kept back are recorded already."""
     incidents.judge(turn, incident, job)
     leave_alone(turn, job, incident, f"policy says {Mode.OBSERVE}")
-
-
-def only_observes(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Remedy, why: str) -> bool:
-    """Does the mode of this rung keep it from being taken? Then what would have been ordered is written down.
-
-    A job that our own requeue holds is past that question: nobody else would release it.
-    """
-    mode = turn.mode(turn.policy_of(job), job.view.partition, remedy, incident.id)
-    if mode is not Mode.OBSERVE or job.in_queue:
-        return False
-    order: o.AnyOrder
-    common = {"incident": incident.id, "remedy": remedy, "why": why, "job": job.key}
-    number = job.attempt.number if job.attempt is not None else 0
-    if remedy is Remedy.STOP:
-        order = turn.make(o.GiveUp, **common)
-    elif remedy is Remedy.RESTART_IN_PLACE and alive(job):
-        order = turn.make(o.StopAttempt, attempt=number, grace_s=turn.policy_of(job).waits.stop_grace_s, **common)
-    elif remedy is Remedy.RESTART_IN_PLACE:
-        order = turn.make(o.RestartInPlace, attempt=number + 1, epoch=job.epoch + 1, **common)
-    else:
-        order = turn.make(o.RequeueHeld, restart_count=job.view.restart_count, gone=_gone(turn, job), **common)
-    turn.ask(order, turn.policy_of(job), job.view.partition)
-    _observed(turn, job, incident)
-    return True
-
-
-def _through_queue(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
-    if job.in_queue:
-        hold(turn, job, incident, diagnosis)
-    elif turn.in_allocation:
-        leave_allocation(turn, job, incident, diagnosis.summary or diagnosis.cause, EXIT_RESTART_ME)
-    elif not _awaits_launcher(turn, job):
-        requeue(turn, job, incident, diagnosis.summary or diagnosis.cause)
-
-
-def _stop(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
-    if not turn.in_allocation and _awaits_launcher(turn, job):
-        return
-    policy = turn.policy_of(job)
-    mode = turn.mode(policy, job.view.partition, Remedy.STOP, incident.id)
-    if mode is Mode.ACT or turn.in_allocation:
-        give_up(turn, job, incident, why)
-        return
-    order = turn.make(o.GiveUp, incident=incident.id, remedy=Remedy.STOP, job=job.key, why=why)
-    ask_first(turn, job, incident, order)
 
 
 def leave_allocation(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str, code: int) -> None:
@@ -343,12 +158,10 @@ def leave_allocation(turn: Turn, job: JobRecord, incident: IncidentRecord, why: 
             exclude_nodes=job.excluded,
         )
     )
-    job.authority = Authority.CONTROLLER
-    _not_restarted(job, incident)
-    if job.state is not JobState.DIAGNOSING:
-        turn.move_job(job, JobTrigger.ATTEMPT_OVER)
-    turn.move_job(job, JobTrigger.HOLD)
-    turn.cancel_timer(timer_of(job))
+    turn.claim(job, Claim.LEFT)
+    not_restarted(job, incident)
+    turn.move_job(job, JobTrigger.LEAVE)
+    turn.cancel_timer(job.timer)
     turn.tell_all(incident, job, f"leaves its allocation with exit code {code}: {why}.")
     turn.notify(incident.id, Severity.WARNING, f"{job.name} leaves its allocation", why, job=job.key)
 
@@ -358,7 +171,7 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
     incident.outcome = incident.outcome or incidents.OBSERVED
     turn.tell_all(incident, job, f"left alone: {why}.")
     others = [i for i in incidents.open_of_job(turn, job) if i.id != incident.id and i.remedies]
-    over = not alive(job)
+    over = not job.alive
     if over and turn.in_allocation:
         attempt = job.attempt
         code = _own_code(attempt)
@@ -374,19 +187,19 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
         )
         return
     if not others and job.state in {JobState.IN_PLACE, JobState.RESTARTING}:
-        turn.move_job(job, JobTrigger.LOOK)  # what was expected has not come, and nothing may be done about it
-    if can(JOB, job.state, JobTrigger.FALSE_ALARM):
+        turn.move_job(job, JobTrigger.ATTEMPT_OVER)  # what was expected has not come, and nothing may be done about it
+    if turn.can(job, JobTrigger.FALSE_ALARM):
         # An attempt that is over can prove nothing any more: what comes next is the scheduler's word.
         turn.move_job(job, JobTrigger.PROVE_AGAIN if others and not over else JobTrigger.FALSE_ALARM)
-        turn.cancel_timer(timer_of(job))
+        turn.cancel_timer(job.timer)
     if job.state is JobState.WATCHING:
-        wait(turn, job, turn.policy_of(job).waits.propose_s)
+        wait(turn, job)
     elif others:
         # An earlier recovery goes on; this trouble is only written down.
         job.incident = others[-1].id
         incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
-    if job.state is not JobState.WATCHING and timer_of(job) not in turn.state.timers and not job.held_by:
-        wait(turn, job, policy_wait(turn.policy_of(job), job.state))
+    if job.state is not JobState.WATCHING and job.timer not in turn.state.timers and not job.held_by:
+        wait(turn, job)
 
 
 def _own_code(attempt: AttemptRecord | None) -> int:
@@ -398,12 +211,9 @@ def _own_code(attempt: AttemptRecord | None) -> int:
     return attempt.exit_code or EXIT_FAILED
 
 
-# --- through the queue ------------------------------------------------------------------------------------------------
-
-
 def requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> bool:
     """Have it stopped, queued and held. Only the controller's engine calls this."""
-    if turn.open_orders(about(job), o.RequeueHeld):
+    if turn.open_orders(job.about, o.RequeueHeld):
         return True
     order = turn.make(
         o.RequeueHeld,
@@ -412,7 +222,7 @@ def requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> b
         why=why,
         job=job.key,
         restart_count=job.view.restart_count,
-        gone=_gone(turn, job),
+        gone=gone_nodes(turn, job),
         leased=any(attempt.epoch for attempt in job.attempts[-1:]),
     )
     if not ask_first(turn, job, incident, order):
@@ -421,51 +231,30 @@ def requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> b
     return True
 
 
-def _gone(turn: Turn, job: JobRecord) -> tuple[str, ...]:
+def gone_nodes(turn: Turn, job: JobRecord) -> tuple[str, ...]:
+    """Its nodes of which there is evidence that they do not run."""
     known = turn.state.nodes
     return tuple(name for name in job.view.nodes if name in known and known[name].gone)
 
 
 def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
     """The requeue is ordered."""
-    _not_restarted(job, incident)
-    turn.withdraw(about(job), "it is requeued", o.StopAttempt, o.CaptureStacks, o.SaveAndStop, o.RestartInPlace)
+    not_restarted(job, incident)
+    turn.withdraw(job.about, "it is requeued", o.StopAttempt, o.CaptureStacks, o.SaveAndStop, o.RestartInPlace)
     if job.state is not JobState.STOPPING:
         turn.move_job(job, JobTrigger.STOP)
     incidents.tried(turn, incident, Remedy.REQUEUE)
     turn.tell_all(incident, job, f"stopped and requeued, held: {why.rstrip('.')}.")
     turn.notify(incident.id, Severity.WARNING, f"{job.name} is requeued, held", why, job=job.key)
-    wait(turn, job, turn.policy_of(job).waits.order_s)
-
-
-def requeued(turn: Turn, job: JobRecord, restart_count: int) -> None:
-    """It is back in the queue and held; the old attempt is provably over. `restart_count`: the run that was stopped."""
-    incident = incident_of(turn, job)
-    if job.state is not JobState.STOPPING or incident is None:
-        return
-    is_over = job.view.state in ENDED
-    if job.view.restart_count > restart_count and (is_over or job.view.state is SchedulerState.RUNNING):
-        # Somebody else requeued it (a preemption, for instance) and it started: it is in no queue, and perhaps on a bad
-        # node. A requeue of the run that is there now holds it.
-        requeue(turn, job, incident, f"it was started again meanwhile{', and has ended' if is_over else ''}")
-        return
-    job.in_queue = True
-    job.authority = Authority.CONTROLLER
-    attempt = job.attempt
-    if attempt is not None and not attempt.ended_at:
-        attempt.ended_at = turn.now
-        attempt.stopped = True
-    turn.stamp(incident, Mark.STOPPED)
-    turn.stamp(incident, Mark.REQUEUED)
-    attempt_is_over(turn, job, incident)
+    wait(turn, job)
 
 
 def hold(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
     """It stays held while bad nodes are taken out of its reach."""
-    if not _asked_for(turn, job, incident):
-        _step_back(turn, job, diagnosis)
-        broke = budgets.where(job.attempt, incident)
-        budgets.charge(job, Remedy.REQUEUE, diagnosis, broke, _charged_nodes(diagnosis, broke), attempt=job.attempt)
+    if not asked_for(turn, job, incident):
+        step_back(turn, job, diagnosis)
+        broke = ladder.where_broke(job.attempt, incident)
+        records.charge(job, Remedy.REQUEUE, diagnosis, broke, charged_nodes(diagnosis, broke), attempt=job.attempt)
     turn.move_job(job, JobTrigger.HOLD)
     known = turn.state.nodes
     job.excluded = tuple(
@@ -474,7 +263,7 @@ def hold(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagno
         if name in diagnosis.nodes
         or name in incident.nodes
         or name not in known
-        or not (known[name].clean_at and phase(known[name]) is NodeState.HEALTHY)
+        or not (known[name].clean_at and known[name].phase is NodeState.HEALTHY)
     )
     go_on_from_hold(turn, job)
 
@@ -486,14 +275,14 @@ def go_on_from_hold(turn: Turn, job: JobRecord) -> None:
         return
     if job.held_by:
         turn.tell_all(incident, job, f"held by {job.held_by}; it is not released before they say so.")
-        turn.cancel_timer(timer_of(job))
+        turn.cancel_timer(job.timer)
         return
-    if turn.open_orders(about(job), o.SetExcluded, o.ReleaseJob):
+    if turn.open_orders(job.about, o.SetExcluded, o.ReleaseJob):
         return
-    exclusions.exclude_unfenced(turn, job)
-    wait(turn, job, turn.policy_of(job).waits.order_s)
-    if set(job.excluded) - set(job.view.excluded) or exclusions.outdated(job):
-        exclusions.ask(turn, job, incident)
+    exclude_unfenced(turn, job)
+    wait(turn, job)
+    if set(job.excluded) - set(job.view.excluded) or outdated_exclusions(job):
+        ask_exclusions(turn, job, incident)
     else:
         release(turn, job)
 
@@ -518,12 +307,12 @@ def release(turn: Turn, job: JobRecord) -> None:
         )
     )
     turn.move_job(job, JobTrigger.RELEASE)
-    wait(turn, job, policy_wait(turn.policy_of(job), job.state))
+    wait(turn, job)
 
 
 def released(turn: Turn, job: JobRecord) -> None:
     """The scheduler may start it."""
-    job.in_queue = False
+    turn.claim(job, Claim.RELEASED)
     turn.touch(job)
     _tell_released(turn, job)
     runs_already(turn, job)
@@ -551,18 +340,18 @@ def runs_already(turn: Turn, job: JobRecord) -> bool:
 
 def runs(turn: Turn, job: JobRecord) -> None:
     """The scheduler runs it again."""
-    job.in_queue = False
-    if not can(JOB, job.state, JobTrigger.RUNS):
+    turn.claim(job, Claim.STARTED)
+    if not turn.can(job, JobTrigger.RUNS):
         return
-    if any(record.status is OrderStatus.PENDING for record in turn.open_orders(about(job), o.ReleaseJob)):
+    if any(record.status is OrderStatus.PENDING for record in turn.open_orders(job.about, o.ReleaseJob)):
         # Its effect is seen before its outcome is heard, for instance by a controller that was killed in between.
         _tell_released(turn, job)
-    turn.complete(about(job), "it runs already", o.ReleaseJob)
-    turn.withdraw(about(job), "it runs already", o.SetExcluded)
+    turn.complete(job.about, "it runs already", o.ReleaseJob)
+    turn.withdraw(job.about, "it runs already", o.SetExcluded)
     turn.move_job(job, JobTrigger.RUNS)
     _stamp_placed(turn, job)
     turn.tell(job, f"The scheduler runs it again on {story.listed(job.view.nodes)}.")
-    wait(turn, job, turn.policy_of(job).waits.start_s)
+    wait(turn, job)
 
 
 def _stamp_placed(turn: Turn, job: JobRecord) -> None:
@@ -577,93 +366,316 @@ def _stamp_placed(turn: Turn, job: JobRecord) -> None:
 def adopt(turn: Turn, job: JobRecord, why: str) -> None:
     """Somebody else queued it: go on from there."""
     incident = incident_of(turn, job)
-    turn.withdraw(about(job), why)
+    turn.withdraw(job.about, why)
     turn.move_job(job, JobTrigger.ADOPT)
-    job.authority = Authority.CONTROLLER
-    job.in_queue = False
+    turn.claim(job, Claim.ADOPTED)
     turn.tell_all(incident, job, f"{why}.")
     if incident is not None:
         turn.stamp(incident, Mark.STOPPED)
         turn.stamp(incident, Mark.REQUEUED)
-    wait(turn, job, policy_wait(turn.policy_of(job), job.state))
+    wait(turn, job)
 
 
-# --- outcomes of orders -----------------------------------------------------------------------------------------------
+def exclude(turn: Turn, job: JobRecord, names: list[str] | tuple[str, ...]) -> None:
+    """Keep the job off these nodes."""
+    new = [name for name in names if name not in job.excluded]
+    if new:
+        job.excluded = (*job.excluded, *new)
+        observes = turn.mode(turn.policy_of(job), job.view.partition, Remedy.REQUEUE, job.incident) is Mode.OBSERVE
+        turn.tell(job, f"It {'would be' if observes else 'is'} kept off {story.listed(new)}.")
 
 
-def order_done(turn: Turn, job: JobRecord, order: o.JobOrder) -> None:
-    """What an order's success leads to. Those that end in an event of their own wait for it."""
-    if isinstance(order, o.RequeueHeld):
-        requeued(turn, job, order.restart_count)
-    elif isinstance(order, o.SetExcluded):
-        _excluded(turn, job, order)
-    elif isinstance(order, o.ReleaseJob):
-        released(turn, job)
+def is_known(turn: Turn, name: str) -> bool:
+    """Return whether the scheduler itself has named this node. No other is given out, and none can be excluded."""
+    node = turn.state.nodes.get(name)
+    return node is not None and node.view != NodeView(name=name)
 
 
-def _excluded(turn: Turn, job: JobRecord, order: o.SetExcluded) -> None:
-    """Done; but another node may have failed since it was asked for."""
-    incident = incident_of(turn, job)
-    if job.state is JobState.HELD:
-        exclusions.exclude_unfenced(turn, job)
-    if job.state is JobState.HELD and incident is not None and set(job.excluded) - set(order.nodes):
-        exclusions.ask(turn, job, incident)
-    else:
-        release(turn, job)
+def exclude_unfenced(turn: Turn, job: JobRecord) -> None:
+    """Known bad, and not drained yet (ordered, or held back by the brake): the scheduler would still give it out."""
+    known = turn.state.nodes
+    names = {name for brake in turn.state.brakes.values() for name in brake.waiting}
+    for incident in turn.state.incidents.values():
+        names.update(name for name in incident.nodes_open if known[name].phase in _UNFENCED)
+    exclude(turn, job, sorted(name for name in names if is_known(turn, name)))
 
 
-def order_failed(turn: Turn, job: JobRecord, order: o.JobOrder, why: str) -> None:
-    """The rung did not work: the next one, or people."""
-    incident = incident_of(turn, job)
-    if incident is None:
-        return
-    turn.tell_all(incident, job, f"{order.__struct_config__.tag} could not be carried out: {why}.")
-    if isinstance(order, o.RequeueHeld) and job.state is JobState.STOPPING:
-        _not_requeued(turn, job, incident, why)
-    elif isinstance(order, o.SetExcluded):
-        _not_excluded(turn, job, incident, order, why)
-    elif isinstance(order, o.ReleaseJob) and job.state is JobState.RELEASED:
-        turn.move_job(job, JobTrigger.HOLD)
-        turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be released", why, job=job.key)
-        wait(turn, job, turn.policy_of(job).waits.order_s)
-    elif isinstance(order, o.StopAttempt | o.RestartInPlace) and turn.in_allocation:
-        leave_allocation(turn, job, incident, why, EXIT_RESTART_ME)
-    elif isinstance(order, o.GiveUp):
-        turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be stopped", why, job=job.key)
+def outdated_exclusions(job: JobRecord) -> set[str]:
+    """Nodes that we had the scheduler keep it off, and that are fit for it again."""
+    return (set(job.excluded_asked) - set(job.excluded)) & set(job.view.excluded)
 
 
-def _not_excluded(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.SetExcluded, why: str) -> None:
-    """The scheduler refuses the exclusions: released now, the job could start on the nodes that it must leave.
-
-    A scheduler refuses names that it does not know and cannot give out either: the job goes on at once without them,
-    also where no other name is left. What it refuses all the same is asked for again after a while; meanwhile the job
-    stays held.
-    """
-    if job.state is not JobState.HELD:
-        return
-    unknown = [name for name in order.nodes if not exclusions.is_known(turn, name)]
-    if unknown:
-        job.excluded = tuple(name for name in job.excluded if name not in unknown)
-        turn.tell_all(incident, job, f"the scheduler does not know {story.listed(unknown)}: it goes on without them.")
-        go_on_from_hold(turn, job)
-        return
-    off = story.listed(order.nodes)
-    after_s = turn.policy_of(job).waits.nodes_s
-    text = (
-        f"{why}. It stays held and is tried again in {story.seconds(after_s)}. Or exclude them by hand and release it."
+def ask_exclusions(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+    """Have the scheduler keep it off exactly these nodes."""
+    turn.withdraw(job.about, "other nodes are to be left by now", o.SetExcluded)
+    job.excluded_asked = tuple(sorted(job.excluded))
+    turn.touch(job)
+    turn.issue(
+        turn.make(
+            o.SetExcluded,
+            incident=incident.id,
+            remedy=Remedy.REQUEUE,
+            job=job.key,
+            nodes=job.excluded_asked,
+            why=incident.diagnosis.summary if incident.diagnosis is not None else "",
+        )
     )
-    turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be kept off {off}", text, job=job.key)
-    wait(turn, job, after_s)
 
 
-def _not_requeued(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
-    """The scheduler will not requeue it. What still runs is left running; what has ended is given up."""
-    reason = f"it could not be requeued: {why}"
-    if incident.diagnosis is None:
-        incidents.judge(turn, incident, job)  # a job that is held first is queued again before it is attributed
-    if alive(job) and job.view.state not in ENDED:
-        turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be requeued", why, job=job.key)
-        incident.outcome = incidents.GIVEN_UP
-        leave_alone(turn, job, incident, reason)
+def readmit(turn: Turn, names: list[str]) -> None:
+    """These nodes are clean: jobs in the queue that we kept off them may use them again, or would wait for ever."""
+    if turn.in_allocation:
+        return
+    waiting = {slug(key) for incident in turn.state.incidents.values() for key in incident.jobs_open}
+    for name in sorted(waiting):
+        job = turn.state.jobs[name]
+        if job.state in _IN_QUEUE:
+            _allow(turn, job, [node for node in names if node in job.excluded])
+
+
+def allow_healthy(turn: Turn, job: JobRecord) -> None:
+    """It has waited for long: a node that only thin evidence speaks against is better than none."""
+    known = turn.state.nodes
+    _allow(turn, job, [name for name in job.excluded if name in known and known[name].state is NodeState.HEALTHY])
+
+
+def _allow(turn: Turn, job: JobRecord, names: list[str]) -> None:
+    incident = incident_of(turn, job)
+    if not names or incident is None:
+        return
+    job.excluded = tuple(name for name in job.excluded if name not in names)
+    turn.tell_all(incident, job, f"it may use {story.listed(names)} again.")
+    if outdated_exclusions(job):
+        ask_exclusions(turn, job, incident)
+
+
+def incident_of(turn: Turn, job: JobRecord) -> IncidentRecord | None:
+    """The open incident that governs its recovery."""
+    return turn.state.incidents.get(job.incident)
+
+
+def wait(turn: Turn, job: JobRecord, after_s: float | None = None) -> None:
+    """Look at it again when its state has lasted long enough, or after so many seconds."""
+    turn.start_timer(job.timer, turn.wait_s(job) if after_s is None else after_s, job.incident)
+
+
+def step_done(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
+    """A step was completed; of an older attempt it only tells how far that one had come."""
+    record = job.numbered(attempt)
+    if record is None:
+        return
+    turn.touch(job)
+    record.last_step = max(step, record.last_step or 0)
+    _step_before(turn, record, step)
+    if record is not job.attempt:
+        job.best_step = max(job.best_step, step)
+        return
+    policy = turn.policy_of(job)
+    passed = step > job.best_step
+    job.best_step = max(job.best_step, step)
+    if job.state is JobState.PROVING and passed and policy.proof is Proof.PASSED_FAULT:
+        _progress(turn, job, f"it passed step {step}, further than before the fault")
+        proven(turn, job, f"step {step} is past the fault")
+
+
+def _step_before(turn: Turn, record: AttemptRecord, step: int) -> None:
+    """How far the attempt had come that this incident ended; words of that may come late."""
+    incident = turn.state.incidents.get(record.incident)
+    if incident is None or incident.attempt_before != record.number:
+        return
+    if not incident.would and step > (incident.step_before or -1):
+        incident.step_before = step
+        turn.touch(incident)
+
+
+def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
+    """A durable checkpoint exists. Beyond what must be passed it is real progress; it may be the proof."""
+    turn.touch(job)
+    record = job.attempt
+    is_current = record is not None and record.number == attempt
+    if (told := job.numbered(attempt)) is not None:
+        _step_before(turn, told, step)
+    if record is not None and is_current and record.resumed_from is None and record.durable_step is None:
+        records.resumed_at(turn, job, step)  # nothing told where it began: no later than here
+    passed = step > records.to_pass(job)
+    since = passed and record is not None and _is_since_the_last_charge(job, record, attempt)
+    records.keep_durable(job, step, counts=is_current or since)
+    if record is not None and is_current:
+        began = record.durable_step if record.resumed_from is None else record.resumed_from
+        beyond = step > began if began is not None else passed
+        record.durable_step = max(step, record.durable_step or 0)
+        record.durable_at = turn.now
+        if job.state is JobState.PROVING and beyond and turn.policy_of(job).proof is Proof.FIRST_CHECKPOINT:
+            proven(turn, job, f"its first durable checkpoint after the restart is step {step}")
+    if since:
+        job.progressed += 1
+        _progress(turn, job, f"checkpoint of step {step} is durable")
+    incident = incident_of(turn, job)
+    is_observed = incident is not None and incident.would and job.state is JobState.WATCHING
+    if incident is not None and is_observed and is_current and step > (incident.step_before or 0):
+        passed_by_itself(turn, job, incident, f"checkpoint of step {step} is durable")
+
+
+def passed_by_itself(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
+    """A fault that was only observed is behind the job, which went on without help."""
+    if job.attempt is not None and job.attempt.incident == incident.id:
+        job.attempt.incident = ""
+    turn.cancel_timer(job.timer)
+    turn.tell(job, f"It is past the fault: {why}.")
+    incidents.job_settled(turn, incident, job, incidents.OBSERVED, f"it went on by itself: {why}.")
+
+
+def _is_since_the_last_charge(job: JobRecord, newest: AttemptRecord, attempt: int) -> bool:
+    """Was it made after the last restart that was charged? A launcher that was cut off tells of it when it is heard.
+
+    A restart is charged when the end of the attempt before it is diagnosed. So words of the attempt that is being ended
+    count; of one that was charged already they do not. A word that overtook the start of its attempt is of one that
+    came after the charge. The job's epoch says nothing here: a release that came to no attempt raises it, too.
+    """
+    if job.state in {JobState.WATCHING, JobState.PROVING}:
+        return attempt >= newest.number
+    if attempt > newest.number:
+        return job.state in _NOT_YET_CHARGED or job.state is JobState.RESTARTING
+    if attempt < newest.number or job.state not in _NOT_YET_CHARGED:
+        return False
+    return (newest.restart_count, newest.number) > job.charged
+
+
+def _progress(turn: Turn, job: JobRecord, why: str) -> None:
+    if records.reset_budgets(job):
+        turn.tell(job, f"Budgets start anew: {why}.")
+
+
+def first_step(turn: Turn, job: JobRecord, step: int, resumed_from: int, at: float) -> None:
+    """The current attempt completed its first step."""
+    record = job.attempt
+    if record is None or record.first_step is not None:
+        return
+    turn.touch(job)
+    record.first_step = step
+    record.first_step_at = at
+    if record.durable_step is None:
+        records.resumed_at(turn, job, resumed_from)
+    record.resumed_from = resumed_from
+    for incident in incidents.open_of_job(turn, job):
+        if record.incident == incident.id or job.state is not JobState.PROVING:
+            continue
+        turn.stamp(incident, Mark.FIRST_STEP, at)
+        incident.step_resumed = resumed_from
+        incident.attempt_after = record.number
+    if job.state is JobState.PROVING and turn.policy_of(job).proof is Proof.FIRST_STEP:
+        proven(turn, job, f"it completed step {step}")
+
+
+def proven(turn: Turn, job: JobRecord, why: str) -> None:
+    """The restart has succeeded, as policy asks for it."""
+    turn.move_job(job, JobTrigger.PROVEN)
+    turn.cancel_timer(job.timer)
+    job.restore_step_max = None
+    job.rung = 0
+    turn.tell(job, f"Recovered: {why}.")
+    _recovered(turn, job, why)
+    job.incident = ""
+
+
+def _recovered(turn: Turn, job: JobRecord, why: str) -> None:
+    attempt = job.attempt
+    for incident in incidents.open_of_job(turn, job):
+        turn.stamp(incident, Mark.PROVEN)
+        if attempt is not None and incident.attempt_after is None:
+            incident.attempt_after = attempt.number
+        took = turn.now - incident.marks.get(Mark.FAULT, incident.opened_at)
+        lost = incident.lost_steps
+        steps = f" {lost} steps were lost." if lost is not None else ""
+        turn.notify(
+            incident.id,
+            Severity.INFO,
+            f"{job.name} has recovered",
+            f"{why[0].upper()}{why[1:]}, {story.seconds(took)} after the fault.{steps}",
+            job=job.key,
+        )
+        incidents.job_settled(turn, incident, job, incidents.RECOVERED, f"recovered: {why}.")
+
+
+def prove_timer(turn: Turn, job: JobRecord) -> None:
+    """It runs, but the proof has not come within `prove_s`."""
+    attempt = job.attempt
+    policy = turn.policy_of(job)
+    silent = attempt is not None and attempt.first_step is None and attempt.last_step is None
+    if silent and not job.durable_step:
+        # Nothing ever told of this job's steps, so living on is all the proof there will be.
+        proven(
+            turn, job, f"it has run for {story.seconds(policy.waits.prove_s)} with no new fault; it reports no progress"
+        )
+        return
+    incident = incident_of(turn, job)
+    if incident is not None:
+        turn.notify(
+            incident.id,
+            Severity.WARNING,
+            f"{job.name} runs, but is not proven",
+            f"No proof ({policy.proof}) within {story.seconds(policy.waits.prove_s)} of its restart.",
+            job=job.key,
+        )
+    wait(turn, job)
+
+
+def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: str) -> None:
+    """The job is over: nothing is waited for any more."""
+    if job.over:
+        return
+    for record in turn.open_orders(job.about, o.RequeueHeld):
+        if record.status is OrderStatus.PENDING and isinstance(record.order, o.RequeueHeld):
+            job.requeue_dropped = record.order.restart_count
+    turn.withdraw(job.about, why)
+    turn.cancel_timer(job.timer)
+    turn.move_job(job, trigger)
+    turn.tell(job, f"{why[0].upper()}{why[1:]}.")
+    if outcome == incidents.RECOVERED:
+        _recovered(turn, job, why)
+    for incident in incidents.open_of_job(turn, job):
+        incidents.job_settled(turn, incident, job, outcome, f"{why}.")
+    job.incident = ""
+    turn.claim(job, Claim.OVER)
+
+
+def give_up(turn: Turn, job: JobRecord, incident: IncidentRecord | None, why: str, *, cancel: bool = True) -> None:
+    """Stop it for good and say why. The launcher leaves with the code that forbids a requeue."""
+    order: o.GiveUp | o.Escalate
+    number = job.attempt.number if job.attempt is not None else 0
+    common = {
+        "incident": incident.id if incident is not None else "",
+        "remedy": Remedy.STOP,
+        "job": job.key,
+        "why": why,
+    }
+    if turn.in_allocation:
+        order = turn.make(o.Escalate, attempt=number, exit_code=EXIT_DO_NOT_REQUEUE, **common)
+        turn.claim(job, Claim.LEFT)
     else:
-        give_up(turn, job, incident, reason, cancel=False)
+        order = turn.make(o.GiveUp, cancel=cancel, **common)
+    if incident is not None:
+        incidents.tried(turn, incident, Remedy.STOP)
+        summary = incident.diagnosis.story if incident.diagnosis is not None else ""
+        turn.notify(incident.id, Severity.FATAL, f"{job.name} was given up", f"{why}. {summary}".strip(), job=job.key)
+    finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, f"given up: {why}")
+    turn.issue(order)
+
+
+def end_again(turn: Turn, job: JobRecord, why: str) -> None:
+    """It is over, and in the queue again by our own doing: nobody would ever release it."""
+    job.requeue_dropped = None
+    incident = job.attempt.incident if job.attempt is not None else ""
+    turn.tell(job, f"It is ended once more: {why}.")
+    turn.issue(turn.make(o.GiveUp, incident=incident, job=job.key, why=why))
+
+
+def revive(turn: Turn, job: JobRecord) -> None:
+    """Somebody queued a finished job once more: watch it again, with fresh budgets."""
+    turn.withdraw(job.about, "it was queued again by somebody else")
+    turn.move_job(job, JobTrigger.REVIVED)
+    records.reset_budgets(job)
+    job.excluded = ()
+    job.restore_step_max = None
+    job.requeue_dropped = None
+    turn.tell(job, "It was queued again by somebody else; watched from here on.")

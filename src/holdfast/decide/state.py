@@ -11,16 +11,14 @@ import msgspec
 from msgspec import Struct, field
 
 from holdfast.errors import VersionError, WireError
-from holdfast.model.cluster import ENDED, JobKey, JobView, SchedulerState
+from holdfast.model.cluster import ENDED, JobView, SchedulerState
 from holdfast.model.evidence import Finding, Remedy
 from holdfast.model.orders import StartTimer
 from holdfast.model.policy import Mode
-from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord, slug
 
 SNAPSHOT_VERSION = 1
 """Grows when an older reader could not make sense of a snapshot."""
-
-
 IDLE = ENDED | {SchedulerState.PENDING, SchedulerState.HELD}
 """Scheduler states in which a job uses no node."""
 
@@ -105,11 +103,6 @@ class Index:
 def occupying(view: JobView) -> tuple[str, ...]:
     """Nodes that the job uses now: schedulers go on naming the nodes of a job that has ended."""
     return () if view.state in IDLE else view.nodes
-
-
-def slug(key: JobKey) -> str:
-    """A job's key as one text: `cluster/1778#1`."""
-    return f"{key.cluster}/{key.id}#{key.generation}"
 
 
 def subject(record: OrderRecord) -> str:

@@ -44,10 +44,6 @@ class Break(Struct, frozen=True):
     needs_recovery: bool = False
     """A job has to be recovered while it lasts."""
 
-    def hits(self, node: str) -> tuple[str, ...]:
-        """What both are called with."""
-        return (node,) if self.of_node else ()
-
 
 BREAKS = {
     "node_loss": Break("power_off", "power_on"),
@@ -226,14 +222,15 @@ class Injection:
             await port.kmsg(node, xid_line(params))
         else:
             broken = BREAKS[kind]
-            deed, undo = (partial(getattr(port, name), *broken.hits(node)) for name in (broken.deed, broken.undo))
+            hits = (node,) if broken.of_node else ()
             if broken.undo:
-                self._undo.append(undo)
-            await deed()
+                self._undo.append(partial(getattr(port, broken.undo), *hits))
+            await getattr(port, broken.deed)(*hits)
             if broken.needs_recovery:
                 at = self._clock.now()
                 await port.kmsg(node, xid_line(RECOVERY_NEEDED))
-            self._after(params.get("for_s", 0.0), undo)
+            if broken.undo:
+                self._after(params.get("for_s", 0.0), self._undo[-1])
         return Fired(at=at, node=node, rank=self.target.rank)
 
     def _after(self, seconds: float, deed: Callable[[], Awaitable[object]]) -> None:

@@ -151,13 +151,7 @@ class Keeper:
 
     def run(self, ready: int) -> None:
         """Serve until the end, then end everything."""
-        wake, waker = os.pipe()
-        os.set_blocking(wake, False)
-        os.set_blocking(waker, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for sig in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(sig, self._told_to_end)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        wake = machine.woken_by_signals(self._told_to_end, signal.SIGTERM, signal.SIGINT)
         try:
             self.open()
             os.write(ready, b"up\n")

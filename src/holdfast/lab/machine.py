@@ -90,6 +90,18 @@ def unmount(folder: Path) -> None:
     _libc.umount2(os.fsencode(folder), MNT_DETACH)
 
 
+def woken_by_signals(on_end: Callable[..., None], *ends: signal.Signals) -> int:
+    """A pipe that can be read as soon as a child has ended or a signal came; `ends`: those that call `on_end`."""
+    wake, waker = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(waker, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for sig in ends:
+        signal.signal(sig, on_end)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    return wake
+
+
 def run_forked(link: socket.socket, plan: MachinePlan) -> NoReturn:
     """Become the node's first process. Called in a freshly forked child; never returns."""
     code = 1
@@ -252,12 +264,7 @@ class Machine:
         """Serve until the keeper's end closes, then kill everything."""
         if os.getpid() != 1:
             become_subreaper()
-        wake, waker = os.pipe()
-        os.set_blocking(waker, False)
-        os.set_blocking(wake, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._told_to_end)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        wake = woken_by_signals(self._told_to_end, signal.SIGTERM)
         while not self.ended:
             self._reap()
             pause = self._keep_running()

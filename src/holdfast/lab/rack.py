@@ -27,6 +27,7 @@ from holdfast.errors import LinkError, NotFoundError, RefusedError
 from holdfast.lab import network, slurm_conf
 from holdfast.lab.machine import MachinePlan, run_forked
 from holdfast.lab.settings import NODE_NAME, LabFacts
+from holdfast.os.files import write_whole
 
 ANSWER_S = 10.0
 CUT_NAME = "cut"
@@ -95,9 +96,7 @@ class Node:
         if kmsg.exists():
             kmsg.replace(self.folder / "kmsg.before")
         kmsg.write_text(f"[    0.000000] Booting lab node {self.name} (machine {instance_id})\n", encoding="utf-8")
-        fresh = self.folder / "node.json.new"
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(self.known), indent=2))
-        fresh.replace(self.folder / "node.json")
+        write_whole(self.folder / "node.json", msgspec.json.format(msgspec.json.encode(self.known), indent=2))
 
     def fork(self) -> None:
         """Make its first process, which says hello when it is there."""

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.errors import LinkError, NotFoundError, UsageError
+from holdfast.os.files import write_whole
 
 FACTS_NAME = "lab.json"
 PATH_BYTES_MAX = 60
@@ -210,6 +211,4 @@ def read_facts(folder: Path) -> LabFacts:
 
 def write_facts(facts: LabFacts) -> None:
     """Store them in the lab's folder."""
-    fresh = facts.folder / f"{FACTS_NAME}.new"
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
-    fresh.replace(facts.folder / FACTS_NAME)
+    write_whole(facts.folder / FACTS_NAME, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")

@@ -1,7 +1,7 @@
 """A launcher that leaves its allocation on Slurm without a controller has its job requeued, by the owner's right.
 
 Called by `program` and `step` after everything of theirs has ended: the requeue ends this process too. Nothing but the
-counts of requeues is kept, in the job's folder; progress in between (`decide.proof`) resets them.
+counts of requeues is kept, in the job's folder; progress in between (`decide.restart`) resets them.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from holdfast.model.cluster import JobKey, JobView, NodeView, attempt_name
+from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, attempt_name
 from holdfast.model.evidence import Diagnosis, Finding, Remedy, Role
 from holdfast.model.orders import AnyOrder, OrderStatus
 
 
 class JobState(StrEnum):
-    """A job in recovery's eyes. The table of moves is `decide/transitions.py`."""
+    """A job in recovery's eyes. The table of moves is `decide/machine.py`."""
 
     WATCHING = "watching"
     IN_PLACE = "in_place"
@@ -45,6 +45,76 @@ class NodeState(StrEnum):
     VALIDATING = "validating"
     RETIRED = "retired"
     UNKNOWN = "unknown"
+
+
+class JobTrigger(StrEnum):
+    """What happened to a job, in recovery's words."""
+
+    STOP = "stop"
+    """The attempt is broken, or must leave its nodes: end it (StopAttempt, or RequeueHeld which also requeues)."""
+    LOOK = "look"
+    """Before anything is ended stacks are taken."""
+    ASK = "ask"
+    """Before anything is ordered a person's approval is needed."""
+    LEAVE = "leave"
+    """The launcher leaves the allocation: what follows comes from outside."""
+    EVACUATE = "evacuate"
+    """Save a checkpoint and stop."""
+    ATTEMPT_OVER = "attempt_over"
+    """No process of the attempt runs any more."""
+    FALSE_ALARM = "false_alarm"
+    """It moves again, or nothing may be done (observe, rejected, lapsed)."""
+    PROVE_AGAIN = "prove_again"
+    """As a false alarm, but an earlier restart still waits for its proof."""
+    RESTART_IN_PLACE = "restart_in_place"
+    HOLD = "hold"
+    """It is back in the queue and held there, or a person holds it."""
+    RELEASE = "release"
+    ADOPT = "adopt"
+    """The scheduler or a person has queued it again: go on from there instead of requeuing twice."""
+    WAIT = "wait"
+    """Released, but too few nodes are free."""
+    RUNS = "runs"
+    """The scheduler runs it again; its processes are not all started yet."""
+    STARTED = "started"
+    """All processes of a new attempt are started."""
+    PROVEN = "proven"
+    """Progress as policy asks for it."""
+    COMPLETED = "completed"
+    GIVE_UP = "give_up"
+    CANCEL = "cancel"
+    REVIVED = "revived"
+    """Somebody else queued a finished job once more."""
+
+
+class NodeTrigger(StrEnum):
+    """What happened to a node, in recovery's words."""
+
+    SUSPECT = "suspect"
+    """Evidence against it."""
+    CLEARED = "cleared"
+    """The evidence is gone, or a person says that it is well."""
+    QUARANTINE = "quarantine"
+    """New work is kept off it (ordered)."""
+    FENCED = "fenced"
+    """New work is kept off it (done); its running work goes on."""
+    REPAIR = "repair"
+    """Nothing runs on it any more, or policy does not wait: reset, reboot or replace."""
+    CHECK = "check"
+    """Repaired, or its fault went away by itself: it must pass the checks."""
+    FAILED_CHECK = "failed_check"
+    RETURN = "return"
+    """It takes work again."""
+    RETIRE = "retire"
+    """Handed to a person."""
+    SILENT = "silent"
+    HEARD_HEALTHY = "heard_healthy"
+    HEARD_SUSPECT = "heard_suspect"
+    HEARD_QUARANTINED = "heard_quarantined"
+    HEARD_DRAINING = "heard_draining"
+    HEARD_REPAIRING = "heard_repairing"
+    HEARD_VALIDATING = "heard_validating"
+    HEARD_RETIRED = "heard_retired"
 
 
 class Authority(StrEnum):
@@ -77,6 +147,17 @@ class Mark(StrEnum):
     NODE_REPAIRED = "node_repaired"
     NODE_RETURNED = "node_returned"
     CLOSED = "closed"
+
+
+RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})
+"""The scheduler runs it."""
+JOB_ENDED = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})
+"""Nothing is waited for any more."""
+
+
+def slug(key: JobKey) -> str:
+    """A job's key as one text: `cluster/1778#1`."""
+    return f"{key.cluster}/{key.id}#{key.generation}"
 
 
 class AttemptRecord(Struct, omit_defaults=True):
@@ -185,6 +266,33 @@ class JobRecord(Struct, omit_defaults=True):
         return next((attempt for attempt in reversed(self.attempts) if attempt.number == number), None)
 
     @property
+    def about(self) -> str:
+        """The job as a subject of orders, and its name in the engine's state."""
+        return slug(self.key)
+
+    @property
+    def timer(self) -> str:
+        """The name of its one timer."""
+        return f"job:{slug(self.key)}"
+
+    @property
+    def alive(self) -> bool:
+        """Its newest attempt still runs, as far as anybody knows."""
+        if self.attempt is not None and self.attempt.ended_at:
+            return False
+        return self.view.state in RUNS or self.view.state is SchedulerState.UNKNOWN
+
+    @property
+    def over(self) -> bool:
+        """Nothing is waited for any more."""
+        return self.state in JOB_ENDED
+
+    @property
+    def in_recovery(self) -> bool:
+        """Something is being done about it."""
+        return self.state is not JobState.WATCHING and not self.over
+
+    @property
     def name(self) -> str:
         """`1778(2)` of the newest attempt, `1778` before the first."""
         return attempt_name(str(self.key), self.attempts[-1].number) if self.attempts else str(self.key)
@@ -221,6 +329,21 @@ class NodeRecord(Struct, omit_defaults=True):
     offences: list[float] = field(default_factory=list)
     """When it was quarantined, over the last 28 days (lemon score)."""
     story: list[str] = field(default_factory=list)
+
+    @property
+    def about(self) -> str:
+        """The node as a subject of orders."""
+        return f"node:{self.name}"
+
+    @property
+    def timer(self) -> str:
+        """The name of its one timer."""
+        return f"node:{self.name}"
+
+    @property
+    def phase(self) -> NodeState:
+        """Its state in recovery, also while it is silent."""
+        return self.before_unknown if self.state is NodeState.UNKNOWN else self.state
 
 
 class IncidentRecord(Struct, omit_defaults=True):

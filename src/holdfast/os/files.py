@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
     """Replace a file.
 
     Args:

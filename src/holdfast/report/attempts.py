@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.decide.attempts import record_of
+from holdfast.decide.records import attempt_of
 from holdfast.model.cluster import ENDED, SchedulerState
 from holdfast.model.events import (
     AnyEvent,
@@ -62,7 +62,7 @@ def _started(found: dict[int, AttemptRecord], event: AttemptStarted) -> None:
     if newest >= event.attempt and not found[newest].epoch and not event.in_place:
         # Only the scheduler had told of this start so far; the launcher counts otherwise.
         del found[newest]
-    found[event.attempt] = record_of(event)
+    found[event.attempt] = attempt_of(event)
 
 
 def _observed(found: dict[int, AttemptRecord], event: JobObserved) -> None:

@@ -25,5 +25,6 @@ What is in a result (`record.py`, every field documented there):
 Phases: faults happen for `fault_s`; then `calm` is written, `at_calm` is called, and everything must converge within
 `converge_s`. Modules: `options`, `record` (results), `causes` (published counts), `faults` (the plan), `world`
 (machines), `scheduler`, `training` (attempts), `ledger`, `orchestrator` and `repair_shop` (ports), `agents` (messages),
-`operators`, `breaking` (faults take effect), `store` and `control` (the controller and its disk), `run`.
+`operators` and `requests` (people), `breaking` (faults take effect), `store` and `control` (the controller and its
+disk), `run`.
 """

@@ -356,7 +356,7 @@ def drill(breaker: Breaker, fault: Fault) -> None:
         return
     breaker.took(fault, hit[0])
     node = hit[1].nodes[int(fault.luck * len(hit[1].nodes))]
-    breaker.operators.drills(fault.id, hit[0], node)
+    breaker.operators.requests.drills(fault.id, hit[0], node)
     hit[1].breaks(node.name, fault.cause, fault.id)
 
 

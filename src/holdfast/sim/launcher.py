@@ -41,7 +41,7 @@ HANDED_OVER_S = 300.0
 LONG_S = 400 * 86400.0
 
 
-Told = TypeVar("Told", bound=e.Event)
+Told = TypeVar("Told", bound=e.AnyEvent)
 
 
 class Launcher(Allocation):
@@ -256,7 +256,7 @@ class Launcher(Allocation):
             return
         key, number = self.job.key, attempt.number
         if attempt.has_trained:
-            self._say(self._event(e.StepReached, job=key, attempt=number, step=attempt.step))
+            self._tell(e.StepReached, step=attempt.step)
         rank = self._rank(attempt, node)
         name = self._id()
         made = finding(
@@ -276,18 +276,20 @@ class Launcher(Allocation):
         names = [one.name for one in attempt.nodes]
         return names.index(node) * self.world.options.gpus_per_node if node in names else None
 
+    @property
+    def _running(self) -> Attempt:
+        """The attempt that speaks through its watcher: the newest."""
+        if self.attempt is None:
+            raise HoldfastError("a launcher was told of an attempt before it made one")
+        return self.attempt
+
+    def _tell(self, kind: type[Told], **fields: Any) -> None:
+        """Say something of the newest attempt."""
+        self._say(self._event(kind, job=self.job.key, attempt=self._running.number, **fields))
+
     def _tell_end(self, attempt: Attempt, *, stopped: bool, code: int | None = None, signal: int | None = None) -> None:
-        self._say(
-            self._event(
-                e.AttemptEnded,
-                job=self.job.key,
-                attempt=attempt.number,
-                exit_code=code,
-                signal=signal,
-                stopped=stopped,
-                last_step=attempt.step if attempt.has_trained else None,
-            )
-        )
+        last_step = attempt.step if attempt.has_trained else None
+        self._tell(e.AttemptEnded, exit_code=code, signal=signal, stopped=stopped, last_step=last_step)
         self._ends[attempt.number].set()
 
     # --- attempts ---
@@ -307,52 +309,24 @@ class Launcher(Allocation):
 
     def started(self) -> None:
         """See `training.Watcher`."""
-        attempt = self.attempt
-        if attempt is None:
-            return
-        self._say(
-            self._event(
-                e.AttemptStarted,
-                job=self.job.key,
-                attempt=attempt.number,
-                epoch=self.job.epoch,
-                restart_count=self.restart_count,
-                in_place=self.in_place,
-                nodes=tuple(node.name for node in attempt.nodes),
-                ranks=self.job.plan.nodes * self.world.options.gpus_per_node,
-            )
+        self._tell(
+            e.AttemptStarted,
+            epoch=self.job.epoch,
+            restart_count=self.restart_count,
+            in_place=self.in_place,
+            nodes=tuple(node.name for node in self._running.nodes),
+            ranks=self.job.plan.nodes * self.world.options.gpus_per_node,
         )
         self._begun.set()
 
     def training(self) -> None:
         """See `training.Watcher`."""
-        attempt = self.attempt
-        if attempt is None:
-            return
-        self._say(
-            self._event(
-                e.FirstStepDone,
-                job=self.job.key,
-                attempt=attempt.number,
-                step=attempt.resumed_step + 1,
-                resumed_from=attempt.resumed_step,
-            )
-        )
+        resumed = self._running.resumed_step
+        self._tell(e.FirstStepDone, step=resumed + 1, resumed_from=resumed)
 
     def saved(self, step: int, *, durable: bool) -> None:
         """See `training.Watcher`."""
-        attempt = self.attempt
-        if attempt is None:
-            return
-        self._say(
-            self._event(
-                e.CheckpointSaved,
-                job=self.job.key,
-                attempt=attempt.number,
-                step=step,
-                durable=durable,
-            )
-        )
+        self._tell(e.CheckpointSaved, step=step, durable=durable)
 
     def rank_ended(self, node: str, rule: str, fault: str) -> None:
         """See `training.Watcher`. An empty rule: its node went with it, and is told of as such."""
@@ -393,14 +367,7 @@ class Launcher(Allocation):
 
     def moves_again(self) -> None:
         """See `training.Watcher`: its next step is told."""
-        attempt = self.attempt
-        if attempt is not None:
-            self._step_of(attempt)
-
-    def _step_of(self, attempt: Attempt) -> None:
-        key = self.job.key
-        step = attempt.step + 1
-        self._say(self._event(e.StepReached, job=key, attempt=attempt.number, step=step))
+        self._tell(e.StepReached, step=self._running.step + 1)
 
     def bad_numbers(self, node: str, fault: str) -> None:
         """See `training.Watcher`."""
@@ -470,7 +437,7 @@ class Launcher(Allocation):
     async def _stacks(self, order: o.CaptureStacks) -> str:
         await self.world.clock.sleep(min(1.0, order.limit_s / 2))
         if self._newest() == order.attempt:
-            self._say(self._event(e.StacksCaptured, job=self.job.key, attempt=order.attempt))
+            self._tell(e.StacksCaptured)
         return "stacks captured"
 
     async def _stop(self, number: int, grace_s: float) -> str:
@@ -512,16 +479,8 @@ class Launcher(Allocation):
         if order.attempt < self._newest() or self.controller is None:
             return "a newer attempt runs"
         incidents = await self.controller.journal.incidents(open_only=True)
-        self._say(
-            self._event(
-                e.Escalated,
-                job=self.job.key,
-                attempt=self._newest(),
-                diagnosis=incidents[0].diagnosis if incidents else None,
-                exclude_nodes=order.exclude_nodes,
-                why=order.why,
-            )
-        )
+        diagnosis = incidents[0].diagnosis if incidents else None
+        self._tell(e.Escalated, diagnosis=diagnosis, exclude_nodes=order.exclude_nodes, why=order.why)
         wait_s = HANDED_OVER_S if order.exit_code != EXIT_DO_NOT_REQUEUE else 5.0
         self.world.later(wait_s, lambda: self._exit(order.exit_code))
         return "handed over"

@@ -216,10 +216,6 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Every option as `name = value`, for printing."""
         return [f"{name} = {msgspec.json.encode(getattr(self, name)).decode()}" for name in self.__struct_fields__]
 
-    def to_json(self) -> bytes:
-        """All of it; `from_json` gives the same value again."""
-        return msgspec.json.encode(self)
-
 
 _INTENSE = 24.0
 """Times a day that a fault of a swarm happens on average, when its kind is on: once in an hour."""
@@ -271,14 +267,6 @@ SHARES = (
     "validate_fail",
 )
 """Shares of messages, commands and repairs that go wrong in a swarm."""
-
-
-def from_json(data: bytes) -> SimOptions:
-    """Read what `to_json` wrote. Raises UsageError."""
-    try:
-        return msgspec.json.decode(data, type=SimOptions)
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"these are no options of a simulation: {error}") from error
 
 
 def draw(seed: int) -> SimOptions:

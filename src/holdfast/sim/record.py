@@ -6,7 +6,6 @@ seconds; `at - VIRTUAL_START` is the time since the run's beginning.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -185,11 +184,3 @@ class SimResult(Struct, kw_only=True):
     def journal(self) -> bytes:
         """The canonical journal, as `holdfast export` writes it."""
         return b"".join(self.read_journal()) if self.read_journal is not None else b""
-
-
-def digest_of(lines: Iterator[bytes]) -> str:
-    """SHA-256 of a canonical journal."""
-    found = hashlib.sha256()
-    for line in lines:
-        found.update(line)
-    return found.hexdigest()

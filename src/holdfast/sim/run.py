@@ -151,7 +151,7 @@ class Simulation:
         found: list[str] = []
         if self.control.active is None:
             found.append("no controller is active")
-        starved = self._starved() | self.operators.holding.keys()
+        starved = self._starved() | self.operators.requests.holding.keys()
         found += [
             f"incident {one.id} is open"
             for one in await journal.incidents(open_only=True)
@@ -188,7 +188,7 @@ class Simulation:
         usable = self._usable()
         found = []
         for job in self.scheduler.jobs.values():
-            if job.is_over or job.plan.work_s <= 0.0 or str(job.key) in self.operators.holding:
+            if job.is_over or job.plan.work_s <= 0.0 or str(job.key) in self.operators.requests.holding:
                 continue
             enough = sum(node.name not in job.excluded for node in usable) >= job.plan.nodes
             if job.state in RUNS or job.state is SchedulerState.HELD or enough:

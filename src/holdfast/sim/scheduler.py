@@ -14,14 +14,14 @@ from holdfast.model.cluster import ENDED, JobKey, JobView, RecoverySpec, Schedul
 from holdfast.sim.ledger import Account
 from holdfast.sim.options import JobPlan
 from holdfast.sim.store import Disk
-from holdfast.sim.training import Attempt, Saved
+from holdfast.sim.training import Attempt, Saved, Watcher
 from holdfast.sim.world import Node, World
 
 RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})
 QUEUED = frozenset({SchedulerState.PENDING, SchedulerState.HELD})
 
 
-class Allocation:
+class Allocation(Watcher):
     """What runs on a job's nodes without a launcher: one attempt, whose end the scheduler sees."""
 
     def __init__(self, scheduler: Scheduler, job: Job, nodes: tuple[Node, ...]) -> None:
@@ -60,15 +60,6 @@ class Allocation:
 
     # --- as an attempt's watcher ---
 
-    def started(self) -> None:
-        """See `training.Watcher`: nobody tells."""
-
-    def training(self) -> None:
-        """See `training.Watcher`: nobody tells."""
-
-    def saved(self, step: int, *, durable: bool) -> None:
-        """See `training.Watcher`: nobody tells."""
-
     def rank_ended(self, node: str, rule: str, fault: str) -> None:
         """Its peers notice, and the job ends."""
         del node, fault
@@ -83,17 +74,11 @@ class Allocation:
         del fault
         self.scheduler.world.later(600.0, lambda: self._over(1, None))
 
-    def moves_again(self) -> None:
-        """See `training.Watcher`: nobody tells."""
-
     def bad_numbers(self, node: str, fault: str) -> None:
         """The script checks its loss, and ends."""
         del node, fault
         if self.attempt is not None:
             self.attempt.breaks("", "exit.code.1", "")
-
-    def slowed(self, node: str, fault: str) -> None:
-        """Nobody looks."""
 
     def finished(self) -> None:
         """All work is done."""
@@ -189,6 +174,15 @@ class Scheduler:
         """The job whose allocation holds the node."""
         job = self.jobs.get(node.job) if node.job else None
         return job if job is not None and job.state in RUNS else None
+
+    def one_of(self, luck: float, *, queued: bool = False) -> Job | None:
+        """One of the jobs with an end that run, or else are queued."""
+        found = [
+            job
+            for job in self.jobs.values()
+            if (job.state in RUNS) is not queued and not job.is_over and job.plan.work_s > 0.0
+        ]
+        return found[int(luck * len(found))] if found else None
 
     # --- views ---
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Protocol
 
 from holdfast.sim.ledger import TRAIN, Account
 from holdfast.sim.options import JobPlan
@@ -20,8 +19,8 @@ LINK_RULE = "nccl.ib.port"
 """What a rank says whose link is down."""
 
 
-class Watcher(Protocol):
-    """Who is told what happens to an attempt: its launcher, or the scheduler alone."""
+class Watcher:
+    """Told what happens to an attempt: its launcher, or the scheduler alone. What is not answered changes nothing."""
 
     def started(self) -> None:
         """All processes run."""

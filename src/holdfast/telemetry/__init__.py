@@ -151,12 +151,7 @@ def set_phase(name: str) -> None:
 
 def checkpoint(step: int, *, durable: bool) -> None:
     """Say that a checkpoint of `step` is staged (in memory or on its way), or durable. Any thread may call."""
-    writer = _open()
-    if writer is not None:
-        try:
-            writer.checkpoint(step, durable=durable)
-        except Exception as error:  # noqa: BLE001 - whatever the caller passed, training goes on
-            _warn("checkpoint", error)
+    _tell("checkpoint", step, durable=durable)
 
 
 def completed_step() -> int | None:
@@ -166,22 +161,21 @@ def completed_step() -> int | None:
 
 def loss(value: float) -> None:
     """Record a loss outside `step_end`."""
-    writer = _open()
-    if writer is not None:
-        try:
-            writer.loss(value)
-        except Exception as error:  # noqa: BLE001 - whatever the caller passed, training goes on
-            _warn("loss", error)
+    _tell("loss", value)
 
 
 def accuracy(value: float) -> None:
     """Record an accuracy, as an evaluation gives it, for reports of convergence before and after a recovery."""
+    _tell("accuracy", value)
+
+
+def _tell(call: str, *args: object, **more: object) -> None:
     writer = _open()
     if writer is not None:
         try:
-            writer.accuracy(value)
+            getattr(writer, call)(*args, **more)
         except Exception as error:  # noqa: BLE001 - whatever the caller passed, training goes on
-            _warn("accuracy", error)
+            _warn(call, error)
 
 
 def evacuate_requested() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.decide.engine import Engine
-from holdfast.decide.modes import mode_of
+from holdfast.decide.ladder import mode_of
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Mode, PolicySet
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from holdfast.adapters.emulated import layout
 from holdfast.errors import UsageError
+from holdfast.os.files import write_whole
 from holdfast.os.programs import Command, run_blocking
 
 SOURCE = Path(__file__).with_name("nvml.c")
@@ -101,9 +102,7 @@ def prepare(folder: Path, gpus: Sequence[tuple[str, str]], *, machine: str = "",
     state, mark = folder / "state", folder / _IDENTITY
     known = mark.read_text(encoding="utf-8").split("\n") if mark.exists() and state.exists() else ["", ""]
     if known[0] != machine or not state.exists():
-        new = folder / ".state.new"
-        new.write_bytes(layout.fresh(list(gpus)))
-        new.replace(state)
+        write_whole(state, layout.fresh(list(gpus)))
     elif known[1:2] != [booted]:
         with layout.Devices(state) as devices:
             devices.reset()

@@ -14,6 +14,7 @@ import structlog
 from msgspec import Struct
 
 from holdfast.adapters.kubernetes.objects import GENERATION, Workload, count_of
+from holdfast.os.files import write_whole
 
 KEPT_MAX = 10_000
 NAME = "kubernetes-jobs.json"
@@ -58,10 +59,8 @@ class Memory:
     def _write(self) -> None:
         if self._path is None:
             return
-        staged = self._path.with_name(f".{NAME}.new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            staged.write_bytes(msgspec.json.encode(self.jobs))
-            staged.replace(self._path)
+            write_whole(self._path, msgspec.json.encode(self.jobs))
         except OSError as error:
             _log.warning("what is known of jobs cannot be written", file=str(self._path), why=str(error))

@@ -54,6 +54,7 @@ from holdfast.adapters.local.protocol import (
 from holdfast.adapters.local.sockets import socket_address
 from holdfast.errors import HoldfastError, RefusedError, TemporaryOrderError
 from holdfast.model.cluster import WorldView
+from holdfast.os.files import write_whole
 
 TICK_S = 0.2
 DONE_ORDERS_MAX = 10_000
@@ -243,9 +244,7 @@ class Cluster:
             started_at=time.time(),
             drill_ok=self.settings.node.drill_ok,
         )
-        fresh = path.with_name(".cluster.json.new")
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
-        fresh.replace(path)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(facts), indent=2))
 
     # --- the socket ---
 

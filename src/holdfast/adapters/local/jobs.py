@@ -35,6 +35,7 @@ from holdfast.adapters.local.protocol import (
 from holdfast.adapters.local.scheduler import Seat, Wish, plan
 from holdfast.errors import NotFoundError, PermanentOrderError, RefusedError, TemporaryOrderError, UsageError
 from holdfast.model.cluster import ENDED, JobKey, JobView, SchedulerState
+from holdfast.os.files import write_whole
 
 HOLDFAST_HOLD = "holdfast"
 """Name of the hold that a requeue sets, in the place where a person's name stands otherwise."""
@@ -474,9 +475,7 @@ class JobBook:
         except (FileNotFoundError, ValueError):
             present = 0
         if epoch > present:
-            fresh = path.with_name(".epoch.new")
-            fresh.write_text(f"{epoch}\n", encoding="ascii")
-            fresh.replace(path)
+            write_whole(path, f"{epoch}\n".encode())
 
     def view(self, job: Job) -> JobView:
         """The job as an observer sees it."""
@@ -503,11 +502,9 @@ class JobBook:
         )
 
     def _store(self, job: Job) -> None:
-        fresh = job.folder / ".job.json.new"
         facts = {"view": self.view(job), "argv": job.spec.argv, "lease_s": job.spec.lease_s}
         try:
-            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
-            fresh.replace(job.folder / "job.json")
+            write_whole(job.folder / "job.json", msgspec.json.format(msgspec.json.encode(facts), indent=2))
         except OSError as error:
             # The file is for people; a full disk or a folder that somebody removed must not stop the scheduler.
             sys.stderr.write(f"holdfast cluster: job.json of job {job.id} is out of date: {error}\n")

@@ -35,6 +35,7 @@ from msgspec import Struct
 from holdfast.adapters.local import node_init, processes
 from holdfast.adapters.local.link import CUT_NAME, NodeLink
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
+from holdfast.os.files import write_whole
 
 GPU_BUSES = ("53", "64", "75", "86", "97", "a8", "b9", "ca")
 """PCI bus numbers of the eight GPUs of a common H100 server, so that published Xid lines hit a GPU of the table."""
@@ -236,9 +237,7 @@ class LocalNode:
         )
         kmsg.touch()
         self.append_kmsg(f"Booting embedded node {self.name} (emulated machine {self.instance_id})")
-        fresh = self.folder / "node.json.new"
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
-        fresh.replace(self.folder / "node.json")
+        write_whole(self.folder / "node.json", msgspec.json.format(msgspec.json.encode(facts), indent=2))
 
     def environment(self) -> dict[str, str]:
         """What everything on this node is started with."""

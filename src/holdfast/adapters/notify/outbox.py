@@ -40,6 +40,7 @@ from holdfast.adapters.tasks import end
 from holdfast.errors import TemporaryOrderError
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import Notify
+from holdfast.os.files import write_whole
 from holdfast.ports import Clock
 
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 300.0
@@ -266,13 +267,9 @@ class Outbox(Collector):
             _Line(to=key[0], topic=key[1], thread=self._threads.get(key, ""), over=key not in self._told)
             for key in [*(key for key in self._threads if key not in self._told), *self._told]
         ]
-        staged = self._path.with_name(f".{self._path.name}.new")
         with contextlib.suppress(OSError):
-            with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in rows))
-                file.flush()
-                os.fsync(file.fileno())
-            staged.replace(self._path)
+            lines = b"".join(msgspec.json.encode(line) + b"\n" for line in rows)
+            write_whole(self._path, lines, mode=0o600, durable=True)
             self._lines = len(rows)
             self._compact_at = max(COMPACT_LINES, 2 * len(rows))
 

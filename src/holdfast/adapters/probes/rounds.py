@@ -21,6 +21,7 @@ from holdfast.adapters.probes.facts import GpuFacts, NvmlFacts
 from holdfast.adapters.probes.reach import LIMIT_S, Reach
 from holdfast.detect.counters import CounterFold
 from holdfast.detect.trends import Course
+from holdfast.os.files import write_whole
 from holdfast.ports import Clock
 
 NEVER = float("-inf")
@@ -71,9 +72,7 @@ class Memory(Struct, kw_only=True):
 
     def save(self, path: Path) -> None:
         """Write it down. Raises OSError."""
-        fresh = path.with_name(path.name + ".new")
-        fresh.write_bytes(msgspec.json.encode(self))
-        fresh.replace(path)
+        write_whole(path, msgspec.json.encode(self))
 
 
 class Looker:

@@ -19,6 +19,7 @@ from holdfast.adapters.repair.settings import RepairConfig, filled
 from holdfast.adapters.repair.words import Outcome, sentence
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
+from holdfast.os.files import write_whole
 from holdfast.ports import Repair
 
 HOUR_S = 3600.0
@@ -56,9 +57,7 @@ class Pace:
         self._begun[order_id] = now
         with contextlib.suppress(OSError):  # the limit then holds for this run of the controller
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            fresh = self._file.with_name(f".{self._file.name}.new")
-            fresh.write_bytes(msgspec.json.encode(self._begun))
-            fresh.replace(self._file)
+            write_whole(self._file, msgspec.json.encode(self._begun))
 
 
 class Replacing:

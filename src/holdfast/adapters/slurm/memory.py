@@ -21,6 +21,7 @@ from holdfast.adapters.slurm.asks import ACTIONS, PREFIX
 from holdfast.adapters.slurm.node_output import SlurmNode
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.errors import ConfigError
+from holdfast.os.files import write_whole
 
 KEPT_MAX = 50_000
 """Jobs remembered; the oldest are forgotten first."""
@@ -143,9 +144,7 @@ class Memory:
         if self._path is None or self._lines <= 2 * (len(self.jobs) + len(self.nodes)) + 1000:
             return
         lines = [_Line(job=job) for job in self.jobs.values()] + [_Line(node=node) for node in self.nodes.values()]
-        staged = self._path.with_suffix(".new")
-        staged.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-        staged.replace(self._path)
+        write_whole(self._path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
         self._lines = len(lines)
 
     def _write(self, line: _Line) -> None:

@@ -1,24 +1,27 @@
-"""Ladders: which rung is taken for which trouble, for jobs and for nodes. Choice from facts; nothing is ordered here.
+"""Which rung is taken for which trouble, what the counts of retries say, and how far policy lets it go.
 
-`recovery.py` asks `choose` when an attempt is over (and for a first guess before); `repair.py` asks `repair_rungs`.
-A rung that cannot work here, or whose budget is used up, is passed over with its reason. No time passes here.
+`recovery.py` asks `choose` when an attempt is over (and for a first guess before); `repair.py` asks `repair_rungs`. A
+rung that cannot work here, or whose budget is used up, is passed over with its reason. A restart is charged when it is
+ordered; all counts are reset by progress (`records.charge`, `records.reset_budgets`). The same trouble reported by many
+ranks of one attempt is never charged, because charging goes by restarts. Choice from facts: nothing is ordered or
+written here, and no time passes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from msgspec import Struct
 
-from holdfast.decide import budgets
-from holdfast.model.evidence import Diagnosis, Domain, Finding, Remedy
-from holdfast.model.policy import Limits, NodeRules, Policy, Trouble
-from holdfast.model.records import Broke, JobRecord
+from holdfast.model.cluster import RecoverySpec
+from holdfast.model.evidence import Diagnosis, Domain, Finding, Remedy, Role
+from holdfast.model.policy import Limits, Mode, NodeRules, Policy, Trouble
+from holdfast.model.records import AttemptRecord, Broke, IncidentRecord, JobRecord
 
 R = Remedy
-
 NODE_RUNGS = frozenset({R.QUARANTINE, R.RESET_GPU, R.REBOOT, R.REPLACE, R.RETIRE})
 REPAIRS = frozenset({R.RESET_GPU, R.REBOOT, R.REPLACE, R.RETIRE})
 JOB_RUNGS = frozenset({R.RESTART_IN_PLACE, R.EVACUATE, R.REQUEUE, R.STOP, R.NOTIFY})
-
 RESTART_ME = "exit.restart_me"
 """A job that saved and stopped because it was asked to, or asks for a restart by exit code 85."""
 OPERATOR = "operator."
@@ -27,7 +30,6 @@ LAUNCHER_LOST = "launcher.lost"
 START_TIMEOUT = "start.timeout"
 DOMAIN_LOST = "node.lost.domain"
 """A switch, a rack or a power feed has failed under its nodes."""
-
 _BY_PREFIX = (
     ("hang.", Trouble.HANG),
     ("hyperpod.hang", Trouble.HANG),
@@ -48,6 +50,22 @@ _BY_DOMAIN = {
     Domain.APPLICATION: Trouble.APPLICATION,
     Domain.UNKNOWN: Trouble.UNKNOWN,
 }
+NODE_KEY = "node:"
+EXEMPT = frozenset({Trouble.HARDWARE, Trouble.NODE_LOST, Trouble.NETWORK, Trouble.PLATFORM, Trouble.BAD_NUMBERS})
+"""Troubles whose recurrence says nothing about the job: another node may fail in the same way. Bad numbers have their
+own way of going on (one checkpoint further back). All of them still use up the job's budgets."""
+WOULD = {
+    Remedy.RESTART_IN_PLACE: "restarted in place",
+    Remedy.EVACUATE: "asked to save and stop",
+    Remedy.REQUEUE: "requeued",
+    Remedy.STOP: "given up",
+    Remedy.QUARANTINE: "quarantined",
+    Remedy.RESET_GPU: "repaired by a GPU reset",
+    Remedy.REBOOT: "repaired by a reboot",
+    Remedy.REPLACE: "replaced",
+    Remedy.RETIRE: "retired",
+}
+"""What would have been done (observe), said of a job or node: `n2 would have been quarantined`."""
 
 
 def trouble(cause: str, domain: Domain) -> Trouble:
@@ -99,11 +117,11 @@ class Choice(Struct, frozen=True):
 def choose(job: JobRecord, policy: Policy, diagnosis: Diagnosis, facts: Facts) -> Choice:
     """The rung of the job's ladder to take now."""
     kind = trouble_of(diagnosis)
-    limits = budgets.limits_of(policy, job.view.recovery)
+    limits = limits_of(policy, job.view.recovery)
     ladder = [rung for rung in policy.ladders.get(kind, ()) if rung in JOB_RUNGS]
     if not ladder:
         return Choice(R.NONE, f"the ladder for {kind} troubles does nothing to jobs")
-    verdict = budgets.judge(job, limits, kind, diagnosis, facts.broke)
+    verdict = verdict_of(job, limits, kind, diagnosis, facts.broke)
     if verdict.stop and R.STOP in ladder:
         spent = R.REQUEUE in ladder and bool(_refusal(R.REQUEUE, job, limits, facts, verdict))
         # Whether the evidence shows a loop may hang on a line read in time; that the limit is reached does not.
@@ -122,7 +140,7 @@ def choose(job: JobRecord, policy: Policy, diagnosis: Diagnosis, facts: Facts) -
     return Choice(R.NONE, passed[-1], tuple(passed))
 
 
-def _refusal(rung: Remedy, job: JobRecord, limits: Limits, facts: Facts, verdict: budgets.Verdict) -> str:
+def _refusal(rung: Remedy, job: JobRecord, limits: Limits, facts: Facts, verdict: Verdict) -> str:
     """Why a rung is passed over; empty: it can be taken."""
     if rung is R.RESTART_IN_PLACE:
         if facts.in_queue or facts.evacuated:
@@ -132,7 +150,7 @@ def _refusal(rung: Remedy, job: JobRecord, limits: Limits, facts: Facts, verdict
         if facts.leave_node and not facts.enough_nodes:
             return "too few good nodes are left in its allocation"
         if job.in_place >= limits.max_in_place:
-            return f"{_times(job.in_place, 'restart')} in place with no progress in between"
+            return f"{_counted(job.in_place, 'restart')} in place with no progress in between"
         if verdict.climb:
             return verdict.why
     elif rung is R.EVACUATE:
@@ -146,10 +164,10 @@ def _refusal(rung: Remedy, job: JobRecord, limits: Limits, facts: Facts, verdict
 
 
 def _requeues(job: JobRecord) -> str:
-    return _times(job.requeues, "requeue")
+    return _counted(job.requeues, "requeue")
 
 
-def _times(number: int, noun: str) -> str:
+def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -190,3 +208,101 @@ def wants_node(finding: Finding) -> bool:
 def disturbs_jobs(finding: Finding) -> bool:
     """Must jobs leave the node at once? A hint of plain QUARANTINE drains: running work goes on."""
     return finding.remedy is not R.QUARANTINE or finding.rule.startswith("node.lost")
+
+
+class Verdict(Struct, frozen=True):
+    """What the fingerprint's history says."""
+
+    stop: bool = False
+    """Crash loop: no further restart."""
+    climb: bool = False
+    """Not the same rung again: take the next one."""
+    why: str = ""
+
+
+def limits_of(policy: Policy, spec: RecoverySpec | None) -> Limits:
+    """The policy's limits with the numbers that the job's owner set."""
+    limits = policy.limits
+    if spec is None or (spec.max_requeues is None and spec.max_in_place is None):
+        return limits
+    return Limits(
+        max_in_place=limits.max_in_place if spec.max_in_place is None else spec.max_in_place,
+        max_requeues=limits.max_requeues if spec.max_requeues is None else spec.max_requeues,
+        max_same_fingerprint=limits.max_same_fingerprint,
+        max_restarts_per_node=limits.max_restarts_per_node,
+    )
+
+
+def fingerprint_of(diagnosis: Diagnosis) -> str:
+    """What recurrence is measured by."""
+    return diagnosis.fingerprint or diagnosis.cause
+
+
+def where_broke(attempt: AttemptRecord | None, incident: IncidentRecord) -> Broke:
+    """Where this attempt broke, by the incident's evidence."""
+    if attempt is None:
+        return Broke()
+    named = {
+        finding.place.node
+        for finding in incident.findings
+        if finding.attempt == attempt.number and finding.role is Role.ROOT and finding.place.node
+    }
+    return Broke(tuple(sorted(named)), attempt.last_step)
+
+
+def times_answered(job: JobRecord, diagnosis: Diagnosis, broke: Broke) -> int:
+    """How often this crash has been answered with a restart since the last progress.
+
+    What broke on other nodes, and further on than the time before, is another crash of its kind: on thousands of nodes
+    two ranks may die of signal 11 between two checkpoints and have nothing to do with each other. A loop comes no
+    further, or names the same node again. Such crashes go on using up the job's restarts and requeues.
+    """
+    name = fingerprint_of(diagnosis)
+    before = job.broke.get(name)
+    if before is not None and before.nodes and broke.nodes and not set(before.nodes) & set(broke.nodes):
+        further = before.step is not None and broke.step is not None and broke.step > before.step
+        if further:
+            return 0
+    return job.spent.get(name, 0)
+
+
+def verdict_of(job: JobRecord, limits: Limits, trouble: Trouble, diagnosis: Diagnosis, broke: Broke) -> Verdict:
+    """Has the same root cause come back without progress?
+
+    The owner's own code (application) stops at `max_same_fingerprint`. For a hang or an unknown cause the next rung is
+    tried once before that, since other nodes may cure it.
+    """
+    if trouble in EXEMPT:
+        return Verdict()
+    times = times_answered(job, diagnosis, broke) + 1
+    if times < limits.max_same_fingerprint:
+        return Verdict()
+    why = f"{diagnosis.clause} came {times} times with no progress in between"
+    if trouble in {Trouble.APPLICATION, Trouble.STORAGE} or times > limits.max_same_fingerprint:
+        return Verdict(stop=True, why=f"crash loop: {why}")
+    return Verdict(climb=True, why=why)
+
+
+def node_overdrawn(job: JobRecord, limits: Limits, nodes: Iterable[str]) -> list[str]:
+    """Of these nodes, those that have cost the job too many restarts: excluded even on thin evidence."""
+    return [node for node in nodes if job.spent.get(NODE_KEY + node, 0) + 1 >= limits.max_restarts_per_node]
+
+
+def mode_of(policy: Policy, overrides: Mapping[str, Mapping[str, Mode]], group: str, rung: Remedy) -> Mode:
+    """The mode that holds for a rung: override (group and rung, group, rung, all), then the policy's."""
+    if overrides:
+        for name in (group, "") if group else ("",):
+            spoken = overrides.get(name)
+            if spoken:
+                for key in (str(rung), ""):
+                    if key in spoken:
+                        return spoken[key]
+    return policy.mode_for(rung)
+
+
+def set_mode(overrides: dict[str, dict[str, Mode]], group: str, rung: str, mode: Mode) -> None:
+    """Keep a person's word. Without a rung it replaces what was said about single rungs of that group."""
+    if not rung:
+        overrides[group] = {"": mode}
+    else:
+        overrides.setdefault(group, {})[rung] = mode

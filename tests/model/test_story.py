@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import KEY
 
-from holdfast.decide import story
-from holdfast.decide.turn import describe
+from holdfast.decide.records import describe
 from holdfast.model import orders as o
+from holdfast.model import story
 from holdfast.model.evidence import Diagnosis, Domain, Finding, Place
 
 

@@ -1,34 +1,41 @@
-"""One turn of the engine: the event in hand, the state it meets, the orders and touched records that come of it.
+"""One turn of the engine: the event in hand, the orders that come of it, and every change of a record.
 
-`engine.handle` makes a Turn for each event and hands it to the flows (`jobs`, `recovery`, `nodes`, `repair`,
-`operators`). A Turn issues orders (asking modes first), moves records by the tables, keeps timers, stamps marks and
-tells stories. Ids are made of the event's sequence number, so a replay gives the same ids. The time is the event's.
+`engine.handle` makes a Turn for each event and hands it to the flows. A Turn issues orders (asking modes first), moves
+records by the tables, keeps timers, stamps marks and tells stories. Ids are made of the event's sequence number, so a
+replay gives the same ids. The time is the event's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from holdfast.decide import modes, story
-from holdfast.decide import transitions as t
-from holdfast.decide.state import Index, State, Waiting, slug, subject
+from holdfast.decide import ladder, machine
+from holdfast.decide.state import Index, State, Waiting, occupying, subject
+from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobKey, job_kind
+from holdfast.model import story
+from holdfast.model.cluster import JobKey, JobView, job_kind
 from holdfast.model.events import AnyEvent
-from holdfast.model.evidence import Remedy, Severity
+from holdfast.model.evidence import Diagnosis, Remedy, Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
-from holdfast.model.policy import Mode, Policy, PolicySet
+from holdfast.model.policy import Brake, Mode, Policy, PolicySet
 from holdfast.model.records import (
+    AttemptRecord,
     Authority,
     BrakeRecord,
+    Broke,
     IncidentRecord,
     JobRecord,
     JobState,
+    JobTrigger,
     Mark,
     NodeRecord,
     NodeState,
+    NodeTrigger,
     OrderRecord,
     Touched,
+    slug,
 )
 
 ALLOCATION = "allocation"
@@ -48,8 +55,15 @@ _AGAIN = frozenset(_JOB_PHASES[2:])
 """Marks that a recurrence within the same incident stamps anew."""
 TIMER_SLACK_S = 0.05
 """A timer that fires this much early counts as due: clocks and event loops round differently."""
-
 O = TypeVar("O", bound=o.Order)  # noqa: E741 - O for order
+ATTEMPTS_MAX = 64
+NODES_KEPT = 3
+"""So many attempts of a large job name their nodes; with all of them its record, written with every event, was 1 MB."""
+NODES_SMALL = 64
+ROUNDING_S = 0.01
+"""Looked at this much after the window has moved on, so that rounding does not make it look a moment too early."""
+STEPS_KEPT = 24
+"""Durable checkpoints remembered per job: a poisoned one is stepped over to an older one."""
 
 
 class Turn:
@@ -126,7 +140,25 @@ class Turn:
         """How far to go with this rung; what a person approved for the incident is acted on."""
         if rung in self.state.approved.get(incident, ()):
             return Mode.ACT
-        return modes.mode_of(policy, self.state.modes, group, rung)
+        return ladder.mode_of(policy, self.state.modes, group, rung)
+
+    def place(self, job: JobRecord) -> machine.JobPlace:
+        """The row of the table in which the job stands."""
+        if job.state is not JobState.DIAGNOSING:
+            return machine.JobPlace(job.state)
+        asked = any(record.status is OrderStatus.PROPOSED for record in self.open_orders(job.about))
+        return machine.place_of(job.state, asked=asked, lives=job.alive and not job.in_queue)
+
+    def wait_s(self, job: JobRecord) -> float:
+        """How long the state of the job lasts before it is looked at."""
+        waits, row = self.policy_of(job).waits, machine.JOBS[self.place(job)]
+        return row.wait_s(waits) if row.wait_s is not None else waits.order_s
+
+    def can(self, record: JobRecord | NodeRecord, trigger: JobTrigger | NodeTrigger) -> bool:
+        """The table has a move for this trigger from where the record stands."""
+        if isinstance(record, JobRecord):
+            return trigger in machine.JOBS[self.place(record)].exits
+        return trigger in machine.NODE[record.phase]
 
     def new_id(self) -> str:
         """An id that a replay gives again."""
@@ -156,18 +188,33 @@ class Turn:
             name = record.name if isinstance(record, NodeRecord) else f"Job {record.name}"
             self.tell(incident, f"{name}: {sentence}")
 
-    def move_job(self, job: JobRecord, trigger: t.JobTrigger) -> None:
-        """Move by the table."""
-        job.state = t.move(t.JOB, job.state, trigger, story=tuple(job.story[-8:]))
-        job.since = self.now
+    def move_job(self, job: JobRecord, trigger: JobTrigger) -> None:
+        """Move by the table; `since` is when the state that is shown began."""
+        place = machine.move(machine.JOB, self.place(job), trigger, story=tuple(job.story[-8:]))
+        shown = machine.JOBS[place].shown
+        if shown is not job.state:
+            job.state, job.since = shown, self.now
         self.touch(job)
 
-    def move_node(self, node: NodeRecord, trigger: t.NodeTrigger) -> None:
-        """Move by the table; under `unknown` the hidden state moves."""
-        if node.state is NodeState.UNKNOWN:
-            node.before_unknown = t.move(t.NODE, node.before_unknown, trigger, story=tuple(node.story[-8:]))
+    def claim(self, job: JobRecord, what: machine.Claim, who: str = "") -> None:
+        """Change who leads the job and what keeps it in the queue, by the table; `who`: whose hold begins."""
+        rights = machine.AUTHORITY[what]
+        if rights.leader is not None:
+            job.authority = rights.leader
+        if rights.in_queue is not None:
+            job.in_queue = rights.in_queue
+        if rights.held is not None:
+            job.held_by = who if rights.held else ""
+
+    def move_node(self, node: NodeRecord, trigger: NodeTrigger) -> None:
+        """Move by the table; under `unknown` the hidden state moves until the node is heard again."""
+        story_so_far = tuple(node.story[-8:])
+        if trigger is NodeTrigger.SILENT:
+            node.before_unknown = node.state
+        if node.state is NodeState.UNKNOWN and not trigger.startswith("heard_"):
+            node.before_unknown = machine.move(machine.NODE, node.before_unknown, trigger, story=story_so_far)
         else:
-            node.state = t.move(t.NODE, node.state, trigger, story=tuple(node.story[-8:]))
+            node.state = machine.move(machine.NODE, node.state, trigger, story=story_so_far)
         node.since = self.now
         self.touch(node)
 
@@ -221,13 +268,13 @@ class Turn:
             return
         key, node = getattr(order, "job", None), getattr(order, "node", "")
         job = self.job(key) if key is not None else None
-        sentence = f"{job.name if job is not None else node} would have been {modes.WOULD[order.remedy]}"
+        sentence = f"{job.name if job is not None else node} would have been {ladder.WOULD[order.remedy]}"
         if sentence in incident.would:
             return
         incident.would.append(sentence)
         self.tell(incident, f"{sentence} (observe).")
         planned = getattr(order, "repair", Remedy.NONE)
-        after = f" Once it is drained it would have been {modes.WOULD[planned]}." if planned is not Remedy.NONE else ""
+        after = f" Once it is drained it would have been {ladder.WOULD[planned]}." if planned is not Remedy.NONE else ""
         why = f"{order.why.rstrip('.')}. " if order.why else ""
         text = f"{why}Policy says observe, so nothing is done.{after}"
         self.notify(incident.id, Severity.WARNING, sentence, text, job=key, node=node)
@@ -346,11 +393,210 @@ def describe(order: AnyOrder) -> str:
     return f"{kind[0].upper()}{kind[1:]} {target}{': ' + order.why if order.why else ''}".strip()
 
 
-def in_recovery(job: JobRecord) -> bool:
-    """Is something being done about it?"""
-    return job.state is not JobState.WATCHING and job.state not in t.JOB_ENDED
+def create_job(turn: Turn, view: JobView) -> JobRecord:
+    """A job is seen for the first time."""
+    job = JobRecord(key=view.key, view=view, since=turn.now)
+    name = slug(view.key)
+    turn.state.jobs[name] = job
+    turn.index.by_id.setdefault(view.key.id, set()).add(name)
+    for node in occupying(view):
+        turn.index.jobs_on.setdefault(node, set()).add(name)
+    if turn.in_allocation:
+        turn.claim(job, machine.Claim.ATTACHED)
+    turn.touch(job)
+    warn_of_job(turn, job, ())
+    return job
 
 
-def phase(node: NodeRecord) -> NodeState:
-    """The node's state in recovery, also while it is silent."""
-    return node.before_unknown if node.state is NodeState.UNKNOWN else node.state
+def warn_of_job(turn: Turn, job: JobRecord, known: tuple[str, ...]) -> None:
+    """Its owner meant something that is not understood: said once, or nobody learns of it before it is needed."""
+    for words in job.view.warnings:
+        if words not in known:
+            turn.tell(job, f"{words[0].upper()}{words[1:]}.")
+            title = f"{job.name}: asked for something that is not understood"
+            turn.notify(job.about, Severity.WARNING, title, f"{words}.", job=job.key)
+
+
+def add_attempt(turn: Turn, job: JobRecord, attempt: AttemptRecord) -> None:
+    """Begin a new attempt; the list of attempts stays bounded."""
+    job.attempts.append(attempt)
+    if len(job.attempts) > ATTEMPTS_MAX:
+        del job.attempts[0]
+    for old in job.attempts[:-NODES_KEPT]:
+        if len(old.nodes) > NODES_SMALL:
+            old.nodes = ()  # its AttemptStarted holds them
+    turn.touch(job)
+
+
+def attempt_of(event: e.AttemptStarted) -> AttemptRecord:
+    """The attempt as its start tells of it."""
+    return AttemptRecord(
+        number=event.attempt,
+        epoch=event.epoch,
+        restart_count=event.restart_count,
+        in_place=event.in_place,
+        nodes=event.nodes,
+        ranks=event.ranks,
+        standby=event.standby,
+        log_dir=event.log_dir,
+        started_at=event.at,
+    )
+
+
+def brake_limit(brake: Brake, record: BrakeRecord) -> int:
+    """How many nodes of the group may be quarantined inside the window: the smaller of both limits, at least one."""
+    share = int(record.nodes * brake.max_percent / 100.0)
+    return max(1 if brake.max_nodes > 0 and brake.max_percent > 0 else 0, min(brake.max_nodes, share))
+
+
+def prune_brake(brake: Brake, record: BrakeRecord, now: float) -> None:
+    """Forget quarantines that have left the window."""
+    start = now - brake.window_s
+    if record.recent and record.recent[0] <= start:
+        record.recent = [at for at in record.recent if at > start]
+
+
+def brake_allows(brake: Brake, record: BrakeRecord, now: float) -> bool:
+    """May one more node be quarantined now?"""
+    prune_brake(brake, record, now)
+    return not record.tripped_at and len(record.recent) < brake_limit(brake, record)
+
+
+def brake_took(record: BrakeRecord, now: float) -> None:
+    """One node was quarantined."""
+    record.recent.append(now)
+
+
+def brake_hold_back(record: BrakeRecord, node: str, now: float) -> bool:
+    """Trip the brake (again) for this node. True when it was not tripped before."""
+    if node not in record.waiting:
+        record.waiting.append(node)
+    first = not record.tripped_at
+    if first:
+        record.tripped_at = now
+    return first
+
+
+def reopen_brake(brake: Brake, record: BrakeRecord, now: float) -> list[str]:
+    """The calm spell is over: which waiting nodes may be quarantined now. It closes when none is left waiting."""
+    prune_brake(brake, record, now)
+    room = max(0, brake_limit(brake, record) - len(record.recent))
+    freed, record.waiting = record.waiting[:room], record.waiting[room:]
+    if not record.waiting:
+        record.tripped_at = 0.0
+    return freed
+
+
+def next_brake_look(brake: Brake, record: BrakeRecord, now: float) -> float:
+    """Seconds until it is worth trying again."""
+    if not record.waiting or len(record.recent) < brake_limit(brake, record) or not record.recent:
+        return brake.calm_s
+    return max(brake.calm_s, record.recent[0] + brake.window_s - now + ROUNDING_S)
+
+
+def reset_brake_record(record: BrakeRecord) -> list[str]:
+    """By hand: the window starts anew. Returns the nodes that waited."""
+    freed = record.waiting
+    record.waiting = []
+    record.recent = []
+    record.tripped_at = 0.0
+    return freed
+
+
+def charge(
+    job: JobRecord,
+    remedy: Remedy,
+    diagnosis: Diagnosis | None,
+    broke: Broke,
+    nodes: Iterable[str] = (),
+    *,
+    attempt: AttemptRecord | None = None,
+) -> None:
+    """Count one restart of `attempt`, which broke there; `nodes`: to which it is charged as well."""
+    if attempt is not None:
+        job.charged = (attempt.restart_count, attempt.number)
+    if remedy is Remedy.RESTART_IN_PLACE:
+        job.in_place += 1
+    else:
+        job.requeues += 1
+    if diagnosis is not None:
+        name = ladder.fingerprint_of(diagnosis)
+        job.spent[name] = ladder.times_answered(job, diagnosis, broke) + 1
+        job.broke[name] = broke
+    for node in nodes:
+        job.spent[ladder.NODE_KEY + node] = job.spent.get(ladder.NODE_KEY + node, 0) + 1
+
+
+def refund(job: JobRecord, diagnosis: Diagnosis | None, nodes: Iterable[str] = ()) -> None:
+    """A restart in place that was charged never came about: what its attempt did counts as before."""
+    job.in_place = max(0, job.in_place - 1)
+    job.charged = (job.charged[0], job.charged[1] - 1)
+    names = [ladder.NODE_KEY + node for node in nodes]
+    if diagnosis is not None:
+        names.append(ladder.fingerprint_of(diagnosis))
+    for name in names:
+        left = job.spent.get(name, 0) - 1
+        if left > 0:
+            job.spent[name] = left
+        else:
+            job.spent.pop(name, None)
+
+
+def reset_budgets(job: JobRecord) -> bool:
+    """Progress was made: forget all counts. True when there was something to forget."""
+    had = bool(job.in_place or job.requeues or job.spent)
+    job.in_place = 0
+    job.requeues = 0
+    job.rung = 0
+    if job.spent:
+        job.spent, job.broke = {}, {}
+    return had
+
+
+def brake_of(turn: Turn, group: str) -> BrakeRecord:
+    """The brake of a group, made when it is first asked for."""
+    record = turn.state.brakes.get(group)
+    if record is None:
+        record = turn.state.brakes[group] = BrakeRecord(group=group)
+    return record
+
+
+def count_nodes(turn: Turn, group: str, step: int) -> None:
+    """Count a node of a group in or out."""
+    record = brake_of(turn, group)
+    record.nodes += step
+    turn.brakes[group] = record
+
+
+def to_pass(job: JobRecord) -> int:
+    """The step that a durable checkpoint must pass to be progress.
+
+    It is the furthest durable step. When an attempt resumes before it (newer checkpoints are damaged, gone or
+    mistrusted), the steps in between are lost, and progress counts from where that attempt resumed. A job that falls
+    back to the same step once more, or behind it, must pass what it had regained: otherwise a crash that comes back at
+    the same step would have new budgets each time.
+    """
+    return job.durable_step if job.fell_to is None else job.regained
+
+
+def resumed_at(turn: Turn, job: JobRecord, step: int) -> None:
+    """The current attempt goes on from this step: the job has fallen back when more had been durable."""
+    lost = to_pass(job)
+    if step < lost and (job.fell_to is None or step > job.fell_to):
+        job.fell_to = job.regained = step
+        job.durable_steps = [saved for saved in job.durable_steps if saved <= step]
+        turn.tell(job, f"It fell back from step {lost} to step {step}: progress counts from there.")
+    elif job.fell_to is not None:
+        job.regained = max(job.regained, step)
+
+
+def keep_durable(job: JobRecord, step: int, *, counts: bool) -> None:
+    """Remember a durable step; `counts`: it is of an attempt since the job fell back."""
+    if step > job.durable_step:
+        job.durable_step = step
+        if counts:
+            job.fell_to = None
+    if counts:
+        job.regained = max(job.regained, step)
+    if step not in job.durable_steps:
+        job.durable_steps = sorted([*job.durable_steps, step])[-STEPS_KEPT:]
