@@ -15,9 +15,9 @@ from tests.api.engine_house import bad_gpu, engine_served, run, until
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.notice_settings import Destination, NotifyConfig
 from holdfast.adapters.notify.routing import STEPS
-from holdfast.cli.notices import FleetFacts, make_outbox
 from holdfast.model.evidence import Domain
 from holdfast.model.orders import Notify
+from holdfast.wiring.notices import FleetFacts, make_outbox
 
 pytestmark = pytest.mark.timeout(600)
 NAMES = ("all", "mei", "ken", "network", "cpu")

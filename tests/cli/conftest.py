@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from journal_with_history import NOW, make
 
-from holdfast.cli import screen, settings_places
+from holdfast.cli import screen
 from holdfast.cli.main import main
+from holdfast.wiring import settings_places
 
 
 class Ran(Struct):

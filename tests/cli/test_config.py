@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from conftest import Holdfast
-from holdfast.cli import settings_places
-from holdfast.cli.config import find_controller, load_settings
-from holdfast.cli.settings_places import places
 from holdfast.errors import RefusedError
+from holdfast.wiring import settings_places
+from holdfast.wiring.settings import find_controller, load_settings
+from holdfast.wiring.settings_places import places
 
 
 def a_cluster(folder: Path, url: str = "http://127.0.0.1:1", token: str = "hft_x") -> Path:

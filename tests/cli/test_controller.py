@@ -17,10 +17,11 @@ import httpx
 import pytest
 import structlog
 
-from holdfast.cli.controller import controller, make_orchestrator, parse_listen
+from holdfast.cli.controller import controller, parse_listen
 from holdfast.client import Client
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.model import events as e
+from holdfast.wiring.orchestrators import make_orchestrator
 
 HOLDFAST = str(Path(sys.executable).parent / "holdfast")
 LIMIT_S = 90.0

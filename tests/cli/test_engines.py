@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from holdfast.adapters.policy_files import packaged_presets
-from holdfast.cli.engines import Engines
 from holdfast.decide.ladder import set_mode
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Mode, Policy, PolicySet
+from holdfast.wiring.engines import Engines
 
 
 def test_how_far_it_may_go_is_the_newest_engines_word():

@@ -15,10 +15,10 @@ from holdfast.adapters.kubernetes.objects import KINDS
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.adapters.probes.config import load_config
 from holdfast.api.standing_by import standing_by
-from holdfast.cli.config import load_settings
 from holdfast.cli.main import load
-from holdfast.cli.turns import holder_name, lease_name
 from holdfast.errors import UsageError
+from holdfast.wiring.settings import load_settings
+from holdfast.wiring.turns import holder_name, lease_name
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"

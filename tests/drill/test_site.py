@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.cli.drill import TABLE, app
-from holdfast.cli.drill_site import site_of
 from holdfast.drill.campaign import CampaignSettings, job_for
 from holdfast.drill.queues import SlurmQueue
 from holdfast.drill.scenario import find
@@ -26,6 +25,7 @@ from holdfast.drill.training import TrainingJob
 from holdfast.errors import ConfigError, LinkError, TemporaryOrderError, UsageError
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Remedy
+from holdfast.wiring.drill_site import site_of
 
 SLURM = 'cluster = "slurm:/etc/slurm/slurm.conf"\ncontroller = "http://127.0.0.1:8470"\n[drill.site]\n'
 

@@ -12,14 +12,14 @@ import pytest
 from tests.api.engine_house import engine_served, run, until
 from tests.report.test_spans import incident
 
-from holdfast.cli import traces as traces_module
-from holdfast.cli.config import TracesConfig
-from holdfast.cli.traces import IncidentTraces, make_exporter, traced
 from holdfast.errors import ConfigError
 from holdfast.lab.waiting import wait_until
 from holdfast.model import events as e
 from holdfast.ports import Entry, Touched
 from holdfast.report.spans import spans
+from holdfast.wiring import traces as traces_module
+from holdfast.wiring.settings import TracesConfig
+from holdfast.wiring.traces import IncidentTraces, make_exporter, traced
 
 pytest.importorskip("opentelemetry.sdk", reason="left out: pip install 'holdfast[otel]'")
 pytestmark = pytest.mark.timeout(600)

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 import yaml
 
+from holdfast.cli.answer import give
 from holdfast.cli.validate import Advice, own_command, without
-from holdfast.cli.validate_pages import as_csv, export, keep, say_history
+from holdfast.cli.validate_pages import as_csv, export, history_answer, keep
 from holdfast.errors import UsageError
 from holdfast.report.validation import render_html, render_markdown
 from holdfast.validate.history import Point, Trend
@@ -214,7 +215,7 @@ def test_history_survives_in_the_journal(
     for day in range(3):
         found = keep(sample(1_700_000_000.0 + day * 86400), url)
     assert {(trend.node, len(trend.points)) for trend in found} == {("node01", 3), ("node02", 3)}
-    say_history(url, node="node01", items=(), report=tmp_path / "h.csv", json=True)
+    give(history_answer(url, node="node01", items=(), report=tmp_path / "h.csv"), json=True)
     assert [len(trend["points"]) for trend in json.loads(capsys.readouterr().out)["trends"]] == [3]
     assert (tmp_path / "h.csv").read_text().count("node01") == 3
     assert keep(sample(), "") == []

@@ -1,6 +1,6 @@
 """Which nodes share a switch, a rack or a power feed: read from a file or from Slurm, and told with every look.
 
-`cli/controller.py` puts `Placed` around the orchestrator, whatever its kind, when a topology is named. Two forms are
+`wiring/controller.py` puts `Placed` around the orchestrator, whatever its kind, when a topology is named. Two forms are
 understood: Slurm's (`topology.conf`, `scontrol show topology`: switches in a tree, or blocks), and TOML, one path of
 failure domains per set of nodes::
 

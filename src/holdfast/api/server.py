@@ -1,7 +1,7 @@
 """Serving the API inside the controller's own asyncio loop, by Granian's embedded server.
 
 Handlers run in the loop, so they see the controller without a lock; the HTTP work is done in Granian's own thread.
-`cli/controller.py` and tests call it. Beyond loopback it refuses to listen without tokens.
+`wiring/controller.py` and tests call it. Beyond loopback it refuses to listen without tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a stand-by answers on the API's port: alive at `/livez`, and to everything else that it does not lead.
 
-`cli/turns.py` opens it until the controller leads and `ApiServer` takes the port. No time passes here.
+`wiring/turns.py` opens it until the controller leads and `ApiServer` takes the port. No time passes here.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +28,7 @@ from holdfast.agent.health import memory_file
 from holdfast.agent.node_facts import current_boot_id, read_machine
 from holdfast.agent.process import DEFAULT_STATE
 from holdfast.cli import screen
-from holdfast.cli.config import JsonOption
+from holdfast.cli.answer import Answer, answering
 from holdfast.errors import HoldfastError, UsageError
 
 MARKS = {
@@ -42,6 +42,7 @@ MARKS = {
 }
 
 
+@answering
 def check(
     names: Annotated[
         list[str] | None,
@@ -75,8 +76,7 @@ def check(
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print problems only.")] = False,
-    json: JsonOption = False,
-) -> None:
+) -> Answer | None:
     """Run health checks of this node: exit code 0 ok, 1 warning, 2 critical, 3 unknown."""
     try:
         settings = load_config(config)
@@ -86,17 +86,12 @@ def check(
         screen.say(f"holdfast: {error}", err=True)
         raise typer.Exit(NAGIOS[Status.UNKNOWN]) from error
     if list_checks:
-        _list(wanted if names or mode else list(CHECKS.values()), json=json)
-        return
+        return _list(wanted if names or mode else list(CHECKS.values()))
     if profile:
         asyncio.run(_profile(settings, node_dir))
-        return
+        return None
     verdicts = asyncio.run(_run(settings, wanted, mode or Mode.PERIODIC, node_dir, by_hand=bool(names), limit_s=limit))
-    if json:
-        screen.say_json(_form(verdicts, mode))
-    else:
-        _print(verdicts, quiet=quiet)
-    raise typer.Exit(exit_code(verdicts))
+    return Answer(lambda: _form(verdicts, mode), lambda: _lines(verdicts, quiet=quiet), exit_code(verdicts))
 
 
 def _wanted(names: tuple[str, ...], mode: Mode | None) -> list[Check]:
@@ -146,14 +141,14 @@ async def _run(
         await looker.reach.close()
 
 
-def _print(verdicts: Sequence[Verdict], *, quiet: bool) -> None:
+def _lines(verdicts: Sequence[Verdict], *, quiet: bool) -> Iterator[str]:
     width = max((len(verdict.check) for verdict in verdicts), default=0)
     for verdict in verdicts:
         bad = verdict.status in {Status.WARNING, Status.CRITICAL, Status.UNKNOWN}
         if quiet and not bad:
             continue
         detail = screen.clean(verdict.detail) or "well"
-        screen.say(f"{MARKS[verdict.status]}  {verdict.check:<{width}}  {detail}")
+        yield f"{MARKS[verdict.status]}  {verdict.check:<{width}}  {detail}"
 
 
 def _form(verdicts: Sequence[Verdict], mode: Mode | None) -> dict[str, object]:
@@ -183,29 +178,26 @@ def _form(verdicts: Sequence[Verdict], mode: Mode | None) -> dict[str, object]:
     }
 
 
-def _list(checks: Sequence[Check], *, json: bool) -> None:
-    if json:
-        forms = [
-            {
-                "check": one.name,
-                "about": one.about,
-                "source": one.source,
-                "needs": SOURCES[one.source].needs,
-                "modes": [mode.value for mode in one.modes],
-                "limit_s": SOURCES[one.source].limit_s,
-                "grace_s": max(one.grace_s, one.lasting_s),
-                "rules": list(one.rules),
-            }
-            for one in checks
-        ]
-        screen.say_json({"version": 1, "checks": forms})
-        return
+def _list(checks: Sequence[Check]) -> Answer:
+    forms = [
+        {
+            "check": one.name,
+            "about": one.about,
+            "source": one.source,
+            "needs": SOURCES[one.source].needs,
+            "modes": [mode.value for mode in one.modes],
+            "limit_s": SOURCES[one.source].limit_s,
+            "grace_s": max(one.grace_s, one.lasting_s),
+            "rules": list(one.rules),
+        }
+        for one in checks
+    ]
     table = screen.table("check", "modes", "limit", "about", "needs", keep=("check",))
     for one in checks:
         source = SOURCES[one.source]
         modes = ", ".join(mode.value for mode in one.modes) or "by name only"
         table.add_row(one.name, modes, f"{source.limit_s:g} s", one.about, source.needs)
-    screen.console().print(table)
+    return Answer(lambda: {"version": 1, "checks": forms}, lambda: [table])
 
 
 async def _profile(settings: NodeConfig, node_dir: Path | None) -> None:

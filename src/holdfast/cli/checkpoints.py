@@ -6,29 +6,25 @@ when something is damaged. Only `repair` writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from msgspec import Struct
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from holdfast.checkpoint import CheckpointError, CheckpointInfo, Problem, Verdict, repair, scan, verify
 from holdfast.checkpoint.layouts import ForeignCheckpoint, recognise, set_aside, verify_foreign
 from holdfast.cli import screen
-from holdfast.cli.config import JsonOption
+from holdfast.cli.answer import Answer, answering, group
 from holdfast.errors import EXIT_FAILED, NotFoundError, UserError
 
 VERSION = 1
 
-app = typer.Typer(
-    help="List, verify and repair checkpoints, whoever saved them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = group("List, verify and repair checkpoints, whoever saved them.")
 
 FolderArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="The folder that checkpoints are saved in, or one checkpoint.")
@@ -130,19 +126,21 @@ def _bytes(count: int) -> str:
 
 
 @app.command("list")
-def list_checkpoints(folder: FolderArgument, *, json: JsonOption = False) -> None:
+@answering
+def list_checkpoints(folder: FolderArgument) -> Answer:
     """List checkpoints, newest first, with the quick check. It passes when all files are there and have their size.
 
     Knows holdfast.checkpoint, Megatron-LM, DeepSpeed, HF Trainer, Lightning, local ones of nvidia-resiliency-ext,
     torch's distributed checkpoints and files of torch.save and safetensors.
     """
     found = _found(folder)
-    if json:
-        screen.say_json({"version": VERSION, "folder": str(folder), "checkpoints": [_info_form(i) for i in found]})
-        return
-    if not found:
-        screen.say(f"No checkpoints in {folder}.")
-        return
+    return Answer(
+        lambda: {"version": VERSION, "folder": str(folder), "checkpoints": [_info_form(i) for i in found]},
+        lambda: [_list_table(found) if found else f"No checkpoints in {folder}."],
+    )
+
+
+def _list_table(found: list[Listed]) -> Table:
     at = screen.now()
     own = any(info.foreign is None for info in found)
     heads = ("step", "epoch", "attempt", "saved", "ranks", "size", "state") if own else _FOREIGN_HEADS
@@ -152,7 +150,7 @@ def list_checkpoints(folder: FolderArgument, *, json: JsonOption = False) -> Non
         if info.problem:
             state.append(f": {screen.clean(info.problem)}")
         made.add_row(*(_own_cells(info, at) if own else _foreign_cells(info, at)), state)
-    screen.console().print(made)
+    return made
 
 
 _FOREIGN_HEADS = ("step", "checkpoint", "layout", "saved", "files", "size", "state")
@@ -201,12 +199,12 @@ def _info_form(info: Listed) -> dict[str, Any]:
 
 
 @app.command("verify")
+@answering
 def verify_checkpoints(
     folder: FolderArgument,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Names and sizes only, no hashes.")] = False,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Read every file and compare it with the hashes that are kept of it. Exit code 1 when a checkpoint is damaged.
 
     What holdfast.checkpoint saved has a hash of every file; torch.save keeps a checksum of every record; safetensors
@@ -217,20 +215,21 @@ def verify_checkpoints(
         raise NotFoundError(f"there are no checkpoints in {folder}")
     verdicts = _verify(found, full=not quick)
     pairs = list(zip(found, verdicts, strict=True))
-    if json:
-        form = {"version": VERSION, "folder": str(folder), "checkpoints": [_verdict_form(*pair) for pair in pairs]}
-        screen.say_json(form)
-    else:
-        out = screen.console()
-        for verdict in verdicts:
-            state = screen.state("good" if verdict.ok else "damaged")
-            out.print(state.append(f" {screen.clean(verdict.name)}", style="default"), _note(verdict), sep="")
-            for problem in verdict.problems:
-                out.print(Text(f"     {screen.clean(str(problem))}"))
-        newest = next((verdict.name for verdict in verdicts if verdict.ok), None)
-        out.print(Text(f"Newest good one: {newest}." if newest else "None can be trusted."))
-    if not all(verdict.ok for verdict in verdicts):
-        raise typer.Exit(EXIT_FAILED)
+    return Answer(
+        lambda: {"version": VERSION, "folder": str(folder), "checkpoints": [_verdict_form(*pair) for pair in pairs]},
+        lambda: _verdict_lines(verdicts),
+        0 if all(verdict.ok for verdict in verdicts) else EXIT_FAILED,
+    )
+
+
+def _verdict_lines(verdicts: list[Verdict]) -> Iterator[Text]:
+    for verdict in verdicts:
+        state = screen.state("good" if verdict.ok else "damaged")
+        yield state.append(f" {screen.clean(verdict.name)}", style="default").append_text(_note(verdict))
+        for problem in verdict.problems:
+            yield Text(f"     {screen.clean(str(problem))}")
+    newest = next((verdict.name for verdict in verdicts if verdict.ok), None)
+    yield Text(f"Newest good one: {newest}." if newest else "None can be trusted.")
 
 
 def _verify(found: list[Listed], *, full: bool) -> list[Verdict]:
@@ -271,6 +270,7 @@ def _verdict_form(info: Listed, verdict: Verdict) -> dict[str, Any]:
 
 
 @app.command("repair")
+@answering
 def repair_checkpoints(
     folder: FolderArgument,
     *,
@@ -278,8 +278,7 @@ def repair_checkpoints(
         list[Path] | None,
         typer.Option("--mirror", metavar="DIR", help="A copy to fetch damaged ones from (holdfast.checkpoint only)."),
     ] = None,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Set damaged checkpoints aside, so that the newest good one is used. They are renamed to bad-NAME.
 
     Nothing is deleted. A checkpoint of holdfast.checkpoint is fetched again from a mirror that has it whole. The
@@ -294,17 +293,11 @@ def repair_checkpoints(
     except CheckpointError as error:
         raise UserError(str(error)) from error
     resumes = next((info for info in _found(folder) if info.problem is None), None)
-    if json:
-        form = {"version": VERSION, "folder": str(folder), "repaired": done}
-        screen.say_json({**form, "resumes_from": resumes.name if resumes else None})
-    else:
-        for deed in done:
-            screen.say(screen.clean(_deed(deed)))
-        if not done:
-            screen.say("Nothing had to be repaired.")
-        screen.say(f"The job resumes from {resumes.name}." if resumes else "None can be trusted.")
-    if resumes is None:
-        raise typer.Exit(EXIT_FAILED)
+    lines = [screen.clean(_deed(deed)) for deed in done] or ["Nothing had to be repaired."]
+    lines.append(f"The job resumes from {resumes.name}." if resumes else "None can be trusted.")
+    form = {"version": VERSION, "folder": str(folder), "repaired": done}
+    form["resumes_from"] = resumes.name if resumes else None
+    return Answer(lambda: form, lambda: lines, 0 if resumes else EXIT_FAILED)
 
 
 def _deed(deed: dict[str, Any]) -> str:

@@ -13,28 +13,27 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.console import RenderableType
 from rich.text import Text
 
 from holdfast.adapters.emulated import devices
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.adapters.local.daemon import daemon_pid, end_cluster, start_cluster
 from holdfast.cli import screen
-from holdfast.cli.config import DirOption, JsonOption, default_folder
+from holdfast.cli.answer import Answer, answering, group
+from holdfast.cli.options import DirOption
 from holdfast.errors import EXIT_FAILED, LinkError, NotFoundError
 from holdfast.model.cluster import ENDED, JobView, NodeView, RecoverySpec, SchedulerState, WorldView
+from holdfast.wiring.settings import default_folder
 
 T = TypeVar("T")
 VERSION = 1
 
-app = typer.Typer(
-    help="Run an embedded cluster of real processes on this machine.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = group("Run an embedded cluster of real processes on this machine.")
 
 
 @app.command()
+@answering
 def up(
     *,
     cluster_dir: DirOption = None,
@@ -48,8 +47,7 @@ def up(
         bool,
         typer.Option("--devices", help="Each node's emulated GPUs answer NVML, nvidia-smi and dcgmi (needs gcc)."),
     ] = False,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Start a cluster in the background and wait until its nodes are up."""
     folder = (cluster_dir or default_folder()).expanduser().resolve()
     options = ["--gpus-per-node", str(gpus_per_node)]
@@ -62,41 +60,40 @@ def up(
     except BaseException:  # also Ctrl-C: a cluster that did not come up is not left behind
         running.end()
         raise
-    if json:
-        form = {"version": VERSION, "dir": str(folder), "pid": running.process.pid, "nodes": nodes, "spares": spares}
-        screen.say_json(form)
-        return
+    form = {"version": VERSION, "dir": str(folder), "pid": running.process.pid, "nodes": nodes, "spares": spares}
     spare = f" and {spares} spare" if spares else ""
-    screen.say(f"cluster up: {nodes} nodes{spare} in {folder} (pid {running.process.pid})")
     where = f" --dir {folder}" if cluster_dir is not None else ""
-    screen.say(f"  holdfast cluster submit{where} --nodes {min(2, nodes)} -- hostname")
-    screen.say(f"  holdfast cluster down{where}")
+    lines = [
+        f"cluster up: {nodes} nodes{spare} in {folder} (pid {running.process.pid})",
+        f"  holdfast cluster submit{where} --nodes {min(2, nodes)} -- hostname",
+        f"  holdfast cluster down{where}",
+    ]
+    return Answer(lambda: form, lambda: lines)
 
 
 @app.command()
-def down(*, cluster_dir: DirOption = None, json: JsonOption = False) -> None:
+@answering
+def down(*, cluster_dir: DirOption = None) -> Answer:
     """End a cluster and every process in it. Its folder stays."""
     folder = _folder(cluster_dir)
     ran = asyncio.run(end_cluster(folder))
-    if json:
-        screen.say_json({"version": VERSION, "dir": str(folder), "ran": ran})
-    else:
-        screen.say(f"cluster in {folder} is down" if ran else f"no cluster ran in {folder}")
+    said = f"cluster in {folder} is down" if ran else f"no cluster ran in {folder}"
+    return Answer(lambda: {"version": VERSION, "dir": str(folder), "ran": ran}, lambda: [said])
 
 
 @app.command()
-def status(*, cluster_dir: DirOption = None, json: JsonOption = False) -> None:
+@answering
+def status(*, cluster_dir: DirOption = None) -> Answer:
     """Show nodes and jobs as the scheduler sees them."""
     folder = _folder(cluster_dir)
     world = _ask(folder, LocalOrchestrator(folder / "cluster.sock").observe())
-    if json:
-        form: dict[str, Any] = {"version": VERSION, "dir": str(folder), "pid": daemon_pid(folder)}
-        screen.say_json(form | {"cluster": world.cluster, "at": world.at, "nodes": world.nodes, "jobs": world.jobs})
-        return
-    _show(world)
+    form: dict[str, Any] = {"version": VERSION, "dir": str(folder), "pid": daemon_pid(folder)}
+    form |= {"cluster": world.cluster, "at": world.at, "nodes": world.nodes, "jobs": world.jobs}
+    return Answer(lambda: form, lambda: _tables(world))
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@answering
 def submit(
     command: Annotated[
         list[str], typer.Argument(metavar="CMD", help="Run once on every node of the job, as srun does.")
@@ -112,8 +109,7 @@ def submit(
     recover: Annotated[bool, typer.Option("--recover", help="Ask for recovery of this job.")] = False,
     drill_ok: Annotated[bool, typer.Option("--drill-ok", help="This job may be broken on purpose.")] = False,
     wait: Annotated[bool, typer.Option("--wait", "-W", help="Wait for its end and exit as it did.")] = False,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Queue a job. Its output goes to output.log in the job's folder."""
     folder = _folder(cluster_dir)
     orchestrator = LocalOrchestrator(folder / "cluster.sock")
@@ -130,14 +126,11 @@ def submit(
     job = _ask(folder, orchestrator.submit(command, **wishes))
     if wait:
         job = _ask(folder, _until_ended(orchestrator, job.key.id))
-    if json:
-        screen.say_json({"version": VERSION, "job": job})
-    elif wait:
-        screen.say(f"job {job.key.id} {job.state.value}{f': {job.reason}' if job.reason else ''}")
-    else:
-        screen.say(f"job {job.key.id} is queued; its output: {job.job_dir}/output.log")
-    if wait and job.state is not SchedulerState.COMPLETED:
-        raise typer.Exit(job.exit_code or EXIT_FAILED)
+    said = f"job {job.key.id} is queued; its output: {job.job_dir}/output.log"
+    if wait:
+        said = f"job {job.key.id} {job.state.value}{f': {job.reason}' if job.reason else ''}"
+    code = job.exit_code or EXIT_FAILED if wait and job.state is not SchedulerState.COMPLETED else 0
+    return Answer(lambda: {"version": VERSION, "job": job}, lambda: [said], code)
 
 
 @app.command()
@@ -176,7 +169,7 @@ def _ask(folder: Path, question: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(question)
 
 
-def _show(world: WorldView) -> None:
+def _tables(world: WorldView) -> list[RenderableType]:
     nodes = screen.table("node", "state", "jobs", "boot", "machine", keep=("node",))
     for node in world.nodes:
         name = f"{node.name} (spare)" if node.spare else node.name
@@ -186,10 +179,7 @@ def _show(world: WorldView) -> None:
     for job in world.jobs:
         row = (job.key.id, screen.clean(job.name), job.state.value, str(job.restart_count), screen.fold(job.nodes))
         jobs.add_row(*row, screen.clean(job.reason))
-    out = screen.console()
-    out.print(nodes)
-    if world.jobs:
-        out.print(jobs)
+    return [nodes, *([jobs] if world.jobs else [])]
 
 
 def _style(node: NodeView) -> str:

@@ -14,19 +14,20 @@ from rich.text import Text
 
 from holdfast.cli import json_forms, screen
 from holdfast.cli.absent import missing
+from holdfast.cli.answer import Answer, answering
 from holdfast.cli.cluster_tables import for_people, incident_page, incidents_table, job_page, jobs_table, nodes_view
-from holdfast.cli.config import ConfigOption, DirOption, JournalOption, JsonOption, UrlOption
 from holdfast.cli.house_style import house_style
 from holdfast.cli.incident_lines import (
     lines_form,
+    lines_table,
     read_lines,
     read_similar,
-    show_lines,
-    show_similar,
     similar_form,
+    similar_table,
     write_lines,
 )
-from holdfast.cli.records import Records, Where, policies_of, read
+from holdfast.cli.options import Where
+from holdfast.cli.records import Records, policies_of, read
 from holdfast.errors import UsageError
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, NodeState, OrderRecord
@@ -40,34 +41,24 @@ from holdfast.report.words import Words
 INCIDENTS_MAX = 1000
 
 
+@answering
 def jobs(
     *,
-    cluster_dir: DirOption = None,
-    url: UrlOption = None,
-    journal: JournalOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+    where: Where,
+) -> Answer:
     """List jobs and the state of their recovery."""
-    where = Where(cluster_dir, url, journal, config)
     found = read(where, lambda records: records.jobs())
-    if json:
-        screen.say_json(json_forms.jobs_form(found))
-    elif found:
-        screen.console().print(jobs_table(found, screen.now()))
-    else:
-        screen.say("No jobs.")
+    return Answer(
+        lambda: json_forms.jobs_form(found), lambda: [jobs_table(found, screen.now()) if found else "No jobs."]
+    )
 
 
+@answering
 def job(
     job_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast jobs` shows it: 1778, 1778(1), or 1778#2.")],
     *,
-    cluster_dir: DirOption = None,
-    url: UrlOption = None,
-    journal: JournalOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+    where: Where,
+) -> Answer:
     """Show one job: attempts and how they ended, saves, incidents, what it waits for, its story."""
     name = job_id.partition("(")[0]
 
@@ -86,11 +77,11 @@ def job(
         trained = training_time(record, screen.now(), proof_of(record, await policies_of(records)))
         return record, incidents, for_people(orders), await _saves(records, str(record.key)), trained
 
-    record, incidents, orders, saves, trained = read(Where(cluster_dir, url, journal, config), look)
-    if json:
-        screen.say_json(json_forms.job_form(record, incidents, orders, saves, trained))
-    else:
-        screen.console().print(job_page(record, incidents, orders, saves, screen.now(), trained))
+    record, incidents, orders, saves, trained = read(where, look)
+    return Answer(
+        lambda: json_forms.job_form(record, incidents, orders, saves, trained),
+        lambda: [job_page(record, incidents, orders, saves, screen.now(), trained)],
+    )
 
 
 async def _saves(records: Records, job: str) -> list[Save]:
@@ -101,16 +92,13 @@ async def _saves(records: Records, job: str) -> list[Save]:
     return saves_of(told)
 
 
+@answering
 def nodes(
     *,
     every: Annotated[bool, typer.Option("--all", help="A row for every node, however many there are.")] = False,
     state: Annotated[str | None, typer.Option("--state", metavar="STATE", help="Only nodes in this state.")] = None,
-    cluster_dir: DirOption = None,
-    url: UrlOption = None,
-    journal: JournalOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+    where: Where,
+) -> Answer:
     """List nodes and their state. Many nodes are folded by group and state: `node[0001-1990]`."""
     known = [member.value for member in NodeState]
     if state is not None and state not in known:
@@ -119,41 +107,34 @@ def nodes(
     async def look(records: Records) -> tuple[list[NodeRecord], list[BrakeRecord]]:
         return await records.nodes(), await records.brakes()
 
-    found, brakes = read(Where(cluster_dir, url, journal, config), look)
+    found, brakes = read(where, look)
     chosen = [node for node in found if state in {None, node.state.value}]
-    if json:
-        screen.say_json(json_forms.nodes_form(chosen, brakes))
-    elif chosen:
-        screen.console().print(nodes_view(chosen, brakes, screen.now(), every=every))
-    else:
-        screen.say(f"No nodes in state {state}." if state else "No nodes.")
+    none = f"No nodes in state {state}." if state else "No nodes."
+    return Answer(
+        lambda: json_forms.nodes_form(chosen, brakes),
+        lambda: [nodes_view(chosen, brakes, screen.now(), every=every) if chosen else none],
+    )
 
 
+@answering
 def incidents(
     *,
     open_only: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="The newest N.")] = 50,
-    cluster_dir: DirOption = None,
-    url: UrlOption = None,
-    journal: JournalOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+    where: Where,
+) -> Answer:
     """List incidents, newest first."""
-    where = Where(cluster_dir, url, journal, config)
     found = read(where, lambda records: records.incidents(open_only=open_only, limit=limit + 1))
     more, found = len(found) > limit, found[:limit]
-    if json:
-        screen.say_json(json_forms.incidents_form(found))
-    elif found:
-        out = screen.console()
-        out.print(incidents_table(found, screen.now()))
-        if more:
-            out.print(Text(f"Only the newest {limit} are shown: --limit N shows more."))
-    else:
-        screen.say("No open incidents." if open_only else "No incidents.")
+    none = "No open incidents." if open_only else "No incidents."
+    left = [Text(f"Only the newest {limit} are shown: --limit N shows more.")] if more else []
+    return Answer(
+        lambda: json_forms.incidents_form(found),
+        lambda: [incidents_table(found, screen.now()), *left] if found else [none],
+    )
 
 
+@answering
 def incident(
     incident_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast incidents` shows it.")],
     *,
@@ -177,12 +158,8 @@ def incident(
         str, typer.Option(metavar="ZONE", help="Of --timeline: times in this zone. Default: holdfast.toml's, else UTC.")
     ] = "",
     alike: Annotated[bool, typer.Option("--similar", help="Has this happened before, and what helped?")] = False,
-    cluster_dir: DirOption = None,
-    url: UrlOption = None,
-    journal: JournalOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+    where: Where,
+) -> Answer | None:
     """Show one incident: timeline, diagnosis, evidence, orders and their outcomes, story."""
     if timeline and alike:
         raise UsageError("--timeline and --similar are two views: give one of them")
@@ -198,28 +175,24 @@ def incident(
             raise missing("incident", incident_id, known)
         return found[0]
 
-    where = Where(cluster_dir, url, journal, config)
     if timeline:
-        _timeline(where, the_one, only, output, house_style(zone, "", None, config)[0], json=json)
-        return
+        return _timeline(where, the_one, only, output, house_style(zone, "", None, where.config)[0])
     if alike:
-        _alike(where, the_one, json=json)
-        return
+        return _alike(where, the_one)
 
     async def look(records: Records) -> tuple[IncidentRecord, list[OrderRecord]]:
         return await the_one(records), for_people(await records.orders(incident=incident_id))
 
     record, orders = read(where, look)
-    if json:
-        screen.say_json(json_forms.incident_page_form(record, orders))
-    else:
-        screen.console().print(incident_page(record, orders, screen.now()))
+    return Answer(
+        lambda: json_forms.incident_page_form(record, orders), lambda: [incident_page(record, orders, screen.now())]
+    )
 
 
 Finder = Callable[[Records], Awaitable[IncidentRecord]]
 
 
-def _timeline(where: Where, find: Finder, only: str, output: Path | None, words: Words, *, json: bool) -> None:
+def _timeline(where: Where, find: Finder, only: str, output: Path | None, words: Words) -> Answer | None:
     async def look(records: Records) -> tuple[IncidentRecord, list[Line]]:
         record = await find(records)
         return record, await read_lines(records, record, only)
@@ -227,19 +200,14 @@ def _timeline(where: Where, find: Finder, only: str, output: Path | None, words:
     record, lines = read(where, look)
     if output is not None:
         write_lines(output, record, lines, words)
-    elif json:
-        screen.say_json(lines_form(record, lines))
-    else:
-        show_lines(record, lines, words)
+        return None
+    return Answer(lambda: lines_form(record, lines), lambda: [lines_table(record, lines, words)])
 
 
-def _alike(where: Where, find: Finder, *, json: bool) -> None:
+def _alike(where: Where, find: Finder) -> Answer:
     async def look(records: Records) -> tuple[IncidentRecord, list[Similar]]:
         record = await find(records)
         return record, await read_similar(records, record)
 
     record, found = read(where, look)
-    if json:
-        screen.say_json(similar_form(record, found))
-    else:
-        show_similar(found)
+    return Answer(lambda: similar_form(record, found), lambda: [similar_table(found)])

@@ -21,22 +21,18 @@ import typer
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.cli import screen
-from holdfast.cli.config import ConfigOption, JsonOption
+from holdfast.cli.answer import Answer, answering, group
 from holdfast.cli.drill_schedule import app as schedule_app
-from holdfast.cli.drill_site import site_of
 from holdfast.cli.inject import inject
+from holdfast.cli.options import ConfigOption, JsonOption
 from holdfast.drill.kinds import KINDS, SLURM
 from holdfast.drill.results import DrillResult, DrillRun, render_junit, run_form
 from holdfast.drill.scenario import Scenario, find, shipped
 from holdfast.drill.site_settings import SiteSettings
 from holdfast.errors import EXIT_FAILED, UsageError
+from holdfast.wiring.drill_site import site_of
 
-app = typer.Typer(
-    help="Break things on purpose and measure the recovery.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = group("Break things on purpose and measure the recovery.")
 
 app.command("inject")(inject)
 app.add_typer(schedule_app, name="schedule")
@@ -95,36 +91,34 @@ VerboseOption = Annotated[
 
 
 @app.command("list")
-def list_drills(*, json: JsonOption = False) -> None:
+@answering
+def list_drills() -> Answer:
     """List the drills that ship with Holdfast."""
     found = shipped()
-    if json:
-        screen.say_json({"version": 1, "drills": [_list_form(scenario) for scenario in found.values()]})
-        return
     table = screen.table("drill", "kind", "hits", "what happens", keep=("drill", "kind"))
     for scenario in found.values():
         table.add_row(scenario.name, scenario.kind, scenario.definition.target, scenario.title)
-    screen.console().print(table)
+    return Answer(
+        lambda: {"version": 1, "drills": [_list_form(scenario) for scenario in found.values()]}, lambda: [table]
+    )
 
 
 @app.command()
+@answering
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A drill, as `holdfast drill list` shows it.")],
-    *,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Show one drill as it is written down: copy it to make your own."""
     scenario = find(name)
-    if json:
-        screen.say_json(_list_form(scenario) | {"about": scenario.about, "params": scenario.settings})
-        return
     if name in shipped():
         text = (resources.files("holdfast.drill") / "scenarios" / f"{name}.toml").read_text(encoding="utf-8")
     else:
         text = Path(name).read_text(encoding="utf-8")
-    screen.say(text.rstrip())
     kind = KINDS[scenario.kind]
-    screen.say(f"\n# {kind.name}: {kind.about}. Injected so: {kind.how}.")
+    return Answer(
+        lambda: _list_form(scenario) | {"about": scenario.about, "params": scenario.settings},
+        lambda: [text.rstrip(), f"\n# {kind.name}: {kind.about}. Injected so: {kind.how}."],
+    )
 
 
 @app.command()

@@ -19,7 +19,8 @@ import typer
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.notice_settings import NotifyConfig
 from holdfast.cli import drill_notices, screen
-from holdfast.cli.config import ConfigOption, JsonOption, load_settings
+from holdfast.cli.answer import Answer, answering, group
+from holdfast.cli.options import ConfigOption, JsonOption
 from holdfast.drill.calendar import ABORTED, FORM, WORSE, Calendar, Held, Line, checked, last_ended, lines, run_folder
 from holdfast.drill.scenario import Scenario, find
 from holdfast.drill.schedule import Regression, Schedule, is_quiet, limit_s, next_due, regressions
@@ -27,27 +28,26 @@ from holdfast.errors import EXIT_FAILED, HoldfastError, RefusedError, UsageError
 from holdfast.model.toml_lines import did_you_mean
 from holdfast.ports import Clock
 from holdfast.report.words import Words
+from holdfast.wiring.settings import load_settings
 
-app = typer.Typer(help="Drills by a calendar.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = group("Drills by a calendar.")
 
 VERSION = 1
 
 
 @app.command("list")
-def list_schedules(*, config: ConfigOption = None, json: JsonOption = False) -> None:
+@answering
+def list_schedules(*, config: ConfigOption = None) -> Answer:
     """List the calendar: what is due next, and how the last run ended."""
     calendar = _calendar(config)
     now = screen.now()
     found = lines(calendar, now)
-    if json:
-        screen.say_json({"version": VERSION, "schedules": [_form(line) for line in found]})
-        return
     table = screen.table("schedule", "drills", "on", "next", "last run")
     for line in found:
         one = line.schedule
         due = "never: it is always quiet then" if line.next is None else Words(zone=one.zone).time(line.next)
         table.add_row(one.name, ", ".join(one.drills), one.on, due, _verdict(line.last))
-    screen.console().print(table)
+    return Answer(lambda: {"version": VERSION, "schedules": [_form(line) for line in found]}, lambda: [table])
 
 
 def _form(line: Line) -> dict[str, Any]:

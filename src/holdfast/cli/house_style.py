@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.cli.config import load_settings
 from holdfast.errors import UsageError
 from holdfast.model.toml_lines import nearest
 from holdfast.report.words import LANGUAGES, Words
+from holdfast.wiring.settings import load_settings
 
 
 def house_style(zone: str, language: str, templates: Path | None, config: Path | None) -> tuple[Words, Path | None]:

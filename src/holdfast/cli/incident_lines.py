@@ -1,6 +1,6 @@
 """`holdfast incident ID --timeline` and `--similar`: everything that was said about it, and others like it.
 
-Called by `cluster_views`. Reads once and prints once.
+Called by `cluster_views`. Reads once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli import screen
@@ -42,7 +44,7 @@ async def read_lines(records: Records, incident: IncidentRecord, only: str) -> l
     return narrowed(merged(incident, [found[seq] for seq in sorted(found)], orders), only)
 
 
-def show_lines(incident: IncidentRecord, lines: list[Line], words: Words) -> None:
+def lines_table(incident: IncidentRecord, lines: list[Line], words: Words) -> Table:
     """One row for each line."""
     table = screen.table(
         f"time ({words.zone})", "s", "said by", "source", "event", "place", "what", "seq", right=("s", "seq")
@@ -59,7 +61,7 @@ def show_lines(incident: IncidentRecord, lines: list[Line], words: Words) -> Non
             Text(screen.clean(line.text)[:300]),
             str(line.seq),
         )
-    screen.console().print(table)
+    return table
 
 
 def lines_form(incident: IncidentRecord, lines: list[Line]) -> dict[str, Any]:
@@ -109,11 +111,10 @@ async def read_similar(records: Records, incident: IncidentRecord) -> list[Simil
     return similar(incident, await records.incidents(limit=100_000))
 
 
-def show_similar(found: list[Similar]) -> None:
+def similar_table(found: list[Similar]) -> RenderableType:
     """One row for each."""
     if not found:
-        screen.say("Nothing like it is known.")
-        return
+        return "Nothing like it is known."
     table = screen.table("incident", "when", "alike by", "tried", "outcome", "trained again after")
     for one in found:
         table.add_row(
@@ -124,7 +125,7 @@ def show_similar(found: list[Similar]) -> None:
             one.outcome,
             seconds(one.recovered_s),
         )
-    screen.console().print(table)
+    return table
 
 
 def similar_form(incident: IncidentRecord, found: list[Similar]) -> dict[str, Any]:

@@ -17,11 +17,14 @@ from holdfast.adapters.emulated.layout import Devices
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.agent.node_facts import read_embedded
 from holdfast.cli import screen
-from holdfast.cli.config import DirOption, JsonOption, default_folder
+from holdfast.cli.answer import Answer, answering
+from holdfast.cli.options import DirOption
 from holdfast.errors import NotFoundError, RefusedError, UsageError
 from holdfast.model.toml_lines import did_you_mean
+from holdfast.wiring.settings import default_folder
 
 
+@answering
 def inject(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="What breaks; `list` shows all.")],
     *,
@@ -33,12 +36,10 @@ def inject(
     devices_dir: Annotated[
         Path | None, typer.Option("--devices", metavar="DIR", help="A folder of emulated devices, in place of a node.")
     ] = None,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Break an emulated GPU of a node that is open to drills. Faults: ecc, xid, thermal, nvlink, gpu_lost, and more."""
     if kind == "list":
-        _list(json=json)
-        return
+        return _list()
     if kind not in FAULTS:
         raise UsageError(f'there is no fault "{kind}"{did_you_mean(kind, FAULTS)}')
     folder = (cluster_dir or default_folder()).resolve()
@@ -54,13 +55,9 @@ def inject(
         raise UsageError(str(error)) from error
     if line and devices_dir is None:
         asyncio.run(LocalOrchestrator(folder / "cluster.sock").kmsg(node, line))
-    if json:
-        form = {"version": 1, "kind": kind, "node": node, "gpu": gpu, "kernel_line": line, "emulated": True}
-        screen.say_json(form)
-        return
-    screen.say(f"injected into emulated GPU {gpu} of {node or where}: {kind} ({FAULTS[kind].about})")
-    if line:
-        screen.say(f"kernel log: {line}")
+    form = {"version": 1, "kind": kind, "node": node, "gpu": gpu, "kernel_line": line, "emulated": True}
+    said = f"injected into emulated GPU {gpu} of {node or where}: {kind} ({FAULTS[kind].about})"
+    return Answer(lambda: form, lambda: [said, *([f"kernel log: {line}"] if line else [])])
 
 
 def _of_node(folder: Path, node: str) -> Path:
@@ -74,11 +71,10 @@ def _of_node(folder: Path, node: str) -> Path:
     return place
 
 
-def _list(*, json: bool) -> None:
-    if json:
-        screen.say_json({"version": 1, "faults": {name: fault.about for name, fault in FAULTS.items()}})
-        return
+def _list() -> Answer:
     table = screen.table("fault", "what happens", keep=("fault",))
     for name, fault in FAULTS.items():
         table.add_row(name, fault.about)
-    screen.console().print(table)
+    return Answer(
+        lambda: {"version": 1, "faults": {name: fault.about for name, fault in FAULTS.items()}}, lambda: [table]
+    )

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.text import Text
 
 from holdfast.cli import lab_kubernetes, screen
-from holdfast.cli.config import JsonOption
-from holdfast.cli.lab_parts import NodeArgument, group, lab_folder
+from holdfast.cli.answer import Answer, answering, group
+from holdfast.cli.lab_parts import VERSION, NodeArgument, ended, environment, lab_folder
 from holdfast.errors import EXIT_FAILED, LinkError, UsageError
 from holdfast.lab import slurm_lab
 from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
 
-VERSION = 1
 DEFAULT_NODES = 8
 
 LabDirOption = Annotated[
@@ -52,6 +52,7 @@ def _folder(given: Path | None) -> Path:
 
 
 @slurm.command()
+@answering
 def up(
     nodes: Annotated[int, typer.Argument(metavar="[N]", help="Nodes.")] = DEFAULT_NODES,
     *,
@@ -70,8 +71,7 @@ def up(
     port: Annotated[int, typer.Option("--port", metavar="BASE", help="First port; 0: a free range.")] = 0,
     boot_s: Annotated[float, typer.Option("--boot-s", min=0.0, help="Seconds that a reboot takes.")] = 2.0,
     conf: Annotated[Path | None, typer.Option("--conf", metavar="FILE", help="Lines to append to slurm.conf.")] = None,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Start a lab in the background and wait for its nodes. One that runs already is mended."""
     if devices and not agents:
         raise UsageError("--emulated-devices needs --agents: a node's agent makes them")
@@ -89,14 +89,14 @@ def up(
         extra_conf=_read(conf),
     )
     lab = SlurmLab.start(settings, _folder(lab_dir), follow=False)
-    if json:
-        screen.say_json(_form(lab))
-        return
     words = [f"{nodes} nodes", *(["a network each"] if netns else []), *(["accounting"] if dbd else [])]
-    screen.say(f"Slurm lab up: {', '.join(words)}; {lab.folder}")
     where = f" --dir {shlex.quote(str(lab.folder))}" if lab_dir is not None else ""
-    screen.say(f'  eval "$(holdfast lab slurm env{where})"; sinfo')
-    screen.say(f"  holdfast lab slurm down{where}")
+    lines = [
+        f"Slurm lab up: {', '.join(words)}; {lab.folder}",
+        f'  eval "$(holdfast lab slurm env{where})"; sinfo',
+        f"  holdfast lab slurm down{where}",
+    ]
+    return Answer(lambda: _form(lab), lambda: lines)
 
 
 def _read(conf: Path | None) -> str:
@@ -109,41 +109,28 @@ def _read(conf: Path | None) -> str:
 
 
 @slurm.command()
-def down(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
+@answering
+def down(*, lab_dir: LabDirOption = None) -> Answer:
     """End a lab and every process in it. One that was killed half-way is cleared away, too. Its folder stays."""
     folder = _folder(lab_dir)
-    ran = slurm_lab.down(folder)
-    if json:
-        screen.say_json({"version": VERSION, "dir": str(folder), "ran": ran})
-    else:
-        screen.say(f"Slurm lab in {folder} is down" if ran else f"no Slurm lab ran in {folder}")
+    return ended("Slurm lab", folder, ran=slurm_lab.down(folder))
 
 
 @slurm.command()
-def status(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
+@answering
+def status(*, lab_dir: LabDirOption = None) -> Answer:
     """Show the lab's daemons and nodes. Exit code 1 when a daemon or a node is not up."""
-    lab = SlurmLab.attach(_folder(lab_dir))
-    form = _form(lab)
-    if json:
-        screen.say_json(form)
-    else:
-        _show(form)
+    form = _form(SlurmLab.attach(_folder(lab_dir)))
     broken = [name for name, daemon in form["daemons"].items() if not daemon["pid"]]
     broken += [name for name, node in form["nodes"].items() if node["power"] != "on"]
-    if broken:
-        raise typer.Exit(EXIT_FAILED)
+    return Answer(lambda: form, lambda: _shown(form), EXIT_FAILED if broken else 0)
 
 
 @slurm.command()
-def env(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
+@answering
+def env(*, lab_dir: LabDirOption = None) -> Answer:
     """Print what a shell needs to use the lab. Use: eval "$(holdfast lab slurm env)"."""
-    lab = SlurmLab.attach(_folder(lab_dir))
-    found = {"SLURM_CONF": str(lab.facts.conf)}
-    if json:
-        screen.say_json({"version": VERSION, "env": found})
-        return
-    for name, value in found.items():
-        screen.say(f"export {name}={shlex.quote(value)}")
+    return environment({"SLURM_CONF": str(SlurmLab.attach(_folder(lab_dir)).facts.conf)})
 
 
 def _form(lab: SlurmLab) -> dict[str, Any]:
@@ -167,8 +154,8 @@ def _form(lab: SlurmLab) -> dict[str, Any]:
     }
 
 
-def _show(form: dict[str, Any]) -> None:
-    screen.say(f"{form['dir']}: ports from {form['port']}{', a network per node' if form['netns'] else ''}")
+def _shown(form: dict[str, Any]) -> list[RenderableType]:
+    head = f"{form['dir']}: ports from {form['port']}{', a network per node' if form['netns'] else ''}"
     daemons = screen.table("daemon", "pid", keep=("daemon",))
     for name, daemon in form["daemons"].items():
         ended = Text(f"ended with {daemon['code']}", style="red")
@@ -181,69 +168,61 @@ def _show(form: dict[str, Any]) -> None:
         style = "green" if node["power"] == "on" else "red"
         power = Text(node["power"], style=style)
         nodes.add_row(name, power, node["slurm_state"], ", ".join(trouble), node["instance_id"], node["address"])
-    out = screen.console()
-    out.print(daemons)
-    out.print(nodes)
+    return [head, daemons, nodes]
 
 
 # --- nodes ---
 
 
-@node_app.command("start")
-def node_start(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Switch a node on, or start its slurmd when only that is missing."""
-    _verb(lab_dir, "start", node, "is on")
+def _verb(verb: str, word: str) -> Callable[[SlurmLab, str], str]:
+    def run(lab: SlurmLab, node: str) -> str:
+        lab.node(verb, node)
+        return f"{node} {word}"
+
+    return run
 
 
-@node_app.command("kill")
-def node_kill(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """SIGKILL slurmd alone; jobs on the node go on."""
-    lab = SlurmLab.attach(_folder(lab_dir))
+def _kill(lab: SlurmLab, node: str) -> str:
     ran = lab.node("kill", node, sig=int(signal.SIGKILL))
-    screen.say(f"slurmd of {node} is killed" if ran else f"no slurmd ran on {node}")
+    return f"slurmd of {node} is killed" if ran else f"no slurmd ran on {node}"
 
 
-@node_app.command("crash")
-def node_crash(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Power failure: everything on the node dies at once."""
-    _verb(lab_dir, "crash", node, "is off")
+def _replace(lab: SlurmLab, node: str) -> str:
+    return f"{node} is another machine now, {lab.node('replace', node)}, and boots"
 
 
-@node_app.command("hang")
-def node_hang(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Stop every process of the node: there, but silent."""
-    _verb(lab_dir, "hang", node, "hangs")
+NODE_COMMANDS: dict[str, tuple[str, Callable[[SlurmLab, str], str]]] = {
+    "start": ("Switch a node on, or start its slurmd when only that is missing.", _verb("start", "is on")),
+    "kill": ("SIGKILL slurmd alone; jobs on the node go on.", _kill),
+    "crash": ("Power failure: everything on the node dies at once.", _verb("crash", "is off")),
+    "hang": ("Stop every process of the node: there, but silent.", _verb("hang", "hangs")),
+    "unhang": ("Undo `hang`.", _verb("unhang", "goes on")),
+    "cut": (
+        "Cut the node's network: packets vanish, nobody is told. Needs a lab with --netns.",
+        _verb("cut", "is cut off"),
+    ),
+    "heal": ("Undo `cut`.", _verb("heal", "is on the network")),
+    "reboot": (
+        "Power the node off and on again. `scontrol reboot` asks it to do so by itself, when it is idle.",
+        _verb("reboot", "boots"),
+    ),
+    "replace": ("Put another machine in its place, under the same name.", _replace),
+}
+"""Command -> its help, and what does it and says what came of it."""
 
 
-@node_app.command("unhang")
-def node_unhang(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Undo `hang`."""
-    _verb(lab_dir, "unhang", node, "goes on")
+def _node_command(name: str) -> None:
+    about, act = NODE_COMMANDS[name]
+
+    def command(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+        screen.say(act(SlurmLab.attach(_folder(lab_dir)), node))
+
+    command.__doc__ = about
+    node_app.command(name)(command)
 
 
-@node_app.command("cut")
-def node_cut(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Cut the node's network: packets vanish, nobody is told. Needs a lab with --netns."""
-    _verb(lab_dir, "cut", node, "is cut off")
-
-
-@node_app.command("heal")
-def node_heal(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Undo `cut`."""
-    _verb(lab_dir, "heal", node, "is on the network")
-
-
-@node_app.command("reboot")
-def node_reboot(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Power the node off and on again. `scontrol reboot` asks it to do so by itself, when it is idle."""
-    _verb(lab_dir, "reboot", node, "boots")
-
-
-@node_app.command("replace")
-def node_replace(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Put another machine in its place, under the same name."""
-    said = SlurmLab.attach(_folder(lab_dir)).node("replace", node)
-    screen.say(f"{node} is another machine now, {said}, and boots")
+for _name in NODE_COMMANDS:
+    _node_command(_name)
 
 
 @node_app.command("add")
@@ -278,11 +257,6 @@ def node_kmsg(
     lab = SlurmLab.attach(_folder(lab_dir))
     lab.kmsg(node, line)
     screen.say(f"written to {lab.node_dir(node) / 'kmsg'}")
-
-
-def _verb(lab_dir: Path | None, verb: str, node: str, word: str) -> None:
-    SlurmLab.attach(_folder(lab_dir)).node(verb, node)
-    screen.say(f"{node} {word}")
 
 
 # --- daemons ---

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from holdfast.cli import screen
-from holdfast.cli.config import JsonOption
-from holdfast.cli.lab_parts import NodeArgument, group, lab_folder
+from holdfast.cli.answer import Answer, answering, group
+from holdfast.cli.lab_parts import VERSION, NodeArgument, ended, environment, lab_folder
 from holdfast.errors import EXIT_FAILED
 from holdfast.lab import kube_build, kube_lab
 from holdfast.lab.kube_lab import KubeLab, KubeLabSettings
 
-VERSION = 1
 DEFAULT_NODES = 4
 
 LabDirOption = Annotated[
@@ -44,16 +44,18 @@ def _folder(given: Path | None) -> Path:
 
 
 @app.command()
-def build(*, json: JsonOption = False) -> None:
+@answering
+def build() -> Answer:
     """Build the control plane's programs, or find them in the cache. Nothing is started."""
     found = kube_build.binaries(lambda text: screen.say(text, err=True))
-    if json:
-        screen.say_json({"version": VERSION, "kubernetes": found.version, "dir": str(found.folder)})
-    else:
-        screen.say(f"Kubernetes {found.version}: {found.folder}")
+    return Answer(
+        lambda: {"version": VERSION, "kubernetes": found.version, "dir": str(found.folder)},
+        lambda: [f"Kubernetes {found.version}: {found.folder}"],
+    )
 
 
 @app.command()
+@answering
 def up(
     nodes: Annotated[int, typer.Argument(metavar="[N]", help="Nodes.", min=0)] = DEFAULT_NODES,
     *,
@@ -62,63 +64,53 @@ def up(
     agents: Annotated[bool, typer.Option("--agents/--no-agents", help="Run `holdfast agent` on every node.")] = True,
     port: Annotated[int, typer.Option("--port", metavar="BASE", help="First of five ports; 0: a free range.")] = 0,
     boot_s: Annotated[float, typer.Option("--boot-s", min=0.0, help="Seconds that a reboot takes.")] = 1.0,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Start a lab in the background and wait for its nodes. One that runs already is taken up."""
     settings = KubeLabSettings(nodes=nodes, gpus=gpus, agents=agents, port=port, boot_s=boot_s)
     folder = _folder(lab_dir)
     lab = KubeLab.start(settings, folder, follow=False, say=lambda text: screen.say(text, err=True))
-    if json:
-        screen.say_json(_form(lab))
-        return
-    screen.say(f"Kubernetes lab up: {nodes} nodes at {lab.facts.server}; {folder}")
     where = f" --dir {shlex.quote(str(folder))}" if lab_dir is not None else ""
-    screen.say(f'  eval "$(holdfast lab kubernetes env{where})"; kubectl get nodes')
-    screen.say(f"  holdfast lab kubernetes down{where}")
+    lines = [
+        f"Kubernetes lab up: {nodes} nodes at {lab.facts.server}; {folder}",
+        f'  eval "$(holdfast lab kubernetes env{where})"; kubectl get nodes',
+        f"  holdfast lab kubernetes down{where}",
+    ]
+    return Answer(lambda: _form(lab), lambda: lines)
 
 
 @app.command()
-def down(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
+@answering
+def down(*, lab_dir: LabDirOption = None) -> Answer:
     """End a lab and every process in it. One that was killed half-way is cleared away, too. Its folder stays."""
     folder = _folder(lab_dir)
-    ran = kube_lab.down(folder)
-    if json:
-        screen.say_json({"version": VERSION, "dir": str(folder), "ran": ran})
-    else:
-        screen.say(f"Kubernetes lab in {folder} is down" if ran else f"no Kubernetes lab ran in {folder}")
+    return ended("Kubernetes lab", folder, ran=kube_lab.down(folder))
 
 
 @app.command()
-def status(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
+@answering
+def status(*, lab_dir: LabDirOption = None) -> Answer:
     """Show the control plane's daemons and the nodes. Exit code 1 when a daemon or a node is not up."""
     form = _form(KubeLab.attach(_folder(lab_dir)))
-    if json:
-        screen.say_json(form)
-    else:
-        screen.say(f"{form['dir']}: Kubernetes {form['kubernetes']} at {form['server']}")
-        daemons = screen.table("daemon", "pid", keep=("daemon",))
-        for name, daemon in form["daemons"].items():
-            daemons.add_row(name, str(daemon["pid"]) if daemon["pid"] else f"ended with {daemon['code']}")
-        nodes = screen.table("node", "state", keep=("node",))
-        for name, state in form["nodes"].items():
-            nodes.add_row(name, state)
-        screen.console().print(daemons)
-        screen.console().print(nodes)
     dead = [name for name, daemon in form["daemons"].items() if not daemon["pid"]]
     dead += [name for name, state in form["nodes"].items() if state.startswith(("off", "booting"))]
-    if dead:
-        raise typer.Exit(EXIT_FAILED)
+    return Answer(lambda: form, lambda: _shown(form), EXIT_FAILED if dead else 0)
+
+
+def _shown(form: dict[str, Any]) -> list[RenderableType]:
+    daemons = screen.table("daemon", "pid", keep=("daemon",))
+    for name, daemon in form["daemons"].items():
+        daemons.add_row(name, str(daemon["pid"]) if daemon["pid"] else f"ended with {daemon['code']}")
+    nodes = screen.table("node", "state", keep=("node",))
+    for name, state in form["nodes"].items():
+        nodes.add_row(name, state)
+    return [f"{form['dir']}: Kubernetes {form['kubernetes']} at {form['server']}", daemons, nodes]
 
 
 @app.command()
-def env(*, lab_dir: LabDirOption = None, json: JsonOption = False) -> None:
+@answering
+def env(*, lab_dir: LabDirOption = None) -> Answer:
     """Print what a shell needs to use the lab. Use: eval "$(holdfast lab kubernetes env)"."""
-    found = {"KUBECONFIG": str(KubeLab.attach(_folder(lab_dir)).kubeconfig)}
-    if json:
-        screen.say_json({"version": VERSION, "env": found})
-        return
-    for name, value in found.items():
-        screen.say(f"export {name}={shlex.quote(value)}")
+    return environment({"KUBECONFIG": str(KubeLab.attach(_folder(lab_dir)).kubeconfig)})
 
 
 def _form(lab: KubeLab) -> dict[str, Any]:
@@ -136,46 +128,39 @@ def _form(lab: KubeLab) -> dict[str, Any]:
 # --- nodes ---
 
 
-def _break(lab_dir: Path | None, node: str, word: str, verb: str) -> None:
-    deed: Coroutine[Any, Any, Any] = getattr(KubeLab.attach(_folder(lab_dir)).nodes, verb)(node)
-    asyncio.run(deed)
-    screen.say(f"{node} {word}")
+NODE_COMMANDS = {
+    "off": ("Power failure: everything on the node dies at once.", "power_off", "is off"),
+    "on": ("Boot a node that is off.", "power_on", "is on"),
+    "reboot": (
+        "Boot a node anew and wait until it is up. Serves as `reboot_program` of a lab's holdfast.toml.",
+        "reboot",
+        "is up again",
+    ),
+    "replace": (
+        "Put another machine in a node's place, under its name. Serves as `replace_program`.",
+        "replace",
+        "is another machine",
+    ),
+    "cut": ("Cut the node's network: its kubelet and its agent fall silent.", "cut", "is cut off"),
+    "heal": ("Undo `cut`.", "heal", "is on the network"),
+}
+"""Command -> its help, what of `KubeLab.nodes` does it, and what the node is then."""
 
 
-@node_app.command("off")
-def node_off(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Power failure: everything on the node dies at once."""
-    _break(lab_dir, node, "is off", "power_off")
+def _node_command(name: str) -> None:
+    about, verb, word = NODE_COMMANDS[name]
+
+    def command(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
+        work: Coroutine[Any, Any, Any] = getattr(KubeLab.attach(_folder(lab_dir)).nodes, verb)(node)
+        asyncio.run(work)
+        screen.say(f"{node} {word}")
+
+    command.__doc__ = about
+    node_app.command(name)(command)
 
 
-@node_app.command("on")
-def node_on(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Boot a node that is off."""
-    _break(lab_dir, node, "is on", "power_on")
-
-
-@node_app.command("reboot")
-def node_reboot(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Boot a node anew and wait until it is up. Serves as `reboot_program` of a lab's holdfast.toml."""
-    _break(lab_dir, node, "is up again", "reboot")
-
-
-@node_app.command("replace")
-def node_replace(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Put another machine in a node's place, under its name. Serves as `replace_program`."""
-    _break(lab_dir, node, "is another machine", "replace")
-
-
-@node_app.command("cut")
-def node_cut(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Cut the node's network: its kubelet and its agent fall silent."""
-    _break(lab_dir, node, "is cut off", "cut")
-
-
-@node_app.command("heal")
-def node_heal(node: NodeArgument, *, lab_dir: LabDirOption = None) -> None:
-    """Undo `cut`."""
-    _break(lab_dir, node, "is on the network", "heal")
+for _name in NODE_COMMANDS:
+    _node_command(_name)
 
 
 @node_app.command("kmsg")

@@ -12,19 +12,15 @@ import typer
 
 from holdfast.cli import json_forms, screen
 from holdfast.cli.absent import missing
+from holdfast.cli.answer import Answer, answering, group
 from holdfast.cli.cluster_tables import for_people, node_page
-from holdfast.cli.config import ConfigOption, DirOption, JournalOption, JsonOption, UrlOption
 from holdfast.cli.operate import operate
-from holdfast.cli.records import Records, Where, read
+from holdfast.cli.options import ControllerOptions, Where
+from holdfast.cli.records import Records, read
 from holdfast.model.events import Command
 from holdfast.model.records import IncidentRecord, NodeRecord, OrderRecord
 
-app = typer.Typer(
-    help="Show or steer one node: drain, return, reboot, replace.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = group("Show or steer one node: drain, return, reboot, replace.")
 
 ORDERS_MAX = 20
 
@@ -35,15 +31,12 @@ WhyOption = Annotated[
 
 
 @app.command()
+@answering
 def show(
     name: NameArgument,
     *,
-    cluster_dir: DirOption = None,
-    url: UrlOption = None,
-    journal: JournalOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+    where: Where,
+) -> Answer:
     """Show one node: state, why, incidents, orders, its story."""
 
     async def look(records: Records) -> tuple[NodeRecord, list[IncidentRecord], list[OrderRecord]]:
@@ -54,29 +47,21 @@ def show(
         orders = [record for record in await records.orders() if getattr(record.order, "node", "") == name]
         return found[0], incidents, for_people(orders)
 
-    record, incidents, orders = read(Where(cluster_dir, url, journal, config), look)
-    if json:
-        screen.say_json(json_forms.node_form(record, incidents, orders))
-    else:
-        screen.console().print(node_page(record, incidents, orders[:ORDERS_MAX], screen.now()))
+    record, incidents, orders = read(where, look)
+    return Answer(
+        lambda: json_forms.node_form(record, incidents, orders),
+        lambda: [node_page(record, incidents, orders[:ORDERS_MAX], screen.now())],
+    )
 
 
 def _command(word: Command, help_line: str) -> None:
     """Make the subcommand of one operator command; they differ only in their word."""
 
-    def run(
-        name: NameArgument,
-        *,
-        why: WhyOption,
-        cluster_dir: DirOption = None,
-        url: UrlOption = None,
-        config: ConfigOption = None,
-        json: JsonOption = False,
-    ) -> None:
-        operate(Where(cluster_dir, url, None, config), word, node=name, why=why, json=json)
+    def run(name: NameArgument, *, why: WhyOption, at: ControllerOptions) -> Answer:
+        return operate(at, word, node=name, why=why)
 
     run.__doc__ = help_line
-    app.command(word.value.replace("_", "-"))(run)
+    app.command(word.value.replace("_", "-"))(answering(run))
 
 
 _command(Command.DRAIN, "Take a node out of service. No new work goes there, running work may end.")

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli import screen
-from holdfast.cli.config import ConfigOption, JsonOption, load_settings
+from holdfast.cli.answer import Answer, answering
+from holdfast.cli.options import ConfigOption
 from holdfast.errors import EXIT_FAILED, ConfigError, HoldfastError, UsageError
+from holdfast.wiring.settings import load_settings
 
 VERSION = 1
 
@@ -22,12 +23,12 @@ def group() -> None:
 
 
 @app.command("test")
+@answering
 def send_test(
     *,
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="One destination. Default: all.")] = "",
     config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Send a test notice, now, whatever the hour and the routing. Exit code 1 when a destination did not take it."""
     from holdfast.adapters.notify.routing import Message, check  # noqa: PLC0415 - quick help
     from holdfast.adapters.notify.services import AppriseDeliverer  # noqa: PLC0415
@@ -50,10 +51,8 @@ def send_test(
             results.append({"name": one.name, "taken": False, "why": str(error)})
         else:
             results.append({"name": one.name, "taken": True, "why": ""})
-    if json:
-        screen.say_json({"version": VERSION, "destinations": results})
-    else:
-        for row in results:
-            screen.say(f"{row['name']}: {'taken' if row['taken'] else row['why']}")
-    if not all(row["taken"] for row in results):
-        raise typer.Exit(EXIT_FAILED)
+    return Answer(
+        lambda: {"version": VERSION, "destinations": results},
+        lambda: [f"{row['name']}: {'taken' if row['taken'] else row['why']}" for row in results],
+        0 if all(row["taken"] for row in results) else EXIT_FAILED,
+    )

@@ -10,10 +10,11 @@ import getpass
 from typing import Any
 
 from holdfast.cli import screen
-from holdfast.cli.config import find_controller
-from holdfast.cli.records import Where
+from holdfast.cli.answer import Answer
+from holdfast.cli.options import ControllerOptions
 from holdfast.errors import UsageError
 from holdfast.model.events import Command
+from holdfast.wiring.settings import find_controller
 
 VERSION = 1
 
@@ -28,7 +29,7 @@ DID: dict[Command, str] = {
 }
 
 
-def operate(where: Where, command: Command, *, node: str = "", order: str = "", why: str = "", json: bool) -> None:
+def operate(at: ControllerOptions, command: Command, *, node: str = "", order: str = "", why: str = "") -> Answer:
     """Send one command and say what comes of it.
 
     Raises:
@@ -42,15 +43,14 @@ def operate(where: Where, command: Command, *, node: str = "", order: str = "", 
         raise UsageError("--why is empty: say in a few words why, it is kept in the journal")
     from holdfast.cli.remote import send  # noqa: PLC0415 - help and completion need no HTTP client
 
-    link = find_controller(cluster_dir=where.cluster_dir, url=where.url, config=where.config)
+    link = find_controller(cluster_dir=at.cluster_dir, url=at.url, config=at.config)
     seq = asyncio.run(send(link, command, who=user(), why=why, node=node, order=order))
-    if json:
-        form: dict[str, Any] = {"version": VERSION, "command": command.value, "seq": seq}
-        screen.say_json(form | ({"node": node} if node else {"order": order}))
-        return
+    form: dict[str, Any] = {"version": VERSION, "command": command.value, "seq": seq}
+    form |= {"node": node} if node else {"order": order}
     target = f"node {node}" if node else f"order {order}"
     look = f"holdfast node show {node}" if node else "holdfast orders --all"
-    screen.say(f"{target} {DID[command]} (event {seq} of the journal); `{look}` shows what follows.")
+    said = f"{target} {DID[command]} (event {seq} of the journal); `{look}` shows what follows."
+    return Answer(lambda: form, lambda: [said])
 
 
 def user() -> str:

@@ -14,38 +14,37 @@ from msgspec import Struct
 from rich.text import Text
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
-from holdfast.cli import screen
-from holdfast.cli.config import ConfigOption, JsonOption, load_settings
+from holdfast.cli import answer, screen
+from holdfast.cli.answer import Answer, answering
+from holdfast.cli.options import ConfigOption
 from holdfast.errors import NotFoundError
 from holdfast.model.policy import Policy, PolicySet
 from holdfast.model.policy_toml import parse_policy
 from holdfast.model.toml_lines import did_you_mean
+from holdfast.wiring.settings import load_settings
 
 VERSION = 1
 
-app = typer.Typer(
-    help="Check or show a policy file.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
+app = answer.group("Check or show a policy file.")
 
 
 @app.command()
-def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy file (TOML).")], *, json: JsonOption = False
-) -> None:
+@answering
+def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy file (TOML).")]) -> Answer:
     """Check a policy file. Each wrong key or value by file, line and nearest right one. Exit code 78 when wrong."""
     policies, _ = read_policy(file, packaged_presets())
-    if json:
-        screen.say_json({"version": VERSION, "file": str(file), "ok": True} | _form(policies))
-        return
     cases = [f"{kind} {', '.join(sorted(names))}" for kind, names in _own_cases(policies).items() if names]
     changed = sum(line.endswith(")") for line in toml_lines(policies.site))
-    screen.say(f"{file} is a good policy: mode {policies.site.mode}, {changed} values differ from the defaults.")
-    for case in cases:
-        screen.say(f"  {case}")
-    screen.say("`holdfast policy show FILE` prints what it comes to.")
+    head = f"{file} is a good policy: mode {policies.site.mode}, {changed} values differ from the defaults."
+    tail = "`holdfast policy show FILE` prints what it comes to."
+    return Answer(
+        lambda: {"version": VERSION, "file": str(file), "ok": True} | _form(policies),
+        lambda: [head, *(f"  {case}" for case in cases), tail],
+    )
 
 
 @app.command()
+@answering
 def show(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="Default: `policy` in holdfast.toml, else the defaults.")
@@ -54,8 +53,7 @@ def show(
     preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="A shipped preset instead.")] = "",
     group: Annotated[str, typer.Option("--group", metavar="NAME", help="What holds for this partition.")] = "",
     config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Print a policy with its defaults, as a policy file in TOML."""
     name: Path | None = None
     if preset:
@@ -69,27 +67,24 @@ def show(
         policies, _ = read_policy(name, packaged_presets())
     if group and group not in policies.groups:
         raise NotFoundError(f'no group "{group}" in this policy{did_you_mean(group, policies.groups)}')
-    if json:
-        screen.say_json({"version": VERSION, "file": str(name) if name else None} | _form(policies))
-        return
     chosen = policies.groups[group] if group else policies.site
-    for line in toml_lines(chosen):
-        screen.say(line)
+    return Answer(
+        lambda: {"version": VERSION, "file": str(name) if name else None} | _form(policies),
+        lambda: toml_lines(chosen),
+    )
 
 
 @app.command()
-def presets(*, json: JsonOption = False) -> None:
+@answering
+def presets() -> Answer:
     """List the policies that ship with Holdfast."""
     found = {name: text.partition("\n")[0].lstrip("# ").strip() for name, text in packaged_presets().items()}
-    if json:
-        form = {"version": VERSION, "presets": [{"name": name, "about": about} for name, about in found.items()]}
-        screen.say_json(form)
-        return
+    form = {"version": VERSION, "presets": [{"name": name, "about": about} for name, about in found.items()]}
     made = screen.table("preset", "what it is for", keep=("preset",))
     for name, about in found.items():
         made.add_row(Text(name), Text(about))
-    screen.console().print(made)
-    screen.say('Take one as the base of yours with `preset = "NAME"`; `holdfast policy show --preset NAME` prints it.')
+    hint = 'Take one as the base of yours with `preset = "NAME"`; `holdfast policy show --preset NAME` prints it.'
+    return Answer(lambda: form, lambda: [made, hint])
 
 
 def _own_cases(policies: PolicySet) -> dict[str, set[str]]:

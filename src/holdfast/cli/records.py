@@ -13,15 +13,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from msgspec import Struct
-
 from holdfast.cli import screen
-from holdfast.cli.config import find_controller
+from holdfast.cli.options import Where
 from holdfast.errors import NotFoundError, RefusedError, UsageError
 from holdfast.model.events import AnyEvent
 from holdfast.model.policy import PolicySet
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Entry, Sample
+from holdfast.wiring.settings import find_controller
 
 R = TypeVar("R")
 
@@ -61,15 +60,6 @@ class History(Records, Protocol):
 
     async def entries(self, *, after: int = 0, limit: int = 1000) -> list[Entry]:
         """Events with seq > after and the orders they led to."""
-
-
-class Where(Struct, frozen=True):
-    """What the person said about where to read: the four options of every viewing command."""
-
-    cluster_dir: Path | None = None
-    url: str | None = None
-    journal: str | None = None
-    config: Path | None = None
 
 
 def read(where: Where, work: Callable[[Records], Awaitable[R]]) -> R:

@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 
 from holdfast.cli.absent import missing
-from holdfast.cli.config import Link
 from holdfast.client import AsyncClient
 from holdfast.errors import LinkError, RefusedError, UsageError, VersionError, WireError
 from holdfast.model.events import AnyEvent, Command
 from holdfast.model.orders import Notify
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Sample
+from holdfast.wiring.settings import Link
 
 ROWS_MAX = 1000
 """The API gives at most this many incidents or orders at once."""

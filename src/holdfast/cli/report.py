@@ -9,27 +9,27 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Callable, Mapping
-from enum import StrEnum
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from msgspec import Struct
 from rich.progress import Progress
 
-from holdfast.cli import report_options as options
 from holdfast.cli import screen
 from holdfast.cli.absent import missing
-from holdfast.cli.config import ConfigOption, JournalOption, UrlOption, load_settings
+from holdfast.cli.answer import taking
 from holdfast.cli.house_style import house_style
-from holdfast.cli.records import Records, Where, notes_of, policies_of, read, writer_of
+from holdfast.cli.options import Where
+from holdfast.cli.records import Records, notes_of, policies_of, read, writer_of
+from holdfast.cli.report_options import Format, Kind, ReportOptions
 from holdfast.cli.report_trace import figure_named, read_trace, show_trace, trace_form
 from holdfast.errors import NotFoundError, UsageError, UserError
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.trace import Trace
 from holdfast.report.words import Words
+from holdfast.wiring.settings import load_settings
 
 ROWS_MAX = 1000
 """As many incidents as the API gives at once."""
@@ -38,128 +38,58 @@ _MONTH = re.compile(r"(19[789]\d|2\d{3})-(\d\d)")
 _LAST = re.compile(r"(\d{1,6})([smhdw])")
 
 
-class Format(StrEnum):
-    """Forms of a report."""
-
-    TERMINAL = "terminal"
-    JSON = "json"
-    MD = "md"
-    HTML = "html"
-    CSV = "csv"
-    PDF = "pdf"
-
-
-class Kind(StrEnum):
-    """What is reported."""
-
-    FULL = "full"
-    FLEET = "fleet"
-    SUMMARY = "summary"
-
-
 _FILES: tuple[Format, ...] = tuple(form for form in Format if form is not Format.TERMINAL)
 BY_SUFFIX: Mapping[str, Format] = {".htm": Format.HTML, **{f".{form}": form for form in _FILES}}
 
 
 class Asked(Struct, frozen=True):
-    """What is to be reported."""
+    """The options, and what follows from them."""
 
-    kind: Kind
-    job: str
-    incident: str
-    last: str
-    month: str
+    given: ReportOptions
+    form: Format
+    now: float
     since: float
     until: float
     """End of the span, Unix seconds; 0: now."""
-    now: float
-    compare: bool
-    policy: Path | None
-    economics: Economics
     figure: str
     """A figure to follow to its events; empty: the report itself."""
-    is_whole: bool
-    """All of its events are wanted, also those that a terminal has no room for."""
     words: Words
-    alerts_of: tuple[str, str] = ("", "")
+    templates: Path | None
+    alerts_of: tuple[str, str]
     """A Prometheus's address, and what named it; empty: none is asked."""
-    config: Path | None = None
-    """Whose `[[drill.schedule]]` tells of drills that were cut short."""
 
 
-def report(
-    *,
-    kind: Annotated[
-        Kind, typer.Option("--kind", help="Incidents and jobs; the fleet's figures; or one page for those who decide.")
-    ] = Kind.FULL,
-    journal: JournalOption = None,
-    cluster_dir: options.ClusterDir = None,
-    url: UrlOption = None,
-    job: options.Job = "",
-    incident: options.IncidentId = "",
-    last: options.Last = "",
-    month: options.Month = "",
-    compare: options.Compare = False,
-    policy: options.PolicyFile = None,
-    gpu_hour: options.GpuHour = 0.0,
-    holdfast_hour: options.HoldfastHour = 0.0,
-    person_minutes: options.PersonMinutes = 30.0,
-    spare_nodes: options.SpareNodes = 0,
-    prometheus: options.Prometheus = "",
-    figure: options.Figure = "",
-    zone: options.Zone = "",
-    language: options.Language = "",
-    templates: options.Templates = None,
-    form: Annotated[
-        Format | None, typer.Option("--format", help="Default: by the suffix of FILE, else terminal.")
-    ] = None,
-    output: options.Output = None,
-    json: options.AsJson = False,
-    config: ConfigOption = None,
-) -> None:
+@taking
+def report(given: ReportOptions) -> None:
     """Report incidents with their phases, and MTTD, MTTR, MTBF, ETTR, goodput. Definitions: docs/definitions.md."""
-    if compare and not (last or month):
+    last, month = given.last, given.month
+    if given.compare and not (last or month):
         raise UsageError("--compare needs --last TIME or --month YYYY-MM: it sets the span beside the one before it")
     if last and month:
         raise UsageError("--last and --month name two spans: give one of them")
-    if json and form not in {None, Format.JSON}:
-        raise UsageError(f"--json and --format {form} name two forms: give one of them")
-    suffix = output.suffix if output is not None else ""
-    chosen: Format = Format.JSON if json else form or BY_SUFFIX.get(suffix, Format.TERMINAL)
+    if given.json and given.form not in {None, Format.JSON}:
+        raise UsageError(f"--json and --format {given.form} name two forms: give one of them")
+    suffix = given.output.suffix if given.output is not None else ""
     at = screen.now()
-    where = _where(cluster_dir, url, journal, config)
-
-    prices = Economics(
-        gpu_hour=gpu_hour, person_minutes=person_minutes, spare_nodes=spare_nodes, holdfast_hour=holdfast_hour
-    )
-    words, own = house_style(zone, language, templates, config)
+    where = _where(given.cluster_dir, given.url, given.journal, given.config)
+    words, templates = house_style(given.zone, given.language, given.templates, given.config)
     since, until = (at - parse_last(last), 0.0) if last else parse_month(month, words, at) if month else (0.0, 0.0)
-    alerts_of = _prometheus(prometheus, kind, config)
-    followed = figure_named(figure) if figure else ""
+    alerts_of = _prometheus(given.prometheus, given.kind, given.config)
     asked = Asked(
-        kind,
-        job,
-        incident,
-        last,
-        month,
-        since,
-        until,
-        at,
-        compare,
-        policy,
-        prices,
-        followed,
-        bool(chosen is Format.JSON),
-        words,
-        alerts_of,
-        config,
+        given=given,
+        form=Format.JSON if given.json else given.form or BY_SUFFIX.get(suffix, Format.TERMINAL),
+        now=at,
+        since=since,
+        until=until,
+        figure=figure_named(given.figure) if given.figure else "",
+        words=words,
+        templates=templates,
+        alerts_of=alerts_of,
     )
-    _make(where, asked, cluster_dir, lambda data, found: _tell(data, found, chosen, kind, output, own))
+    _make(where, asked)
 
 
-def _make(
-    where: Where, asked: Asked, cluster_dir: Path | None, tell: Callable[[ReportData, Trace | None], None]
-) -> None:
+def _make(where: Where, asked: Asked) -> None:
     # A year's records live until the command ends: looking through them for garbage is a fifth of its time.
     gc.disable()
     try:
@@ -167,20 +97,16 @@ def _make(
         clusters = sorted({record.key.cluster for record in data.jobs})
         if where.journal is None and len(data.incidents) == ROWS_MAX:
             data.notes.append(f"Only the newest {ROWS_MAX} incidents were read; --journal reads all of them.")
-        data.cluster = ", ".join(clusters) or (cluster_dir.name if cluster_dir is not None else "unknown")
-        tell(data, followed)
+        data.cluster = ", ".join(clusters) or (
+            folder.name if (folder := asked.given.cluster_dir) is not None else "unknown"
+        )
+        _tell(data, followed, asked)
     finally:
         gc.enable()
 
 
-def _tell(
-    data: ReportData,
-    followed: Trace | None,
-    chosen: Format,
-    kind: Kind,
-    output: Path | None,
-    templates: Path | None,
-) -> None:
+def _tell(data: ReportData, followed: Trace | None, asked: Asked) -> None:
+    chosen, kind, output, templates = asked.form, asked.given.kind, asked.given.output, asked.templates
     if followed is not None:
         _tell_trace(followed, data, chosen, output)
     elif output is not None:
@@ -218,7 +144,8 @@ def _prometheus(url: str, kind: Kind, config: Path | None) -> tuple[str, str]:
 
 async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | None]:
     """Read everything, with a bar on standard error while a large journal is read."""
-    await _check_names(records, asked.job, asked.incident)
+    given = asked.given
+    await _check_names(records, given.job, given.incident)
     with Progress(
         *Progress.get_default_columns(),
         console=screen.error_console(),
@@ -230,25 +157,30 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
         async def span(begin: float, end: float) -> ReportData:
             return await gather(
                 records,
-                title=TITLES[asked.kind]
-                + (f", last {asked.last}" if asked.last else f", month {asked.month}" if asked.month else ""),
+                title=TITLES[given.kind]
+                + (f", last {given.last}" if given.last else f", month {given.month}" if given.month else ""),
                 cluster="",
                 now=asked.now,
-                job=asked.job,
-                incident=asked.incident,
+                job=given.job,
+                incident=given.incident,
                 since=begin,
                 until=end,
-                with_series=asked.kind is Kind.FULL and not asked.figure,
-                with_details=asked.kind is not Kind.FLEET and not asked.figure,
+                with_series=given.kind is Kind.FULL and not asked.figure,
+                with_details=given.kind is not Kind.FLEET and not asked.figure,
                 on_job=lambda done, of: bar.update(task, completed=done, total=of),
             )
 
         found = await span(asked.since, asked.until)
-        found.economics = asked.economics
-        found.policies = await policies_of(records, asked.policy)
+        found.economics = Economics(
+            gpu_hour=given.gpu_hour,
+            person_minutes=given.person_minutes,
+            spare_nodes=given.spare_nodes,
+            holdfast_hour=given.holdfast_hour,
+        )
+        found.policies = await policies_of(records, given.policy)
         found.slo = found.policies.site.slo
-        if asked.compare:
-            before = parse_month(asked.month, asked.words, asked.now, back=1)[0] if asked.month else 0.0
+        if given.compare:
+            before = parse_month(given.month, asked.words, asked.now, back=1)[0] if given.month else 0.0
             found.former = await span(before or max(0.0, 2 * asked.since - asked.now), asked.since)
         found.words = asked.words
         if asked.alerts_of[0]:
@@ -256,11 +188,13 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
 
             found.alerts, why = await alerts_or_note(*asked.alerts_of, found.fleet.since, found.made_at)
             found.notes += [why] if why else []
-        followed = await read_trace(records, found, asked.figure, whole=asked.is_whole) if asked.figure else None
+        followed = (
+            await read_trace(records, found, asked.figure, whole=asked.form is Format.JSON) if asked.figure else None
+        )
         if found.events:
             from holdfast.cli.report_drills import drills_cut_short  # noqa: PLC0415 - only where drills may have run
 
-            found.notes += drills_cut_short(asked.config, found, asked.now)
+            found.notes += drills_cut_short(given.config, found, asked.now)
         found.notes += [*writer_of(records, asked.now), *notes_of(records)]
         return found, followed
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.cli.config import load_settings
 from holdfast.drill.calendar import checked, held
 from holdfast.errors import UsageError
 from holdfast.model.events import DrillFired
 from holdfast.report.gather import ReportData
+from holdfast.wiring.settings import load_settings
 
 
 def drills_cut_short(config: Path | None, data: ReportData, now: float) -> list[str]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from msgspec import structs
 
-from holdfast.cli.judgement import Judgement
-from holdfast.cli.settings_places import places
 from holdfast.launch.options import RunOptions
 from holdfast.launch.program import launch
+from holdfast.wiring.judgement import Judgement
+from holdfast.wiring.settings_places import places
 
 if TYPE_CHECKING:
-    from holdfast.cli.config import Settings
+    from holdfast.wiring.settings import Settings
 
 
 def begin(options: RunOptions) -> NoReturn:
@@ -53,7 +53,7 @@ def site_settings() -> Settings | None:
     """What holdfast.toml says here; None where there is none. Raises ConfigError."""
     if not any(path.exists() for path in places()) and not os.environ.get("HOLDFAST_CONFIG"):
         return None
-    from holdfast.cli.config import load_settings  # noqa: PLC0415 - few nodes have one
+    from holdfast.wiring.settings import load_settings  # noqa: PLC0415 - few nodes have one
 
     return load_settings()
 

@@ -6,19 +6,17 @@ Progress goes to standard error; nothing is changed anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
-from msgspec import Struct, structs
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
-from holdfast.cli.config import JsonOption
+from holdfast.cli.answer import taking
+from holdfast.cli.options import JsonOption, OptionSet
 from holdfast.cli.simulate_fuzz import fuzz
 from holdfast.cli.simulate_replay import show_replay
 from holdfast.errors import UsageError
@@ -44,7 +42,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.command("fuzz")(fuzz)
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class Request(OptionSet, frozen=True):
     """The options of `holdfast simulate`."""
 
     gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="GPUs that train, without spares.")] = 1024
@@ -139,25 +137,8 @@ class Request(Struct, frozen=True, kw_only=True):
         return made
 
 
-def _with_options(command: Callable[[typer.Context, Request], None]) -> Callable[..., None]:
-    """Have Typer read the options of a command from the fields of its request."""
-
-    def run(context: typer.Context, **given: Any) -> None:
-        command(context, Request(**given))
-
-    hints = get_type_hints(Request, include_extras=True)
-    options = [
-        Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
-        for one in structs.fields(Request)
-    ]
-    first = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    run.__signature__ = Signature([first, *options])  # type: ignore[attr-defined]
-    run.__doc__ = command.__doc__
-    return run
-
-
 @app.callback(invoke_without_command=True)
-@_with_options
+@taking
 def simulate(context: typer.Context, request: Request) -> None:
     """Simulate a training job of months in seconds; compare policies, checkpoint intervals and numbers of spares."""
     if context.invoked_subcommand is not None:

@@ -12,7 +12,7 @@ import typer
 from rich.progress import Progress
 
 from holdfast.cli import screen
-from holdfast.cli.config import JsonOption
+from holdfast.cli.options import JsonOption
 from holdfast.errors import EXIT_FAILED, UsageError
 from holdfast.sim.fuzz import Verdict, search, shrink_all
 from holdfast.sim.options import SimOptions

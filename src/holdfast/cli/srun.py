@@ -16,12 +16,12 @@ from typer.core import TyperCommand
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.adapters.slurm.steps import take_own
-from holdfast.cli.judgement import Judgement
 from holdfast.cli.run_start import site_policy, site_settings
 from holdfast.errors import EXIT_UNAVAILABLE, UsageError
 from holdfast.launch.step import StepOptions, launch_step
 from holdfast.model.policy import PolicySet
 from holdfast.model.toml_lines import nearest
+from holdfast.wiring.judgement import Judgement
 
 DEFAULT_POLICY = "auto-resume"
 srun = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -16,10 +16,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli import screen
-from holdfast.cli.config import ConfigOption, DirOption, JsonOption, load_settings
+from holdfast.cli.answer import Answer, answering
 from holdfast.cli.operate import user
+from holdfast.cli.options import ConfigOption, DirOption, OptionSet
 from holdfast.errors import NotFoundError, UsageError
+from holdfast.wiring.settings import load_settings
 
 VERSION = 1
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -29,12 +30,22 @@ FileOption = Annotated[
     Path | None, typer.Option("--token-file", metavar="FILE", help="The book, where it is not DIR/controller/tokens.")
 ]
 
+
+class BookOptions(OptionSet, frozen=True):
+    """Where the token book is."""
+
+    token_file: FileOption = None
+    cluster_dir: DirOption = None
+    config: ConfigOption = None
+
+
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Make, list and revoke tokens for the controller's API."
 )
 
 
 @app.command()
+@answering
 def create(
     *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what it is for: shown in the audit.")],
@@ -50,11 +61,8 @@ def create(
     expires: Annotated[
         str, typer.Option("--expires", metavar="TIME", help="Not accepted after this: 12h, 30d, 8w. Default: never.")
     ] = "",
-    token_file: FileOption = None,
-    cluster_dir: DirOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+    kept: BookOptions,
+) -> Answer:
     """Make a token and print it, once. An owner's NAME is the user name that their jobs run under."""
     from holdfast.api.auth import NAME_MAX, Role, book_line, change_book, new_token  # noqa: PLC0415 - quick help
 
@@ -66,51 +74,37 @@ def create(
         raise UsageError(f"--only {only!r}: it is for --role agent and reads like agent:node07")
     now = time.time()
     until = now + _seconds(expires) if expires else 0.0
-    book = _book(token_file, cluster_dir, config)
+    book = _book(kept)
     token = new_token()
     line = book_line(token, Role(role), name, only=only, until=until, at=now, by=re.sub(r"\s", "_", user()))
     change_book(book, lambda lines: [*lines, line.rstrip("\n")])
-    if json:
-        form: dict[str, Any] = {
-            "version": VERSION,
-            "token": token,
-            "name": name,
-            "role": role,
-            "id": line.split()[2][:12],
-        }
-        screen.say_json(form | ({"expires_at": until} if until else {}))
-        return
-    screen.say(token)
-    typer.echo(f"{name} may use it as {role}; it is shown only now. `holdfast token revoke {name}` ends it.", err=True)
+    form: dict[str, Any] = {"version": VERSION, "token": token, "name": name, "role": role, "id": line.split()[2][:12]}
+    hint = f"{name} may use it as {role}; it is shown only now. `holdfast token revoke {name}` ends it."
+    return Answer(lambda: form | ({"expires_at": until} if until else {}), lambda: [token], hint=hint)
 
 
 @app.command("list")
+@answering
 def list_tokens(
     *,
-    token_file: FileOption = None,
-    cluster_dir: DirOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+    kept: BookOptions,
+) -> Answer:
     """List the tokens of the book. With id, name, role, when and by whom it was made, when it ends. Never the token."""
     from holdfast.api.auth import read_book  # noqa: PLC0415 - as above
 
-    lines = read_book(_book(token_file, cluster_dir, config))
-    if json:
-        forms = [
-            {
-                "id": line.identity.id,
-                "name": line.identity.name,
-                "role": line.identity.role.value,
-                "only": line.identity.only,
-                "made_at": line.at or None,
-                "made_by": line.by,
-                "expires_at": line.identity.until or None,
-            }
-            for line in lines
-        ]
-        screen.say_json({"version": VERSION, "tokens": forms})
-        return
+    lines = read_book(_book(kept))
+    forms = [
+        {
+            "id": line.identity.id,
+            "name": line.identity.name,
+            "role": line.identity.role.value,
+            "only": line.identity.only,
+            "made_at": line.at or None,
+            "made_by": line.by,
+            "expires_at": line.identity.until or None,
+        }
+        for line in lines
+    ]
     now = time.time()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("id", "name", "role", "only", "made", "by", "ends"):
@@ -119,22 +113,20 @@ def list_tokens(
         who = line.identity
         ends = "never" if not who.until else "over" if who.until <= now else _day(who.until)
         table.add_row(*map(Text, (who.id, who.name, who.role, who.only, _day(line.at), line.by, ends)))
-    screen.console().print(table)
+    return Answer(lambda: {"version": VERSION, "tokens": forms}, lambda: [table])
 
 
 @app.command()
+@answering
 def revoke(
     *,
     which: Annotated[str, typer.Argument(metavar="NAME|ID", help="A name (all its tokens), or one token's id.")],
-    token_file: FileOption = None,
-    cluster_dir: DirOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+    kept: BookOptions,
+) -> Answer:
     """End a token. The controller refuses it, and sessions opened with it, within a second."""
     from holdfast.api.auth import change_book, read_book  # noqa: PLC0415 - as above
 
-    book = _book(token_file, cluster_dir, config)
+    book = _book(kept)
     read_book(book)
     gone: list[str] = []
 
@@ -151,18 +143,15 @@ def revoke(
         return kept
 
     change_book(book, without)
-    if json:
-        screen.say_json({"version": VERSION, "revoked": gone})
-        return
-    screen.say(f"revoked: {', '.join(gone)}")
+    return Answer(lambda: {"version": VERSION, "revoked": gone}, lambda: [f"revoked: {', '.join(gone)}"])
 
 
-def _book(token_file: Path | None, cluster_dir: Path | None, config: Path | None) -> Path:
-    if token_file is not None:
-        return token_file
-    folder = cluster_dir
+def _book(at: BookOptions) -> Path:
+    if at.token_file is not None:
+        return at.token_file
+    folder = at.cluster_dir
     if folder is None:
-        settings = load_settings(config)
+        settings = load_settings(at.config)
         folder = settings.path(settings.config.dir)
     if folder is None:
         raise UsageError("which book? Give --dir CLUSTER_DIR, or --token-file FILE")

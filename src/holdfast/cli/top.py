@@ -19,11 +19,12 @@ from rich.text import Text
 
 from holdfast.cli import screen
 from holdfast.cli.cluster_tables import incidents_table, jobs_table, nodes_view, orders_table
-from holdfast.cli.config import ConfigOption, DirOption, JsonOption, Link, UrlOption, find_controller
+from holdfast.cli.options import ConfigOption, DirOption, JsonOption, UrlOption
 from holdfast.client import AsyncClient, State
 from holdfast.errors import LinkError
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import JobRecord, JobState, NodeState, OrderRecord
+from holdfast.wiring.settings import Link, find_controller
 
 VERSION = 1
 PACE_S = 1.0

@@ -19,30 +19,10 @@ import typer
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
 from holdfast.cli import screen
-from holdfast.cli.config import JsonOption
-from holdfast.cli.validate_options import (
-    SECRET,
-    BaselineName,
-    Deep,
-    Device,
-    Expect,
-    JoinS,
-    JournalUrl,
-    LeaderAddress,
-    Learn,
-    NcclTests,
-    Nodes,
-    Out,
-    Partition,
-    RendezvousS,
-    ReplacementS,
-    Reports,
-    Resume,
-    Shared,
-    Storage,
-    Suites,
-)
-from holdfast.cli.validate_pages import export, keep, print_run, say_history
+from holdfast.cli.answer import Answer, answering, taking
+from holdfast.cli.options import JsonOption
+from holdfast.cli.validate_options import SECRET, JournalUrl, ValidateOptions
+from holdfast.cli.validate_pages import export, history_answer, keep, print_run
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.matcher import StreamSource
 from holdfast.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
@@ -51,7 +31,7 @@ from holdfast.validate.baselines import as_toml, learned, packaged
 from holdfast.validate.place import Place, place_of
 from holdfast.validate.registry import SUITES, Options, chosen
 from holdfast.validate.results import Run, Verdict
-from holdfast.validate.session import JOIN_S, Session
+from holdfast.validate.session import Session
 from holdfast.validate.session import run as run_session
 from holdfast.validate.under_test import Asked
 
@@ -67,81 +47,62 @@ app = typer.Typer(
 
 
 @app.callback()
+@taking
 def validate(
     ctx: typer.Context,
     *,
-    suite: Suites = None,
-    deep: Deep = False,
-    nodes: Nodes = "",
-    partition: Partition = "",
-    baseline: BaselineName = "",
-    learn: Learn = None,
-    storage: Storage = "",
-    shared: Shared = "",
-    device: Device = "",
-    nccl_tests: NcclTests = "",
-    rendezvous_s: RendezvousS = 0.0,
-    replacement_s: ReplacementS = 1800.0,
-    out: Out = None,
-    resume: Resume = False,
-    report: Reports = None,
-    journal: JournalUrl = "",
-    leader: LeaderAddress = "",
-    expect: Expect = 1,
-    join_s: JoinS = JOIN_S,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress; print problems only.")] = False,
+    given: ValidateOptions,
     json: JsonOption = False,
 ) -> None:
     """Say whether this node, or all nodes of an srun step, are fit to train. Exit code 1: one is not."""
     if ctx.invoked_subcommand is not None:
         return
-    if nodes:
-        _become_srun(nodes, partition)
-    suites = chosen(_words(suite))
+    if given.nodes:
+        _become_srun(given.nodes, given.partition)
+    suites = chosen(_words(given.suite))
     place = place_of(os.environ)
-    if leader and expect > 1:
-        place = Place(node=place.node, rank=place.rank, world=expect, run=leader)
+    if given.leader and given.expect > 1:
+        place = Place(node=place.node, rank=place.rank, world=given.expect, run=given.leader)
     options = Options(
-        deep=deep,
-        storage=storage,
-        shared=shared,
-        device=device,
-        nccl_tests=nccl_tests,
-        rendezvous_s=rendezvous_s,
-        replacement_s=replacement_s,
+        deep=given.deep,
+        storage=given.storage,
+        shared=given.shared,
+        device=given.device,
+        nccl_tests=given.nccl_tests,
+        rendezvous_s=given.rendezvous_s,
+        replacement_s=given.replacement_s,
     )
-    if resume and out is None:
+    if given.resume and given.out is None:
         raise UsageError("--resume needs --out: the folder of the interrupted run")
-    folder = out if out is not None else Path(f"holdfast-validate-{place.run}") if place.world > 1 else None
+    folder = given.out if given.out is not None else Path(f"holdfast-validate-{place.run}") if place.world > 1 else None
     session = Session(
-        asked=Asked(suites=suites, options=options, baseline=baseline),
+        asked=Asked(suites=suites, options=options, baseline=given.baseline),
         place=place,
         env=dict(os.environ),
         clock=SystemClock(),
         folder=folder.absolute() if folder is not None else None,
-        resume=resume,
-        leader=leader,
-        secret=_secret(leader, os.environ),
-        join_s=join_s,
+        resume=given.resume,
+        leader=given.leader,
+        secret=_secret(given.leader, os.environ),
+        join_s=given.join_s,
         advise=Advice(),
-        progress=_progress(quiet=quiet or json),
+        progress=_progress(quiet=given.quiet or json),
     )
     found = asyncio.run(run_session(session))
     if found is None:
         return
-    _finish(found, json=json, quiet=quiet, journal=journal, report=report or [], learn=learn, folder=session.folder)
+    _finish(found, given, session.folder, json=json)
 
 
-def _finish(
-    run: Run, *, json: bool, quiet: bool, journal: str, report: list[Path], learn: Path | None, folder: Path | None
-) -> None:
+def _finish(run: Run, given: ValidateOptions, folder: Path | None, *, json: bool) -> None:
     """Keep, export, print, and end with the right code."""
-    url = _journal_url(journal)
+    url = _journal_url(given.journal)
     trends = keep(run, url)
-    for path in report:
+    for path in given.report or ():
         export(run, trends, path)
     if folder is not None:
         export(run, trends, folder / "run.json")
+    learn = given.learn
     if learn is not None:
         learn.write_text(
             as_toml(learned(run.nodes, learn.stem, f"run {run.id} of `holdfast validate`")), encoding="utf-8"
@@ -149,7 +110,7 @@ def _finish(
     if json:
         screen.say_json(run)
     else:
-        print_run(run, trends, quiet=quiet)
+        print_run(run, trends, quiet=given.quiet)
         if learn is not None:
             screen.say(f"learned: {learn}")
     if run.verdict is Verdict.FAIL:
@@ -157,6 +118,7 @@ def _finish(
 
 
 @app.command()
+@answering
 def history(
     *,
     node: Annotated[str, typer.Option("--node", metavar="NAME", help="One node. Default: all.")] = "",
@@ -165,36 +127,31 @@ def history(
         Path | None, typer.Option("--report", metavar="FILE", help="Also write FILE: .html, .csv or .json.")
     ] = None,
     journal: JournalUrl = "",
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Say how figures have moved over all runs. It shows ageing, and changes with what changed beside them."""
-    say_history(_journal_url(journal), node=node, items=tuple(item or ()), report=report, json=json)
+    return history_answer(_journal_url(journal), node=node, items=tuple(item or ()), report=report)
 
 
 @app.command()
-def baselines(*, json: JsonOption = False) -> None:
+@answering
+def baselines() -> Answer:
     """List the baselines that ship, with their sources."""
     known = packaged()
-    if json:
-        screen.say_json({"version": 1, "baselines": list(known.values())})
-        return
     table = screen.table("baseline", "matches", "figures", "source", keep=("baseline",))
     for one in known.values():
         match = one.match.gpu or one.match.instance or one.match.cpu or "by name"
         table.add_row(one.name, match, str(len(one.expected)), one.source)
-    screen.console().print(table)
+    return Answer(lambda: {"version": 1, "baselines": list(known.values())}, lambda: [table])
 
 
 @app.command()
-def suites(*, json: JsonOption = False) -> None:
+@answering
+def suites() -> Answer:
     """List the suites."""
-    if json:
-        screen.say_json({"version": 1, "suites": list(SUITES.values())})
-        return
     table = screen.table("suite", "by default", "what", "needs", keep=("suite",))
     for one in SUITES.values():
         table.add_row(one.name, "yes" if one.quick else "", one.about, one.needs)
-    screen.console().print(table)
+    return Answer(lambda: {"version": 1, "suites": list(SUITES.values())}, lambda: [table])
 
 
 class Advice:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from holdfast.adapters.journal import open_journal
 from holdfast.cli import screen
+from holdfast.cli.answer import Answer
 from holdfast.errors import JournalError, NotFoundError, UsageError
 from holdfast.report.validation import render_history, render_html, render_markdown
 from holdfast.validate.history import Trend, read, samples_of, trends
@@ -128,8 +129,8 @@ def _problems(node: str, items: Sequence[Item], lost: str) -> None:
             screen.say(screen.clean(f"{node}: {item.verdict.upper()} {item.name}: {item.why or item.shown}{advice}"))
 
 
-def say_history(url: str, *, node: str, items: tuple[str, ...], report: Path | None, json: bool) -> None:
-    """Trends on the screen, as JSON, and in a file.
+def history_answer(url: str, *, node: str, items: tuple[str, ...], report: Path | None) -> Answer:
+    """The trends of this history, which are also written to `report`.
 
     Raises:
         NotFoundError: there is no history, or none of these.
@@ -143,16 +144,13 @@ def say_history(url: str, *, node: str, items: tuple[str, ...], report: Path | N
         raise NotFoundError(f"no history of {node or 'any node'}{': ' + ', '.join(items) if items else ''}")
     if report is not None:
         _export_history(found, report)
-    if json:
-        screen.say_json({"version": 1, "trends": found})
-        return
     table = screen.table("node", "item", "runs", "first", "last", "what", right=("runs", "first", "last"))
     for trend in found:
         first, last = trend.points[0].value, trend.points[-1].value
         table.add_row(
             trend.node, trend.item, str(len(trend.points)), f"{first:.4g}", f"{last:.4g}", screen.clean(trend.told)
         )
-    screen.console().print(table)
+    return Answer(lambda: {"version": 1, "trends": found}, lambda: [table])
 
 
 async def _history(url: str, node: str, items: tuple[str, ...]) -> list[Trend]:

@@ -2,7 +2,7 @@
 
 `board.py` keeps in memory what the pages show of the whole fleet, `live.py` sends changes to open pages, `pages.py`
 gathers one page's parts, `routes.py` serves them, `sessions.py` knows who looks, `deeds.py` takes orders with a reason.
-`cli/controller.py` puts it beside the API. Pages are made on the server; without JavaScript they still can be read.
+`wiring/controller.py` puts it beside the API. Pages are made on the server; without JavaScript they still can be read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cockpit's addresses: pages, what is live of them, log-in and log-out, and files of the package.
 
 Handlers run in the controller's loop. Every page asks who looks first; every form carries the session's secret, and
-must come from our own page. Errors are pages, too. Called by `cli/controller.py` through `handlers`.
+must come from our own page. Errors are pages, too. Called by `wiring/controller.py` through `handlers`.
 """
 
 from __future__ import annotations

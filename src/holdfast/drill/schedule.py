@@ -1,7 +1,7 @@
 """A calendar of drills: when each is due, when it must be quiet, and whether a run is worse than the last one.
 
-Called by `holdfast drill schedule` and by `cli/config`, which reads `[[drill.schedule]]`. Pure: moments come in as Unix
-seconds, and are looked at in the schedule's own zone, so that a change of clocks moves nothing.
+Called by `holdfast drill schedule` and by `wiring/settings`, which reads `[[drill.schedule]]`. Pure: moments come in
+as Unix seconds, and are looked at in the schedule's own zone, so that a change of clocks moves nothing.
 """
 
 from __future__ import annotations

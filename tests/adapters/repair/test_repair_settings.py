@@ -9,10 +9,10 @@ import pytest
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.memory import MemoryOrchestrator
 from holdfast.adapters.repair.settings import RepairConfig, Replacing, filled
-from holdfast.cli.config import load_settings
-from holdfast.cli.repairs import make_repairs
 from holdfast.errors import ConfigError
 from holdfast.model.orders import RebootNode, ReplaceNode
+from holdfast.wiring.repairs import make_repairs
+from holdfast.wiring.settings import load_settings
 
 WHOLE = """
 [repair]

@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from holdfast.adapters.slurm.client import SlurmOrchestrator, SlurmSettings
-from holdfast.cli.controller import close
 from holdfast.lab.waiting import wait_until
 from holdfast.ports import Orchestrator
+from holdfast.wiring.orchestrators import close
 
 SLOW = """#!/bin/sh
 echo begun >> {mark}

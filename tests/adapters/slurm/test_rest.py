@@ -17,11 +17,11 @@ from holdfast.adapters.slurm.node_output import pulse_of_nodes
 from holdfast.adapters.slurm.output import jobs_of_json, pulse_of_jobs
 from holdfast.adapters.slurm.rest import Rest
 from holdfast.adapters.slurm.tool import Tool
-from holdfast.cli.config import Settings, load_settings
-from holdfast.cli.controller import make_orchestrator, placed_slurm
 from holdfast.errors import ConfigError, LinkError, WireError
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.model.cluster import WorldView
+from holdfast.wiring.orchestrators import make_orchestrator, placed_slurm
+from holdfast.wiring.settings import Settings, load_settings
 from slurm_fixture import need_slurm
 from slurm_world import small_lab
 

@@ -1,7 +1,8 @@
 """The mirror of incidents in the API server, for `kubectl get incidents`: written, never read back, may be deleted.
 
-`cli/turns.py` has it told of incidents that changed. The first functions are pure. A write that fails is said once and
-left out: the journal has it. Incidents that are closed longer ago than `KEPT_S` are taken away. Times are Unix seconds.
+`wiring/turns.py` has it told of incidents that changed. The first functions are pure. A write that fails is said once
+and left out: the journal has it. Incidents that are closed longer ago than `KEPT_S` are taken away. Times are Unix
+seconds.
 """
 
 from __future__ import annotations

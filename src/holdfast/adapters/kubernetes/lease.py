@@ -1,8 +1,8 @@
 """A Kubernetes Lease as the thing that elects: which of several controllers may try to lead.
 
-`cli/turns.py` hands it to `controller/election.py`, which judges. Every write is checked by the server: it carries the
-resourceVersion of what was read, so that of two that write at once one is refused. It elects and does not fence, which
-the journal's own epoch does. Times in it are for people; nobody here compares them with a clock.
+`wiring/turns.py` hands it to `controller/election.py`, which judges. Every write is checked by the server: it carries
+the resourceVersion of what was read, so that of two that write at once one is refused. It elects and does not fence,
+which the journal's own epoch does. Times in it are for people; nobody here compares them with a clock.
 """
 
 from __future__ import annotations

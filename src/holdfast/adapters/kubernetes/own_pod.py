@@ -1,7 +1,8 @@
 """The label by which the Service finds the controller that leads: on our own pod, `holdfast.dev/role`.
 
-`cli/turns.py` sets it. A stand-by is as ready as the leader, or a rollout would never be complete; so readiness cannot
-tell them apart. Tried again until it is done: a wrong label costs agents a refused connection, never a wrong order.
+`wiring/turns.py` sets it. A stand-by is as ready as the leader, or a rollout would never be complete; so readiness
+cannot tell them apart. Tried again until it is done: a wrong label costs agents a refused connection, never a wrong
+order.
 """
 
 from __future__ import annotations

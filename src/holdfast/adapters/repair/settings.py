@@ -1,7 +1,7 @@
 """`[repair]` of holdfast.toml: how this site repairs its machines, whatever schedules their jobs.
 
-Read by `cli/config.py`. A word of a command may hold `{node}`, `{gpu}`, `{boot_id}`, `{instance_id}`, `{order}` and
-`{incident}`; where no word holds `{node}`, the node's name is added as the last one. Durations are seconds.
+Read by `wiring/settings.py`. A word of a command may hold `{node}`, `{gpu}`, `{boot_id}`, `{instance_id}`, `{order}`
+and `{incident}`; where no word holds `{node}`, the node's name is added as the last one. Durations are seconds.
 """
 
 from __future__ import annotations

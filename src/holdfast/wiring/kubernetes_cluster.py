@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from holdfast.cli.config import KubernetesConfig
-from holdfast.cli.engines import Engines
 from holdfast.model.events import FindingSeen
 from holdfast.model.evidence import Remedy
 from holdfast.ports import Notifier, Orchestrator
+from holdfast.wiring.engines import Engines
+from holdfast.wiring.settings import KubernetesConfig
 
 if TYPE_CHECKING:
     from holdfast.adapters.kubernetes.client import KubernetesOrchestrator

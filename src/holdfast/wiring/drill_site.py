@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.cli.config import Settings, find_controller, load_settings
 from holdfast.drill.site_settings import SiteSettings
 from holdfast.errors import UsageError
+from holdfast.wiring.settings import Settings, find_controller, load_settings
 
 
 def site_of(config: Path | None) -> SiteSettings:

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from holdfast.decide.engine import Engine
+from holdfast.decide.ladder import mode_of
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Mode, PolicySet
-
-if TYPE_CHECKING:
-    from holdfast.decide.engine import Engine
 
 
 class Engines:
@@ -30,8 +28,6 @@ class Engines:
 
     def __call__(self, state: bytes | None) -> Engine:
         """Raises WireError when the state cannot be read."""
-        from holdfast.decide.engine import Engine  # noqa: PLC0415 - help and completion stay quick
-
         if state is None:
             self._newest = Engine(self._policies, scope="cluster", presets=self._presets)
         else:
@@ -40,8 +36,6 @@ class Engines:
 
     def acts(self, group: str, rung: Remedy) -> bool:
         """Would this rung act in this group of nodes now, by the policy or a person's word? Not before the start."""
-        from holdfast.decide.ladder import mode_of  # noqa: PLC0415 - as above
-
         engine = self._newest
         if engine is None:
             return False

@@ -4,47 +4,27 @@
 `~/.config/holdfast/holdfast.toml`, `/etc/holdfast/holdfast.toml`; files are not merged, and the one of the working
 folder counts under conditions (`settings_places`). The controller is the first that is named by `--dir` or `--url`,
 `HOLDFAST_CONTROLLER`, the file. An address gets no token that was meant for another (`_token_for`). Called by the
-command modules; no time passes here.
+command line; no time passes here.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import typer
 from msgspec import Struct
 
 from holdfast.adapters.notice_settings import NotifyConfig
 from holdfast.adapters.repair.settings import RepairConfig, problems_of
-from holdfast.cli import settings_places
-from holdfast.cli.settings_places import FILE_NAME, is_found, named_file, places, read_found
 from holdfast.drill.schedule import Schedule
 from holdfast.drill.site_settings import SiteConfig
 from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.model.toml_lines import build, config_error, load_toml
 from holdfast.model.wire import ControllerAddress
-
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="Settings, in place of the usual holdfast.toml.")
-]
-DirOption = Annotated[
-    Path | None, typer.Option("--dir", metavar="CLUSTER_DIR", help="The embedded cluster in this folder.")
-]
-UrlOption = Annotated[
-    str | None, typer.Option("--url", metavar="URL", help="The controller's address, such as http://127.0.0.1:8470.")
-]
-JournalOption = Annotated[
-    str | None,
-    typer.Option(
-        "--journal",
-        metavar="JOURNAL",
-        help="Read this journal (a file, or postgresql://...) directly: needs no controller, nor a live one.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print a stable form as JSON: docs/json-forms.md.")]
+from holdfast.wiring import settings_places
+from holdfast.wiring.settings_places import FILE_NAME, is_found, named_file, places, read_found
 
 
 class SlurmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from holdfast import __version__
-from holdfast.cli.config import TracesConfig
 from holdfast.errors import ConfigError, UsageError
 from holdfast.model.records import IncidentRecord
 from holdfast.report.spans import Span, spans
+from holdfast.wiring.settings import TracesConfig
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

@@ -11,31 +11,20 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import structlog
-import typer
 
-from holdfast.adapters.journal import is_postgres
+from holdfast.adapters.journal import is_postgres, open_journal
+from holdfast.controller import Controller
+from holdfast.controller.election import Elector, keep, until_free, win
 from holdfast.errors import FencedError, HoldfastError, JournalBusyError, JournalDamagedError, JournalError, UsageError
 
 if TYPE_CHECKING:
     from holdfast.adapters.journal.sql import SqlJournal
     from holdfast.adapters.kubernetes.api import KubeApi
-    from holdfast.controller import Controller
     from holdfast.ports import Entry
 
-JournalUrlOption = Annotated[
-    str,
-    typer.Option(
-        metavar="URL",
-        envvar="HOLDFAST_JOURNAL",
-        help="Journal: sqlite:///FILE or postgresql://USER@HOST/DATABASE. Default: sqlite in DIR/controller.",
-    ),
-]
-ElectOption = Annotated[
-    str, typer.Option(metavar="kubernetes:NAMESPACE/NAME", help="Lead only while this Lease is held, too.")
-]
 MIRRORED_AT_START = 200
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -56,8 +45,6 @@ def holder_name(folder: Path, journal: str) -> str:
 
 async def open_patiently(url: str, *, standby: bool, pause_s: float) -> SqlJournal:
     """`open_journal`; a standby waits for a server that cannot be reached. Raises what `open_journal` raises."""
-    from holdfast.adapters.journal import open_journal  # noqa: PLC0415 - help and completion stay quick
-
     said = False
     while True:
         try:
@@ -131,8 +118,6 @@ async def run_in_turn(the_controller: Controller, *, journal: str, standby: bool
         JournalBusyError: another leads, and `standby` was not asked for.
         FencedError: this one led, and another took over. Whoever keeps this process starts it again, to stand by.
     """
-    from holdfast.controller.election import Elector, until_free  # noqa: PLC0415 - as above
-
     elector = Elector(the_controller.holder, lease_s=the_controller.lease_s)
     while True:
         seen = None
@@ -196,7 +181,6 @@ async def run_elected(the_controller: Controller, api: KubeApi, *, elect: str, j
         JournalBusyError, LinkError: another is elected, or it cannot be told, and `standby` was not asked for.
     """
     from holdfast.adapters.kubernetes.lease import KubernetesLease  # noqa: PLC0415 - an extra
-    from holdfast.controller.election import keep, win  # noqa: PLC0415 - as above
 
     namespace, name = lease_name(elect)
     store, clock = KubernetesLease(api, namespace, name), the_controller.clock

@@ -1,0 +1,97 @@
+"""The adapter for the cluster that a controller keeps: Slurm, Kubernetes or embedded, with its nodes' failure domains.
+
+Called by `wiring.controller` when it starts. No time passes here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from holdfast.errors import UsageError
+from holdfast.ports import Closable, Orchestrator, Witness
+from holdfast.wiring.kubernetes_cluster import inner_of, make_kubernetes
+from holdfast.wiring.settings import KubernetesConfig, Settings, SlurmConfig
+
+
+def make_orchestrator(
+    cluster: str,
+    folder: Path | None = None,
+    slurm: SlurmConfig | None = None,
+    kubernetes: KubernetesConfig | None = None,
+) -> Orchestrator:
+    """The adapter for what `--cluster` names. `folder` is where it may keep what it must remember.
+
+    Raises:
+        UsageError: a kind of cluster that is not known here.
+    """
+    kind, _, place = cluster.partition(":")
+    if kind == "local" and place:
+        from holdfast.adapters.local.client import LocalOrchestrator  # noqa: PLC0415 - each kind has its own imports
+
+        return LocalOrchestrator(Path(place))
+    if kind == "slurm" and cluster.startswith("slurm:"):
+        from holdfast.adapters.slurm.client import SlurmOrchestrator, SlurmSettings  # noqa: PLC0415
+        from holdfast.adapters.slurm.node_orders import Programs  # noqa: PLC0415
+
+        conf = Path(place).absolute() if place else None
+        if conf is not None and not conf.is_file():
+            raise UsageError(f"--cluster {cluster!r}: there is no file {conf}")
+        slurm = slurm or SlurmConfig()
+        programs = Programs(
+            replace=slurm.replace_program, replace_by_reason=slurm.replace_by_reason, reboot=slurm.reboot_program
+        )
+        token_file = Path(slurm.rest_token_file) if slurm.rest_token_file else None
+        return SlurmOrchestrator(
+            SlurmSettings(conf=conf, folder=folder, programs=programs, rest=slurm.rest, rest_token_file=token_file)
+        )
+    if kind == "kubernetes":
+        own = os.environ.get("HOLDFAST_POD", "").partition("/")[0]
+        return make_kubernetes(place, folder, kubernetes or KubernetesConfig(), namespace=own)
+    raise UsageError(
+        f"--cluster {cluster!r} is not known here: write slurm:[SLURM_CONF], kubernetes:[CONTEXT] or "
+        "local:/path/to/cluster.sock"
+    )
+
+
+def placed_slurm(settings: Settings) -> SlurmConfig:
+    """`[slurm]` with its file's place made absolute."""
+    slurm = settings.config.slurm
+    return replace(slurm, rest_token_file=str(settings.path(slurm.rest_token_file) or ""))
+
+
+def topology_of(settings: Settings) -> str:
+    """`slurm`, the absolute path of a file, or nothing."""
+    said = settings.config.topology
+    return said if said in {"", "slurm"} else str(settings.path(said))
+
+
+def placed(orchestrator: Orchestrator, cluster: str, topology: str) -> Orchestrator:
+    """The orchestrator with its nodes' failure domains; Slurm's own topology is asked for where no file is named."""
+    on_slurm = cluster.startswith("slurm:")
+    if not topology and not on_slurm:
+        return orchestrator
+    from holdfast.adapters.topology import Placed, read_file, read_slurm  # noqa: PLC0415 - few sites name one
+
+    if topology not in {"", "slurm"}:
+        return Placed(orchestrator, lambda: read_file(Path(topology)))
+    if not on_slurm:
+        raise UsageError(f'topology = "slurm" does not go with --cluster {cluster!r}: name a file')
+    conf = cluster.partition(":")[2]
+    environ = {**os.environ, **({"SLURM_CONF": str(Path(conf).absolute())} if conf else {})}
+    return Placed(orchestrator, lambda: read_slurm(environ))
+
+
+def witness_of(orchestrator: Orchestrator) -> Witness | None:
+    """The adapter, also behind a topology, where it can prove that a node does not run."""
+    found = inner_of(orchestrator)
+    return found if isinstance(found, Witness) else None
+
+
+async def close(orchestrator: Orchestrator) -> None:
+    """End what the adapter, also behind a topology, has under way or holds open."""
+    found = inner_of(orchestrator)
+    if isinstance(found, Closable):
+        await found.close()
