@@ -72,6 +72,15 @@ async def gone(pids: list[int], limit_s: float = 60.0) -> None:
         await asyncio.sleep(0.005)
 
 
+async def whole_tree(process: psutil.Process, least: int, limit_s: float = 60.0) -> list[int]:
+    """A job runs before its shell has started all that it starts."""
+    deadline = time.monotonic() + limit_s
+    while len(tree := [p.pid for p in process.children(recursive=True)]) < least:
+        assert time.monotonic() < deadline, f"only {tree}"
+        await asyncio.sleep(0.005)
+    return tree
+
+
 def run(tmp_path: Path, scenario, **options) -> None:
     async def body() -> None:
         async with embedded_cluster(tmp_path, **options) as cluster:
@@ -322,8 +331,7 @@ def test_a_crash_of_the_nodes_first_process_is_a_node_loss(tmp_path: Path) -> No
         job_id = await running(cluster, ["bash", "-c", STUBBORN], nodes=1)
         daemon = psutil.Process(cluster.running.process.pid)
         (init,) = [p for p in daemon.children() if "node01" in p.cmdline()]
-        tree = [p.pid for p in init.children(recursive=True)]
-        assert len(tree) >= 3
+        tree = await whole_tree(init, 3)
         begun = time.monotonic()
         init.kill()
         node = await cluster.until_node("node01", lambda n: n.alive is False)
