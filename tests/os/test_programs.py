@@ -196,13 +196,15 @@ def test_a_program_without_output_has_its_limit() -> None:
 def test_a_guard_ends_with_its_program() -> None:
     """No shell is left of any run."""
 
+    before = psutil.Process().children()
+
     async def body() -> tuple[list[str], list[str]]:
         for _ in range(3):
             await run(Command(argv=("true",), env=ENV), 60)
         program = await Program.start(Command(argv=("cat",), env=ENV), asks=True)
-        during = [one.name() for one in psutil.Process().children()]
+        during = [one.name() for one in psutil.Process().children() if one not in before]
         await program.end()
         await program.end()
-        return sorted(during), [one.name() for one in psutil.Process().children()]
+        return sorted(during), [one.name() for one in psutil.Process().children() if one not in before]
 
     assert asyncio.run(body()) == (["cat", "sh"], [])
