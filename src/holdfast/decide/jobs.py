@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from holdfast.decide import findings, incidents, ladder, records, recovery, repair, restart
 from holdfast.decide.machine import Claim
 from holdfast.decide.records import Turn
-from holdfast.decide.state import occupying
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -471,19 +470,7 @@ def set_view(turn: Turn, job: JobRecord, view: JobView) -> None:
     old, job.view = job.view, view
     turn.touch(job)
     records.warn_of_job(turn, job, old.warnings)
-    before, after = occupying(old), occupying(view)
-    if before == after:
-        return
-    name = job.about
-    left = set(before) - set(after)
-    for node in after:
-        turn.index.jobs_on.setdefault(node, set()).add(name)
-    for node in sorted(left):
-        on = turn.index.jobs_on.get(node)
-        if on is not None:
-            on.discard(name)
-            if not on:
-                del turn.index.jobs_on[node]
+    for node in turn.index.occupied(job.about, old, view):
         record = turn.state.nodes.get(node)
         if record is not None and record.incident:
             repair.check_drained(turn, record)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from holdfast.decide import ladder, machine
-from holdfast.decide.state import Index, State, Waiting, occupying, subject
+from holdfast.decide.state import Index, State, Waiting, subject
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import story
@@ -399,8 +399,7 @@ def create_job(turn: Turn, view: JobView) -> JobRecord:
     name = slug(view.key)
     turn.state.jobs[name] = job
     turn.index.by_id.setdefault(view.key.id, set()).add(name)
-    for node in occupying(view):
-        turn.index.jobs_on.setdefault(node, set()).add(name)
+    turn.index.occupied(name, None, view)
     if turn.in_allocation:
         turn.claim(job, machine.Claim.ATTACHED)
     turn.touch(job)
