@@ -84,11 +84,11 @@ class Engine:
             restart.readmit(turn, turn.cleaned)
         if turn.closing:
             incidents.close_done(turn)
-        return turn.orders
+        return turn.outgoing.orders
 
     def touched(self) -> Touched:
         """Records that the last event changed. They are live: write them before the next event is handled."""
-        return self._last.touched() if self._last is not None else Touched()
+        return self._last.changes.touched() if self._last is not None else Touched()
 
     # --- memory ---
 
@@ -227,7 +227,7 @@ def _stacks(engine: Engine, turn: Turn, event: e.StacksCaptured) -> None:
     del engine
     job = turn.job(event.job)
     if job is not None:
-        turn.complete(job.about, "stacks are in", o.CaptureStacks)
+        turn.orders.complete(job.about, "stacks are in", o.CaptureStacks)
         recovery.stacks(turn, job, event)
 
 
@@ -236,7 +236,7 @@ def _order_done(engine: Engine, turn: Turn, event: e.OrderDone) -> None:
     known = turn.state.orders.get(event.order)
     if known is None or known.status is not OrderStatus.PENDING or isinstance(known.order, o.ValidateNode):
         return  # that checks were run is no outcome: NodeValidated is
-    record = turn.settle(event.order, OrderStatus.DONE, event.detail)
+    record = turn.orders.settle(event.order, OrderStatus.DONE, event.detail)
     if record is None:
         return
     order = record.order
@@ -259,10 +259,10 @@ def _order_failed(engine: Engine, turn: Turn, event: e.OrderFailed) -> None:
     if not event.permanent:
         # It stays pending and is tried again: the same id, so that it has its effect once.
         record.detail = event.why[:500]
-        turn.records[order.id] = record
-        turn.start_timer(f"order:{order.id}", turn.policies.site.waits.order_s, order.incident)
+        turn.changes.add(record)
+        turn.timers.start(f"order:{order.id}", turn.policies.site.waits.order_s, order.incident)
         return
-    turn.settle(order.id, OrderStatus.FAILED, event.why)
+    turn.orders.settle(order.id, OrderStatus.FAILED, event.why)
     if isinstance(order, o.JobOrder):
         job = turn.job(order.job)
         if job is not None:
@@ -285,7 +285,7 @@ def _timer(engine: Engine, turn: Turn, event: e.TimerFired) -> None:
         # A firing of the timer that this one has replaced: wait for the rest. The timer's own firing counts even when
         # it seems early: the clock was set back, or that of a controller that has taken over is behind, and time stands
         # still here until it has caught up.
-        turn.start_timer(event.timer, early, waiting.order.incident)
+        turn.timers.start(event.timer, early, waiting.order.incident)
         return
     del turn.state.timers[event.timer]
     kind, _, name = event.timer.partition(":")
@@ -321,7 +321,7 @@ def _settle_timer(turn: Turn, name: str) -> None:
 def _order_timer(turn: Turn, name: str) -> None:
     record = turn.state.orders.get(name)
     if record is not None and record.status is OrderStatus.PENDING:
-        turn.orders.append(record.order)
+        turn.outgoing.orders.append(record.order)
 
 
 _TIMERS: dict[str, Callable[[Turn, str], None]] = {
@@ -343,7 +343,7 @@ def _controller_started(engine: Engine, turn: Turn, event: e.ControllerStarted) 
         # A new launcher: the ranks of the former one are gone, and with them what it was ordered to do to them.
         for record in list(turn.state.orders.values()):
             if record.status is OrderStatus.PENDING and isinstance(record.order, o.JobOrder):
-                turn.settle(record.order.id, OrderStatus.WITHDRAWN, "a new launcher begins")
+                turn.orders.settle(record.order.id, OrderStatus.WITHDRAWN, "a new launcher begins")
 
 
 def _drill_fired(engine: Engine, turn: Turn, event: e.DrillFired) -> None:

@@ -246,7 +246,7 @@ def _of_node(
 ) -> Finding:
     """A fault of a node that this event shows."""
     return Finding(
-        id=f"{rule}:{name}:{turn.seq}",
+        id=f"{rule}:{name}:{turn.state.seq}",
         rule=rule,
         at=turn.event.at,
         domain=Domain.HARDWARE,
@@ -385,7 +385,7 @@ def silence_over(turn: Turn, name: str) -> None:
     if not node.silent:
         return
     if turn.state.blind:
-        turn.start_timer(f"silent:{name}", turn.policy_for(node).waits.unknown_s)
+        turn.timers.start(f"silent:{name}", turn.policy_for(node).waits.unknown_s)
         return
     jobs = [turn.state.jobs[slug] for slug in sorted(turn.index.jobs_on.get(name, ()))]
     lapsed = [job for job in jobs if job.authority is Authority.CONTROLLER and any(a.epoch for a in job.attempts)]
