@@ -416,12 +416,10 @@ def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Fin
 def order_to_fence(turn: Turn, node: NodeRecord, why: str, planned: Remedy, *, gone: bool = False) -> o.QuarantineNode:
     """The quarantine of a node as policy wants it carried out, for its incident."""
     rules = turn.policy_for(node).node
-    return turn.outgoing.make(
+    return turn.order(
         o.QuarantineNode,
-        incident=node.incident,
+        node,
         remedy=Remedy.QUARANTINE,
-        node=node.name,
-        instance_id=node.instance_id,
         why=why,
         gone=gone,
         repair=planned,

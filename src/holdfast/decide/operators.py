@@ -121,9 +121,8 @@ def _return(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     ours = node.drained_by_us or node.view.drained or node.phase not in {NodeState.HEALTHY, NodeState.SUSPECT}
     nodes.vouched(turn, node, f"{event.who} vouches for it")
     if ours:
-        turn.orders.issue(
-            turn.outgoing.make(o.ReturnNode, node=node.name, instance_id=node.instance_id, why=f"by {event.who}")
-        )
+        why = f"by {event.who}"
+        turn.orders.issue(turn.outgoing.make(o.ReturnNode, node=node.name, instance_id=node.instance_id, why=why))
 
 
 def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
@@ -240,13 +239,13 @@ def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         turn.orders.withdraw(job.about, f"{event.who} holds it")
         turn.state.approved.setdefault(incident.id, []).append(Remedy.REQUEUE)
         turn.orders.issue(
-            turn.outgoing.make(
+            turn.order(
                 o.RequeueHeld,
-                incident=incident.id,
-                remedy=Remedy.REQUEUE,
-                job=job.key,
+                job,
+                incident.id,
+                Remedy.REQUEUE,
+                f"{event.who} holds it",
                 restart_count=max(0, job.view.restart_count - 1),
-                why=f"{event.who} holds it",
             )
         )
         restart.entered_requeue(turn, job, incident, f"{event.who} holds it")

@@ -369,6 +369,23 @@ class Turn:
 
     # --- orders and people ---
 
+    def order(
+        self,
+        kind: type[O],
+        about: JobRecord | NodeRecord,
+        incident: str = "",
+        remedy: Remedy = Remedy.NONE,
+        why: str = "",
+        **fields: Any,
+    ) -> O:
+        """Make an order about a job, or about the machine of a node for the node's incident; it is not sent."""
+        if isinstance(about, NodeRecord):
+            incident = incident or about.incident
+            fields |= {"node": about.name, "instance_id": about.instance_id}
+        else:
+            fields["job"] = about.key
+        return self.outgoing.make(kind, incident=incident, remedy=remedy, why=why, **fields)
+
     def ask(self, order: AnyOrder, policy: Policy, group: str) -> OrderStatus:
         """Order, propose or merely record it, as the mode of its rung says."""
         mode = self.mode(policy, group, order.remedy, order.incident)

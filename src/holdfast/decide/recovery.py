@@ -151,11 +151,11 @@ def _look(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: Policy) 
     attempt = job.attempt
     if turn.leads(job) and attempt is not None:
         turn.orders.issue(
-            turn.outgoing.make(
+            turn.order(
                 o.CaptureStacks,
-                incident=incident.id,
+                job,
+                incident.id,
                 why="nothing moves",
-                job=job.key,
                 attempt=attempt.number,
                 limit_s=policy.waits.stacks_s,
             )
@@ -253,7 +253,7 @@ def end_attempt(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Re
             restart.give_up(turn, job, incident, reason or "its ladder ends here")
         else:
             turn.orders.withdraw(job.about, "its end is asked for anew", o.GiveUp)
-            order = turn.outgoing.make(o.GiveUp, incident=incident.id, remedy=Remedy.STOP, job=job.key, why=reason)
+            order = turn.order(o.GiveUp, job, incident.id, Remedy.STOP, reason)
             restart.ask_first(turn, job, incident, order)
         return
     if remedy is Remedy.REQUEUE and _requeues(turn, job, incident):
@@ -273,12 +273,12 @@ def _stop_ranks(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Re
     attempt = job.attempt
     policy = turn.policy_of(job)
     if turn.leads(job) and turn.in_allocation and attempt is not None:
-        order = turn.outgoing.make(
+        order = turn.order(
             o.StopAttempt,
-            incident=incident.id,
-            remedy=Remedy.RESTART_IN_PLACE if remedy is not Remedy.STOP else Remedy.STOP,
-            why=reason,
-            job=job.key,
+            job,
+            incident.id,
+            Remedy.RESTART_IN_PLACE if remedy is not Remedy.STOP else Remedy.STOP,
+            reason,
             attempt=attempt.number,
             grace_s=policy.waits.stop_grace_s,
         )
@@ -317,15 +317,7 @@ def evacuate(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> 
         end_attempt(turn, job, incident, Remedy.REQUEUE, why)  # it has hardly begun: there is nothing to save
         return
     limit_s = turn.policy_of(job).waits.evacuate_s
-    order = turn.outgoing.make(
-        o.SaveAndStop,
-        incident=incident.id,
-        remedy=Remedy.EVACUATE,
-        why=why,
-        job=job.key,
-        attempt=attempt.number,
-        limit_s=limit_s,
-    )
+    order = turn.order(o.SaveAndStop, job, incident.id, Remedy.EVACUATE, why, attempt=attempt.number, limit_s=limit_s)
     if restart.ask_first(turn, job, incident, order):
         entered_evacuation(turn, job, incident, limit_s)
 
@@ -629,20 +621,17 @@ def only_observes(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: 
     if mode is not Mode.OBSERVE or job.in_queue:
         return False
     order: o.AnyOrder
-    common = {"incident": incident.id, "remedy": remedy, "why": why, "job": job.key}
+    what = (job, incident.id, remedy, why)
     number = job.attempt.number if job.attempt is not None else 0
     if remedy is Remedy.STOP:
-        order = turn.outgoing.make(o.GiveUp, **common)
+        order = turn.order(o.GiveUp, *what)
     elif remedy is Remedy.RESTART_IN_PLACE and job.alive:
-        order = turn.outgoing.make(
-            o.StopAttempt, attempt=number, grace_s=turn.policy_of(job).waits.stop_grace_s, **common
-        )
+        order = turn.order(o.StopAttempt, *what, attempt=number, grace_s=turn.policy_of(job).waits.stop_grace_s)
     elif remedy is Remedy.RESTART_IN_PLACE:
-        order = turn.outgoing.make(o.RestartInPlace, attempt=number + 1, epoch=job.epoch + 1, **common)
+        order = turn.order(o.RestartInPlace, *what, attempt=number + 1, epoch=job.epoch + 1)
     else:
-        order = turn.outgoing.make(
-            o.RequeueHeld, restart_count=job.view.restart_count, gone=restart.gone_nodes(turn, job), **common
-        )
+        gone = restart.gone_nodes(turn, job)
+        order = turn.order(o.RequeueHeld, *what, restart_count=job.view.restart_count, gone=gone)
     turn.ask(order, turn.policy_of(job), job.view.partition)
     restart.observed(turn, job, incident)
     return True
@@ -665,7 +654,7 @@ def _stop(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> Non
     if mode is Mode.ACT or turn.in_allocation:
         restart.give_up(turn, job, incident, why)
         return
-    order = turn.outgoing.make(o.GiveUp, incident=incident.id, remedy=Remedy.STOP, job=job.key, why=why)
+    order = turn.order(o.GiveUp, job, incident.id, Remedy.STOP, why)
     restart.ask_first(turn, job, incident, order)
 
 

@@ -139,15 +139,14 @@ def _take_rung(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
         often = f" It was quarantined {offences(turn, node)} times." if is_lemon(turn, node) else ""
         retire(turn, node, incident, f"no repair is left to try.{often}")
         return
-    common = {"incident": incident.id, "remedy": rung, "node": node.name, "instance_id": node.instance_id}
     why = f"{', '.join(node.findings[:3])}"
     order: o.ResetGpu | o.RebootNode | o.ReplaceNode
     if rung is Remedy.RESET_GPU:
-        order = turn.outgoing.make(o.ResetGpu, gpu=gpu, why=why, **common)
+        order = turn.order(o.ResetGpu, node, incident.id, rung, why, gpu=gpu)
     elif rung is Remedy.REBOOT:
-        order = turn.outgoing.make(o.RebootNode, boot_id=node.boot_id, why=why, **common)
+        order = turn.order(o.RebootNode, node, incident.id, rung, why, boot_id=node.boot_id)
     else:
-        order = turn.outgoing.make(o.ReplaceNode, why=why, **common)
+        order = turn.order(o.ReplaceNode, node, incident.id, rung, why)
     status = turn.ask(order, policy, node.view.group)
     name = rung.replace("_", " ")
     if status is OrderStatus.PENDING:
@@ -239,11 +238,7 @@ def validate(turn: Turn, node: NodeRecord, why: str) -> None:
 
 def check_again(turn: Turn, node: NodeRecord, why: str = "the machine was swapped") -> None:
     """Order the checks of the machine that is there now."""
-    turn.orders.issue(
-        turn.outgoing.make(
-            o.ValidateNode, incident=node.incident, node=node.name, instance_id=node.instance_id, why=why
-        )
-    )
+    turn.orders.issue(turn.order(o.ValidateNode, node, why=why))
     turn.timers.start(node.timer, turn.policy_for(node).waits.validate_s, node.incident)
 
 
@@ -283,9 +278,7 @@ def give_back(turn: Turn, node: NodeRecord) -> None:
         returned(turn, node)
         return
     if not turn.orders.about(node.about, o.ReturnNode):
-        turn.orders.issue(
-            turn.outgoing.make(o.ReturnNode, incident=node.incident, node=node.name, instance_id=node.instance_id)
-        )
+        turn.orders.issue(turn.order(o.ReturnNode, node))
 
 
 def returned(turn: Turn, node: NodeRecord) -> None:
@@ -308,14 +301,7 @@ def returned(turn: Turn, node: NodeRecord) -> None:
 def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: str) -> None:
     """Hand it to a person. It stays out of service whatever the mode is, since it is drained already."""
     policy = turn.policy_for(node)
-    order = turn.outgoing.make(
-        o.RetireNode,
-        incident=node.incident,
-        remedy=Remedy.RETIRE,
-        node=node.name,
-        instance_id=node.instance_id,
-        why=why,
-    )
+    order = turn.order(o.RetireNode, node, remedy=Remedy.RETIRE, why=why)
     if turn.mode(policy, node.view.group, Remedy.RETIRE, node.incident) is Mode.ACT:
         turn.orders.issue(order)
     if turn.can(node, NodeTrigger.RETIRE):

@@ -75,12 +75,12 @@ def in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Di
     step_back(turn, job, diagnosis)
     if turn.leads(job):
         number = job.attempt.number + 1 if job.attempt is not None else 0
-        order = turn.outgoing.make(
+        order = turn.order(
             o.RestartInPlace,
-            incident=incident.id,
-            remedy=Remedy.RESTART_IN_PLACE,
-            why=diagnosis.summary,
-            job=job.key,
+            job,
+            incident.id,
+            Remedy.RESTART_IN_PLACE,
+            diagnosis.summary,
             attempt=number,
             epoch=job.epoch + 1,
             exclude_nodes=tuple(node for node in job.excluded if node in job.view.nodes or not job.view.nodes),
@@ -147,12 +147,12 @@ def leave_allocation(turn: Turn, job: JobRecord, incident: IncidentRecord, why: 
     """The launcher hands over, or without a controller exits with this code. What follows comes from outside."""
     number = job.attempt.number if job.attempt is not None else 0
     turn.orders.issue(
-        turn.outgoing.make(
+        turn.order(
             o.Escalate,
-            incident=incident.id,
-            remedy=Remedy.REQUEUE,
-            why=why,
-            job=job.key,
+            job,
+            incident.id,
+            Remedy.REQUEUE,
+            why,
             attempt=number,
             exit_code=code,
             exclude_nodes=job.excluded,
@@ -215,12 +215,12 @@ def requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> b
     """Have it stopped, queued and held. Only the controller's engine calls this."""
     if turn.orders.about(job.about, o.RequeueHeld):
         return True
-    order = turn.outgoing.make(
+    order = turn.order(
         o.RequeueHeld,
-        incident=incident.id,
-        remedy=Remedy.REQUEUE,
-        why=why,
-        job=job.key,
+        job,
+        incident.id,
+        Remedy.REQUEUE,
+        why,
         restart_count=job.view.restart_count,
         gone=gone_nodes(turn, job),
         leased=any(attempt.epoch for attempt in job.attempts[-1:]),
@@ -297,13 +297,8 @@ def release(turn: Turn, job: JobRecord) -> None:
         return
     job.epoch += 1
     turn.orders.issue(
-        turn.outgoing.make(
-            o.ReleaseJob,
-            incident=incident.id,
-            remedy=Remedy.REQUEUE,
-            job=job.key,
-            epoch=job.epoch,
-            restore_step_max=job.restore_step_max,
+        turn.order(
+            o.ReleaseJob, job, incident.id, Remedy.REQUEUE, epoch=job.epoch, restore_step_max=job.restore_step_max
         )
     )
     turn.move_job(job, JobTrigger.RELEASE)
@@ -411,13 +406,13 @@ def ask_exclusions(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None
     job.excluded_asked = tuple(sorted(job.excluded))
     turn.changes.add(job)
     turn.orders.issue(
-        turn.outgoing.make(
+        turn.order(
             o.SetExcluded,
-            incident=incident.id,
-            remedy=Remedy.REQUEUE,
-            job=job.key,
+            job,
+            incident.id,
+            Remedy.REQUEUE,
+            incident.diagnosis.summary if incident.diagnosis is not None else "",
             nodes=job.excluded_asked,
-            why=incident.diagnosis.summary if incident.diagnosis is not None else "",
         )
     )
 
@@ -643,17 +638,12 @@ def give_up(turn: Turn, job: JobRecord, incident: IncidentRecord | None, why: st
     """Stop it for good and say why. The launcher leaves with the code that forbids a requeue."""
     order: o.GiveUp | o.Escalate
     number = job.attempt.number if job.attempt is not None else 0
-    common = {
-        "incident": incident.id if incident is not None else "",
-        "remedy": Remedy.STOP,
-        "job": job.key,
-        "why": why,
-    }
+    what = (job, incident.id if incident is not None else "", Remedy.STOP, why)
     if turn.in_allocation:
-        order = turn.outgoing.make(o.Escalate, attempt=number, exit_code=EXIT_DO_NOT_REQUEUE, **common)
+        order = turn.order(o.Escalate, *what, attempt=number, exit_code=EXIT_DO_NOT_REQUEUE)
         turn.claim(job, Claim.LEFT)
     else:
-        order = turn.outgoing.make(o.GiveUp, cancel=cancel, **common)
+        order = turn.order(o.GiveUp, *what, cancel=cancel)
     if incident is not None:
         incidents.tried(turn, incident, Remedy.STOP)
         summary = incident.diagnosis.story if incident.diagnosis is not None else ""
@@ -667,7 +657,7 @@ def end_again(turn: Turn, job: JobRecord, why: str) -> None:
     job.requeue_dropped = None
     incident = job.attempt.incident if job.attempt is not None else ""
     turn.tell(job, f"It is ended once more: {why}.")
-    turn.orders.issue(turn.outgoing.make(o.GiveUp, incident=incident, job=job.key, why=why))
+    turn.orders.issue(turn.order(o.GiveUp, job, incident, why=why))
 
 
 def revive(turn: Turn, job: JobRecord) -> None:
