@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from holdfast.decide import findings, incidents, jobs, nodes, operators, recovery, restart
 from holdfast.decide.records import ALLOCATION, CLUSTER, TIMER_SLACK_S, Turn
 from holdfast.decide.state import SNAPSHOT_VERSION, Drill, Index, State, from_bytes, to_bytes
 from holdfast.errors import ConfigError, EngineError
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import NodeView
 from holdfast.model.events import AnyEvent
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
@@ -152,19 +149,11 @@ class Engine:
 
 def _node_observed(engine: Engine, turn: Turn, event: e.NodeObserved) -> None:
     del engine
-    if event.node.failed_check and not _counts_failed_checks(turn, event.node):
-        event = replace(event, node=replace(event.node, failed_check=""))
-    known = turn.state.nodes.get(event.node.name)
-    failed = event.node.failed_check if known is not None and not known.view.failed_check else ""
-    evidence = nodes.observed(turn, event)
-    if evidence:
-        findings.node_gone(turn, event.node.name, evidence)
-    if failed and not turn.in_allocation:
-        findings.failed_check(turn, event.node.name, failed)
-
-
-def _counts_failed_checks(turn: Turn, view: NodeView) -> bool:
-    return turn.policies.for_group(view.group).node.failed_prolog_is_a_fault
+    gone, failed_check = nodes.observed(turn, event.node)
+    if gone:
+        findings.node_gone(turn, event.node.name, gone)
+    if failed_check:
+        findings.failed_check(turn, event.node.name, failed_check)
 
 
 def _watch_blind(engine: Engine, turn: Turn, event: e.WatchBlind) -> None:

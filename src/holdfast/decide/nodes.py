@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from holdfast.decide import incidents, records, repair
 from holdfast.decide.records import Turn
 from holdfast.model import events as e
@@ -42,15 +44,26 @@ def record_of(turn: Turn, name: str) -> NodeRecord:
     return node
 
 
-def observed(turn: Turn, event: e.NodeObserved) -> str:
-    """The node is now like this. Returns the evidence when it shows that the node is gone, else an empty text."""
-    view = event.node
+def observed(turn: Turn, view: NodeView) -> tuple[str, str]:
+    """Take the node as it is shown now.
+
+    Returns the evidence that the node is gone, and the scheduler's check that has newly failed where policy counts one
+    as a fault; empty texts when there is neither.
+    """
     if turn.in_allocation:
-        return "it no longer answers" if view.alive is False else ""
+        return ("it no longer answers" if view.alive is False else ""), ""
+    if view.failed_check and not turn.policies.for_group(view.group).node.failed_prolog_is_a_fault:
+        view = replace(view, failed_check="")
     node = turn.state.nodes.get(view.name)
     if node is None:
         _first_seen(turn, view)
-        return ""
+        return "", ""
+    failed_check = "" if node.view.failed_check else view.failed_check
+    return _seen_again(turn, node, view), failed_check
+
+
+def _seen_again(turn: Turn, node: NodeRecord, view: NodeView) -> str:
+    """Return the evidence that a known node is gone; an empty text when it is not."""
     old, node.view = node.view, view
     turn.changes.add(node)
     if old.group != view.group:
