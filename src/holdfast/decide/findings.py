@@ -245,19 +245,8 @@ def _of_node(
     turn: Turn, name: str, rule: str, severity: Severity, remedy: Remedy, summary: str, evidence: Evidence
 ) -> Finding:
     """A fault of a node that this event shows."""
-    return Finding(
-        id=f"{rule}:{name}:{turn.state.seq}",
-        rule=rule,
-        at=turn.event.at,
-        domain=Domain.HARDWARE,
-        role=Role.ROOT,
-        severity=severity,
-        remedy=remedy,
-        place=Place(node=name),
-        summary=summary,
-        fingerprint=rule,
-        evidence=(evidence,),
-    )
+    fields = {"domain": Domain.HARDWARE, "severity": severity, "remedy": remedy, "place": Place(node=name)}
+    return turn.finding(rule, name, summary, evidence, **fields)
 
 
 def _lost_in_allocation(turn: Turn, name: str, evidence: str) -> None:

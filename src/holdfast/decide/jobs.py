@@ -16,7 +16,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import story
 from holdfast.model.cluster import ENDED, JobKey, JobView, SchedulerState
-from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
+from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Severity
 from holdfast.model.records import AttemptRecord, Authority, JobRecord, JobState, JobTrigger, Mark
 
 LATE_S = 900.0
@@ -446,20 +446,20 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
 def _from_launcher(turn: Turn, job: JobRecord, event: e.Escalated) -> Finding:
     made = event.diagnosis
     cause = made.cause if made is not None else "launcher.escalated"
-    return Finding(
+    evidence = Evidence(EvidenceKind.EXIT, event.why[:200])
+    return turn.finding(
+        cause,
+        job.about,
+        (made.summary if made is not None else "") or event.why or "the launcher handed over",
+        evidence,
         id=f"escalated:{job.about}:{turn.state.seq}",
-        rule=cause,
-        at=event.at,
         domain=made.domain if made is not None else Domain.UNKNOWN,
-        role=Role.ROOT,
         severity=Severity.ERROR,
         remedy=made.remedy if made is not None else Remedy.NONE,
         place=Place(node=made.nodes[0] if made is not None and made.nodes else ""),
         job=job.key,
         attempt=event.attempt,
-        summary=(made.summary if made is not None else "") or event.why or "the launcher handed over",
         fingerprint=made.fingerprint if made is not None else "",
-        evidence=(Evidence(EvidenceKind.EXIT, event.why[:200]),),
     )
 
 
@@ -509,17 +509,8 @@ def has_launcher(job: JobRecord) -> bool:
 
 def said_by_scheduler(turn: Turn, job: JobRecord, rule: str, summary: str) -> Finding:
     """A finding whose evidence is the scheduler's word."""
-    return Finding(
-        id=f"{rule}:{job.about}:{turn.state.seq}",
-        rule=rule,
-        at=turn.event.at,
-        domain=Domain.PLATFORM,
-        role=Role.ROOT,
-        job=job.key,
-        summary=summary,
-        fingerprint=rule,
-        evidence=(Evidence(EvidenceKind.SCHEDULER, job.view.reason[:200]),),
-    )
+    evidence = Evidence(EvidenceKind.SCHEDULER, job.view.reason[:200])
+    return turn.finding(rule, job.about, summary, evidence, domain=Domain.PLATFORM, job=job.key)
 
 
 def restart_me(turn: Turn, job: JobRecord) -> Finding:
@@ -531,18 +522,15 @@ def end_of_attempt(turn: Turn, job: JobRecord, code: int | None, signal: int | N
     """An end that nobody explained: the exit itself is the evidence."""
     rule = f"exit.signal.{signal}" if signal else f"exit.code.{code if code is not None else 'unknown'}"
     words = f"signal {signal}" if signal else f"exit code {code}"
-    return Finding(
+    return turn.finding(
+        rule,
+        job.about,
+        f"the job ended with {words}",
+        Evidence(EvidenceKind.EXIT, words),
         id=f"end:{job.about}:{turn.state.seq}",
-        rule=rule,
-        at=turn.event.at,
-        domain=Domain.UNKNOWN,
-        role=Role.ROOT,
-        place=Place(),
+        place=Place(),  # journals hold it, empty
         job=job.key,
         attempt=job.attempt.number if job.attempt is not None else None,
-        summary=f"the job ended with {words}",
-        fingerprint=rule,
-        evidence=(Evidence(EvidenceKind.EXIT, words),),
     )
 
 

@@ -17,7 +17,7 @@ from holdfast.model import orders as o
 from holdfast.model import story
 from holdfast.model.cluster import JobKey, JobView, job_kind
 from holdfast.model.events import AnyEvent
-from holdfast.model.evidence import Diagnosis, Remedy, Severity
+from holdfast.model.evidence import Diagnosis, Evidence, Finding, Remedy, Role, Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
 from holdfast.model.policy import Brake, Mode, Policy, PolicySet
 from holdfast.model.records import (
@@ -366,6 +366,12 @@ class Turn:
                 when = max(when, incident.marks.get(earlier, when))
         incident.marks[mark] = when
         self.changes.add(incident)
+
+    def finding(self, rule: str, about: str, summary: str, evidence: Evidence, **fields: Any) -> Finding:
+        """Make a finding of what this event shows; `about` keeps its id apart from others of the rule."""
+        fields.setdefault("id", f"{rule}:{about}:{self.state.seq}")
+        fields.setdefault("fingerprint", rule)
+        return Finding(rule=rule, at=self.event.at, role=Role.ROOT, summary=summary, evidence=(evidence,), **fields)
 
     # --- orders and people ---
 
