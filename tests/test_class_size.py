@@ -31,7 +31,6 @@ LARGER: dict[str, tuple[int, int]] = {
     "controller:Controller": (515, 33),
     "controller:Executors": (264, 19),
     "controller:Presence": (236, 17),
-    "decide:Turn": (318, 16),
     "detect:BlockReader": (358, 19),
     "detect:LineStream": (161, 23),
     "detect:LogFile": (40, 22),

@@ -11,7 +11,7 @@ from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.evidence import Remedy
 from holdfast.model.orders import OrderStatus
-from holdfast.model.policy import Mode, Policy
+from holdfast.model.policy import Mode, Policy, Trouble
 from holdfast.model.records import JobState, NodeState
 
 S = SchedulerState
@@ -397,3 +397,14 @@ def test_modes_survive_a_restart_of_the_engine():
     play.engine = play.engine.restore(play.engine.snapshot(), play.policies)
     assert kinds(play.xid("n2")) == []
     assert KEY.id == "7"
+
+
+def test_an_evacuation_may_be_approved_while_the_scheduler_shows_the_job_as_queued():
+    """The scheduler's view says that nothing runs, the launcher has not reported an end: the job saves and stops."""
+    ladder = (R.QUARANTINE, R.EVACUATE, R.REQUEUE, R.STOP)
+    play = Play(ladders={Trouble.HARDWARE: ladder}, modes={R.EVACUATE: Mode.ADVISE}).running()
+    play.xid("n2")
+    order = proposal(play, o.SaveAndStop).order.id
+    play.job(state=S.HELD)
+    play.say(e.Command.APPROVE, order=order)
+    assert play.state is JobState.EVACUATING

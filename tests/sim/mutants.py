@@ -14,7 +14,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from holdfast.decide import engine, incidents, jobs, nodes, operators, records, repair, restart
-from holdfast.decide.records import Turn
+from holdfast.decide.records import Timers, Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
@@ -45,24 +45,24 @@ def _double_requeue() -> contextlib.AbstractContextManager[object]:
 
     def entered(turn: Turn, job: JobRecord, incident: Any, why: str) -> None:
         real(turn, job, incident, why)
-        again = turn.make(
+        again = turn.outgoing.make(
             o.RequeueHeld, incident=incident.id, job=job.key, restart_count=job.view.restart_count + 1, why=why
         )
-        turn.orders.append(again)
+        turn.outgoing.orders.append(again)
 
     return patch.object(restart, "entered_requeue", entered)
 
 
 def _lost_timer() -> contextlib.AbstractContextManager[object]:
     """The end of settling is noted, and nobody is told to wake the engine."""
-    real = Turn.start_timer
+    real = Timers.start
 
-    def start(self: Turn, name: str, after_s: float, incident: str = "") -> None:
+    def start(self: Timers, name: str, after_s: float, incident: str = "") -> None:
         real(self, name, after_s, incident)
         if name.startswith("settle:"):
-            self.orders.pop()
+            self.outgoing.orders.pop()
 
-    return patch.object(Turn, "start_timer", start)
+    return patch.object(Timers, "start", start)
 
 
 def _brake_blocks_recovery() -> contextlib.AbstractContextManager[object]:
@@ -116,7 +116,9 @@ def _replay_acts_twice() -> contextlib.AbstractContextManager[object]:
         real(kept, turn, event)
         for node in turn.state.nodes.values():
             if node.offences and not turn.in_allocation:
-                turn.issue(turn.make(o.QuarantineNode, node=node.name, instance_id=node.instance_id, why="again"))
+                turn.orders.issue(
+                    turn.outgoing.make(o.QuarantineNode, node=node.name, instance_id=node.instance_id, why="again")
+                )
 
     return patch.dict(engine._HANDLERS, {e.ControllerStarted: started})
 

@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from holdfast.decide import findings, incidents, jobs, nodes, operators, recovery, restart
 from holdfast.decide.records import ALLOCATION, CLUSTER, TIMER_SLACK_S, Turn
 from holdfast.decide.state import SNAPSHOT_VERSION, Drill, Index, State, from_bytes, to_bytes
 from holdfast.errors import ConfigError, EngineError
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import NodeView
 from holdfast.model.events import AnyEvent
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
@@ -84,11 +81,11 @@ class Engine:
             restart.readmit(turn, turn.cleaned)
         if turn.closing:
             incidents.close_done(turn)
-        return turn.orders
+        return turn.outgoing.orders
 
     def touched(self) -> Touched:
         """Records that the last event changed. They are live: write them before the next event is handled."""
-        return self._last.touched() if self._last is not None else Touched()
+        return self._last.changes.touched() if self._last is not None else Touched()
 
     # --- memory ---
 
@@ -152,19 +149,11 @@ class Engine:
 
 def _node_observed(engine: Engine, turn: Turn, event: e.NodeObserved) -> None:
     del engine
-    if event.node.failed_check and not _counts_failed_checks(turn, event.node):
-        event = replace(event, node=replace(event.node, failed_check=""))
-    known = turn.state.nodes.get(event.node.name)
-    failed = event.node.failed_check if known is not None and not known.view.failed_check else ""
-    evidence = nodes.observed(turn, event)
-    if evidence:
-        findings.node_gone(turn, event.node.name, evidence)
-    if failed and not turn.in_allocation:
-        findings.failed_check(turn, event.node.name, failed)
-
-
-def _counts_failed_checks(turn: Turn, view: NodeView) -> bool:
-    return turn.policies.for_group(view.group).node.failed_prolog_is_a_fault
+    gone, failed_check = nodes.observed(turn, event.node)
+    if gone:
+        findings.node_gone(turn, event.node.name, gone)
+    if failed_check:
+        findings.failed_check(turn, event.node.name, failed_check)
 
 
 def _watch_blind(engine: Engine, turn: Turn, event: e.WatchBlind) -> None:
@@ -227,7 +216,7 @@ def _stacks(engine: Engine, turn: Turn, event: e.StacksCaptured) -> None:
     del engine
     job = turn.job(event.job)
     if job is not None:
-        turn.complete(job.about, "stacks are in", o.CaptureStacks)
+        turn.orders.complete(job.about, "stacks are in", o.CaptureStacks)
         recovery.stacks(turn, job, event)
 
 
@@ -236,7 +225,7 @@ def _order_done(engine: Engine, turn: Turn, event: e.OrderDone) -> None:
     known = turn.state.orders.get(event.order)
     if known is None or known.status is not OrderStatus.PENDING or isinstance(known.order, o.ValidateNode):
         return  # that checks were run is no outcome: NodeValidated is
-    record = turn.settle(event.order, OrderStatus.DONE, event.detail)
+    record = turn.orders.settle(event.order, OrderStatus.DONE, event.detail)
     if record is None:
         return
     order = record.order
@@ -259,10 +248,10 @@ def _order_failed(engine: Engine, turn: Turn, event: e.OrderFailed) -> None:
     if not event.permanent:
         # It stays pending and is tried again: the same id, so that it has its effect once.
         record.detail = event.why[:500]
-        turn.records[order.id] = record
-        turn.start_timer(f"order:{order.id}", turn.policies.site.waits.order_s, order.incident)
+        turn.changes.add(record)
+        turn.timers.start(f"order:{order.id}", turn.policies.site.waits.order_s, order.incident)
         return
-    turn.settle(order.id, OrderStatus.FAILED, event.why)
+    turn.orders.settle(order.id, OrderStatus.FAILED, event.why)
     if isinstance(order, o.JobOrder):
         job = turn.job(order.job)
         if job is not None:
@@ -285,7 +274,7 @@ def _timer(engine: Engine, turn: Turn, event: e.TimerFired) -> None:
         # A firing of the timer that this one has replaced: wait for the rest. The timer's own firing counts even when
         # it seems early: the clock was set back, or that of a controller that has taken over is behind, and time stands
         # still here until it has caught up.
-        turn.start_timer(event.timer, early, waiting.order.incident)
+        turn.timers.start(event.timer, early, waiting.order.incident)
         return
     del turn.state.timers[event.timer]
     kind, _, name = event.timer.partition(":")
@@ -321,7 +310,7 @@ def _settle_timer(turn: Turn, name: str) -> None:
 def _order_timer(turn: Turn, name: str) -> None:
     record = turn.state.orders.get(name)
     if record is not None and record.status is OrderStatus.PENDING:
-        turn.orders.append(record.order)
+        turn.outgoing.orders.append(record.order)
 
 
 _TIMERS: dict[str, Callable[[Turn, str], None]] = {
@@ -343,7 +332,7 @@ def _controller_started(engine: Engine, turn: Turn, event: e.ControllerStarted) 
         # A new launcher: the ranks of the former one are gone, and with them what it was ordered to do to them.
         for record in list(turn.state.orders.values()):
             if record.status is OrderStatus.PENDING and isinstance(record.order, o.JobOrder):
-                turn.settle(record.order.id, OrderStatus.WITHDRAWN, "a new launcher begins")
+                turn.orders.settle(record.order.id, OrderStatus.WITHDRAWN, "a new launcher begins")
 
 
 def _drill_fired(engine: Engine, turn: Turn, event: e.DrillFired) -> None:

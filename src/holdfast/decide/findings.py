@@ -245,19 +245,8 @@ def _of_node(
     turn: Turn, name: str, rule: str, severity: Severity, remedy: Remedy, summary: str, evidence: Evidence
 ) -> Finding:
     """A fault of a node that this event shows."""
-    return Finding(
-        id=f"{rule}:{name}:{turn.seq}",
-        rule=rule,
-        at=turn.event.at,
-        domain=Domain.HARDWARE,
-        role=Role.ROOT,
-        severity=severity,
-        remedy=remedy,
-        place=Place(node=name),
-        summary=summary,
-        fingerprint=rule,
-        evidence=(evidence,),
-    )
+    fields = {"domain": Domain.HARDWARE, "severity": severity, "remedy": remedy, "place": Place(node=name)}
+    return turn.finding(rule, name, summary, evidence, **fields)
 
 
 def _lost_in_allocation(turn: Turn, name: str, evidence: str) -> None:
@@ -385,7 +374,7 @@ def silence_over(turn: Turn, name: str) -> None:
     if not node.silent:
         return
     if turn.state.blind:
-        turn.start_timer(f"silent:{name}", turn.policy_for(node).waits.unknown_s)
+        turn.timers.start(f"silent:{name}", turn.policy_for(node).waits.unknown_s)
         return
     jobs = [turn.state.jobs[slug] for slug in sorted(turn.index.jobs_on.get(name, ()))]
     lapsed = [job for job in jobs if job.authority is Authority.CONTROLLER and any(a.epoch for a in job.attempts)]

@@ -77,7 +77,7 @@ def add(turn: Turn, incident: IncidentRecord, finding: Finding) -> None:
         return
     if len(incident.findings) >= FINDINGS_MAX:
         incident.findings_dropped += 1
-        turn.touch(incident)
+        turn.changes.add(incident)
         if finding.role is not Role.ROOT:
             return
         weakest = next((i for i, f in enumerate(incident.findings) if f.role is Role.CONTEXT), None)
@@ -88,7 +88,7 @@ def add(turn: Turn, incident: IncidentRecord, finding: Finding) -> None:
         del incident.findings[weakest]
     incident.findings.append(finding)
     _date(turn, incident, finding)
-    turn.touch(incident)
+    turn.changes.add(incident)
     if len(incident.findings) <= 12 and finding.role in {Role.ROOT, Role.CASCADE}:
         turn.tell(incident, f"Seen: {story.of_finding(finding)}.")
 
@@ -124,13 +124,13 @@ def _tells(finding: Finding) -> bool:
 
 def open_new(turn: Turn, finding: Finding) -> IncidentRecord:
     """A new trouble, with its first evidence."""
-    incident = IncidentRecord(id=f"i{turn.new_id()}", opened_at=turn.now, source=turn.event.source)
+    incident = IncidentRecord(id=f"i{turn.outgoing.new_id()}", opened_at=turn.now, source=turn.event.source)
     turn.state.incidents[incident.id] = incident
     incident.marks[Mark.DETECTED] = turn.now
     incident.said_at = incident.marks[Mark.FAULT] = min(finding.at or turn.now, turn.now)
     add(turn, incident, finding)
     turn.closing[incident.id] = incident  # should nothing attach itself, it is closed at the end of the turn
-    turn.touch(incident)
+    turn.changes.add(incident)
     return incident
 
 
@@ -152,7 +152,7 @@ def attach_job(turn: Turn, incident: IncidentRecord, job: JobRecord) -> None:
         if finding.attempt is None or attempt is None or finding.attempt >= attempt.number:
             add(turn, incident, finding)
     _match_drill(turn, incident, job.about, job.view.nodes)
-    turn.touch(incident)
+    turn.changes.add(incident)
 
 
 def attach_node(turn: Turn, incident: IncidentRecord, node: NodeRecord) -> None:
@@ -161,7 +161,7 @@ def attach_node(turn: Turn, incident: IncidentRecord, node: NodeRecord) -> None:
         return
     if node.name not in incident.nodes:
         incident.nodes.append(node.name)
-        turn.touch(incident)
+        turn.changes.add(incident)
     if node.incident in turn.state.incidents:
         return  # another one waits for it already
     incident.nodes_open.append(node.name)
@@ -171,8 +171,8 @@ def attach_node(turn: Turn, incident: IncidentRecord, node: NodeRecord) -> None:
     for finding in recall(turn, node.about):
         add(turn, incident, finding)
     _match_drill(turn, incident, "", (node.name,))
-    turn.touch(incident)
-    turn.touch(node)
+    turn.changes.add(incident)
+    turn.changes.add(node)
 
 
 def open_of_job(turn: Turn, job: JobRecord) -> list[IncidentRecord]:
@@ -194,7 +194,7 @@ def job_settled(turn: Turn, incident: IncidentRecord, job: JobRecord, outcome: s
     turn.tell(incident, f"Job {job.name}: {why}")
     if job.incident == incident.id:
         job.incident = ""
-        turn.touch(job)
+        turn.changes.add(job)
     if job.state is JobState.WATCHING and not job.incident:
         _watch_the_rest(turn, job)
     turn.closing[incident.id] = incident
@@ -205,14 +205,14 @@ def _watch_the_rest(turn: Turn, job: JobRecord) -> None:
     others = open_of_job(turn, job)
     if others:
         job.incident = others[-1].id
-        turn.start_timer(job.timer, turn.policy_of(job).waits.propose_s, job.incident)
+        turn.timers.start(job.timer, turn.policy_of(job).waits.propose_s, job.incident)
 
 
 def node_settled(turn: Turn, incident: IncidentRecord, node: NodeRecord, why: str) -> None:
     """This node's side of the incident is through."""
     if node.incident == incident.id:
         node.incident = ""
-        turn.touch(node)
+        turn.changes.add(node)
     if node.name not in incident.nodes_open:
         return
     incident.nodes_open.remove(node.name)
@@ -243,14 +243,14 @@ def close_done(turn: Turn) -> None:
 def _close_if_done(turn: Turn, incident: IncidentRecord) -> None:
     incident.jobs_done = not incident.jobs_open
     incident.nodes_done = not incident.nodes_open
-    turn.touch(incident)
+    turn.changes.add(incident)
     if not (incident.jobs_done and incident.nodes_done) or incident.id not in turn.state.incidents:
         return
     if not incident.outcome:
         incident.outcome = _outcome_of_nodes(turn, incident)
     incident.closed_at = turn.now
     turn.stamp(incident, Mark.CLOSED)
-    turn.cancel_timer(f"settle:{incident.id}")
+    turn.timers.cancel(f"settle:{incident.id}")
     turn.state.approved.pop(incident.id, None)
     del turn.state.incidents[incident.id]
     lost = incident.lost_steps
@@ -269,7 +269,7 @@ def _outcome_of_nodes(turn: Turn, incident: IncidentRecord) -> str:
 def tried(turn: Turn, incident: IncidentRecord, rung: Remedy) -> None:
     """A rung was taken."""
     incident.remedies.append(rung)
-    turn.touch(incident)
+    turn.changes.add(incident)
 
 
 def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagnosis:
@@ -295,7 +295,7 @@ def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagno
             job=job.key if job is not None else None,
             node=made.nodes[0] if made.nodes else "",
         )
-    turn.touch(incident)
+    turn.changes.add(incident)
     return made
 
 
@@ -478,7 +478,7 @@ def _declare(turn: Turn, incident: IncidentRecord, path: str, lost: list[NodeRec
     turn.stamp(incident, Mark.DIAGNOSED)
     turn.tell(incident, f"Diagnosis: {summary}.")
     turn.notify(incident.id, Severity.ERROR, f"{path} has failed", incident.diagnosis.story)
-    turn.touch(incident)
+    turn.changes.add(incident)
 
 
 def waits_for_domain(turn: Turn, node: NodeRecord, incident: IncidentRecord | None) -> bool:

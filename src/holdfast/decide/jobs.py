@@ -11,13 +11,12 @@ from msgspec.structs import replace
 from holdfast.decide import findings, incidents, ladder, records, recovery, repair, restart
 from holdfast.decide.machine import Claim
 from holdfast.decide.records import Turn
-from holdfast.decide.state import occupying
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import story
 from holdfast.model.cluster import ENDED, JobKey, JobView, SchedulerState
-from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
+from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Severity
 from holdfast.model.records import AttemptRecord, Authority, JobRecord, JobState, JobTrigger, Mark
 
 LATE_S = 900.0
@@ -94,7 +93,7 @@ def _by_our_requeue(turn: Turn, job: JobRecord) -> bool:
     """
     if job.view.state is not SchedulerState.HELD:
         return False
-    if turn.under_way(job.about, o.GiveUp):
+    if turn.orders.under_way(job.about, o.GiveUp):
         return True
     if job.requeue_dropped is None or job.view.restart_count != job.requeue_dropped + 1:
         return False
@@ -127,12 +126,12 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
     view = job.view
     state = job.state
     grown = view.restart_count > old.restart_count
-    if state is JobState.STOPPING and turn.under_way(job.about, o.RequeueHeld):
+    if state is JobState.STOPPING and turn.orders.under_way(job.about, o.RequeueHeld):
         return
     if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
         if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD and job.in_queue:
             # Our release's effect is seen before its outcome: tried again later, it would undo a person's hold.
-            turn.complete(job.about, "it is seen released", o.ReleaseJob)
+            turn.orders.complete(job.about, "it is seen released", o.ReleaseJob)
             restart.released(turn, job)
         if view.state is SchedulerState.HELD and old.state is SchedulerState.PENDING and not job.in_queue:
             _held_by_person(turn, job)
@@ -168,9 +167,9 @@ def _lacks_nodes(reason: str) -> bool:
 
 def _held_by_person(turn: Turn, job: JobRecord) -> None:
     turn.claim(job, Claim.HELD, "a person")
-    turn.withdraw(job.about, "a person holds it", o.ReleaseJob, o.SetExcluded)
+    turn.orders.withdraw(job.about, "a person holds it", o.ReleaseJob, o.SetExcluded)
     turn.move_job(job, JobTrigger.HOLD)
-    turn.cancel_timer(job.timer)
+    turn.timers.cancel(job.timer)
     turn.tell_all(restart.incident_of(turn, job), job, "a person holds it in the queue; it waits for them.")
 
 
@@ -182,7 +181,7 @@ def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD} and again:
         turn.claim(job, Claim.HOLD_ENDED)
         restart.runs(turn, job)
-    elif grown and turn.can(job, JobTrigger.ADOPT) and not turn.under_way(job.about, o.RequeueHeld):
+    elif grown and turn.can(job, JobTrigger.ADOPT) and not turn.orders.under_way(job.about, o.RequeueHeld):
         restart.adopt(turn, job, "the scheduler runs it again by itself")
         restart.runs(turn, job)
     if job.state is JobState.RESTARTING and not has_launcher(job) and attempt is not None:
@@ -220,7 +219,7 @@ def _ended(turn: Turn, job: JobRecord) -> None:
     elif view.state is SchedulerState.COMPLETED and code != EXIT_RESTART_ME:
         outcome = incidents.RECOVERED if job.in_recovery else incidents.OBSERVED
         restart.finish(turn, job, JobTrigger.COMPLETED, outcome, "it completed")
-    elif turn.under_way(job.about, o.RequeueHeld):
+    elif turn.orders.under_way(job.about, o.RequeueHeld):
         return
     elif code == EXIT_DO_NOT_REQUEUE:
         restart.finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, "it asked not to be requeued (exit code 86)")
@@ -273,13 +272,13 @@ def _forget(turn: Turn, job: JobRecord) -> None:
     trigger = JobTrigger.CANCEL if busy else JobTrigger.COMPLETED
     restart.finish(turn, job, trigger, incidents.CANCELLED, "the scheduler no longer knows it")
     name = job.about
-    turn.cancel_timer(f"lapse:{name}")
+    turn.timers.cancel(f"lapse:{name}")
     set_view(turn, job, replace(job.view, nodes=()))
     turn.index.by_id[job.key.id].discard(name)
     if not turn.index.by_id[job.key.id]:
         del turn.index.by_id[job.key.id]
     turn.state.context.pop(name, None)
-    turn.withdraw(name, "the job is gone", o.GiveUp)
+    turn.orders.withdraw(name, "the job is gone", o.GiveUp)
     del turn.state.jobs[name]
 
 
@@ -309,15 +308,15 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
         attempt = job.attempt
         if attempt is not None and event.restart_count <= attempt.restart_count:
             return
-        if known_run and (job.view.state in ENDED or turn.under_way(job.about, o.GiveUp)):
+        if known_run and (job.view.state in ENDED or turn.orders.under_way(job.about, o.GiveUp)):
             return  # a late word from the run that has ended, or that is being ended for good
         restart.revive(turn, job)
-    pending = turn.under_way(job.about, o.RequeueHeld)
+    pending = turn.orders.under_way(job.about, o.RequeueHeld)
     if pending or (job.in_queue and not _starts_anew(job, event.restart_count)):
         return
     turn.claim(job, Claim.ATTACHED)
     job.led_at = event.restart_count
-    turn.cancel_timer(f"lapse:{job.about}")
+    turn.timers.cancel(f"lapse:{job.about}")
     turn.tell(job, f"A launcher holds its allocation ({len(event.nodes)} nodes, {event.ranks} ranks).")
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD}:
         attempt = job.attempt
@@ -340,7 +339,7 @@ def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
     if event.restart_count is not None and event.restart_count < job.led_at:
         return  # the next start's launcher was faster than this one's good-bye
     turn.claim(job, Claim.LAPSED)
-    turn.touch(job)
+    turn.changes.add(job)
     attempt = job.attempt
     if event.left:
         turn.tell(job, f"Its launcher left with exit code {event.exit_code}.")
@@ -348,7 +347,11 @@ def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
         if attempt is not None and event.exit_code is not None:
             attempt.exit_code = event.exit_code
             attempt.ended_at = attempt.ended_at or turn.now
-        if event.exit_code == EXIT_DO_NOT_REQUEUE and not asked_itself and turn.under_way(job.about, o.RequeueHeld):
+        if (
+            event.exit_code == EXIT_DO_NOT_REQUEUE
+            and not asked_itself
+            and turn.orders.under_way(job.about, o.RequeueHeld)
+        ):
             # It took what a node's fault did to its ranks for a crash loop: only this engine hears the nodes' agents.
             turn.tell(job, "Its launcher gave it up, but it is being requeued for a reason of its own.")
         elif event.exit_code == EXIT_DO_NOT_REQUEUE:
@@ -367,7 +370,7 @@ def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
     }:
         _take_over(turn, job, left=event.left)
     elif not event.left and not job.over:
-        turn.start_timer(f"lapse:{job.about}", turn.policy_of(job).waits.unknown_s, job.incident)
+        turn.timers.start(f"lapse:{job.about}", turn.policy_of(job).waits.unknown_s, job.incident)
 
 
 def _take_over(turn: Turn, job: JobRecord, *, left: bool) -> None:
@@ -379,7 +382,7 @@ def _take_over(turn: Turn, job: JobRecord, *, left: bool) -> None:
         # The launcher's ranks end with its lease, so the attempt is over either way.
         attempt.ended_at = turn.now
         attempt.stopped = True
-    if turn.under_way(job.about, o.RequeueHeld):
+    if turn.orders.under_way(job.about, o.RequeueHeld):
         return
     if job.state is JobState.EVACUATING or left:
         recovery.attempt_is_over(turn, job, incident)
@@ -392,7 +395,7 @@ def lapse_timer(turn: Turn, job: JobRecord) -> None:
     if job.authority is not Authority.CONTROLLER or job.over or (job.in_recovery and job.in_queue):
         return
     if turn.blind_to(job):
-        turn.start_timer(f"lapse:{job.about}", turn.policy_of(job).waits.unknown_s, job.incident)
+        turn.timers.start(f"lapse:{job.about}", turn.policy_of(job).waits.unknown_s, job.incident)
         return
     if job.view.state not in {SchedulerState.RUNNING, SchedulerState.COMPLETING, SchedulerState.UNKNOWN}:
         return
@@ -413,7 +416,7 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
         return
     restart.exclude(turn, job, event.exclude_nodes)
     if (
-        turn.under_way(job.about, o.RequeueHeld)
+        turn.orders.under_way(job.about, o.RequeueHeld)
         or job.in_queue
         or job.state
         in {
@@ -433,7 +436,7 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
         return
     if event.diagnosis is not None and (incident.diagnosis is None or incident.diagnosis.cause == "unknown"):
         incident.diagnosis = event.diagnosis
-        turn.touch(incident)
+        turn.changes.add(incident)
     if job.state is JobState.DIAGNOSING:
         recovery.decide(turn, job, incident)
     elif turn.can(job, JobTrigger.ATTEMPT_OVER):
@@ -443,20 +446,20 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
 def _from_launcher(turn: Turn, job: JobRecord, event: e.Escalated) -> Finding:
     made = event.diagnosis
     cause = made.cause if made is not None else "launcher.escalated"
-    return Finding(
-        id=f"escalated:{job.about}:{turn.seq}",
-        rule=cause,
-        at=event.at,
+    evidence = Evidence(EvidenceKind.EXIT, event.why[:200])
+    return turn.finding(
+        cause,
+        job.about,
+        (made.summary if made is not None else "") or event.why or "the launcher handed over",
+        evidence,
+        id=f"escalated:{job.about}:{turn.state.seq}",
         domain=made.domain if made is not None else Domain.UNKNOWN,
-        role=Role.ROOT,
         severity=Severity.ERROR,
         remedy=made.remedy if made is not None else Remedy.NONE,
         place=Place(node=made.nodes[0] if made is not None and made.nodes else ""),
         job=job.key,
         attempt=event.attempt,
-        summary=(made.summary if made is not None else "") or event.why or "the launcher handed over",
         fingerprint=made.fingerprint if made is not None else "",
-        evidence=(Evidence(EvidenceKind.EXIT, event.why[:200]),),
     )
 
 
@@ -469,21 +472,9 @@ def forgotten(turn: Turn, key: JobKey) -> bool:
 def set_view(turn: Turn, job: JobRecord, view: JobView) -> None:
     """Keep what is said of it, and which nodes it is on."""
     old, job.view = job.view, view
-    turn.touch(job)
+    turn.changes.add(job)
     records.warn_of_job(turn, job, old.warnings)
-    before, after = occupying(old), occupying(view)
-    if before == after:
-        return
-    name = job.about
-    left = set(before) - set(after)
-    for node in after:
-        turn.index.jobs_on.setdefault(node, set()).add(name)
-    for node in sorted(left):
-        on = turn.index.jobs_on.get(node)
-        if on is not None:
-            on.discard(name)
-            if not on:
-                del turn.index.jobs_on[node]
+    for node in turn.index.occupied(job.about, old, view):
         record = turn.state.nodes.get(node)
         if record is not None and record.incident:
             repair.check_drained(turn, record)
@@ -518,17 +509,8 @@ def has_launcher(job: JobRecord) -> bool:
 
 def said_by_scheduler(turn: Turn, job: JobRecord, rule: str, summary: str) -> Finding:
     """A finding whose evidence is the scheduler's word."""
-    return Finding(
-        id=f"{rule}:{job.about}:{turn.seq}",
-        rule=rule,
-        at=turn.event.at,
-        domain=Domain.PLATFORM,
-        role=Role.ROOT,
-        job=job.key,
-        summary=summary,
-        fingerprint=rule,
-        evidence=(Evidence(EvidenceKind.SCHEDULER, job.view.reason[:200]),),
-    )
+    evidence = Evidence(EvidenceKind.SCHEDULER, job.view.reason[:200])
+    return turn.finding(rule, job.about, summary, evidence, domain=Domain.PLATFORM, job=job.key)
 
 
 def restart_me(turn: Turn, job: JobRecord) -> Finding:
@@ -540,18 +522,15 @@ def end_of_attempt(turn: Turn, job: JobRecord, code: int | None, signal: int | N
     """An end that nobody explained: the exit itself is the evidence."""
     rule = f"exit.signal.{signal}" if signal else f"exit.code.{code if code is not None else 'unknown'}"
     words = f"signal {signal}" if signal else f"exit code {code}"
-    return Finding(
-        id=f"end:{job.about}:{turn.seq}",
-        rule=rule,
-        at=turn.event.at,
-        domain=Domain.UNKNOWN,
-        role=Role.ROOT,
-        place=Place(),
+    return turn.finding(
+        rule,
+        job.about,
+        f"the job ended with {words}",
+        Evidence(EvidenceKind.EXIT, words),
+        id=f"end:{job.about}:{turn.state.seq}",
+        place=Place(),  # journals hold it, empty
         job=job.key,
         attempt=job.attempt.number if job.attempt is not None else None,
-        summary=f"the job ended with {words}",
-        fingerprint=rule,
-        evidence=(Evidence(EvidenceKind.EXIT, words),),
     )
 
 
@@ -559,7 +538,7 @@ def settle_observed(turn: Turn, job: JobRecord, why: str) -> None:
     """What was left alone is over by itself."""
     for incident in incidents.open_of_job(turn, job):
         incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
-    turn.cancel_timer(job.timer)
+    turn.timers.cancel(job.timer)
     job.incident = ""
 
 
@@ -593,7 +572,7 @@ def _begun(turn: Turn, job: JobRecord, event: e.AttemptStarted, implied_one: Att
     if implied_one is not None and implied_one.incident in turn.state.incidents:
         record.incident = implied_one.incident  # its fault was heard of before its start: this is no restart
         return
-    if turn.under_way(job.about, o.RequeueHeld):
+    if turn.orders.under_way(job.about, o.RequeueHeld):
         record.incident = job.incident  # it will be stopped by the requeue that is under way
         return
     before = job.attempts[-2] if len(job.attempts) > 1 else None
@@ -655,8 +634,8 @@ def started(turn: Turn, job: JobRecord, at: float) -> None:
         records.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, diagnosis.nodes, attempt=before)
         incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
         turn.stamp(incident, Mark.REQUEUED, at)
-    turn.complete(job.about, "a new attempt is started", o.RestartInPlace, o.SetExcluded, o.ReleaseJob)
-    turn.withdraw(job.about, "a new attempt is started")
+    turn.orders.complete(job.about, "a new attempt is started", o.RestartInPlace, o.SetExcluded, o.ReleaseJob)
+    turn.orders.withdraw(job.about, "a new attempt is started")
     turn.move_job(job, JobTrigger.STARTED)
     turn.claim(job, Claim.STARTED)
     attempt = job.attempt
@@ -684,7 +663,7 @@ def attempt_ended(turn: Turn, event: e.AttemptEnded) -> None:
         record.exit_code = event.exit_code
         record.signal = event.signal
         record.stopped = record.stopped or event.stopped
-    turn.touch(job)
+    turn.changes.add(job)
     if known or record is not job.attempt or job.over:
         return
     incident = restart.incident_of(turn, job)

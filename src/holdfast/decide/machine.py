@@ -153,6 +153,7 @@ JOBS: Mapping[JobPlace, JobRow] = {
         {
             T.STOP: P.STOPPING,
             T.ASK: P.ASKING,
+            T.EVACUATE: P.EVACUATING,  # approved while the scheduler shows the job as queued
             T.ATTEMPT_OVER: P.DECIDING,
             T.FALSE_ALARM: P.WATCHING,
             T.PROVE_AGAIN: P.PROVING,

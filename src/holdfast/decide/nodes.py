@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from holdfast.decide import incidents, records, repair
 from holdfast.decide.records import Turn
 from holdfast.model import events as e
@@ -38,21 +40,32 @@ def record_of(turn: Turn, name: str) -> NodeRecord:
         node = NodeRecord(name=name, view=NodeView(name=name), since=turn.now, first_seen_at=turn.now)
         turn.state.nodes[name] = node
         records.count_nodes(turn, "", 1)
-        turn.touch(node)
+        turn.changes.add(node)
     return node
 
 
-def observed(turn: Turn, event: e.NodeObserved) -> str:
-    """The node is now like this. Returns the evidence when it shows that the node is gone, else an empty text."""
-    view = event.node
+def observed(turn: Turn, view: NodeView) -> tuple[str, str]:
+    """Take the node as it is shown now.
+
+    Returns the evidence that the node is gone, and the scheduler's check that has newly failed where policy counts one
+    as a fault; empty texts when there is neither.
+    """
     if turn.in_allocation:
-        return "it no longer answers" if view.alive is False else ""
+        return ("it no longer answers" if view.alive is False else ""), ""
+    if view.failed_check and not turn.policies.for_group(view.group).node.failed_prolog_is_a_fault:
+        view = replace(view, failed_check="")
     node = turn.state.nodes.get(view.name)
     if node is None:
         _first_seen(turn, view)
-        return ""
+        return "", ""
+    failed_check = "" if node.view.failed_check else view.failed_check
+    return _seen_again(turn, node, view), failed_check
+
+
+def _seen_again(turn: Turn, node: NodeRecord, view: NodeView) -> str:
+    """Return the evidence that a known node is gone; an empty text when it is not."""
     old, node.view = node.view, view
-    turn.touch(node)
+    turn.changes.add(node)
     if old.group != view.group:
         waited = unbrake(turn, node, old.group)
         records.count_nodes(turn, old.group, -1)
@@ -101,7 +114,7 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
 
 def _is_being_fenced(turn: Turn, node: NodeRecord) -> bool:
     """Does its drain show the effect of a quarantine that is still under way?"""
-    orders = turn.open_orders(node.about, o.QuarantineNode)
+    orders = turn.orders.about(node.about, o.QuarantineNode)
     is_own = node.view.drain_reason.startswith(OWN_REASON)
     return is_own and any(record.status is o.OrderStatus.PENDING for record in orders)
 
@@ -109,7 +122,7 @@ def _is_being_fenced(turn: Turn, node: NodeRecord) -> bool:
 def _is_observed(turn: Turn, node: NodeRecord) -> bool:
     """Return whether the node is suspect, and left to people because policy says observe."""
     incident = repair.incident_of(turn, node)
-    waits = bool(turn.open_orders(node.about))
+    waits = bool(turn.orders.about(node.about))
     return node.phase is NodeState.SUSPECT and incident is not None and bool(incident.would) and not waits
 
 
@@ -130,7 +143,7 @@ def _first_seen(turn: Turn, view: NodeView) -> None:
     )
     turn.state.nodes[view.name] = node
     records.count_nodes(turn, view.group, 1)
-    turn.touch(node)
+    turn.changes.add(node)
     _found_drained(turn, node)
 
 
@@ -183,7 +196,7 @@ def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, do
     boot = _is_other(node, "boot_id", boot_id)
     if not (machine or boot):
         return False
-    turn.touch(node)
+    turn.changes.add(node)
     booting = down and not machine
     node.gone = node.gone and booting
     if machine:
@@ -211,7 +224,7 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
         node.clean_at = turn.now
         _found_drained(turn, node)  # its return failed as stale: the adapter saw the new machine before we did
         return
-    turn.withdraw(node.about, "the machine was swapped for another")
+    turn.orders.withdraw(node.about, "the machine was swapped for another")
     if state is NodeState.VALIDATING:
         repair.check_again(turn, node)
         return
@@ -225,17 +238,17 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
 
 def _being_returned(turn: Turn, node: NodeRecord) -> bool:
     """Our own order lifts the drain; a controller that was killed meanwhile sees that before it hears the outcome."""
-    orders = turn.open_orders(node.about, o.ReturnNode)
+    orders = turn.orders.about(node.about, o.ReturnNode)
     return any(record.status is o.OrderStatus.PENDING for record in orders)
 
 
 def _resumed_by_person(turn: Turn, node: NodeRecord) -> None:
-    turn.withdraw(node.about, "a person took the node back into service")
+    turn.orders.withdraw(node.about, "a person took the node back into service")
     _clear(turn, node, "a person took it back into service; their word ends ours")
 
 
 def _taken_over(turn: Turn, node: NodeRecord) -> None:
-    turn.withdraw(node.about, "a person holds the node now")
+    turn.orders.withdraw(node.about, "a person holds the node now")
     _clear(turn, node, f"a person drained it for a reason of their own ({node.view.drain_reason}); it is theirs now")
 
 
@@ -257,9 +270,9 @@ def vanished(turn: Turn, event: e.NodeVanished) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None:
         return
-    turn.withdraw(node.about, "the node left the cluster")
+    turn.orders.withdraw(node.about, "the node left the cluster")
     for name in (node.about, f"silent:{node.name}"):
-        turn.cancel_timer(name)
+        turn.timers.cancel(name)
     unbrake(turn, node)
     records.count_nodes(turn, node.view.group, -1)
     incident = repair.incident_of(turn, node)
@@ -284,7 +297,7 @@ def silent(turn: Turn, event: e.NodeSilent) -> None:
         turn.move_node(node, NodeTrigger.SILENT)
     turn.tell(node, f"Nothing was heard of it for {story.seconds(event.for_s)}; it is unknown, not gone.")
     if node.phase in {NodeState.HEALTHY, NodeState.SUSPECT} and not node.gone:
-        turn.start_timer(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
+        turn.timers.start(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
 
 
 def heard(turn: Turn, name: str) -> None:
@@ -293,7 +306,7 @@ def heard(turn: Turn, name: str) -> None:
     if node is None or not node.silent:
         return
     node.silent = False
-    turn.cancel_timer(f"silent:{name}")
+    turn.timers.cancel(f"silent:{name}")
     if node.state is NodeState.UNKNOWN:
         turn.move_node(node, NodeTrigger(f"heard_{node.before_unknown}"))
     turn.tell(node, "It is heard again.")
@@ -326,7 +339,7 @@ def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
         return
     node = record_of(turn, event.node)
     node.drill_ok = event.drill_ok
-    turn.touch(node)
+    turn.changes.add(node)
     spoke(turn, event.node, event.at)
     identity(turn, node, event.boot_id, event.instance_id)
 
@@ -343,7 +356,7 @@ def domain_lost(turn: Turn, incident: IncidentRecord) -> None:
 def _wait_for_domain(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
     path = incidents.path_of(incident)
     turn.tell(node, f"Not fenced: it was lost together with others of {path}; it is well again when it is back.")
-    turn.start_timer(node.timer, turn.policy_for(node).waits.unknown_s, incident.id)
+    turn.timers.start(node.timer, turn.policy_for(node).waits.unknown_s, incident.id)
 
 
 def back(turn: Turn, node: NodeRecord) -> None:
@@ -355,13 +368,13 @@ def back(turn: Turn, node: NodeRecord) -> None:
         return
     if incident is None or not path or not incidents.is_lost(node) or node.silent or node.phase not in _WAITING:
         return
-    turn.touch(node)
+    turn.changes.add(node)
     node.gone = False
     node.findings = []
-    turn.cancel_timer(node.timer)
+    turn.timers.cancel(node.timer)
     turn.stamp(incident, Mark.NODE_RETURNED)
     if node.phase is NodeState.SUSPECT:
-        turn.withdraw(node.about, f"it is back with {path}")
+        turn.orders.withdraw(node.about, f"it is back with {path}")
         clean_at = node.clean_at
         _clear(turn, node, f"it is back with {path}")
         node.clean_at = clean_at  # nobody repaired it: what it reports late of the time before still counts
@@ -378,12 +391,12 @@ def timer(turn: Turn, node: NodeRecord) -> None:
     elif node.view.alive is True and not node.silent:
         back(turn, node)  # scheduler and agent say so; nobody saw it go, such as behind a link that failed for a moment
     elif incidents.waits_for_domain(turn, node, incident):
-        turn.start_timer(node.timer, turn.policy_for(node).waits.unknown_s, incident.id)
+        turn.timers.start(node.timer, turn.policy_for(node).waits.unknown_s, incident.id)
     elif node.phase is NodeState.SUSPECT:
         turn.tell(node, f"It has not come back with {incidents.path_of(incident)}.")
         quarantine(turn, node, incident, LOST_ALONE)
     else:
-        turn.start_timer(node.timer, turn.policy_for(node).waits.drain_s, incident.id)
+        turn.timers.start(node.timer, turn.policy_for(node).waits.drain_s, incident.id)
         repair.check_drained(turn, node)
 
 
@@ -401,7 +414,7 @@ def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Fin
     if state is NodeState.HEALTHY:
         turn.move_node(node, NodeTrigger.SUSPECT)
     elif state is NodeState.VALIDATING:
-        turn.withdraw(node.about, "it failed again before it was returned")
+        turn.orders.withdraw(node.about, "it failed again before it was returned")
         repair.next_rung(turn, node, "it failed again before it was returned")
         return
     elif state is NodeState.DRAINING:
@@ -416,12 +429,10 @@ def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Fin
 def order_to_fence(turn: Turn, node: NodeRecord, why: str, planned: Remedy, *, gone: bool = False) -> o.QuarantineNode:
     """The quarantine of a node as policy wants it carried out, for its incident."""
     rules = turn.policy_for(node).node
-    return turn.make(
+    return turn.order(
         o.QuarantineNode,
-        incident=node.incident,
+        node,
         remedy=Remedy.QUARANTINE,
-        node=node.name,
-        instance_id=node.instance_id,
         why=why,
         gone=gone,
         repair=planned,
@@ -432,7 +443,7 @@ def order_to_fence(turn: Turn, node: NodeRecord, why: str, planned: Remedy, *, g
 
 def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -> None:
     """Keep new work off it. Somebody else's drain is respected, and serves as well."""
-    if turn.open_orders(node.about, o.QuarantineNode):
+    if turn.orders.about(node.about, o.QuarantineNode):
         return
     if node.view.drained and not node.drained_by_us and not is_ours(node.view):
         turn.stamp(incident, Mark.ISOLATED)
@@ -462,11 +473,11 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
 
 def entered(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
     """Its quarantine is ordered. A return that is still under way must not undo it."""
-    turn.withdraw(node.about, "it is quarantined anew", o.ReturnNode)
+    turn.orders.withdraw(node.about, "it is quarantined anew", o.ReturnNode)
     unbrake(turn, node)
     record = records.brake_of(turn, node.view.group)
     records.brake_took(record, turn.now)
-    turn.brakes[node.view.group] = record
+    turn.changes.add(record)
     turn.move_node(node, NodeTrigger.QUARANTINE)
     start = turn.now - turn.policy_for(node).node.lemon_window_s
     node.offences = [*[at for at in node.offences if at > start], turn.now]
@@ -478,8 +489,8 @@ def _held_back(turn: Turn, node: NodeRecord, incident: IncidentRecord, group: st
     policy = turn.policy_for(node)
     record = records.brake_of(turn, group)
     first = records.brake_hold_back(record, node.name, turn.now)
-    turn.brakes[group] = record
-    turn.start_timer(f"brake:{group}", records.next_brake_look(policy.brake, record, turn.now))
+    turn.changes.add(record)
+    turn.timers.start(f"brake:{group}", records.next_brake_look(policy.brake, record, turn.now))
     turn.tell_all(incident, node, "not quarantined: the brake of its group holds it back.")
     if first:
         turn.notify(
@@ -500,10 +511,10 @@ def brake_timer(turn: Turn, group: str) -> None:
         return
     rules = turn.policies.for_group(group).brake
     record.tripped_at = 0.0
-    _retry(turn, group, record, records.reopen_brake(rules, record, turn.now))
+    _retry(turn, record, records.reopen_brake(rules, record, turn.now))
     if record.waiting:
         record.tripped_at = record.tripped_at or turn.now
-        turn.start_timer(f"brake:{group}", records.next_brake_look(rules, record, turn.now))
+        turn.timers.start(f"brake:{group}", records.next_brake_look(rules, record, turn.now))
 
 
 def reset_brake(turn: Turn, group: str, who: str) -> bool:
@@ -511,16 +522,16 @@ def reset_brake(turn: Turn, group: str, who: str) -> bool:
     record = turn.state.brakes.get(group)
     if record is None:
         return False
-    turn.cancel_timer(f"brake:{group}")
-    turn.brakes[group] = record
+    turn.timers.cancel(f"brake:{group}")
+    turn.changes.add(record)
     freed = records.reset_brake_record(record)
     turn.notify(f"brake:{group}", Severity.INFO, f"Quarantine brake of {group or 'the cluster'} reset", f"By {who}.")
-    _retry(turn, group, record, freed)
+    _retry(turn, record, freed)
     return True
 
 
-def _retry(turn: Turn, group: str, record: BrakeRecord, names: list[str]) -> None:
-    turn.brakes[group] = record
+def _retry(turn: Turn, record: BrakeRecord, names: list[str]) -> None:
+    turn.changes.add(record)
     for name in names:
         node = turn.state.nodes.get(name)
         incident = repair.incident_of(turn, node) if node is not None else None
@@ -537,8 +548,8 @@ def unbrake(turn: Turn, node: NodeRecord, group: str | None = None) -> bool:
     record.waiting.remove(node.name)
     if not record.waiting:
         record.tripped_at = 0.0
-        turn.cancel_timer(f"brake:{name}")
-    turn.brakes[name] = record
+        turn.timers.cancel(f"brake:{name}")
+    turn.changes.add(record)
     return True
 
 
@@ -552,11 +563,11 @@ def cleared(turn: Turn, event: e.FindingCleared) -> None:
     if node.findings:
         return
     if node.phase is NodeState.SUSPECT:
-        turn.withdraw(node.about, "the fault is gone")
+        turn.orders.withdraw(node.about, "the fault is gone")
         unbrake(turn, node)
         _clear(turn, node, "the fault is gone")
     elif node.phase is NodeState.DRAINING:
-        turn.withdraw(node.about, "the fault is gone", *repair.REPAIR_ORDERS)
+        turn.orders.withdraw(node.about, "the fault is gone", *repair.REPAIR_ORDERS)
         repair.check_drained(turn, node)
 
 
@@ -576,18 +587,18 @@ def quarantine_failed(turn: Turn, node: NodeRecord, why: str) -> None:
 def not_approved(turn: Turn, node: NodeRecord, why: str) -> None:
     """A proposal about the node was rejected, lapsed or overtaken: it is left to people."""
     incident = repair.incident_of(turn, node)
-    if incident is not None and not turn.open_orders(node.about):
+    if incident is not None and not turn.orders.about(node.about):
         repair.not_done(turn, node, incident, f"nothing is done about it: {why}")
 
 
 def vouched(turn: Turn, node: NodeRecord, why: str) -> None:
     """A person says that it is well: our own plans for it end."""
-    turn.withdraw(node.about, why)
+    turn.orders.withdraw(node.about, why)
     unbrake(turn, node)
     _clear(turn, node, why)
     if node.view.alive is False:
         # The scheduler must come to see it in the same way; if not, the node is as dead as it was.
-        turn.start_timer(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
+        turn.timers.start(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
 
 
 def order_done(turn: Turn, node: NodeRecord, order: o.NodeOrder) -> None:

@@ -78,7 +78,7 @@ def refuse(turn: Turn, event: e.OperatorCommand, why: str) -> None:
 
 def _word(turn: Turn, event: e.OperatorCommand, what: str) -> Finding:
     return Finding(
-        id=f"{ladder.OPERATOR}{what}:{turn.seq}",
+        id=f"{ladder.OPERATOR}{what}:{turn.state.seq}",
         rule=f"{ladder.OPERATOR}{what}",
         at=event.at,
         domain=Domain.OPERATOR,
@@ -104,11 +104,11 @@ def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord, repair_by: Re
     if node.view.drained and not nodes.is_ours(node.view):
         refuse(turn, event, f"it is drained already by somebody else ({node.view.drain_reason or 'no reason given'})")
         return
-    turn.withdraw(node.about, "a person drained it")
+    turn.orders.withdraw(node.about, "a person drained it")
     nodes.unbrake(turn, node)
     turn.move_node(node, NodeTrigger.QUARANTINE)
     why = f"{event.who}: {event.why or 'drained by hand'}"
-    turn.issue(nodes.order_to_fence(turn, node, why, repair_by))
+    turn.orders.issue(nodes.order_to_fence(turn, node, why, repair_by))
 
 
 def _return(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
@@ -121,7 +121,8 @@ def _return(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     ours = node.drained_by_us or node.view.drained or node.phase not in {NodeState.HEALTHY, NodeState.SUSPECT}
     nodes.vouched(turn, node, f"{event.who} vouches for it")
     if ours:
-        turn.issue(turn.make(o.ReturnNode, node=node.name, instance_id=node.instance_id, why=f"by {event.who}"))
+        why = f"by {event.who}"
+        turn.orders.issue(turn.outgoing.make(o.ReturnNode, node=node.name, instance_id=node.instance_id, why=why))
 
 
 def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
@@ -142,7 +143,7 @@ def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     node.findings = [finding.rule]
     turn.state.approved.setdefault(incident.id, []).append(rung)
     if state is NodeState.DRAINING:
-        turn.withdraw(node.about, "a person chose the repair")
+        turn.orders.withdraw(node.about, "a person chose the repair")
         repair.check_drained(turn, node)
     elif state in {NodeState.HEALTHY, NodeState.SUSPECT}:
         _drain(turn, event, node, rung)
@@ -210,7 +211,7 @@ def _requeue(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         restart.requeue(turn, job, incident, f"{event.who} asked for it")
     elif (incident_now := restart.incident_of(turn, job)) is not None and not job.in_queue:
         turn.state.approved.setdefault(incident_now.id, []).append(Remedy.REQUEUE)
-        turn.withdraw(job.about, "a person asked for a requeue")
+        turn.orders.withdraw(job.about, "a person asked for a requeue")
         if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.DIAGNOSING, JobState.EVACUATING}:
             restart.requeue(turn, job, incident_now, f"{event.who} asked for it")
     else:
@@ -223,10 +224,10 @@ def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         refuse(turn, event, f"it is {job.state}")
         return
     turn.claim(job, Claim.HELD, event.who)
-    turn.touch(job)
+    turn.changes.add(job)
     incident = restart.incident_of(turn, job)
     if job.state is JobState.HELD:
-        turn.withdraw(job.about, f"{event.who} holds it")
+        turn.orders.withdraw(job.about, f"{event.who} holds it")
         restart.go_on_from_hold(turn, job)
     elif (
         incident is not None
@@ -235,16 +236,16 @@ def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         and job.view.state in {SchedulerState.PENDING, SchedulerState.HELD}
     ):
         # It is queued already: the same requeue order, with the count it had before, means "ensure that it is held".
-        turn.withdraw(job.about, f"{event.who} holds it")
+        turn.orders.withdraw(job.about, f"{event.who} holds it")
         turn.state.approved.setdefault(incident.id, []).append(Remedy.REQUEUE)
-        turn.issue(
-            turn.make(
+        turn.orders.issue(
+            turn.order(
                 o.RequeueHeld,
-                incident=incident.id,
-                remedy=Remedy.REQUEUE,
-                job=job.key,
+                job,
+                incident.id,
+                Remedy.REQUEUE,
+                f"{event.who} holds it",
                 restart_count=max(0, job.view.restart_count - 1),
-                why=f"{event.who} holds it",
             )
         )
         restart.entered_requeue(turn, job, incident, f"{event.who} holds it")
@@ -256,7 +257,7 @@ def _release(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         refuse(turn, event, "nobody holds it")
         return
     turn.claim(job, Claim.HOLD_ENDED)
-    turn.touch(job)
+    turn.changes.add(job)
     restart.go_on_from_hold(turn, job)
 
 
@@ -301,12 +302,12 @@ def _decide(turn: Turn, event: e.OperatorCommand) -> None:
         return
     if event.command is Command.REJECT:
         why = f"rejected by {event.who}{': ' + event.why if event.why else ''}"
-        turn.settle(record.order.id, OrderStatus.REJECTED, why)
+        turn.orders.settle(record.order.id, OrderStatus.REJECTED, why)
         _dropped(turn, record, why)
         return
     obstacle = _no_longer_applies(turn, record)
     if obstacle:
-        turn.settle(record.order.id, OrderStatus.WITHDRAWN, obstacle)
+        turn.orders.settle(record.order.id, OrderStatus.WITHDRAWN, obstacle)
         refuse(turn, event, obstacle)
         _dropped(turn, record, obstacle)
         return
@@ -315,13 +316,13 @@ def _decide(turn: Turn, event: e.OperatorCommand) -> None:
 
 def _approve(turn: Turn, record: OrderRecord, who: str) -> None:
     order = record.order
-    turn.cancel_timer(f"propose:{order.id}")
+    turn.timers.cancel(f"propose:{order.id}")
     record.status = OrderStatus.PENDING
     record.issued_at = turn.now
     record.expires_at = 0.0
     record.detail = f"approved by {who}"
-    turn.records[order.id] = record
-    turn.orders.append(order)
+    turn.changes.add(record)
+    turn.outgoing.orders.append(order)
     if order.incident:
         turn.state.approved.setdefault(order.incident, []).append(order.remedy)
     if isinstance(order, o.JobOrder):
@@ -382,7 +383,7 @@ def lapsed(turn: Turn, order_id: str) -> None:
     record = turn.state.orders.get(order_id)
     if record is None or record.status is not OrderStatus.PROPOSED:
         return
-    turn.settle(order_id, OrderStatus.EXPIRED, "nobody decided in time")
+    turn.orders.settle(order_id, OrderStatus.EXPIRED, "nobody decided in time")
     _dropped(turn, record, "nobody decided in time")
 
 

@@ -1,8 +1,8 @@
 """One turn of the engine: the event in hand, the orders that come of it, and every change of a record.
 
-`engine.handle` makes a Turn for each event and hands it to the flows. A Turn issues orders (asking modes first), moves
-records by the tables, keeps timers, stamps marks and tells stories. Ids are made of the event's sequence number, so a
-replay gives the same ids. The time is the event's.
+`engine.handle` makes a Turn for each event and hands it to the flows. A Turn asks modes before it orders, moves records
+by the tables, stamps marks and tells stories. It holds what goes out (`Outgoing`), the timers, the open orders and the
+changed records. The time is the event's.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from holdfast.decide import ladder, machine
-from holdfast.decide.state import Index, State, Waiting, occupying, subject
+from holdfast.decide.state import Index, State, Waiting, subject
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import story
 from holdfast.model.cluster import JobKey, JobView, job_kind
 from holdfast.model.events import AnyEvent
-from holdfast.model.evidence import Diagnosis, Remedy, Severity
+from holdfast.model.evidence import Diagnosis, Evidence, Finding, Remedy, Role, Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
 from holdfast.model.policy import Brake, Mode, Policy, PolicySet
 from holdfast.model.records import (
@@ -66,26 +66,179 @@ STEPS_KEPT = 24
 """Durable checkpoints remembered per job: a poisoned one is stepped over to an older one."""
 
 
+class Changes:
+    """Records that the event changed, each once, in the order in which they changed first."""
+
+    __slots__ = ("_brakes", "_incidents", "_jobs", "_nodes", "_orders")
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, JobRecord] = {}
+        self._nodes: dict[str, NodeRecord] = {}
+        self._incidents: dict[str, IncidentRecord] = {}
+        self._orders: dict[str, OrderRecord] = {}
+        self._brakes: dict[str, BrakeRecord] = {}
+
+    def add(self, record: JobRecord | NodeRecord | IncidentRecord | OrderRecord | BrakeRecord) -> None:
+        """Have the record projected."""
+        if isinstance(record, JobRecord):
+            self._jobs[slug(record.key)] = record
+        elif isinstance(record, NodeRecord):
+            self._nodes[record.name] = record
+        elif isinstance(record, IncidentRecord):
+            self._incidents[record.id] = record
+        elif isinstance(record, OrderRecord):
+            self._orders[record.order.id] = record
+        else:
+            self._brakes[record.group] = record
+
+    def touched(self) -> Touched:
+        """List the records by kind."""
+        return Touched(
+            jobs=list(self._jobs.values()),
+            nodes=list(self._nodes.values()),
+            incidents=list(self._incidents.values()),
+            orders=list(self._orders.values()),
+            brakes=list(self._brakes.values()),
+        )
+
+
+class Outgoing:
+    """Orders that the event leads to, in the order in which they begin.
+
+    Ids are made of the event's sequence number, so a replay gives the same ids.
+    """
+
+    __slots__ = ("_count", "_prefix", "_seq", "orders")
+
+    def __init__(self, state: State) -> None:
+        self.orders: list[AnyOrder] = []
+        self._seq = state.seq
+        self._count = 0
+        self._prefix = "a" if state.scope == ALLOCATION else "c"
+
+    def new_id(self) -> str:
+        """Make an id that a replay gives again."""
+        self._count += 1
+        return f"{self._prefix}{self._seq}.{self._count}"
+
+    def make(self, kind: type[O], **fields: Any) -> O:
+        """Make an order with its id and cause; it is not sent."""
+        return kind(id=self.new_id(), cause=self._seq, **fields)
+
+
+class Timers:
+    """Timers that wait, by name."""
+
+    __slots__ = ("outgoing", "state")
+
+    def __init__(self, state: State, outgoing: Outgoing) -> None:
+        self.state = state
+        self.outgoing = outgoing
+
+    def start(self, name: str, after_s: float, incident: str = "") -> None:
+        """Have `TimerFired` sent; a timer of the same name is replaced."""
+        order = self.outgoing.make(o.StartTimer, timer=name, after_s=after_s, incident=incident)
+        self.state.timers[name] = Waiting(order, self.state.now + after_s)
+        self.outgoing.orders.append(order)
+
+    def cancel(self, name: str) -> None:
+        """Forget a timer, if it waits."""
+        waiting = self.state.timers.pop(name, None)
+        if waiting is not None:
+            self.outgoing.orders.append(self.outgoing.make(o.CancelTimer, timer=name, incident=waiting.order.incident))
+
+
+class OpenOrders:
+    """Orders without an outcome: pending and proposed ones."""
+
+    __slots__ = ("_changes", "_index", "_outgoing", "_state", "_timers")
+
+    def __init__(self, state: State, index: Index, outgoing: Outgoing, timers: Timers, changes: Changes) -> None:
+        self._state = state
+        self._index = index
+        self._outgoing = outgoing
+        self._timers = timers
+        self._changes = changes
+
+    def issue(self, order: AnyOrder) -> None:
+        """Order it now."""
+        self._add(OrderRecord(order, OrderStatus.PENDING, self._state.now))
+        self._outgoing.orders.append(order)
+
+    def propose(self, order: AnyOrder, wait_s: float) -> None:
+        """Keep the order for a person to approve; it lapses after `wait_s`."""
+        now = self._state.now
+        self._add(OrderRecord(order, OrderStatus.PROPOSED, now, expires_at=now + wait_s))
+        self._timers.start(f"propose:{order.id}", wait_s, incident=order.incident)
+
+    def _add(self, record: OrderRecord) -> None:
+        self._state.orders[record.order.id] = record
+        self._index.orders_of.setdefault(subject(record), set()).add(record.order.id)
+        self._changes.add(record)
+
+    def settle(self, order_id: str, status: OrderStatus, detail: str = "") -> OrderRecord | None:
+        """End an order; None when it is not open (unknown, or ended before)."""
+        record = self._state.orders.pop(order_id, None)
+        if record is None:
+            return None
+        about = subject(record)
+        ids = self._index.orders_of.get(about)
+        if ids is not None:
+            ids.discard(order_id)
+            if not ids:
+                del self._index.orders_of[about]
+        if record.status is OrderStatus.PROPOSED:
+            self._timers.cancel(f"propose:{order_id}")
+        self._timers.cancel(f"order:{order_id}")
+        record.status = status
+        record.ended_at = self._state.now
+        record.detail = detail[:500]
+        self._changes.add(record)
+        return record
+
+    def about(self, about: str, *kinds: type[o.Order]) -> list[OrderRecord]:
+        """List orders about a job (slug) or node (`node:NAME`), oldest first; notices only when asked for."""
+        ids = self._index.orders_of.get(about)
+        if not ids:
+            return []
+        found = [self._state.orders[i] for i in ids]
+        if kinds:
+            found = [record for record in found if isinstance(record.order, kinds)]
+        else:
+            found = [record for record in found if not isinstance(record.order, o.Notify)]
+        return sorted(found, key=lambda record: (record.order.cause, record.order.id))
+
+    def under_way(self, about: str, *kinds: type[o.Order]) -> bool:
+        """Is one of these ordered, and not merely proposed?"""
+        return any(record.status is OrderStatus.PENDING for record in self.about(about, *kinds))
+
+    def withdraw(self, about: str, why: str, *kinds: type[o.Order]) -> None:
+        """Take back open orders (all but notices, or only those kinds)."""
+        for record in self.about(about, *kinds):
+            self.settle(record.order.id, OrderStatus.WITHDRAWN, why)
+
+    def complete(self, about: str, detail: str, *kinds: type[o.Order]) -> None:
+        """Settle pending orders as done; proposed ones have become pointless."""
+        for record in self.about(about, *kinds):
+            done = record.status is OrderStatus.PENDING
+            self.settle(record.order.id, OrderStatus.DONE if done else OrderStatus.WITHDRAWN, detail)
+
+
 class Turn:
-    """See the module's docstring."""
+    """One event, what the engine remembers, and what follows from the event."""
 
     __slots__ = (
-        "_count",
-        "_prefix",
-        "brakes",
+        "changes",
         "cleaned",
         "closing",
         "event",
-        "incidents",
         "index",
-        "jobs",
-        "nodes",
         "now",
         "orders",
+        "outgoing",
         "policies",
-        "records",
-        "seq",
         "state",
+        "timers",
     )
 
     def __init__(self, state: State, index: Index, policies: PolicySet, event: AnyEvent) -> None:
@@ -93,20 +246,15 @@ class Turn:
         self.index = index
         self.policies = policies
         self.event = event
-        self.seq = state.seq
         self.now = state.now
-        self.orders: list[AnyOrder] = []
-        self.jobs: dict[str, JobRecord] = {}
-        self.nodes: dict[str, NodeRecord] = {}
-        self.incidents: dict[str, IncidentRecord] = {}
-        self.records: dict[str, OrderRecord] = {}
-        self.brakes: dict[str, BrakeRecord] = {}
+        self.changes = Changes()
+        self.outgoing = Outgoing(state)
+        self.timers = Timers(state, self.outgoing)
+        self.orders = OpenOrders(state, index, self.outgoing, self.timers, self.changes)
         self.closing: dict[str, IncidentRecord] = {}
         """Incidents of which a side was settled in this turn."""
         self.cleaned: list[str] = []
         """Nodes that came to count as clean in this turn."""
-        self._count = 0
-        self._prefix = "a" if state.scope == ALLOCATION else "c"
 
     # --- facts ---
 
@@ -146,7 +294,7 @@ class Turn:
         """The row of the table in which the job stands."""
         if job.state is not JobState.DIAGNOSING:
             return machine.JobPlace(job.state)
-        asked = any(record.status is OrderStatus.PROPOSED for record in self.open_orders(job.about))
+        asked = any(record.status is OrderStatus.PROPOSED for record in self.orders.about(job.about))
         return machine.place_of(job.state, asked=asked, lives=job.alive and not job.in_queue)
 
     def wait_s(self, job: JobRecord) -> float:
@@ -160,26 +308,12 @@ class Turn:
             return trigger in machine.JOBS[self.place(record)].exits
         return trigger in machine.NODE[record.phase]
 
-    def new_id(self) -> str:
-        """An id that a replay gives again."""
-        self._count += 1
-        return f"{self._prefix}{self.seq}.{self._count}"
-
     # --- records ---
-
-    def touch(self, record: JobRecord | NodeRecord | IncidentRecord) -> None:
-        """It has changed: have it projected."""
-        if isinstance(record, JobRecord):
-            self.jobs[slug(record.key)] = record
-        elif isinstance(record, NodeRecord):
-            self.nodes[record.name] = record
-        else:
-            self.incidents[record.id] = record
 
     def tell(self, record: JobRecord | NodeRecord | IncidentRecord, sentence: str) -> None:
         """Add a sentence to its story."""
         story.tell(record.story, self.now, sentence)
-        self.touch(record)
+        self.changes.add(record)
 
     def tell_all(self, incident: IncidentRecord | None, record: JobRecord | NodeRecord, sentence: str) -> None:
         """The same sentence for a record and for the incident it belongs to, which names the subject."""
@@ -194,7 +328,7 @@ class Turn:
         shown = machine.JOBS[place].shown
         if shown is not job.state:
             job.state, job.since = shown, self.now
-        self.touch(job)
+        self.changes.add(job)
 
     def claim(self, job: JobRecord, what: machine.Claim, who: str = "") -> None:
         """Change who leads the job and what keeps it in the queue, by the table; `who`: whose hold begins."""
@@ -216,7 +350,7 @@ class Turn:
         else:
             node.state = machine.move(machine.NODE, node.state, trigger, story=story_so_far)
         node.since = self.now
-        self.touch(node)
+        self.changes.add(node)
 
     def stamp(self, incident: IncidentRecord, mark: Mark, at: float | None = None) -> None:
         """Set a point of the timeline, once, or anew when the job's recovery has begun once more.
@@ -231,31 +365,41 @@ class Turn:
             for earlier in _JOB_PHASES[: _JOB_PHASES.index(mark)]:
                 when = max(when, incident.marks.get(earlier, when))
         incident.marks[mark] = when
-        self.touch(incident)
+        self.changes.add(incident)
 
-    # --- orders ---
+    def finding(self, rule: str, about: str, summary: str, evidence: Evidence, **fields: Any) -> Finding:
+        """Make a finding of what this event shows; `about` keeps its id apart from others of the rule."""
+        fields.setdefault("id", f"{rule}:{about}:{self.state.seq}")
+        fields.setdefault("fingerprint", rule)
+        return Finding(rule=rule, at=self.event.at, role=Role.ROOT, summary=summary, evidence=(evidence,), **fields)
 
-    def make(self, kind: type[O], **fields: Any) -> O:
-        """An order with its id and cause."""
-        return kind(id=self.new_id(), cause=self.seq, **fields)
+    # --- orders and people ---
 
-    def issue(self, order: AnyOrder) -> AnyOrder:
-        """Order it now."""
-        record = OrderRecord(order, OrderStatus.PENDING, self.now)
-        self.state.orders[order.id] = record
-        self.index.orders_of.setdefault(subject(record), set()).add(order.id)
-        self.records[order.id] = record
-        self.orders.append(order)
-        return order
+    def order(
+        self,
+        kind: type[O],
+        about: JobRecord | NodeRecord,
+        incident: str = "",
+        remedy: Remedy = Remedy.NONE,
+        why: str = "",
+        **fields: Any,
+    ) -> O:
+        """Make an order about a job, or about the machine of a node for the node's incident; it is not sent."""
+        if isinstance(about, NodeRecord):
+            incident = incident or about.incident
+            fields |= {"node": about.name, "instance_id": about.instance_id}
+        else:
+            fields["job"] = about.key
+        return self.outgoing.make(kind, incident=incident, remedy=remedy, why=why, **fields)
 
     def ask(self, order: AnyOrder, policy: Policy, group: str) -> OrderStatus:
         """Order, propose or merely record it, as the mode of its rung says."""
         mode = self.mode(policy, group, order.remedy, order.incident)
         if mode is Mode.ACT:
-            self.issue(order)
+            self.orders.issue(order)
             return OrderStatus.PENDING
         if mode is Mode.OBSERVE:
-            self.records[order.id] = OrderRecord(order, OrderStatus.OBSERVED, self.now, ended_at=self.now)
+            self.changes.add(OrderRecord(order, OrderStatus.OBSERVED, self.now, ended_at=self.now))
             self.would(order)
             return OrderStatus.OBSERVED
         self.propose(order, policy)
@@ -281,11 +425,7 @@ class Turn:
 
     def propose(self, order: AnyOrder, policy: Policy) -> None:
         """Have a person decide, until it lapses."""
-        record = OrderRecord(order, OrderStatus.PROPOSED, self.now, expires_at=self.now + policy.waits.propose_s)
-        self.state.orders[order.id] = record
-        self.index.orders_of.setdefault(subject(record), set()).add(order.id)
-        self.records[order.id] = record
-        self.start_timer(f"propose:{order.id}", policy.waits.propose_s, incident=order.incident)
+        self.orders.propose(order, policy.waits.propose_s)
         self.notify(
             order.incident,
             Severity.WARNING,
@@ -294,69 +434,6 @@ class Turn:
             job=getattr(order, "job", None),
             node=getattr(order, "node", ""),
         )
-
-    def settle(self, order_id: str, status: OrderStatus, detail: str = "") -> OrderRecord | None:
-        """An order's end; None when it is not open (unknown, or ended before)."""
-        record = self.state.orders.pop(order_id, None)
-        if record is None:
-            return None
-        about = subject(record)
-        ids = self.index.orders_of.get(about)
-        if ids is not None:
-            ids.discard(order_id)
-            if not ids:
-                del self.index.orders_of[about]
-        if record.status is OrderStatus.PROPOSED:
-            self.cancel_timer(f"propose:{order_id}")
-        self.cancel_timer(f"order:{order_id}")
-        record.status = status
-        record.ended_at = self.now
-        record.detail = detail[:500]
-        self.records[order_id] = record
-        return record
-
-    def open_orders(self, about: str, *kinds: type[o.Order]) -> list[OrderRecord]:
-        """Pending and proposed orders about a job (slug) or node (`node:NAME`), oldest first; notices are no deeds."""
-        ids = self.index.orders_of.get(about)
-        if not ids:
-            return []
-        found = [self.state.orders[i] for i in ids]
-        if kinds:
-            found = [record for record in found if isinstance(record.order, kinds)]
-        else:
-            found = [record for record in found if not isinstance(record.order, o.Notify)]
-        return sorted(found, key=lambda record: (record.order.cause, record.order.id))
-
-    def under_way(self, about: str, *kinds: type[o.Order]) -> bool:
-        """Is one of these ordered, and not merely proposed?"""
-        return any(record.status is OrderStatus.PENDING for record in self.open_orders(about, *kinds))
-
-    def withdraw(self, about: str, why: str, *kinds: type[o.Order]) -> None:
-        """Take back open orders (all but notices, or only those kinds)."""
-        for record in self.open_orders(about, *kinds):
-            self.settle(record.order.id, OrderStatus.WITHDRAWN, why)
-
-    def complete(self, about: str, detail: str, *kinds: type[o.Order]) -> None:
-        """What these pending orders asked for is there; proposed ones have become pointless."""
-        for record in self.open_orders(about, *kinds):
-            done = record.status is OrderStatus.PENDING
-            self.settle(record.order.id, OrderStatus.DONE if done else OrderStatus.WITHDRAWN, detail)
-
-    # --- timers ---
-
-    def start_timer(self, name: str, after_s: float, incident: str = "") -> None:
-        """Have `TimerFired` sent; a timer of the same name is replaced."""
-        order = self.make(o.StartTimer, timer=name, after_s=after_s, incident=incident)
-        self.state.timers[name] = Waiting(order, self.now + after_s)
-        self.orders.append(order)
-
-    def cancel_timer(self, name: str) -> None:
-        """Forget a timer, if it waits."""
-        waiting = self.state.timers.pop(name, None)
-        if waiting is not None:
-            self.orders.append(self.make(o.CancelTimer, timer=name, incident=waiting.order.incident))
-
-    # --- people ---
 
     def notify(
         self,
@@ -369,20 +446,10 @@ class Turn:
         node: str = "",
     ) -> None:
         """Tell people."""
-        self.issue(
-            self.make(
+        self.orders.issue(
+            self.outgoing.make(
                 o.Notify, topic=topic, incident=topic, severity=severity, title=title, text=text, job=job, node=node
             )
-        )
-
-    def touched(self) -> Touched:
-        """What this turn changed."""
-        return Touched(
-            jobs=list(self.jobs.values()),
-            nodes=list(self.nodes.values()),
-            incidents=list(self.incidents.values()),
-            orders=list(self.records.values()),
-            brakes=list(self.brakes.values()),
         )
 
 
@@ -399,11 +466,10 @@ def create_job(turn: Turn, view: JobView) -> JobRecord:
     name = slug(view.key)
     turn.state.jobs[name] = job
     turn.index.by_id.setdefault(view.key.id, set()).add(name)
-    for node in occupying(view):
-        turn.index.jobs_on.setdefault(node, set()).add(name)
+    turn.index.occupied(name, None, view)
     if turn.in_allocation:
         turn.claim(job, machine.Claim.ATTACHED)
-    turn.touch(job)
+    turn.changes.add(job)
     warn_of_job(turn, job, ())
     return job
 
@@ -425,7 +491,7 @@ def add_attempt(turn: Turn, job: JobRecord, attempt: AttemptRecord) -> None:
     for old in job.attempts[:-NODES_KEPT]:
         if len(old.nodes) > NODES_SMALL:
             old.nodes = ()  # its AttemptStarted holds them
-    turn.touch(job)
+    turn.changes.add(job)
 
 
 def attempt_of(event: e.AttemptStarted) -> AttemptRecord:
@@ -565,7 +631,7 @@ def count_nodes(turn: Turn, group: str, step: int) -> None:
     """Count a node of a group in or out."""
     record = brake_of(turn, group)
     record.nodes += step
-    turn.brakes[group] = record
+    turn.changes.add(record)
 
 
 def to_pass(job: JobRecord) -> int:

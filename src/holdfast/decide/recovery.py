@@ -94,7 +94,7 @@ def _begin(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Findin
     if attempt is not None:
         attempt.incident = incident.id
         turn.tell_all(incident, job, f"fault of {job.name}: {story.of_finding(finding)}.")
-    turn.touch(job)
+    turn.changes.add(job)
     policy = turn.policy_of(job)
     guess = first_guess(finding)
     kind = ladder.trouble_of(guess)
@@ -112,14 +112,14 @@ def _begin(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Findin
         _only_tell(turn, job, incident, choice)
         return
     if not job.alive:
-        turn.start_timer(f"settle:{incident.id}", policy.waits.settle_s, incident.id)
+        turn.timers.start(f"settle:{incident.id}", policy.waits.settle_s, incident.id)
         attempt_is_over(turn, job, incident)
         return
     mode = turn.mode(policy, job.view.partition, choice.remedy, incident.id)
     if kind is Trouble.HANG and mode is not Mode.OBSERVE:
         _look(turn, job, incident, policy)  # taking stacks disturbs the job, too
     else:
-        turn.start_timer(f"settle:{incident.id}", policy.waits.settle_s, incident.id)
+        turn.timers.start(f"settle:{incident.id}", policy.waits.settle_s, incident.id)
         end_attempt(turn, job, incident, choice.remedy, choice.why)
 
 
@@ -150,12 +150,12 @@ def _look(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: Policy) 
     turn.move_job(job, JobTrigger.LOOK)
     attempt = job.attempt
     if turn.leads(job) and attempt is not None:
-        turn.issue(
-            turn.make(
+        turn.orders.issue(
+            turn.order(
                 o.CaptureStacks,
-                incident=incident.id,
+                job,
+                incident.id,
                 why="nothing moves",
-                job=job.key,
                 attempt=attempt.number,
                 limit_s=policy.waits.stacks_s,
             )
@@ -205,7 +205,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 def _after_look(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     if turn.place(job) is not JobPlace.LOOKING:
         return
-    turn.withdraw(job.about, "the look is over", o.CaptureStacks)
+    turn.orders.withdraw(job.about, "the look is over", o.CaptureStacks)
     diagnosis = incidents.judge(turn, incident, job)
     choice = ladder.choose(job, turn.policy_of(job), diagnosis, facts(turn, job, incident))
     if choice.remedy in {Remedy.NOTIFY, Remedy.NONE}:
@@ -226,8 +226,8 @@ def moves_again(turn: Turn, job: JobRecord, step: int) -> None:
         return
     if incident is None or incident.diagnosis is not None or turn.place(job) is not JobPlace.LOOKING:
         return
-    turn.withdraw(job.about, "it moves again", o.CaptureStacks)
-    turn.cancel_timer(job.timer)
+    turn.orders.withdraw(job.about, "it moves again", o.CaptureStacks)
+    turn.timers.cancel(job.timer)
     others = [i for i in incidents.open_of_job(turn, job) if i.id != incident.id]
     turn.move_job(job, JobTrigger.PROVE_AGAIN if others else JobTrigger.FALSE_ALARM)
     if job.attempt is not None:
@@ -252,8 +252,8 @@ def end_attempt(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Re
             incidents.judge(turn, incident, job)
             restart.give_up(turn, job, incident, reason or "its ladder ends here")
         else:
-            turn.withdraw(job.about, "its end is asked for anew", o.GiveUp)
-            order = turn.make(o.GiveUp, incident=incident.id, remedy=Remedy.STOP, job=job.key, why=reason)
+            turn.orders.withdraw(job.about, "its end is asked for anew", o.GiveUp)
+            order = turn.order(o.GiveUp, job, incident.id, Remedy.STOP, reason)
             restart.ask_first(turn, job, incident, order)
         return
     if remedy is Remedy.REQUEUE and _requeues(turn, job, incident):
@@ -273,17 +273,17 @@ def _stop_ranks(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Re
     attempt = job.attempt
     policy = turn.policy_of(job)
     if turn.leads(job) and turn.in_allocation and attempt is not None:
-        order = turn.make(
+        order = turn.order(
             o.StopAttempt,
-            incident=incident.id,
-            remedy=Remedy.RESTART_IN_PLACE if remedy is not Remedy.STOP else Remedy.STOP,
-            why=reason,
-            job=job.key,
+            job,
+            incident.id,
+            Remedy.RESTART_IN_PLACE if remedy is not Remedy.STOP else Remedy.STOP,
+            reason,
             attempt=attempt.number,
             grace_s=policy.waits.stop_grace_s,
         )
         if remedy in {Remedy.STOP, Remedy.REQUEUE}:
-            turn.issue(order)
+            turn.orders.issue(order)
         elif not restart.ask_first(turn, job, incident, order):
             return
     entered_stop(turn, job, incident)
@@ -317,15 +317,7 @@ def evacuate(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> 
         end_attempt(turn, job, incident, Remedy.REQUEUE, why)  # it has hardly begun: there is nothing to save
         return
     limit_s = turn.policy_of(job).waits.evacuate_s
-    order = turn.make(
-        o.SaveAndStop,
-        incident=incident.id,
-        remedy=Remedy.EVACUATE,
-        why=why,
-        job=job.key,
-        attempt=attempt.number,
-        limit_s=limit_s,
-    )
+    order = turn.order(o.SaveAndStop, job, incident.id, Remedy.EVACUATE, why, attempt=attempt.number, limit_s=limit_s)
     if restart.ask_first(turn, job, incident, order):
         entered_evacuation(turn, job, incident, limit_s)
 
@@ -363,7 +355,7 @@ def approved(turn: Turn, job: JobRecord, order: o.JobOrder) -> None:
 def not_approved(turn: Turn, job: JobRecord, why: str) -> None:
     """The proposal was rejected, lapsed, or no longer applies."""
     incident = restart.incident_of(turn, job)
-    if incident is not None and job.state is JobState.DIAGNOSING and not turn.open_orders(job.about):
+    if incident is not None and job.state is JobState.DIAGNOSING and not turn.orders.about(job.about):
         restart.leave_alone(turn, job, incident, why)
 
 
@@ -379,7 +371,7 @@ def timer(turn: Turn, job: JobRecord) -> None:
     elif state is JobState.STOPPING:
         _look_at_orders(turn, job, incident)
     elif state is JobState.EVACUATING:
-        turn.withdraw(job.about, "it did not stop in time", o.SaveAndStop)
+        turn.orders.withdraw(job.about, "it did not stop in time", o.SaveAndStop)
         turn.tell_all(incident, job, "it did not save and stop in time.")
         end_attempt(turn, job, incident, Remedy.REQUEUE)
     elif state is JobState.DIAGNOSING:
@@ -427,9 +419,9 @@ def settled(turn: Turn, incident: IncidentRecord) -> None:
 
 def _look_at_orders(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """Stopping takes long: send what is pending once more (same id, same effect), or take over from the launcher."""
-    pending = turn.open_orders(job.about, o.StopAttempt, o.RequeueHeld)
+    pending = turn.orders.about(job.about, o.StopAttempt, o.RequeueHeld)
     if pending:
-        turn.orders.extend(record.order for record in pending)
+        turn.outgoing.orders.extend(record.order for record in pending)
         restart.wait(turn, job, turn.policy_of(job).waits.order_s)
     elif turn.in_allocation:
         why = "its attempt could not be seen to end"
@@ -447,7 +439,7 @@ def take_over(turn: Turn, job: JobRecord, why: str) -> None:
     turn.claim(job, Claim.TAKEN_OVER)
     turn.tell_all(incident, job, f"the controller takes over: {why}.")
     if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.EVACUATING}:
-        if not turn.under_way(job.about, o.RequeueHeld):
+        if not turn.orders.under_way(job.about, o.RequeueHeld):
             restart.requeue(turn, job, incident, why)
     elif job.state is JobState.DIAGNOSING:
         decide(turn, job, incident)
@@ -456,7 +448,7 @@ def take_over(turn: Turn, job: JobRecord, why: str) -> None:
 def _not_started(turn: Turn, job: JobRecord, incident: IncidentRecord, policy: Policy) -> None:
     """The new attempt's processes did not come up in time: that is a fault of its own kind."""
     turn.tell_all(incident, job, f"nothing was started within {story.seconds(policy.waits.start_s)}.")
-    turn.withdraw(job.about, "nothing was started in time", o.RestartInPlace)
+    turn.orders.withdraw(job.about, "nothing was started in time", o.RestartInPlace)
     if turn.in_allocation:
         restart.leave_allocation(turn, job, incident, "the restart in place did not come up", EXIT_RESTART_ME)
         return
@@ -547,14 +539,14 @@ def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: fl
     """Its processes are gone: stamp it, and decide as soon as the evidence has settled."""
     restart.not_restarted(job, incident)
     turn.stamp(incident, Mark.STOPPED, at)
-    turn.complete(job.about, "the attempt is over", o.StopAttempt, o.SaveAndStop)
-    turn.withdraw(job.about, "the attempt is over", o.CaptureStacks, o.SetExcluded, o.ReleaseJob)
+    turn.orders.complete(job.about, "the attempt is over", o.StopAttempt, o.SaveAndStop)
+    turn.orders.withdraw(job.about, "the attempt is over", o.CaptureStacks, o.SetExcluded, o.ReleaseJob)
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.RESTARTING}:
         turn.claim(job, Claim.STARTED)  # and has ended before anybody saw it run
-    if turn.open_orders(job.about, *_WAYS):
+    if turn.orders.about(job.about, *_WAYS):
         return
     turn.move_job(job, JobTrigger.ATTEMPT_OVER)
-    turn.cancel_timer(job.timer)
+    turn.timers.cancel(job.timer)
     hurried = job.in_queue and not turn.policy_of(job).requeue_held
     if f"settle:{incident.id}" not in turn.state.timers or hurried:
         decide(turn, job, incident)
@@ -580,7 +572,7 @@ def _hold_first(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
 def decide(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """Diagnose from what is known so far, and take the rung."""
     diagnosis = incidents.judge(turn, incident, job)
-    if turn.open_orders(job.about, *_WAYS):
+    if turn.orders.about(job.about, *_WAYS):
         return
     _exclude_suspects(turn, job, incident, diagnosis)
     _fence_suspects(turn, job, incident, diagnosis)
@@ -629,18 +621,17 @@ def only_observes(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: 
     if mode is not Mode.OBSERVE or job.in_queue:
         return False
     order: o.AnyOrder
-    common = {"incident": incident.id, "remedy": remedy, "why": why, "job": job.key}
+    what = (job, incident.id, remedy, why)
     number = job.attempt.number if job.attempt is not None else 0
     if remedy is Remedy.STOP:
-        order = turn.make(o.GiveUp, **common)
+        order = turn.order(o.GiveUp, *what)
     elif remedy is Remedy.RESTART_IN_PLACE and job.alive:
-        order = turn.make(o.StopAttempt, attempt=number, grace_s=turn.policy_of(job).waits.stop_grace_s, **common)
+        order = turn.order(o.StopAttempt, *what, attempt=number, grace_s=turn.policy_of(job).waits.stop_grace_s)
     elif remedy is Remedy.RESTART_IN_PLACE:
-        order = turn.make(o.RestartInPlace, attempt=number + 1, epoch=job.epoch + 1, **common)
+        order = turn.order(o.RestartInPlace, *what, attempt=number + 1, epoch=job.epoch + 1)
     else:
-        order = turn.make(
-            o.RequeueHeld, restart_count=job.view.restart_count, gone=restart.gone_nodes(turn, job), **common
-        )
+        gone = restart.gone_nodes(turn, job)
+        order = turn.order(o.RequeueHeld, *what, restart_count=job.view.restart_count, gone=gone)
     turn.ask(order, turn.policy_of(job), job.view.partition)
     restart.observed(turn, job, incident)
     return True
@@ -663,7 +654,7 @@ def _stop(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> Non
     if mode is Mode.ACT or turn.in_allocation:
         restart.give_up(turn, job, incident, why)
         return
-    order = turn.make(o.GiveUp, incident=incident.id, remedy=Remedy.STOP, job=job.key, why=why)
+    order = turn.order(o.GiveUp, job, incident.id, Remedy.STOP, why)
     restart.ask_first(turn, job, incident, order)
 
 

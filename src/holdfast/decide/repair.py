@@ -46,7 +46,7 @@ def fenced(turn: Turn, node: NodeRecord) -> None:
     """Quarantine is done: new work is kept off it."""
     node.drained_by_us = True
     if node.phase is not NodeState.QUARANTINED:
-        turn.touch(node)
+        turn.changes.add(node)
         return
     incident = incident_of(turn, node)
     if incident is not None:
@@ -54,7 +54,7 @@ def fenced(turn: Turn, node: NodeRecord) -> None:
     turn.move_node(node, NodeTrigger.FENCED)
     turn.tell_all(incident, node, "it takes no new work.")
     if incident is not None:
-        turn.start_timer(node.timer, turn.policy_for(node).waits.drain_s, incident.id)
+        turn.timers.start(node.timer, turn.policy_for(node).waits.drain_s, incident.id)
     check_drained(turn, node)
 
 
@@ -64,12 +64,12 @@ def check_drained(turn: Turn, node: NodeRecord) -> None:
     if node.phase is not NodeState.DRAINING or incident is None:
         return
     policy = turn.policy_for(node)
-    if turn.open_orders(node.about, *REPAIR_ORDERS) or (policy.node.repair_when_drained and occupied(turn, node)):
+    if turn.orders.about(node.about, *REPAIR_ORDERS) or (policy.node.repair_when_drained and occupied(turn, node)):
         return
     node.rung = 0
     if incidents.waits_for_domain(turn, node, incident):
         turn.tell(node, f"Its repair waits: it was lost together with others of {incidents.path_of(incident)}.")
-        turn.start_timer(node.timer, policy.waits.unknown_s, incident.id)
+        turn.timers.start(node.timer, policy.waits.unknown_s, incident.id)
         return
     if node.findings:
         _take_rung(turn, node, incident)
@@ -139,15 +139,14 @@ def _take_rung(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
         often = f" It was quarantined {offences(turn, node)} times." if is_lemon(turn, node) else ""
         retire(turn, node, incident, f"no repair is left to try.{often}")
         return
-    common = {"incident": incident.id, "remedy": rung, "node": node.name, "instance_id": node.instance_id}
     why = f"{', '.join(node.findings[:3])}"
     order: o.ResetGpu | o.RebootNode | o.ReplaceNode
     if rung is Remedy.RESET_GPU:
-        order = turn.make(o.ResetGpu, gpu=gpu, why=why, **common)
+        order = turn.order(o.ResetGpu, node, incident.id, rung, why, gpu=gpu)
     elif rung is Remedy.REBOOT:
-        order = turn.make(o.RebootNode, boot_id=node.boot_id, why=why, **common)
+        order = turn.order(o.RebootNode, node, incident.id, rung, why, boot_id=node.boot_id)
     else:
-        order = turn.make(o.ReplaceNode, why=why, **common)
+        order = turn.order(o.ReplaceNode, node, incident.id, rung, why)
     status = turn.ask(order, policy, node.view.group)
     name = rung.replace("_", " ")
     if status is OrderStatus.PENDING:
@@ -174,7 +173,7 @@ def _enter_repair(turn: Turn, node: NodeRecord, incident: IncidentRecord, rung: 
         turn.move_node(node, NodeTrigger.FAILED_CHECK)
     incidents.tried(turn, incident, rung)
     turn.tell_all(incident, node, f"repair by {rung.replace('_', ' ')} begins.")
-    turn.start_timer(node.timer, turn.policy_for(node).waits.repair_s, incident.id)
+    turn.timers.start(node.timer, turn.policy_for(node).waits.repair_s, incident.id)
 
 
 def approved(turn: Turn, node: NodeRecord, order: o.ResetGpu | o.RebootNode | o.ReplaceNode) -> None:
@@ -204,7 +203,7 @@ def repair_done(turn: Turn, node: NodeRecord, order: o.NodeOrder) -> None:
     )
     if stale:
         turn.tell(node, "repaired, by the word of who did it; waiting until it shows another identity.")
-        turn.start_timer(node.timer, turn.policy_for(node).waits.order_s, node.incident)
+        turn.timers.start(node.timer, turn.policy_for(node).waits.order_s, node.incident)
         return
     repaired(turn, node)
 
@@ -220,7 +219,7 @@ def repaired(turn: Turn, node: NodeRecord) -> None:
 
 def new_identity(turn: Turn, node: NodeRecord) -> None:
     """It shows another boot or machine while it is in repair."""
-    if node.phase is NodeState.REPAIRING and not turn.open_orders(node.about, *REPAIR_ORDERS):
+    if node.phase is NodeState.REPAIRING and not turn.orders.about(node.about, *REPAIR_ORDERS):
         repaired(turn, node)
 
 
@@ -239,19 +238,19 @@ def validate(turn: Turn, node: NodeRecord, why: str) -> None:
 
 def check_again(turn: Turn, node: NodeRecord, why: str = "the machine was swapped") -> None:
     """Order the checks of the machine that is there now."""
-    turn.issue(turn.make(o.ValidateNode, incident=node.incident, node=node.name, instance_id=node.instance_id, why=why))
-    turn.start_timer(node.timer, turn.policy_for(node).waits.validate_s, node.incident)
+    turn.orders.issue(turn.order(o.ValidateNode, node, why=why))
+    turn.timers.start(node.timer, turn.policy_for(node).waits.validate_s, node.incident)
 
 
 def validated(turn: Turn, node: NodeRecord, *, passed: bool, instance_id: str, detail: str) -> None:
     """The checks' outcome. One for another machine, or that nobody waits for, changes nothing."""
-    open_checks = turn.open_orders(node.about, o.ValidateNode)
+    open_checks = turn.orders.about(node.about, o.ValidateNode)
     if node.phase is not NodeState.VALIDATING or not open_checks:
         return
     if other_machine(instance_id, node.instance_id, node.agent_instance_id):
         return
     for record in open_checks:
-        turn.settle(record.order.id, OrderStatus.DONE, detail)
+        turn.orders.settle(record.order.id, OrderStatus.DONE, detail)
     incident = incident_of(turn, node)
     if not passed:
         next_rung(turn, node, f"it failed its checks{': ' + detail if detail else ''}")
@@ -260,7 +259,7 @@ def validated(turn: Turn, node: NodeRecord, *, passed: bool, instance_id: str, d
     hold_s = _flap_hold(turn, node)
     if hold_s > 0:
         turn.tell_all(incident, node, f"it has failed before, so it is held back for {story.seconds(hold_s)}.")
-        turn.start_timer(node.timer, hold_s, node.incident)
+        turn.timers.start(node.timer, hold_s, node.incident)
     else:
         give_back(turn, node)
 
@@ -274,12 +273,12 @@ def _flap_hold(turn: Turn, node: NodeRecord) -> float:
 
 def give_back(turn: Turn, node: NodeRecord) -> None:
     """Have it take work again; only a drain of ours is lifted."""
-    turn.cancel_timer(node.timer)
+    turn.timers.cancel(node.timer)
     if not node.drained_by_us and node.view.drained:
         returned(turn, node)
         return
-    if not turn.open_orders(node.about, o.ReturnNode):
-        turn.issue(turn.make(o.ReturnNode, incident=node.incident, node=node.name, instance_id=node.instance_id))
+    if not turn.orders.about(node.about, o.ReturnNode):
+        turn.orders.issue(turn.order(o.ReturnNode, node))
 
 
 def returned(turn: Turn, node: NodeRecord) -> None:
@@ -292,7 +291,7 @@ def returned(turn: Turn, node: NodeRecord) -> None:
     turn.tell(node, "It takes work again.")
     if node.view.alive is False:
         # It died after it had passed its checks: while it was validated nobody took note.
-        turn.start_timer(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
+        turn.timers.start(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
     if incident is not None:
         turn.stamp(incident, Mark.NODE_RETURNED)
         turn.notify(incident.id, Severity.INFO, f"{node.name} is back", "It takes work again.", node=node.name)
@@ -302,19 +301,12 @@ def returned(turn: Turn, node: NodeRecord) -> None:
 def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: str) -> None:
     """Hand it to a person. It stays out of service whatever the mode is, since it is drained already."""
     policy = turn.policy_for(node)
-    order = turn.make(
-        o.RetireNode,
-        incident=node.incident,
-        remedy=Remedy.RETIRE,
-        node=node.name,
-        instance_id=node.instance_id,
-        why=why,
-    )
+    order = turn.order(o.RetireNode, node, remedy=Remedy.RETIRE, why=why)
     if turn.mode(policy, node.view.group, Remedy.RETIRE, node.incident) is Mode.ACT:
-        turn.issue(order)
+        turn.orders.issue(order)
     if turn.can(node, NodeTrigger.RETIRE):
         turn.move_node(node, NodeTrigger.RETIRE)
-    turn.cancel_timer(node.timer)
+    turn.timers.cancel(node.timer)
     topic = node.incident or node.about
     turn.notify(topic, Severity.ERROR, f"{node.name} needs a person", f"{node.name}: {why}", node=node.name)
     turn.tell(node, f"Handed to a person: {why}.")
@@ -325,14 +317,14 @@ def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: s
 
 def clean(turn: Turn, node: NodeRecord) -> None:
     """From here on older evidence about it is stale."""
-    turn.cancel_timer(node.timer)
+    turn.timers.cancel(node.timer)
     turn.cleaned.append(node.name)
     node.findings = []
     node.clean_at = turn.now
     node.rung = 0
     node.drained_by_us = False
     node.gone = False
-    turn.touch(node)
+    turn.changes.add(node)
 
 
 def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
@@ -358,7 +350,7 @@ def timer(turn: Turn, node: NodeRecord) -> None:
     state = node.phase
     waits = turn.policy_for(node).waits
     incident = incident_of(turn, node)
-    pending = turn.open_orders(node.about, *REPAIR_ORDERS, o.ValidateNode)
+    pending = turn.orders.about(node.about, *REPAIR_ORDERS, o.ValidateNode)
     if state is NodeState.DRAINING and incident is not None:
         who = story.listed(occupied(turn, node))
         turn.notify(
@@ -368,19 +360,19 @@ def timer(turn: Turn, node: NodeRecord) -> None:
             f"{who} still runs there; its repair waits.",
             node=node.name,
         )
-        turn.start_timer(node.timer, waits.drain_s, incident.id)
+        turn.timers.start(node.timer, waits.drain_s, incident.id)
         check_drained(turn, node)
     elif state is NodeState.REPAIRING:
         if not pending:
             repaired(turn, node)
             return
         for record in pending:
-            turn.settle(record.order.id, OrderStatus.FAILED, "no outcome in time")
+            turn.orders.settle(record.order.id, OrderStatus.FAILED, "no outcome in time")
         next_rung(turn, node, f"its repair gave no outcome in {story.seconds(waits.repair_s)}")
     elif state is NodeState.VALIDATING:
         if not pending:
             give_back(turn, node)
             return
         for record in pending:
-            turn.settle(record.order.id, OrderStatus.FAILED, "no outcome in time")
+            turn.orders.settle(record.order.id, OrderStatus.FAILED, "no outcome in time")
         retire(turn, node, incident, f"its checks gave no outcome in {story.seconds(waits.validate_s)}")

@@ -75,12 +75,12 @@ def in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Di
     step_back(turn, job, diagnosis)
     if turn.leads(job):
         number = job.attempt.number + 1 if job.attempt is not None else 0
-        order = turn.make(
+        order = turn.order(
             o.RestartInPlace,
-            incident=incident.id,
-            remedy=Remedy.RESTART_IN_PLACE,
-            why=diagnosis.summary,
-            job=job.key,
+            job,
+            incident.id,
+            Remedy.RESTART_IN_PLACE,
+            diagnosis.summary,
             attempt=number,
             epoch=job.epoch + 1,
             exclude_nodes=tuple(node for node in job.excluded if node in job.view.nodes or not job.view.nodes),
@@ -129,9 +129,9 @@ def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.Any
         return True
     if status is OrderStatus.PROPOSED:
         turn.tell_all(incident, job, "waiting for a person to approve.")
-        turn.withdraw(job.about, "there is enough to ask a person", o.CaptureStacks)
+        turn.orders.withdraw(job.about, "there is enough to ask a person", o.CaptureStacks)
         turn.move_job(job, JobTrigger.ASK)
-        turn.cancel_timer(job.timer)
+        turn.timers.cancel(job.timer)
     else:
         observed(turn, job, incident)
     return False
@@ -146,13 +146,13 @@ def observed(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
 def leave_allocation(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str, code: int) -> None:
     """The launcher hands over, or without a controller exits with this code. What follows comes from outside."""
     number = job.attempt.number if job.attempt is not None else 0
-    turn.issue(
-        turn.make(
+    turn.orders.issue(
+        turn.order(
             o.Escalate,
-            incident=incident.id,
-            remedy=Remedy.REQUEUE,
-            why=why,
-            job=job.key,
+            job,
+            incident.id,
+            Remedy.REQUEUE,
+            why,
             attempt=number,
             exit_code=code,
             exclude_nodes=job.excluded,
@@ -161,7 +161,7 @@ def leave_allocation(turn: Turn, job: JobRecord, incident: IncidentRecord, why: 
     turn.claim(job, Claim.LEFT)
     not_restarted(job, incident)
     turn.move_job(job, JobTrigger.LEAVE)
-    turn.cancel_timer(job.timer)
+    turn.timers.cancel(job.timer)
     turn.tell_all(incident, job, f"leaves its allocation with exit code {code}: {why}.")
     turn.notify(incident.id, Severity.WARNING, f"{job.name} leaves its allocation", why, job=job.key)
 
@@ -191,7 +191,7 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
     if turn.can(job, JobTrigger.FALSE_ALARM):
         # An attempt that is over can prove nothing any more: what comes next is the scheduler's word.
         turn.move_job(job, JobTrigger.PROVE_AGAIN if others and not over else JobTrigger.FALSE_ALARM)
-        turn.cancel_timer(job.timer)
+        turn.timers.cancel(job.timer)
     if job.state is JobState.WATCHING:
         wait(turn, job)
     elif others:
@@ -213,14 +213,14 @@ def _own_code(attempt: AttemptRecord | None) -> int:
 
 def requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> bool:
     """Have it stopped, queued and held. Only the controller's engine calls this."""
-    if turn.open_orders(job.about, o.RequeueHeld):
+    if turn.orders.about(job.about, o.RequeueHeld):
         return True
-    order = turn.make(
+    order = turn.order(
         o.RequeueHeld,
-        incident=incident.id,
-        remedy=Remedy.REQUEUE,
-        why=why,
-        job=job.key,
+        job,
+        incident.id,
+        Remedy.REQUEUE,
+        why,
         restart_count=job.view.restart_count,
         gone=gone_nodes(turn, job),
         leased=any(attempt.epoch for attempt in job.attempts[-1:]),
@@ -240,7 +240,7 @@ def gone_nodes(turn: Turn, job: JobRecord) -> tuple[str, ...]:
 def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
     """The requeue is ordered."""
     not_restarted(job, incident)
-    turn.withdraw(job.about, "it is requeued", o.StopAttempt, o.CaptureStacks, o.SaveAndStop, o.RestartInPlace)
+    turn.orders.withdraw(job.about, "it is requeued", o.StopAttempt, o.CaptureStacks, o.SaveAndStop, o.RestartInPlace)
     if job.state is not JobState.STOPPING:
         turn.move_job(job, JobTrigger.STOP)
     incidents.tried(turn, incident, Remedy.REQUEUE)
@@ -275,9 +275,9 @@ def go_on_from_hold(turn: Turn, job: JobRecord) -> None:
         return
     if job.held_by:
         turn.tell_all(incident, job, f"held by {job.held_by}; it is not released before they say so.")
-        turn.cancel_timer(job.timer)
+        turn.timers.cancel(job.timer)
         return
-    if turn.open_orders(job.about, o.SetExcluded, o.ReleaseJob):
+    if turn.orders.about(job.about, o.SetExcluded, o.ReleaseJob):
         return
     exclude_unfenced(turn, job)
     wait(turn, job)
@@ -296,14 +296,9 @@ def release(turn: Turn, job: JobRecord) -> None:
         go_on_from_hold(turn, job)
         return
     job.epoch += 1
-    turn.issue(
-        turn.make(
-            o.ReleaseJob,
-            incident=incident.id,
-            remedy=Remedy.REQUEUE,
-            job=job.key,
-            epoch=job.epoch,
-            restore_step_max=job.restore_step_max,
+    turn.orders.issue(
+        turn.order(
+            o.ReleaseJob, job, incident.id, Remedy.REQUEUE, epoch=job.epoch, restore_step_max=job.restore_step_max
         )
     )
     turn.move_job(job, JobTrigger.RELEASE)
@@ -313,7 +308,7 @@ def release(turn: Turn, job: JobRecord) -> None:
 def released(turn: Turn, job: JobRecord) -> None:
     """The scheduler may start it."""
     turn.claim(job, Claim.RELEASED)
-    turn.touch(job)
+    turn.changes.add(job)
     _tell_released(turn, job)
     runs_already(turn, job)
 
@@ -343,11 +338,11 @@ def runs(turn: Turn, job: JobRecord) -> None:
     turn.claim(job, Claim.STARTED)
     if not turn.can(job, JobTrigger.RUNS):
         return
-    if any(record.status is OrderStatus.PENDING for record in turn.open_orders(job.about, o.ReleaseJob)):
+    if any(record.status is OrderStatus.PENDING for record in turn.orders.about(job.about, o.ReleaseJob)):
         # Its effect is seen before its outcome is heard, for instance by a controller that was killed in between.
         _tell_released(turn, job)
-    turn.complete(job.about, "it runs already", o.ReleaseJob)
-    turn.withdraw(job.about, "it runs already", o.SetExcluded)
+    turn.orders.complete(job.about, "it runs already", o.ReleaseJob)
+    turn.orders.withdraw(job.about, "it runs already", o.SetExcluded)
     turn.move_job(job, JobTrigger.RUNS)
     _stamp_placed(turn, job)
     turn.tell(job, f"The scheduler runs it again on {story.listed(job.view.nodes)}.")
@@ -366,7 +361,7 @@ def _stamp_placed(turn: Turn, job: JobRecord) -> None:
 def adopt(turn: Turn, job: JobRecord, why: str) -> None:
     """Somebody else queued it: go on from there."""
     incident = incident_of(turn, job)
-    turn.withdraw(job.about, why)
+    turn.orders.withdraw(job.about, why)
     turn.move_job(job, JobTrigger.ADOPT)
     turn.claim(job, Claim.ADOPTED)
     turn.tell_all(incident, job, f"{why}.")
@@ -407,17 +402,17 @@ def outdated_exclusions(job: JobRecord) -> set[str]:
 
 def ask_exclusions(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """Have the scheduler keep it off exactly these nodes."""
-    turn.withdraw(job.about, "other nodes are to be left by now", o.SetExcluded)
+    turn.orders.withdraw(job.about, "other nodes are to be left by now", o.SetExcluded)
     job.excluded_asked = tuple(sorted(job.excluded))
-    turn.touch(job)
-    turn.issue(
-        turn.make(
+    turn.changes.add(job)
+    turn.orders.issue(
+        turn.order(
             o.SetExcluded,
-            incident=incident.id,
-            remedy=Remedy.REQUEUE,
-            job=job.key,
+            job,
+            incident.id,
+            Remedy.REQUEUE,
+            incident.diagnosis.summary if incident.diagnosis is not None else "",
             nodes=job.excluded_asked,
-            why=incident.diagnosis.summary if incident.diagnosis is not None else "",
         )
     )
 
@@ -456,7 +451,7 @@ def incident_of(turn: Turn, job: JobRecord) -> IncidentRecord | None:
 
 def wait(turn: Turn, job: JobRecord, after_s: float | None = None) -> None:
     """Look at it again when its state has lasted long enough, or after so many seconds."""
-    turn.start_timer(job.timer, turn.wait_s(job) if after_s is None else after_s, job.incident)
+    turn.timers.start(job.timer, turn.wait_s(job) if after_s is None else after_s, job.incident)
 
 
 def step_done(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
@@ -464,7 +459,7 @@ def step_done(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
     record = job.numbered(attempt)
     if record is None:
         return
-    turn.touch(job)
+    turn.changes.add(job)
     record.last_step = max(step, record.last_step or 0)
     _step_before(turn, record, step)
     if record is not job.attempt:
@@ -485,12 +480,12 @@ def _step_before(turn: Turn, record: AttemptRecord, step: int) -> None:
         return
     if not incident.would and step > (incident.step_before or -1):
         incident.step_before = step
-        turn.touch(incident)
+        turn.changes.add(incident)
 
 
 def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
     """A durable checkpoint exists. Beyond what must be passed it is real progress; it may be the proof."""
-    turn.touch(job)
+    turn.changes.add(job)
     record = job.attempt
     is_current = record is not None and record.number == attempt
     if (told := job.numbered(attempt)) is not None:
@@ -520,7 +515,7 @@ def passed_by_itself(turn: Turn, job: JobRecord, incident: IncidentRecord, why: 
     """A fault that was only observed is behind the job, which went on without help."""
     if job.attempt is not None and job.attempt.incident == incident.id:
         job.attempt.incident = ""
-    turn.cancel_timer(job.timer)
+    turn.timers.cancel(job.timer)
     turn.tell(job, f"It is past the fault: {why}.")
     incidents.job_settled(turn, incident, job, incidents.OBSERVED, f"it went on by itself: {why}.")
 
@@ -551,7 +546,7 @@ def first_step(turn: Turn, job: JobRecord, step: int, resumed_from: int, at: flo
     record = job.attempt
     if record is None or record.first_step is not None:
         return
-    turn.touch(job)
+    turn.changes.add(job)
     record.first_step = step
     record.first_step_at = at
     if record.durable_step is None:
@@ -570,7 +565,7 @@ def first_step(turn: Turn, job: JobRecord, step: int, resumed_from: int, at: flo
 def proven(turn: Turn, job: JobRecord, why: str) -> None:
     """The restart has succeeded, as policy asks for it."""
     turn.move_job(job, JobTrigger.PROVEN)
-    turn.cancel_timer(job.timer)
+    turn.timers.cancel(job.timer)
     job.restore_step_max = None
     job.rung = 0
     turn.tell(job, f"Recovered: {why}.")
@@ -624,11 +619,11 @@ def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: s
     """The job is over: nothing is waited for any more."""
     if job.over:
         return
-    for record in turn.open_orders(job.about, o.RequeueHeld):
+    for record in turn.orders.about(job.about, o.RequeueHeld):
         if record.status is OrderStatus.PENDING and isinstance(record.order, o.RequeueHeld):
             job.requeue_dropped = record.order.restart_count
-    turn.withdraw(job.about, why)
-    turn.cancel_timer(job.timer)
+    turn.orders.withdraw(job.about, why)
+    turn.timers.cancel(job.timer)
     turn.move_job(job, trigger)
     turn.tell(job, f"{why[0].upper()}{why[1:]}.")
     if outcome == incidents.RECOVERED:
@@ -643,23 +638,18 @@ def give_up(turn: Turn, job: JobRecord, incident: IncidentRecord | None, why: st
     """Stop it for good and say why. The launcher leaves with the code that forbids a requeue."""
     order: o.GiveUp | o.Escalate
     number = job.attempt.number if job.attempt is not None else 0
-    common = {
-        "incident": incident.id if incident is not None else "",
-        "remedy": Remedy.STOP,
-        "job": job.key,
-        "why": why,
-    }
+    what = (job, incident.id if incident is not None else "", Remedy.STOP, why)
     if turn.in_allocation:
-        order = turn.make(o.Escalate, attempt=number, exit_code=EXIT_DO_NOT_REQUEUE, **common)
+        order = turn.order(o.Escalate, *what, attempt=number, exit_code=EXIT_DO_NOT_REQUEUE)
         turn.claim(job, Claim.LEFT)
     else:
-        order = turn.make(o.GiveUp, cancel=cancel, **common)
+        order = turn.order(o.GiveUp, *what, cancel=cancel)
     if incident is not None:
         incidents.tried(turn, incident, Remedy.STOP)
         summary = incident.diagnosis.story if incident.diagnosis is not None else ""
         turn.notify(incident.id, Severity.FATAL, f"{job.name} was given up", f"{why}. {summary}".strip(), job=job.key)
     finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, f"given up: {why}")
-    turn.issue(order)
+    turn.orders.issue(order)
 
 
 def end_again(turn: Turn, job: JobRecord, why: str) -> None:
@@ -667,12 +657,12 @@ def end_again(turn: Turn, job: JobRecord, why: str) -> None:
     job.requeue_dropped = None
     incident = job.attempt.incident if job.attempt is not None else ""
     turn.tell(job, f"It is ended once more: {why}.")
-    turn.issue(turn.make(o.GiveUp, incident=incident, job=job.key, why=why))
+    turn.orders.issue(turn.order(o.GiveUp, job, incident, why=why))
 
 
 def revive(turn: Turn, job: JobRecord) -> None:
     """Somebody queued a finished job once more: watch it again, with fresh budgets."""
-    turn.withdraw(job.about, "it was queued again by somebody else")
+    turn.orders.withdraw(job.about, "it was queued again by somebody else")
     turn.move_job(job, JobTrigger.REVIVED)
     records.reset_budgets(job)
     job.excluded = ()

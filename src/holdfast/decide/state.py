@@ -89,8 +89,7 @@ class Index:
         """Slug of a job, or `node:NAME` -> ids of pending and proposed orders."""
         for name, job in state.jobs.items():
             self.by_id.setdefault(job.key.id, set()).add(name)
-            for node in occupying(job.view):
-                self.jobs_on.setdefault(node, set()).add(name)
+            self.occupied(name, None, job.view)
         for incident in state.incidents.values():
             for key in incident.jobs_open:
                 self.incidents_of.setdefault(slug(key), set()).add(incident.id)
@@ -98,6 +97,21 @@ class Index:
                 self.incidents_of.setdefault(f"node:{node}", set()).add(incident.id)
         for record in state.orders.values():
             self.orders_of.setdefault(subject(record), set()).add(record.order.id)
+
+    def occupied(self, name: str, before: JobView | None, now: JobView) -> list[str]:
+        """Move the job to the nodes that it uses now. Returns the ones that it left, sorted."""
+        old, new = occupying(before) if before is not None else (), occupying(now)
+        if old == new:
+            return []
+        left = set(old) - set(new)
+        for node in new:
+            self.jobs_on.setdefault(node, set()).add(name)
+        for node in left:
+            on = self.jobs_on.get(node, set())
+            on.discard(name)
+            if not on:
+                self.jobs_on.pop(node, None)
+        return sorted(left)
 
 
 def occupying(view: JobView) -> tuple[str, ...]:
