@@ -45,7 +45,6 @@ LARGER: dict[str, tuple[int, int]] = {
     "launch:NodeRunner": (383, 16),
     "launch:StepAttempt": (25, 17),
     "launch:StepRunner": (442, 21),
-    "launch:Uplink": (155, 16),
     "sim:Attempt": (276, 18),
     "sim:Breaker": (278, 6),
     "sim:ControlPlane": (218, 17),
