@@ -40,7 +40,7 @@ LARGER: dict[str, tuple[int, int]] = {
     "lab:Kubelets": (355, 11),
     "lab:Rack": (376, 3),
     "lab:SlurmLab": (407, 4),
-    "launch:AttemptWatch": (342, 17),
+    "launch:AttemptWatch": (321, 15),
     "launch:Leader": (614, 31),
     "launch:NodeRunner": (383, 16),
     "launch:StepAttempt": (25, 17),
