@@ -7,7 +7,7 @@ out as events, points for the pages as samples, and samples for the hang detecto
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from holdfast.detect.evaluations import Evaluations
 from holdfast.detect.rhythm import StepSample
@@ -22,6 +22,108 @@ LINES_AFTER_S = 0.5
 EARLY_MAX = 256
 """Lines that wait at most: that many are told at once."""
 _JOB = -1
+
+
+class Points:
+    """What the pages draw of an attempt, each point once.
+
+    Args:
+        name: the attempt's, as it stands in the subjects of series.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._durable = 0
+        self._sampled: dict[int, tuple[int, str]] = {}
+        self._evaluations = Evaluations()
+        self._saves: dict[int, tuple[int, float]] = {}
+        self._consumed: dict[str, int] = {}
+
+    def new(self, briefs: Mapping[int, SlotBrief], line: LineSeen | None, durable: int, at: float) -> list[Sample]:
+        """Give what has changed since the last call.
+
+        Args:
+            briefs: newest slot of each rank.
+            line: newest progress line, which counts where there are no slots.
+            durable: the newest durable checkpoint.
+            at: seconds since the epoch.
+        """
+        name = self._name
+        told: dict[int, SlotBrief | LineSeen] = dict(briefs)
+        if not told and line is not None:
+            told[_JOB] = line
+        points: list[Sample] = []
+        if durable > self._durable:
+            self._durable = durable
+            points.append(Sample(series="checkpoint", subject=f"job:{name}", at=at, value=float(durable)))
+        for rank, one in told.items():
+            step = one.ended if isinstance(one, SlotBrief) else one.step
+            if step is None:
+                continue
+            mark = (step, f"{one.loss} {one.accuracy}")  # as text, because a NaN is not even equal to itself
+            if self._sampled.get(rank) == mark:
+                continue
+            self._sampled[rank] = mark
+            subject = f"job:{name}" if rank == _JOB else f"job:{name}/rank:{rank}"
+            of_slot = isinstance(one, SlotBrief)
+            accuracy = self._evaluations.new(rank, one.accuracy) if of_slot else one.accuracy
+            values = (("step", float(step)), ("loss", one.loss), ("accuracy", accuracy), ("step_s", one.step_s))
+            for series, value in values:
+                if value is not None and math.isfinite(value):
+                    points.append(Sample(series=series, subject=subject, at=at, value=value))
+        points += self._new_consumed(briefs, at)
+        points += (self._save_cost(brief, at) for brief in briefs.values() if self._has_saved(brief))
+        return points
+
+    def _new_consumed(self, briefs: Mapping[int, SlotBrief], at: float) -> list[Sample]:
+        """Samples and tokens that all ranks of the attempt have consumed so far, when they tell any."""
+        totals = (
+            ("samples", sum(brief.samples for brief in briefs.values())),
+            ("tokens", sum(brief.tokens for brief in briefs.values())),
+        )
+        points = [
+            Sample(series=series, subject=f"job:{self._name}", at=at, value=float(total))
+            for series, total in totals
+            if total > self._consumed.get(series, 0)
+        ]
+        self._consumed.update(totals)
+        return points
+
+    def _has_saved(self, brief: SlotBrief) -> bool:
+        return brief.saves > self._saves.get(brief.rank, (0, 0.0))[0]
+
+    def _save_cost(self, brief: SlotBrief, at: float) -> Sample:
+        """What a rank's saves since the last point held it up for, in seconds each."""
+        count, total_s = self._saves.get(brief.rank, (0, 0.0))
+        self._saves[brief.rank] = (brief.saves, brief.saves_s)
+        each_s = (brief.saves_s - total_s) / (brief.saves - count)
+        return Sample(series="save_s", subject=f"job:{self._name}/rank:{brief.rank}", at=at, value=each_s)
+
+
+class EarlyLines:
+    """Lines that wait for slots of the same steps."""
+
+    def __init__(self) -> None:
+        self._lines: list[LineSeen] = []
+        self._since: float | None = None
+        """When the attempt's first line was read: the wait is counted once, from there."""
+
+    def add(self, line: LineSeen) -> None:
+        """Let a line wait."""
+        if self._since is None:
+            self._since = line.at
+        self._lines.append(line)
+
+    def drop(self) -> None:
+        """Forget the lines that wait: slots tell the same, and know better."""
+        self._lines.clear()
+
+    def due(self, at: float, *, is_urgent: bool) -> list[LineSeen]:
+        """Take the lines that have waited long enough; all of them when it is urgent."""
+        if self._since is None or (at - self._since < LINES_AFTER_S and len(self._lines) < EARLY_MAX and not is_urgent):
+            return []
+        due, self._lines = self._lines, []
+        return due
 
 
 class AttemptFold:
@@ -40,7 +142,6 @@ class AttemptFold:
     ) -> None:
         self.briefs: dict[int, SlotBrief] = {}
         self.has_first_step = False
-        self.first_step_at = 0.0
         self.bad_loss: tuple[int | None, float] | None = None
         """(rank, loss) when a loss is not a finite number."""
         self._job = job
@@ -49,17 +150,12 @@ class AttemptFold:
         self._source = source
         self._restored = restored
         self._lines: LineSeen | None = None
-        self._early: list[LineSeen] = []
-        self._lines_since: float | None = None
+        self._early = EarlyLines()
         self._told = -1
         self._told_at = 0.0
         self._staged = 0
         self._durable = 0
-        self._durable_sampled = 0
-        self._sampled: dict[int, tuple[int, str]] = {}
-        self._evaluations = Evaluations()
-        self._saves: dict[int, tuple[int, float]] = {}
-        self._consumed_told: dict[str, int] = {}
+        self._points = Points(attempt_name(str(job), attempt))
 
     def take_slots(self, slots: tuple[SlotBrief, ...], at: float) -> list[AnyEvent]:
         """Newer slots of some ranks, seen at `at` (Unix seconds)."""
@@ -86,9 +182,7 @@ class AttemptFold:
             return []
         if line.loss is not None and not math.isfinite(line.loss) and self.bad_loss is None:
             self.bad_loss = (line.rank, line.loss)
-        if self._lines_since is None:
-            self._lines_since = line.at
-        self._early.append(line)
+        self._early.add(line)
         return self.lines_due(line.at)
 
     def lines_due(self, at: float, *, is_urgent: bool = False) -> list[AnyEvent]:
@@ -98,15 +192,9 @@ class AttemptFold:
             at: seconds since the epoch.
             is_urgent: the attempt has ended, or a fault is reported: no longer wait for slots.
         """
-        if self._lines_since is None or not self._early:
-            return []
         if self._slots_tell():
-            self._early.clear()
-            return []
-        if at - self._lines_since < LINES_AFTER_S and len(self._early) < EARLY_MAX and not is_urgent:
-            return []
-        due, self._early = self._early, []
-        return [event for line in due for event in self._told_by(line)]
+            self._early.drop()
+        return [event for line in self._early.due(at, is_urgent=is_urgent) for event in self._told_by(line)]
 
     def _slots_tell(self) -> bool:
         return any(brief.begun is not None or brief.ended is not None for brief in self.briefs.values())
@@ -159,7 +247,6 @@ class AttemptFold:
 
     def _first(self, step: int, at: float) -> AnyEvent:
         self.has_first_step = True
-        self.first_step_at = at
         resumed = self._restored()
         return FirstStepDone(
             id=self._event_id(),
@@ -216,56 +303,7 @@ class AttemptFold:
 
     def samples(self, at: float) -> list[Sample]:
         """Points since the last call: step, loss, accuracy, step time and cost of saves of ranks, the checkpoint."""
-        name = attempt_name(str(self._job), self._attempt)
-        told: dict[int, SlotBrief | LineSeen] = dict(self.briefs)
-        if not told and self._lines is not None:
-            told[_JOB] = self._lines
-        points: list[Sample] = []
-        if self._durable > self._durable_sampled:
-            self._durable_sampled = self._durable
-            points.append(Sample(series="checkpoint", subject=f"job:{name}", at=at, value=float(self._durable)))
-        for rank, one in told.items():
-            step = one.ended if isinstance(one, SlotBrief) else one.step
-            if step is None:
-                continue
-            mark = (step, f"{one.loss} {one.accuracy}")  # as text, because a NaN is not even equal to itself
-            if self._sampled.get(rank) == mark:
-                continue
-            self._sampled[rank] = mark
-            subject = f"job:{name}" if rank == _JOB else f"job:{name}/rank:{rank}"
-            of_slot = isinstance(one, SlotBrief)
-            accuracy = self._evaluations.new(rank, one.accuracy) if of_slot else one.accuracy
-            values = (("step", float(step)), ("loss", one.loss), ("accuracy", accuracy), ("step_s", one.step_s))
-            for series, value in values:
-                if value is not None and math.isfinite(value):
-                    points.append(Sample(series=series, subject=subject, at=at, value=value))
-        points += self._consumed(name, at)
-        points += (self._save_cost(name, brief, at) for brief in self.briefs.values() if self._has_saved(brief))
-        return points
-
-    def _consumed(self, name: str, at: float) -> list[Sample]:
-        """Samples and tokens that all ranks of the attempt have consumed so far, when they tell any."""
-        totals = (
-            ("samples", sum(brief.samples for brief in self.briefs.values())),
-            ("tokens", sum(brief.tokens for brief in self.briefs.values())),
-        )
-        points = [
-            Sample(series=series, subject=f"job:{name}", at=at, value=float(total))
-            for series, total in totals
-            if total > self._consumed_told.get(series, 0)
-        ]
-        self._consumed_told.update(totals)
-        return points
-
-    def _has_saved(self, brief: SlotBrief) -> bool:
-        return brief.saves > self._saves.get(brief.rank, (0, 0.0))[0]
-
-    def _save_cost(self, name: str, brief: SlotBrief, at: float) -> Sample:
-        """What a rank's saves since the last point held it up for, in seconds each."""
-        count, total_s = self._saves.get(brief.rank, (0, 0.0))
-        self._saves[brief.rank] = (brief.saves, brief.saves_s)
-        each_s = (brief.saves_s - total_s) / (brief.saves - count)
-        return Sample(series="save_s", subject=f"job:{name}/rank:{brief.rank}", at=at, value=each_s)
+        return self._points.new(self.briefs, self._lines, self._durable, at)
 
     def rhythm_sample(self, slot: SlotBrief, now_mono: float) -> StepSample:
         """What the hang detector needs of a slot, on the leader's monotonic clock."""

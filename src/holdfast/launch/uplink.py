@@ -92,6 +92,48 @@ def controller_line(environ: Mapping[str, str]) -> ControllerLine | None:
     return ControllerLine(file=Path(file), token_file=token_file) if file else None
 
 
+class Contact:
+    """Whether the controller answers, and what is said when that changes.
+
+    Args:
+        on_line: told each change once, for people.
+    """
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
+        self._is_away = False
+        self._refusal = ""
+        """What the controller said when it did not let us in: told once."""
+        self.has_answered = False
+        """It has answered at least once."""
+
+    @property
+    def is_reachable(self) -> bool:
+        """The controller answered the last time it was asked."""
+        return self.has_answered and not self._is_away
+
+    def answered(self) -> None:
+        """Note an answer."""
+        if self._is_away and self.has_answered:
+            self._on_line("the controller answers again")
+        self._is_away = False
+        self.has_answered = True
+
+    def failed(self, error: HoldfastError, no_token: str) -> None:
+        """Note that no answer came, and why.
+
+        Args:
+            error: what came instead.
+            no_token: why we had no token to show; empty when we had one, or need none.
+        """
+        if not self._is_away and self.has_answered:
+            self._on_line(f"the controller does not answer ({error}); going on without it")
+        elif isinstance(error, RefusedError) and str(error) != self._refusal:
+            self._on_line(f"the controller does not let this launcher in ({no_token or error}); going on without it")
+            self._refusal = str(error)
+        self._is_away = True
+
+
 class Uplink:
     """See the module.
 
@@ -135,17 +177,14 @@ class Uplink:
         self._is_cut = is_cut
         self._on_line = on_line
         self._orders: dict[str, asyncio.Task[None]] = {}
-        self._is_away = False
-        self._refusal = ""
-        """What the controller said when it did not let us in: told once."""
-        self._attached_once = False
+        self._contact = Contact(on_line)
         self.sent = self._read()
         """Number of the newest of our journal's events that the controller has."""
 
     @property
     def is_reachable(self) -> bool:
         """The controller answered the last time it was asked."""
-        return self._attached_once and not self._is_away
+        return self._contact.is_reachable
 
     def _read(self) -> int:
         try:
@@ -211,20 +250,12 @@ class Uplink:
                 self._check_cut()
             except HoldfastError as error:
                 await self._line.close()
-                if not self._is_away and self._attached_once:
-                    self._on_line(f"the controller does not answer ({error}); going on without it")
-                elif isinstance(error, RefusedError) and str(error) != self._refusal:
-                    why = self._line.no_token or error
-                    self._on_line(f"the controller does not let this launcher in ({why}); going on without it")
-                    self._refusal = str(error)
-                self._is_away = True
+                self._contact.failed(error, self._line.no_token)
             else:
-                if self._is_away and self._attached_once:
-                    self._on_line("the controller answers again")
-                self._is_away = False
-                if not answer.attached and self._attached_once:
+                was_known = self._contact.has_answered
+                self._contact.answered()
+                if not answer.attached and was_known:
                     self._on_unknown()
-                self._attached_once = True
                 self._on_answer(sent_at)
                 for order in answer.requests:
                     self._take(order)

@@ -33,6 +33,48 @@ LEAVE_S = 5.0
 """A rank that falls over when it was asked to leave is a fault unless another says in this time that it has saved."""
 
 
+class Ends:
+    """How the ranks of an attempt, and its command, have ended by themselves."""
+
+    def __init__(self) -> None:
+        self.by_rank: dict[int | None, Exit] = {}
+        """The command's under None."""
+        self._fallen: list[tuple[RankEnded, str]] = []
+        self._fallen_since: float | None = None
+
+    @property
+    def is_saved(self) -> bool:
+        """One rank says that the state is saved."""
+        return any(how.code == EXIT_RESTART_ME for how in self.by_rank.values())
+
+    def put_off(self, report: RankEnded, node: str) -> None:
+        """Keep a fall on the way out until it is known whether the state is saved."""
+        self._fallen.append((report, node))
+
+    def due(self, at: float, *, is_over: bool) -> list[tuple[RankEnded, str]]:
+        """Take the falls that were no way out; the first call after a fall begins `LEAVE_S`."""
+        if not self._fallen or self.is_saved:
+            return []
+        if self._fallen_since is None:
+            self._fallen_since = at
+        if at - self._fallen_since < LEAVE_S and not is_over:
+            return []
+        due, self._fallen = self._fallen, []
+        return due
+
+    @property
+    def bad(self) -> list[Exit]:
+        """Ends that were not well.
+
+        The parent of a rank below a command may take leave of it before its end can be read here: then nobody but that
+        parent knows how it ended, and a command that ended well has said so.
+        """
+        is_vouched_for = self.by_rank.get(None, Exit()).is_success
+        return [
+            ended for ended in self.by_rank.values() if not ended.is_success and (ended.is_known or not is_vouched_for)
+        ]
+
+
 class AttemptWatch:
     """One attempt as the leader follows it.
 
@@ -74,9 +116,7 @@ class AttemptWatch:
         self._rhythm = rhythm
         self._slowdown = slowdown
         self._bad_loss_told = False
-        self._ends: dict[int | None, Exit] = {}
-        self._fallen: list[tuple[RankEnded, str]] = []
-        self._fallen_since: float | None = None
+        self._ends = Ends()
         self._nodes: dict[int, str] = {}
         """Where each rank's slot was read: of a command's ranks only that tells."""
 
@@ -96,7 +136,7 @@ class AttemptWatch:
         """Newer slots of a node."""
         for slot in report.slots:
             self._nodes[slot.rank] = node
-            if slot.rank not in self._ends:
+            if slot.rank not in self._ends.by_rank:
                 self._rhythm.feed(slot.rank, self.fold.rhythm_sample(slot, now_mono))
                 if slot.ended is not None and slot.step_s is not None and self.spec.world_size > 1:
                     is_ordinary = slot.phase == "train" and slot.ended != slot.first
@@ -113,14 +153,14 @@ class AttemptWatch:
 
     def rank_ended(self, report: RankEnded, node: str) -> list[AnyEvent]:
         """A rank or the command has ended by itself."""
-        self._ends[report.rank] = report.exit
+        self._ends.by_rank[report.rank] = report.exit
         if report.rank is not None:
             self._rhythm.leave(report.rank)
         rule = exit_rule(exit_code=report.exit.code, signal=report.exit.signal)
         if not rule or self.stop_asked or report.exit.code == EXIT_RESTART_ME:
             return []
         if self.leaving:
-            self._fallen.append((report, node))
+            self._ends.put_off(report, node)
             return []
         if self.first_bad is None:
             self.first_bad = report
@@ -137,18 +177,10 @@ class AttemptWatch:
             at: seconds since the epoch; the first call after a rank fell over begins its `LEAVE_S`.
             is_over: nothing of the attempt is left, so that nobody can say any more that the state is saved.
         """
-        if not self._fallen or self._is_saved():
-            return []
-        if self._fallen_since is None:
-            self._fallen_since = at
-        if at - self._fallen_since < LEAVE_S and not is_over:
-            return []
-        self.leaving = False
-        due, self._fallen = self._fallen, []
+        due = self._ends.due(at, is_over=is_over)
+        if due:
+            self.leaving = False
         return due
-
-    def _is_saved(self) -> bool:
-        return any(how.code == EXIT_RESTART_ME for how in self._ends.values())
 
     def _exit_finding(self, report: RankEnded, rule: str, node: str) -> Finding:
         summary = ""
@@ -290,7 +322,7 @@ class AttemptWatch:
         given = {stack.rank: _frames(stack) for stack in stacks if stack.frames}
         # A rank whose node did not answer is silent too.
         expected = set(range(self.spec.world_size)) if not self._is_command else {stack.rank for stack in stacks}
-        silent = expected - set(given) - {rank for rank in self._ends if rank is not None}
+        silent = expected - set(given) - {rank for rank in self._ends.by_rank if rank is not None}
         groups, odd = group_stacks(given, silent)
         return StacksCaptured(
             id=self._event_id(),
@@ -308,7 +340,7 @@ class AttemptWatch:
 
     @property
     def _is_command(self) -> bool:
-        return None in self._ends or not any(rank is not None for rank in self._ends)
+        return None in self._ends.by_rank or not any(rank is not None for rank in self._ends.by_rank)
 
     def _found(self, finding: Finding) -> FindingSeen:
         return FindingSeen(id=f"{finding.id}:seen", at=finding.at, source=self._source, finding=finding)
@@ -332,33 +364,22 @@ class AttemptWatch:
 
         When it was asked to leave, one rank that says that the state is saved speaks for all.
         """
-        if self.leaving and self._is_saved():
+        if self.leaving and self._ends.is_saved:
             return Exit(code=EXIT_RESTART_ME)
-        if None in self._ends and not self._ends[None].is_success:
-            command = self._ends[None]
+        if None in self._ends.by_rank and not self._ends.by_rank[None].is_success:
+            command = self._ends.by_rank[None]
             return command if self.first_bad is None or self.first_bad.rank is None else self.first_bad.exit
         if self.first_bad is not None:
             return self.first_bad.exit
-        bad = self._bad_ends()
+        bad = self._ends.bad
         if bad:
             return bad[0]
-        return Exit(code=0) if self._ends else Exit()
-
-    def _bad_ends(self) -> list[Exit]:
-        """Ends that were not well.
-
-        The parent of a rank below a command may take leave of it before its end can be read here: then nobody but that
-        parent knows how it ended, and a command that ended well has said so.
-        """
-        is_vouched_for = self._ends.get(None, Exit()).is_success
-        return [
-            ended for ended in self._ends.values() if not ended.is_success and (ended.is_known or not is_vouched_for)
-        ]
+        return Exit(code=0) if self._ends.by_rank else Exit()
 
     @property
     def ended_well(self) -> bool:
         """Everything has ended, all with 0."""
-        return bool(self._ends) and not self._bad_ends()
+        return bool(self._ends.by_rank) and not self._ends.bad
 
     def ended(self, at: float, *, stopped: bool) -> AttemptEnded:
         """No process of it is left."""
