@@ -189,3 +189,19 @@ def test_a_train_jobs_pods_are_kept_off_nodes_by_a_patch_of_its_runtime():
     made["metadata"] |= {"uid": "v", "annotations": {}}
     free = patches.remade(Workload(kind=KINDS["TrainJob"], version="v1alpha1", manifest=made), restore_step=None)
     assert free["spec"]["runtimePatches"] == [theirs]
+
+
+def test_the_count_of_pods_is_noted_once_by_whoever_comes_first():
+    """A Job without `suspend` that two controllers hold at once keeps its number of pods."""
+    manifest: dict[str, Any] = {
+        "metadata": {"name": "j", "namespace": "default", "uid": "u", "resourceVersion": "1", "annotations": {}},
+        "spec": {"parallelism": 2, "template": {}},
+    }
+    job = Workload(kind=KINDS["Job"], version="v1", manifest=manifest)
+    first = patches.without_pods(job)
+    assert (first["metadata"]["annotations"][patches.PARALLELISM], first["spec"]) == ("2", {"parallelism": 0})
+    held = copy.deepcopy(manifest)
+    held["metadata"]["annotations"] = {patches.PARALLELISM: "2"}
+    held["spec"]["parallelism"] = 0
+    second = patches.without_pods(Workload(kind=KINDS["Job"], version="v1", manifest=held))
+    assert second["metadata"]["annotations"][patches.PARALLELISM] == "2"

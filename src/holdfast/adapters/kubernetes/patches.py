@@ -188,7 +188,9 @@ def hold(job: Workload, *, why: str, restarts: int) -> Json:
 
 def without_pods(job: Workload) -> Json:
     """For a Job of a version that knows no `suspend` (before 1.21): no pods, and how many there were."""
-    return annotated(job, {PARALLELISM: str(at(job.manifest, ("spec", "parallelism")) or 1)}, spec={"parallelism": 0})
+    count = at(job.manifest, ("spec", "parallelism"))
+    noted = job.annotations.get(PARALLELISM, "") if count == 0 else ""  # another controller was first
+    return annotated(job, {PARALLELISM: noted or str(count or 1)}, spec={"parallelism": 0})
 
 
 def is_suspended(job: Workload) -> bool:
