@@ -149,7 +149,7 @@ _NEVER: tuple[tuple[str, str, str], ...] = (
         "evacuating: look false_alarm prove_again adopt started completed give_up cancel",
         "a save takes seconds, and nothing else happens meanwhile",
     ),
-    ("job move", "diagnosing proving: evacuate", "rare: a warning during the look at another fault"),
+    ("job move", "looking asking deciding proving: evacuate", "rare: a warning during the look at another fault"),
     ("job move", "in_place: look completed give_up cancel", "a restart in place takes seconds"),
     (
         "job move",

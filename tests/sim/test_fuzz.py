@@ -122,9 +122,9 @@ def test_every_row_that_can_be_reached_is_reached():
 
 
 @pytest.mark.parametrize("seed", sorted(OPEN))
-@pytest.mark.xfail(reason="a known bug", strict=False)
+@pytest.mark.xfail(reason="a known bug", strict=True)
 def test_a_known_bug_is_still_there(seed):
-    """See OPEN: a seed that passes (XPASS) has been mended and goes to REGRESSIONS."""
+    """See OPEN: a seed that passes has been repaired: this test fails then, and the seed goes to REGRESSIONS."""
     assert examine(Trial(seed=seed)).complaints == ()
 
 

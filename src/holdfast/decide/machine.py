@@ -93,6 +93,21 @@ class JobRow(Struct, frozen=True):
 
 
 _EXITS = {T.COMPLETED: P.COMPLETED, T.GIVE_UP: P.GIVEN_UP, T.CANCEL: P.CANCELLED}
+_DIAGNOSING: Mapping[JobTrigger, JobPlace] = {
+    T.STOP: P.STOPPING,
+    T.ASK: P.ASKING,
+    T.EVACUATE: P.EVACUATING,  # from `deciding`: approved while the scheduler shows the job as queued
+    T.ATTEMPT_OVER: P.DECIDING,
+    T.FALSE_ALARM: P.WATCHING,
+    T.PROVE_AGAIN: P.PROVING,
+    T.RESTART_IN_PLACE: P.IN_PLACE,  # from `looking`: the scheduler shows an attempt that is over as running again
+    T.HOLD: P.HELD,
+    T.ADOPT: P.RELEASED,
+    T.STARTED: P.PROVING,
+    T.LEAVE: P.HELD,
+    **_EXITS,
+}
+"""What leads out of `looking`, `asking` and `deciding`: what comes next does not depend on what is awaited."""
 JOBS: Mapping[JobPlace, JobRow] = {
     P.WATCHING: JobRow(
         J.WATCHING,
@@ -112,58 +127,19 @@ JOBS: Mapping[JobPlace, JobRow] = {
         J.DIAGNOSING,
         (o.CaptureStacks,),
         lambda waits: waits.stacks_s,
-        {
-            T.STOP: P.STOPPING,
-            T.ASK: P.ASKING,
-            T.EVACUATE: P.EVACUATING,
-            T.ATTEMPT_OVER: P.DECIDING,
-            T.FALSE_ALARM: P.WATCHING,
-            T.PROVE_AGAIN: P.PROVING,
-            T.RESTART_IN_PLACE: P.IN_PLACE,  # the scheduler shows an attempt that is over as running again
-            T.HOLD: P.HELD,
-            T.ADOPT: P.RELEASED,
-            T.STARTED: P.PROVING,
-            T.LEAVE: P.HELD,
-            **_EXITS,
-        },
+        _DIAGNOSING,
     ),
     P.ASKING: JobRow(
         J.DIAGNOSING,
         (o.StopAttempt, o.RestartInPlace, o.SaveAndStop, o.RequeueHeld, o.GiveUp),
         None,
-        {
-            T.STOP: P.STOPPING,
-            T.ASK: P.ASKING,
-            T.EVACUATE: P.EVACUATING,
-            T.ATTEMPT_OVER: P.DECIDING,
-            T.FALSE_ALARM: P.WATCHING,
-            T.PROVE_AGAIN: P.PROVING,
-            T.RESTART_IN_PLACE: P.IN_PLACE,
-            T.HOLD: P.HELD,
-            T.ADOPT: P.RELEASED,
-            T.STARTED: P.PROVING,
-            T.LEAVE: P.HELD,
-            **_EXITS,
-        },
+        _DIAGNOSING,
     ),
     P.DECIDING: JobRow(
         J.DIAGNOSING,
         (),
         lambda waits: waits.order_s,
-        {
-            T.STOP: P.STOPPING,
-            T.ASK: P.ASKING,
-            T.EVACUATE: P.EVACUATING,  # approved while the scheduler shows the job as queued
-            T.ATTEMPT_OVER: P.DECIDING,
-            T.FALSE_ALARM: P.WATCHING,
-            T.PROVE_AGAIN: P.PROVING,
-            T.RESTART_IN_PLACE: P.IN_PLACE,
-            T.HOLD: P.HELD,
-            T.ADOPT: P.RELEASED,
-            T.STARTED: P.PROVING,
-            T.LEAVE: P.HELD,
-            **_EXITS,
-        },
+        _DIAGNOSING,
     ),
     P.STOPPING: JobRow(
         J.STOPPING,
