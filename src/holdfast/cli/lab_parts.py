@@ -24,6 +24,7 @@ L = TypeVar("L")
 
 VERSION = 1
 
+END = "End a lab and every process in it. One that was killed half-way is cleared away, too. Its folder stays."
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node: node03.")]
 LineArgument = Annotated[str, typer.Argument(metavar="LINE", help='"NVRM: Xid (PCI:0000:b9:00): 79, ..."')]
 Form = dict[str, Any]
