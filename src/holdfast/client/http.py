@@ -9,10 +9,11 @@ import asyncio
 import math
 import ssl
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -34,6 +35,7 @@ from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeR
 from holdfast.model.wire import WIRE_VERSION, Beat, BeatAnswer, IngestAnswer, decode, decode_event, encode
 from holdfast.ports import Sample
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
@@ -119,7 +121,7 @@ class AsyncClient:
         """Jobs, nodes, incidents and brakes."""
         return await self._call("GET", "/v1/state", StateAnswer)
 
-    async def events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> EventsAnswer:
+    async def events(self, /, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> EventsAnswer:
         """Events after a sequence number; `where`: incident, job, node, kind."""
         params: dict[str, Any] = {"after": after, "wait": wait_s, "limit": limit, **where}
         return await self._call("GET", "/v1/events", EventsAnswer, params=params, wait_s=wait_s)
@@ -325,6 +327,20 @@ def _error(response: httpx.Response) -> HoldfastError:
     return WireError(detail)
 
 
+class _Waiting(Generic[P, T]):
+    """A method of `AsyncClient` as one of `Client`, which waits for its answer."""
+
+    def __init__(self, method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]) -> None:
+        self._method = method
+
+    def __get__(self, client: Client, _kind: type[Client] | None = None) -> Callable[P, T]:
+        @wraps(self._method)
+        def wait(*words: P.args, **options: P.kwargs) -> T:
+            return client._run(self._method(client._client, *words, **options))  # noqa: SLF001 - a method of it
+
+        return wait
+
+
 class Client:
     """`AsyncClient` for code that does not await: the same methods, each of which waits. Use it from one thread.
 
@@ -356,21 +372,19 @@ class Client:
         self._thread.join()
         self._loop.close()
 
-    def ingest(self, source: str, events: Sequence[AnyEvent]) -> IngestAnswer:
-        """See `AsyncClient.ingest`."""
-        return self._run(self._client.ingest(source, events))
-
-    def beat(self, beat: Beat, *, wait_s: float = 0.0) -> BeatAnswer:
-        """See `AsyncClient.beat`."""
-        return self._run(self._client.beat(beat, wait_s=wait_s))
-
-    def state(self) -> StateAnswer:
-        """See `AsyncClient.state`."""
-        return self._run(self._client.state())
-
-    def events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> EventsAnswer:
-        """See `AsyncClient.events`."""
-        return self._run(self._client.events(after=after, wait_s=wait_s, limit=limit, **where))
+    ingest = _Waiting(AsyncClient.ingest)
+    beat = _Waiting(AsyncClient.beat)
+    state = _Waiting(AsyncClient.state)
+    events = _Waiting(AsyncClient.events)
+    orders = _Waiting(AsyncClient.orders)
+    jobs = _Waiting(AsyncClient.jobs)
+    nodes = _Waiting(AsyncClient.nodes)
+    incidents = _Waiting(AsyncClient.incidents)
+    audit = _Waiting(AsyncClient.audit)
+    tag = _Waiting(AsyncClient.tag)
+    samples = _Waiting(AsyncClient.samples)
+    healthy = _Waiting(AsyncClient.healthy)
+    command = _Waiting(AsyncClient.command)
 
     def follow(self, *, after: int = 0, wait_s: float = 30.0, **where: str) -> Iterator[AnyEvent]:
         """See `AsyncClient.follow`."""
@@ -378,42 +392,6 @@ class Client:
             page = self.events(after=after, wait_s=wait_s, limit=1000, **where)
             yield from page.events
             after = page.last
-
-    def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
-        """See `AsyncClient.orders`."""
-        return self._run(self._client.orders(incident=incident, pending_only=pending_only, limit=limit))
-
-    def jobs(self, *, job: str = "") -> list[JobRecord]:
-        """See `AsyncClient.jobs`."""
-        return self._run(self._client.jobs(job=job))
-
-    def nodes(self, *, node: str = "") -> list[NodeRecord]:
-        """See `AsyncClient.nodes`."""
-        return self._run(self._client.nodes(node=node))
-
-    def incidents(self, *, incident: str = "", open_only: bool = False, limit: int = 1000) -> list[IncidentRecord]:
-        """See `AsyncClient.incidents`."""
-        return self._run(self._client.incidents(incident=incident, open_only=open_only, limit=limit))
-
-    def audit(self, *, who: str = "", limit: int = 100) -> list[Deed]:
-        """See `AsyncClient.audit`."""
-        return self._run(self._client.audit(who=who, limit=limit))
-
-    def tag(self, **what: str) -> str:
-        """See `AsyncClient.tag`."""
-        return self._run(self._client.tag(**what))
-
-    def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
-        """See `AsyncClient.samples`."""
-        return self._run(self._client.samples(series, subject, after=after))
-
-    def healthy(self) -> bool:
-        """See `AsyncClient.healthy`."""
-        return self._run(self._client.healthy())
-
-    def command(self, command: Command | str, **fields: Any) -> CommandAnswer:
-        """See `AsyncClient.command`."""
-        return self._run(self._client.command(command, **fields))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():
