@@ -12,20 +12,19 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from holdfast.cli import json_forms, screen
+from holdfast.cli import screen
 from holdfast.cli.absent import missing
 from holdfast.cli.answer import Answer, answering
 from holdfast.cli.cluster_tables import for_people, incident_page, incidents_table, job_page, jobs_table, nodes_view
 from holdfast.cli.house_style import house_style
 from holdfast.cli.incident_lines import (
-    lines_form,
     lines_table,
     read_lines,
     read_similar,
-    similar_form,
     similar_table,
     write_lines,
 )
+from holdfast.cli.json_forms import brake_form, form, incident_page_form, incident_row, job_form, job_row, node_row
 from holdfast.cli.options import Where
 from holdfast.cli.records import Records, policies_of, read
 from holdfast.errors import UsageError
@@ -49,7 +48,8 @@ def jobs(
     """List jobs and the state of their recovery."""
     found = read(where, lambda records: records.jobs())
     return Answer(
-        lambda: json_forms.jobs_form(found), lambda: [jobs_table(found, screen.now()) if found else "No jobs."]
+        lambda: form(jobs=[job_row(job) for job in found]),
+        lambda: [jobs_table(found, screen.now()) if found else "No jobs."],
     )
 
 
@@ -79,7 +79,7 @@ def job(
 
     record, incidents, orders, saves, trained = read(where, look)
     return Answer(
-        lambda: json_forms.job_form(record, incidents, orders, saves, trained),
+        lambda: form(job=job_form(record, incidents, orders, saves, trained)),
         lambda: [job_page(record, incidents, orders, saves, screen.now(), trained)],
     )
 
@@ -111,7 +111,7 @@ def nodes(
     chosen = [node for node in found if state in {None, node.state.value}]
     none = f"No nodes in state {state}." if state else "No nodes."
     return Answer(
-        lambda: json_forms.nodes_form(chosen, brakes),
+        lambda: form(nodes=[node_row(node) for node in chosen], brakes=[brake_form(brake) for brake in brakes]),
         lambda: [nodes_view(chosen, brakes, screen.now(), every=every) if chosen else none],
     )
 
@@ -129,7 +129,7 @@ def incidents(
     none = "No open incidents." if open_only else "No incidents."
     left = [Text(f"Only the newest {limit} are shown: --limit N shows more.")] if more else []
     return Answer(
-        lambda: json_forms.incidents_form(found),
+        lambda: form(incidents=[incident_row(incident) for incident in found]),
         lambda: [incidents_table(found, screen.now()), *left] if found else [none],
     )
 
@@ -185,7 +185,7 @@ def incident(
 
     record, orders = read(where, look)
     return Answer(
-        lambda: json_forms.incident_page_form(record, orders), lambda: [incident_page(record, orders, screen.now())]
+        lambda: form(incident=incident_page_form(record, orders)), lambda: [incident_page(record, orders, screen.now())]
     )
 
 
@@ -201,7 +201,7 @@ def _timeline(where: Where, find: Finder, only: str, output: Path | None, words:
     if output is not None:
         write_lines(output, record, lines, words)
         return None
-    return Answer(lambda: lines_form(record, lines), lambda: [lines_table(record, lines, words)])
+    return Answer(lambda: form(incident=record.id, lines=lines), lambda: [lines_table(record, lines, words)])
 
 
 def _alike(where: Where, find: Finder) -> Answer:
@@ -210,4 +210,4 @@ def _alike(where: Where, find: Finder) -> Answer:
         return record, await read_similar(records, record)
 
     record, found = read(where, look)
-    return Answer(lambda: similar_form(record, found), lambda: [similar_table(found)])
+    return Answer(lambda: form(incident=record.id, similar=found), lambda: [similar_table(found)])

@@ -6,7 +6,6 @@ Called by `cluster_views`. Reads once.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import RenderableType
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from holdfast.cli import screen
 from holdfast.cli.cluster_tables import for_people
+from holdfast.cli.json_forms import form
 from holdfast.cli.records import Records
 from holdfast.errors import UsageError, UserError
 from holdfast.model.events import AnyEvent
@@ -24,7 +24,6 @@ from holdfast.report.similar import Similar, similar
 from holdfast.report.tables import seconds, utc
 from holdfast.report.words import Words
 
-VERSION = 1
 PAGE = 1000
 
 
@@ -64,11 +63,6 @@ def lines_table(incident: IncidentRecord, lines: list[Line], words: Words) -> Ta
     return table
 
 
-def lines_form(incident: IncidentRecord, lines: list[Line]) -> dict[str, Any]:
-    """`{version, incident, lines: [...]}`."""
-    return {"version": VERSION, "incident": incident.id, "lines": msgspec.to_builtins(lines)}
-
-
 def write_lines(path: Path, incident: IncidentRecord, lines: list[Line], words: Words) -> None:
     """Export them: .csv (times in Unix seconds), .json, or .md.
 
@@ -82,7 +76,9 @@ def write_lines(path: Path, incident: IncidentRecord, lines: list[Line], words: 
         heads = Line.__struct_fields__
         text = csv_lines([heads, *([getattr(line, name) for name in heads] for line in lines)])
     elif path.suffix == ".json":
-        text = msgspec.json.format(msgspec.json.encode(lines_form(incident, lines)), indent=2).decode() + "\n"
+        text = (
+            msgspec.json.format(msgspec.json.encode(form(incident=incident.id, lines=lines)), indent=2).decode() + "\n"
+        )
     elif path.suffix == ".md":
         text = _as_markdown(incident, lines, words)
     else:
@@ -126,8 +122,3 @@ def similar_table(found: list[Similar]) -> RenderableType:
             seconds(one.recovered_s),
         )
     return table
-
-
-def similar_form(incident: IncidentRecord, found: list[Similar]) -> dict[str, Any]:
-    """`{version, incident, similar: [...]}`."""
-    return {"version": VERSION, "incident": incident.id, "similar": msgspec.to_builtins(found)}
