@@ -170,16 +170,25 @@ def _ask(folder: Path, question: Coroutine[Any, Any, T]) -> T:
 
 
 def _tables(world: WorldView) -> list[RenderableType]:
-    nodes = screen.table("node", "state", "jobs", "boot", "machine", keep=("node",))
-    for node in world.nodes:
-        name = f"{node.name} (spare)" if node.spare else node.name
-        words = node.state_text + (f": {screen.clean(node.drain_reason)}" if node.drain_reason else "")
-        nodes.add_row(name, Text(words, style=_style(node)), ",".join(node.jobs), node.boot_id[:8], node.instance_id)
-    jobs = screen.table("job", "name", "state", "restarts", "nodes", "reason", right=("restarts",), keep=("job",))
-    for job in world.jobs:
-        row = (job.key.id, screen.clean(job.name), job.state.value, str(job.restart_count), screen.fold(job.nodes))
-        jobs.add_row(*row, screen.clean(job.reason))
-    return [nodes, *([jobs] if world.jobs else [])]
+    nodes = (
+        (
+            f"{node.name} (spare)" if node.spare else node.name,
+            Text(node.state_text + (f": {screen.clean(node.drain_reason)}" if node.drain_reason else ""), _style(node)),
+            ",".join(node.jobs),
+            node.boot_id[:8],
+            node.instance_id,
+        )
+        for node in world.nodes
+    )
+    jobs = (
+        (job.key.id, job.name, job.state.value, job.restart_count, screen.fold(job.nodes), job.reason)
+        for job in world.jobs
+    )
+    made = [screen.table("node", "state", "jobs", "boot", "machine", rows=nodes, keep=("node",))]
+    if world.jobs:
+        headings = ("job", "name", "state", "restarts", "nodes", "reason")
+        made.append(screen.table(*headings, rows=jobs, right=("restarts",), keep=("job",)))
+    return [*made]
 
 
 def _style(node: NodeView) -> str:

@@ -112,9 +112,8 @@ class RunChoices(OptionSet, frozen=True):
 def list_drills() -> Answer:
     """List the drills that ship with Holdfast."""
     found = shipped()
-    table = screen.table("drill", "kind", "hits", "what happens", keep=("drill", "kind"))
-    for scenario in found.values():
-        table.add_row(scenario.name, scenario.kind, scenario.definition.target, scenario.title)
+    rows = ((one.name, one.kind, one.definition.target, one.title) for one in found.values())
+    table = screen.table("drill", "kind", "hits", "what happens", rows=rows, keep=("drill", "kind"))
     return Answer(
         lambda: {"version": 1, "drills": [_list_form(scenario) for scenario in found.values()]}, lambda: [table]
     )

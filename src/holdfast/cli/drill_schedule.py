@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json as jsonlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,11 +43,13 @@ def list_schedules(*, config: ConfigOption = None) -> Answer:
     calendar = _calendar(config)
     now = screen.now()
     found = lines(calendar, now)
-    table = screen.table("schedule", "drills", "on", "next", "last run")
-    for line in found:
+
+    def row(line: Line) -> Iterable[screen.Cell]:
         one = line.schedule
         due = "never: it is always quiet then" if line.next is None else Words(zone=one.zone).time(line.next)
-        table.add_row(one.name, ", ".join(one.drills), one.on, due, _verdict(line.last))
+        return one.name, ", ".join(one.drills), one.on, due, _verdict(line.last)
+
+    table = screen.table("schedule", "drills", "on", "next", "last run", rows=map(row, found))
     return Answer(lambda: {"version": VERSION, "schedules": [_form(line) for line in found]}, lambda: [table])
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from holdfast.cli import screen
 from holdfast.cli.cluster_tables import for_people
@@ -45,22 +44,21 @@ async def read_lines(records: Records, incident: IncidentRecord, only: str) -> l
 
 def lines_table(incident: IncidentRecord, lines: list[Line], words: Words) -> Table:
     """One row for each line."""
-    table = screen.table(
-        f"time ({words.zone})", "s", "said by", "source", "event", "place", "what", "seq", right=("s", "seq")
-    )
-    for line in lines:
-        shift = f" (shift {line.shifted_s:+.1f} s)" if line.shifted_s else ""
-        table.add_row(
+    headings = (f"time ({words.zone})", "s", "said by", "source", "event", "place", "what", "seq")
+    rows = (
+        (
             words.clock(line.at),
             f"{line.at - incident.opened_at:+.3f}",
             line.origin,
-            Text(screen.clean(f"{line.source}{shift}")),
+            line.source + (f" (shift {line.shifted_s:+.1f} s)" if line.shifted_s else ""),
             line.kind,
-            Text(screen.clean(line.place)),
-            Text(screen.clean(line.text)[:300]),
-            str(line.seq),
+            line.place,
+            screen.clean(line.text)[:300],
+            line.seq,
         )
-    return table
+        for line in lines
+    )
+    return screen.table(*headings, rows=rows, right=("s", "seq"))
 
 
 def write_lines(path: Path, incident: IncidentRecord, lines: list[Line], words: Words) -> None:
@@ -111,14 +109,15 @@ def similar_table(found: list[Similar]) -> RenderableType:
     """One row for each."""
     if not found:
         return "Nothing like it is known."
-    table = screen.table("incident", "when", "alike by", "tried", "outcome", "trained again after")
-    for one in found:
-        table.add_row(
+    rows = (
+        (
             one.incident,
             utc(one.opened_at)[:19],
             "fingerprint" if one.is_same_fingerprint else "cause",
-            ", ".join(one.remedies) or "-",
+            ", ".join(one.remedies) or None,
             one.outcome,
             seconds(one.recovered_s),
         )
-    return table
+        for one in found
+    )
+    return screen.table("incident", "when", "alike by", "tried", "outcome", "trained again after", rows=rows)

@@ -8,9 +8,9 @@ What both labs have is in `lab_parts`, `lab kubernetes` in `lab_kubernetes`.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from holdfast.cli import lab_kubernetes, screen
 from holdfast.cli.answer import Answer, group
-from holdfast.cli.lab_parts import VERSION, Form, Kind, NodeArgument
+from holdfast.cli.lab_parts import VERSION, Form, Kind, NodeArgument, daemons_table
 from holdfast.cli.options import OptionSet
 from holdfast.errors import LinkError, UsageError
 from holdfast.lab import slurm_lab
@@ -103,19 +103,17 @@ def _form(lab: SlurmLab) -> Form:
 
 def _shown(form: Form) -> list[RenderableType]:
     head = f"{form['dir']}: ports from {form['port']}{', a network per node' if form['netns'] else ''}"
-    daemons = screen.table("daemon", "pid", keep=("daemon",))
-    for name, daemon in form["daemons"].items():
-        ended = Text(f"ended with {daemon['code']}", style="red")
-        daemons.add_row(name, str(daemon["pid"]) if daemon["pid"] else ended)
-    nodes = screen.table("node", "power", "Slurm", "trouble", "machine", "address", keep=("node",))
-    for name, node in form["nodes"].items():
-        service = node["services"].get("slurmd", {})
+
+    def row(name: str, node: dict[str, Any]) -> Iterable[screen.Cell]:
         trouble = [word for word in ("hung", "cut") if node[word]]
-        trouble += ["no slurmd"] if node["power"] == "on" and not service.get("running") else []
-        style = "green" if node["power"] == "on" else "red"
-        power = Text(node["power"], style=style)
-        nodes.add_row(name, power, node["slurm_state"], ", ".join(trouble), node["instance_id"], node["address"])
-    return [head, daemons, nodes]
+        if node["power"] == "on" and not node["services"].get("slurmd", {}).get("running"):
+            trouble.append("no slurmd")
+        power = Text(node["power"], style="green" if node["power"] == "on" else "red")
+        return name, power, node["slurm_state"], ", ".join(trouble), node["instance_id"], node["address"]
+
+    rows = (row(name, node) for name, node in form["nodes"].items())
+    nodes = screen.table("node", "power", "Slurm", "trouble", "machine", "address", rows=rows, keep=("node",))
+    return [head, daemons_table(form), nodes]
 
 
 def _verb(verb: str, word: str) -> Callable[[SlurmLab, str], str]:

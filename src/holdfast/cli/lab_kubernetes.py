@@ -17,7 +17,7 @@ from rich.console import RenderableType
 
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group
-from holdfast.cli.lab_parts import VERSION, Form, Kind
+from holdfast.cli.lab_parts import VERSION, Form, Kind, daemons_table
 from holdfast.cli.options import OptionSet
 from holdfast.lab import kube_build, kube_lab
 from holdfast.lab.kube_lab import KubeLab, KubeLabSettings
@@ -64,13 +64,8 @@ def up(
 
 
 def _shown(form: Form) -> list[RenderableType]:
-    daemons = screen.table("daemon", "pid", keep=("daemon",))
-    for name, daemon in form["daemons"].items():
-        daemons.add_row(name, str(daemon["pid"]) if daemon["pid"] else f"ended with {daemon['code']}")
-    nodes = screen.table("node", "state", keep=("node",))
-    for name, state in form["nodes"].items():
-        nodes.add_row(name, state)
-    return [f"{form['dir']}: Kubernetes {form['kubernetes']} at {form['server']}", daemons, nodes]
+    nodes = screen.table("node", "state", rows=form["nodes"].items(), keep=("node",))
+    return [f"{form['dir']}: Kubernetes {form['kubernetes']} at {form['server']}", daemons_table(form), nodes]
 
 
 def _form(lab: KubeLab) -> Form:

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Generic, TypeVar
 import typer
 from msgspec import Struct
 from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, taking
@@ -130,3 +132,12 @@ class Kind(Struct, Generic[L], frozen=True, kw_only=True):
             return f"written to {self.kmsg(self.at(lab_dir), node, line)}"
 
         self.act(app, "kmsg", kmsg)
+
+
+def daemons_table(form: Form) -> Table:
+    """Daemons with their process ids, or how they ended."""
+    rows = (
+        (name, daemon["pid"] or Text(f"ended with {daemon['code']}", style="red"))
+        for name, daemon in form["daemons"].items()
+    )
+    return screen.table("daemon", "pid", rows=rows, keep=("daemon",))

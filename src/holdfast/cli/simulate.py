@@ -6,12 +6,12 @@ Progress goes to standard error; nothing is changed anywhere.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
@@ -213,28 +213,26 @@ def _print(question: Question, answers: list[Answer], seeds: int, *, plot: bool)
     for name, value in _facts(question, seeds):
         screen.say(f"  {name:<11}{value}")
     screen.say("")
-    made = screen.table("case", "ETTR", "+/-", "formula", "goodput", "failures", "lost most by", right=_NUMBERS)
-    for name, answer in zip(names_of(answers), answers, strict=True):
-        worst = sorted(answer.badput.items(), key=lambda item: -item[1])[:3]
-        made.add_row(
-            Text(screen.clean(name)),
-            Text(f"{answer.ettr:.2%}"),
-            Text(f"{answer.spread[0]:.2%}" if len(answer.runs) > 1 else "-"),
-            Text(f"{answer.formula:.2%}"),
-            Text(f"{answer.goodput:.2%}"),
-            Text(f"{sum(run.failures for run in answer.runs) / len(answer.runs):.0f}"),
-            Text(", ".join(f"{category} {share:.1%}" for category, share in worst)),
+    rows = (
+        (
+            name,
+            f"{answer.ettr:.2%}",
+            f"{answer.spread[0]:.2%}" if len(answer.runs) > 1 else None,
+            f"{answer.formula:.2%}",
+            f"{answer.goodput:.2%}",
+            f"{sum(run.failures for run in answer.runs) / len(answer.runs):.0f}",
+            ", ".join(f"{category} {share:.1%}" for category, share in Counter(answer.badput).most_common(3)),
         )
-    screen.console().print(made)
+        for name, answer in zip(names_of(answers), answers, strict=True)
+    )
+    numbers = ("ETTR", "+/-", "formula", "goodput", "failures")
+    screen.console().print(screen.table("case", *numbers, "lost most by", rows=rows, right=numbers))
     for line in _remarks(question, answers):
         screen.say(line)
     if plot:
         screen.say("")
         for line in bars(answers):
             screen.say(line)
-
-
-_NUMBERS = ("ETTR", "+/-", "formula", "goodput", "failures")
 
 
 def _remarks(question: Question, answers: list[Answer]) -> list[str]:
