@@ -12,7 +12,8 @@ from rich.table import Table
 
 from holdfast.adapters.catalogue_files import read_catalogue, site_sources
 from holdfast.cli.screen import console
-from holdfast.detect.catalogue import Catalogue, Rule, load_catalogue
+from holdfast.detect.catalogue import Catalogue, Rule, StreamKind, load_catalogue
+from holdfast.detect.matcher import Matcher, StreamSource
 from holdfast.detect.meaning import packaged_sources
 from holdfast.detect.proof import Complaint, prove
 from holdfast.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, NotFoundError
@@ -77,9 +78,6 @@ def run_examples(
     catalogue = read_catalogue(rules or ())
     out = console()
     if line:
-        from holdfast.detect.catalogue import StreamKind  # noqa: PLC0415 - only this branch compiles a matcher
-        from holdfast.detect.matcher import Matcher, StreamSource  # noqa: PLC0415
-
         stream = Matcher(catalogue).stream(StreamSource(kind=StreamKind.ANY))
         matches = stream.feed(line.encode() + b"\n", 0.0)
         for match in matches:

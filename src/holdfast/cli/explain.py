@@ -33,6 +33,7 @@ from holdfast.adapters.log_files import (
     line_numbers,
     read_chunks,
 )
+from holdfast.adapters.log_rule_files import read_log_rules
 from holdfast.cli.explain_page import page
 from holdfast.decide.diagnosis import DiagnosisContext, attribute
 from holdfast.detect.catalogue import Catalogue
@@ -272,7 +273,6 @@ def explain(
 def _log_rules(path: Path | None) -> tuple[LogRule, ...]:
     if path is None:
         return ()
-    from holdfast.adapters.log_rule_files import read_log_rules  # noqa: PLC0415 - a YAML reader, for who needs it
 
     return read_log_rules(path)
 

@@ -18,6 +18,7 @@ from holdfast.cli.records import Records
 from holdfast.errors import UsageError, UserError
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import IncidentRecord
+from holdfast.report.csv_form import csv_lines
 from holdfast.report.merged import AROUND_S, Line, merged, narrowed
 from holdfast.report.similar import Similar, similar
 from holdfast.report.tables import seconds, utc
@@ -69,8 +70,6 @@ def write_lines(path: Path, incident: IncidentRecord, lines: list[Line], words: 
         UserError: it cannot be written.
     """
     if path.suffix == ".csv":
-        from holdfast.report.csv_form import csv_lines  # noqa: PLC0415 - `holdfast incident` alone starts without it
-
         heads = Line.__struct_fields__
         text = csv_lines([heads, *([getattr(line, name) for name in heads] for line in lines)])
     elif path.suffix == ".json":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -138,8 +139,6 @@ def disk() -> Fact:
 
 def open_files() -> Fact:
     """A controller with thousands of agents holds many sockets."""
-    import resource  # noqa: PLC0415 - Unix only
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     state = State.OK if hard == resource.RLIM_INFINITY or hard >= FILES_LOW else State.MISSING
     return Fact(

@@ -85,7 +85,8 @@ def placed(orchestrator: Orchestrator, cluster: str, topology: str) -> Orchestra
 
 def inner_of(orchestrator: Orchestrator) -> Orchestrator:
     """The adapter itself, of any kind of cluster, also behind a topology."""
-    return orchestrator.inner if isinstance(orchestrator, Placed) else orchestrator
+    found: Orchestrator = getattr(orchestrator, "inner", orchestrator)
+    return found
 
 
 def witness_of(orchestrator: Orchestrator) -> Witness | None:
