@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.table import Table
 
 from holdfast.adapters.catalogue_files import read_catalogue, site_sources
+from holdfast.cli import screen
 from holdfast.cli.screen import console
 from holdfast.detect.catalogue import Catalogue, Rule, StreamKind, load_catalogue
 from holdfast.detect.matcher import Matcher, StreamSource
@@ -34,7 +33,7 @@ def list_rules(
     """List the rules: id, domain, role, remedy, what it means."""
     chosen = [rule for rule in read_catalogue(rules or ()) if not family or rule.family == family]
     if json:
-        _print_json([_brief(rule) for rule in chosen])
+        screen.say_json([_brief(rule) for rule in chosen])
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("rule", "domain", "role", "remedy", "what it means"):
@@ -58,7 +57,7 @@ def show(
     if rule is None:
         raise NotFoundError(f'no rule "{rule_id}"; `holdfast catalogue list` names them all')
     if json:
-        _print_json(_brief(rule) | {"patterns": list(rule.patterns), "matches": list(rule.matches)})
+        screen.say_json(_brief(rule) | {"patterns": list(rule.patterns), "matches": list(rule.matches)})
         return
     out = console()
     for name, value in _facts(rule):
@@ -154,7 +153,3 @@ def _facts(rule: Rule) -> list[tuple[str, list[str]]]:
         ("source", [rule.reference]),
     ]
     return [(name, [text for text in value if text]) for name, value in facts]
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")

@@ -15,7 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from msgspec.structs import replace
 from rich.console import Console
@@ -34,6 +33,7 @@ from holdfast.adapters.log_files import (
     read_chunks,
 )
 from holdfast.adapters.log_rule_files import read_log_rules
+from holdfast.cli import screen
 from holdfast.cli.explain_page import page
 from holdfast.decide.diagnosis import DiagnosisContext, attribute
 from holdfast.detect.catalogue import Catalogue
@@ -262,7 +262,7 @@ def explain(
     if html is not None:
         html.write_text(page(explained, catalogue), encoding="utf-8")
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(explained), indent=2).decode() + "\n")
+        screen.say_json(explained)
     else:
         show(explained, catalogue, Console(highlight=False))
     if explained.is_unrecognised:

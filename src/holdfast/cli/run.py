@@ -6,7 +6,6 @@ A plain line never comes here: `cli.entry` reads it without the command-line lib
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from msgspec import structs
 from typer.core import TyperCommand
 
 from holdfast.cli.run_start import begin
-from holdfast.errors import HoldfastError
 from holdfast.launch.options import (
     DEFAULT_PRELOAD,
     Option,
@@ -84,16 +82,3 @@ run_command.__annotations__ = {one.name: one.annotation for one in _parameters()
 run.command(
     cls=_RunCommand, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 )(run_command)
-
-
-def main() -> None:
-    """`python -m holdfast.cli.run`."""
-    try:
-        run()
-    except HoldfastError as error:
-        sys.stderr.write(f"holdfast run: {error}\n")
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

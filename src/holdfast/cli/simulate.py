@@ -77,18 +77,18 @@ class Request(OptionSet, frozen=True):
         str, typer.Option("--causes", metavar="TABLE", help="Which causes they have: llama3, node, gpu, software.")
     ] = "llama3"
     lemons: Annotated[float, typer.Option("--lemons", metavar="SHARE", min=0, max=1, help="Share of lemons.")] = 0.0
-    exponent: Annotated[
+    scale_exponent: Annotated[
         float,
         typer.Option(
             "--scale-exponent", metavar="X", min=0, max=2, help="The rate grows with (nodes/128) to this power."
         ),
     ] = 0.0
-    save: Annotated[
+    save_s: Annotated[
         float, typer.Option("--save", metavar="S", min=0, help="A checkpoint keeps the job from training so long.")
     ] = 10.0
-    start: Annotated[float, typer.Option("--start", metavar="S", min=0, help="To start all processes.")] = 60.0
-    load: Annotated[float, typer.Option("--load", metavar="S", min=0, help="To load a checkpoint.")] = 60.0
-    in_place: Annotated[
+    start_s: Annotated[float, typer.Option("--start", metavar="S", min=0, help="To start all processes.")] = 60.0
+    load_s: Annotated[float, typer.Option("--load", metavar="S", min=0, help="To load a checkpoint.")] = 60.0
+    in_place_s: Annotated[
         float, typer.Option("--in-place", metavar="S", min=0, help="As --start, inside an allocation that is kept.")
     ] = 15.0
     parallel: Annotated[int, typer.Option("--parallel", metavar="K", min=1, help="Runs beside each other.")] = 1
@@ -104,19 +104,7 @@ class Request(OptionSet, frozen=True):
 
     def question(self) -> Question:
         """What all cases share. Raises UsageError."""
-        return Question(
-            gpus=self.gpus,
-            days=self.days,
-            jobs=self.jobs,
-            failures=_rate(self.failures),
-            causes=_table(self.causes),
-            save_s=self.save,
-            start_s=self.start,
-            load_s=self.load,
-            lemons=self.lemons,
-            scale_exponent=self.exponent,
-            in_place_s=self.in_place,
-        )
+        return self.fill(Question, failures=_rate(self.failures), causes=_table(self.causes))
 
     def cases(self) -> list[Case]:
         """Every combination of what was named. Raises UsageError for too many."""
@@ -261,6 +249,7 @@ def _is_llama3(question: Question) -> bool:
 
 
 def _form(question: Question, answers: list[Answer], seed: int) -> dict[str, Any]:
+    times = {name: getattr(question, name) for name in ("save_s", "start_s", "load_s", "in_place_s")}
     return {
         "version": VERSION,
         "gpus": question.gpus,
@@ -268,10 +257,7 @@ def _form(question: Question, answers: list[Answer], seed: int) -> dict[str, Any
         "jobs": question.jobs,
         "failures_per_1000_node_days": question.failures,
         "causes": question.causes,
-        "save_s": question.save_s,
-        "start_s": question.start_s,
-        "load_s": question.load_s,
-        "in_place_s": question.in_place_s,
+        **times,
         "first_seed": seed,
         "published_ettr": LLAMA3_ETTR if question.causes == "llama3" and _is_llama3(question) else None,
         "categories": CATEGORIES,
@@ -280,16 +266,12 @@ def _form(question: Question, answers: list[Answer], seed: int) -> dict[str, Any
 
 
 def _case_form(answer: Answer) -> dict[str, Any]:
-    deviation, least, greatest = answer.spread
+    names = ("ettr", "ettr_deviation", "ettr_min", "ettr_max", "ettr_formula")
     return {
         "policy": answer.case.policy_name,
         "checkpoint_s": answer.checkpoint_s,
         "spares": answer.case.spares,
-        "ettr": answer.ettr,
-        "ettr_deviation": deviation,
-        "ettr_min": least,
-        "ettr_max": greatest,
-        "ettr_formula": answer.formula,
+        **dict(zip(names, (answer.ettr, *answer.spread, answer.formula), strict=True)),
         "goodput": answer.goodput,
         "badput": answer.badput,
         "runs": answer.runs,
