@@ -56,6 +56,7 @@ class AsyncClient:
         ca_file: certificate authority that the controller's certificate is checked against.
         transport: another httpx transport, for tests.
         page: records that are asked for at once.
+        explain: makes of each error what is raised instead.
 
     Every method raises LinkError when the controller cannot be reached or says that it cannot now, RefusedError when
     the token does not suffice, NotFoundError for what does not exist, StaleError for a record that has changed since,
@@ -71,11 +72,13 @@ class AsyncClient:
         ca_file: Path | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         page: int = PAGE,
+        explain: Callable[[HoldfastError], HoldfastError] = lambda error: error,
     ) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._page = page
+        self._explain = explain
         # A controller is reached directly: a proxy of the environment would be asked for 127.0.0.1, too.
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -242,7 +245,7 @@ class AsyncClient:
         while limit is None or len(found) < limit:
             size = self._page if limit is None else min(self._page, limit - len(found))
             response = await self._request("GET", path, params={**params, "limit": max(1, size), **cursor})
-            found += decode(response.content, list[kind])  # type: ignore[valid-type]
+            found += self._read(response.content, list[kind])  # type: ignore[valid-type]
             following = response.links.get("next", {}).get("url", "")
             if not following:
                 break
@@ -254,7 +257,7 @@ class AsyncClient:
             found = await self._call("GET", path, dict[str, msgspec.Raw])
         except NotFoundError:
             return []
-        return [decode(found["record"], kind)]
+        return [self._read(found["record"], kind)]
 
     async def _call(
         self,
@@ -268,7 +271,13 @@ class AsyncClient:
         wait_s: float = 0.0,
     ) -> T:
         response = await self._request(method, path, content=content, params=params, headers=headers, wait_s=wait_s)
-        return decode(response.content, kind)
+        return self._read(response.content, kind)
+
+    def _read(self, content: bytes | msgspec.Raw, kind: type[T]) -> T:
+        try:
+            return decode(content, kind)
+        except WireError as error:
+            raise self._explain(error) from error
 
     async def _request(
         self,
@@ -283,18 +292,17 @@ class AsyncClient:
         if content is not None:
             headers = {"Content-Type": "application/json", **(headers or {})}
         if self._http.is_closed:
-            raise LinkError(f"the connection to the controller at {self.url} is closed")
+            raise self._explain(LinkError(f"the connection to the controller at {self.url} is closed"))
         try:
             response = await self._http.request(
                 method, path, content=content, params=params, headers=headers, timeout=self._timeout_s + wait_s
             )
         except httpx.HTTPError as error:
-            raise LinkError(
-                f"the controller at {self.url} cannot be reached: {str(error) or type(error).__name__}"
-            ) from error
+            said = f"the controller at {self.url} cannot be reached: {str(error) or type(error).__name__}"
+            raise self._explain(LinkError(said)) from error
         if response.is_success:
             return response
-        raise _error(response)
+        raise self._explain(_error(response))
 
 
 def _trust(ca_file: Path) -> ssl.SSLContext:
