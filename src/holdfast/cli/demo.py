@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import importlib.util
 import shutil
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -39,21 +38,6 @@ MARK = ".holdfast-demo"
 """A file in the demo's folder: only a folder that has it is cleared by the next demo."""
 LOOK_S = 0.2
 NOTES_SHOWN = 6
-
-
-class Launcher(StrEnum):
-    """Who starts the ranks on a node."""
-
-    TORCHRUN = "torchrun"
-    HOLDFAST = "holdfast"
-
-
-class On(StrEnum):
-    """Where the demo runs."""
-
-    LOCAL = "local"
-    SLURM = "slurm"
-    KUBERNETES = "kubernetes"
 
 
 class Board(Watcher):
@@ -149,16 +133,18 @@ class DemoChoices(OptionSet, frozen=True):
     spares: Annotated[int, typer.Option(help="Nodes kept back for a node that fails.", min=1)] = 1
     steps: Annotated[int, typer.Option(help="Steps of the training job.", min=150)] = 240
     launcher: Annotated[
-        Launcher, typer.Option(help="torchrun under `holdfast run --`, or `holdfast run` in its place (warm standbys).")
-    ] = Launcher.TORCHRUN
+        Literal["torchrun", "holdfast"],
+        typer.Option(help="torchrun under `holdfast run --`, or `holdfast run` in its place (warm standbys)."),
+    ] = "torchrun"
     seed: Annotated[int, typer.Option(help="Seed of weights, data and faults.")] = 1
     folder: Annotated[
         Path,
         typer.Option("--dir", help="Folder for everything that the demo writes; cleared if an earlier demo made it."),
     ] = Path("holdfast-demo")
     on: Annotated[
-        On, typer.Option("--on", help="Where it runs: an embedded cluster, or a real Slurm or Kubernetes here.")
-    ] = On.LOCAL
+        Literal["local", "slurm", "kubernetes"],
+        typer.Option("--on", help="Where it runs: an embedded cluster, or a real Slurm or Kubernetes here."),
+    ] = "local"
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False
 
 

@@ -12,10 +12,9 @@ import importlib.util
 import shutil
 import signal
 import tempfile
-from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -38,29 +37,7 @@ app.command("inject")(inject)
 app.add_typer(schedule_app, name="schedule")
 
 
-class Workload(StrEnum):
-    """What trains while it is broken."""
-
-    COUNTER = "counter"
-    GPT = "gpt"
-
-
-class Launcher(StrEnum):
-    """What starts the ranks."""
-
-    HOLDFAST = "holdfast"
-    TORCHRUN = "torchrun"
-
-
-class On(StrEnum):
-    """Where drills are run."""
-
-    LOCAL = "local"
-    SLURM = "slurm"
-    KUBERNETES = "kubernetes"
-    SITE = "site"
-
-
+On = Literal["local", "slurm", "kubernetes", "site"]
 TABLE = (
     "good",
     "hang_user_buffer",
@@ -85,7 +62,7 @@ class RunChoices(OptionSet, frozen=True):
             help="Where: an embedded cluster, a real Slurm or Kubernetes here, or `site`: the running cluster of "
             "holdfast.toml.",
         ),
-    ] = On.LOCAL
+    ] = "local"
     config: ConfigOption = None
     until_cancelled: Annotated[
         bool, typer.Option("--until-cancelled", help="Let each job train on afterwards until scancel, or Ctrl-C.")
@@ -93,8 +70,12 @@ class RunChoices(OptionSet, frozen=True):
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", "-debug", help="Tell what becomes of the job, line by line.")
     ] = False
-    workload: Annotated[Workload, typer.Option("--workload", help="What trains meanwhile.")] = Workload.COUNTER
-    launcher: Annotated[Launcher, typer.Option("--launcher", help="What starts the ranks.")] = Launcher.HOLDFAST
+    workload: Annotated[Literal["counter", "gpt"], typer.Option("--workload", help="What trains meanwhile.")] = (
+        "counter"
+    )
+    launcher: Annotated[Literal["holdfast", "torchrun"], typer.Option("--launcher", help="What starts the ranks.")] = (
+        "holdfast"
+    )
     seed: Annotated[int, typer.Option("--seed", help="Decides which rank or node is hit.")] = 1
     repeat: Annotated[int, typer.Option("--repeat", min=1, metavar="N", help="Each drill N times.")] = 1
     fresh: Annotated[bool, typer.Option("--fresh", help="A cluster of its own for every drill.")] = False
@@ -148,12 +129,12 @@ def run(
 ) -> None:
     """Run drills and judge what Holdfast did about each."""
     on, out, json = given.on, given.out, given.json
-    if given.launcher is Launcher.TORCHRUN and given.workload is Workload.COUNTER:
+    if given.launcher == "torchrun" and given.workload == "counter":
         raise UsageError("--launcher torchrun keeps the port that the counter meets its peers at: add --workload gpt")
     scenarios = _chosen([*(TABLE if given.table else ()), *(names or [])], all_drills=given.all_drills, on=on)
     site = _site(on, given.config)
     folder = _folder(out)
-    if on is On.SLURM and out is None:
+    if on == "slurm" and out is None:
         folder.chmod(0o755)  # munged refuses a socket below a folder that others may not enter
     from holdfast.drill.campaign import CampaignSettings, run_campaign  # noqa: PLC0415 - `list` needs no controller
 
@@ -207,7 +188,7 @@ def _chosen(names: list[str], *, all_drills: bool, on: On) -> list[Scenario]:
     if all_drills and names:
         raise UsageError("--all runs every drill that ships: name drills or give --all, not both")
     if all_drills:
-        cluster = SLURM if on is On.SLURM else "local" if on is On.SITE else on.value
+        cluster = SLURM if on == "slurm" else "local" if on == "site" else on
         return [scenario for scenario in shipped().values() if not scenario.definition.lacking(cluster)]
     if not names:
         raise UsageError("no drill is named: `holdfast drill list` shows them, --all runs all of them")
@@ -215,7 +196,7 @@ def _chosen(names: list[str], *, all_drills: bool, on: On) -> list[Scenario]:
 
 
 def _site(on: On, config: Path | None) -> SiteSettings | None:
-    if on is On.SITE:
+    if on == "site":
         return site_of(config)
     if config is not None:
         raise UsageError("--config names the cluster of --on site: add that, or leave --config away")
