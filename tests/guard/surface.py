@@ -14,7 +14,7 @@ import json
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 from unittest import mock
 
 from holdfast import errors
@@ -63,6 +63,8 @@ def options(make_cli: Any) -> dict[str, Any]:
 def _type(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return "|".join(str(one.value) for one in annotation)
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
     return getattr(annotation, "__name__", str(annotation))
 
 

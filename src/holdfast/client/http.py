@@ -259,19 +259,9 @@ class AsyncClient:
             return []
         return [self._read(found["record"], kind)]
 
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        kind: type[T],
-        *,
-        content: bytes | None = None,
-        params: dict[str, Any] | None = None,
-        headers: dict[str, str] | None = None,
-        wait_s: float = 0.0,
-    ) -> T:
-        response = await self._request(method, path, content=content, params=params, headers=headers, wait_s=wait_s)
-        return self._read(response.content, kind)
+    async def _call(self, method: str, path: str, kind: type[T], **how: Any) -> T:
+        """An answer of this kind; `how` is as `_request` takes it."""
+        return self._read((await self._request(method, path, **how)).content, kind)
 
     def _read(self, content: bytes | msgspec.Raw, kind: type[T]) -> T:
         try:
