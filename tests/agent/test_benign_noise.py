@@ -8,9 +8,8 @@ import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.adapters.clock import VirtualClock, run_virtual
-from holdfast.adapters.probes.check import Mode, Reading, Source
+from holdfast.adapters.probes.check import Mode, NodeConfig, Reading, Source
 from holdfast.adapters.probes.checks import CHECKS
-from holdfast.adapters.probes.config import NodeConfig
 from holdfast.adapters.probes.facts import (
     GpuFacts,
     LinkFacts,

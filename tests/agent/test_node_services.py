@@ -18,7 +18,8 @@ from holdfast.adapters.emulated import devices
 from holdfast.adapters.emulated.faults import FAULTS, Hit
 from holdfast.adapters.emulated.layout import Devices
 from holdfast.adapters.kernel_journal import JOURNAL
-from holdfast.adapters.probes.config import LogFile, NodeConfig, parse_config
+from holdfast.adapters.probes.check import LogFile, NodeConfig
+from holdfast.adapters.probes.config import parse_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import Looker
 from holdfast.agent import process

@@ -18,9 +18,9 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from holdfast.adapters.probes.check import Check, Mode, Problem, Source, Status
+from holdfast.adapters.probes.check import Check, Mode, NodeConfig, Problem, Source, Status
 from holdfast.adapters.probes.checks import CHECKS, SOURCES
-from holdfast.adapters.probes.config import NodeConfig, chosen
+from holdfast.adapters.probes.config import chosen
 from holdfast.adapters.probes.rounds import Looker, Verdict
 from holdfast.agent.node_facts import NodeIdentity
 from holdfast.detect.catalogue import Catalogue
@@ -120,10 +120,6 @@ class HealthWatch:
     def reload(self, config: NodeConfig) -> None:
         """Go on with another configuration. What a check that is now switched off had told is cleared."""
         self.looker.config = config
-        self.looker.reach.profile = config.profile
-        self.looker.reach.exporter = config.dcgm_exporter
-        self.looker.reach.dcgm_policy = config.dcgm_policy
-        self.looker.reach.fabric_provider = config.fabric_provider
         for name, check in CHECKS.items():
             if not self.looker.enabled(check, Mode.PERIODIC):
                 self.verdicts.pop(name, None)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.adapters.probes.config import LogFile
+from holdfast.adapters.probes.check import LogFile
 from holdfast.adapters.tail import Tailer
 from holdfast.agent.job_log_rules import JobLogRules
 from holdfast.agent.kernel_log import IGNORED

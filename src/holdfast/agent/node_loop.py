@@ -18,8 +18,7 @@ import structlog
 from msgspec import Struct
 
 from holdfast.adapters.kernel_journal import JOURNAL
-from holdfast.adapters.probes.check import Problem
-from holdfast.adapters.probes.config import LogFile, NodeConfig
+from holdfast.adapters.probes.check import LogFile, NodeConfig, Problem
 from holdfast.adapters.probes.rounds import Looker
 from holdfast.agent.controller_link import ControllerLink
 from holdfast.agent.disk_space import LOOK_S, DiskSpace

@@ -21,7 +21,8 @@ from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.emulated import devices
 from holdfast.adapters.emulated.layout import Devices
 from holdfast.adapters.kernel_journal import JOURNAL, can_read
-from holdfast.adapters.probes.config import NodeConfig, load_config
+from holdfast.adapters.probes.check import NodeConfig
+from holdfast.adapters.probes.config import load_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import NEVER, Looker, Memory, uptime_s
 from holdfast.agent.controller_link import AddressSource, ControllerFile, ControllerLink, FixedAddress
@@ -167,15 +168,7 @@ def make_looker(
     env = dict(os.environ)
     if folder is not None:
         env = devices.environment(folder, env)
-    reach = Reach(
-        env,
-        profile=config.profile,
-        exporter=config.dcgm_exporter,
-        root=devices.root_of(folder.parent if folder is not None else None),
-        emulated=folder is not None,
-        dcgm_policy=config.dcgm_policy,
-        fabric_provider=config.fabric_provider,
-    )
+    reach = Reach(env, root=devices.root_of(folder.parent if folder is not None else None), emulated=folder is not None)
     memory = Memory.load(memory_file(state_dir), machine=identity.instance_id, boot=identity.boot_id)
     born = NEVER if folder is not None else clock.monotonic() - uptime_s()
     return Looker(reach, config, clock=clock, memory=memory, born=born, kernel_log=True)

@@ -110,9 +110,13 @@ class PortFacts(Struct, frozen=True, kw_only=True):
     physical: str = ""
     """`LinkUp`, `Polling`, `Disabled`..."""
     rate_gbps: float | None = None
-    link_layer: str = ""
     counters: dict[str, int] = {}
     """Files of `counters` and `hw_counters`."""
+
+    @property
+    def name(self) -> str:
+        """Device and port."""
+        return f"{self.device}/{self.port}"
 
     @property
     def is_efa(self) -> bool:
@@ -171,7 +175,6 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     memory_available: int
     uptime_s: float
     clock_synced: bool | None = None
-    clock_error_s: float | None = None
 
 
 class ProcessFacts(Struct, frozen=True, kw_only=True):

@@ -14,9 +14,18 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from holdfast.adapters.probes.check import NAGIOS, Check, Judging, Mode, Problem, Reading, Source, Status
+from holdfast.adapters.probes.check import (
+    NAGIOS,
+    Check,
+    Judging,
+    Mode,
+    NodeConfig,
+    Problem,
+    Reading,
+    Source,
+    Status,
+)
 from holdfast.adapters.probes.checks import SOURCES
-from holdfast.adapters.probes.config import NodeConfig
 from holdfast.adapters.probes.facts import GpuFacts, NvmlFacts
 from holdfast.adapters.probes.reach import LIMIT_S, Reach
 from holdfast.detect.counters import CounterFold
@@ -125,8 +134,7 @@ class Looker:
 
     async def look(self, source: Source, checks: Sequence[Check], mode: Mode) -> list[Verdict]:
         """Read the source and judge: one verdict per check, in order."""
-        self.reach.mode = mode
-        self.reach.site_checks, self.reach.site_off = self.config.site_checks, self.config.site_off
+        self.reach.mode, self.reach.config = mode, self.config
         limits = [limit for check in checks if (limit := self.config.of(check.name).limit_s) is not None]
         LIMIT_S.set(max(limits, default=None))
         # The source ends by itself at its own limit; this one is for a source that does not.
@@ -163,11 +171,11 @@ class Looker:
         judging = self._judging(mode)
         try:
             if reading.absent:
-                found = check.on_absent(reading.absent, judging) if check.on_absent is not None else []
+                found = list(check.on_absent(reading.absent, judging)) if check.on_absent is not None else []
                 if not found:
                     return Verdict(check=name, status=Status.ABSENT, detail=reading.absent, seconds=took)
             else:
-                found = check.judge(reading.facts, judging)
+                found = check(reading.facts, judging)
         except (ValueError, TypeError, KeyError, ArithmeticError) as error:
             detail = f"what it read cannot be judged: {error}"
             return Verdict(check=name, status=Status.UNKNOWN, detail=detail, seconds=took)
@@ -195,7 +203,6 @@ class Looker:
             courses=self._courses,
             learned=self.memory.learned,
             kernel_log=self.kernel_log,
-            job=self.reach.job,
         )
 
     def _counted(self, check: Check, found: Sequence[Problem], mode: Mode) -> list[Problem]:

@@ -20,24 +20,11 @@ RECORD_BYTES = 8192
 XIDS_MAX = 500
 NETWORK = ("nfs", "lustre", "fuse.", "gpfs", "beegfs", "ceph", "glusterfs", "cifs", "smb", "9p", "wekafs", "pvfs")
 """File systems that live on other machines: they may not answer."""
-_PSEUDO = frozenset(
-    {
-        *("proc", "sysfs", "cgroup", "cgroup2", "devpts", "devtmpfs", "mqueue", "debugfs", "tracefs", "securityfs"),
-        *(
-            "pstore",
-            "bpf",
-            "configfs",
-            "fusectl",
-            "autofs",
-            "binfmt_misc",
-            "hugetlbfs",
-            "rpc_pipefs",
-            "nsfs",
-            "efivarfs",
-        ),
-        *("ramfs", "selinuxfs", "squashfs", "overlay.ro"),
-    }
-)
+_PSEUDO = frozenset((
+    "proc", "sysfs", "cgroup", "cgroup2", "devpts", "devtmpfs", "mqueue", "debugfs", "tracefs", "securityfs", "pstore",
+    "bpf", "configfs", "fusectl", "autofs", "binfmt_misc", "hugetlbfs", "rpc_pipefs", "nsfs", "efivarfs", "ramfs",
+    "selinuxfs", "squashfs", "overlay.ro",
+))  # fmt: skip
 _PCI_KINDS = {"0x0302": "gpu", "0x0300": "gpu", "0x0207": "network", "0x0200": "network", "0x0108": "nvme"}
 _NVIDIA = "0x10de"
 _NEURON_COUNTERS: dict[Path, list[Path]] = {}
@@ -93,7 +80,6 @@ def infiniband(root: Path) -> list[dict[str, Any]]:
                     "state": _after_colon(_told(port / "state")),
                     "physical": _after_colon(_line(port / "phys_state")),
                     "rate_gbps": _number(_line(port / "rate").partition(" ")[0]),
-                    "link_layer": _line(port / "link_layer"),
                     "counters": counters | _counters(device / "hw_counters"),
                 }
             )
@@ -168,15 +154,13 @@ def node(root: Path) -> dict[str, Any]:
     memory: dict[str, str] = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE))
     numa = list((root / "sys/devices/system/node").glob("node[0-9]*"))
     online = _line(root / "sys/devices/system/cpu/online")
-    synced, error_s = _clock() if root == Path("/") else (None, None)
     return {
         "cpus": _ranges(online) if online else os.cpu_count() or 0,
         "numa_nodes": len(numa),
         "memory_total": int(memory.get("MemTotal", 0)) * 1024,
         "memory_available": int(memory.get("MemAvailable", memory.get("MemTotal", 0))) * 1024,
         "uptime_s": _number(_line(root / "proc/uptime").partition(" ")[0]) or 0.0,
-        "clock_synced": synced,
-        "clock_error_s": error_s,
+        "clock_synced": _is_clock_synced() if root == Path("/") else None,
     }
 
 
@@ -300,15 +284,15 @@ class _Timex(ctypes.Structure):
     )
 
 
-def _clock() -> tuple[bool | None, float | None]:
-    """Does the kernel think that its clock is disciplined, and its own estimate of the error in seconds."""
+def _is_clock_synced() -> bool | None:
+    """Does the kernel think that its clock is disciplined?"""
     try:
         timex = _Timex()
         if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
-            return None, None
+            return None
     except (OSError, AttributeError):
-        return None, None
-    return not timex.status & _UNSYNCED, timex.esterror / 1e6
+        return None
+    return not timex.status & _UNSYNCED
 
 
 def _ancestors(root: Path, pid: int) -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -11,7 +12,6 @@ class FabricEndpoint(Struct, frozen=True):
     """One entry of `fi_info`."""
 
     provider: str
-    fabric: str = ""
     domain: str = ""
     kind: str = ""
     """`FI_EP_RDM`, `FI_EP_DGRAM`, `FI_EP_MSG`."""
@@ -26,9 +26,14 @@ def parse_fi_info(out: str) -> tuple[FabricEndpoint, ...]:
             continue
         if name.strip() == "provider":
             found.append({"provider": value.strip()})
-        elif found and name.strip() in {"fabric", "domain", "type"}:
+        elif found and name.strip() in {"domain", "type"}:
             found[-1]["kind" if name.strip() == "type" else name.strip()] = value.strip()
     return tuple(FabricEndpoint(**one) for one in found)
+
+
+def domains(endpoints: Iterable[FabricEndpoint]) -> set[str]:
+    """Devices that these entries stand for; each has one for reliable and one for plain datagrams."""
+    return {one.domain.removesuffix("-rdm").removesuffix("-dgrm") for one in endpoints}
 
 
 class PingPong(Struct, frozen=True):
