@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from holdfast.adapters.probes import dcgm_output, smi_output, tool_output
 from holdfast.adapters.probes.check import Judging, Mode, Problem, Reading, Source, check, problem
 from holdfast.adapters.probes.dcgm_output import Diag, ExporterGpu, HealthItem, Violation
-from holdfast.adapters.probes.reach import Reach, limit, tool
+from holdfast.adapters.probes.reach import Reach, limit, tool, with_itself
 from holdfast.adapters.probes.smi_output import SmiFacts
 from holdfast.adapters.probes.tool_output import FabricEndpoint, PingPong, Stress
 from holdfast.model.evidence import Place, Remedy
@@ -152,6 +152,15 @@ def fi_info_read(ran: Ran) -> Reading:
     return Reading(facts=tool_output.parse_fi_info(ran.out))
 
 
+def pingpong_argv(path: str, provider: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Both ends of fi_pingpong on this machine: the one that serves, the one that asks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    argv = (path, "-p", provider, "-e", "rdm", "-I", "50")
+    return (*argv, "-B", port), (*argv, "-P", port, "127.0.0.1")
+
+
 async def _pingpong(reach: Reach) -> Reading:
     """Server and client on this machine, through the provider."""
     path = reach.where("fi_pingpong")
@@ -160,31 +169,11 @@ async def _pingpong(reach: Reach) -> Reading:
     seen = await fi_info_read.read(reach)
     if not seen.facts:
         return Reading(absent=f"libfabric has no provider {reach.config.fabric_provider} here")
-    port = str(_free_port())
-    argv = (path, "-p", reach.config.fabric_provider, "-e", "rdm", "-I", "50")
-    server = asyncio.create_task(reach.run_at((*argv, "-B", port), PINGPONG_LIMIT_S))
-    client, found = Ran(), PingPong(error="the server never listened")
-    try:
-        # The server says nothing when it listens: the client tries until it does.
-        for _ in range(20):
-            await asyncio.sleep(0.25)
-            client = await reach.run_at((*argv, "-P", port, "127.0.0.1"), PINGPONG_LIMIT_S)
-            found = tool_output.parse_pingpong(client.out, client.err)
-            if found.rates or client.hung or server.done():
-                break
-    finally:
-        server.cancel()
-        await asyncio.gather(server, return_exceptions=True)
+    serve, ask = pingpong_argv(path, reach.config.fabric_provider)
+    found, client = await with_itself(serve, ask, tool_output.parse_pingpong, reach.env, PINGPONG_LIMIT_S)
     if client.hung:
         return Reading(hung=True, failed=f"fi_pingpong did not end within {PINGPONG_LIMIT_S:g} s")
     return Reading(facts=found)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 FI_PINGPONG = Source(

@@ -5,10 +5,11 @@ Two reading processes, so that a file system that does not answer keeps nobody f
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -19,6 +20,17 @@ from holdfast.adapters.probes.reader import Reader
 from holdfast.os import programs
 
 T = TypeVar("T")
+
+
+class _Tried(Protocol):
+    """What was read of one try."""
+
+    @property
+    def error(self) -> str:
+        """Why it gave no figure; empty: it did."""
+
+
+Measured = TypeVar("Measured", bound=_Tried)
 
 LIMIT_S: ContextVar[float | None] = ContextVar("holdfast_probe_limit_s", default=None)
 """The time limit that agent.toml gives the source that is being read, in place of its own."""
@@ -62,14 +74,10 @@ class Reach:
         path, name = self.where(argv[0]), name or argv[0]
         if not path:
             return Reading(absent=f"there is no {name}")
-        ran = await self.run_at((path, *argv[1:]), limit(limit_s))
+        ran = await programs.run(programs.Command(argv=(path, *argv[1:]), env=self.env), limit(limit_s))
         if ran.hung:
             return Reading(hung=True, failed=f"{name} did not end within {limit(limit_s):g} s")
         return ran if ran.is_started else Reading(failed=f"{name} could not be started: {ran.err}")
-
-    async def run_at(self, argv: tuple[str, ...], limit_s: float) -> programs.Ran:
-        """Run the tool at this path."""
-        return await programs.run(programs.Command(argv=argv, env=self.env), limit_s)
 
     def where(self, name: str) -> str:
         """Path of a tool; empty when it is not here."""
@@ -95,6 +103,31 @@ def fitted(reading: Reading, kind: type[T]) -> Reading:
         return msgspec.structs.replace(reading, facts=msgspec.convert(reading.facts, kind))
     except msgspec.ValidationError as error:
         return msgspec.structs.replace(reading, facts=None, failed=f"it gave nonsense: {error}")
+
+
+START_S, TRIES = 0.25, 20
+
+
+async def with_itself(
+    serve: tuple[str, ...],
+    ask: tuple[str, ...],
+    read: Callable[[str, str], Measured],
+    env: Mapping[str, str],
+    limit_s: float,
+) -> tuple[Measured, programs.Ran]:
+    """Both ends of a program on this machine; what the asking one printed. The serving one ends with it."""
+    server = asyncio.create_task(programs.run(programs.Command(argv=serve, env=env), TRIES * limit_s))
+    tried = 0
+    try:
+        while True:
+            await asyncio.sleep(START_S)  # it does not say when it listens
+            ran = await programs.run(programs.Command(argv=ask, env=env), limit_s)
+            found, tried = read(ran.out, ran.err), tried + 1
+            if not found.error or ran.hung or server.done() or tried == TRIES:
+                return found, ran
+    finally:
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
 
 
 READ_LIMIT_S = 5.0
