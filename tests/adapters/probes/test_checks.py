@@ -353,7 +353,7 @@ def test_dcgm_diag_condemns_only_what_dcgm_isolates():
         dcgm_output.DiagFailure(test="pcie", gpu=4, severity=6, text="x"),
         dcgm_output.DiagFailure(test="old", gpu=5, text="2.x has no severity"),
     )
-    found = Case().look(checks_tools.diag, dcgm_output.Diag(tests=4, failures=failures))
+    found = Case().look(checks_tools.diag, dcgm_output.Diag(failures=failures))
     assert [(p.rule, p.warning, p.remedy) for p in found] == [
         ("check.dcgm_config", True, None), ("check.dcgm_diag", False, None),
         ("check.dcgm_diag", False, Remedy.RESET_GPU), ("check.dcgm_diag", False, None),

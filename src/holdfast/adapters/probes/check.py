@@ -322,6 +322,13 @@ class Source(Struct, frozen=True, kw_only=True):
     """Seconds between two looks, when not the agent's poll interval."""
 
 
+def source(
+    name: str, about: str, needs: str, limit_s: float, every_s: float | None = None
+) -> Callable[[Callable[[Any], Awaitable[Reading]]], Source]:
+    """Make a function that reads a source."""
+    return lambda read: Source(name=name, about=about, needs=needs, limit_s=limit_s, read=read, every_s=every_s)
+
+
 ANY_TIME = (Mode.PERIODIC, Mode.PROLOG, Mode.EPILOG, Mode.DEEP)
 Judge = Callable[[Any, Judging], Iterable[Problem]]
 

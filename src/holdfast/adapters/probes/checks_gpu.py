@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from holdfast.adapters.probes.check import Judging, Mode, Problem, Reading, Source, check, problem
+from holdfast.adapters.probes.check import Judging, Mode, Problem, Reading, check, problem, source
 from holdfast.adapters.probes.facts import GpuFacts, NvmlFacts, implausible
 from holdfast.adapters.probes.reach import Reach, fitted, limit
 from holdfast.detect.trends import Course
@@ -37,21 +37,18 @@ _RECOVERY = {
 """nvmlDeviceGpuRecoveryAction: what it asks for, and the rung that does it."""
 
 
+@source(
+    "nvml",
+    "NVIDIA's management library, through nvidia-ml-py, in a process of its own",
+    "libnvidia-ml.so.1 and the driver",
+    LIMIT_S + 5,
+)
 async def _read(reach: Reach) -> Reading:
     processes = reach.mode in {Mode.PROLOG, Mode.EPILOG}
     reading = fitted(await reach.gpus.ask("nvml", limit(LIMIT_S), processes=processes, job=reach.job), NvmlFacts)
     if isinstance(reading.facts, NvmlFacts) and (why := implausible(reading.facts)):
         return replace(reading, facts=None, failed=f"NVML gives nonsense: {why}")
     return reading
-
-
-NVML = Source(
-    name="nvml",
-    about="NVIDIA's management library, through nvidia-ml-py, in a process of its own",
-    needs="libnvidia-ml.so.1 and the driver",
-    limit_s=LIMIT_S + 5,
-    read=_read,
-)
 
 
 def place(gpu: GpuFacts, link: str = "") -> Place:

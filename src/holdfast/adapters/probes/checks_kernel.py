@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
-from holdfast.adapters.probes.check import Judging, Problem, Reading, Source, check, problem
+from holdfast.adapters.probes.check import Judging, Problem, Reading, check, problem, source
 from holdfast.adapters.probes.reach import Reach
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.matcher import Match, StreamSource
@@ -39,6 +39,7 @@ def _matched(lines: tuple[str, ...]) -> list[Match]:
     return stream.feed("".join(f"{line}\n" for line in lines).encode(), 0.0)
 
 
+@source("kernel-log", "the kernel's ring buffer (/dev/kmsg)", "/dev/kmsg", 2 * LIMIT_S)
 async def _read(reach: Reach) -> Reading:
     reading = await reach.read("kernel", tuple[str, ...], LIMIT_S, path=str(reach.kernel_log))
     if reading.facts is None:
@@ -55,11 +56,6 @@ async def _read(reach: Reach) -> Reading:
         for one in matches
     ]
     return replace(reading, facts=tuple(errors))
-
-
-KERNEL_LOG = Source(
-    name="kernel-log", about="the kernel's ring buffer (/dev/kmsg)", needs="/dev/kmsg", limit_s=2 * LIMIT_S, read=_read
-)
 
 
 @check(

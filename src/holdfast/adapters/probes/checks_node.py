@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.adapters.probes import tool_output
-from holdfast.adapters.probes.check import Judging, Mode, Problem, Reading, Source, check, problem
+from holdfast.adapters.probes.check import Judging, Mode, Problem, Reading, check, problem, source
 from holdfast.adapters.probes.facts import MemoryControllerFacts, MountFacts, NodeFacts, PciFacts, ProcessFacts
 from holdfast.adapters.probes.reach import READ_LIMIT_S, Reach, files, limit, tool
 from holdfast.adapters.probes.sysfs_reading import NETWORK
@@ -31,6 +31,10 @@ _JOURNALLED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
 _LOCAL = (*_JOURNALLED, "tmpfs", "zfs", "overlay")
 
 
+NODE = files("node", "/proc and /sys", "Linux", NodeFacts)
+EDAC = files("edac", "/sys/devices/system/edac", "an EDAC driver", tuple[MemoryControllerFacts, ...])
+
+
 async def _asked(reach: Reach, what: str, limit_s: float, **args: str) -> dict[str, Any]:
     """What the reading process says of one file system; `error` when it does not answer."""
     answer = await reach.files.ask(what, limit(limit_s), **args)
@@ -38,6 +42,7 @@ async def _asked(reach: Reach, what: str, limit_s: float, **args: str) -> dict[s
     return known | {"error": TIMED_OUT if answer.hung else known.get("error") or answer.failed}
 
 
+@source("mounts", "mounted file systems, by statvfs", "Linux", 60.0, 30.0)
 async def _mounts(reach: Reach) -> Reading:
     """The mounts; those of other machines are asked one by one, each within MOUNT_LIMIT_S."""
     reading = await reach.read("mounts", tuple[MountFacts, ...], READ_LIMIT_S)
@@ -59,6 +64,7 @@ class WriteFacts(Struct, frozen=True):
     error: str
 
 
+@source("write", "a small file, written and read back", "profile.write_probe", 60.0, 60.0)
 async def _write(reach: Reach) -> Reading:
     folders = reach.config.profile.write_probe
     if not folders:
@@ -67,6 +73,7 @@ async def _write(reach: Reach) -> Reading:
     return Reading(facts=tuple(WriteFacts(folder, known["error"]) for folder, known in asked))
 
 
+@source("services", "systemctl is-active, else processes by name", "profile.services", 15.0, 60.0)
 async def _services(reach: Reach) -> Reading:
     names = reach.config.profile.services
     if not names:
@@ -82,29 +89,6 @@ async def _services(reach: Reach) -> Reading:
         return ran
     words = tool_output.parse_active(names, ran.out)
     return Reading(facts=words) if words else Reading(failed=f"systemctl: {ran.err.strip()[:200]}")
-
-
-NODE = files("node", "/proc and /sys", "Linux", NodeFacts)
-EDAC = files("edac", "/sys/devices/system/edac", "an EDAC driver", tuple[MemoryControllerFacts, ...])
-MOUNTS = Source(
-    name="mounts", about="mounted file systems, by statvfs", needs="Linux", limit_s=60.0, read=_mounts, every_s=30.0
-)
-WRITE = Source(
-    name="write",
-    about="a small file, written and read back",
-    needs="profile.write_probe",
-    limit_s=60.0,
-    read=_write,
-    every_s=60.0,
-)
-SERVICES = Source(
-    name="services",
-    about="systemctl is-active, else processes by name",
-    needs="profile.services",
-    limit_s=15.0,
-    read=_services,
-    every_s=60.0,
-)
 
 
 @tool("chrony", "chronyc tracking", "chrony", lambda _: ("chronyc", "-n", "-c", "tracking"), 5.0, 60.0)

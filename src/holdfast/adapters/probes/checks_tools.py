@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 
 from holdfast.adapters.probes import dcgm_output, smi_output, tool_output
-from holdfast.adapters.probes.check import Judging, Mode, Problem, Reading, Source, check, problem
+from holdfast.adapters.probes.check import Judging, Mode, Problem, Reading, check, problem, source
 from holdfast.adapters.probes.dcgm_output import Diag, ExporterGpu, HealthItem, Violation
 from holdfast.adapters.probes.reach import Reach, limit, tool, with_itself
 from holdfast.adapters.probes.smi_output import SmiFacts
@@ -62,6 +62,7 @@ def health_read(ran: Ran) -> Reading:
     return Reading(facts=items) if overall else Reading(absent=f"dcgmi health: {(ran.out or ran.err).strip()[:160]}")
 
 
+@source("dcgm-policy", "dcgmi policy --reg, followed", "dcgmi, and dcgm_policy = true", POLICY_LIMIT_S + LISTEN_S + 1.5)
 async def _policy(reach: Reach) -> Reading:
     if not reach.config.dcgm_policy:
         return Reading(absent="dcgm_policy is not set")
@@ -85,15 +86,7 @@ async def _policy(reach: Reach) -> Reading:
     return Reading(facts=tuple(found for line in lines if (found := reader.feed(line)) is not None))
 
 
-DCGM_POLICY = Source(
-    name="dcgm-policy",
-    about="dcgmi policy --reg, followed",
-    needs="dcgmi, and dcgm_policy = true",
-    limit_s=POLICY_LIMIT_S + LISTEN_S + 1.5,
-    read=_policy,
-)
-
-
+@source("dcgm-exporter", "dcgm-exporter's metrics page", 'dcgm_exporter = "http://..."', EXPORTER_LIMIT_S + 1)
 async def _exporter(reach: Reach) -> Reading:
     if not reach.config.dcgm_exporter:
         return Reading(absent="no dcgm_exporter is named")
@@ -114,15 +107,6 @@ def _fetch(url: str) -> str:
     with opener.open(url, timeout=EXPORTER_LIMIT_S) as answer:
         page: bytes = answer.read(EXPORTER_MAX)
     return page.decode(errors="replace")
-
-
-DCGM_EXPORTER = Source(
-    name="dcgm-exporter",
-    about="dcgm-exporter's metrics page",
-    needs='dcgm_exporter = "http://..."',
-    limit_s=EXPORTER_LIMIT_S + 1,
-    read=_exporter,
-)
 
 
 def diag_read(ran: Ran) -> Reading:
@@ -161,6 +145,7 @@ def pingpong_argv(path: str, provider: str) -> tuple[tuple[str, ...], tuple[str,
     return (*argv, "-B", port), (*argv, "-P", port, "127.0.0.1")
 
 
+@source("fi-pingpong", "fi_pingpong over loopback", "libfabric's fi_pingpong and the provider", 2 * PINGPONG_LIMIT_S)
 async def _pingpong(reach: Reach) -> Reading:
     """Server and client on this machine, through the provider."""
     path = reach.where("fi_pingpong")
@@ -174,15 +159,6 @@ async def _pingpong(reach: Reach) -> Reading:
     if client.hung:
         return Reading(hung=True, failed=f"fi_pingpong did not end within {PINGPONG_LIMIT_S:g} s")
     return Reading(facts=found)
-
-
-FI_PINGPONG = Source(
-    name="fi-pingpong",
-    about="fi_pingpong over loopback",
-    needs="libfabric's fi_pingpong and the provider",
-    limit_s=2 * PINGPONG_LIMIT_S,
-    read=_pingpong,
-)
 
 
 def stress_argv() -> tuple[str, ...]:

@@ -41,8 +41,6 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     """Volatile: since the driver was loaded or the GPU reset."""
     remap_pending: bool | None = None
     remap_failed: bool | None = None
-    remapped: int | None = None
-    """Rows remapped because of uncorrectable errors."""
     retired_pending: bool | None = None
     pcie_gen: int | None = None
     pcie_gen_max: int | None = None

@@ -168,7 +168,17 @@ class Looker:
         if reading.failed:
             self._rows.pop(name, None)
             return Verdict(check=name, status=Status.UNKNOWN, detail=reading.failed, seconds=took, hung=reading.hung)
-        judging = self._judging(mode)
+        judging = Judging(
+            profile=self.config.profile,
+            limits=self.config.limits,
+            mode=mode,
+            at=self._clock.monotonic(),
+            now=self._clock.now(),
+            counters=self._counters,
+            courses=self._courses,
+            learned=self.memory.learned,
+            kernel_log=self.kernel_log,
+        )
         try:
             if reading.absent:
                 found = list(check.on_absent(reading.absent, judging)) if check.on_absent is not None else []
@@ -191,19 +201,6 @@ class Looker:
         waiting = "" if len(counted) == len(found) else "seen, not often enough in a row to count yet"
         detail = "; ".join(problem.summary or problem.text for problem in counted) or waiting
         return Verdict(check=name, status=worst(counted), problems=tuple(counted), detail=detail, seconds=took)
-
-    def _judging(self, mode: Mode) -> Judging:
-        return Judging(
-            profile=self.config.profile,
-            limits=self.config.limits,
-            mode=mode,
-            at=self._clock.monotonic(),
-            now=self._clock.now(),
-            counters=self._counters,
-            courses=self._courses,
-            learned=self.memory.learned,
-            kernel_log=self.kernel_log,
-        )
 
     def _counted(self, check: Check, found: Sequence[Problem], mode: Mode) -> list[Problem]:
         """Those that have lasted long enough. A single look by hand counts at once."""

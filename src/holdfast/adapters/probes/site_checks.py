@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from holdfast.adapters.probes.check import Judging, Problem, Reading, Source, check, problem
+from holdfast.adapters.probes.check import Judging, Problem, Reading, check, problem, source
 from holdfast.adapters.probes.reach import Reach, limit
 from holdfast.model.evidence import Place
 from holdfast.os.programs import Command, Ran, run
@@ -79,6 +79,13 @@ def _others_write(facts: os.stat_result) -> bool:
     return facts.st_uid not in {0, os.geteuid()} or bool(facts.st_mode & 0o022)
 
 
+@source(
+    "site",
+    "the site's own executables in `site_checks`, all at once, each within the limit",
+    "executables in `site_checks`, writable by their owner alone",
+    LIMIT_S + 5.0,
+    60.0,
+)
 async def _site(reach: Reach) -> Reading:
     if not reach.config.site_checks:
         return Reading(absent="no folder of the site's checks is named")
@@ -111,16 +118,6 @@ def _result(path: str, ran: Ran) -> SiteResult:
     if ran.code in {WELL, WARNING, CRITICAL}:
         return SiteResult(path=path, code=ran.code, said=said)
     return SiteResult(path=path, code=None, said=f"ended with {ran.code}: {said}" if said else f"ended with {ran.code}")
-
-
-SITE = Source(
-    name="site",
-    about="the site's own executables in `site_checks`, all at once, each within the limit",
-    needs="executables in `site_checks`, writable by their owner alone",
-    limit_s=LIMIT_S + 5.0,
-    every_s=60.0,
-    read=_site,
-)
 
 
 @check(

@@ -7,27 +7,29 @@ former, which both answer. What a GPU does not have reads `[N/A]`, `[Not Support
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from msgspec import Struct
 
 from holdfast.adapters.probes.facts import GpuFacts
 
-QUERY = (
-    "index",
-    "pci.bus_id",
-    "uuid",
-    "name",
-    "temperature.gpu",
-    "ecc.errors.corrected.volatile.total",
-    "ecc.errors.uncorrected.volatile.total",
-    "pcie.link.gen.current",
-    "pcie.link.gen.max",
-    "pcie.link.width.current",
-    "pcie.link.width.max",
-    "clocks_throttle_reasons.active",
-)
-ARGV = ("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits")
-
+FIELDS = {
+    "index": "index",
+    "pci.bus_id": "pci",
+    "uuid": "uuid",
+    "name": "name",
+    "temperature.gpu": "temperature",
+    "ecc.errors.corrected.volatile.total": "ecc_corrected",
+    "ecc.errors.uncorrected.volatile.total": "ecc_uncorrected",
+    "pcie.link.gen.current": "pcie_gen",
+    "pcie.link.gen.max": "pcie_gen_max",
+    "pcie.link.width.current": "pcie_width",
+    "pcie.link.width.max": "pcie_width_max",
+    "clocks_throttle_reasons.active": "throttle",
+}
+"""What is asked -> the field of `GpuFacts`."""
+ARGV = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+_WORDS = ("pci", "uuid", "name")
 _LOST = re.compile(
     r"Unable to determine the device handle for (?:gpu|GPU)\s*(?:\d+:\s+)?(?P<pci>[0-9A-Fa-f:.]+): (?P<why>.+)"
 )
@@ -41,7 +43,6 @@ class SmiFacts(Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuFacts, ...] = ()
     lost: tuple[tuple[str, str], ...] = ()
     """`(PCI address, reason)` each."""
-    no_driver: bool = False
     mismatch: bool = False
     unknown: str = ""
     """What it said, when none of this was understood."""
@@ -56,28 +57,16 @@ def parse_smi(out: str, err: str, code: int | None) -> SmiFacts:
     mismatch = _MISMATCH.search(said) is not None
     understood = gpus or lost or no_driver or mismatch
     unknown = "" if understood else said.strip()[:200] or f"it ended with code {code} and said nothing"
-    return SmiFacts(gpus=gpus, lost=lost, no_driver=no_driver, mismatch=mismatch, unknown=unknown)
+    return SmiFacts(gpus=gpus, lost=lost, mismatch=mismatch, unknown=unknown)
 
 
 def _row(line: str) -> GpuFacts | None:
     cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != len(QUERY) or not cells[0].isdigit():
+    if len(cells) != len(FIELDS) or not cells[0].isdigit():
         return None
-    at = dict(zip(QUERY, cells, strict=True))
-    return GpuFacts(
-        index=int(cells[0]),
-        pci=at["pci.bus_id"],
-        uuid=at["uuid"],
-        name=at["name"],
-        temperature=_whole(at["temperature.gpu"]),
-        ecc_corrected=_whole(at["ecc.errors.corrected.volatile.total"]),
-        ecc_uncorrected=_whole(at["ecc.errors.uncorrected.volatile.total"]),
-        pcie_gen=_whole(at["pcie.link.gen.current"]),
-        pcie_gen_max=_whole(at["pcie.link.gen.max"]),
-        pcie_width=_whole(at["pcie.link.width.current"]),
-        pcie_width_max=_whole(at["pcie.link.width.max"]),
-        throttle=_whole(at["clocks_throttle_reasons.active"]),
-    )
+    told = zip(FIELDS.values(), cells, strict=True)
+    facts: dict[str, Any] = {name: cell if name in _WORDS else _whole(cell) for name, cell in told}
+    return GpuFacts(**facts)
 
 
 def _whole(cell: str) -> int | None:
