@@ -12,7 +12,8 @@ import contextlib
 import itertools
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from holdfast.errors import LinkError
 from holdfast.ports import Clock
@@ -51,27 +52,30 @@ class Alone:
     async def ask(self, node: str, step: str, options: Options, on_told: Tell | None = None) -> StepResult:
         """See `Hands.ask`."""
         del node
-        return await run_step(step, options, env=self._env, on_told=on_told or (lambda _told: None))
+
+        async def tell(told: Mapping[str, float | str]) -> None:
+            if on_told is not None:
+                on_told(told)
+
+        return await run_step(step, options, env=self._env, on_told=tell)
 
 
-class _Asked:
+class _Asked(NamedTuple):
     """A step that a worker runs."""
 
-    def __init__(self, step: str, on_told: Tell | None) -> None:
-        self.step = step
-        self.on_told = on_told
-        self.done: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+    step: str
+    on_told: Tell | None
+    done: asyncio.Future[StepResult]
 
 
+@dataclass
 class _Line:
     """The line to one worker."""
 
-    def __init__(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.hello = hello
-        self.reader = reader
-        self.writer = writer
-        self.heard_at = 0.0
-        self.asked: dict[int, _Asked] = {}
+    hello: Hello
+    writer: asyncio.StreamWriter
+    heard_at: float
+    asked: dict[int, _Asked] = field(default_factory=dict)
 
 
 class Fleet:
@@ -156,8 +160,7 @@ class Fleet:
             await say(writer, Ask(leave=True))
             writer.close()
             return
-        line = self._lines[hello.node] = _Line(hello, reader, writer)
-        line.heard_at = self._clock.monotonic()
+        line = self._lines[hello.node] = _Line(hello, writer, self._clock.monotonic())
         if len(self._lines) >= self._expected:
             self._joined.set()
         try:
@@ -200,7 +203,7 @@ class Fleet:
         line = self._lines.get(node)
         if line is None or node in self.lost:
             return StepResult(step=step, error=f"{node} was lost: {self.lost.get(node, 'it never joined')}")
-        number, asked = next(self._numbers), _Asked(step, on_told)
+        number, asked = next(self._numbers), _Asked(step, on_told, asyncio.get_running_loop().create_future())
         line.asked[number] = asked
         limit = limit_of(step, options)
         try:
