@@ -1,28 +1,24 @@
 """Where the controller is, and the connection to it.
 
 The embedded cluster's controller may start after the agents, die and come back on another port: `ControllerFile`
-follows `controller.json` with inotify, so that a new address is known as soon as it is written. `ControllerLink` gives
-the client to use now. While an embedded node is cut off, nothing passes: neither requests nor answers.
+follows `controller.json`, so that a new address is known as soon as it is written. `ControllerLink` gives the client to
+use now. While an embedded node is cut off, nothing passes: neither requests nor answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from pathlib import Path
 
 import httpx
-import inotify_simple
 import msgspec
-from inotify_simple import flags as inotify_flags
 
 from holdfast.adapters.local.link import NodeLink
+from holdfast.adapters.tail import Tailer
 from holdfast.client import AsyncClient
 from holdfast.errors import LinkError
 from holdfast.model.wire import ControllerAddress
 
-LOOK_S = 1.0
-"""Between two looks while the file's folder cannot be watched."""
 CALL_S = 5.0
 """Longest wait for one answer: a controller that hangs must not keep the agent from the next one."""
 
@@ -60,14 +56,14 @@ class ControllerFile:
         self.address: ControllerAddress | None = None
         self.changed = asyncio.Event()
         """Set at every change; whoever waits for the next one clears it before."""
-        self._inotify: inotify_simple.INotify | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._tailer: Tailer | None = None
 
     def start(self) -> None:
         """Read the file now and follow it."""
         self.look()
-        if not self._watch():
-            self._looking = asyncio.create_task(self._look_again())
+        self._tailer = Tailer(lambda _path, _data: self.look())
+        self._tailer.add(self._path)
+        self._tailer.start()
 
     def look(self) -> None:
         """Read the file. A torn or missing one changes nothing: the last address is still the best guess."""
@@ -79,41 +75,10 @@ class ControllerFile:
             self.address = found
             self.changed.set()
 
-    def _watch(self) -> bool:
-        try:
-            self._inotify = inotify_simple.INotify(nonblocking=True)
-            mask = inotify_flags.MOVED_TO | inotify_flags.CLOSE_WRITE | inotify_flags.ONLYDIR
-            self._inotify.add_watch(str(self._path.parent), mask)
-        except OSError:
-            if self._inotify is not None:
-                self._inotify.close()
-                self._inotify = None
-            return False
-        asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._on_event)
-        self.look()  # it may have been written between the first look and the watch
-        return True
-
-    def _on_event(self) -> None:
-        if self._inotify is not None:
-            self._inotify.read(timeout=0)
-            self.look()
-
-    async def _look_again(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
-            if self._watch():
-                return
-
     def close(self) -> None:
         """Stop following."""
-        if self._looking is not None:
-            self._looking.cancel()
-        if self._inotify is not None:
-            with contextlib.suppress(RuntimeError):  # the loop may be closed already
-                asyncio.get_running_loop().remove_reader(self._inotify.fileno())
-            self._inotify.close()
-            self._inotify = None
+        if self._tailer is not None:
+            self._tailer.close()
 
 
 class FixedAddress:

@@ -13,6 +13,7 @@ import functools
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
 from msgspec import Struct
@@ -159,17 +160,8 @@ class NodeAgent:
     async def run(self) -> None:
         """Watch, send and beat until cancelled."""
         self._controller.source.start()
-        self.reporter.report(
-            AgentAttached(
-                id=f"{self.source}:{self.identity.boot_id}:{self.identity.instance_id}:attached",
-                at=self._clock.now(),
-                source=self.source,
-                node=self.identity.name,
-                boot_id=self.identity.boot_id,
-                instance_id=self.identity.instance_id,
-                drill_ok=self.identity.drill_ok,
-            )
-        )
+        attached = f"{self.source}:{self.identity.boot_id}:{self.identity.instance_id}:attached"
+        self.reporter.report(AgentAttached(id=attached, **self._who()))
         disk = DiskSpace(
             self._scratch,
             node=self.identity.name,
@@ -286,7 +278,7 @@ class NodeAgent:
         while True:
             try:
                 client = await self._controller()
-                answer = await client.beat(self._make_beat())
+                answer = await client.beat(Beat(samples=self._samples(), **self._who()))
             except (LinkError, WireError, UserError) as error:  # UserError: the token is refused, until it is mended
                 if told:
                     _log.warning("the controller does not take this agent's beats", why=str(error))
@@ -321,16 +313,17 @@ class NodeAgent:
             points.append(SamplePoint("gpu_temp", f"node:{self.identity.name}", now, float(max(degrees))))
         return points
 
-    def _make_beat(self) -> Beat:
-        return Beat(
-            source=self.source,
-            node=self.identity.name,
-            boot_id=self.identity.boot_id,
-            instance_id=self.identity.instance_id,
-            drill_ok=self.identity.drill_ok,
-            at=self._clock.now(),
-            samples=self._samples(),
-        )
+    def _who(self) -> dict[str, Any]:
+        """What an agent says of itself."""
+        known = self.identity
+        return {
+            "at": self._clock.now(),
+            "source": self.source,
+            "node": known.name,
+            "boot_id": known.boot_id,
+            "instance_id": known.instance_id,
+            "drill_ok": known.drill_ok,
+        }
 
     # --- what the controller asks ---
 

@@ -99,8 +99,7 @@ class _Hunt:
             pairing.take(found)
         nodes.rounds += [f"collectives, {told}" for told in stories(pairing.rounds) if small]
         for blame in pairing.blamed():
-            why = f"with {' and with '.join(blame.partners)}: {'; '.join(blame.reasons)}"
-            nodes.add(blame.node, failed("nccl.group", why, ADVICE))
+            nodes.add(blame.node, failed("nccl.group", blame.why, ADVICE))
         for node in pairing.undecided():
             if node not in nodes.hands.lost:
                 reasons = "; ".join(

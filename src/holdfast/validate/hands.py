@@ -13,7 +13,7 @@ import itertools
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from holdfast.errors import LinkError
 from holdfast.ports import Clock
@@ -30,17 +30,6 @@ LINE_GRACE_S = 30.0
 Tell = Callable[[Mapping[str, float | str]], None]
 
 
-class Hands(Protocol):
-    """See the module."""
-
-    nodes: tuple[Hello, ...]
-    lost: dict[str, str]
-    """Nodes that were lost, and why."""
-
-    async def ask(self, node: str, step: str, options: Options, on_told: Tell | None = None) -> StepResult:
-        """Have a step run; never raises for what becomes of it."""
-
-
 class Alone:
     """This machine by itself."""
 
@@ -50,7 +39,7 @@ class Alone:
         self._env = env
 
     async def ask(self, node: str, step: str, options: Options, on_told: Tell | None = None) -> StepResult:
-        """See `Hands.ask`."""
+        """Have a step run; never raises for what becomes of it."""
         del node
 
         async def tell(told: Mapping[str, float | str]) -> None:
@@ -199,7 +188,7 @@ class Fleet:
     # --- steps ---
 
     async def ask(self, node: str, step: str, options: Options, on_told: Tell | None = None) -> StepResult:
-        """See `Hands.ask`."""
+        """Have a step run; never raises for what becomes of it."""
         line = self._lines.get(node)
         if line is None or node in self.lost:
             return StepResult(step=step, error=f"{node} was lost: {self.lost.get(node, 'it never joined')}")
@@ -217,3 +206,7 @@ class Fleet:
             return StepResult(step=step, error=f"{node} was lost: {self.lost[node]}")
         finally:
             del line.asked[number]
+
+
+Hands = Alone | Fleet
+"""Who runs steps: `nodes`, those of them that are `lost` and why, and `ask`."""

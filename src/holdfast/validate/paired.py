@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from holdfast.validate.pairing import Blame, Outcome, Pairing, reasons_of, stories
-from holdfast.validate.results import Item, StepResult, Verdict, number, warned
+from holdfast.validate.pairing import Outcome, Pairing, reasons_of, stories
+from holdfast.validate.results import Item, StepResult, Verdict, failed, number, warned
 from holdfast.validate.under_test import NodesUnderTest, serving
 from holdfast.validate.wire import Hello
 
@@ -168,32 +168,21 @@ def _tell(nodes: NodesUnderTest, pairing: Pairing, best: Mapping[str, Mapping[st
     for node, items in best.items():
         nodes.add(node, *items.values())
     for blame in pairing.blamed():
-        item = _blamed(blame)
-        nodes.add(blame.node, item)
-        if item.verdict is Verdict.FAIL:
+        rule = next(
+            (name for name, (_, _, text) in LIMITS.items() if any(_same(text, reason) for reason in blame.reasons)),
+            "network.bandwidth",
+        )
+        if all(_same(LIMITS["network.clock_offset"][2], reason) for reason in blame.reasons):
+            nodes.add(blame.node, warned("network.pairs", blame.why, ADVICE[rule], source="paired tests"))
+        else:
+            nodes.add(blame.node, failed("network.pairs", blame.why, ADVICE[rule], source="paired tests"))
             nodes.unfit.add(blame.node)
     for node in pairing.undecided():
         if node in nodes.hands.lost:
             continue
-        reasons = [reason for test in pairing.outcomes if node in test.group for reason in test.reasons]
         partners = sorted({one for test in pairing.outcomes if node in test.group for one in test.group} - {node})
-        why = f"with {', '.join(partners)}: {'; '.join(dict.fromkeys(reasons))}; no third node tells which one it is"
+        why = f"with {', '.join(partners)}: {'; '.join(pairing.reasons(node))}; no third node tells which one it is"
         nodes.add(node, warned("network.pairs", why, "run it with more nodes"))
-
-
-def _blamed(blame: Blame) -> Item:
-    rule = next(
-        (name for name, (_, _, text) in LIMITS.items() if any(_same(text, reason) for reason in blame.reasons)),
-        "network.bandwidth",
-    )
-    only_clock = all(_same(LIMITS["network.clock_offset"][2], reason) for reason in blame.reasons)
-    return Item(
-        name="network.pairs",
-        verdict=Verdict.WARN if only_clock else Verdict.FAIL,
-        why=f"with {' and with '.join(blame.partners)}: {'; '.join(blame.reasons)}",
-        advice=ADVICE[rule],
-        source="paired tests",
-    )
 
 
 def _same(text: str, reason: str) -> bool:

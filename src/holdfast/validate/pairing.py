@@ -39,6 +39,11 @@ class Blame(Struct, frozen=True):
     partners: Group
     """With whom it failed."""
 
+    @property
+    def why(self) -> str:
+        """How that was found, in words."""
+        return f"with {' and with '.join(self.partners)}: {'; '.join(self.reasons)}"
+
 
 class Pairing:
     """Paired tests of a fleet.
@@ -112,9 +117,12 @@ class Pairing:
             partners = _members([test.group for test in self._tests(node)]) - {node}
             if len(partners) < 2 or not partners & proven:
                 continue
-            reasons = [reason for test in self._tests(node) for reason in test.reasons]
-            found.append(Blame(node, tuple(_kinds(reasons)), tuple(sorted(partners))))
+            found.append(Blame(node, tuple(_kinds(self.reasons(node))), tuple(sorted(partners))))
         return found
+
+    def reasons(self, node: str) -> list[str]:
+        """Why tests of this node failed, each reason once."""
+        return list(dict.fromkeys(reason for test in self._tests(node) for reason in test.reasons))
 
     def undecided(self) -> list[str]:
         """Suspects that nobody could be set against."""

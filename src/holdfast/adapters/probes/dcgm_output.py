@@ -140,8 +140,7 @@ _VIOLATIONS = (
     ("nvlink", re.compile(r"NVLink (?:Counter \d+|error) has violated")),
     ("xid", re.compile(r"XID error (?P<value>\d+) detected")),
 )
-_VALUE = re.compile(r"^(?:\w[\w ]*?)(?:count|value|Temperature|Power): (\d+)", re.IGNORECASE)
-_PLAIN_VALUE = re.compile(r"^(?:Temperature|Power): (\d+)")
+_VALUE = re.compile(r"^(?:(?:\w[\w ]*?)(?:count|value)|(?:\w[\w ]*?)?(?:Temperature|Power)): (\d+)", re.IGNORECASE)
 
 
 class PolicyLines:
@@ -160,7 +159,7 @@ class PolicyLines:
                     return violation
                 self._open = violation
                 return None
-        if self._open is not None and (found := _VALUE.match(line) or _PLAIN_VALUE.match(line)) is not None:
+        if self._open is not None and (found := _VALUE.match(line)) is not None:
             done, self._open = self._open, None
             return msgspec.structs.replace(done, value=int(found[1]), text=f"{done.text} {line.strip()}")
         return None

@@ -74,9 +74,17 @@ class NvmlFacts(Struct, frozen=True, kw_only=True):
         return "emulated" in self.driver
 
 
-ABSURD = 1 << 62
-TEMPERATURE_MAX = 200
 GPUS_MAX = 64
+COUNT_MAX = (1 << 62) - 1
+_PLAUSIBLE = (
+    ("temperature", -50, 200),
+    ("memory_temperature", -50, 200),
+    ("ecc_corrected", 0, COUNT_MAX),
+    ("ecc_uncorrected", 0, COUNT_MAX),
+    ("pcie_replays", 0, COUNT_MAX),
+    ("pcie_width", 0, 32),
+)
+"""Field of `GpuFacts`, least, most."""
 
 
 def implausible(facts: NvmlFacts) -> str:
@@ -84,16 +92,10 @@ def implausible(facts: NvmlFacts) -> str:
     if len(facts.gpus) > GPUS_MAX:
         return f"it counts {len(facts.gpus)} GPUs"
     for gpu in facts.gpus:
-        for name in ("temperature", "memory_temperature"):
+        for name, least, most in _PLAUSIBLE:
             value = getattr(gpu, name)
-            if value is not None and not -50 <= value <= TEMPERATURE_MAX:
-                return f"GPU {gpu.index}: {name} {value}"
-        for name in ("ecc_corrected", "ecc_uncorrected", "pcie_replays"):
-            value = getattr(gpu, name)
-            if value is not None and not 0 <= value < ABSURD:
-                return f"GPU {gpu.index}: {name} {value}"
-        if gpu.pcie_width is not None and gpu.pcie_width > 32:
-            return f"GPU {gpu.index}: PCIe width {gpu.pcie_width}"
+            if value is not None and not least <= value <= most:
+                return f"GPU {gpu.index}: {name.replace('pcie_width', 'PCIe width')} {value}"
     return ""
 
 

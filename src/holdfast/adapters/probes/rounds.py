@@ -8,6 +8,7 @@ come up has its warm-up grace; a problem that may pass must be seen several time
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -165,9 +166,10 @@ class Looker:
 
     def _verdict(self, check: Check, reading: Reading, mode: Mode, took: float) -> Verdict:
         name = check.name
+        said = functools.partial(Verdict, check=name, seconds=took)
         if reading.failed:
             self._rows.pop(name, None)
-            return Verdict(check=name, status=Status.UNKNOWN, detail=reading.failed, seconds=took, hung=reading.hung)
+            return said(status=Status.UNKNOWN, detail=reading.failed, hung=reading.hung)
         judging = Judging(
             profile=self.config.profile,
             limits=self.config.limits,
@@ -183,12 +185,11 @@ class Looker:
             if reading.absent:
                 found = list(check.on_absent(reading.absent, judging)) if check.on_absent is not None else []
                 if not found:
-                    return Verdict(check=name, status=Status.ABSENT, detail=reading.absent, seconds=took)
+                    return said(status=Status.ABSENT, detail=reading.absent)
             else:
                 found = check(reading.facts, judging)
         except (ValueError, TypeError, KeyError, ArithmeticError) as error:
-            detail = f"what it read cannot be judged: {error}"
-            return Verdict(check=name, status=Status.UNKNOWN, detail=detail, seconds=took)
+            return said(status=Status.UNKNOWN, detail=f"what it read cannot be judged: {error}")
         settings = self.config.of(name)
         grace_s = check.grace_s if settings.grace_s is None else settings.grace_s
         if mode is not Mode.PERIODIC:
@@ -196,11 +197,11 @@ class Looker:
         since = self._alive_since.get(check.source, self._born)
         if found and self._clock.monotonic() - since < grace_s:
             detail = f"{found[0].summary}; does not count within {grace_s:g} s of coming up"
-            return Verdict(check=name, status=Status.WARMING, detail=detail, seconds=took)
+            return said(status=Status.WARMING, detail=detail)
         counted = self._counted(check, found, mode)
         waiting = "" if len(counted) == len(found) else "seen, not often enough in a row to count yet"
         detail = "; ".join(problem.summary or problem.text for problem in counted) or waiting
-        return Verdict(check=name, status=worst(counted), problems=tuple(counted), detail=detail, seconds=took)
+        return said(status=worst(counted), problems=tuple(counted), detail=detail)
 
     def _counted(self, check: Check, found: Sequence[Problem], mode: Mode) -> list[Problem]:
         """Those that have lasted long enough. A single look by hand counts at once."""

@@ -37,6 +37,13 @@ class AbsentError(Exception):
     """What is to be read is not here."""
 
 
+def _there(folder: Path, absent: str) -> Path:
+    """The folder. Raises AbsentError with these words when there is none."""
+    if not folder.is_dir():
+        raise AbsentError(absent)
+    return folder
+
+
 def xid_lines(path: Path) -> list[str]:
     """Lines of this boot's kernel log that tell of a GPU's error, the newest `XIDS_MAX`. Raises OSError."""
     found: deque[str] = deque(maxlen=XIDS_MAX)
@@ -62,9 +69,7 @@ def xid_lines(path: Path) -> list[str]:
 
 def infiniband(root: Path) -> list[dict[str, Any]]:
     """Ports of all InfiniBand, RoCE and EFA devices: `facts.PortFacts`."""
-    folder = root / "sys/class/infiniband"
-    if not folder.is_dir():
-        raise AbsentError("there is no InfiniBand or EFA device")
+    folder = _there(root / "sys/class/infiniband", "there is no InfiniBand or EFA device")
     found = []
     for device in sorted(folder.iterdir()):
         driver = ""
@@ -88,9 +93,7 @@ def infiniband(root: Path) -> list[dict[str, Any]]:
 
 def nics(root: Path) -> list[dict[str, Any]]:
     """Network interfaces with a device behind them: `facts.NicFacts`."""
-    folder = root / "sys/class/net"
-    if not folder.is_dir():
-        raise AbsentError("there is no /sys/class/net")
+    folder = _there(root / "sys/class/net", "there is no /sys/class/net")
     found = []
     for nic in sorted(folder.iterdir()):
         if not (nic / "device").exists():
@@ -116,9 +119,7 @@ def neuron(root: Path) -> list[dict[str, Any]]:
 
     Driver 2.31 moved nodes of this tree, so the counters are looked for by name, once per reading process.
     """
-    folder = root / "sys/devices/virtual/neuron_device"
-    if not folder.is_dir():
-        raise AbsentError("there is no Neuron device")
+    folder = _there(root / "sys/devices/virtual/neuron_device", "there is no Neuron device")
     found = []
     for device in sorted(folder.glob("neuron*")):
         if not device.name.removeprefix("neuron").isdigit():
@@ -166,9 +167,7 @@ def node(root: Path) -> dict[str, Any]:
 
 def pci(root: Path) -> list[dict[str, Any]]:
     """GPUs, network cards and NVMe drives on the PCI bus: `facts.PciFacts`."""
-    folder = root / "sys/bus/pci/devices"
-    if not folder.is_dir():
-        raise AbsentError("there is no PCI bus")
+    folder = _there(root / "sys/bus/pci/devices", "there is no PCI bus")
     found = []
     for device in sorted(folder.iterdir()):
         kind = _PCI_KINDS.get(_line(device / "class")[:6], "")
