@@ -23,7 +23,7 @@ from holdfast.adapters.probes.config import parse_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import Looker
 from holdfast.agent import process
-from holdfast.agent.controller_link import ControllerLink, FixedAddress
+from holdfast.agent.controller_link import ControllerLink
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
 from holdfast.client import Spool
@@ -31,6 +31,7 @@ from holdfast.detect.matcher import Matcher
 from holdfast.errors import ConfigError, UsageError
 from holdfast.model.events import FindingCleared, FindingSeen
 from holdfast.model.evidence import Role
+from holdfast.model.wire import ControllerAddress
 
 GPUS = [(f"0000:{bus}:00", f"GPU-{bus}") for bus in ("53", "64", "75", "86", "97", "a8", "b9", "ca")]
 XID_79 = "NVRM: Xid (PCI:0000:53:00): 79, pid=1234, GPU has fallen off the bus.\n"
@@ -56,7 +57,7 @@ def make(tmp_path, url, matcher, *, gpus=None, kernel_log=None, config="poll_s =
     return NodeAgent(
         AgentSettings(kernel_log=kernel_log or tmp_path / "kmsg", state_dir=tmp_path / "state", beat_s=0.05, **settings),
         identity=NodeIdentity(name="node07", boot_id="boot-1", instance_id="i-1"),
-        gpus=GpuTable({}), matcher=matcher, clock=SystemClock(), controller=ControllerLink(FixedAddress(url)), looker=looker,
+        gpus=GpuTable({}), matcher=matcher, clock=SystemClock(), controller=ControllerLink(url), looker=looker,
     )  # fmt: skip
 
 
@@ -203,7 +204,7 @@ def test_an_hour_without_a_controller(tmp_path, gpus, matcher):
         assert sum(map(len, agent.reporter.spool.first(10_000))) <= 64_000
         dropped = agent.reporter.spool.dropped
         address = await controller.start()
-        agent._controller.source = FixedAddress(address)
+        agent._controller.address = ControllerAddress(address)
         await until(lambda: {"check.gpu_row_remap_failed", "check.spool_dropped"} <= set(rules(controller)))
         (told,) = [e.finding for e in controller.of(FindingSeen) if e.finding.rule == "check.spool_dropped"]
         assert (told.summary.split()[0], told.role) == (str(dropped), Role.CONTEXT)

@@ -159,7 +159,6 @@ class NodeAgent:
 
     async def run(self) -> None:
         """Watch, send and beat until cancelled."""
-        self._controller.source.start()
         attached = f"{self.source}:{self.identity.boot_id}:{self.identity.instance_id}:attached"
         self.reporter.report(AgentAttached(id=attached, **self._who()))
         disk = DiskSpace(

@@ -25,7 +25,7 @@ from holdfast.adapters.probes.check import NodeConfig
 from holdfast.adapters.probes.config import load_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import NEVER, Looker, Memory, uptime_s
-from holdfast.agent.controller_link import AddressSource, ControllerFile, ControllerLink, FixedAddress
+from holdfast.agent.controller_link import ControllerLink
 from holdfast.agent.health import memory_file
 from holdfast.agent.node_facts import NodeIdentity, embedded_gpus, read_embedded, read_machine
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
@@ -84,11 +84,6 @@ def build_agent(options: AgentOptions) -> NodeAgent:
         raise UsageError("say where the controller is: --controller URL, or --controller-file FILE")
     if options.beat_s <= 0:
         raise UsageError(f"--beat-s {options.beat_s:g} must be above zero")
-    address: AddressSource = (
-        ControllerFile(options.controller_file)
-        if options.controller_file is not None
-        else FixedAddress(options.controller.rstrip("/"))
-    )
     token_file = options.token_file
     if token_file is None and options.controller_file is not None:
         token_file = options.controller_file.with_name("agent-token")
@@ -124,7 +119,13 @@ def build_agent(options: AgentOptions) -> NodeAgent:
         clock=clock,
         looker=make_looker(config, settings.state_dir, identity, clock, folder=folder) if wanted else None,
         on_reset=(lambda: _reset_devices(folder)) if folder is not None else None,
-        controller=ControllerLink(address, token_file=token_file, ca_file=options.ca_file, node_dir=options.node_dir),
+        controller=ControllerLink(
+            options.controller.rstrip("/"),
+            options.controller_file,
+            token_file=token_file,
+            ca_file=options.ca_file,
+            node_dir=options.node_dir,
+        ),
     )
 
 
