@@ -11,6 +11,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from msgspec.structs import replace
+
 from holdfast.validate.pairing import Outcome, Pairing, reasons_of, stories
 from holdfast.validate.results import Item, StepResult, Verdict, failed, number, warned
 from holdfast.validate.under_test import NodesUnderTest, serving
@@ -50,7 +52,7 @@ async def run(nodes: NodesUnderTest) -> None:
     if len(hellos) < 2:
         await _with_itself(nodes)
         return
-    pairing = Pairing(tuple(hellos), turn=nodes.asked.turn)
+    pairing = Pairing(tuple(hellos))
     best: dict[str, dict[str, Item]] = {node: {} for node in hellos}
     while wanted := pairing.next_round():
         number_of_round = len(pairing.rounds) + 1
@@ -91,9 +93,10 @@ def _may_pass(result: StepResult) -> bool:
 
 async def pair_test(nodes: NodesUnderTest, asking: Hello, answering: Hello, *, key: str) -> StepResult:
     """One pair. What the answering end cannot do (it hung, it was lost) is the result's error."""
-    known = nodes.results.get(f"{asking.node} pair {key}")
-    if known is not None:
-        return known
+    return await nodes.kept(f"{asking.node} pair {key}", lambda: _pair_test(nodes, asking, answering))
+
+
+async def _pair_test(nodes: NodesUnderTest, asking: Hello, answering: Hello) -> StepResult:
     token = secrets.token_hex(8)
     listening = nodes.options(answering, token=token, listen=answering.address if len(nodes.alive) > 1 else "")
     async with serving(lambda told: nodes.hands.ask(answering.node, "pair", listening, told), PORT_S) as answer:
@@ -104,7 +107,6 @@ async def pair_test(nodes: NodesUnderTest, asking: Hello, answering: Hello, *, k
         served = await answer.end
         if served.error and not result.error:
             result = StepResult(step="pair", error=f"{answering.node}: {served.error}")
-    nodes.results.put(f"{asking.node} pair {key}", result)
     return result
 
 
@@ -112,7 +114,7 @@ async def _with_itself(nodes: NodesUnderTest) -> None:
     hello = nodes.hands.nodes[0]
     if hello.node in nodes.hands.lost:
         return
-    alone = Hello(node=hello.node, rank=hello.rank, boot=hello.boot, address="127.0.0.1")
+    alone = replace(hello, address="127.0.0.1")
     result = await pair_test(nodes, alone, alone, key="itself")
     why = result.error or "; ".join(reasons_of(_values(result), LIMITS))
     verdict = Verdict.FAIL if why else Verdict.PASS

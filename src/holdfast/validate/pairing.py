@@ -50,14 +50,12 @@ class Pairing:
 
     Args:
         nodes: all of them, in an order that is kept.
-        turn: which of the many ways to pair them; another run takes another.
     """
 
-    def __init__(self, nodes: Sequence[str], *, turn: int = 0) -> None:
+    def __init__(self, nodes: Sequence[str]) -> None:
         self.nodes = tuple(nodes)
         self.outcomes: list[Outcome] = []
         self.rounds: list[tuple[Outcome, ...]] = []
-        self._turn = turn
         self._by_node: dict[str, list[Outcome]] = {}
 
     def next_round(self) -> list[Group]:
@@ -65,7 +63,9 @@ class Pairing:
         if len(self.nodes) < 2 or len(self.rounds) >= ROUNDS_MAX:
             return []
         if not self.rounds:
-            return pairs(self.nodes, self._turn)
+            even = self.nodes[len(self.nodes) % 2 :]  # the first of an odd number meets nobody yet
+            middle = len(even) // 2
+            return list(zip(even[:middle], reversed(even[middle:]), strict=True))
         known = self.proven
         proven = [node for node in self.nodes if node in known]
         untried = [node for node in self.nodes if node not in self._by_node]
@@ -130,19 +130,6 @@ class Pairing:
         return [node for node in self.suspects if node not in decided]
 
 
-def pairs(nodes: Sequence[str], turn: int) -> list[Group]:
-    """One round of a tournament (the circle method): every node once, but for one of an odd number."""
-    ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
-    if len(ring) < 2:
-        return []
-    shift = turn % (len(ring) - 1)
-    fixed, moving = ring[0], ring[1:]
-    moving = moving[shift:] + moving[:shift]
-    seats = [fixed, *moving]
-    half = len(seats) // 2
-    return [(a, b) for a, b in zip(seats[:half], reversed(seats[half:]), strict=True) if a and b]
-
-
 class Halving:
     """A group whose test fails, halved until the bad part is small."""
 
@@ -153,7 +140,6 @@ class Halving:
         self.between: list[Group] = []
         """Groups that fail as a whole while both halves pass: the fault lies between the halves."""
         self._waiting: dict[Group, dict[Group, bool]] = {}
-        self.rounds = 0
 
     def next_round(self) -> list[Group]:
         """Groups to be tested now, disjoint; empty: done."""
@@ -161,7 +147,6 @@ class Halving:
 
     def take(self, outcomes: Sequence[Outcome]) -> None:
         """The outcomes of a round."""
-        self.rounds += 1
         self._open = []
         for outcome in outcomes:
             self._settle(outcome)
