@@ -85,7 +85,7 @@ async def _examine(session: Session, hands: Hands) -> Run:
 async def _lead(session: Session) -> Run:
     place = session.place
     secret = session.secret or secrets.token_hex(16)
-    fleet = Fleet(place.world, secret, session.clock, place.names)
+    fleet = Fleet(place.world, secret, place.names)
     hosts = addresses(place.node)
     port = await fleet.open("", host_and_port(session.leader)[1] if session.leader else 0)
     mine = asyncio.create_task(_own_worker(session, hosts[0], port, secret))
