@@ -118,7 +118,7 @@ class Machine:
             "nics": Reading(facts=(nic,)),
             "mounts": Reading(facts=(root, slow)),
             "edac": Reading(facts=(MemoryControllerFacts(name="mc0", corrected=self.edac, uncorrected=1),)),
-            "node": Reading(facts=NodeFacts(cpus=96, numa_nodes=2, memory_total=512 * GIB, memory_available=memory, uptime_s=at, clock_synced=True)),
+            "node": Reading(facts=NodeFacts(cpus=96, numa_nodes=2, memory_total=512 * GIB, memory_available=memory, clock_synced=True)),
         }  # fmt: skip
 
 

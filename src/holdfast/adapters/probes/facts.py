@@ -68,11 +68,6 @@ class NvmlFacts(Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuFacts, ...]
     xids: tuple[XidFacts, ...] = ()
 
-    @property
-    def emulated(self) -> bool:
-        """Is no hardware behind this?"""
-        return "emulated" in self.driver
-
 
 GPUS_MAX = 64
 COUNT_MAX = (1 << 62) - 1
@@ -128,7 +123,6 @@ class NicFacts(Struct, frozen=True, kw_only=True):
     """One network interface that has a device behind it."""
 
     name: str
-    state: str = ""
     carrier: bool | None = None
     speed_mbps: int | None = None
     carrier_downs: int | None = None
@@ -167,13 +161,12 @@ class MountFacts(Struct, frozen=True, kw_only=True):
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
-    """Processors, memory, clock, uptime."""
+    """Processors, memory, clock."""
 
     cpus: int
     numa_nodes: int
     memory_total: int
     memory_available: int
-    uptime_s: float
     clock_synced: bool | None = None
 
 
@@ -182,7 +175,6 @@ class ProcessFacts(Struct, frozen=True, kw_only=True):
 
     pid: int
     name: str
-    uid: int
     job: str = ""
     """SLURM_JOB_ID of its environment."""
 
@@ -195,6 +187,5 @@ class PciFacts(Struct, frozen=True, kw_only=True):
     numa: int | None = None
     width: int | None = None
     width_max: int | None = None
-    speed: float | None = None
     speed_max: float | None = None
     """GT/s."""

@@ -1,35 +1,21 @@
 """What `nvidia-smi --query-gpu=... --format=csv` prints, and how it fails. Pure.
 
-Older drivers know `clocks_throttle_reasons.active`, newer ones `clocks_event_reasons.active`; the query asks for the
-former, which both answer. What a GPU does not have reads `[N/A]`, `[Not Supported]` or `N/A`.
+What a GPU does not have reads `[N/A]`, `[Not Supported]` or `N/A`.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from msgspec import Struct
 
 from holdfast.adapters.probes.facts import GpuFacts
 
-FIELDS = {
-    "index": "index",
-    "pci.bus_id": "pci",
-    "uuid": "uuid",
-    "name": "name",
-    "temperature.gpu": "temperature",
-    "ecc.errors.corrected.volatile.total": "ecc_corrected",
-    "ecc.errors.uncorrected.volatile.total": "ecc_uncorrected",
-    "pcie.link.gen.current": "pcie_gen",
-    "pcie.link.gen.max": "pcie_gen_max",
-    "pcie.link.width.current": "pcie_width",
-    "pcie.link.width.max": "pcie_width_max",
-    "clocks_throttle_reasons.active": "throttle",
-}
-"""What is asked -> the field of `GpuFacts`."""
-ARGV = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
-_WORDS = ("pci", "uuid", "name")
+ARGV = (
+    "nvidia-smi",
+    "--query-gpu=index,uuid,ecc.errors.uncorrected.volatile.total",
+    "--format=csv,noheader,nounits",
+)
 _LOST = re.compile(
     r"Unable to determine the device handle for (?:gpu|GPU)\s*(?:\d+:\s+)?(?P<pci>[0-9A-Fa-f:.]+): (?P<why>.+)"
 )
@@ -62,15 +48,6 @@ def parse_smi(out: str, err: str, code: int | None) -> SmiFacts:
 
 def _row(line: str) -> GpuFacts | None:
     cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != len(FIELDS) or not cells[0].isdigit():
+    if len(cells) != 3 or not cells[0].isdigit():
         return None
-    told = zip(FIELDS.values(), cells, strict=True)
-    facts: dict[str, Any] = {name: cell if name in _WORDS else _whole(cell) for name, cell in told}
-    return GpuFacts(**facts)
-
-
-def _whole(cell: str) -> int | None:
-    try:
-        return int(cell, 0)
-    except ValueError:
-        return None
+    return GpuFacts(index=int(cells[0]), uuid=cells[1], ecc_uncorrected=int(cells[2]) if cells[2].isdigit() else None)

@@ -104,7 +104,6 @@ def nics(root: Path) -> list[dict[str, Any]]:
         found.append(
             {
                 "name": nic.name,
-                "state": _line(nic / "operstate"),
                 "carrier": None if carrier == "" else carrier == "1",
                 "speed_mbps": speed if speed is not None and speed > 0 else None,
                 "carrier_downs": _count(_line(nic / "carrier_down_count")),
@@ -151,7 +150,7 @@ def edac(root: Path) -> list[dict[str, Any]]:
 
 
 def node(root: Path) -> dict[str, Any]:
-    """Processors, memory, uptime, clock: `facts.NodeFacts`."""
+    """Processors, memory, clock: `facts.NodeFacts`."""
     memory: dict[str, str] = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE))
     numa = list((root / "sys/devices/system/node").glob("node[0-9]*"))
     online = _line(root / "sys/devices/system/cpu/online")
@@ -160,7 +159,6 @@ def node(root: Path) -> dict[str, Any]:
         "numa_nodes": len(numa),
         "memory_total": int(memory.get("MemTotal", 0)) * 1024,
         "memory_available": int(memory.get("MemAvailable", memory.get("MemTotal", 0))) * 1024,
-        "uptime_s": _number(_line(root / "proc/uptime").partition(" ")[0]) or 0.0,
         "clock_synced": _is_clock_synced() if root == Path("/") else None,
     }
 
@@ -180,7 +178,6 @@ def pci(root: Path) -> list[dict[str, Any]]:
                 "numa": _count(_line(device / "numa_node")),
                 "width": _count(_line(device / "current_link_width")),
                 "width_max": _count(_line(device / "max_link_width")),
-                "speed": _number(_line(device / "current_link_speed").partition(" ")[0]),
                 "speed_max": _number(_line(device / "max_link_speed").partition(" ")[0]),
             }
         )
@@ -199,7 +196,7 @@ def processes(root: Path, job: str) -> list[dict[str, Any]]:
             owner = _job_of(folder)
             left = uid >= 1000 and _holds_gpu(folder) and not of_another_job(root, int(folder.name), job)
             if (job and owner == job) or left:
-                found.append({"pid": int(folder.name), "name": _line(folder / "comm"), "uid": uid, "job": owner})
+                found.append({"pid": int(folder.name), "name": _line(folder / "comm"), "job": owner})
     return found
 
 

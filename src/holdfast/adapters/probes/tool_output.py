@@ -13,8 +13,6 @@ class FabricEndpoint(Struct, frozen=True):
 
     provider: str
     domain: str = ""
-    kind: str = ""
-    """`FI_EP_RDM`, `FI_EP_DGRAM`, `FI_EP_MSG`."""
 
 
 def parse_fi_info(out: str) -> tuple[FabricEndpoint, ...]:
@@ -22,12 +20,10 @@ def parse_fi_info(out: str) -> tuple[FabricEndpoint, ...]:
     found: list[dict[str, str]] = []
     for line in out.splitlines():
         name, mark, value = line.partition(":")
-        if not mark:
-            continue
-        if name.strip() == "provider":
+        if mark and name.strip() == "provider":
             found.append({"provider": value.strip()})
-        elif found and name.strip() in {"domain", "type"}:
-            found[-1]["kind" if name.strip() == "type" else name.strip()] = value.strip()
+        elif mark and found and name.strip() == "domain":
+            found[-1]["domain"] = value.strip()
     return tuple(FabricEndpoint(**one) for one in found)
 
 
