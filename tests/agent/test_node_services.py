@@ -165,7 +165,7 @@ def test_job_output_is_context_and_scheduler_logs_are_not(tmp_path, matcher):
         logs = (LogFile(path=f"{tmp_path}/job-*.out"), LogFile(path=str(slurm), kind="scheduler"))
         agent = make(tmp_path, await controller.start(), matcher, logs=logs)
         start(agent)
-        await until(lambda: agent.job_logs._kinds and agent.heard)
+        await until(lambda: agent.job_logs._streams and agent.heard)
         assert rules(controller) == []
         with job.open("a") as file:
             file.write("Unable to determine the device handle for GPU 0000:5D:00.0: Unknown Error\n")

@@ -162,10 +162,7 @@ class KernelLog:
             self.reset_at = at
             self._on_gpu_reset()
         for match in self._stream.feed(data, at):
-            if match.rule.role in IGNORED:
-                continue
-            count = self._rates.admit(match.rule, match.rank, at)
-            if count:
+            if match.rule.role not in IGNORED and (count := self._rates.admit(match.rule, match.rank, at)):
                 self.findings += 1
                 where = place if place is not None else match.offset + self._mark.consumed
                 self._on_finding(counted(self._finding(match, where, at), count))
