@@ -81,8 +81,8 @@ def mend(lab: KubeLab) -> None:
 async def _mend(lab: KubeLab) -> None:
     world = await lab.nodes.observe()
     for node in world.nodes:
-        await lab.nodes.heal(node.name)
-        await lab.nodes.power_on(node.name)
+        await lab.nodes.do("heal", node.name)
+        await lab.nodes.do("power_on", node.name)
     async with admin(lab) as api:
         for path in (JOBS, PYTORCH, CONFIG_MAPS, RECORDS):
             await api.call("DELETE", path, body={"kind": "DeleteOptions", "propagationPolicy": "Background"})

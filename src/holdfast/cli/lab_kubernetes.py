@@ -172,7 +172,7 @@ def node_kmsg(
 ) -> None:
     """Append a line to the node's kernel log, which its agent reads."""
     lab = KubeLab.attach(_folder(lab_dir))
-    asyncio.run(lab.nodes.kmsg(node, line))
+    asyncio.run(lab.nodes.do("kmsg", node, text=line))
     screen.say(f"written to {lab.node_dir(node) / 'kmsg'}")
 
 
