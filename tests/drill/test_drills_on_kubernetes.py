@@ -20,6 +20,7 @@ from holdfast.errors import LinkError
 from holdfast.failpoint import command
 from holdfast.model.cluster import JobKey
 from holdfast.model.records import IncidentRecord, JobRecord, JobState
+from kube_fixture import compact
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 LIMIT_S = 400.0
@@ -144,7 +145,7 @@ def test_an_api_server_that_is_away_in_the_middle_of_a_recovery_costs_time_only(
             await health(stage, node, "UnschedulablePendingReboot")
             await asyncio.to_thread(stage.cluster.lab.stop, "kube-apiserver")
             if forgets:
-                await asyncio.to_thread(stage.cluster.lab.compact)
+                await asyncio.to_thread(compact, stage.cluster.lab)
             await asyncio.sleep(away_s)
             await asyncio.to_thread(stage.cluster.lab.run, "kube-apiserver")
             after = await stage.until(

@@ -190,10 +190,6 @@ class KubeLab:
         """Start it again; returns when the API server answers."""
         self._ask("kube_start", daemon=daemon)
 
-    def compact(self) -> int:
-        """Drop etcd's history: resourceVersions from before are expired as soon as the API server starts anew."""
-        return int(self._ask("kube_compact"))
-
     def _ask(self, op: str, **facts: Any) -> Any:
         return wire.ask(self.folder, op, limit_s=UP_S, socket_name=SOCKET, **facts)
 

@@ -80,7 +80,7 @@ async def step(cluster: TestCluster, dice: random.Random, number: int) -> None:
     elif deed == "init":
         await o.do("kill", node, target=dice.choice(("node", "job", "task")))
     elif deed in {"cut", "heal", "resume"}:
-        await getattr(o, deed)(node)
+        await o.do(deed, node)
     elif deed == "drain":
         await o.do("drain", node, reason="stress")
 
