@@ -51,7 +51,6 @@ LOADS_LATE = {
     "wiring/judgement.py _policies": "ranks start before it is needed",
     "wiring/judgement.py policy_for": "ranks start before it is needed",
     "wiring/judgement.py controller": "ranks start before it is needed",
-    "wiring/judgement.py _engine": "ranks start before it is needed",
     "wiring/traces.py readable": "an extra",
     "wiring/traces.py make_exporter": "an extra",
     "wiring/traces.py __init__": "an extra",

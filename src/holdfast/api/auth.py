@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
-import os
 import secrets
 import stat
 import time
@@ -29,6 +28,7 @@ from litestar.types import Guard
 from msgspec import Struct
 
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.os.files import write_whole
 
 _log = structlog.get_logger("holdfast.api")
 
@@ -283,13 +283,7 @@ def change_book(book: Path, change: Callable[[list[str]], list[str]]) -> None:
 
 
 def _write_private(path: Path, text: str) -> None:
-    staged = path.with_name(f".{path.name}.new")
-    staged.unlink(missing_ok=True)
-    with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(path)
+    write_whole(path, text.encode(), mode=0o600, durable=True)
 
 
 def needs(role: Role) -> Guard:

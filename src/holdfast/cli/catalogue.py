@@ -10,6 +10,7 @@ from rich.table import Table
 
 from holdfast.adapters.catalogue_files import read_catalogue, site_sources
 from holdfast.cli import screen
+from holdfast.cli.json_forms import fields_of
 from holdfast.cli.screen import console
 from holdfast.detect.catalogue import Catalogue, Rule, StreamKind, load_catalogue
 from holdfast.detect.matcher import Matcher, StreamSource
@@ -121,20 +122,8 @@ def _report(complaints: list[Complaint], catalogue: Catalogue) -> None:
 
 
 def _brief(rule: Rule) -> dict[str, object]:
-    return {
-        "id": rule.id,
-        "family": rule.family,
-        "kind": rule.kind,
-        "domain": str(rule.domain),
-        "role": str(rule.role),
-        "severity": str(rule.severity),
-        "remedy": str(rule.remedy),
-        "title": rule.title,
-        "advice": rule.advice,
-        "captures": list(rule.captures),
-        "file": rule.file,
-        "line": rule.at_line,
-    }
+    names = "id family kind domain role severity remedy title advice captures file"
+    return fields_of(rule, names) | {"line": rule.at_line}
 
 
 def _facts(rule: Rule) -> list[tuple[str, list[str]]]:

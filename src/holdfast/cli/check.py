@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.emulated import devices
-from holdfast.adapters.probes.check import NAGIOS, Check, Mode, NodeConfig, Status
+from holdfast.adapters.probes.check import NAGIOS, Check, Mode, NodeConfig, Problem, Status
 from holdfast.adapters.probes.checks import CHECKS, SOURCES, of_mode
 from holdfast.adapters.probes.checks_node import describe
 from holdfast.adapters.probes.config import chosen, load_config
@@ -29,6 +28,7 @@ from holdfast.agent.node_facts import current_boot_id, read_machine
 from holdfast.agent.process import DEFAULT_STATE
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering
+from holdfast.cli.json_forms import fields_of
 from holdfast.errors import HoldfastError, UsageError
 
 MARKS = {
@@ -150,36 +150,26 @@ def _lines(verdicts: Sequence[Verdict], *, quiet: bool) -> Iterator[str]:
 def _form(verdicts: Sequence[Verdict], mode: Mode | None) -> dict[str, object]:
     return {
         "version": 1,
-        "mode": (mode or Mode.PERIODIC).value,
+        "mode": mode or Mode.PERIODIC,
         "exit_code": exit_code(verdicts),
         "checks": [
-            {
-                "check": verdict.check,
-                "status": verdict.status.value,
-                "detail": verdict.detail,
-                "seconds": round(verdict.seconds, 3),
-                "problems": [
-                    {
-                        "rule": problem.rule,
-                        "summary": problem.summary,
-                        "place": msgspec.to_builtins(problem.place),
-                        "evidence": problem.text,
-                        "warning": problem.warning or problem.predicts,
-                    }
-                    for problem in verdict.problems
-                ],
-            }
+            fields_of(verdict, "check status detail")
+            | {"seconds": round(verdict.seconds, 3), "problems": [_problem(one) for one in verdict.problems]}
             for verdict in verdicts
         ],
     }
+
+
+def _problem(one: Problem) -> dict[str, object]:
+    warning = one.warning or one.predicts
+    return fields_of(one, "rule summary place") | {"evidence": one.text, "warning": warning}
 
 
 def _list(checks: Sequence[Check]) -> Answer:
     forms: list[dict[str, Any]] = [
         {
             "check": one.name,
-            "about": one.about,
-            "source": one.source,
+            **fields_of(one, "about source"),
             "needs": SOURCES[one.source].needs,
             "modes": [mode.value for mode in one.modes],
             "limit_s": SOURCES[one.source].limit_s,

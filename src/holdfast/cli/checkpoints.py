@@ -21,6 +21,7 @@ from holdfast.checkpoint import CheckpointError, CheckpointInfo, Problem, Verdic
 from holdfast.checkpoint.layouts import ForeignCheckpoint, recognise, set_aside, verify_foreign
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group
+from holdfast.cli.json_forms import fields_of
 from holdfast.errors import EXIT_FAILED, NotFoundError, UserError
 
 VERSION = 1
@@ -152,15 +153,12 @@ def _list_table(found: list[Listed]) -> Table:
 
 
 def _info_form(info: Listed) -> dict[str, Any]:
-    kept = {name: getattr(info, name) for name in ("attempt", "saved_at", "world_size", "layout")}
     return {
         "checkpoint": info.name,
         "path": str(info.path),
-        "step": info.step,
-        "epoch": info.epoch,
+        **fields_of(info, "step epoch"),
         "ok": info.problem is None,
-        "problem": info.problem,
-        **kept,
+        **fields_of(info, "problem attempt saved_at world_size layout"),
         "bytes": info.size,
     }
 

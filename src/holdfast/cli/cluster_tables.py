@@ -7,7 +7,7 @@ as markup (`screen.PlainConsole` drops control characters). Many nodes are folde
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -101,18 +101,21 @@ def job_page(
         ("held by", job.held_by),
         ("logs", attempt.log_dir if attempt is not None else ""),
     ]
-    parts: list[RenderableType] = [_heading(f"Job {job.key}", view.name), screen.facts(rows)]
-    if job.attempts:
-        parts += [Text(), attempts_table(job, at, trained)]
-    if saves:
-        parts += [Text(), saves_table(job, saves[:SAVES_MAX], at)]
-    if incidents:
-        parts += [Text(), incidents_table(incidents, at, title="Incidents")]
     waiting = [order for order in orders if order.status in {OrderStatus.PENDING, OrderStatus.PROPOSED}]
-    if waiting:
-        parts += [Text(), orders_table(waiting, at, title="Orders that wait")]
-    parts += _story(job.story)
-    return Group(*parts)
+    return Group(
+        _heading(f"Job {job.key}", view.name),
+        screen.facts(rows),
+        *_if(job.attempts, lambda: attempts_table(job, at, trained)),
+        *_if(saves, lambda: saves_table(job, saves[:SAVES_MAX], at)),
+        *_if(incidents, lambda: incidents_table(incidents, at, title="Incidents")),
+        *_if(waiting, lambda: orders_table(waiting, at, title="Orders that wait")),
+        *_story(job.story),
+    )
+
+
+def _if(found: Sequence[object], made: Callable[[], RenderableType]) -> list[RenderableType]:
+    """Made of what was found, below an empty line; nothing where nothing was found."""
+    return [Text(), made()] if found else []
 
 
 def _trained(found: TrainingTime) -> str:
@@ -300,13 +303,13 @@ def node_page(
         ("topology", view.topology),
         ("offences", f"{len(node.offences)} in 28 days" if node.offences else ""),
     ]
-    parts: list[RenderableType] = [_heading(f"Node {node.name}"), screen.facts(rows)]
-    if incidents:
-        parts += [Text(), incidents_table(incidents, at, title="Incidents")]
-    if orders:
-        parts += [Text(), orders_table(orders, at, title="Orders")]
-    parts += _story(node.story)
-    return Group(*parts)
+    return Group(
+        _heading(f"Node {node.name}"),
+        screen.facts(rows),
+        *_if(incidents, lambda: incidents_table(incidents, at, title="Incidents")),
+        *_if(orders, lambda: orders_table(orders, at, title="Orders")),
+        *_story(node.story),
+    )
 
 
 def incidents_table(incidents: Sequence[IncidentRecord], at: float, *, title: str = "") -> Table:
@@ -346,18 +349,19 @@ def incident_page(incident: IncidentRecord, orders: Sequence[OrderRecord], at: f
     ]
     if found is not None:
         rows += [("", ""), ("suspects", suspects(incident)), ("diagnosis", found.story or found.summary)]
-    parts: list[RenderableType] = [_heading(f"Incident {incident.id}", found.summary if found else "")]
-    parts += [screen.facts(rows), Text(), timeline_table([incident])]
     node_side = _node_side(incident)
-    if node_side:
-        parts.append(Text(node_side))
-    if incident.findings:
-        parts += [Text(), Text("Evidence", style="bold"), *_evidence(incident)]
-    deeds = [record for record in orders if not _is_told(record)]
-    if deeds:
-        parts += [Text(), orders_table(list(reversed(deeds)), at, title="Orders, oldest first")]
-    parts += [story_panel(1, incident)] if not incident.story and found is None else _story(incident.story)
-    return Group(*parts)
+    deeds = [record for record in reversed(orders) if not _is_told(record)]
+    told = [story_panel(1, incident)] if not incident.story and found is None else _story(incident.story)
+    return Group(
+        _heading(f"Incident {incident.id}", found.summary if found else ""),
+        screen.facts(rows),
+        Text(),
+        timeline_table([incident]),
+        *([Text(node_side)] if node_side else []),
+        *([Text(), Text("Evidence", style="bold"), *_evidence(incident)] if incident.findings else []),
+        *_if(deeds, lambda: orders_table(deeds, at, title="Orders, oldest first")),
+        *told,
+    )
 
 
 def _lost(incident: IncidentRecord) -> str:

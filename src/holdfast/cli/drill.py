@@ -23,6 +23,7 @@ from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group, taking
 from holdfast.cli.drill_schedule import app as schedule_app
 from holdfast.cli.inject import inject
+from holdfast.cli.json_forms import fields_of
 from holdfast.cli.options import ConfigOption, JsonOption, OptionSet
 from holdfast.drill.kinds import KINDS, SLURM
 from holdfast.drill.results import DrillResult, DrillRun, render_junit, run_form
@@ -230,10 +231,5 @@ def _line(result: DrillResult) -> str:
 
 
 def _list_form(scenario: Scenario) -> dict[str, object]:
-    return {
-        "name": scenario.name,
-        "kind": scenario.kind,
-        "title": scenario.title,
-        "hits": scenario.definition.target,
-        "reach": scenario.definition.reach.value,
-    }
+    kind = scenario.definition
+    return fields_of(scenario, "name kind title") | {"hits": kind.target, "reach": kind.reach}

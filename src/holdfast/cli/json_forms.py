@@ -27,7 +27,7 @@ def form(**parts: object) -> Form:
     return {"version": VERSION, **parts}
 
 
-def _fields(record: Struct, names: str) -> Form:
+def fields_of(record: Struct, names: str) -> Form:
     """These fields as they are; one whose name ends in `?` is null where it is empty or zero."""
     return {
         name.rstrip("?"): (getattr(record, name.rstrip("?")) or None) if name[-1] == "?" else getattr(record, name)
@@ -40,18 +40,18 @@ def job_row(job: JobRecord) -> Form:
     view, attempt = job.view, job.attempt
     return {
         "job": str(job.key),
-        **_fields(job.key, "cluster generation"),
+        **fields_of(job.key, "cluster generation"),
         "attempt": job.name if attempt is not None else None,
-        **_fields(view, "name user partition"),
-        **_fields(job, "state since?"),
+        **fields_of(view, "name user partition"),
+        **fields_of(job, "state since?"),
         "scheduler_state": view.state,
         "authority": job.authority,
         "nodes": view.nodes,
         "excluded": job.excluded,
         "step": attempt.reached if attempt is not None else None,
-        **_fields(job, "best_step durable_step"),
+        **fields_of(job, "best_step durable_step"),
         "attempts": len(job.attempts),
-        **_fields(job, "requeues in_place incident? held_by?"),
+        **fields_of(job, "requeues in_place incident? held_by?"),
     }
 
 
@@ -61,7 +61,7 @@ def attempt_form(job: JobRecord, attempt: AttemptRecord) -> Form:
         "number epoch nodes ranks standby log_dir started_at? first_step_at? first_step resumed_from last_step "
         "durable_step ended_at? exit_code signal stopped incident?"
     )
-    return {"attempt": f"{job.key}({attempt.number})", **_fields(attempt, names)}
+    return {"attempt": f"{job.key}({attempt.number})", **fields_of(attempt, names)}
 
 
 def job_form(
@@ -78,7 +78,7 @@ def job_form(
         "incidents": [incident_form(incident) for incident in incidents],
         "orders": [order_form(order) for order in orders],
         "checkpoints": [
-            {"attempt": f"{job.key}({save.attempt})", **_fields(save, "step staged_at durable_at took_s")}
+            {"attempt": f"{job.key}({save.attempt})", **fields_of(save, "step staged_at durable_at took_s")}
             for save in saves
         ],
         "story": job.story,
@@ -91,23 +91,23 @@ def node_row(node: NodeRecord) -> Form:
     return {
         "node": node.name,
         "group": view.group,
-        **_fields(node, "state since?"),
+        **fields_of(node, "state since?"),
         "alive": view.alive,
         "silent": node.silent,
-        **_fields(view, "spare drained"),
+        **fields_of(view, "spare drained"),
         "drained_by_holdfast": node.drained_by_us,
         "drain_reason": view.drain_reason,
         "scheduler_state": view.state_text,
-        **_fields(view, "jobs gpus topology"),
+        **fields_of(view, "jobs gpus topology"),
         "boot_id": node.boot_id or view.boot_id,
         "instance_id": node.instance_id or view.instance_id,
-        **_fields(node, "incident? findings offences"),
+        **fields_of(node, "incident? findings offences"),
     }
 
 
 def brake_form(brake: BrakeRecord) -> Form:
     """The quarantine brake of one group."""
-    return _fields(brake, "group nodes recent tripped_at? waiting")
+    return fields_of(brake, "group nodes recent tripped_at? waiting")
 
 
 def node_form(node: NodeRecord, incidents: Iterable[IncidentRecord], orders: Iterable[OrderRecord]) -> Form:
@@ -127,7 +127,7 @@ def incident_row(incident: IncidentRecord) -> Form:
 def incident_page_form(incident: IncidentRecord, orders: Iterable[OrderRecord]) -> Form:
     """`holdfast incident ID --json`."""
     return incident_row(incident) | {
-        **_fields(incident, "findings findings_dropped"),
+        **fields_of(incident, "findings findings_dropped"),
         "judged": incident.diagnosis.judged if incident.diagnosis else [],
         "orders": [order_form(order) for order in orders],
     }
@@ -143,8 +143,8 @@ def order_form(record: OrderRecord) -> Form:
         "status": record.status,
         "job": str(job) if job is not None else None,
         "node": getattr(order, "node", "") or None,
-        **_fields(order, "incident? remedy why cause"),
-        **_fields(record, "issued_at? ended_at? expires_at? detail"),
+        **fields_of(order, "incident? remedy why cause"),
+        **fields_of(record, "issued_at? ended_at? expires_at? detail"),
     }
 
 

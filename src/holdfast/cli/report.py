@@ -175,12 +175,7 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
             )
 
         found = await span(asked.since, asked.until)
-        found.economics = Economics(
-            gpu_hour=given.gpu_hour,
-            person_minutes=given.person_minutes,
-            spare_nodes=given.spare_nodes,
-            holdfast_hour=given.holdfast_hour,
-        )
+        found.economics = given.fill(Economics)
         found.policies = await policies_of(records, given.policy)
         found.slo = found.policies.site.slo
         if given.compare:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
 from holdfast.cli.answer import taking
+from holdfast.cli.json_forms import fields_of
 from holdfast.cli.options import JsonOption, OptionSet
 from holdfast.cli.simulate_fuzz import fuzz
 from holdfast.cli.simulate_replay import show_replay
@@ -249,15 +250,12 @@ def _is_llama3(question: Question) -> bool:
 
 
 def _form(question: Question, answers: list[Answer], seed: int) -> dict[str, Any]:
-    times = {name: getattr(question, name) for name in ("save_s", "start_s", "load_s", "in_place_s")}
     return {
         "version": VERSION,
-        "gpus": question.gpus,
-        "days": question.days,
-        "jobs": question.jobs,
+        **fields_of(question, "gpus days jobs"),
         "failures_per_1000_node_days": question.failures,
         "causes": question.causes,
-        **times,
+        **fields_of(question, "save_s start_s load_s in_place_s"),
         "first_seed": seed,
         "published_ettr": LLAMA3_ETTR if question.causes == "llama3" and _is_llama3(question) else None,
         "categories": CATEGORIES,

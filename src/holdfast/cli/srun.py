@@ -16,6 +16,8 @@ from typer.core import TyperCommand
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.adapters.slurm.steps import take_own
+from holdfast.cli.answer import taking
+from holdfast.cli.options import OptionSet
 from holdfast.cli.run_start import site_policy, site_settings
 from holdfast.errors import EXIT_UNAVAILABLE, UsageError
 from holdfast.launch.step import StepOptions, launch_step
@@ -37,36 +39,37 @@ class _SrunCommand(TyperCommand):
         return super().parse_args(ctx, [*taken.own, "--", *taken.rest])
 
 
-@srun.command(cls=_SrunCommand, context_settings={"help_option_names": ["-h", "--help"]})
-def srun_command(
-    arguments: Annotated[list[str], typer.Argument(metavar="SRUN_ARGUMENTS", help="As srun takes them.")],
+class SrunOptions(OptionSet, frozen=True):
+    """Our own options among srun's."""
+
     auto_resume: Annotated[
         int, typer.Option(help="1: run the step again in its allocation when it fails; 0: plain srun.")
-    ] = 0,
+    ] = 0
     spares: Annotated[
         int | None, typer.Option(help="Nodes kept free for that. Default: those that the step does not take.", min=0)
-    ] = None,
+    ] = None
     policy: Annotated[
         str | None,
         typer.Option(help=f"A preset's name, or a policy file (TOML). Default: {DEFAULT_POLICY}, in the site's mode."),
-    ] = None,
+    ] = None
     max_restarts: Annotated[
         int | None, typer.Option(help="Restarts without progress; 0: none. Default: the policy's.", min=0)
-    ] = None,
-    job_dir: Annotated[Path | None, typer.Option(help="The job's folder. Default: ./holdfast-run-ID.")] = None,
+    ] = None
+    job_dir: Annotated[Path | None, typer.Option(help="The job's folder. Default: ./holdfast-run-ID.")] = None
+
+
+@srun.command(cls=_SrunCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@taking
+def srun_command(
+    arguments: Annotated[list[str], typer.Argument(metavar="SRUN_ARGUMENTS", help="As srun takes them.")],
+    given: SrunOptions,
 ) -> None:
     """Run srun; with --auto-resume=1, bring its step back on healthy nodes of the same allocation."""
-    if not auto_resume:
+    if not given.auto_resume:
         _become_srun(arguments)
     presets = packaged_presets()
-    policies, name = _policy(policy, presets) if policy is not None else _in_the_sites_mode(presets)
-    options = StepOptions(
-        argv=tuple(arguments),
-        spares=spares,
-        policy=name,
-        max_restarts=max_restarts,
-        job_dir=str(job_dir) if job_dir is not None else "",
-    )
+    policies, name = _policy(given.policy, presets) if given.policy is not None else _in_the_sites_mode(presets)
+    options = given.fill(StepOptions, argv=tuple(arguments), policy=name, job_dir=str(given.job_dir or ""))
     raise typer.Exit(launch_step(options, os.environ, Judgement(known=(policies, presets))))
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from holdfast.api.auth import NAME_MAX, Role, book_line, change_book, new_token, read_book
 from holdfast.cli.answer import Answer, answering
+from holdfast.cli.json_forms import fields_of
 from holdfast.cli.operate import user
 from holdfast.cli.options import ConfigOption, DirOption, OptionSet
 from holdfast.errors import NotFoundError, UsageError
@@ -91,15 +92,8 @@ def list_tokens(
     """List the tokens of the book. With id, name, role, when and by whom it was made, when it ends. Never the token."""
     lines = read_book(_book(kept))
     forms = [
-        {
-            "id": line.identity.id,
-            "name": line.identity.name,
-            "role": line.identity.role.value,
-            "only": line.identity.only,
-            "made_at": line.at or None,
-            "made_by": line.by,
-            "expires_at": line.identity.until or None,
-        }
+        fields_of(line.identity, "id name role only")
+        | {"made_at": line.at or None, "made_by": line.by, "expires_at": line.identity.until or None}
         for line in lines
     ]
     now = time.time()

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from holdfast.cli import screen
 from holdfast.cli.cluster_tables import incidents_table, jobs_table, nodes_view, orders_table
+from holdfast.cli.json_forms import fields_of
 from holdfast.cli.options import ConfigOption, DirOption, JsonOption, UrlOption
 from holdfast.client import AsyncClient, State
 from holdfast.errors import LinkError
@@ -134,7 +135,7 @@ def form(picture: Picture) -> dict[str, Any]:
     return {
         "version": VERSION,
         "seq": state.seq,
-        "health": {"ok": state.health.ok, "failing": state.health.failing, "blind": state.health.blind},
+        "health": fields_of(state.health, "ok failing blind"),
         "nodes": {name.value: sum(1 for node in state.nodes if node.state is name) for name in NodeState},
         "jobs": dict(sorted(Counter(job.state.value for job in state.jobs).items())),
         "open_incidents": [
@@ -143,7 +144,7 @@ def form(picture: Picture) -> dict[str, Any]:
                 "cause": one.diagnosis.cause if one.diagnosis is not None else None,
                 "opened_at": one.opened_at,
                 "jobs": [str(key) for key in one.jobs],
-                "nodes": list(one.nodes),
+                "nodes": one.nodes,
             }
             for one in state.incidents
             if not one.closed_at

@@ -63,20 +63,11 @@ def validate(
     place = place_of(os.environ)
     if given.leader and given.expect > 1:
         place = Place(node=place.node, rank=place.rank, world=given.expect, run=given.leader)
-    options = Options(
-        deep=given.deep,
-        storage=given.storage,
-        shared=given.shared,
-        device=given.device,
-        nccl_tests=given.nccl_tests,
-        rendezvous_s=given.rendezvous_s,
-        replacement_s=given.replacement_s,
-    )
     if given.resume and given.out is None:
         raise UsageError("--resume needs --out: the folder of the interrupted run")
     folder = given.out if given.out is not None else Path(f"holdfast-validate-{place.run}") if place.world > 1 else None
     session = Session(
-        asked=Asked(suites=suites, options=options, baseline=given.baseline),
+        asked=Asked(suites=suites, options=given.fill(Options), baseline=given.baseline),
         place=place,
         env=dict(os.environ),
         clock=SystemClock(),

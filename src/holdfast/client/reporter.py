@@ -15,6 +15,7 @@ from holdfast.client.http import AsyncClient
 from holdfast.errors import LinkError, RefusedError, WireError
 from holdfast.model.events import AnyEvent
 from holdfast.model.wire import encode
+from holdfast.os.files import write_whole
 
 BATCH_MAX = 500
 BATCH_BYTES_MAX = 2 * 1024 * 1024
@@ -135,10 +136,8 @@ class Spool:
     def _rewrite(self) -> None:
         if self._path is None:
             return
-        staged = self._path.with_name(self._path.name + ".new")
         try:
-            staged.write_bytes(b"".join(event + b"\n" for event in self._waiting))
-            staged.replace(self._path)
+            write_whole(self._path, b"".join(event + b"\n" for event in self._waiting))
         except OSError:
             # The old file stays: what it holds too much are duplicates, which the controller knows.
             return

@@ -38,6 +38,7 @@ from holdfast.controller import Controller
 from holdfast.drill.calendar import Calendar, checked
 from holdfast.errors import HoldfastError, JournalBusyError, JournalError, UsageError
 from holdfast.model.events import PolicyLoaded
+from holdfast.os.files import write_whole
 from holdfast.ports import Notifier
 from holdfast.wiring.engines import Engines
 from holdfast.wiring.notices import FleetFacts, make_outbox
@@ -311,10 +312,8 @@ def signals(the_controller: Controller, options: Options) -> Iterator[None]:
 
 
 def publish(path: Path, facts: dict[str, Any]) -> None:
-    """Replace the file as a whole, so that a reader sees all of it or the one before."""
-    staged = path.with_name(f".{path.name}.new")
+    """Say where the controller is. Raises JournalError when that cannot be written."""
     try:
-        staged.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
-        staged.replace(path)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
     except OSError as error:
         raise JournalError(f"{path} cannot be written: {error.strerror}") from error

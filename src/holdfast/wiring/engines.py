@@ -19,17 +19,19 @@ class Engines:
     Args:
         policies: the site's.
         presets: packaged policies by name.
+        scope: `allocation` for the engine of a launcher.
     """
 
-    def __init__(self, policies: PolicySet, presets: Mapping[str, str]) -> None:
+    def __init__(self, policies: PolicySet, presets: Mapping[str, str], *, scope: str = "cluster") -> None:
         self._policies = policies
+        self._scope = scope
         self._presets = presets
         self._newest: Engine | None = None
 
     def __call__(self, state: bytes | None) -> Engine:
         """Raises WireError when the state cannot be read."""
         if state is None:
-            self._newest = Engine(self._policies, scope="cluster", presets=self._presets)
+            self._newest = Engine(self._policies, scope=self._scope, presets=self._presets)
         else:
             self._newest = Engine.restore(state, self._policies, presets=self._presets)
         return self._newest

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.controller import Controller
-    from holdfast.decide.engine import Engine
     from holdfast.model.policy import Policy, PolicySet
     from holdfast.ports import Journal, Notifier, Orchestrator
 
@@ -53,11 +52,12 @@ class Judgement:
         """See `Judge`."""
         from holdfast.adapters.clock import SystemClock  # noqa: PLC0415 - see the module
         from holdfast.controller import Controller, Settings  # noqa: PLC0415
+        from holdfast.wiring.engines import Engines  # noqa: PLC0415
 
         quiet_logs()
         return Controller(
             journal,
-            self._engine,
+            Engines(*self._policies(), scope="allocation"),
             orchestrator,
             [],
             notifiers,
@@ -66,14 +66,6 @@ class Judgement:
             scope="allocation",
             settings=Settings(watch=False),
         )
-
-    def _engine(self, state: bytes | None) -> Engine:
-        from holdfast.decide.engine import Engine  # noqa: PLC0415 - see the module
-
-        policies, presets = self._policies()
-        if state is None:
-            return Engine(policies, scope="allocation", presets=presets)
-        return Engine.restore(state, policies, presets=presets)
 
 
 def quiet_logs() -> None:
