@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -175,7 +175,7 @@ def _form(verdicts: Sequence[Verdict], mode: Mode | None) -> dict[str, object]:
 
 
 def _list(checks: Sequence[Check]) -> Answer:
-    forms = [
+    forms: list[dict[str, Any]] = [
         {
             "check": one.name,
             "about": one.about,
@@ -188,11 +188,17 @@ def _list(checks: Sequence[Check]) -> Answer:
         }
         for one in checks
     ]
-    table = screen.table("check", "modes", "limit", "about", "needs", keep=("check",))
-    for one in checks:
-        source = SOURCES[one.source]
-        modes = ", ".join(mode.value for mode in one.modes) or "by name only"
-        table.add_row(one.name, modes, f"{source.limit_s:g} s", one.about, source.needs)
+    rows = (
+        (
+            form["check"],
+            ", ".join(form["modes"]) or "by name only",
+            f"{form['limit_s']:g} s",
+            form["about"],
+            form["needs"],
+        )
+        for form in forms
+    )
+    table = screen.table("check", "modes", "limit", "about", "needs", rows=rows, keep=("check",))
     return Answer(lambda: {"version": 1, "checks": forms}, lambda: [table])
 
 

@@ -54,7 +54,7 @@ def inject(
     except ValueError as error:
         raise UsageError(str(error)) from error
     if line and devices_dir is None:
-        asyncio.run(LocalOrchestrator(folder / "cluster.sock").kmsg(node, line))
+        asyncio.run(LocalOrchestrator(folder / "cluster.sock").do("kmsg", node, text=line))
     form = {"version": 1, "kind": kind, "node": node, "gpu": gpu, "kernel_line": line, "emulated": True}
     said = f"injected into emulated GPU {gpu} of {node or where}: {kind} ({FAULTS[kind].about})"
     return Answer(lambda: form, lambda: [said, *([f"kernel log: {line}"] if line else [])])
@@ -72,9 +72,6 @@ def _of_node(folder: Path, node: str) -> Path:
 
 
 def _list() -> Answer:
-    table = screen.table("fault", "what happens", keep=("fault",))
-    for name, fault in FAULTS.items():
-        table.add_row(name, fault.about)
-    return Answer(
-        lambda: {"version": 1, "faults": {name: fault.about for name, fault in FAULTS.items()}}, lambda: [table]
-    )
+    faults = {name: fault.about for name, fault in FAULTS.items()}
+    table = screen.table("fault", "what happens", rows=faults.items(), keep=("fault",))
+    return Answer(lambda: {"version": 1, "faults": faults}, lambda: [table])

@@ -193,6 +193,8 @@ async def _limit(limit_s: float, job: str) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise LinkError(f"job {job} did not end within {limit_s:.0f} s") from None
+    except ApiError as error:
+        raise LinkError(str(error)) from error
 
 
 def jobs_path(namespace: str) -> str:
@@ -203,23 +205,12 @@ def jobs_path(namespace: str) -> str:
 async def end_job(api: KubeApi, key: JobKey, *, namespace: str = "default", limit_s: float = 30.0) -> None:
     """Delete a PyTorchJob and wait until its pods are gone, so that its nodes are free. One that is gone is fine."""
     name = key.id.split(".", 2)[2]
-    try:
-        await api.delete(f"{jobs_path(namespace)}/{name}")
-    except ApiError as error:
-        if not error.gone:
-            raise LinkError(str(error)) from error
     query = {"labelSelector": f"training.kubeflow.org/job-name={name}"}
     pods = f"/api/v1/namespaces/{namespace}/pods"
     async with _limit(limit_s, str(key)):
+        await api.drop(f"{jobs_path(namespace)}/{name}")
         while found := (await api.list_all(pods, query))[0]:
             for pod in found:
-                await _end_pod(api, pods, pod["metadata"])
+                about = pod["metadata"]
+                await api.drop(f"{pods}/{about['name']}", uid=about["uid"], grace_s=1)
             await asyncio.sleep(_POLL_S)
-
-
-async def _end_pod(api: KubeApi, pods: str, about: dict[str, str]) -> None:
-    try:
-        await api.delete(f"{pods}/{about['name']}", uid=about["uid"], grace_s=1)
-    except ApiError as error:
-        if not (error.gone or error.conflict):
-            raise LinkError(str(error)) from error

@@ -20,17 +20,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from msgspec.structs import replace
 
 from holdfast.adapters.journal import open_journal
-from holdfast.drill.clusters import Cluster, EmbeddedCluster, StageSettings
+from holdfast.drill.clusters import CLUSTERS, StageSettings, Up
 from holdfast.drill.controller_process import ControllerProcess
 from holdfast.drill.eyes import ControllerEyes
-from holdfast.drill.kubernetes_cluster import KubernetesCluster
 from holdfast.drill.ports import FaultPort
-from holdfast.drill.slurm_cluster import SlurmCluster
 from holdfast.drill.training import TrainingJob
 from holdfast.errors import LinkError, NotFoundError
 from holdfast.model.cluster import JobKey
@@ -40,11 +38,6 @@ from holdfast.report.gather import ReportData, gather
 
 __all__ = ["Stage", "StageSettings", "read_report"]
 
-CLUSTERS: dict[str, Callable[[StageSettings], Cluster]] = {
-    "local": EmbeddedCluster,
-    "slurm": SlurmCluster,
-    "kubernetes": KubernetesCluster,
-}
 _POLL_S = 0.05
 
 
@@ -55,12 +48,12 @@ class Stage:
         self.folder = settings.folder.resolve()
         self.settings = replace(settings, folder=self.folder)
         self.nodes, self.spares = settings.nodes, settings.spares
-        self.cluster: Any = CLUSTERS[settings.on](self.settings)
-        """See `clusters.Cluster`; a test may want more of the one that it asked for."""
-        self.cluster_name: str = self.cluster.name
-        self._limit_s: float = self.cluster.up_limit_s if settings.up_limit_s is None else settings.up_limit_s
+        self._kind = CLUSTERS[settings.on]
+        self.cluster_name = self._kind.name
+        self._limit_s = self._kind.up_limit_s if settings.up_limit_s is None else settings.up_limit_s
         self._controller = ControllerProcess(self.folder, self._limit_s)
-        self._words: list[str] = []
+        self._ending = contextlib.AsyncExitStack()
+        self._up: Up | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -83,17 +76,19 @@ class Stage:
             UsageError: the cluster cannot be brought up here; says why.
             LinkError: something did not start; holds the end of what it said.
         """
-        boot_s = self.cluster.boot_s if self.settings.boot_s is None else self.settings.boot_s
-        self._words = await self.cluster.open(boot_s, self._limit_s)
+        boot_s = self._kind.boot_s if self.settings.boot_s is None else self.settings.boot_s
+        opening = self._kind.open(self.settings, boot_s, self._limit_s)
+        self._up = await self._ending.enter_async_context(opening)
         await self.start_controller()
-        await self.cluster.until_up(self._limit_s)
-        if self.cluster.agents:
+        if self._up.until_up is not None:
+            await self._up.until_up()
+        if self._kind.agents:
             await self._until_agents()
 
     async def close(self) -> None:
         """End everything: the controller first, so that it does not take the end for a fault."""
         await self.stop_controller()
-        await self.cluster.close()
+        await self._ending.aclose()
 
     # --- what there is ---
 
@@ -103,10 +98,16 @@ class Stage:
         return self._controller.eyes
 
     @property
+    def cluster(self) -> Up:
+        """The cluster itself."""
+        if self._up is None:
+            raise LinkError("the stage is not open")
+        return self._up
+
+    @property
     def breaker(self) -> FaultPort:
         """Breaks its nodes."""
-        found: FaultPort = self.cluster.breaker
-        return found
+        return self.cluster.breaker
 
     @property
     def journal(self) -> Path:
@@ -127,8 +128,8 @@ class Stage:
     async def start_controller(self) -> None:
         """Start a controller on the cluster's journal; return when it has replayed it and answers."""
         policy = self.settings.policy
-        words = [*self._words, *(["--policy", str(policy.absolute())] if policy is not None else [])]
-        await self._controller.start(words, self.cluster.environment())
+        words = [*self.cluster.words, *(["--policy", str(policy.absolute())] if policy is not None else [])]
+        await self._controller.start(words, self.cluster.environment)
 
     async def stop_controller(self, *, sig: int = signal.SIGTERM, limit_s: float = 10.0) -> None:
         """End the controller; with SIGKILL as a crash would."""
@@ -167,8 +168,7 @@ class Stage:
 
     async def submit(self, job: TrainingJob) -> JobKey:
         """Queue a training job, open to drills; returns its key."""
-        key: JobKey = await self.cluster.queue.submit(job.placed(self.cluster.places()))
-        return key
+        return await self.cluster.queue.submit(job.placed(self.cluster.places))
 
     async def cancel(self, key: JobKey, *, limit_s: float = 30.0) -> None:
         """End a job for good and wait until its nodes are free."""

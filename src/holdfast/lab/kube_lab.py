@@ -1,7 +1,7 @@
 """A real Kubernetes control plane on this machine, with nodes that run pods as processes, as one thing.
 
     with KubeLab.start(KubeLabSettings(nodes=4), folder) as lab:
-        ...  # lab.kubeconfig, lab.nodes.kmsg("node01", "NVRM: Xid ..."), lab.stop(API)
+        ...  # lab.kubeconfig, lab.nodes.do("kmsg", "node01", text="NVRM: Xid ..."), lab.stop(API)
 
 `start` with `follow` (the default) makes a lab that ends when this process ends, however that happens; without, it goes
 on until `down`. `attach` takes up one that runs. Used by the command line, drills and tests; all methods but those of
@@ -189,10 +189,6 @@ class KubeLab:
     def run(self, daemon: str) -> None:
         """Start it again; returns when the API server answers."""
         self._ask("kube_start", daemon=daemon)
-
-    def compact(self) -> int:
-        """Drop etcd's history: resourceVersions from before are expired as soon as the API server starts anew."""
-        return int(self._ask("kube_compact"))
 
     def _ask(self, op: str, **facts: Any) -> Any:
         return wire.ask(self.folder, op, limit_s=UP_S, socket_name=SOCKET, **facts)

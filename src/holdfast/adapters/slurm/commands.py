@@ -60,8 +60,6 @@ NODES_JSON: Argv = ("scontrol", "show", "nodes", "--json")
 CONFIG: Argv = ("scontrol", "show", "config")
 PARTITIONS: Argv = ("scontrol", "show", "partitions", "-o", "--all")
 TOPOLOGY: Argv = ("scontrol", "show", "topology")
-PING: Argv = ("scontrol", "ping")
-LOAD: Argv = ("sdiag",)
 PULSE_JOBS: Argv = ("squeue", "--all", "--states=all", "-h", "-o", "%A|%F|%K|%T|%r|%Q|%N|%V|%x")
 """A cheap look by which to tell that something changed: no field of it is a user's free text."""
 PULSE_NODES: Argv = ("sinfo", "--all", "-h", "-N", "-o", "%N|%T|%E|%H")

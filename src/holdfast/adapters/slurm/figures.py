@@ -10,7 +10,6 @@ is pure; time passes while the tools run.
 from __future__ import annotations
 
 import asyncio
-import calendar
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from holdfast.adapters.slurm.output import time_of
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.errors import HoldfastError
 
@@ -79,16 +79,8 @@ def parse_jobs(text: str) -> list[QueuedJob]:
         if len(words) != 7:
             continue
         job, state, partition, user = words[:4]
-        found.append(QueuedJob(job, state.lower(), partition, user, *(_seconds(word) for word in words[4:])))
+        found.append(QueuedJob(job, state.lower(), partition, user, *(time_of(word) for word in words[4:])))
     return found
-
-
-def _seconds(word: str) -> float:
-    """`2026-11-21T23:10:00`, in UTC as `Tool` has Slurm write it; `N/A` and `Unknown` are 0.0."""
-    try:
-        return float(calendar.timegm(time.strptime(word, "%Y-%m-%dT%H:%M:%S")))
-    except ValueError:
-        return 0.0
 
 
 def parse_nodes(text: str) -> dict[str, str]:

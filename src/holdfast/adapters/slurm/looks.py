@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from holdfast.adapters.slurm import commands
 from holdfast.adapters.slurm.memory import JobEntry, Memory
-from holdfast.adapters.slurm.node_output import SlurmNode, nodes_of_json, nodes_of_text, pulse_of_nodes
+from holdfast.adapters.slurm.node_output import SlurmNode, nodes_of_json, nodes_of_text
 from holdfast.adapters.slurm.output import (
     ClusterFacts,
     JobEnd,
@@ -27,7 +27,7 @@ from holdfast.adapters.slurm.output import (
     facts_of_config,
     jobs_of_json,
     jobs_of_text,
-    pulse_of_jobs,
+    pulse_of,
     topology_of,
 )
 from holdfast.adapters.slurm.rest import Rest
@@ -333,7 +333,7 @@ class Looks:
     async def _pulse_parts(self) -> tuple[bytes, bytes]:
         jobs, nodes = await asyncio.gather(self._by_rest(Rest.jobs), self._by_rest(Rest.nodes))
         if jobs is not None and nodes is not None:
-            return pulse_of_jobs(jobs), pulse_of_nodes(nodes)
+            return pulse_of("jobs", jobs), pulse_of("nodes", nodes)
         return await asyncio.gather(
             self.tool.run(commands.PULSE_JOBS, again=False), self.tool.run(commands.PULSE_NODES, again=False)
         )
