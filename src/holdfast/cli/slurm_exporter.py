@@ -26,11 +26,11 @@ def slurm_exporter(
     ] = None,
 ) -> None:
     """Serve jobs by state, waiting and running times, pending ages and node states; one squeue and sinfo a look."""
-    from holdfast.adapters.slurm.figures import SlurmCollector, SlurmLooks  # noqa: PLC0415 - quick help
+    from holdfast.adapters.slurm.figures import SlurmCollector, look  # noqa: PLC0415 - quick help
 
     host, port = parse_listen(listen)
     registry = CollectorRegistry()
-    registry.register(SlurmCollector(SlurmLooks(conf)))
+    registry.register(SlurmCollector(lambda: look(conf)))
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
