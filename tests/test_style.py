@@ -29,6 +29,38 @@ RUNS_PROGRAMS = {
 }
 """Modules that may use `subprocess`; all others run programs by `holdfast.os.programs`."""
 
+LOADS_LATE = {
+    "cli/controller.py controller": "help does not load all that a controller is made of",
+    "cli/drill.py run": "`list` needs no controller",
+    "cli/drill_schedule.py run": "`list` needs no controller and no notices",
+    "cli/entry.py main": "a plain run needs no command-line library",
+    "cli/entry.py _run_plainly": "other commands need no launcher",
+    "cli/incident_lines.py _as_markdown": "one form of several, by Jinja",
+    "cli/machine.py hyperscan": "a native library that may not fit this processor",
+    "cli/operate.py operate": "help needs no HTTP client",
+    "cli/records.py _open": "a controller is read without a journal, a journal without an HTTP client",
+    "cli/records.py open_journal_file": "the database's library, and an extra",
+    "cli/report.py _collect": "an HTTP client, where Prometheus is asked",
+    "cli/report.py _text": "one form of several, by Jinja",
+    "cli/run_start.py site_settings": "few nodes have a holdfast.toml",
+    "cli/screen.py fold": "ClusterShell, for several nodes",
+    "cli/stragglers.py page": "one form of two, by Jinja",
+    "wiring/controller.py serve": "what only one kind of cluster needs",
+    "wiring/orchestrators.py make_orchestrator": "what only one kind of cluster needs",
+    "wiring/judgement.py quiet_logs": "ranks start before it is needed",
+    "wiring/judgement.py _policies": "ranks start before it is needed",
+    "wiring/judgement.py policy_for": "ranks start before it is needed",
+    "wiring/judgement.py controller": "ranks start before it is needed",
+    "wiring/judgement.py _engine": "ranks start before it is needed",
+    "wiring/traces.py readable": "an extra",
+    "wiring/traces.py make_exporter": "an extra",
+    "wiring/traces.py __init__": "an extra",
+}
+"""Functions of the rooms around the command line that import; the list may only shrink.
+
+`cli.main.load` is the seam: it imports a command's module when the command is called.
+"""
+
 FORBIDDEN = {
     "time.time": "take the time from the event (`at`) or from ports.Clock",
     "time.monotonic": "take it from ports.Clock",
@@ -136,6 +168,19 @@ def test_the_modules_that_run_programs_are_those_named() -> None:
     """The list holds no module that is gone or that has stopped."""
     users = {relative(path) for path in MODULES if "import subprocess" in path.read_text(encoding="utf-8")}
     assert users == set(RUNS_PROGRAMS)
+
+
+def test_a_command_is_loaded_in_one_place() -> None:
+    """Imports stand at the head of a module; those inside functions of these rooms are the ones that are listed."""
+    late = {
+        f"{relative(path)} {function.name}"
+        for path in MODULES
+        if floor(path) in {"cli", "wiring", "client", "api"}
+        for function in ast.walk(tree(path))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        if any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(function))
+    }
+    assert late == set(LOADS_LATE)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

@@ -40,6 +40,7 @@ class RecordingEngine:
             topic, title = f"command:{event.id}", f"Refused: {event.command} {event.node}"
             notice = Notify(id=f"n{event.seq}", cause=event.seq, topic=topic, title=title, text="it is retired.")
             self._touched.orders.append(OrderRecord(notice, OrderStatus.DONE, event.received_at, event.received_at))
+            return [notice]
         return []
 
     def touched(self) -> Touched:

@@ -8,8 +8,11 @@ family; a test compares. Time passes only as the clock of the controller says.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -47,23 +50,37 @@ PHASES: tuple[tuple[str, Mark, Mark], ...] = (
 class Histogram:
     """Counts of durations by upper bound."""
 
-    def __init__(self, bounds: Sequence[float] = PHASE_BOUNDS_S) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
+    def __init__(self) -> None:
+        self._counts = [0] * (len(PHASE_BOUNDS_S) + 1)
         self._sum = 0.0
 
     def add(self, seconds: float) -> None:
         """Count one."""
-        self._counts[next((n for n, bound in enumerate(self._bounds) if seconds <= bound), len(self._bounds))] += 1
+        self._counts[bisect_left(PHASE_BOUNDS_S, seconds)] += 1
         self._sum += seconds
 
     def give(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
         """Put it into a family."""
-        total, buckets = 0, []
-        for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
-            total += count
-            buckets.append((bound, total))
-        family.add_metric(labels, buckets, self._sum)
+        family.add_metric(labels, _buckets(PHASE_BOUNDS_S, self._counts), self._sum)
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
+    return list(zip([*map(str, bounds), "+Inf"], accumulate(counts), strict=True))
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family
+
+
+def _counter(name: str, text: str, labels: Sequence[str], counts: Mapping[Any, int]) -> Metric:
+    """A counter of what was counted by one label, or by a tuple of them."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, number in sorted(counts.items()):
+        family.add_metric([values] if isinstance(values, str) else values, number)
+    return family
 
 
 class Tally:
@@ -147,44 +164,34 @@ class ControllerCollector(Collector):
             ("holdfast_api_streams", "Event streams that are open.", self._limits.open_streams),
         ):
             yield GaugeMetricFamily(name, text, value=float(value))
-        unseen = GaugeMetricFamily(
-            "holdfast_watch_unseen", "1 for each kind of job that cannot be read while others can.", labels=["kind"]
-        )
-        for kind in health.unseen:
-            unseen.add_metric([kind], 1.0)
-        yield unseen
+        text = "1 for each kind of job that cannot be read while others can."
+        yield _gauge("holdfast_watch_unseen", text, ["kind"], (([kind], 1.0) for kind in health.unseen))
 
     def _cluster(self) -> Iterator[Metric]:
-        jobs = GaugeMetricFamily("holdfast_jobs", "Jobs by state of their recovery.", labels=["state"])
-        for state, count in sorted(Counter(line.state.value for line in self._fleet.jobs.values()).items()):
-            jobs.add_metric([state], count)
-        yield jobs
-        nodes = GaugeMetricFamily("holdfast_nodes", "Nodes by group and state.", labels=["group", "state", "drill"])
-        counted = Counter((line.group, line.state.value, self._drill(line)) for line in self._fleet.nodes.values())
-        for labels, count in sorted(counted.items()):
-            nodes.add_metric(labels, count)
-        yield nodes
-        tripped = GaugeMetricFamily("holdfast_brake_tripped", "1 while the quarantine brake holds.", labels=["group"])
-        held = GaugeMetricFamily("holdfast_brake_waiting_nodes", "Nodes that the brake holds back.", labels=["group"])
-        for group, brake in sorted(self._fleet.brakes.items()):
-            tripped.add_metric([group], float(bool(brake.tripped_at)))
-            held.add_metric([group], len(brake.waiting))
-        yield tripped
-        yield held
+        fleet = self._fleet
+        jobs = sorted(Counter(line.state.value for line in fleet.jobs.values()).items())
+        yield _gauge(
+            "holdfast_jobs", "Jobs by state of their recovery.", ["state"], (([state], count) for state, count in jobs)
+        )
+        nodes = Counter((line.group, line.state.value, self._drill(line)) for line in fleet.nodes.values())
+        yield _gauge("holdfast_nodes", "Nodes by group and state.", ["group", "state", "drill"], sorted(nodes.items()))
+        brakes = sorted(fleet.brakes.items())
+        tripped = (([group], float(bool(brake.tripped_at))) for group, brake in brakes)
+        yield _gauge("holdfast_brake_tripped", "1 while the quarantine brake holds.", ["group"], tripped)
+        held = (([group], len(brake.waiting)) for group, brake in brakes)
+        yield _gauge("holdfast_brake_waiting_nodes", "Nodes that the brake holds back.", ["group"], held)
 
     def _nodes(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
+        sick = [line for line in self._fleet.nodes.values() if line.state is not NodeState.HEALTHY]
+        named = sorted(sick, key=lambda one: one.name)[:NAMED_MAX]
+        yield _gauge(
             "holdfast_node_unhealthy",
             'For each node that is not healthy, by its state; `drill="true"`: a drill made it so.',
-            labels=["node", "group", "state", "drill"],
+            ["node", "group", "state", "drill"],
+            (([line.name, line.group, line.state.value, self._drill(line)], 1.0) for line in named),
         )
-        sick = [line for line in self._fleet.nodes.values() if line.state is not NodeState.HEALTHY]
-        for line in sorted(sick, key=lambda one: one.name)[:NAMED_MAX]:
-            family.add_metric([line.name, line.group, line.state.value, self._drill(line)], 1.0)
-        yield family
-        yield GaugeMetricFamily(
-            "holdfast_nodes_silent", "Nodes not heard of.", sum(line.silent for line in self._fleet.nodes.values())
-        )
+        silent = sum(line.silent for line in self._fleet.nodes.values())
+        yield GaugeMetricFamily("holdfast_nodes_silent", "Nodes not heard of.", silent)
 
     def _drill(self, line: NodeLine) -> str:
         """`true` for a node that is not healthy because of a drill; an empty label is none at all."""
@@ -192,63 +199,53 @@ class ControllerCollector(Collector):
         return DRILL if incident is not None and incident.drill else ""
 
     def _jobs(self) -> Iterator[Metric]:
-        step = GaugeMetricFamily("holdfast_job_step", "Newest step known of a guarded job.", labels=["job"])
-        saved = GaugeMetricFamily(
-            "holdfast_job_last_checkpoint_timestamp_seconds",
-            "Unix time of a running guarded job's newest durable checkpoint; before the first, of its attempt's start.",
-            labels=["job"],
-        )
-        attempt = GaugeMetricFamily("holdfast_job_attempt", "Number of its newest attempt.", labels=["job"])
-        running = [
+        guarded = [
             line
             for line in self._fleet.jobs.values()
             if line.guarded and line.scheduler is SchedulerState.RUNNING and line.number is not None
         ]
-        for line in sorted(running, key=lambda one: one.key)[:NAMED_MAX]:
-            step.add_metric([line.key], line.best_step)
-            saved.add_metric([line.key], line.durable_at or line.started_at)
-            attempt.add_metric([line.key], line.number or 0)
-        yield from (step, saved, attempt)
+        running = sorted(guarded, key=lambda one: one.key)[:NAMED_MAX]
         oldest: dict[str, float] = {}
         pending: Counter[str] = Counter()
         for line in self._fleet.jobs.values():
             if line.scheduler in {SchedulerState.PENDING, SchedulerState.HELD} and line.submitted_at:
                 pending[line.partition] += 1
                 oldest[line.partition] = min(oldest.get(line.partition, line.submitted_at), line.submitted_at)
-        waits = GaugeMetricFamily("holdfast_jobs_pending", "Jobs that wait in the queue.", labels=["partition"])
-        since = GaugeMetricFamily(
-            "holdfast_jobs_pending_oldest_timestamp_seconds",
-            "Unix time since which the oldest of them waits.",
-            labels=["partition"],
+        saved = (
+            "Unix time of a running guarded job's newest durable checkpoint; before the first, of its attempt's start."
         )
-        for partition, count in sorted(pending.items()):
-            waits.add_metric([partition], count)
-            since.add_metric([partition], oldest[partition])
-        yield from (waits, since)
+        since = "Unix time since which the oldest of them waits."
+        for name, text, label, numbers in (
+            ("job_step", "Newest step known of a guarded job.", "job", {one.key: one.best_step for one in running}),
+            (
+                "job_last_checkpoint_timestamp_seconds",
+                saved,
+                "job",
+                {one.key: one.durable_at or one.started_at for one in running},
+            ),
+            ("job_attempt", "Number of its newest attempt.", "job", {one.key: one.number or 0 for one in running}),
+            ("jobs_pending", "Jobs that wait in the queue.", "partition", pending),
+            ("jobs_pending_oldest_timestamp_seconds", since, "partition", oldest),
+        ):
+            yield _gauge(f"holdfast_{name}", text, [label], (([one], float(numbers[one])) for one in sorted(numbers)))
 
     def _incidents(self) -> Iterator[Metric]:
         tally = self._tally
         now_open = [line for line in self._fleet.incidents.values() if line.is_open]
-        family = GaugeMetricFamily("holdfast_incidents_open", "Open incidents by domain.", labels=["domain"])
-        for domain, count in sorted(Counter(line.domain.value for line in now_open).items()):
-            family.add_metric([domain], count)
-        yield family
-        oldest = GaugeMetricFamily(
+        domains = sorted(Counter(line.domain.value for line in now_open).items())
+        rows = (([domain], count) for domain, count in domains)
+        yield _gauge("holdfast_incidents_open", "Open incidents by domain.", ["domain"], rows)
+        drills = [line.opened_at for line in now_open if line.drill]
+        oldest = [([""], min((line.opened_at for line in now_open if not line.drill), default=0.0))]
+        yield _gauge(
             "holdfast_incident_oldest_open_timestamp_seconds",
             'Unix time at which the oldest open incident was opened, drills\' (`drill="true"`) apart; 0: none is open.',
-            labels=["drill"],
+            ["drill"],
+            [*oldest, *([([DRILL], min(drills))] if drills else [])],
         )
-        oldest.add_metric([""], min((line.opened_at for line in now_open if not line.drill), default=0.0))
-        if drills := [line.opened_at for line in now_open if line.drill]:
-            oldest.add_metric([DRILL], min(drills))
-        yield oldest
         yield CounterMetricFamily("holdfast_incidents_opened", "Incidents opened.", value=tally.opened)
-        closed = CounterMetricFamily(
-            "holdfast_incidents_closed", "Incidents closed, by domain and outcome.", labels=["domain", "outcome"]
-        )
-        for (domain, outcome), count in sorted(tally.closed.items()):
-            closed.add_metric([domain, outcome], count)
-        yield closed
+        text = "Incidents closed, by domain and outcome."
+        yield _counter("holdfast_incidents_closed", text, ["domain", "outcome"], tally.closed)
         yield CounterMetricFamily("holdfast_lost_steps", "Steps that had to be done again.", value=tally.lost_steps)
         phases = HistogramMetricFamily(
             "holdfast_recovery_phase_seconds", "Phases of closed incidents.", labels=["phase"]
@@ -259,37 +256,20 @@ class ControllerCollector(Collector):
 
     def _counters(self) -> Iterator[Metric]:
         figures, tally = self._controller.figures, self._tally
-        for name, text, label, counts in (
-            ("holdfast_events", "Events stored, by kind.", "kind", figures.events),
-            ("holdfast_orders", "Orders given, by kind.", "kind", figures.orders),
-            ("holdfast_order_outcomes", "Outcomes of orders.", "outcome", figures.outcomes),
-            (
-                "holdfast_reports_refused",
-                "Events and beats that were not their reporter's to say.",
-                "reporter",
-                figures.not_theirs,
-            ),
-            ("holdfast_drills_fired", "Faults that drills injected, by kind.", "kind", tally.drills),
-            ("holdfast_commands", "What people asked for, by command.", "command", tally.commands),
-        ):
-            family = CounterMetricFamily(name, text, labels=[label])
-            for value, count in sorted(counts.items()):
-                family.add_metric([value], count)
-            yield family
-        findings = CounterMetricFamily("holdfast_findings", "Findings stored.", labels=["domain", "severity"])
-        for (domain, severity), count in sorted(tally.findings.items()):
-            findings.add_metric([domain, severity], count)
-        yield findings
+        theirs = "Events and beats that were not their reporter's to say."
+        yield _counter("holdfast_events", "Events stored, by kind.", ["kind"], figures.events)
+        yield _counter("holdfast_orders", "Orders given, by kind.", ["kind"], figures.orders)
+        yield _counter("holdfast_order_outcomes", "Outcomes of orders.", ["outcome"], figures.outcomes)
+        yield _counter("holdfast_reports_refused", theirs, ["reporter"], figures.not_theirs)
+        yield _counter("holdfast_drills_fired", "Faults that drills injected, by kind.", ["kind"], tally.drills)
+        yield _counter("holdfast_commands", "What people asked for, by command.", ["command"], tally.commands)
+        yield _counter("holdfast_findings", "Findings stored.", ["domain", "severity"], tally.findings)
         yield CounterMetricFamily("holdfast_duplicates", "Events that were stored already.", value=figures.duplicates)
         yield CounterMetricFamily("holdfast_refused", "Events that the engine refused.", value=figures.refused)
         yield CounterMetricFamily("holdfast_beats", "Beats heard.", value=self._controller.presence.beats)
         yield CounterMetricFamily(
             "holdfast_api_refused", "Requests told to come back later.", value=self._limits.refused
         )
-        buckets, total = [], 0
-        for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], figures.append_buckets, strict=True):
-            total += count
-            buckets.append((bound, total))
         appends = HistogramMetricFamily("holdfast_journal_append_seconds", "Time of one transaction.")
-        appends.add_metric([], buckets, figures.append_s)
+        appends.add_metric([], _buckets(BOUNDS_S, figures.append_buckets), figures.append_s)
         yield appends

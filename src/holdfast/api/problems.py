@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457): one clear sentence, never a traceback. Used by `app.py`."""
+"""Errors as `application/problem+json` (RFC 9457): one clear sentence, never a traceback. Used by `server.py`."""
 
 from __future__ import annotations
 

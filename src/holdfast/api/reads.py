@@ -1,7 +1,7 @@
-"""What can be asked of a controller, without HTTP: pages of records by cursor, the audit, single records.
+"""Pages of records by cursor, and the audit. Called by the routes; no time passes here but the journal's.
 
 A cursor is opaque to its reader: it says behind which record the next page begins, so records that come or go meanwhile
-make no page skip or repeat the others. Called by the routes and by the cockpit. No time passes here but the journal's.
+make no page skip or repeat the others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from msgspec import Struct
 
 from holdfast.api.operate import refusal
 from holdfast.controller import Controller
-from holdfast.controller.fleet import Fleet, JobLine, NodeLine
 from holdfast.errors import UsageError
 from holdfast.model import events as e
-from holdfast.model.answers import CheckpointSeen, Deed
-from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.answers import Deed
 from holdfast.model.wire import kind_of
 
 T = TypeVar("T")
@@ -55,48 +53,9 @@ def decode_cursor(cursor: str, kind: type[T]) -> T:
         raise UsageError("the cursor is not one of this list: begin again without it") from error
 
 
-async def jobs(
-    controller: Controller, fleet: Fleet, chosen: Callable[[JobLine], bool], *, limit: int, cursor: str = ""
-) -> Page[JobRecord]:
-    """Jobs by id, those of whose lines `chosen` says yes."""
-    names, following = _names(fleet.jobs, chosen, limit, cursor)
-    return Page(await controller.journal.jobs(job=names) if names else [], following)
-
-
-async def nodes(
-    controller: Controller, fleet: Fleet, chosen: Callable[[NodeLine], bool], *, limit: int, cursor: str = ""
-) -> Page[NodeRecord]:
-    """Nodes by name, those of whose lines `chosen` says yes."""
-    names, following = _names(fleet.nodes, chosen, limit, cursor)
-    return Page(await controller.journal.nodes(node=names) if names else [], following)
-
-
-def _names(lines: dict[str, T], chosen: Callable[[T], bool], limit: int, cursor: str) -> tuple[list[str], str]:
-    after = decode_cursor(cursor, tuple[str])[0] if cursor else ""
-    names = sorted(name for name, line in lines.items() if name > after and chosen(line))
-    return names[:limit], encode_cursor(names[limit - 1]) if len(names) > limit else ""
-
-
-async def incidents(
-    controller: Controller, *, open_only: bool = False, limit: int, cursor: str = ""
-) -> Page[IncidentRecord]:
-    """Incidents, newest first."""
-    before = decode_cursor(cursor, tuple[float, str]) if cursor else None
-    found = await controller.journal.incidents(open_only=open_only, limit=limit + 1, before=before)
-    following = encode_cursor(found[limit - 1].opened_at, found[limit - 1].id) if len(found) > limit else ""
-    return Page(found[:limit], following)
-
-
-async def orders(
-    controller: Controller, *, incident: str = "", pending_only: bool = False, limit: int, cursor: str = ""
-) -> Page[OrderRecord]:
-    """Orders, newest first."""
-    before = decode_cursor(cursor, tuple[float, str]) if cursor else None
-    found = await controller.journal.orders(
-        incident=incident, pending_only=pending_only, limit=limit + 1, before=before
-    )
-    following = encode_cursor(found[limit - 1].issued_at, found[limit - 1].order.id) if len(found) > limit else ""
-    return Page(found[:limit], following)
+def page_of(found: list[T], limit: int, mark: Callable[[T], tuple[float | str, ...]]) -> Page[T]:
+    """The first `limit` of what was found; when there is more, with a cursor behind the `mark` of the last."""
+    return Page(found[:limit], encode_cursor(*mark(found[limit - 1])) if len(found) > limit else "")
 
 
 async def audit(controller: Controller, *, limit: int, cursor: str = "", who: str = "") -> Page[Deed]:
@@ -110,7 +69,7 @@ async def audit(controller: Controller, *, limit: int, cursor: str = "", who: st
         if len(page) < (PAGE_MAX if who else limit + 1):
             break
         before = page[-1].event.seq
-    return Page(found[:limit], encode_cursor(found[limit - 1].seq) if len(found) > limit else "")
+    return page_of(found, limit, lambda deed: (deed.seq,))
 
 
 def _deed(event: e.AnyEvent, orders_given: Sequence[Any]) -> Deed:
@@ -134,27 +93,3 @@ def _deed(event: e.AnyEvent, orders_given: Sequence[Any]) -> Deed:
 
 
 _QUIET = frozenset({"notify", "start_timer", "cancel_timer"})
-
-
-async def checkpoints(controller: Controller, *, job: str, limit: int, cursor: str = "") -> Page[CheckpointSeen]:
-    """Checkpoints that launchers reported, oldest first; `job` empty: of all."""
-    after = decode_cursor(cursor, tuple[int])[0] if cursor else 0
-    found = await controller.journal.events(after=after, limit=limit + 1, job=job, kind="checkpoint_saved")
-    lines = [
-        CheckpointSeen(one.job, one.attempt, one.step, one.durable, one.at, one.seq, one.path, one.took_s)
-        for one in found[:limit]
-        if isinstance(one, e.CheckpointSaved)
-    ]
-    return Page(lines, encode_cursor(found[limit - 1].seq) if len(found) > limit else "")
-
-
-async def findings(
-    controller: Controller, *, job: str = "", node: str = "", incident: str = "", limit: int, cursor: str = ""
-) -> Page[e.FindingSeen]:
-    """Findings as they came in, oldest first."""
-    after = decode_cursor(cursor, tuple[int])[0] if cursor else 0
-    found = await controller.journal.events(
-        after=after, limit=limit + 1, job=job, node=node, incident=incident, kind="finding_seen"
-    )
-    lines = [one for one in found[:limit] if isinstance(one, e.FindingSeen)]
-    return Page(lines, encode_cursor(found[limit - 1].seq) if len(found) > limit else "")

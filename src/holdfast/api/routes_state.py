@@ -8,12 +8,15 @@ reader can ask for it only when it has changed (`If-None-Match`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
 from litestar import Request, Response, get
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, QueryParameter
 from msgspec import Struct
@@ -37,8 +40,9 @@ from holdfast.model.answers import (
     SamplesAnswer,
     StateAnswer,
 )
-from holdfast.model.events import FindingSeen, PolicyLoaded
+from holdfast.model.events import AnyEvent, CheckpointSaved, DrillFired, FindingSeen, PolicyLoaded
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.ports import Journal
 
 T = TypeVar("T")
 
@@ -53,20 +57,54 @@ After = Annotated[int, QueryParameter(ge=0, le=SEQ_MAX, description="Sequence nu
 Cursor = Annotated[str, QueryParameter(max_length=1000, description="From the `next` link of the page before.")]
 Name = Annotated[str, QueryParameter(max_length=256)]
 Wait = Annotated[float, QueryParameter(ge=0.0, le=WAIT_S_MAX, description="Seconds to wait for the next event.")]
+Asked = Request[Any, Any, State]
+
+read = partial(get, guards=[needs(Role.VIEWER)], tags=["read"])
 
 
-_viewer = [needs(Role.VIEWER)]
-
-
-def _paged(request: Request[Any, Any, Any], page: reads.Page[T]) -> Response[list[T]]:
+def _paged(request: Asked, items: list[T], following: str) -> Response[list[T]]:
     headers = {}
-    if page.next:
+    if following:
         query = [(key, value) for key, value in request.query_params.multi_items() if key != "cursor"]
-        headers["Link"] = f'<{request.url.path}?{urlencode([*query, ("cursor", page.next)])}>; rel="next"'
-    return Response(page.items, headers=headers)
+        headers["Link"] = f'<{request.url.path}?{urlencode([*query, ("cursor", following)])}>; rel="next"'
+    return Response(items, headers=headers)
 
 
-def _tagged(request: Request[Any, Any, Any], record: Struct, answer: T) -> Response[T]:
+def _by_name(names: Iterable[str], limit: int, cursor: str) -> reads.Page[str]:
+    after = reads.decode_cursor(cursor, tuple[str])[0] if cursor else ""
+    return reads.page_of(sorted(name for name in names if name > after), limit, lambda name: (name,))
+
+
+def _before(cursor: str) -> tuple[float, str] | None:
+    return reads.decode_cursor(cursor, tuple[float, str]) if cursor else None
+
+
+async def _told(request: Asked, of: type[T], limit: int, cursor: str, **where: Any) -> reads.Page[T]:
+    """Events of a kind, oldest first."""
+    after = reads.decode_cursor(cursor, tuple[int])[0] if cursor else 0
+    page = reads.page_of(
+        await _journal(request).events(after=after, limit=limit + 1, **where), limit, lambda one: (one.seq,)
+    )
+    return reads.Page([one for one in page.items if isinstance(one, of)], page.next)
+
+
+async def _beside(request: Asked, **where: Any) -> list[AnyEvent]:
+    """The newest events about a single record."""
+    return await _journal(request).events(**where, limit=EVENTS_BESIDE, newest=True)
+
+
+def _journal(request: Asked) -> Journal:
+    found: Journal = request.app.state.controller.journal
+    return found
+
+
+def _newest(found: list[T], what: str, name: str) -> T:
+    if not found:
+        raise NotFoundError(f"no {what} {name!r}")
+    return found[-1]
+
+
+def _tagged(request: Asked, record: Struct, answer: T) -> Response[T]:
     tag = etag_of(record)
     if tag in [one.strip() for one in request.headers.get("if-none-match", "").split(",")]:
         raise _UnchangedError(tag)
@@ -80,19 +118,14 @@ class _UnchangedError(HTTPException):
         super().__init__(status_code=304, headers={"ETag": tag})
 
 
-@get(
-    "/state",
-    guards=_viewer,
-    tags=["read"],
-    responses={200: ResponseSpec(StateAnswer, description="Everything at a glance.")},
-)
+@read("/state", responses={200: ResponseSpec(StateAnswer, description="Everything at a glance.")})
 async def whole_state(state: State) -> Response[bytes]:
     """Jobs, nodes, incidents and brakes: all of them, so large on a large cluster; the lists come in pages."""
     whole: WholeState = state.whole
     return Response(await whole.json(), media_type="application/json")
 
 
-@get("/events", guards=_viewer, tags=["read"])
+@read("/events")
 async def events(
     state: State,
     *,
@@ -106,21 +139,20 @@ async def events(
 ) -> EventsAnswer:
     """Events after `after`, oldest first; with none to give, waits up to `wait` seconds for the next commit."""
     controller: Controller = state.controller
-    if incident or job or node or kind:
+    where: dict[str, Any] = {"incident": incident, "job": job, "node": node, "kind": kind}
+    if any(where.values()):
         if wait and controller.seq <= after:
             await controller.events_after(after, limit=1, wait_s=wait)
         last = controller.seq
-        found = await controller.journal.events(
-            after=after, limit=limit, incident=incident, job=job, node=node, kind=kind
-        )
+        found = await controller.journal.events(after=after, limit=limit, **where)
         return EventsAnswer(found[-1].seq if len(found) == limit else max(after, last), found)
     found = await controller.events_after(after, limit=limit, wait_s=wait)
     return EventsAnswer(found[-1].seq if found else after, found)
 
 
-@get("/jobs", guards=_viewer, tags=["read"])
+@read("/jobs")
 async def jobs(
-    request: Request[Any, Any, State],
+    request: Asked,
     *,
     limit: Limit = EVENTS_MAX,
     cursor: Cursor = "",
@@ -129,49 +161,46 @@ async def jobs(
     partition: Name = "",
 ) -> Response[list[JobRecord]]:
     """Jobs by id; `state` is that of their recovery."""
-    app = request.app.state
-    page = await reads.jobs(
-        app.controller,
-        app.fleet,
-        lambda line: job_state in {"", line.state} and user in {"", line.user} and partition in {"", line.partition},
-        limit=limit,
-        cursor=cursor,
-    )
-    return _paged(request, page)
+    names = [
+        name
+        for name, line in request.app.state.fleet.jobs.items()
+        if job_state in {"", line.state} and user in {"", line.user} and partition in {"", line.partition}
+    ]
+    page = _by_name(names, limit, cursor)
+    journal = _journal(request)
+    return _paged(request, await journal.jobs(job=page.items) if page.items else [], page.next)
 
 
-@get("/jobs/{job:str}", guards=_viewer, tags=["read"])
-async def one_job(request: Request[Any, Any, State], state: State, job: FromPath[str]) -> Response[JobAnswer]:
+@read("/jobs/{job:str}")
+async def one_job(request: Asked, job: FromPath[str]) -> Response[JobAnswer]:
     """One job, `1778` or `1778#2`, with its newest events."""
-    journal = state.controller.journal
-    found = await journal.jobs(job=job)
-    if not found:
-        raise NotFoundError(f"no job {job!r}")
-    beside = await journal.events(job=job, limit=EVENTS_BESIDE, newest=True)
-    return _tagged(request, found[-1], JobAnswer(found[-1], beside))
+    record = _newest(await _journal(request).jobs(job=job), "job", job)
+    return _tagged(request, record, JobAnswer(record, await _beside(request, job=job)))
 
 
-@get("/jobs/{job:str}/attempts", guards=_viewer, tags=["read"])
-async def attempts(state: State, job: FromPath[str]) -> list[Attempt]:
+@read("/jobs/{job:str}/attempts")
+async def attempts(request: Asked, job: FromPath[str]) -> list[Attempt]:
     """The attempts of a job, `1778(0)`, `1778(1)`..., oldest first."""
-    found = await state.controller.journal.jobs(job=job)
-    if not found:
-        raise NotFoundError(f"no job {job!r}")
-    record: JobRecord = found[-1]
+    record = _newest(await _journal(request).jobs(job=job), "job", job)
     return [Attempt(record.key, f"{record.key}({one.number})", one) for one in record.attempts]
 
 
-@get("/jobs/{job:str}/checkpoints", guards=_viewer, tags=["read"])
+@read("/jobs/{job:str}/checkpoints")
 async def checkpoints(
-    request: Request[Any, Any, State], job: FromPath[str], limit: Limit = EVENTS_MAX, cursor: Cursor = ""
+    request: Asked, job: FromPath[str], limit: Limit = EVENTS_MAX, cursor: Cursor = ""
 ) -> Response[list[CheckpointSeen]]:
     """Checkpoints of a job as its launchers reported them, oldest first."""
-    return _paged(request, await reads.checkpoints(request.app.state.controller, job=job, limit=limit, cursor=cursor))
+    page = await _told(request, CheckpointSaved, limit, cursor, job=job, kind="checkpoint_saved")
+    seen = [
+        CheckpointSeen(one.job, one.attempt, one.step, one.durable, one.at, one.seq, one.path, one.took_s)
+        for one in page.items
+    ]
+    return _paged(request, seen, page.next)
 
 
-@get("/nodes", guards=_viewer, tags=["read"])
+@read("/nodes")
 async def nodes(
-    request: Request[Any, Any, State],
+    request: Asked,
     *,
     limit: Limit = EVENTS_MAX,
     cursor: Cursor = "",
@@ -179,53 +208,42 @@ async def nodes(
     group: Name = "",
 ) -> Response[list[NodeRecord]]:
     """Nodes by name; `state` is that of their recovery."""
-    app = request.app.state
-    page = await reads.nodes(
-        app.controller,
-        app.fleet,
-        lambda line: node_state in {"", line.state} and group in {"", line.group},
-        limit=limit,
-        cursor=cursor,
-    )
-    return _paged(request, page)
+    lines = request.app.state.fleet.nodes.items()
+    names = [name for name, line in lines if node_state in {"", line.state} and group in {"", line.group}]
+    page = _by_name(names, limit, cursor)
+    journal = _journal(request)
+    return _paged(request, await journal.nodes(node=page.items) if page.items else [], page.next)
 
 
-@get("/nodes/{node:str}", guards=_viewer, tags=["read"])
-async def one_node(request: Request[Any, Any, State], state: State, node: FromPath[str]) -> Response[NodeAnswer]:
+@read("/nodes/{node:str}")
+async def one_node(request: Asked, node: FromPath[str]) -> Response[NodeAnswer]:
     """One node with its newest events."""
-    journal = state.controller.journal
-    found = await journal.nodes(node=node)
-    if not found:
-        raise NotFoundError(f"no node {node!r}")
-    beside = await journal.events(node=node, limit=EVENTS_BESIDE, newest=True)
-    return _tagged(request, found[0], NodeAnswer(found[0], beside))
+    record = _newest(await _journal(request).nodes(node=node), "node", node)
+    return _tagged(request, record, NodeAnswer(record, await _beside(request, node=node)))
 
 
-@get("/incidents", guards=_viewer, tags=["read"])
+@read("/incidents")
 async def incidents(
-    request: Request[Any, Any, State], open_only: FromQuery[bool] = False, limit: Limit = 100, cursor: Cursor = ""
+    request: Asked, open_only: FromQuery[bool] = False, limit: Limit = 100, cursor: Cursor = ""
 ) -> Response[list[IncidentRecord]]:
     """Incidents, newest first."""
-    controller = request.app.state.controller
-    return _paged(request, await reads.incidents(controller, open_only=open_only, limit=limit, cursor=cursor))
+    found = await _journal(request).incidents(open_only=open_only, limit=limit + 1, before=_before(cursor))
+    page = reads.page_of(found, limit, lambda one: (one.opened_at, one.id))
+    return _paged(request, page.items, page.next)
 
 
-@get("/incidents/{incident:str}", guards=_viewer, tags=["read"])
-async def one_incident(
-    request: Request[Any, Any, State], state: State, incident: FromPath[str]
-) -> Response[IncidentAnswer]:
+@read("/incidents/{incident:str}")
+async def one_incident(request: Asked, incident: FromPath[str]) -> Response[IncidentAnswer]:
     """One incident with its orders and its newest events."""
-    journal = state.controller.journal
-    found = await journal.incidents(incident=incident)
-    if not found:
-        raise NotFoundError(f"no incident {incident!r}")
-    beside = await journal.events(incident=incident, limit=EVENTS_BESIDE, newest=True)
-    return _tagged(request, found[0], IncidentAnswer(found[0], await journal.orders(incident=incident), beside))
+    journal = _journal(request)
+    record = _newest(await journal.incidents(incident=incident), "incident", incident)
+    beside = await _beside(request, incident=incident)
+    return _tagged(request, record, IncidentAnswer(record, await journal.orders(incident=incident), beside))
 
 
-@get("/orders", guards=_viewer, tags=["read"])
+@read("/orders")
 async def orders(
-    request: Request[Any, Any, State],
+    request: Asked,
     *,
     incident: Name = "",
     pending_only: FromQuery[bool] = False,
@@ -233,23 +251,23 @@ async def orders(
     cursor: Cursor = "",
 ) -> Response[list[OrderRecord]]:
     """Orders, newest first."""
-    controller = request.app.state.controller
-    page = await reads.orders(controller, incident=incident, pending_only=pending_only, limit=limit, cursor=cursor)
-    return _paged(request, page)
+    found = await _journal(request).orders(
+        incident=incident, pending_only=pending_only, limit=limit + 1, before=_before(cursor)
+    )
+    page = reads.page_of(found, limit, lambda one: (one.issued_at, one.order.id))
+    return _paged(request, page.items, page.next)
 
 
-@get("/orders/{order:str}", guards=_viewer, tags=["read"])
-async def one_order(request: Request[Any, Any, State], state: State, order: FromPath[str]) -> Response[OrderAnswer]:
+@read("/orders/{order:str}")
+async def one_order(request: Asked, order: FromPath[str]) -> Response[OrderAnswer]:
     """One order."""
-    found = await state.controller.journal.orders(order=order)
-    if not found:
-        raise NotFoundError(f"no order {order!r}")
-    return _tagged(request, found[0], OrderAnswer(found[0]))
+    record = _newest(await _journal(request).orders(order=order), "order", order)
+    return _tagged(request, record, OrderAnswer(record))
 
 
-@get("/findings", guards=_viewer, tags=["read"])
+@read("/findings")
 async def findings(
-    request: Request[Any, Any, State],
+    request: Asked,
     *,
     incident: Name = "",
     job: Name = "",
@@ -258,88 +276,54 @@ async def findings(
     cursor: Cursor = "",
 ) -> Response[list[FindingSeen]]:
     """Findings as they came in, oldest first."""
-    page = await reads.findings(
-        request.app.state.controller, job=job, node=node, incident=incident, limit=limit, cursor=cursor
-    )
-    return _paged(request, page)
+    where = {"job": job, "node": node, "incident": incident, "kind": "finding_seen"}
+    page = await _told(request, FindingSeen, limit, cursor, **where)
+    return _paged(request, page.items, page.next)
 
 
-@get("/drills", guards=_viewer, tags=["read"])
-async def drills(state: State, limit: Limit = 100) -> list[DrillSeen]:
+@read("/drills")
+async def drills(request: Asked, limit: Limit = 100) -> list[DrillSeen]:
     """Faults that drills injected, newest first, and what Holdfast made of them."""
-    controller: Controller = state.controller
-    fired = await controller.journal.events(kind="drill_fired", limit=limit, newest=True)
-    known = {one.drill: one for one in state.fleet.incidents.values() if one.drill}
-    found = []
-    for one in reversed(fired):
-        incident = known.get(getattr(one, "drill", ""))
-        found.append(
-            DrillSeen(
-                getattr(one, "drill", ""),
-                getattr(one, "kind", ""),
-                one.at,
-                one.seq,
-                getattr(one, "node", ""),
-                str(getattr(one, "job", None) or ""),
-                incident.id if incident is not None else "",
-                incident.outcome if incident is not None else "",
-            )
-        )
-    return found
+    fired = await _journal(request).events(kind="drill_fired", limit=limit, newest=True)
+    known = {one.drill: (one.id, one.outcome) for one in request.app.state.fleet.incidents.values() if one.drill}
+    return [
+        DrillSeen(one.drill, one.kind, one.at, one.seq, one.node, str(one.job or ""), *known.get(one.drill, ("", "")))
+        for one in reversed(fired)
+        if isinstance(one, DrillFired)
+    ]
 
 
-@get("/policies", guards=_viewer, tags=["read"])
-async def policies(state: State, limit: Limit = 20) -> list[PolicyLoaded]:
+@read("/policies")
+async def policies(request: Asked, limit: Limit = 20) -> list[PolicyLoaded]:
     """Policies that were loaded, newest first; the first is the one that holds. Empty: the built-in defaults hold."""
-    found = await state.controller.journal.events(kind="policy_loaded", limit=limit, newest=True)
-    return list(reversed(found))
+    found = await _journal(request).events(kind="policy_loaded", limit=limit, newest=True)
+    return [one for one in reversed(found) if isinstance(one, PolicyLoaded)]
 
 
-@get("/audit", guards=_viewer, tags=["read"])
-async def audit(
-    request: Request[Any, Any, State], who: Name = "", limit: Limit = 100, cursor: Cursor = ""
-) -> Response[list[Deed]]:
+@read("/audit")
+async def audit(request: Asked, who: Name = "", limit: Limit = 100, cursor: Cursor = "") -> Response[list[Deed]]:
     """What people did, newest first: who, what, why, and what came of it."""
-    return _paged(request, await reads.audit(request.app.state.controller, who=who, limit=limit, cursor=cursor))
+    page = await reads.audit(request.app.state.controller, who=who, limit=limit, cursor=cursor)
+    return _paged(request, page.items, page.next)
 
 
-@get("/brakes", guards=_viewer, tags=["read"])
-async def brakes(state: State) -> list[BrakeRecord]:
+@read("/brakes")
+async def brakes(request: Asked) -> list[BrakeRecord]:
     """The quarantine brake of every group."""
-    found: list[BrakeRecord] = await state.controller.journal.brakes()
-    return found
+    return await _journal(request).brakes()
 
 
-@get("/samples", guards=_viewer, tags=["read"])
+@read("/samples")
 async def samples(
-    state: State,
+    request: Asked,
     series: Annotated[str, QueryParameter(max_length=256)],
     subject: Name = "",
     after: Annotated[float, QueryParameter(ge=0.0, le=1e12)] = 0.0,
 ) -> SamplesAnswer:
     """Points of a series; `subject` may end in `*`."""
-    found = await state.controller.journal.samples(series, subject, after=after)
+    found = await _journal(request).samples(series, subject, after=after)
     points = [(one.subject, one.at, one.value if math.isfinite(one.value) else None) for one in found]
     return SamplesAnswer(series, points)
 
 
-HANDLERS = [
-    whole_state,
-    events,
-    jobs,
-    one_job,
-    attempts,
-    checkpoints,
-    nodes,
-    one_node,
-    incidents,
-    one_incident,
-    orders,
-    one_order,
-    findings,
-    drills,
-    policies,
-    audit,
-    brakes,
-    samples,
-]
+HANDLERS = [one for one in vars().values() if isinstance(one, HTTPRouteHandler)]

@@ -1,4 +1,4 @@
-"""Serving the API inside the controller's own asyncio loop, by Granian's embedded server.
+"""The API's application, served inside the controller's own asyncio loop by Granian's embedded server.
 
 Handlers run in the loop, so they see the controller without a lock; the HTTP work is done in Granian's own thread.
 `wiring/controller.py` and tests call it. Beyond loopback it refuses to listen without tokens.
@@ -12,23 +12,33 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 from granian.constants import Interfaces
 from granian.http import HTTP1Settings
 from granian.server.embed import Server
-from litestar import Litestar
+from litestar import Litestar, Request, Response, Router
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException, PermissionDeniedException
 from litestar.types import ControllerRouterHandler
 from prometheus_client.registry import Collector
 
-from holdfast.api.app import make_app
+from holdfast.api import docs_page, routes_watch
 from holdfast.api.auth import Reviewer, Sessions, TokenBook
-from holdfast.api.limits import Limits
+from holdfast.api.authority import Refusals
+from holdfast.api.limits import LimitGate, Limits
 from holdfast.api.metrics import Tally
+from holdfast.api.problems import on_bug, on_deep, on_http, on_ours
+from holdfast.api.whole import WholeState
 from holdfast.controller import Controller
 from holdfast.controller.fleet import Fleet
-from holdfast.errors import LinkError, RefusedError, UsageError
+from holdfast.errors import HoldfastError, LinkError, RefusedError, UsageError
 
+BODY_MAX = 8 * 1024 * 1024
+"""Bytes of one request. A batch of 1000 findings with their log lines stays below 2 MiB."""
+FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
+"""What a page of another site can have a browser send without asking first."""
 START_S = 10.0
 POLL_S = 0.005
 BACKLOG = 1024
@@ -52,6 +62,7 @@ class ApiServer:
         limits: how much one client may ask for.
         collectors: more figures for `/metrics`.
         reviewer: lets in agents by their ServiceAccount tokens.
+        fleet: the cockpit's, or one of its own; it follows the controller while the API is served.
 
     Raises:
         RefusedError: an address beyond loopback without tokens.
@@ -79,26 +90,37 @@ class ApiServer:
         self._controller = controller
         self._fleet = fleet if fleet is not None else Fleet()
         self._tally = Tally()
-        self._app = make_app(
-            controller,
-            tokens,
-            pages,
-            sessions=sessions,
-            limits=limits,
-            fleet=self._fleet,
-            tally=self._tally,
-            collectors=collectors,
-            reviewer=reviewer,
+        state = {
+            "controller": controller,
+            "tokens": tokens if tokens is not None else TokenBook(),
+            "sessions": sessions,
+            "reviewer": reviewer,
+            "limits": LimitGate(limits),
+            "fleet": self._fleet,
+            "tally": self._tally,
+            "collectors": tuple(collectors),
+            "whole": WholeState(controller),
+            "refusals": Refusals(),
+        }
+        routes = Router("/v1", route_handlers=docs_page.ROUTES, before_request=_from_here, after_request=_closed)
+        self.app = Litestar(
+            [routes, *routes_watch.HANDLERS, *docs_page.HANDLERS, *pages],
+            state=State(state),
+            exception_handlers={
+                HTTPException: on_http,
+                HoldfastError: on_ours,
+                RecursionError: on_deep,
+                Exception: on_bug,
+            },
+            request_max_body_size=BODY_MAX,
+            logging_config=None,
+            openapi_config=None,
         )
+        """The application that is served."""
         self._host, self._port = host, port
         self._held: socket.socket | None = None
         self._server: Server | None = None
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def app(self) -> Litestar:
-        """The application that is served."""
-        return self._app
 
     @property
     def url(self) -> str:
@@ -118,7 +140,7 @@ class ApiServer:
             raise
         self._tally.known(line.id for line in self._fleet.incidents.values() if line.is_open)
         self._server = Server(
-            self._app,
+            self.app,
             address=self._host,
             port=self._port,
             interface=Interfaces.ASGI,
@@ -201,3 +223,22 @@ def _reserve(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     return held
+
+
+async def _from_here(request: Request[Any, Any, Any]) -> None:
+    """Refuse what a page of another site has a visitor's browser send: a server without tokens knows no other proof."""
+    if request.method in {"GET", "HEAD", "OPTIONS"}:
+        return
+    origin = request.headers.get("origin", "")
+    if origin and urlsplit(origin).netloc != request.headers.get("host", ""):
+        raise PermissionDeniedException("this request was made by a page of another site")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() in FORM_TYPES:
+        raise HTTPException(detail="send the body as application/json", status_code=415)
+
+
+async def _closed(response: Response[Any]) -> Response[Any]:
+    """Answers are for their reader alone, and never a page."""
+    response.headers.setdefault("Cache-Control", "no-store")
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
+    response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+    return response

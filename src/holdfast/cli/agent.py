@@ -8,39 +8,42 @@ from typing import Annotated
 import typer
 
 from holdfast.agent.process import DEFAULT_KERNEL_LOG, DEFAULT_STATE, AgentOptions, run_agent
+from holdfast.cli.answer import taking
+from holdfast.cli.options import OptionSet
 
 
-def agent(
-    *,
+class AgentChoices(OptionSet, frozen=True):
+    """The options of `holdfast agent`, as `AgentOptions` has them."""
+
     controller: Annotated[
         str, typer.Option("--controller", metavar="URL", envvar="HOLDFAST_CONTROLLER", help="The controller's address.")
-    ] = "",
+    ] = ""
     controller_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="controller.json to follow, in place of --controller.")
-    ] = None,
+    ] = None
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", envvar="HOLDFAST_TOKEN_FILE", help="File that holds this agent's token."),
-    ] = None,
+    ] = None
     ca_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate authority of the controller's certificate.")
-    ] = None,
-    node: Annotated[str, typer.Option(metavar="NAME", help="Name of this node; default: its short host name.")] = "",
+    ] = None
+    node: Annotated[str, typer.Option(metavar="NAME", help="Name of this node; default: its short host name.")] = ""
     kernel_log: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help=f"Kernel log to read. Default: {DEFAULT_KERNEL_LOG}, else the system's log files, else journald.",
         ),
-    ] = None,
+    ] = None
     state_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help=f"Spool and bookmark. Default: {DEFAULT_STATE}.")
-    ] = None,
+    ] = None
     rules: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Further rules for logs; may be given several times.")
-    ] = None,
-    beat_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two beats.")] = 10.0,
-    drill_ok: Annotated[bool, typer.Option("--drill-ok", help="This node may be broken on purpose.")] = False,
+    ] = None
+    beat_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two beats.")] = 10.0
+    drill_ok: Annotated[bool, typer.Option("--drill-ok", help="This node may be broken on purpose.")] = False
     config: Annotated[
         Path | None,
         typer.Option(
@@ -48,34 +51,21 @@ def agent(
             envvar="HOLDFAST_AGENT_CONFIG",
             help="agent.toml. Default: /etc/holdfast/agent.toml, if any.",
         ),
-    ] = None,
+    ] = None
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics and /healthz here. Default: agent.toml's.")
-    ] = None,
-    checks: Annotated[bool, typer.Option("--checks/--no-checks", help="Run the health checks.")] = True,
+    ] = None
+    checks: Annotated[bool, typer.Option("--checks/--no-checks", help="Run the health checks.")] = True
     node_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="An embedded node's folder; its facts are in node.json.")
-    ] = None,
-) -> None:
+    ] = None
+
+
+@taking
+def agent(given: AgentChoices) -> None:
     """Run the agent of this node: read its logs, check its health, beat, validate it when the controller asks.
 
     SIGHUP has agent.toml read again.
     """
-    run_agent(
-        AgentOptions(
-            node_dir=node_dir,
-            controller_file=controller_file,
-            controller="" if controller_file is not None else controller,
-            token_file=token_file,
-            ca_file=ca_file,
-            node=node,
-            kernel_log=kernel_log,
-            state_dir=state_dir,
-            rules=tuple(rules or ()),
-            beat_s=beat_s,
-            drill_ok=drill_ok,
-            config=config,
-            metrics=metrics,
-            checks=checks,
-        )
-    )
+    address = "" if given.controller_file is not None else given.controller
+    run_agent(given.fill(AgentOptions, controller=address, rules=tuple(given.rules or ())))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.table import Table
 
 from holdfast.adapters.catalogue_files import read_catalogue, site_sources
+from holdfast.cli import screen
 from holdfast.cli.screen import console
-from holdfast.detect.catalogue import Catalogue, Rule, load_catalogue
+from holdfast.detect.catalogue import Catalogue, Rule, StreamKind, load_catalogue
+from holdfast.detect.matcher import Matcher, StreamSource
 from holdfast.detect.meaning import packaged_sources
 from holdfast.detect.proof import Complaint, prove
 from holdfast.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, NotFoundError
@@ -33,7 +33,7 @@ def list_rules(
     """List the rules: id, domain, role, remedy, what it means."""
     chosen = [rule for rule in read_catalogue(rules or ()) if not family or rule.family == family]
     if json:
-        _print_json([_brief(rule) for rule in chosen])
+        screen.say_json([_brief(rule) for rule in chosen])
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("rule", "domain", "role", "remedy", "what it means"):
@@ -57,7 +57,7 @@ def show(
     if rule is None:
         raise NotFoundError(f'no rule "{rule_id}"; `holdfast catalogue list` names them all')
     if json:
-        _print_json(_brief(rule) | {"patterns": list(rule.patterns), "matches": list(rule.matches)})
+        screen.say_json(_brief(rule) | {"patterns": list(rule.patterns), "matches": list(rule.matches)})
         return
     out = console()
     for name, value in _facts(rule):
@@ -77,9 +77,6 @@ def run_examples(
     catalogue = read_catalogue(rules or ())
     out = console()
     if line:
-        from holdfast.detect.catalogue import StreamKind  # noqa: PLC0415 - only this branch compiles a matcher
-        from holdfast.detect.matcher import Matcher, StreamSource  # noqa: PLC0415
-
         stream = Matcher(catalogue).stream(StreamSource(kind=StreamKind.ANY))
         matches = stream.feed(line.encode() + b"\n", 0.0)
         for match in matches:
@@ -156,7 +153,3 @@ def _facts(rule: Rule) -> list[tuple[str, list[str]]]:
         ("source", [rule.reference]),
     ]
     return [(name, [text for text in value if text]) for name, value in facts]
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")

@@ -11,17 +11,17 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.emulated import devices
-from holdfast.adapters.probes.check import NAGIOS, Check, Mode, Status
+from holdfast.adapters.probes.check import NAGIOS, Check, Mode, NodeConfig, Status
 from holdfast.adapters.probes.checks import CHECKS, SOURCES, of_mode
 from holdfast.adapters.probes.checks_node import describe
-from holdfast.adapters.probes.config import NodeConfig, chosen, load_config
+from holdfast.adapters.probes.config import chosen, load_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import NEVER, Looker, Memory, Verdict, exit_code, uptime_s
 from holdfast.agent.health import memory_file
@@ -107,12 +107,8 @@ def make_looker(settings: NodeConfig, node_dir: Path | None) -> Looker:
     env = dict(os.environ)
     reach = Reach(
         devices.environment(folder, env) if folder is not None else env,
-        profile=settings.profile,
-        exporter=settings.dcgm_exporter,
         root=devices.root_of(node_dir),
         emulated=node_dir is not None,
-        dcgm_policy=settings.dcgm_policy,
-        fabric_provider=settings.fabric_provider,
     )
     if node_dir is not None:
         reach.kernel_log = node_dir / "kmsg"
@@ -179,7 +175,7 @@ def _form(verdicts: Sequence[Verdict], mode: Mode | None) -> dict[str, object]:
 
 
 def _list(checks: Sequence[Check]) -> Answer:
-    forms = [
+    forms: list[dict[str, Any]] = [
         {
             "check": one.name,
             "about": one.about,
@@ -192,11 +188,17 @@ def _list(checks: Sequence[Check]) -> Answer:
         }
         for one in checks
     ]
-    table = screen.table("check", "modes", "limit", "about", "needs", keep=("check",))
-    for one in checks:
-        source = SOURCES[one.source]
-        modes = ", ".join(mode.value for mode in one.modes) or "by name only"
-        table.add_row(one.name, modes, f"{source.limit_s:g} s", one.about, source.needs)
+    rows = (
+        (
+            form["check"],
+            ", ".join(form["modes"]) or "by name only",
+            f"{form['limit_s']:g} s",
+            form["about"],
+            form["needs"],
+        )
+        for form in forms
+    )
+    table = screen.table("check", "modes", "limit", "about", "needs", rows=rows, keep=("check",))
     return Answer(lambda: {"version": 1, "checks": forms}, lambda: [table])
 
 

@@ -6,6 +6,7 @@ when something is damaged. Only `repair` writes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,23 +56,16 @@ def _found(folder: Path) -> list[Listed]:
     folder = folder.resolve()
     try:
         for look in (_own, _foreign):
-            inside = look(folder) if folder.is_dir() else []
-            if inside:
+            if folder.is_dir() and (inside := look(folder)):
                 return inside
-            one = [found for found in _beside(folder, look) if found.path == folder]
-            if one:
+            beside: list[Listed] = []
+            with contextlib.suppress(CheckpointError):  # the folder above may be anything
+                beside = look(folder.parent)
+            if one := [found for found in beside if found.path == folder]:
                 return one
     except CheckpointError as error:
         raise UserError(str(error)) from error
     return []
-
-
-def _beside(folder: Path, look: Callable[[Path], list[Listed]]) -> list[Listed]:
-    """What is in the folder above, which may be anything."""
-    try:
-        return look(folder.parent)
-    except CheckpointError:
-        return []
 
 
 def _own(folder: Path) -> list[Listed]:
@@ -143,46 +137,22 @@ def list_checkpoints(folder: FolderArgument) -> Answer:
 def _list_table(found: list[Listed]) -> Table:
     at = screen.now()
     own = any(info.foreign is None for info in found)
-    heads = ("step", "epoch", "attempt", "saved", "ranks", "size", "state") if own else _FOREIGN_HEADS
-    made = screen.table(*heads, right=("step", "epoch", "size"))
-    for info in found:
+
+    def row(info: Listed) -> Iterator[screen.Cell]:
+        yield info.step
+        yield from (info.epoch, info.attempt or None) if own else (info.name, info.layout)
+        yield f"{screen.age(info.saved_at, at)} ago" if info.saved_at else None
+        yield info.world_size or None if own else len(info.foreign.files) if info.foreign else None
+        yield (None if info.size is None and own else _bytes(info.size or 0))
         state = screen.state("good" if info.problem is None else "damaged")
-        if info.problem:
-            state.append(f": {screen.clean(info.problem)}")
-        made.add_row(*(_own_cells(info, at) if own else _foreign_cells(info, at)), state)
-    return made
+        yield state.append(f": {screen.clean(info.problem)}") if info.problem else state
 
-
-_FOREIGN_HEADS = ("step", "checkpoint", "layout", "saved", "files", "size", "state")
-
-
-def _saved(info: Listed, at: float) -> str:
-    return f"{screen.age(info.saved_at, at)} ago" if info.saved_at else "-"
-
-
-def _own_cells(info: Listed, at: float) -> list[str | Text]:
-    return [
-        str(info.step),
-        str(info.epoch),
-        Text(screen.clean(info.attempt) if info.attempt else "-"),
-        _saved(info, at),
-        str(info.world_size) if info.world_size else "-",
-        _bytes(info.size) if info.size is not None else "-",
-    ]
-
-
-def _foreign_cells(info: Listed, at: float) -> list[str | Text]:
-    return [
-        "-" if info.step is None else str(info.step),
-        Text(screen.clean(info.name)),
-        info.layout,
-        _saved(info, at),
-        str(len(info.foreign.files)) if info.foreign else "-",
-        _bytes(info.size or 0),
-    ]
+    names = ("epoch", "attempt", "saved", "ranks") if own else ("checkpoint", "layout", "saved", "files")
+    return screen.table("step", *names, "size", "state", rows=map(row, found), right=("step", "epoch", "size"))
 
 
 def _info_form(info: Listed) -> dict[str, Any]:
+    kept = {name: getattr(info, name) for name in ("attempt", "saved_at", "world_size", "layout")}
     return {
         "checkpoint": info.name,
         "path": str(info.path),
@@ -190,10 +160,7 @@ def _info_form(info: Listed) -> dict[str, Any]:
         "epoch": info.epoch,
         "ok": info.problem is None,
         "problem": info.problem,
-        "attempt": info.attempt,
-        "saved_at": info.saved_at,
-        "world_size": info.world_size,
-        "layout": info.layout,
+        **kept,
         "bytes": info.size,
     }
 

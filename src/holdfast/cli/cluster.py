@@ -21,7 +21,7 @@ from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.adapters.local.daemon import daemon_pid, end_cluster, start_cluster
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group
-from holdfast.cli.options import DirOption
+from holdfast.cli.options import DirOption, OptionSet
 from holdfast.errors import EXIT_FAILED, LinkError, NotFoundError
 from holdfast.model.cluster import ENDED, JobView, NodeView, RecoverySpec, SchedulerState, WorldView
 from holdfast.wiring.settings import default_folder
@@ -32,29 +32,32 @@ VERSION = 1
 app = group("Run an embedded cluster of real processes on this machine.")
 
 
-@app.command()
-@answering
-def up(
-    *,
-    cluster_dir: DirOption = None,
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Ordinary nodes.")] = 4,
-    spares: Annotated[int, typer.Option(min=0, max=64, help="Nodes used only when the ordinary ones run out.")] = 0,
-    gpus_per_node: Annotated[int, typer.Option(min=0, max=16, help="Emulated GPUs of each node.")] = 8,
-    drill_ok: Annotated[
-        bool, typer.Option("--drill-ok", help="Open to drills: nodes may be broken on purpose.")
-    ] = False,
+class UpOptions(OptionSet, frozen=True):
+    """What `up` is asked for."""
+
+    cluster_dir: DirOption = None
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Ordinary nodes.")] = 4
+    spares: Annotated[int, typer.Option(min=0, max=64, help="Nodes used only when the ordinary ones run out.")] = 0
+    gpus_per_node: Annotated[int, typer.Option(min=0, max=16, help="Emulated GPUs of each node.")] = 8
+    drill_ok: Annotated[bool, typer.Option("--drill-ok", help="Open to drills: nodes may be broken on purpose.")] = (
+        False
+    )
     emulated: Annotated[
         bool,
         typer.Option("--devices", help="Each node's emulated GPUs answer NVML, nvidia-smi and dcgmi (needs gcc)."),
-    ] = False,
-) -> Answer:
+    ] = False
+
+
+@app.command()
+@answering
+def up(given: UpOptions) -> Answer:
     """Start a cluster in the background and wait until its nodes are up."""
-    folder = (cluster_dir or default_folder()).expanduser().resolve()
-    options = ["--gpus-per-node", str(gpus_per_node)]
-    if emulated:
+    folder = (given.cluster_dir or default_folder()).expanduser().resolve()
+    nodes, spares, options = given.nodes, given.spares, ["--gpus-per-node", str(given.gpus_per_node)]
+    if given.emulated:
         devices.build()  # a missing compiler is said here, once, and not by every agent
         options.append("--emulated-devices")
-    running = start_cluster(folder, nodes=nodes, spares=spares, drill_ok=drill_ok, follow=False, options=options)
+    running = start_cluster(folder, nodes=nodes, spares=spares, drill_ok=given.drill_ok, follow=False, options=options)
     try:
         asyncio.run(running.until_up())
     except BaseException:  # also Ctrl-C: a cluster that did not come up is not left behind
@@ -62,7 +65,7 @@ def up(
         raise
     form = {"version": VERSION, "dir": str(folder), "pid": running.process.pid, "nodes": nodes, "spares": spares}
     spare = f" and {spares} spare" if spares else ""
-    where = f" --dir {folder}" if cluster_dir is not None else ""
+    where = f" --dir {folder}" if given.cluster_dir is not None else ""
     lines = [
         f"cluster up: {nodes} nodes{spare} in {folder} (pid {running.process.pid})",
         f"  holdfast cluster submit{where} --nodes {min(2, nodes)} -- hostname",
@@ -92,6 +95,21 @@ def status(*, cluster_dir: DirOption = None) -> Answer:
     return Answer(lambda: form, lambda: _tables(world))
 
 
+class SubmitOptions(OptionSet, frozen=True):
+    """What a job is asked for."""
+
+    cluster_dir: DirOption = None
+    nodes: Annotated[int, typer.Option("--nodes", "-N", min=1, help="Nodes of the job.")] = 1
+    name: Annotated[str, typer.Option("--job-name", "-J", help="Name of the job.")] = ""
+    exclude: Annotated[
+        str, typer.Option("--exclude", "-x", metavar="NODES", help="Nodes to keep off: node01,node02.")
+    ] = ""
+    hold: Annotated[bool, typer.Option("--hold", "-H", help="Queue it held.")] = False
+    recover: Annotated[bool, typer.Option("--recover", help="Ask for recovery of this job.")] = False
+    drill_ok: Annotated[bool, typer.Option("--drill-ok", help="This job may be broken on purpose.")] = False
+    wait: Annotated[bool, typer.Option("--wait", "-W", help="Wait for its end and exit as it did.")] = False
+
+
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @answering
 def submit(
@@ -99,38 +117,30 @@ def submit(
         list[str], typer.Argument(metavar="CMD", help="Run once on every node of the job, as srun does.")
     ],
     *,
-    cluster_dir: DirOption = None,
-    nodes: Annotated[int, typer.Option("--nodes", "-N", min=1, help="Nodes of the job.")] = 1,
-    name: Annotated[str, typer.Option("--job-name", "-J", help="Name of the job.")] = "",
-    exclude: Annotated[
-        str, typer.Option("--exclude", "-x", metavar="NODES", help="Nodes to keep off: node01,node02.")
-    ] = "",
-    hold: Annotated[bool, typer.Option("--hold", "-H", help="Queue it held.")] = False,
-    recover: Annotated[bool, typer.Option("--recover", help="Ask for recovery of this job.")] = False,
-    drill_ok: Annotated[bool, typer.Option("--drill-ok", help="This job may be broken on purpose.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", "-W", help="Wait for its end and exit as it did.")] = False,
+    given: SubmitOptions,
 ) -> Answer:
     """Queue a job. Its output goes to output.log in the job's folder."""
-    folder = _folder(cluster_dir)
+    folder = _folder(given.cluster_dir)
     orchestrator = LocalOrchestrator(folder / "cluster.sock")
-    wishes: dict[str, Any] = {
-        "nodes": nodes,
-        "name": name or Path(command[0]).name,
-        "exclude": tuple(filter(None, exclude.split(","))),
-        "hold": hold,
-        "recovery": RecoverySpec() if recover else None,
-        "drill_ok": drill_ok,
-        "cwd": str(Path.cwd()),
-        "env": {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "SLURM_"))},
-    }
-    job = _ask(folder, orchestrator.submit(command, **wishes))
-    if wait:
-        job = _ask(folder, _until_ended(orchestrator, job.key.id))
-    said = f"job {job.key.id} is queued; its output: {job.job_dir}/output.log"
-    if wait:
-        said = f"job {job.key.id} {job.state.value}{f': {job.reason}' if job.reason else ''}"
-    code = job.exit_code or EXIT_FAILED if wait and job.state is not SchedulerState.COMPLETED else 0
-    return Answer(lambda: {"version": VERSION, "job": job}, lambda: [said], code)
+    submitted = orchestrator.submit(
+        command,
+        nodes=given.nodes,
+        name=given.name or Path(command[0]).name,
+        exclude=tuple(filter(None, given.exclude.split(","))),
+        hold=given.hold,
+        recovery=RecoverySpec() if given.recover else None,
+        drill_ok=given.drill_ok,
+        cwd=str(Path.cwd()),
+        env={key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "SLURM_"))},
+    )
+    job = _ask(folder, submitted)
+    if not given.wait:
+        said = f"job {job.key.id} is queued; its output: {job.job_dir}/output.log"
+        return Answer(lambda: {"version": VERSION, "job": job}, lambda: [said])
+    ended = _ask(folder, _until_ended(orchestrator, job.key.id))
+    said = f"job {ended.key.id} {ended.state.value}{f': {ended.reason}' if ended.reason else ''}"
+    code = 0 if ended.state is SchedulerState.COMPLETED else ended.exit_code or EXIT_FAILED
+    return Answer(lambda: {"version": VERSION, "job": ended}, lambda: [said], code)
 
 
 @app.command()
@@ -170,16 +180,25 @@ def _ask(folder: Path, question: Coroutine[Any, Any, T]) -> T:
 
 
 def _tables(world: WorldView) -> list[RenderableType]:
-    nodes = screen.table("node", "state", "jobs", "boot", "machine", keep=("node",))
-    for node in world.nodes:
-        name = f"{node.name} (spare)" if node.spare else node.name
-        words = node.state_text + (f": {screen.clean(node.drain_reason)}" if node.drain_reason else "")
-        nodes.add_row(name, Text(words, style=_style(node)), ",".join(node.jobs), node.boot_id[:8], node.instance_id)
-    jobs = screen.table("job", "name", "state", "restarts", "nodes", "reason", right=("restarts",), keep=("job",))
-    for job in world.jobs:
-        row = (job.key.id, screen.clean(job.name), job.state.value, str(job.restart_count), screen.fold(job.nodes))
-        jobs.add_row(*row, screen.clean(job.reason))
-    return [nodes, *([jobs] if world.jobs else [])]
+    nodes = (
+        (
+            f"{node.name} (spare)" if node.spare else node.name,
+            Text(node.state_text + (f": {screen.clean(node.drain_reason)}" if node.drain_reason else ""), _style(node)),
+            ",".join(node.jobs),
+            node.boot_id[:8],
+            node.instance_id,
+        )
+        for node in world.nodes
+    )
+    jobs = (
+        (job.key.id, job.name, job.state.value, job.restart_count, screen.fold(job.nodes), job.reason)
+        for job in world.jobs
+    )
+    made = [screen.table("node", "state", "jobs", "boot", "machine", rows=nodes, keep=("node",))]
+    if world.jobs:
+        headings = ("job", "name", "state", "restarts", "nodes", "reason")
+        made.append(screen.table(*headings, rows=jobs, right=("restarts",), keep=("job",)))
+    return [*made]
 
 
 def _style(node: NodeView) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -54,24 +53,22 @@ TEXT_MAX = 400
 
 def jobs_table(jobs: Sequence[JobRecord], at: float) -> Table:
     """One row per job, newest first."""
-    made = screen.table("job", "name", "state", "for", "step", "saved", "nodes", right=("for", "step", "saved"))
-    made.columns[0].no_wrap = True
-    for job in sorted(jobs, key=lambda job: (-_latest(job), str(job.key))):
-        attempt = job.attempt
-        state = screen.state(job.state)
-        if job.incident:
-            state.append(f" {screen.clean(job.incident)}", style="dim")
-        nodes = screen.fold(attempt.nodes if attempt is not None and attempt.nodes else job.view.nodes)
-        made.add_row(
-            Text(screen.clean(job.name)),
-            Text(_short(screen.clean(job.view.name), NAME_MAX)),
-            state,
-            screen.age(job.since, at),
-            _number(attempt.reached if attempt is not None else None),
-            _number(job.durable_step or None),
-            Text(_short(nodes)),
-        )
-    return made
+    ordered = sorted(jobs, key=lambda job: (-_latest(job), str(job.key)))
+    headings = ("job", "name", "state", "for", "step", "saved", "nodes")
+    return screen.table(
+        *headings, rows=(_job_row(job, at) for job in ordered), right=("for", "step", "saved"), keep=("job",)
+    )
+
+
+def _job_row(job: JobRecord, at: float) -> Iterable[screen.Cell]:
+    attempt = job.attempt
+    state = screen.state(job.state)
+    if job.incident:
+        state.append(f" {screen.clean(job.incident)}", style="dim")
+    nodes = _short(screen.fold(attempt.nodes if attempt is not None and attempt.nodes else job.view.nodes))
+    step = attempt.reached if attempt is not None else None
+    name = _short(screen.clean(job.view.name), NAME_MAX)
+    return job.name, name, state, screen.age(job.since, at), step, job.durable_step or None, nodes
 
 
 def _latest(job: JobRecord) -> float:
@@ -131,25 +128,27 @@ def attempts_table(job: JobRecord, at: float, trained: TrainingTime) -> Table:
     """One row per execution, with the downtime before it; the nodes stand there only when they changed."""
     moved = len({attempt.nodes for attempt in job.attempts}) > 1
     times = {one.attempt: one for one in trained.attempts}
-    made = screen.table(
-        "attempt", "started", "lasted", "down", "steps", "loaded", "saved", "end", *(["nodes"] if moved else []),
-        title="Attempts", right=("lasted", "down", "loaded", "saved"), keep=("attempt", "lasted", "down", "started"),
-    )  # fmt: skip
-    for attempt in job.attempts:
+
+    def row(attempt: AttemptRecord) -> Iterable[screen.Cell]:
+        time = times.get(attempt.number)
+        yield f"{job.key}({attempt.number})"
+        yield _started(attempt.started_at, at)
         end = attempt.ended_at or at
-        steps = "-" if attempt.first_step is None else f"{attempt.first_step}-{_number(attempt.reached)}"
-        made.add_row(
-            Text(f"{screen.clean(str(job.key))}({attempt.number})"),
-            Text(_started(attempt.started_at, at)),
-            screen.span(max(0.0, end - attempt.started_at)) if attempt.started_at else "-",
-            screen.span(time.downtime_s) if (time := times.get(attempt.number)) and time.downtime_s else "-",
-            Text(steps),
-            _number(attempt.resumed_from),
-            _number(attempt.durable_step),
-            _end(attempt, time),
-            *([Text(_short(screen.fold(attempt.nodes)))] if moved else []),
-        )
-    return made
+        yield screen.span(max(0.0, end - attempt.started_at)) if attempt.started_at else None
+        yield screen.span(time.downtime_s) if time is not None and time.downtime_s else None
+        reached = "-" if attempt.reached is None else attempt.reached
+        yield None if attempt.first_step is None else f"{attempt.first_step}-{reached}"
+        yield attempt.resumed_from
+        yield attempt.durable_step
+        yield _end(attempt, time)
+        if moved:
+            yield _short(screen.fold(attempt.nodes))
+
+    return screen.table(
+        "attempt", "started", "lasted", "down", "steps", "loaded", "saved", "end", *(["nodes"] if moved else []),
+        rows=map(row, job.attempts), title="Attempts", right=("lasted", "down", "loaded", "saved"),
+        keep=("attempt", "lasted", "down", "started"),
+    )  # fmt: skip
 
 
 def _end(attempt: AttemptRecord, time: AttemptTime | None) -> Text:
@@ -162,16 +161,18 @@ def _end(attempt: AttemptRecord, time: AttemptTime | None) -> Text:
 
 def saves_table(job: JobRecord, saves: Sequence[Save], at: float) -> Table:
     """One row per save, newest first: when it was staged, when it was durable, and the seconds between."""
-    made = screen.table("step", "attempt", "staged", "durable", "took", title="Checkpoints", right=("step", "took"))
-    for save in saves:
-        made.add_row(
-            str(save.step),
-            Text(f"{screen.clean(str(job.key))}({save.attempt})"),
-            Text(_started(save.staged_at, at) if save.staged_at else "-"),
-            Text(_started(save.durable_at, at) if save.durable_at else "not yet"),
-            "-" if save.took_s is None else f"{save.took_s:.1f} s",
+    rows = (
+        (
+            save.step,
+            f"{job.key}({save.attempt})",
+            _started(save.staged_at, at) if save.staged_at else None,
+            _started(save.durable_at, at) if save.durable_at else "not yet",
+            None if save.took_s is None else f"{save.took_s:.1f} s",
         )
-    return made
+        for save in saves
+    )
+    headings = ("step", "attempt", "staged", "durable", "took")
+    return screen.table(*headings, rows=rows, title="Checkpoints", right=("step", "took"))
 
 
 def _started(started: float, at: float) -> str:
@@ -231,33 +232,32 @@ def nodes_view(
 
 def node_groups(nodes: Sequence[NodeRecord]) -> Table:
     """Nodes folded by group and state."""
-    made = screen.table("group", "state", "count", "nodes", right=("count",), keep=("state", "count"))
-
-    def key(node: NodeRecord) -> tuple[str, str]:
-        return node.view.group, node.state.value
-
+    counted: dict[tuple[str, NodeState], list[str]] = {}
     order = list(NodeState)
-    for (group, word), found in groupby(sorted(nodes, key=lambda n: (n.view.group, order.index(n.state))), key):
-        names = [node.name for node in found]
-        made.add_row(
-            Text(screen.clean(group) or "-"), screen.state(word), str(len(names)), Text(_short(screen.fold(names)))
-        )
-    return made
+    for node in sorted(nodes, key=lambda n: (n.view.group, order.index(n.state))):
+        counted.setdefault((node.view.group, node.state), []).append(node.name)
+    rows = (
+        (screen.clean(group) or None, screen.state(state), len(names), _short(screen.fold(names)))
+        for (group, state), names in counted.items()
+    )
+    return screen.table("group", "state", "count", "nodes", rows=rows, right=("count",), keep=("state", "count"))
 
 
 def node_rows(nodes: Iterable[NodeRecord], at: float, *, title: str = "") -> Table:
     """One row per node."""
-    made = screen.table("node", "group", "state", "for", "jobs", "why", right=("for",), keep=("for",), title=title)
-    for node in nodes:
-        made.add_row(
-            Text(screen.clean(node.name)),
-            Text(screen.clean(node.view.group) or "-"),
+    rows = (
+        (
+            node.name,
+            screen.clean(node.view.group) or None,
             screen.state(node.state),
             screen.age(node.since, at),
-            Text(_short(",".join(screen.clean(job) for job in node.view.jobs), 40) or "-"),
-            Text(node_reason(node)),
+            _short(",".join(screen.clean(job) for job in node.view.jobs), 40) or None,
+            node_reason(node),
         )
-    return made
+        for node in nodes
+    )
+    headings = ("node", "group", "state", "for", "jobs", "why")
+    return screen.table(*headings, rows=rows, right=("for",), keep=("for",), title=title)
 
 
 def node_reason(node: NodeRecord) -> str:
@@ -311,22 +311,20 @@ def node_page(
 
 def incidents_table(incidents: Sequence[IncidentRecord], at: float, *, title: str = "") -> Table:
     """One row per incident, in the order given."""
-    made = screen.table(
-        "incident", "opened", "outcome", "job", "cause", "suspects", "took",
-        title=title, right=("took",), keep=("incident",),
-    )  # fmt: skip
-    for incident in incidents:
-        jobs = ",".join(str(key) for key in incident.jobs)
-        made.add_row(
-            Text(screen.clean(incident.id)),
-            Text(f"{screen.age(incident.opened_at, at)} ago"),
+    rows = (
+        (
+            incident.id,
+            f"{screen.age(incident.opened_at, at)} ago",
             screen.outcome(incident),
-            Text(screen.clean(_short(jobs, 40)) or "-"),
-            Text(screen.clean(_short(cause(incident), 120))),
-            Text(screen.clean(_short(suspects(incident), 80))),
+            screen.clean(_short(",".join(str(key) for key in incident.jobs), 40)) or None,
+            _short(cause(incident), 120),
+            _short(suspects(incident), 80),
             seconds(timeline(incident).total_s or None),
         )
-    return made
+        for incident in incidents
+    )
+    headings = ("incident", "opened", "outcome", "job", "cause", "suspects", "took")
+    return screen.table(*headings, rows=rows, title=title, right=("took",), keep=("incident",))
 
 
 def incident_page(incident: IncidentRecord, orders: Sequence[OrderRecord], at: float) -> RenderableType:
@@ -409,27 +407,19 @@ def _evidence(incident: IncidentRecord) -> list[RenderableType]:
 
 def orders_table(orders: Sequence[OrderRecord], at: float, *, title: str = "") -> Table:
     """One row per order, in the order given."""
-    made = screen.table(
-        "order", "what", "for", "status", "issued", "took", "why / outcome",
-        title=title, right=("took",), keep=("order",),
-    )  # fmt: skip
-    for record in orders:
-        order = record.order
-        status = screen.state(record.status)
+
+    def row(record: OrderRecord) -> Iterable[screen.Cell]:
+        order, status = record.order, screen.state(record.status)
         if record.status is OrderStatus.PROPOSED and record.expires_at:
             left = record.expires_at - at
             status.append(f", lapses in {screen.span(left)}" if left > 0 else ", lapsed", style="dim")
-        words = [screen.clean(part) for part in (order.why, record.detail) if part]
-        made.add_row(
-            Text(screen.clean(order.id)),
-            Text(kind_of(order).replace("_", " ")),
-            Text(screen.clean(target(order))),
-            status,
-            f"{screen.age(record.issued_at, at)} ago",
-            seconds(record.ended_at - record.issued_at) if record.ended_at else "-",
-            Text(_short(" -> ".join(words), 160)),
-        )
-    return made
+        took = seconds(record.ended_at - record.issued_at) if record.ended_at else None
+        words = _short(" -> ".join(screen.clean(part) for part in (order.why, record.detail) if part), 160)
+        issued = f"{screen.age(record.issued_at, at)} ago"
+        return order.id, kind_of(order).replace("_", " "), target(order), status, issued, took, words
+
+    headings = ("order", "what", "for", "status", "issued", "took", "why / outcome")
+    return screen.table(*headings, rows=map(row, orders), title=title, right=("took",), keep=("order",))
 
 
 def _is_told(record: OrderRecord) -> bool:
@@ -455,10 +445,6 @@ def _story(story: Sequence[str]) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(), Text("Story", style="bold")]
     lines += [Padding(Text(screen.clean(line), overflow="fold"), (0, 0, 0, 2)) for line in story]
     return lines
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)
 
 
 def _short(text: str, most: int = NAMES_MAX) -> str:

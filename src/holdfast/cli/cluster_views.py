@@ -5,28 +5,26 @@ Each reads once and prints once; `--json` prints the forms of docs/json-forms.md
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from holdfast.cli import json_forms, screen
+from holdfast.cli import screen
 from holdfast.cli.absent import missing
 from holdfast.cli.answer import Answer, answering
 from holdfast.cli.cluster_tables import for_people, incident_page, incidents_table, job_page, jobs_table, nodes_view
 from holdfast.cli.house_style import house_style
 from holdfast.cli.incident_lines import (
-    lines_form,
     lines_table,
     read_lines,
     read_similar,
-    similar_form,
     similar_table,
     write_lines,
 )
-from holdfast.cli.options import Where
+from holdfast.cli.json_forms import brake_form, form, incident_page_form, incident_row, job_form, job_row, node_row
+from holdfast.cli.options import OptionSet, Where
 from holdfast.cli.records import Records, policies_of, read
 from holdfast.errors import UsageError
 from holdfast.model.events import AnyEvent
@@ -36,7 +34,6 @@ from holdfast.report.merged import Line
 from holdfast.report.saves import Save, saves_of
 from holdfast.report.similar import Similar
 from holdfast.report.training_time import TrainingTime, proof_of, training_time
-from holdfast.report.words import Words
 
 INCIDENTS_MAX = 1000
 
@@ -49,7 +46,8 @@ def jobs(
     """List jobs and the state of their recovery."""
     found = read(where, lambda records: records.jobs())
     return Answer(
-        lambda: json_forms.jobs_form(found), lambda: [jobs_table(found, screen.now()) if found else "No jobs."]
+        lambda: form(jobs=[job_row(job) for job in found]),
+        lambda: [jobs_table(found, screen.now()) if found else "No jobs."],
     )
 
 
@@ -79,7 +77,7 @@ def job(
 
     record, incidents, orders, saves, trained = read(where, look)
     return Answer(
-        lambda: json_forms.job_form(record, incidents, orders, saves, trained),
+        lambda: form(job=job_form(record, incidents, orders, saves, trained)),
         lambda: [job_page(record, incidents, orders, saves, screen.now(), trained)],
     )
 
@@ -111,7 +109,7 @@ def nodes(
     chosen = [node for node in found if state in {None, node.state.value}]
     none = f"No nodes in state {state}." if state else "No nodes."
     return Answer(
-        lambda: json_forms.nodes_form(chosen, brakes),
+        lambda: form(nodes=[node_row(node) for node in chosen], brakes=[brake_form(brake) for brake in brakes]),
         lambda: [nodes_view(chosen, brakes, screen.now(), every=every) if chosen else none],
     )
 
@@ -129,18 +127,17 @@ def incidents(
     none = "No open incidents." if open_only else "No incidents."
     left = [Text(f"Only the newest {limit} are shown: --limit N shows more.")] if more else []
     return Answer(
-        lambda: json_forms.incidents_form(found),
+        lambda: form(incidents=[incident_row(incident) for incident in found]),
         lambda: [incidents_table(found, screen.now()), *left] if found else [none],
     )
 
 
-@answering
-def incident(
-    incident_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast incidents` shows it.")],
-    *,
+class IncidentOptions(OptionSet, frozen=True):
+    """Which view of an incident."""
+
     timeline: Annotated[
         bool, typer.Option("--timeline", help="Every event about it, of all machines, by one clock.")
-    ] = False,
+    ] = False
     only: Annotated[
         str,
         typer.Option(
@@ -149,65 +146,52 @@ def incident(
             help="Of --timeline: who said it (kernel, application, scheduler, agent, launcher, controller, person), "
             "sources, events or places that begin so.",
         ),
-    ] = "",
+    ] = ""
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write --timeline to this file: .csv, .json or .md."),
-    ] = None,
+    ] = None
     zone: Annotated[
         str, typer.Option(metavar="ZONE", help="Of --timeline: times in this zone. Default: holdfast.toml's, else UTC.")
-    ] = "",
-    alike: Annotated[bool, typer.Option("--similar", help="Has this happened before, and what helped?")] = False,
+    ] = ""
+    alike: Annotated[bool, typer.Option("--similar", help="Has this happened before, and what helped?")] = False
+
+
+@answering
+def incident(
+    incident_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast incidents` shows it.")],
+    *,
+    given: IncidentOptions,
     where: Where,
 ) -> Answer | None:
     """Show one incident: timeline, diagnosis, evidence, orders and their outcomes, story."""
-    if timeline and alike:
+    if given.timeline and given.alike:
         raise UsageError("--timeline and --similar are two views: give one of them")
-    if only and not timeline:
+    if given.only and not given.timeline:
         raise UsageError("--only narrows --timeline: give both")
-    if (output is not None or zone) and not timeline:
+    if (given.output is not None or given.zone) and not given.timeline:
         raise UsageError("-o and --zone are for --timeline: give it too")
+    words = house_style(given.zone, "", None, where.config)[0] if given.timeline else None
 
-    async def the_one(records: Records) -> IncidentRecord:
+    async def look(records: Records) -> tuple[IncidentRecord, list[Line], list[Similar], list[OrderRecord]]:
         found = await records.incidents(incident=incident_id)
         if not found:
             known = [record.id for record in await records.incidents(limit=INCIDENTS_MAX)]
             raise missing("incident", incident_id, known)
-        return found[0]
+        lines = await read_lines(records, found[0], given.only) if given.timeline else []
+        alike = await read_similar(records, found[0]) if given.alike else []
+        plain = not given.timeline and not given.alike
+        return found[0], lines, alike, for_people(await records.orders(incident=incident_id)) if plain else []
 
-    if timeline:
-        return _timeline(where, the_one, only, output, house_style(zone, "", None, where.config)[0])
-    if alike:
-        return _alike(where, the_one)
-
-    async def look(records: Records) -> tuple[IncidentRecord, list[OrderRecord]]:
-        return await the_one(records), for_people(await records.orders(incident=incident_id))
-
-    record, orders = read(where, look)
+    record, lines, alike, orders = read(where, look)
+    if words is not None:
+        if given.output is not None:
+            write_lines(given.output, record, lines, words)
+            return None
+        return Answer(lambda: form(incident=record.id, lines=lines), lambda: [lines_table(record, lines, words)])
+    if given.alike:
+        return Answer(lambda: form(incident=record.id, similar=alike), lambda: [similar_table(alike)])
     return Answer(
-        lambda: json_forms.incident_page_form(record, orders), lambda: [incident_page(record, orders, screen.now())]
+        lambda: form(incident=incident_page_form(record, orders)),
+        lambda: [incident_page(record, orders, screen.now())],
     )
-
-
-Finder = Callable[[Records], Awaitable[IncidentRecord]]
-
-
-def _timeline(where: Where, find: Finder, only: str, output: Path | None, words: Words) -> Answer | None:
-    async def look(records: Records) -> tuple[IncidentRecord, list[Line]]:
-        record = await find(records)
-        return record, await read_lines(records, record, only)
-
-    record, lines = read(where, look)
-    if output is not None:
-        write_lines(output, record, lines, words)
-        return None
-    return Answer(lambda: lines_form(record, lines), lambda: [lines_table(record, lines, words)])
-
-
-def _alike(where: Where, find: Finder) -> Answer:
-    async def look(records: Records) -> tuple[IncidentRecord, list[Similar]]:
-        record = await find(records)
-        return record, await read_similar(records, record)
-
-    record, found = read(where, look)
-    return Answer(lambda: similar_form(record, found), lambda: [similar_table(found)])

@@ -10,11 +10,9 @@ import asyncio
 import contextlib
 import importlib.util
 import shutil
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import msgspec
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,6 +20,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from holdfast.adapters.clock import SystemClock
+from holdfast.cli import screen
+from holdfast.cli.answer import taking
+from holdfast.cli.options import OptionSet
 from holdfast.drill.demonstration import DemoResult, DemoSettings, Watcher, demo_form, loss_sentence, run_demo
 from holdfast.drill.results import DrillResult
 from holdfast.drill.scenario import shipped
@@ -30,26 +31,13 @@ from holdfast.drill.training import TrainingJob
 from holdfast.errors import EXIT_FAILED, HoldfastError, UsageError
 from holdfast.model.cluster import JobKey
 from holdfast.model.records import JobRecord, NodeRecord, NodeState
+from holdfast.report.html import render_html
+from holdfast.report.terminal import show
 
 MARK = ".holdfast-demo"
 """A file in the demo's folder: only a folder that has it is cleared by the next demo."""
 LOOK_S = 0.2
 NOTES_SHOWN = 6
-
-
-class Launcher(StrEnum):
-    """Who starts the ranks on a node."""
-
-    TORCHRUN = "torchrun"
-    HOLDFAST = "holdfast"
-
-
-class On(StrEnum):
-    """Where the demo runs."""
-
-    LOCAL = "local"
-    SLURM = "slurm"
-    KUBERNETES = "kubernetes"
 
 
 class Board(Watcher):
@@ -138,24 +126,30 @@ def _node_text(node: NodeRecord, key: JobKey | None) -> Text:
     return Text.assemble((f"{node.name}{busy}", style), (f" {node.state.value}", style))
 
 
-def demo(
-    *,
-    nodes: Annotated[int, typer.Option(help="Nodes of the cluster, each with a real agent process.", min=2)] = 4,
-    spares: Annotated[int, typer.Option(help="Nodes kept back for a node that fails.", min=1)] = 1,
-    steps: Annotated[int, typer.Option(help="Steps of the training job.", min=150)] = 240,
+class DemoChoices(OptionSet, frozen=True):
+    """The options of `holdfast demo`, as `DemoSettings` has them."""
+
+    nodes: Annotated[int, typer.Option(help="Nodes of the cluster, each with a real agent process.", min=2)] = 4
+    spares: Annotated[int, typer.Option(help="Nodes kept back for a node that fails.", min=1)] = 1
+    steps: Annotated[int, typer.Option(help="Steps of the training job.", min=150)] = 240
     launcher: Annotated[
-        Launcher, typer.Option(help="torchrun under `holdfast run --`, or `holdfast run` in its place (warm standbys).")
-    ] = Launcher.TORCHRUN,
-    seed: Annotated[int, typer.Option(help="Seed of weights, data and faults.")] = 1,
+        Literal["torchrun", "holdfast"],
+        typer.Option(help="torchrun under `holdfast run --`, or `holdfast run` in its place (warm standbys)."),
+    ] = "torchrun"
+    seed: Annotated[int, typer.Option(help="Seed of weights, data and faults.")] = 1
     folder: Annotated[
         Path,
         typer.Option("--dir", help="Folder for everything that the demo writes; cleared if an earlier demo made it."),
-    ] = Path("holdfast-demo"),
+    ] = Path("holdfast-demo")
     on: Annotated[
-        On, typer.Option("--on", help="Where it runs: an embedded cluster, or a real Slurm or Kubernetes here.")
-    ] = On.LOCAL,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
-) -> None:
+        Literal["local", "slurm", "kubernetes"],
+        typer.Option("--on", help="Where it runs: an embedded cluster, or a real Slurm or Kubernetes here."),
+    ] = "local"
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False
+
+
+@taking
+def demo(given: DemoChoices) -> None:
     """A real PyTorch job survives a crash, a failing NVLink and a hang on this machine, in under three minutes.
 
     It starts an embedded cluster of real processes, or with `--on` a real Slurm or Kubernetes, trains a small
@@ -164,23 +158,16 @@ def demo(
     """
     if importlib.util.find_spec("torch") is None:
         raise UsageError("the demo's job trains with PyTorch, which is not installed: pip install torch numpy")
-    clear(folder)
-    settings = DemoSettings(
-        folder=folder / "cluster",
-        nodes=nodes,
-        spares=spares,
-        steps=steps,
-        seed=seed,
-        launcher=launcher.value,
-        on=on.value,
-    )
-    console = Console(stderr=True) if json else Console()
-    board = Board(console)
-    result = asyncio.run(_watch(settings, board))
-    page = folder / "report.html"
-    write_page(result, page)
-    if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(demo_form(result)), indent=2).decode())
+    clear(given.folder)
+    console = Console(stderr=True) if given.json else Console()
+    settings = given.fill(DemoSettings, folder=given.folder / "cluster")
+    result = asyncio.run(_watch(settings, Board(console)))
+    page = given.folder / "report.html"
+    if result.report is not None:
+        result.report.notes.append(loss_sentence(result))
+        page.write_text(render_html(result.report), encoding="utf-8")
+    if given.json:
+        screen.say_json(demo_form(result))
     else:
         conclude(result, page, console)
     if not result.passed:
@@ -211,19 +198,8 @@ async def _watch(settings: DemoSettings, board: Board) -> DemoResult:
             await looking
 
 
-def write_page(result: DemoResult, page: Path) -> None:
-    """Write the HTML report."""
-    from holdfast.report.html import render_html  # noqa: PLC0415 - it brings a large script along
-
-    if result.report is not None:
-        result.report.notes.append(loss_sentence(result))
-        page.write_text(render_html(result.report), encoding="utf-8")
-
-
 def conclude(result: DemoResult, page: Path, console: Console) -> None:
     """The end of the story: timeline, totals, what happened in sentences, the proof."""
-    from holdfast.report.terminal import show  # noqa: PLC0415 - after the live part
-
     if result.report is not None:
         show(result.report, console)
     verdict = "survived" if result.passed else "NOT survived"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.cli import screen
 from holdfast.cli.exporters import of_prometheus, on_this_machine
 from holdfast.cli.machine import State, facts
 from holdfast.errors import EXIT_FAILED
@@ -39,7 +39,7 @@ def doctor(
     """
     found = [*facts(), *on_this_machine(), *(of_prometheus(prometheus) if prometheus else ())]
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        screen.say_json(found)
     else:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("", "state", "found", "serves"):

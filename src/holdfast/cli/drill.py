@@ -12,19 +12,18 @@ import importlib.util
 import shutil
 import signal
 import tempfile
-from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.cli import screen
-from holdfast.cli.answer import Answer, answering, group
+from holdfast.cli.answer import Answer, answering, group, taking
 from holdfast.cli.drill_schedule import app as schedule_app
 from holdfast.cli.inject import inject
-from holdfast.cli.options import ConfigOption, JsonOption
+from holdfast.cli.options import ConfigOption, JsonOption, OptionSet
 from holdfast.drill.kinds import KINDS, SLURM
 from holdfast.drill.results import DrillResult, DrillRun, render_junit, run_form
 from holdfast.drill.scenario import Scenario, find, shipped
@@ -38,29 +37,7 @@ app.command("inject")(inject)
 app.add_typer(schedule_app, name="schedule")
 
 
-class Workload(StrEnum):
-    """What trains while it is broken."""
-
-    COUNTER = "counter"
-    GPT = "gpt"
-
-
-class Launcher(StrEnum):
-    """What starts the ranks."""
-
-    HOLDFAST = "holdfast"
-    TORCHRUN = "torchrun"
-
-
-class On(StrEnum):
-    """Where drills are run."""
-
-    LOCAL = "local"
-    SLURM = "slurm"
-    KUBERNETES = "kubernetes"
-    SITE = "site"
-
-
+On = Literal["local", "slurm", "kubernetes", "site"]
 TABLE = (
     "good",
     "hang_user_buffer",
@@ -73,21 +50,42 @@ TABLE = (
 """The faults of Mission Control's injector."""
 
 
-TableOption = Annotated[bool, typer.Option("--table", help="The seven faults of Mission Control's injector.")]
-OnOption = Annotated[
-    On,
-    typer.Option(
-        "--on",
-        help="Where: an embedded cluster, a real Slurm or Kubernetes here, or `site`: the running cluster of "
-        "holdfast.toml.",
-    ),
-]
-UntilCancelledOption = Annotated[
-    bool, typer.Option("--until-cancelled", help="Let each job train on afterwards until scancel, or Ctrl-C.")
-]
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", "-debug", help="Tell what becomes of the job, line by line.")
-]
+class RunChoices(OptionSet, frozen=True):
+    """The options of `holdfast drill run`."""
+
+    all_drills: Annotated[bool, typer.Option("--all", help="Every drill that ships.")] = False
+    table: Annotated[bool, typer.Option("--table", help="The seven faults of Mission Control's injector.")] = False
+    on: Annotated[
+        On,
+        typer.Option(
+            "--on",
+            help="Where: an embedded cluster, a real Slurm or Kubernetes here, or `site`: the running cluster of "
+            "holdfast.toml.",
+        ),
+    ] = "local"
+    config: ConfigOption = None
+    until_cancelled: Annotated[
+        bool, typer.Option("--until-cancelled", help="Let each job train on afterwards until scancel, or Ctrl-C.")
+    ] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", "-debug", help="Tell what becomes of the job, line by line.")
+    ] = False
+    workload: Annotated[Literal["counter", "gpt"], typer.Option("--workload", help="What trains meanwhile.")] = (
+        "counter"
+    )
+    launcher: Annotated[Literal["holdfast", "torchrun"], typer.Option("--launcher", help="What starts the ranks.")] = (
+        "holdfast"
+    )
+    seed: Annotated[int, typer.Option("--seed", help="Decides which rank or node is hit.")] = 1
+    repeat: Annotated[int, typer.Option("--repeat", min=1, metavar="N", help="Each drill N times.")] = 1
+    fresh: Annotated[bool, typer.Option("--fresh", help="A cluster of its own for every drill.")] = False
+    policy: Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="The controller's policy.")] = None
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Keep results, reports and logs in this new folder.")
+    ] = None
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder even when everything has passed.")] = False
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML for CI.")] = None
+    json: JsonOption = False
 
 
 @app.command("list")
@@ -95,9 +93,8 @@ VerboseOption = Annotated[
 def list_drills() -> Answer:
     """List the drills that ship with Holdfast."""
     found = shipped()
-    table = screen.table("drill", "kind", "hits", "what happens", keep=("drill", "kind"))
-    for scenario in found.values():
-        table.add_row(scenario.name, scenario.kind, scenario.definition.target, scenario.title)
+    rows = ((one.name, one.kind, one.definition.target, one.title) for one in found.values())
+    table = screen.table("drill", "kind", "hits", "what happens", rows=rows, keep=("drill", "kind"))
     return Answer(
         lambda: {"version": 1, "drills": [_list_form(scenario) for scenario in found.values()]}, lambda: [table]
     )
@@ -122,54 +119,27 @@ def show(
 
 
 @app.command()
+@taking
 def run(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME|FILE...", help="Drills to run, in this order.")
     ] = None,
     *,
-    all_drills: Annotated[bool, typer.Option("--all", help="Every drill that ships.")] = False,
-    table: TableOption = False,
-    on: OnOption = On.LOCAL,
-    config: ConfigOption = None,
-    until_cancelled: UntilCancelledOption = False,
-    verbose: VerboseOption = False,
-    workload: Annotated[Workload, typer.Option("--workload", help="What trains meanwhile.")] = Workload.COUNTER,
-    launcher: Annotated[Launcher, typer.Option("--launcher", help="What starts the ranks.")] = Launcher.HOLDFAST,
-    seed: Annotated[int, typer.Option("--seed", help="Decides which rank or node is hit.")] = 1,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, metavar="N", help="Each drill N times.")] = 1,
-    fresh: Annotated[bool, typer.Option("--fresh", help="A cluster of its own for every drill.")] = False,
-    policy: Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="The controller's policy.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Keep results, reports and logs in this new folder.")
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder even when everything has passed.")] = False,
-    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML for CI.")] = None,
-    json: JsonOption = False,
+    given: RunChoices,
 ) -> None:
     """Run drills and judge what Holdfast did about each."""
-    if launcher is Launcher.TORCHRUN and workload is Workload.COUNTER:
+    on, out, json = given.on, given.out, given.json
+    if given.launcher == "torchrun" and given.workload == "counter":
         raise UsageError("--launcher torchrun keeps the port that the counter meets its peers at: add --workload gpt")
-    scenarios = _chosen([*(TABLE if table else ()), *(names or [])], all_drills=all_drills, on=on)
-    site = _site(on, config)
+    scenarios = _chosen([*(TABLE if given.table else ()), *(names or [])], all_drills=given.all_drills, on=on)
+    site = _site(on, given.config)
     folder = _folder(out)
-    if on is On.SLURM and out is None:
+    if on == "slurm" and out is None:
         folder.chmod(0o755)  # munged refuses a socket below a folder that others may not enter
     from holdfast.drill.campaign import CampaignSettings, run_campaign  # noqa: PLC0415 - `list` needs no controller
 
-    settings = CampaignSettings(
-        folder=folder,
-        workload=workload.value,
-        launcher=launcher.value,
-        seed=seed,
-        fresh=fresh,
-        repeat=repeat,
-        policy=policy,
-        has_torch=importlib.util.find_spec("torch") is not None,
-        on=on.value,
-        site=site,
-        until_cancelled=until_cancelled,
-        verbose=verbose,
-    )
+    has_torch = importlib.util.find_spec("torch") is not None
+    settings = given.fill(CampaignSettings, folder=folder, has_torch=has_torch, site=site)
 
     _end_in_order()
     finished = asyncio.run(
@@ -181,8 +151,13 @@ def run(
             on_result=lambda result: _tell(result, json=json),
         )
     )
-    _leave(finished, junit=junit, json=json)
-    if finished.passed and out is None and not keep:
+    if given.junit is not None:
+        given.junit.write_text(render_junit(finished), encoding="utf-8")
+    if json:
+        screen.say_json(run_form(finished))
+    else:
+        screen.say(_count(finished))
+    if finished.passed and out is None and not given.keep:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         screen.say(f"results and logs: {folder}", err=True)
@@ -195,16 +170,6 @@ def _end_in_order() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup's choice stays
             signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
-
-
-def _leave(finished: DrillRun, *, junit: Path | None, json: bool) -> None:
-    """Write and print what came out."""
-    if junit is not None:
-        junit.write_text(render_junit(finished), encoding="utf-8")
-    if json:
-        screen.say_json(run_form(finished))
-    else:
-        screen.say(_count(finished))
 
 
 def _tell(result: DrillResult, *, json: bool) -> None:
@@ -223,7 +188,7 @@ def _chosen(names: list[str], *, all_drills: bool, on: On) -> list[Scenario]:
     if all_drills and names:
         raise UsageError("--all runs every drill that ships: name drills or give --all, not both")
     if all_drills:
-        cluster = SLURM if on is On.SLURM else "local" if on is On.SITE else on.value
+        cluster = SLURM if on == "slurm" else "local" if on == "site" else on
         return [scenario for scenario in shipped().values() if not scenario.definition.lacking(cluster)]
     if not names:
         raise UsageError("no drill is named: `holdfast drill list` shows them, --all runs all of them")
@@ -231,7 +196,7 @@ def _chosen(names: list[str], *, all_drills: bool, on: On) -> list[Scenario]:
 
 
 def _site(on: On, config: Path | None) -> SiteSettings | None:
-    if on is On.SITE:
+    if on == "site":
         return site_of(config)
     if config is not None:
         raise UsageError("--config names the cluster of --on site: add that, or leave --config away")

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from holdfast.adapters.notice_settings import NotifyConfig
+from holdfast.adapters.notify import routing, services
+from holdfast.adapters.notify.outbox import Outbox
+from holdfast.adapters.notify.routing import Facts, quiet_for_s
+from holdfast.adapters.notify.services import AppriseDeliverer
 from holdfast.cli import screen
 from holdfast.drill import notices
 from holdfast.drill.calendar import Calendar, held
 from holdfast.drill.schedule import Schedule
 from holdfast.errors import TemporaryOrderError
-
-if TYPE_CHECKING:  # Jinja and what else a notice needs is not loaded where there are none
-    from holdfast.adapters.notice_settings import NotifyConfig
-    from holdfast.adapters.notify.outbox import Outbox
-    from holdfast.adapters.notify.routing import Facts
-    from holdfast.ports import Clock
+from holdfast.model.evidence import Severity
+from holdfast.ports import Clock
 
 OUTBOX = "outbox.jsonl"
 LOOK_S = 0.2
@@ -33,8 +33,6 @@ LAST_WORD_S = 60.0
 def check(config: NotifyConfig) -> None:
     """Raises ConfigError for a destination that cannot work, before anything is broken."""
     if config.to:
-        from holdfast.adapters.notify import routing, services  # noqa: PLC0415 - as above
-
         routing.check(config)
         for one in config.to:
             services.service_of(one)
@@ -53,8 +51,6 @@ async def leave(calendar: Calendar, one: Schedule, folder: Path, config: NotifyC
     try:
         notices.keep(run, word)
         if config.to:
-            from holdfast.adapters.notify.routing import Facts  # noqa: PLC0415 - as above
-
             box = _box(folder / OUTBOX, config, clock, Facts(drill=one.name, is_over=word.over))
             await box.send(notices.notice_of(one, run, word, link=config.link))
     except (OSError, TemporaryOrderError) as error:
@@ -103,10 +99,6 @@ async def deliver(paths: Sequence[Path], config: NotifyConfig, clock: Clock, *, 
 
 def _box(path: Path, config: NotifyConfig, clock: Clock, facts: Facts | None = None) -> Outbox:
     """The outbox of one run; `facts` are needed only to put something in."""
-    from holdfast.adapters.notify.outbox import Outbox  # noqa: PLC0415 - as above
-    from holdfast.adapters.notify.routing import Facts  # noqa: PLC0415
-    from holdfast.adapters.notify.services import AppriseDeliverer  # noqa: PLC0415
-
     known = facts or Facts()
     return Outbox(config, path, AppriseDeliverer(), lambda _: known, clock)
 
@@ -117,7 +109,4 @@ def _waits(boxes: dict[Path, Outbox]) -> set[str]:
 
 def _quiet(config: NotifyConfig, now: float) -> set[str]:
     """Destinations whose quiet hours these are."""
-    from holdfast.adapters.notify.routing import quiet_for_s  # noqa: PLC0415 - as above
-    from holdfast.model.evidence import Severity  # noqa: PLC0415
-
     return {one.name for one in config.to if quiet_for_s(one, Severity.WARNING, now)}

@@ -6,27 +6,20 @@ Ctrl-C, by its limit, or when quiet hours begin, and leaves nothing behind but i
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import importlib.util
-import json as jsonlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.notice_settings import NotifyConfig
-from holdfast.cli import drill_notices, screen
+from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group
 from holdfast.cli.options import ConfigOption, JsonOption
-from holdfast.drill.calendar import ABORTED, FORM, WORSE, Calendar, Held, Line, checked, last_ended, lines, run_folder
-from holdfast.drill.scenario import Scenario, find
-from holdfast.drill.schedule import Regression, Schedule, is_quiet, limit_s, next_due, regressions
-from holdfast.errors import EXIT_FAILED, HoldfastError, RefusedError, UsageError
+from holdfast.drill.calendar import FORM, Calendar, Held, Line, checked, lines
+from holdfast.drill.schedule import Schedule
+from holdfast.errors import EXIT_FAILED, UsageError
 from holdfast.model.toml_lines import did_you_mean
-from holdfast.ports import Clock
 from holdfast.report.words import Words
 from holdfast.wiring.settings import load_settings
 
@@ -42,11 +35,13 @@ def list_schedules(*, config: ConfigOption = None) -> Answer:
     calendar = _calendar(config)
     now = screen.now()
     found = lines(calendar, now)
-    table = screen.table("schedule", "drills", "on", "next", "last run")
-    for line in found:
+
+    def row(line: Line) -> Iterable[screen.Cell]:
         one = line.schedule
         due = "never: it is always quiet then" if line.next is None else Words(zone=one.zone).time(line.next)
-        table.add_row(one.name, ", ".join(one.drills), one.on, due, _verdict(line.last))
+        return one.name, ", ".join(one.drills), one.on, due, _verdict(line.last)
+
+    table = screen.table("schedule", "drills", "on", "next", "last run", rows=map(row, found))
     return Answer(lambda: {"version": VERSION, "schedules": [_form(line) for line in found]}, lambda: [table])
 
 
@@ -72,122 +67,12 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run drills as they become due. Exit code 1: one failed, or is worse than in its last run."""
-    calendar, notify = _calendar(config), load_settings(config).config.notify
+    from holdfast.cli.drill_schedule_run import hold_due  # noqa: PLC0415 - `list` needs no controller and no notices
+
+    calendar = _calendar(config)
     chosen = [_named(name, calendar.schedules) for name in names] if names else calendar.schedules
-    drill_notices.check(notify)
-    clock = SystemClock()
-    while True:
-        at = clock.now()
-        if now:
-            due = [(at, one) for one in chosen]
-        else:
-            due = sorted(((d, one) for one in chosen if (d := next_due(one, at)) is not None), key=lambda x: x[0])[:1]
-        if not due:
-            raise UsageError("nothing of this calendar is ever due: it is always quiet then")
-        bad = False
-        for moment, one in due:
-            _wait(moment, one, calendar, notify, clock)
-            try:
-                bad |= _hold(calendar, one, notify, clock, json=json)
-            except HoldfastError:
-                _last_word(calendar, notify, clock)
-                raise
-        if now or once:
-            _last_word(calendar, notify, clock)
-            raise typer.Exit(EXIT_FAILED if bad else 0)
-
-
-def _wait(moment: float, one: Schedule, calendar: Calendar, notify: NotifyConfig, clock: Clock) -> None:
-    """Until a schedule is due; meanwhile notices go out that were not taken yet."""
-    left = moment - clock.now()
-    if left > 0:
-        screen.say(f"{one.name} is due at {Words(zone=one.zone).time(moment)}", err=True)
-        asyncio.run(drill_notices.deliver(drill_notices.waiting(calendar), notify, clock, for_s=left, stay=True))
-
-
-def _last_word(calendar: Calendar, notify: NotifyConfig, clock: Clock) -> None:
-    """Send what waits before the command ends; what is not taken now stays on disk, and is named."""
-    paths = drill_notices.waiting(calendar)
-    limit_s = drill_notices.LAST_WORD_S
-    left = asyncio.run(drill_notices.deliver(paths, notify, clock, for_s=limit_s, stay=False)) if paths else []
-    if left:
-        screen.say(f"not taken yet by {', '.join(left)}: the next `holdfast drill schedule run` sends it", err=True)
-
-
-def _hold(calendar: Calendar, one: Schedule, notify: NotifyConfig, clock: Clock, *, json: bool) -> bool:
-    """One run of a schedule; is it bad?"""
-    from holdfast.drill.campaign import CampaignSettings, run_campaign  # noqa: PLC0415 - `list` needs no controller
-    from holdfast.drill.results import run_form  # noqa: PLC0415 - as above
-
-    at = clock.now()
-    if is_quiet(one, at):
-        raise RefusedError(f"{one.name}: these are its quiet hours, so nothing is broken now")
-    scenarios: list[Scenario] = [find(name) for name in one.drills]
-    before = last_ended(calendar, one, at)
-    folder = run_folder(calendar, one, at)
-    campaign = CampaignSettings(
-        folder=folder, seed=one.seed, on=one.on, has_torch=importlib.util.find_spec("torch") is not None
-    )
-
-    async def bounded() -> dict[str, Any]:
-        async with asyncio.timeout(limit_s(one, at)):
-            done = await run_campaign(
-                scenarios, campaign, clock=clock, on_note=lambda note: screen.say(f"  {note}", err=True)
-            )
-        return run_form(done)
-
-    try:
-        form = asyncio.run(bounded())
-    except TimeoutError:
-        _aborted(folder, "at its limit, or because it began to be quiet")
-        asyncio.run(drill_notices.leave(calendar, one, folder, notify, clock))
-        screen.say(f"{one.name}: aborted at its limit, or because it begins to be quiet; results: {folder}", err=True)
-        return True
-    except BaseException as error:  # also Ctrl-C: whoever looks at the calendar sees that it did not come to its end
-        by_hand = isinstance(error, KeyboardInterrupt)
-        _aborted(folder, "by a person" if by_hand else str(error) or type(error).__name__)
-        if not by_hand:
-            asyncio.run(drill_notices.leave(calendar, one, folder, notify, clock))
-        raise
-    worse = regressions(before.form, form, slower_by=one.slower_by) if before is not None else []
-    text = jsonlib.dumps([msgspec.to_builtins(found) for found in worse], indent=2) + "\n"
-    (folder / WORSE).write_text(text, encoding="utf-8")
-    asyncio.run(drill_notices.leave(calendar, one, folder, notify, clock))
-    _tell(one, form, worse, before, folder, json=json)
-    return bool(worse) or not form["passed"]
-
-
-def _aborted(folder: Path, why: str) -> None:
-    """Leave word of it beside what results there are."""
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ABORTED).write_text(jsonlib.dumps({"why": why}) + "\n", encoding="utf-8")
-
-
-def _tell(
-    one: Schedule, form: dict[str, Any], worse: list[Regression], before: Held | None, folder: Path, *, json: bool
-) -> None:
-    if json:
-        screen.say_json(
-            {
-                "version": VERSION,
-                "schedule": one.name,
-                "results": str(folder),
-                "compared_with": str(before.folder) if before is not None else None,
-                "regressions": msgspec.to_builtins(worse),
-                "run": form,
-            }
-        )
-        return
-    for drill in form["drills"]:
-        word = "SKIP" if drill["skipped"] else "ok  " if drill["passed"] else "FAIL"
-        screen.say(f"{word}  {drill['name']}  {screen.clean(drill['reason'])}".rstrip())
-    for found in worse:
-        screen.say(f"WORSE {found.drill}: {found.what} {found.before} -> {screen.clean(found.now)}")
-    screen.say(
-        f"compared with {before.folder.name}" if before is not None else "the first run: nothing to compare with"
-    )
-    screen.say(f"results: {folder}", err=True)
+    bad = hold_due(calendar, chosen, load_settings(config).config.notify, now=now, once=once, json=json)
+    raise typer.Exit(EXIT_FAILED if bad else 0)
 
 
 def _calendar(config: Path | None) -> Calendar:

@@ -15,7 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from msgspec.structs import replace
 from rich.console import Console
@@ -33,6 +32,8 @@ from holdfast.adapters.log_files import (
     line_numbers,
     read_chunks,
 )
+from holdfast.adapters.log_rule_files import read_log_rules
+from holdfast.cli import screen
 from holdfast.cli.explain_page import page
 from holdfast.decide.diagnosis import DiagnosisContext, attribute
 from holdfast.detect.catalogue import Catalogue
@@ -261,7 +262,7 @@ def explain(
     if html is not None:
         html.write_text(page(explained, catalogue), encoding="utf-8")
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(explained), indent=2).decode() + "\n")
+        screen.say_json(explained)
     else:
         show(explained, catalogue, Console(highlight=False))
     if explained.is_unrecognised:
@@ -272,7 +273,6 @@ def explain(
 def _log_rules(path: Path | None) -> tuple[LogRule, ...]:
     if path is None:
         return ()
-    from holdfast.adapters.log_rule_files import read_log_rules  # noqa: PLC0415 - a YAML reader, for who needs it
 
     return read_log_rules(path)
 

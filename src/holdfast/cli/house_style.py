@@ -6,6 +6,7 @@ Called by `report` and `incident`.
 from __future__ import annotations
 
 from pathlib import Path
+from zoneinfo import available_timezones
 
 from holdfast.errors import UsageError
 from holdfast.model.toml_lines import nearest
@@ -29,8 +30,6 @@ def house_style(zone: str, language: str, templates: Path | None, config: Path |
     try:
         words.clock(1.0)
     except (ValueError, OSError, KeyError) as error:
-        from zoneinfo import available_timezones  # noqa: PLC0415 - reads a whole folder
-
         near = nearest(said_zone, available_timezones())
         hint = f'; did you mean "{near}"?' if near else "; write it like Asia/Tokyo"
         raise UsageError(f'--zone "{said_zone}" is no time zone{hint}') from error

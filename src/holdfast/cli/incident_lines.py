@@ -6,25 +6,24 @@ Called by `cluster_views`. Reads once.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from holdfast.cli import screen
 from holdfast.cli.cluster_tables import for_people
+from holdfast.cli.json_forms import form
 from holdfast.cli.records import Records
 from holdfast.errors import UsageError, UserError
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import IncidentRecord
+from holdfast.report.csv_form import csv_lines
 from holdfast.report.merged import AROUND_S, Line, merged, narrowed
 from holdfast.report.similar import Similar, similar
 from holdfast.report.tables import seconds, utc
 from holdfast.report.words import Words
 
-VERSION = 1
 PAGE = 1000
 
 
@@ -46,27 +45,21 @@ async def read_lines(records: Records, incident: IncidentRecord, only: str) -> l
 
 def lines_table(incident: IncidentRecord, lines: list[Line], words: Words) -> Table:
     """One row for each line."""
-    table = screen.table(
-        f"time ({words.zone})", "s", "said by", "source", "event", "place", "what", "seq", right=("s", "seq")
-    )
-    for line in lines:
-        shift = f" (shift {line.shifted_s:+.1f} s)" if line.shifted_s else ""
-        table.add_row(
+    headings = (f"time ({words.zone})", "s", "said by", "source", "event", "place", "what", "seq")
+    rows = (
+        (
             words.clock(line.at),
             f"{line.at - incident.opened_at:+.3f}",
             line.origin,
-            Text(screen.clean(f"{line.source}{shift}")),
+            line.source + (f" (shift {line.shifted_s:+.1f} s)" if line.shifted_s else ""),
             line.kind,
-            Text(screen.clean(line.place)),
-            Text(screen.clean(line.text)[:300]),
-            str(line.seq),
+            line.place,
+            screen.clean(line.text)[:300],
+            line.seq,
         )
-    return table
-
-
-def lines_form(incident: IncidentRecord, lines: list[Line]) -> dict[str, Any]:
-    """`{version, incident, lines: [...]}`."""
-    return {"version": VERSION, "incident": incident.id, "lines": msgspec.to_builtins(lines)}
+        for line in lines
+    )
+    return screen.table(*headings, rows=rows, right=("s", "seq"))
 
 
 def write_lines(path: Path, incident: IncidentRecord, lines: list[Line], words: Words) -> None:
@@ -77,12 +70,12 @@ def write_lines(path: Path, incident: IncidentRecord, lines: list[Line], words: 
         UserError: it cannot be written.
     """
     if path.suffix == ".csv":
-        from holdfast.report.csv_form import csv_lines  # noqa: PLC0415 - `holdfast incident` alone starts without it
-
         heads = Line.__struct_fields__
         text = csv_lines([heads, *([getattr(line, name) for name in heads] for line in lines)])
     elif path.suffix == ".json":
-        text = msgspec.json.format(msgspec.json.encode(lines_form(incident, lines)), indent=2).decode() + "\n"
+        text = (
+            msgspec.json.format(msgspec.json.encode(form(incident=incident.id, lines=lines)), indent=2).decode() + "\n"
+        )
     elif path.suffix == ".md":
         text = _as_markdown(incident, lines, words)
     else:
@@ -115,19 +108,15 @@ def similar_table(found: list[Similar]) -> RenderableType:
     """One row for each."""
     if not found:
         return "Nothing like it is known."
-    table = screen.table("incident", "when", "alike by", "tried", "outcome", "trained again after")
-    for one in found:
-        table.add_row(
+    rows = (
+        (
             one.incident,
             utc(one.opened_at)[:19],
             "fingerprint" if one.is_same_fingerprint else "cause",
-            ", ".join(one.remedies) or "-",
+            ", ".join(one.remedies) or None,
             one.outcome,
             seconds(one.recovered_s),
         )
-    return table
-
-
-def similar_form(incident: IncidentRecord, found: list[Similar]) -> dict[str, Any]:
-    """`{version, incident, similar: [...]}`."""
-    return {"version": VERSION, "incident": incident.id, "similar": msgspec.to_builtins(found)}
+        for one in found
+    )
+    return screen.table("incident", "when", "alike by", "tried", "outcome", "trained again after", rows=rows)

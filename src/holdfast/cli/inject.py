@@ -72,9 +72,6 @@ def _of_node(folder: Path, node: str) -> Path:
 
 
 def _list() -> Answer:
-    table = screen.table("fault", "what happens", keep=("fault",))
-    for name, fault in FAULTS.items():
-        table.add_row(name, fault.about)
-    return Answer(
-        lambda: {"version": 1, "faults": {name: fault.about for name, fault in FAULTS.items()}}, lambda: [table]
-    )
+    faults = {name: fault.about for name, fault in FAULTS.items()}
+    table = screen.table("fault", "what happens", rows=faults.items(), keep=("fault",))
+    return Answer(lambda: {"version": 1, "faults": faults}, lambda: [table])

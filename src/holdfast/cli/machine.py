@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import socket
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 
@@ -65,158 +67,149 @@ def tool(argv: list[str]) -> str | None:
     return lines[0][:60] if ran.code == 0 and lines else ""
 
 
-def python() -> Fact:
+Found = tuple[State, str] | tuple[State, str, str]
+"""How a check ended, what it found, and what to do about it."""
+
+
+def python() -> Found:
     """The interpreter."""
-    version = sys.version.split()[0]
     state = State.OK if sys.version_info >= (3, 11) else State.BROKEN
-    return Fact("python", state, version, "everything", "install Python 3.11 or later")
+    return state, sys.version.split()[0], "install Python 3.11 or later"
 
 
-def torch() -> Fact:
+def torch() -> Found:
     """PyTorch, without importing it."""
     version = package("torch")
     if not version or util.find_spec("torch") is None:
-        return Fact("torch", State.MISSING, "not installed", "the demo's job, checkpoints", "pip install torch")
-    return Fact("torch", State.OK, version, "the demo's job, checkpoints")
+        return State.MISSING, "not installed", "pip install torch"
+    return State.OK, version
 
 
-def hyperscan() -> Fact:
+def hyperscan() -> Found:
     """The matcher's engine; it needs SSSE3 on x86."""
     try:
         import hyperscan as engine  # noqa: PLC0415 - it loads a native library that may not fit this processor
-
-        found = str(getattr(engine, "__version__", package("hyperscan")))
     except ImportError as error:
-        return Fact("hyperscan", State.BROKEN, str(error)[:60], "reading logs", "pip install hyperscan")
-    return Fact("hyperscan", State.OK, found, "reading logs")
+        return State.BROKEN, str(error)[:60], "pip install hyperscan"
+    return State.OK, str(getattr(engine, "__version__", package("hyperscan")))
 
 
-def py_spy() -> Fact:
+def py_spy() -> Found:
     """Stacks of ranks without telemetry."""
     path = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if path is None:
-        return Fact("py-spy", State.MISSING, "not found", "stacks of ranks without telemetry", "pip install py-spy")
+        return State.MISSING, "not found", "pip install py-spy"
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     level = scope.read_text(encoding="ascii").strip() if scope.exists() else "0"
     if level in {"0", "1"} or os.geteuid() == 0:
-        return Fact("py-spy", State.OK, package("py-spy"), "stacks of ranks without telemetry")
-    return Fact("py-spy", State.MISSING, f"ptrace_scope is {level}", "stacks", "sysctl kernel.yama.ptrace_scope=1")
+        return State.OK, package("py-spy")
+    return State.MISSING, f"ptrace_scope is {level}", "sysctl kernel.yama.ptrace_scope=1"
 
 
-def inotify() -> Fact:
+def inotify() -> Found:
     """How many files can be watched without polling."""
     limit = Path("/proc/sys/fs/inotify/max_user_watches")
     if not limit.exists():
-        return Fact("inotify", State.MISSING, "none", "seeing log lines at once", "files are polled instead")
+        return State.MISSING, "none", "files are polled instead"
     watches = int(limit.read_text(encoding="ascii"))
     state = State.OK if watches >= 8192 else State.MISSING
-    return Fact(
-        "inotify", state, f"{watches} watches", "seeing log lines at once", "sysctl fs.inotify.max_user_watches=65536"
-    )
+    return state, f"{watches} watches", "sysctl fs.inotify.max_user_watches=65536"
 
 
-def kernel_log() -> Fact:
+def kernel_log() -> Found:
     """Xid lines come from here."""
     for path in (Path("/dev/kmsg"), Path("/var/log/kern.log"), Path("/var/log/messages")):
         if path.exists() and os.access(path, os.R_OK):
-            return Fact("kernel log", State.OK, str(path), "GPU, memory and disk faults")
-    return Fact(
-        "kernel log",
-        State.MISSING,
-        "not readable",
-        "GPU, memory and disk faults",
-        "run the agent as root or in group adm",
-    )
+            return State.OK, str(path)
+    return State.MISSING, "not readable", "run the agent as root or in group adm"
 
 
-def disk() -> Fact:
+def disk() -> Found:
     """Room for journals and logs."""
     free = shutil.disk_usage(Path.home()).free
     state = State.OK if free >= DISK_LOW_BYTES else State.MISSING
-    return Fact("disk", state, f"{free / 1024**3:.1f} GiB free at {Path.home()}", "journals, logs", "free some space")
+    return state, f"{free / 1024**3:.1f} GiB free at {Path.home()}", "free some space"
 
 
-def open_files() -> Fact:
+def open_files() -> Found:
     """A controller with thousands of agents holds many sockets."""
-    import resource  # noqa: PLC0415 - Unix only
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     state = State.OK if hard == resource.RLIM_INFINITY or hard >= FILES_LOW else State.MISSING
-    return Fact(
-        "open files", state, f"{soft} (up to {hard})", "a controller of thousands of agents", "raise LimitNOFILE"
-    )
+    return state, f"{soft} (up to {hard})", "raise LimitNOFILE"
 
 
-def loopback() -> Fact:
+def loopback() -> Found:
     """The controller listens here by default."""
     with contextlib.closing(socket.socket()) as listener:
         try:
             listener.bind(("127.0.0.1", 0))
         except OSError as error:
-            return Fact("loopback", State.BROKEN, str(error), "launchers, controller", "bring up lo")
-        return Fact("loopback", State.OK, f"port {listener.getsockname()[1]} was free", "launchers, controller")
+            return State.BROKEN, str(error), "bring up lo"
+        return State.OK, f"port {listener.getsockname()[1]} was free"
 
 
-def namespaces() -> Fact:
+def namespaces() -> Found:
     """Cut-off and powered-off nodes of the Slurm lab are network namespaces."""
     if os.geteuid() == 0 and shutil.which("ip"):
-        return Fact("network namespaces", State.OK, "root and ip", "`holdfast lab slurm up --netns`")
-    return Fact("network namespaces", State.ABSENT, "needs root and iproute2", "`holdfast lab slurm up --netns`")
+        return State.OK, "root and ip"
+    return State.ABSENT, "needs root and iproute2"
 
 
-def slurm() -> Fact:
+def slurm() -> Found:
     """Slurm's commands, and a cluster behind them."""
     version = tool(["sinfo", "--version"])
     if version:
-        return Fact("slurm", State.OK, version, "jobs and nodes on Slurm")
+        return State.OK, version
     # Without slurm.conf the commands do not even say their version.
     found = "sinfo is not on the PATH" if version is None else "its commands are here, but no cluster is configured"
-    return Fact("slurm", State.ABSENT, found, "jobs and nodes on Slurm")
+    return State.ABSENT, found
 
 
-def slurm_lab() -> Fact:
+def slurm_lab() -> Found:
     """The programs of `holdfast lab slurm`."""
     programs, wanted = missing_packages(os.environ.get("PATH", os.defpath), dbd=True)
-    serves = "`holdfast lab slurm`, drills on Slurm"
     if not programs:
-        how = "with a network per node" if os.geteuid() == 0 else "plain: --netns needs root"
-        return Fact("Slurm lab", State.OK, how, serves)
-    return Fact("Slurm lab", State.MISSING, f"no {', '.join(programs)}", serves, advice(wanted))
+        return State.OK, "with a network per node" if os.geteuid() == 0 else "plain: --netns needs root"
+    return State.MISSING, f"no {', '.join(programs)}", advice(wanted)
 
 
-def _tool_fact(name: str, argv: list[str], serves: str) -> Callable[[], Fact]:
-    def check() -> Fact:
-        line = tool(argv)
-        if line is None:
-            return Fact(name, State.ABSENT, f"{argv[0]} is not on the PATH", serves)
-        if not line:
-            return Fact(name, State.MISSING, f"{' '.join(argv)} failed", serves, f"see why `{' '.join(argv)}` fails")
-        return Fact(name, State.OK, line, serves)
-
-    return check
+def program(*argv: str) -> Found:
+    """A tool that says its version, or the like."""
+    line = tool([*argv])
+    if line is None:
+        return State.ABSENT, f"{argv[0]} is not on the PATH"
+    if not line:
+        return State.MISSING, f"{' '.join(argv)} failed", f"see why `{' '.join(argv)}` fails"
+    return State.OK, line
 
 
-CHECKS: tuple[Callable[[], Fact], ...] = (
-    python,
-    torch,
-    hyperscan,
-    py_spy,
-    inotify,
-    kernel_log,
-    disk,
-    open_files,
-    loopback,
-    namespaces,
-    slurm_lab,
-    _tool_fact("nvidia-smi", ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], "GPU facts"),
-    _tool_fact("dcgm", ["dcgmi", "--version"], "GPU diagnostics"),
-    slurm,
-    _tool_fact("munge", ["munge", "--version"], "authentication on Slurm"),
-    _tool_fact("kubectl", ["kubectl", "version", "--client"], "jobs and nodes on Kubernetes"),
-    _tool_fact("systemd", ["systemctl", "--version"], "running the agent as a service"),
+STACKS = "stacks of ranks without telemetry"
+CHECKS: tuple[tuple[str, str, Callable[[], Found]], ...] = (
+    ("python", "everything", python),
+    ("torch", "the demo's job, checkpoints", torch),
+    ("hyperscan", "reading logs", hyperscan),
+    ("py-spy", STACKS, py_spy),
+    ("inotify", "seeing log lines at once", inotify),
+    ("kernel log", "GPU, memory and disk faults", kernel_log),
+    ("disk", "journals, logs", disk),
+    ("open files", "a controller of thousands of agents", open_files),
+    ("loopback", "launchers, controller", loopback),
+    ("network namespaces", "`holdfast lab slurm up --netns`", namespaces),
+    ("Slurm lab", "`holdfast lab slurm`, drills on Slurm", slurm_lab),
+    ("nvidia-smi", "GPU facts", partial(program, "nvidia-smi", "--query-gpu=name", "--format=csv,noheader")),
+    ("dcgm", "GPU diagnostics", partial(program, "dcgmi", "--version")),
+    ("slurm", "jobs and nodes on Slurm", slurm),
+    ("munge", "authentication on Slurm", partial(program, "munge", "--version")),
+    ("kubectl", "jobs and nodes on Kubernetes", partial(program, "kubectl", "version", "--client")),
+    ("systemd", "running the agent as a service", partial(program, "systemctl", "--version")),
 )
+"""Name, what it serves, and what looks."""
 
 
 def facts() -> list[Fact]:
     """All checks, in the order of the page."""
-    return [check() for check in CHECKS]
+    made = []
+    for name, serves, check in CHECKS:
+        state, found, *more = check()
+        made.append(Fact(name, state, found, serves, *more))
+    return made

@@ -49,7 +49,7 @@ def show(
 
     record, incidents, orders = read(where, look)
     return Answer(
-        lambda: json_forms.node_form(record, incidents, orders),
+        lambda: json_forms.form(node=json_forms.node_form(record, incidents, orders)),
         lambda: [node_page(record, incidents, orders[:ORDERS_MAX], screen.now())],
     )
 

@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.adapters.notify.routing import Message, check
+from holdfast.adapters.notify.services import AppriseDeliverer
 from holdfast.cli.answer import Answer, answering
 from holdfast.cli.options import ConfigOption
 from holdfast.errors import EXIT_FAILED, ConfigError, HoldfastError, UsageError
+from holdfast.model.evidence import Severity
 from holdfast.wiring.settings import load_settings
 
 VERSION = 1
@@ -30,10 +33,6 @@ def send_test(
     config: ConfigOption = None,
 ) -> Answer:
     """Send a test notice, now, whatever the hour and the routing. Exit code 1 when a destination did not take it."""
-    from holdfast.adapters.notify.routing import Message, check  # noqa: PLC0415 - quick help
-    from holdfast.adapters.notify.services import AppriseDeliverer  # noqa: PLC0415
-    from holdfast.model.evidence import Severity  # noqa: PLC0415
-
     settings = load_settings(config)
     check(settings.config.notify)
     chosen = [one for one in settings.config.notify.to if name in {"", one.name}]

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.adapters.slurm.push import push
 from holdfast.errors import EXIT_UNAVAILABLE, LinkError
 
 
@@ -23,8 +24,6 @@ def notify_slurm(
     strict: Annotated[bool, typer.Option("--strict", help="End with 69 when no controller listens.")] = False,
 ) -> None:
     """Have the controller look at Slurm now: for EpilogSlurmctld, strigger and jobcomp scripts."""
-    from holdfast.adapters.slurm.push import push  # noqa: PLC0415 - help and completion stay quick
-
     try:
         push(cluster_dir / "controller", os.environ.get("SLURM_JOB_ID", ""))
     except LinkError as error:

@@ -6,10 +6,12 @@ Used by the command modules. An option set is taken as one parameter by a functi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from msgspec import Struct
+
+S = TypeVar("S", bound=Struct)
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Settings, in place of the usual holdfast.toml.")
@@ -33,6 +35,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print a stable form as
 
 class OptionSet(Struct, frozen=True):
     """Options that are taken as one parameter: each field is an option of the command (`answer.answering`)."""
+
+    def fill(self, kind: type[S], **more: object) -> S:
+        """Make a `kind` of the fields that it has in common with these options, and of `more`, which wins."""
+        shared = set(self.__struct_fields__) & set(kind.__struct_fields__)
+        return kind(**({name: getattr(self, name) for name in shared} | more))
 
 
 class ControllerOptions(OptionSet, frozen=True):

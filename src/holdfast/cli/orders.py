@@ -40,7 +40,7 @@ def orders(
     proposed = any(record.status is OrderStatus.PROPOSED for record in found)
     hint = Text("Proposed orders wait for you: holdfast approve ID, holdfast reject ID --why TEXT")
     return Answer(
-        lambda: json_forms.orders_form(found),
+        lambda: json_forms.form(orders=[json_forms.order_form(record) for record in found]),
         lambda: [orders_table(found, screen.now()), *([hint] if proposed else [])] if found else [none],
     )
 

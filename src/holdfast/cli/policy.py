@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from msgspec import Struct
-from rich.text import Text
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import answer, screen
@@ -80,9 +79,7 @@ def presets() -> Answer:
     """List the policies that ship with Holdfast."""
     found = {name: text.partition("\n")[0].lstrip("# ").strip() for name, text in packaged_presets().items()}
     form = {"version": VERSION, "presets": [{"name": name, "about": about} for name, about in found.items()]}
-    made = screen.table("preset", "what it is for", keep=("preset",))
-    for name, about in found.items():
-        made.add_row(Text(name), Text(about))
+    made = screen.table("preset", "what it is for", rows=found.items(), keep=("preset",))
     hint = 'Take one as the base of yours with `preset = "NAME"`; `holdfast policy show --preset NAME` prints it.'
     return Answer(lambda: form, lambda: [made, hint])
 

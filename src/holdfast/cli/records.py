@@ -11,45 +11,26 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
 from holdfast.cli.options import Where
 from holdfast.errors import NotFoundError, RefusedError, UsageError
-from holdfast.model.events import AnyEvent
 from holdfast.model.policy import PolicySet
-from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
-from holdfast.ports import Entry, Sample
+from holdfast.model.records import BrakeRecord
+from holdfast.ports import Entry
+from holdfast.report import gather
 from holdfast.wiring.settings import find_controller
 
 R = TypeVar("R")
 
 
-class Records(Protocol):
+class Records(gather.Records, Protocol):
     """The reading half of `ports.Journal`; each method as documented there."""
-
-    async def jobs(self, *, job: str = "") -> list[JobRecord]:
-        """All jobs, or one."""
-
-    async def nodes(self, *, node: str = "") -> list[NodeRecord]:
-        """All nodes, or one."""
 
     async def brakes(self) -> list[BrakeRecord]:
         """The brake of every group."""
-
-    async def incidents(
-        self, *, incident: str = "", open_only: bool = False, limit: int = 1000
-    ) -> list[IncidentRecord]:
-        """Newest first."""
-
-    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
-        """Newest first."""
-
-    async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
-        """Points of a series in order of time."""
-
-    async def events(self, *, after: int = 0, limit: int = 1000, **where: Any) -> list[AnyEvent]:
-        """Events with seq > after, oldest first. `where`: incident, job, node, kind."""
 
     async def close(self) -> None:
         """Let go of it."""
@@ -94,11 +75,8 @@ async def policies_of(records: Records, file: Path | None = None) -> PolicySet:
     Raises:
         ConfigError: see `adapters.policy_files.read_policy`.
     """
-    from holdfast.adapters.policy_files import packaged_presets, read_policy  # noqa: PLC0415 - only where one is read
-    from holdfast.report.gather import policies_in  # noqa: PLC0415 - see above
-
     presets = packaged_presets()
-    return read_policy(file, presets)[0] if file is not None else await policies_in(records, presets)
+    return read_policy(file, presets)[0] if file is not None else await gather.policies_in(records, presets)
 
 
 def notes_of(records: Records) -> list[str]:

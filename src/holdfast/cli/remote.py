@@ -6,18 +6,15 @@ and with where that address came from.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 
 from holdfast.cli.absent import missing
 from holdfast.client import AsyncClient
-from holdfast.errors import LinkError, RefusedError, UsageError, VersionError, WireError
+from holdfast.errors import HoldfastError, LinkError, RefusedError, UsageError, VersionError, WireError
 from holdfast.model.events import AnyEvent, Command
-from holdfast.model.orders import Notify
-from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.records import IncidentRecord, OrderRecord
 from holdfast.ports import Sample
 from holdfast.wiring.settings import Link
 
@@ -25,85 +22,48 @@ ROWS_MAX = 1000
 """The API gives at most this many incidents or orders at once."""
 
 
-class RemoteRecords:
+class RemoteRecords(AsyncClient):
     """See `records.Records`. At most `ROWS_MAX` incidents or orders are read."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         try:
-            self._client = AsyncClient(link.url, link.token, ca_file=link.ca_file)
+            super().__init__(link.url, link.token, ca_file=link.ca_file, explain=self._said_plainly)
         except httpx.InvalidURL as error:
             raise UsageError(f"{link.said_by}: {link.url!r} is not an address: {error}") from error
-
-    async def jobs(self, *, job: str = "") -> list[JobRecord]:
-        """All jobs, or one."""
-        with self._said_plainly():
-            return await self._client.jobs(job=job)
-
-    async def nodes(self, *, node: str = "") -> list[NodeRecord]:
-        """All nodes, or one."""
-        with self._said_plainly():
-            return await self._client.nodes(node=node)
-
-    async def brakes(self) -> list[BrakeRecord]:
-        """The brake of every group."""
-        with self._said_plainly():
-            return await self._client.brakes()
 
     async def incidents(
         self, *, incident: str = "", open_only: bool = False, limit: int = ROWS_MAX
     ) -> list[IncidentRecord]:
         """Newest first."""
-        with self._said_plainly():
-            return await self._client.incidents(incident=incident, open_only=open_only, limit=min(limit, ROWS_MAX))
+        return await super().incidents(incident=incident, open_only=open_only, limit=min(limit, ROWS_MAX))
 
     async def orders(
         self, *, incident: str = "", pending_only: bool = False, limit: int = ROWS_MAX
     ) -> list[OrderRecord]:
         """Newest first."""
-        with self._said_plainly():
-            return await self._client.orders(incident=incident, pending_only=pending_only, limit=min(limit, ROWS_MAX))
+        return await super().orders(incident=incident, pending_only=pending_only, limit=min(limit, ROWS_MAX))
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
         """Points of a series in order of time."""
-        with self._said_plainly():
-            return await self._client.samples(series, subject, after=max(0.0, after))
+        return await super().samples(series, subject, after=max(0.0, after))
 
-    async def events(self, *, after: int = 0, limit: int = ROWS_MAX, **where: Any) -> list[AnyEvent]:
+    async def events(self, *, after: int = 0, limit: int = ROWS_MAX, **where: Any) -> list[AnyEvent]:  # type: ignore[override]
         """Events after a sequence number, oldest first."""
-        with self._said_plainly():
-            return list((await self._client.events(after=after, limit=min(limit, ROWS_MAX), **where)).events)
+        return list((await super().events(after=after, limit=min(limit, ROWS_MAX), **where)).events)
 
-    async def command(self, command: Command, *, who: str, why: str, node: str = "", order: str = "") -> int:
-        """Send a command; returns the journal's sequence number. Raises RefusedError when the engine refused it."""
-        with self._said_plainly():
-            done = await self._client.command(command, who=who, why=why, node=node, order=order)
-            recent = await self._client.orders(limit=ROWS_MAX)
-        for record in recent:
-            # The engine judges a command before it is acknowledged, and says why not under the command's own topic.
-            if isinstance(record.order, Notify) and record.order.topic == f"command:{done.id}":
-                raise RefusedError(f"{record.order.title}: {record.order.text}".rstrip("."))
-        return done.seq
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.close()
-
-    @contextlib.contextmanager
-    def _said_plainly(self) -> Iterator[None]:
+    def _said_plainly(self, error: HoldfastError) -> HoldfastError:
         place = f"{self._link.url} ({self._link.said_by})"
-        try:
-            yield
-        except RefusedError as error:  # of the API: a token that does not suffice
-            hint = self._link.no_token or "set HOLDFAST_TOKEN_FILE, or `token_file` in holdfast.toml"
-            given = "" if self._link.token else f"; {hint}"
-            raise RefusedError(f"the controller at {place} refuses: {error}{given}") from error
-        except LinkError as error:
-            raise LinkError(f"no answer from a controller at {place}: {error}") from error
-        except VersionError:
-            raise
-        except WireError as error:
-            raise LinkError(f"{place} does not answer as a controller of this version does: {error}") from error
+        match error:
+            case RefusedError():  # of the API: a token that does not suffice
+                hint = self._link.no_token or "set HOLDFAST_TOKEN_FILE, or `token_file` in holdfast.toml"
+                given = "" if self._link.token else f"; {hint}"
+                return RefusedError(f"the controller at {place} refuses: {error}{given}")
+            case LinkError():
+                return LinkError(f"no answer from a controller at {place}: {error}")
+            case WireError() if not isinstance(error, VersionError):
+                return LinkError(f"{place} does not answer as a controller of this version does: {error}")
+        return error
 
 
 async def send(link: Link, command: Command, *, who: str, why: str, node: str = "", order: str = "") -> int:
@@ -125,6 +85,9 @@ async def send(link: Link, command: Command, *, who: str, why: str, node: str = 
                 raise missing("order", order, list(known))
             if known[order].status != "proposed":
                 raise UsageError(f"order {order} is {known[order].status}: only proposed orders wait for a person")
-        return await records.command(command, who=who, why=why, node=node, order=order)
+        done = await records.command(command, who=who, why=why, node=node, order=order)
+        if done.refused:
+            raise RefusedError(done.refused)
+        return done.seq
     finally:
         await records.close()

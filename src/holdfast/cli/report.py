@@ -7,6 +7,7 @@ standard error while a large journal is read.
 from __future__ import annotations
 
 import gc
+import io
 import os
 import re
 from collections.abc import Mapping
@@ -21,12 +22,17 @@ from holdfast.cli.absent import missing
 from holdfast.cli.answer import taking
 from holdfast.cli.house_style import house_style
 from holdfast.cli.options import Where
+from holdfast.cli.pdf import print_pdf
 from holdfast.cli.records import Records, notes_of, policies_of, read, writer_of
+from holdfast.cli.report_drills import drills_cut_short
 from holdfast.cli.report_options import Format, Kind, ReportOptions
 from holdfast.cli.report_trace import figure_named, read_trace, show_trace, trace_form
 from holdfast.errors import NotFoundError, UsageError, UserError
+from holdfast.report.csv_form import render_csv
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import ReportData, gather
+from holdfast.report.json_form import render_json
+from holdfast.report.terminal import show
 from holdfast.report.trace import Trace
 from holdfast.report.words import Words
 from holdfast.wiring.settings import load_settings
@@ -112,8 +118,6 @@ def _tell(data: ReportData, followed: Trace | None, asked: Asked) -> None:
     elif output is not None:
         _write(output, chosen, data, kind, templates)
     elif chosen is Format.TERMINAL:
-        from holdfast.report.terminal import show  # noqa: PLC0415 - each form loads only what it needs
-
         show(data, screen.console(), kind)
     elif chosen is Format.PDF:
         raise UsageError("a PDF goes to a file: give -o FILE.pdf")
@@ -192,8 +196,6 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
             await read_trace(records, found, asked.figure, whole=asked.form is Format.JSON) if asked.figure else None
         )
         if found.events:
-            from holdfast.cli.report_drills import drills_cut_short  # noqa: PLC0415 - only where drills may have run
-
             found.notes += drills_cut_short(given.config, found, asked.now)
         found.notes += [*writer_of(records, asked.now), *notes_of(records)]
         return found, followed
@@ -262,24 +264,15 @@ async def _check_names(records: Records, job: str, incident: str) -> None:
 def _text(data: ReportData, form: Format, kind: Kind, templates: Path | None) -> str:
     """The report as text; each form's module is loaded only when it is asked for."""
     if form is Format.JSON:
-        from holdfast.report.json_form import render_json  # noqa: PLC0415 - see above
-
         return render_json(data, kind)
-    if form is Format.MD:
-        from holdfast.report.html import render_markdown  # noqa: PLC0415 - see above
+    if form in {Format.MD, Format.HTML}:
+        from holdfast.report.html import render_html, render_markdown  # noqa: PLC0415 - brings a large script along
 
+        if form is Format.HTML:
+            return render_html(data, kind=kind, templates=templates)
         return screen.printable(render_markdown(data, kind, templates=templates))
-    if form is Format.HTML:
-        from holdfast.report.html import render_html  # noqa: PLC0415 - see above
-
-        return render_html(data, kind=kind, templates=templates)
     if form is Format.CSV:
-        from holdfast.report.csv_form import render_csv  # noqa: PLC0415 - see above
-
         return render_csv(data, kind)
-    import io  # noqa: PLC0415 - see above
-
-    from holdfast.report.terminal import show  # noqa: PLC0415 - see above
 
     out = io.StringIO()
     show(data, screen.PlainConsole(file=out, width=100, force_terminal=False), kind)
@@ -289,8 +282,6 @@ def _text(data: ReportData, form: Format, kind: Kind, templates: Path | None) ->
 def _write(path: Path, form: Format, data: ReportData, kind: Kind, templates: Path | None) -> None:
     try:
         if form is Format.PDF:
-            from holdfast.cli.pdf import print_pdf  # noqa: PLC0415 - see `_text`
-
             print_pdf(_text(data, Format.HTML, kind, templates), path)
         else:
             text = _text(data, form, kind, templates)

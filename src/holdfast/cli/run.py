@@ -5,16 +5,28 @@ A plain line never comes here: `cli.entry` reads it without the command-line lib
 
 from __future__ import annotations
 
-import sys
+import inspect
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import structs
 from typer.core import TyperCommand
 
 from holdfast.cli.run_start import begin
-from holdfast.errors import HoldfastError
-from holdfast.launch.options import DEFAULT_PRELOAD, LEASE_S, RunOptions
+from holdfast.launch.options import (
+    DEFAULT_PRELOAD,
+    Option,
+    RunOptions,
+    count,
+    names,
+    options,
+    path,
+    paths,
+    seconds,
+)
 
 run = typer.Typer(add_completion=False, rich_markup_mode=None)
 _COMMAND_MARK = "holdfast.run.is_command"
@@ -31,69 +43,42 @@ class _RunCommand(TyperCommand):
         return rest
 
 
-@run.command(
-    cls=_RunCommand,
-    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
-)
-def run_command(
-    ctx: typer.Context,
-    command: Annotated[list[str], typer.Argument(help="SCRIPT ARGS, or `-- COMMAND ARGS` for any command.")],
-    nnodes: Annotated[int, typer.Option(help="Nodes an attempt takes; 0: all of the allocation.", min=0)] = 0,
-    nproc_per_node: Annotated[str, typer.Option(help="Ranks per node: a number, `gpu`, `cpu` or `auto`.")] = "1",
-    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in `python -m`.")] = False,
-    standbys: Annotated[
-        str, typer.Option(help="Warm spare interpreters per node: `auto` (one per rank) or N.")
-    ] = "auto",
-    preload: Annotated[str, typer.Option(help="Modules that standbys import.")] = ",".join(DEFAULT_PRELOAD),
-    max_restarts: Annotated[
-        int | None, typer.Option(help="Restarts in place without progress; 0: none. Default: the policy's.", min=0)
-    ] = None,
-    policy: Annotated[Path | None, typer.Option(help="Policy file (TOML).")] = None,
-    log_rules: Annotated[
-        Path | None,
-        typer.Option(help="HyperPod's log rules (YAML, JSON; a manifest too). Default: `log_rules` in holdfast.toml."),
-    ] = None,
-    rules: Annotated[list[Path] | None, typer.Option(help="A folder of the site's own catalogue rules.")] = None,
-    checkpoints: Annotated[
-        Path | None,
-        typer.Option(help="Where the job's framework saves: what is damaged is set aside before each start."),
-    ] = None,
-    job_dir: Annotated[Path | None, typer.Option(help="The job's folder. Default: ./holdfast-run-ID.")] = None,
-    tee: Annotated[str, typer.Option(help="Ranks whose output is repeated here: `all`, `none`, `0,3`.")] = "auto",
-    stop_grace_s: Annotated[float, typer.Option(help="Between a forwarded SIGTERM and SIGKILL.", min=0.0)] = 30.0,
-    lease_s: Annotated[float, typer.Option(help="Attempt lease between the launchers.", min=0.5)] = LEASE_S,
-) -> None:
+def run_command(ctx: typer.Context, command: list[str], *, module: bool, **given: Any) -> None:
     """Run a training command so that it comes back by itself."""
-    begin(
-        RunOptions(
-            argv=tuple(command),
-            is_command=bool(ctx.meta.get(_COMMAND_MARK)),
-            is_module=module,
-            nnodes=nnodes,
-            nproc_per_node=nproc_per_node,
-            standbys=standbys,
-            preload=tuple(name.strip() for name in preload.split(",") if name.strip()),
-            tee=tee,
-            max_restarts=max_restarts,
-            policy=str(policy) if policy is not None else "",
-            log_rules=str(log_rules) if log_rules is not None else "",
-            rules=tuple(str(folder) for folder in rules or ()),
-            checkpoints=str(checkpoints) if checkpoints is not None else "",
-            job_dir=str(job_dir) if job_dir is not None else "",
-            stop_grace_s=stop_grace_s,
-            lease_s=lease_s,
-        )
-    )
+    fields = {name: _field(option, given[name]) for name, option in options().items()}
+    is_command = bool(ctx.meta.get(_COMMAND_MARK))
+    begin(RunOptions(argv=tuple(command), is_command=is_command, is_module=module, **fields))
 
 
-def main() -> None:
-    """`python -m holdfast.cli.run`."""
-    try:
-        run()
-    except HoldfastError as error:
-        sys.stderr.write(f"holdfast run: {error}\n")
-        sys.exit(error.exit_code)
+def _field(option: Option, value: Any) -> Any:
+    """A value of the library as `RunOptions` has it."""
+    if option.read is names:
+        return names(value)
+    if option.read is paths:
+        return tuple(map(str, value or ()))
+    return str(value or "") if option.read is path else value
 
 
-if __name__ == "__main__":
-    main()
+def _parameters() -> Iterator[inspect.Parameter]:
+    """The parameters of the command, as the library reads them."""
+    one = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    yield one("ctx", annotation=typer.Context)
+    about = "SCRIPT ARGS, or `-- COMMAND ARGS` for any command."
+    yield one("command", annotation=Annotated[list[str], typer.Argument(help=about)])
+    types: dict[Any, Any] = {count: int, seconds: float, str: str, names: str, path: Path, paths: list[Path]}
+    usual: dict[str, Any] = {field.name: field.default for field in structs.fields(RunOptions)}
+    usual["preload"] = ",".join(DEFAULT_PRELOAD)
+    for name, option in options().items():
+        default = usual[name] or None if option.read in {path, paths} else usual[name]
+        kind = types[option.read] if default is not None else types[option.read] | None
+        yield one(name, annotation=Annotated[kind, typer.Option(help=option.help, min=option.least)], default=default)
+        if name == "nproc_per_node":
+            flag = typer.Option("--module", "-m", help="SCRIPT is a module, as in `python -m`.")
+            yield one("module", annotation=Annotated[bool, flag], default=False)
+
+
+run_command.__dict__["__signature__"] = inspect.Signature(list(_parameters()))
+run_command.__annotations__ = {one.name: one.annotation for one in _parameters()}
+run.command(
+    cls=_RunCommand, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
+)(run_command)

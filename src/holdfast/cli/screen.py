@@ -114,11 +114,21 @@ def outcome(incident: IncidentRecord) -> Text:
     return state(incident.outcome or "open")
 
 
-def table(*headings: str, title: str = "", right: Sequence[str] = (), keep: Sequence[str] = ()) -> Table:
-    """An empty table in the house style.
+Cell = Text | str | int | None
+
+
+def table(
+    *headings: str,
+    rows: Iterable[Iterable[Cell]] = (),
+    title: str = "",
+    right: Sequence[str] = (),
+    keep: Sequence[str] = (),
+) -> Table:
+    """A table in the house style.
 
     Args:
         headings: names of the columns; an empty one is a column without a name.
+        rows: text is cleaned, None is a dash.
         title: printed above, on the left.
         right: columns whose cells are numbers.
         keep: columns that are never broken over lines.
@@ -137,6 +147,10 @@ def table(*headings: str, title: str = "", right: Sequence[str] = (), keep: Sequ
             justify="right" if heading in right else "left",
             overflow="fold",
             no_wrap=heading in keep,
+        )
+    for cells in rows:
+        made.add_row(
+            *(cell if isinstance(cell, Text) else Text("-" if cell is None else clean(str(cell))) for cell in cells)
         )
     return made
 

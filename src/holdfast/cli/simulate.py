@@ -6,12 +6,12 @@ Progress goes to standard error; nothing is changed anywhere.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
@@ -77,18 +77,18 @@ class Request(OptionSet, frozen=True):
         str, typer.Option("--causes", metavar="TABLE", help="Which causes they have: llama3, node, gpu, software.")
     ] = "llama3"
     lemons: Annotated[float, typer.Option("--lemons", metavar="SHARE", min=0, max=1, help="Share of lemons.")] = 0.0
-    exponent: Annotated[
+    scale_exponent: Annotated[
         float,
         typer.Option(
             "--scale-exponent", metavar="X", min=0, max=2, help="The rate grows with (nodes/128) to this power."
         ),
     ] = 0.0
-    save: Annotated[
+    save_s: Annotated[
         float, typer.Option("--save", metavar="S", min=0, help="A checkpoint keeps the job from training so long.")
     ] = 10.0
-    start: Annotated[float, typer.Option("--start", metavar="S", min=0, help="To start all processes.")] = 60.0
-    load: Annotated[float, typer.Option("--load", metavar="S", min=0, help="To load a checkpoint.")] = 60.0
-    in_place: Annotated[
+    start_s: Annotated[float, typer.Option("--start", metavar="S", min=0, help="To start all processes.")] = 60.0
+    load_s: Annotated[float, typer.Option("--load", metavar="S", min=0, help="To load a checkpoint.")] = 60.0
+    in_place_s: Annotated[
         float, typer.Option("--in-place", metavar="S", min=0, help="As --start, inside an allocation that is kept.")
     ] = 15.0
     parallel: Annotated[int, typer.Option("--parallel", metavar="K", min=1, help="Runs beside each other.")] = 1
@@ -104,19 +104,7 @@ class Request(OptionSet, frozen=True):
 
     def question(self) -> Question:
         """What all cases share. Raises UsageError."""
-        return Question(
-            gpus=self.gpus,
-            days=self.days,
-            jobs=self.jobs,
-            failures=_rate(self.failures),
-            causes=_table(self.causes),
-            save_s=self.save,
-            start_s=self.start,
-            load_s=self.load,
-            lemons=self.lemons,
-            scale_exponent=self.exponent,
-            in_place_s=self.in_place,
-        )
+        return self.fill(Question, failures=_rate(self.failures), causes=_table(self.causes))
 
     def cases(self) -> list[Case]:
         """Every combination of what was named. Raises UsageError for too many."""
@@ -213,28 +201,26 @@ def _print(question: Question, answers: list[Answer], seeds: int, *, plot: bool)
     for name, value in _facts(question, seeds):
         screen.say(f"  {name:<11}{value}")
     screen.say("")
-    made = screen.table("case", "ETTR", "+/-", "formula", "goodput", "failures", "lost most by", right=_NUMBERS)
-    for name, answer in zip(names_of(answers), answers, strict=True):
-        worst = sorted(answer.badput.items(), key=lambda item: -item[1])[:3]
-        made.add_row(
-            Text(screen.clean(name)),
-            Text(f"{answer.ettr:.2%}"),
-            Text(f"{answer.spread[0]:.2%}" if len(answer.runs) > 1 else "-"),
-            Text(f"{answer.formula:.2%}"),
-            Text(f"{answer.goodput:.2%}"),
-            Text(f"{sum(run.failures for run in answer.runs) / len(answer.runs):.0f}"),
-            Text(", ".join(f"{category} {share:.1%}" for category, share in worst)),
+    rows = (
+        (
+            name,
+            f"{answer.ettr:.2%}",
+            f"{answer.spread[0]:.2%}" if len(answer.runs) > 1 else None,
+            f"{answer.formula:.2%}",
+            f"{answer.goodput:.2%}",
+            f"{sum(run.failures for run in answer.runs) / len(answer.runs):.0f}",
+            ", ".join(f"{category} {share:.1%}" for category, share in Counter(answer.badput).most_common(3)),
         )
-    screen.console().print(made)
+        for name, answer in zip(names_of(answers), answers, strict=True)
+    )
+    numbers = ("ETTR", "+/-", "formula", "goodput", "failures")
+    screen.console().print(screen.table("case", *numbers, "lost most by", rows=rows, right=numbers))
     for line in _remarks(question, answers):
         screen.say(line)
     if plot:
         screen.say("")
         for line in bars(answers):
             screen.say(line)
-
-
-_NUMBERS = ("ETTR", "+/-", "formula", "goodput", "failures")
 
 
 def _remarks(question: Question, answers: list[Answer]) -> list[str]:
@@ -263,6 +249,7 @@ def _is_llama3(question: Question) -> bool:
 
 
 def _form(question: Question, answers: list[Answer], seed: int) -> dict[str, Any]:
+    times = {name: getattr(question, name) for name in ("save_s", "start_s", "load_s", "in_place_s")}
     return {
         "version": VERSION,
         "gpus": question.gpus,
@@ -270,10 +257,7 @@ def _form(question: Question, answers: list[Answer], seed: int) -> dict[str, Any
         "jobs": question.jobs,
         "failures_per_1000_node_days": question.failures,
         "causes": question.causes,
-        "save_s": question.save_s,
-        "start_s": question.start_s,
-        "load_s": question.load_s,
-        "in_place_s": question.in_place_s,
+        **times,
         "first_seed": seed,
         "published_ettr": LLAMA3_ETTR if question.causes == "llama3" and _is_llama3(question) else None,
         "categories": CATEGORIES,
@@ -282,16 +266,12 @@ def _form(question: Question, answers: list[Answer], seed: int) -> dict[str, Any
 
 
 def _case_form(answer: Answer) -> dict[str, Any]:
-    deviation, least, greatest = answer.spread
+    names = ("ettr", "ettr_deviation", "ettr_min", "ettr_max", "ettr_formula")
     return {
         "policy": answer.case.policy_name,
         "checkpoint_s": answer.checkpoint_s,
         "spares": answer.case.spares,
-        "ettr": answer.ettr,
-        "ettr_deviation": deviation,
-        "ettr_min": least,
-        "ettr_max": greatest,
-        "ettr_formula": answer.formula,
+        **dict(zip(names, (answer.ettr, *answer.spread, answer.formula), strict=True)),
         "goodput": answer.goodput,
         "badput": answer.badput,
         "runs": answer.runs,

@@ -96,13 +96,11 @@ def _print(cases: list[Case], then: Told, made: Replayed, *, policy: str, show_a
 
 
 def _case_table(case: Case) -> Table:
-    about = screen.fold(case.about) or "the cluster"
-    made = screen.table("after", "then", "now", title=f"{case.incident or 'new'}: {about}", right=("after",))
-    made.add_row(Text(""), _cause(case.cause_then), _cause(case.cause_now))
-    for line in case.lines:
-        made.add_row(Text(screen.span(max(0.0, line.after_s))), Text(screen.clean(line.then)), _now(line))
-    made.add_row(Text(""), _outcome(case.outcome_then), _outcome(case.outcome_now))
-    return made
+    rows: list[tuple[screen.Cell, ...]] = [("", _cause(case.cause_then), _cause(case.cause_now))]
+    rows += [(screen.span(max(0.0, line.after_s)), line.then, _now(line)) for line in case.lines]
+    rows.append(("", _outcome(case.outcome_then), _outcome(case.outcome_now)))
+    title = f"{case.incident or 'new'}: {screen.fold(case.about) or 'the cluster'}"
+    return screen.table("after", "then", "now", rows=rows, title=title, right=("after",))
 
 
 def _now(line: Line) -> Text:
@@ -119,7 +117,6 @@ def _outcome(outcome: str) -> Text:
 
 
 def _totals_table(then: dict[str, int], now: dict[str, int]) -> Table:
-    made = screen.table("orders", "then", "now", right=("then", "now"))
-    for kind in sorted(then.keys() | now.keys()):
-        made.add_row(Text(kind.replace("_", " ")), Text(str(then.get(kind, 0))), Text(str(now.get(kind, 0))))
-    return made
+    kinds = sorted(then.keys() | now.keys())
+    rows = ((kind.replace("_", " "), then.get(kind, 0), now.get(kind, 0)) for kind in kinds)
+    return screen.table("orders", "then", "now", rows=rows, right=("then", "now"))

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from prometheus_client import CollectorRegistry, start_http_server
 
+from holdfast.adapters.slurm.figures import SlurmCollector, look
 from holdfast.cli.controller import parse_listen
 from holdfast.errors import UsageError
 
@@ -26,8 +27,6 @@ def slurm_exporter(
     ] = None,
 ) -> None:
     """Serve jobs by state, waiting and running times, pending ages and node states; one squeue and sinfo a look."""
-    from holdfast.adapters.slurm.figures import SlurmCollector, look  # noqa: PLC0415 - quick help
-
     host, port = parse_listen(listen)
     registry = CollectorRegistry()
     registry.register(SlurmCollector(lambda: look(conf)))

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from holdfast.adapters.log_files import STDIN
 from holdfast.adapters.step_traces import Row, read_rows
+from holdfast.cli import screen
 from holdfast.detect.straggler import Recording, Straggler, record, stragglers_of
 from holdfast.errors import EXIT_FAILED, EXIT_OK, UserError
 
@@ -75,7 +76,7 @@ def stragglers(
     if html is not None:
         html.write_text(page(recording, found), encoding="utf-8")
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+        screen.say_json(found)
     else:
         _show(found, Console(highlight=False))
     raise typer.Exit(EXIT_FAILED if found.stragglers else EXIT_OK)

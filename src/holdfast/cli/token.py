@@ -16,6 +16,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.api.auth import NAME_MAX, Role, book_line, change_book, new_token, read_book
 from holdfast.cli.answer import Answer, answering
 from holdfast.cli.operate import user
 from holdfast.cli.options import ConfigOption, DirOption, OptionSet
@@ -64,8 +65,6 @@ def create(
     kept: BookOptions,
 ) -> Answer:
     """Make a token and print it, once. An owner's NAME is the user name that their jobs run under."""
-    from holdfast.api.auth import NAME_MAX, Role, book_line, change_book, new_token  # noqa: PLC0415 - quick help
-
     if not re.fullmatch(r"[A-Za-z0-9_.@+-]+", name) or len(name) > NAME_MAX:
         raise UsageError(f"NAME {name!r}: use at most {NAME_MAX} letters, digits and any of _ . @ + -")
     if role not in ROLES:
@@ -90,8 +89,6 @@ def list_tokens(
     kept: BookOptions,
 ) -> Answer:
     """List the tokens of the book. With id, name, role, when and by whom it was made, when it ends. Never the token."""
-    from holdfast.api.auth import read_book  # noqa: PLC0415 - as above
-
     lines = read_book(_book(kept))
     forms = [
         {
@@ -124,8 +121,6 @@ def revoke(
     kept: BookOptions,
 ) -> Answer:
     """End a token. The controller refuses it, and sessions opened with it, within a second."""
-    from holdfast.api.auth import change_book, read_book  # noqa: PLC0415 - as above
-
     book = _book(kept)
     read_book(book)
     gone: list[str] = []

@@ -137,10 +137,11 @@ def history(
 def baselines() -> Answer:
     """List the baselines that ship, with their sources."""
     known = packaged()
-    table = screen.table("baseline", "matches", "figures", "source", keep=("baseline",))
-    for one in known.values():
-        match = one.match.gpu or one.match.instance or one.match.cpu or "by name"
-        table.add_row(one.name, match, str(len(one.expected)), one.source)
+    rows = (
+        (one.name, one.match.gpu or one.match.instance or one.match.cpu or "by name", len(one.expected), one.source)
+        for one in known.values()
+    )
+    table = screen.table("baseline", "matches", "figures", "source", rows=rows, keep=("baseline",))
     return Answer(lambda: {"version": 1, "baselines": list(known.values())}, lambda: [table])
 
 
@@ -148,9 +149,8 @@ def baselines() -> Answer:
 @answering
 def suites() -> Answer:
     """List the suites."""
-    table = screen.table("suite", "by default", "what", "needs", keep=("suite",))
-    for one in SUITES.values():
-        table.add_row(one.name, "yes" if one.quick else "", one.about, one.needs)
+    rows = ((one.name, "yes" if one.quick else "", one.about, one.needs) for one in SUITES.values())
+    table = screen.table("suite", "by default", "what", "needs", rows=rows, keep=("suite",))
     return Answer(lambda: {"version": 1, "suites": list(SUITES.values())}, lambda: [table])
 
 

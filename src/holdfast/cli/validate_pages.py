@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.table import Table
 from rich.text import Text
 
 from holdfast.adapters.journal import open_journal
@@ -22,7 +21,7 @@ from holdfast.cli.answer import Answer
 from holdfast.errors import JournalError, NotFoundError, UsageError
 from holdfast.report.validation import render_history, render_html, render_markdown
 from holdfast.validate.history import Trend, read, samples_of, trends
-from holdfast.validate.results import Item, Run, Verdict
+from holdfast.validate.results import Item, NodeResult, Run, Verdict
 
 STYLES = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red", Verdict.ABSENT: "dim"}
 
@@ -87,14 +86,18 @@ def print_run(run: Run, found: Sequence[Trend], *, quiet: bool) -> None:
     """The run on the screen: a node's line each, then what is wrong with it; a single node in full."""
     console = screen.console()
     if len(run.nodes) == 1 and not quiet:
-        console.print(_items_table(run.nodes[0].items))
+        items = run.nodes[0].items
+        rows = ((item.name, _word(item.verdict), item.measured, item.expected) for item in items)
+        headings = ("item", "verdict", "measured", "expected")
+        console.print(screen.table(*headings, rows=rows, keep=("item", "verdict")))
     elif not quiet:
-        table = screen.table("node", "verdict", "rank", "figures", "what", keep=("node", "verdict"))
-        for node in run.nodes:
-            bad = [item.name for item in node.items if item.verdict in {Verdict.WARN, Verdict.FAIL}]
-            told = "lost" if node.lost else ", ".join(bad)
-            table.add_row(node.node, _word(node.verdict), str(node.rank), str(len(node.items)), screen.clean(told))
-        console.print(table)
+        console.print(
+            screen.table(
+                *("node", "verdict", "rank", "figures", "what"),
+                rows=((node.node, _word(node.verdict), node.rank, len(node.items), _bad(node)) for node in run.nodes),
+                keep=("node", "verdict"),
+            )
+        )
     for node in run.nodes:
         _problems(node.node, node.items, node.lost)
     for line in (*run.rounds, *run.notes):
@@ -113,11 +116,9 @@ def _word(verdict: Verdict) -> Text:
     return Text(verdict.value, style=STYLES[verdict])
 
 
-def _items_table(items: Sequence[Item]) -> Table:
-    table = screen.table("item", "verdict", "measured", "expected", keep=("item", "verdict"))
-    for item in items:
-        table.add_row(item.name, _word(item.verdict), screen.clean(item.measured), screen.clean(item.expected))
-    return table
+def _bad(node: NodeResult) -> str:
+    bad = [item.name for item in node.items if item.verdict in {Verdict.WARN, Verdict.FAIL}]
+    return "lost" if node.lost else ", ".join(bad)
 
 
 def _problems(node: str, items: Sequence[Item], lost: str) -> None:
@@ -144,12 +145,10 @@ def history_answer(url: str, *, node: str, items: tuple[str, ...], report: Path 
         raise NotFoundError(f"no history of {node or 'any node'}{': ' + ', '.join(items) if items else ''}")
     if report is not None:
         _export_history(found, report)
-    table = screen.table("node", "item", "runs", "first", "last", "what", right=("runs", "first", "last"))
-    for trend in found:
-        first, last = trend.points[0].value, trend.points[-1].value
-        table.add_row(
-            trend.node, trend.item, str(len(trend.points)), f"{first:.4g}", f"{last:.4g}", screen.clean(trend.told)
-        )
+    ends = ((trend, trend.points[0].value, trend.points[-1].value) for trend in found)
+    rows = ((one.node, one.item, len(one.points), f"{a:.4g}", f"{z:.4g}", one.told) for one, a, z in ends)
+    headings = ("node", "item", "runs", "first", "last", "what")
+    table = screen.table(*headings, rows=rows, right=("runs", "first", "last"))
     return Answer(lambda: {"version": 1, "trends": found}, lambda: [table])
 
 

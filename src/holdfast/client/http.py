@@ -9,10 +9,11 @@ import asyncio
 import math
 import ssl
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -34,6 +35,7 @@ from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeR
 from holdfast.model.wire import WIRE_VERSION, Beat, BeatAnswer, IngestAnswer, decode, decode_event, encode
 from holdfast.ports import Sample
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
@@ -54,6 +56,7 @@ class AsyncClient:
         ca_file: certificate authority that the controller's certificate is checked against.
         transport: another httpx transport, for tests.
         page: records that are asked for at once.
+        explain: makes of each error what is raised instead.
 
     Every method raises LinkError when the controller cannot be reached or says that it cannot now, RefusedError when
     the token does not suffice, NotFoundError for what does not exist, StaleError for a record that has changed since,
@@ -69,11 +72,13 @@ class AsyncClient:
         ca_file: Path | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         page: int = PAGE,
+        explain: Callable[[HoldfastError], HoldfastError] = lambda error: error,
     ) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._page = page
+        self._explain = explain
         # A controller is reached directly: a proxy of the environment would be asked for 127.0.0.1, too.
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -119,7 +124,7 @@ class AsyncClient:
         """Jobs, nodes, incidents and brakes."""
         return await self._call("GET", "/v1/state", StateAnswer)
 
-    async def events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> EventsAnswer:
+    async def events(self, /, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> EventsAnswer:
         """Events after a sequence number; `where`: incident, job, node, kind."""
         params: dict[str, Any] = {"after": after, "wait": wait_s, "limit": limit, **where}
         return await self._call("GET", "/v1/events", EventsAnswer, params=params, wait_s=wait_s)
@@ -240,7 +245,7 @@ class AsyncClient:
         while limit is None or len(found) < limit:
             size = self._page if limit is None else min(self._page, limit - len(found))
             response = await self._request("GET", path, params={**params, "limit": max(1, size), **cursor})
-            found += decode(response.content, list[kind])  # type: ignore[valid-type]
+            found += self._read(response.content, list[kind])  # type: ignore[valid-type]
             following = response.links.get("next", {}).get("url", "")
             if not following:
                 break
@@ -252,7 +257,7 @@ class AsyncClient:
             found = await self._call("GET", path, dict[str, msgspec.Raw])
         except NotFoundError:
             return []
-        return [decode(found["record"], kind)]
+        return [self._read(found["record"], kind)]
 
     async def _call(
         self,
@@ -266,7 +271,13 @@ class AsyncClient:
         wait_s: float = 0.0,
     ) -> T:
         response = await self._request(method, path, content=content, params=params, headers=headers, wait_s=wait_s)
-        return decode(response.content, kind)
+        return self._read(response.content, kind)
+
+    def _read(self, content: bytes | msgspec.Raw, kind: type[T]) -> T:
+        try:
+            return decode(content, kind)
+        except WireError as error:
+            raise self._explain(error) from error
 
     async def _request(
         self,
@@ -281,18 +292,17 @@ class AsyncClient:
         if content is not None:
             headers = {"Content-Type": "application/json", **(headers or {})}
         if self._http.is_closed:
-            raise LinkError(f"the connection to the controller at {self.url} is closed")
+            raise self._explain(LinkError(f"the connection to the controller at {self.url} is closed"))
         try:
             response = await self._http.request(
                 method, path, content=content, params=params, headers=headers, timeout=self._timeout_s + wait_s
             )
         except httpx.HTTPError as error:
-            raise LinkError(
-                f"the controller at {self.url} cannot be reached: {str(error) or type(error).__name__}"
-            ) from error
+            said = f"the controller at {self.url} cannot be reached: {str(error) or type(error).__name__}"
+            raise self._explain(LinkError(said)) from error
         if response.is_success:
             return response
-        raise _error(response)
+        raise self._explain(_error(response))
 
 
 def _trust(ca_file: Path) -> ssl.SSLContext:
@@ -323,6 +333,20 @@ def _error(response: httpx.Response) -> HoldfastError:
     if status >= 500 or status in {httpx.codes.TOO_MANY_REQUESTS, httpx.codes.REQUEST_TIMEOUT}:
         return LinkError(f"the controller cannot answer now: {detail}")
     return WireError(detail)
+
+
+class _Waiting(Generic[P, T]):
+    """A method of `AsyncClient` as one of `Client`, which waits for its answer."""
+
+    def __init__(self, method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]) -> None:
+        self._method = method
+
+    def __get__(self, client: Client, _kind: type[Client] | None = None) -> Callable[P, T]:
+        @wraps(self._method)
+        def wait(*words: P.args, **options: P.kwargs) -> T:
+            return client._run(self._method(client._client, *words, **options))  # noqa: SLF001 - a method of it
+
+        return wait
 
 
 class Client:
@@ -356,21 +380,19 @@ class Client:
         self._thread.join()
         self._loop.close()
 
-    def ingest(self, source: str, events: Sequence[AnyEvent]) -> IngestAnswer:
-        """See `AsyncClient.ingest`."""
-        return self._run(self._client.ingest(source, events))
-
-    def beat(self, beat: Beat, *, wait_s: float = 0.0) -> BeatAnswer:
-        """See `AsyncClient.beat`."""
-        return self._run(self._client.beat(beat, wait_s=wait_s))
-
-    def state(self) -> StateAnswer:
-        """See `AsyncClient.state`."""
-        return self._run(self._client.state())
-
-    def events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000, **where: str) -> EventsAnswer:
-        """See `AsyncClient.events`."""
-        return self._run(self._client.events(after=after, wait_s=wait_s, limit=limit, **where))
+    ingest = _Waiting(AsyncClient.ingest)
+    beat = _Waiting(AsyncClient.beat)
+    state = _Waiting(AsyncClient.state)
+    events = _Waiting(AsyncClient.events)
+    orders = _Waiting(AsyncClient.orders)
+    jobs = _Waiting(AsyncClient.jobs)
+    nodes = _Waiting(AsyncClient.nodes)
+    incidents = _Waiting(AsyncClient.incidents)
+    audit = _Waiting(AsyncClient.audit)
+    tag = _Waiting(AsyncClient.tag)
+    samples = _Waiting(AsyncClient.samples)
+    healthy = _Waiting(AsyncClient.healthy)
+    command = _Waiting(AsyncClient.command)
 
     def follow(self, *, after: int = 0, wait_s: float = 30.0, **where: str) -> Iterator[AnyEvent]:
         """See `AsyncClient.follow`."""
@@ -378,42 +400,6 @@ class Client:
             page = self.events(after=after, wait_s=wait_s, limit=1000, **where)
             yield from page.events
             after = page.last
-
-    def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
-        """See `AsyncClient.orders`."""
-        return self._run(self._client.orders(incident=incident, pending_only=pending_only, limit=limit))
-
-    def jobs(self, *, job: str = "") -> list[JobRecord]:
-        """See `AsyncClient.jobs`."""
-        return self._run(self._client.jobs(job=job))
-
-    def nodes(self, *, node: str = "") -> list[NodeRecord]:
-        """See `AsyncClient.nodes`."""
-        return self._run(self._client.nodes(node=node))
-
-    def incidents(self, *, incident: str = "", open_only: bool = False, limit: int = 1000) -> list[IncidentRecord]:
-        """See `AsyncClient.incidents`."""
-        return self._run(self._client.incidents(incident=incident, open_only=open_only, limit=limit))
-
-    def audit(self, *, who: str = "", limit: int = 100) -> list[Deed]:
-        """See `AsyncClient.audit`."""
-        return self._run(self._client.audit(who=who, limit=limit))
-
-    def tag(self, **what: str) -> str:
-        """See `AsyncClient.tag`."""
-        return self._run(self._client.tag(**what))
-
-    def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
-        """See `AsyncClient.samples`."""
-        return self._run(self._client.samples(series, subject, after=after))
-
-    def healthy(self) -> bool:
-        """See `AsyncClient.healthy`."""
-        return self._run(self._client.healthy())
-
-    def command(self, command: Command | str, **fields: Any) -> CommandAnswer:
-        """See `AsyncClient.command`."""
-        return self._run(self._client.command(command, **fields))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():

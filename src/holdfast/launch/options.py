@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated, get_args, get_type_hints
 
 from msgspec import Struct
 
@@ -19,34 +20,71 @@ LEASE_S = 2.25
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "holdfast.telemetry")
 
 
+Value = str | int | float | tuple[str, ...]
+
+
+def count(text: str) -> int | None:
+    """A number that is not negative."""
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def seconds(text: str) -> float | None:
+    """A number without sign and exponent."""
+    whole, _, part = text.partition(".")
+    return float(text) if count(whole) is not None and (not part or count(part) is not None) else None
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names between commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def path(text: str) -> str | None:
+    """A path as `pathlib` writes it."""
+    return str(Path(text)) if text else None
+
+
+def paths(text: str) -> tuple[str, ...] | None:
+    """One of several paths; the option is given for each."""
+    return (str(Path(text)),) if text else None
+
+
+class Option(Struct, frozen=True):
+    """An option of `holdfast run`. `read` gives None for a value that is not a plain one."""
+
+    help: str
+    read: Callable[[str], Value | None] = str
+    least: float | None = None
+
+
 class RunOptions(Struct, frozen=True, kw_only=True):
-    """The command line of `holdfast run`.
+    """The command line of `holdfast run`. `cli.run` and `command_line` make its options of the fields that have one.
 
     `argv` is the script (or module) with its arguments, or the command when `is_command`.
     """
 
     argv: tuple[str, ...]
     is_command: bool = False
+    nnodes: Annotated[int, Option("Nodes an attempt takes; 0: all of the allocation.", count, 0)] = 0
+    nproc_per_node: Annotated[str, Option("Ranks per node: a number, `gpu`, `cpu` or `auto`.")] = "1"
     is_module: bool = False
-    nnodes: int = 0
-    """0: as many as the allocation has."""
-    nproc_per_node: str = "1"
-    standbys: str = "auto"
-    preload: tuple[str, ...] = DEFAULT_PRELOAD
-    tee: str = "auto"
-    max_restarts: int | None = None
-    """Restarts in place without progress before it gives up; 0: none at all. None: the policy's number."""
-    policy: str = ""
-    log_rules: str = ""
-    """File of HyperPod's log rules; empty: none."""
-    rules: tuple[str, ...] = ()
-    """Folders of the site's own catalogue rules."""
-    checkpoints: str = ""
-    """Folder that the job's framework saves in, checked before each start; empty: not known."""
-    job_dir: str = ""
-    stop_grace_s: float = 30.0
-    """Between a forwarded SIGTERM and SIGKILL."""
-    lease_s: float = LEASE_S
+    standbys: Annotated[str, Option("Warm spare interpreters per node: `auto` (one per rank) or N.")] = "auto"
+    preload: Annotated[tuple[str, ...], Option("Modules that standbys import.", names)] = DEFAULT_PRELOAD
+    max_restarts: Annotated[
+        int | None, Option("Restarts in place without progress; 0: none. Default: the policy's.", count, 0)
+    ] = None
+    policy: Annotated[str, Option("Policy file (TOML).", path)] = ""
+    log_rules: Annotated[
+        str, Option("HyperPod's log rules (YAML, JSON; a manifest too). Default: `log_rules` in holdfast.toml.", path)
+    ] = ""
+    rules: Annotated[tuple[str, ...], Option("A folder of the site's own catalogue rules.", paths)] = ()
+    checkpoints: Annotated[
+        str, Option("Where the job's framework saves: what is damaged is set aside before each start.", path)
+    ] = ""
+    job_dir: Annotated[str, Option("The job's folder. Default: ./holdfast-run-ID.", path)] = ""
+    tee: Annotated[str, Option("Ranks whose output is repeated here: `all`, `none`, `0,3`.")] = "auto"
+    stop_grace_s: Annotated[float, Option("Between a forwarded SIGTERM and SIGKILL.", seconds, 0.0)] = 30.0
+    lease_s: Annotated[float, Option("Attempt lease between the launchers.", seconds, 0.5)] = LEASE_S
     follower_wait_s: float = 600.0
     """How long the leader waits for its followers at the start, and a follower for a leader that it lost."""
 
@@ -114,6 +152,12 @@ class RunOptions(Struct, frozen=True, kw_only=True):
             raise UsageError("nothing to run: give a script (holdfast run train.py) or a command (holdfast run -- CMD)")
         if not self.is_command and not self.is_module and not Path(self.argv[0]).exists():
             raise UsageError(f"{self.argv[0]}: no such script (put a command behind `--`: holdfast run -- CMD)")
+
+
+def options() -> dict[str, Option]:
+    """Each field of `RunOptions` that is an option of the command, in order."""
+    hints = get_type_hints(RunOptions, include_extras=True).items()
+    return {name: args[1] for name, hint in hints if len(args := get_args(hint)) > 1 and isinstance(args[1], Option)}
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:

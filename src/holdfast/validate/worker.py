@@ -66,21 +66,12 @@ class Worker:
         if asked.step not in STEPS:
             result = StepResult(step=asked.step, error="this version of Holdfast has no such step")
         else:
-            told: asyncio.Queue[Mapping[str, float | str]] = asyncio.Queue()
-            telling = asyncio.create_task(self._tell(writer, asked.number, told))
-            try:
-                result = await run_step(
-                    asked.step, asked.options, env=self._env, limit_s=asked.limit_s, on_told=told.put_nowait
-                )
-            finally:
-                telling.cancel()
-        await self._say(writer, Answer(number=asked.number, result=result))
 
-    async def _tell(
-        self, writer: asyncio.StreamWriter, number: int, told: asyncio.Queue[Mapping[str, float | str]]
-    ) -> None:
-        while True:
-            await self._say(writer, Answer(number=number, told=dict(await told.get())))
+            async def tell(told: Mapping[str, float | str]) -> None:
+                await self._say(writer, Answer(number=asked.number, told=dict(told)))
+
+            result = await run_step(asked.step, asked.options, env=self._env, limit_s=asked.limit_s, on_told=tell)
+        await self._say(writer, Answer(number=asked.number, result=result))
 
     async def _beat(self, writer: asyncio.StreamWriter) -> None:
         while True:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import structlog
@@ -26,6 +26,8 @@ from msgspec import Struct
 
 from holdfast import __version__
 from holdfast.adapters.clock import SystemClock
+from holdfast.adapters.kubernetes.api import KubeApi
+from holdfast.adapters.kubernetes.reviews import TokenReviews
 from holdfast.adapters.notify import FileNotifier
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.api import ApiServer, TokenBook
@@ -36,17 +38,22 @@ from holdfast.controller import Controller
 from holdfast.drill.calendar import Calendar, checked
 from holdfast.errors import HoldfastError, JournalBusyError, JournalError, UsageError
 from holdfast.model.events import PolicyLoaded
+from holdfast.ports import Notifier
 from holdfast.wiring.engines import Engines
-from holdfast.wiring.kubernetes_cluster import mark_well, more_notifiers, read_pods
 from holdfast.wiring.notices import FleetFacts, make_outbox
-from holdfast.wiring.orchestrators import close, make_orchestrator, placed, placed_slurm, topology_of, witness_of
+from holdfast.wiring.orchestrators import (
+    close,
+    inner_of,
+    make_orchestrator,
+    placed,
+    placed_slurm,
+    topology_of,
+    witness_of,
+)
 from holdfast.wiring.repairs import make_repairs
 from holdfast.wiring.settings import Config, KubernetesConfig, Settings
 from holdfast.wiring.traces import make_exporter, traced
 from holdfast.wiring.turns import holder_name, lead, mirrored, open_patiently, pod_role
-
-if TYPE_CHECKING:
-    from holdfast.adapters.kubernetes.reviews import TokenReviews
 
 FIRST_LOOK_S = 5.0
 """So long "ready" waits for the first look at the cluster: a cluster that cannot be there ends the controller."""
@@ -92,9 +99,6 @@ def make_reviewer(settings: KubernetesConfig) -> TokenReviews | None:
     """Who knows the agents' ServiceAccount tokens; None: nobody was asked for."""
     if not settings.agent_account:
         return None
-    from holdfast.adapters.kubernetes.api import KubeApi  # noqa: PLC0415 - an extra
-    from holdfast.adapters.kubernetes.reviews import TokenReviews  # noqa: PLC0415 - as above
-
     kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
     return TokenReviews(lambda: KubeApi.connect(kubeconfig=kubeconfig), settings.agent_account, time.monotonic)
 
@@ -165,19 +169,22 @@ async def serve(options: Options) -> None:
     reviewer: TokenReviews | None = None
     journal = await open_patiently(options.journal, standby=options.standby, pause_s=options.lease_s / 10)
     try:
+        notifiers: list[Notifier] = [FileNotifier(options.folder / "notices.jsonl"), outbox]
         the_controller = Controller(
             journal,
             engines,
             orchestrator,
             make_repairs(config.repair, orchestrator, options.folder / "repair", os.environ),
-            [FileNotifier(options.folder / "notices.jsonl"), outbox, *more_notifiers(orchestrator)],
+            notifiers,
             clock,
             holder=holder_name(options.folder, options.journal),
             lease_s=options.lease_s,
             witness=witness_of(orchestrator),
         )
-        read_pods(orchestrator, the_controller, limit_s=config.kubernetes.pod_log_s)
-        mark_well(orchestrator, engines)
+        if orchestrator.name == "kubernetes":
+            from holdfast.wiring import kubernetes_cluster  # noqa: PLC0415 - loaded by `make_orchestrator`, there alone
+
+            kubernetes_cluster.attach(inner_of(orchestrator), the_controller, notifiers, engines, config.kubernetes)
         cockpit = Cockpit(
             the_controller,
             tokens,

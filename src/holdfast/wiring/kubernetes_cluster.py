@@ -1,6 +1,6 @@
 """Wires `--cluster kubernetes:[CONTEXT]` and `[kubernetes]` of holdfast.toml to the adapter.
 
-Called by `holdfast controller` when it starts. No time passes here.
+Called by `holdfast controller` when it starts on such a cluster, and imported only there. No time passes here.
 """
 
 from __future__ import annotations
@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
 
+from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
+from holdfast.adapters.kubernetes import library
+from holdfast.adapters.kubernetes.check_pod import template_place
+from holdfast.adapters.kubernetes.client import KubernetesOrchestrator, KubernetesSettings
+from holdfast.adapters.kubernetes.node_orders import Repairers
+from holdfast.adapters.kubernetes.notices import EventNotifier
+from holdfast.adapters.kubernetes.pod_logs import PodLogs
+from holdfast.controller import Controller
 from holdfast.model.events import FindingSeen
 from holdfast.model.evidence import Remedy
 from holdfast.ports import Notifier, Orchestrator
 from holdfast.wiring.engines import Engines
 from holdfast.wiring.settings import KubernetesConfig
-
-if TYPE_CHECKING:
-    from holdfast.adapters.kubernetes.client import KubernetesOrchestrator
-    from holdfast.controller import Controller
 
 _log = structlog.get_logger("holdfast.kubernetes")
 
@@ -40,13 +43,7 @@ def make_kubernetes(
         UsageError: kubernetes-asyncio is not installed.
         ConfigError: a setting is not understood.
     """
-    from holdfast.adapters.kubernetes import library  # noqa: PLC0415 - only this kind of cluster needs it
-
     library.load()
-    from holdfast.adapters.kubernetes.check_pod import template_place  # noqa: PLC0415
-    from holdfast.adapters.kubernetes.client import KubernetesOrchestrator, KubernetesSettings  # noqa: PLC0415
-    from holdfast.adapters.kubernetes.node_orders import Repairers  # noqa: PLC0415
-
     if config.check_template:
         template_place(config.check_template)
     repairers = Repairers(
@@ -70,39 +67,25 @@ def make_kubernetes(
     )
 
 
-def inner_of(orchestrator: Orchestrator) -> Orchestrator:
-    """The adapter itself, of any kind of cluster, also behind a topology."""
-    found: Orchestrator = getattr(orchestrator, "inner", orchestrator)
-    return found
+def attach(
+    adapter: Orchestrator,
+    the_controller: Controller,
+    notifiers: list[Notifier],
+    engines: Engines,
+    config: KubernetesConfig,
+) -> None:
+    """Have the adapter and its controller know of each other, before the controller runs.
 
-
-def the_adapter(orchestrator: Orchestrator) -> KubernetesOrchestrator | None:
-    """The Kubernetes adapter, also behind a topology; None on any other kind of cluster."""
-    if orchestrator.name != "kubernetes":
-        return None
-    from holdfast.adapters.kubernetes.client import KubernetesOrchestrator  # noqa: PLC0415
-
-    found = inner_of(orchestrator)
-    return found if isinstance(found, KubernetesOrchestrator) else None
-
-
-def more_notifiers(orchestrator: Orchestrator) -> list[Notifier]:
-    """On Kubernetes every notice also is an Event of its job, its pods and its node."""
-    adapter = the_adapter(orchestrator)
-    if adapter is None:
-        return []
-    from holdfast.adapters.kubernetes.notices import EventNotifier  # noqa: PLC0415
-
-    return [EventNotifier(adapter)]
-
-
-def read_pods(orchestrator: Orchestrator, the_controller: Controller, *, limit_s: float) -> None:
-    """Have what failed pods said last be known before their job's end is judged, if that is wanted at all."""
-    adapter = the_adapter(orchestrator)
-    if adapter is None or limit_s <= 0:
+    Every notice also is an Event of its job, its pods and its node. What failed pods said last is known before their
+    job's end is judged, unless `pod_log_s` is 0. Nodes with no recorded fault are labelled `Schedulable` where
+    quarantines are acted on.
+    """
+    if not isinstance(adapter, KubernetesOrchestrator):
         return
-    from holdfast.adapters.catalogue_files import read_catalogue, read_matcher  # noqa: PLC0415
-    from holdfast.adapters.kubernetes.pod_logs import PodLogs  # noqa: PLC0415
+    notifiers.append(EventNotifier(adapter))
+    adapter.may_mark = lambda group: engines.acts(group, Remedy.QUARANTINE)
+    if config.pod_log_s <= 0:
+        return
 
     async def tell(found: Sequence[FindingSeen]) -> None:
         stored = [the_controller.submit(event) for event in found]
@@ -110,11 +93,5 @@ def read_pods(orchestrator: Orchestrator, the_controller: Controller, *, limit_s
             if isinstance(outcome, BaseException):
                 _log.warning("what a pod said could not be taken in", why=str(outcome))
 
-    adapter.pod_logs = PodLogs(lambda: read_matcher(read_catalogue()), the_controller.clock, tell, limit_s=limit_s)
-
-
-def mark_well(orchestrator: Orchestrator, engines: Engines) -> None:
-    """Have nodes that nothing ever befell labelled `Schedulable`, where quarantines are acted on at all."""
-    adapter = the_adapter(orchestrator)
-    if adapter is not None:
-        adapter.may_mark = lambda group: engines.acts(group, Remedy.QUARANTINE)
+    clock, limit_s = the_controller.clock, config.pod_log_s
+    adapter.pod_logs = PodLogs(lambda: read_matcher(read_catalogue()), clock, tell, limit_s=limit_s)

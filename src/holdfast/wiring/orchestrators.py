@@ -10,9 +10,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from holdfast.adapters.local.client import LocalOrchestrator
+from holdfast.adapters.topology import Placed, read_file, read_slurm
 from holdfast.errors import UsageError
 from holdfast.ports import Closable, Orchestrator, Witness
-from holdfast.wiring.kubernetes_cluster import inner_of, make_kubernetes
 from holdfast.wiring.settings import KubernetesConfig, Settings, SlurmConfig
 
 
@@ -29,11 +30,9 @@ def make_orchestrator(
     """
     kind, _, place = cluster.partition(":")
     if kind == "local" and place:
-        from holdfast.adapters.local.client import LocalOrchestrator  # noqa: PLC0415 - each kind has its own imports
-
         return LocalOrchestrator(Path(place))
     if kind == "slurm" and cluster.startswith("slurm:"):
-        from holdfast.adapters.slurm.client import SlurmOrchestrator, SlurmSettings  # noqa: PLC0415
+        from holdfast.adapters.slurm.client import SlurmOrchestrator, SlurmSettings  # noqa: PLC0415 - as below
         from holdfast.adapters.slurm.node_orders import Programs  # noqa: PLC0415
 
         conf = Path(place).absolute() if place else None
@@ -48,6 +47,8 @@ def make_orchestrator(
             SlurmSettings(conf=conf, folder=folder, programs=programs, rest=slurm.rest, rest_token_file=token_file)
         )
     if kind == "kubernetes":
+        from holdfast.wiring.kubernetes_cluster import make_kubernetes  # noqa: PLC0415 - each kind loads its own
+
         own = os.environ.get("HOLDFAST_POD", "").partition("/")[0]
         return make_kubernetes(place, folder, kubernetes or KubernetesConfig(), namespace=own)
     raise UsageError(
@@ -73,8 +74,6 @@ def placed(orchestrator: Orchestrator, cluster: str, topology: str) -> Orchestra
     on_slurm = cluster.startswith("slurm:")
     if not topology and not on_slurm:
         return orchestrator
-    from holdfast.adapters.topology import Placed, read_file, read_slurm  # noqa: PLC0415 - few sites name one
-
     if topology not in {"", "slurm"}:
         return Placed(orchestrator, lambda: read_file(Path(topology)))
     if not on_slurm:
@@ -82,6 +81,12 @@ def placed(orchestrator: Orchestrator, cluster: str, topology: str) -> Orchestra
     conf = cluster.partition(":")[2]
     environ = {**os.environ, **({"SLURM_CONF": str(Path(conf).absolute())} if conf else {})}
     return Placed(orchestrator, lambda: read_slurm(environ))
+
+
+def inner_of(orchestrator: Orchestrator) -> Orchestrator:
+    """The adapter itself, of any kind of cluster, also behind a topology."""
+    found: Orchestrator = getattr(orchestrator, "inner", orchestrator)
+    return found
 
 
 def witness_of(orchestrator: Orchestrator) -> Witness | None:

@@ -10,6 +10,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from holdfast.adapters.repair.command import CommandRepair
+from holdfast.adapters.repair.ec2 import Ec2Repair
+from holdfast.adapters.repair.hooks import Pace, Replacing
+from holdfast.adapters.repair.once import Once
 from holdfast.adapters.repair.settings import RepairConfig
 from holdfast.ports import Orchestrator, Repair
 
@@ -30,15 +34,9 @@ def make_repairs(
     """
     if not config.named:
         return []
-    from holdfast.adapters.repair.command import CommandRepair  # noqa: PLC0415 - most clusters need none of it
-    from holdfast.adapters.repair.hooks import Pace, Replacing  # noqa: PLC0415
-    from holdfast.adapters.repair.once import Once  # noqa: PLC0415
-
     once = Once(folder, environ)
     repairs: list[Repair] = [CommandRepair(config.command, once)]
     if config.ec2 is not None:
-        from holdfast.adapters.repair.ec2 import Ec2Repair  # noqa: PLC0415 - needs boto3
-
         repairs.append(Ec2Repair(config.ec2))
     pace = Pace(config.replace_per_hour, folder / "pace.json", time.time)
     return [Replacing(config, [*repairs, orchestrator], once, pace), *repairs]

@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import structlog
 
 from holdfast.adapters.journal import is_postgres, open_journal
+from holdfast.adapters.journal.sql import SqlJournal
+from holdfast.adapters.kubernetes.api import KubeApi
+from holdfast.adapters.kubernetes.incidents import IncidentMirror
+from holdfast.adapters.kubernetes.lease import KubernetesLease
+from holdfast.adapters.kubernetes.own_pod import set_role
 from holdfast.controller import Controller
 from holdfast.controller.election import Elector, keep, until_free, win
 from holdfast.errors import FencedError, HoldfastError, JournalBusyError, JournalDamagedError, JournalError, UsageError
-
-if TYPE_CHECKING:
-    from holdfast.adapters.journal.sql import SqlJournal
-    from holdfast.adapters.kubernetes.api import KubeApi
-    from holdfast.ports import Entry
+from holdfast.ports import Entry
 
 MIRRORED_AT_START = 200
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -61,22 +62,33 @@ async def open_patiently(url: str, *, standby: bool, pause_s: float) -> SqlJourn
 
 
 @contextlib.asynccontextmanager
+async def _connected(kubeconfig: str) -> AsyncIterator[KubeApi]:
+    api = await KubeApi.connect(kubeconfig=Path(kubeconfig) if kubeconfig else None)
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+@contextlib.asynccontextmanager
+async def _meanwhile(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Have this done inside the block; what is not done by its end is given up."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
 async def pod_role(pod: str, role: str, kubeconfig: str = "") -> AsyncIterator[None]:
     """Have our own pod say, from now on, whether it leads; `pod` is `NAMESPACE/NAME`, empty outside Kubernetes."""
     if not pod:
         yield
         return
-    from holdfast.adapters.kubernetes.api import KubeApi  # noqa: PLC0415 - an extra
-    from holdfast.adapters.kubernetes.own_pod import set_role  # noqa: PLC0415 - as above
-
-    api = await KubeApi.connect(kubeconfig=Path(kubeconfig) if kubeconfig else None)
-    telling = asyncio.create_task(set_role(api, pod, role), name="pod-role")
-    try:
+    async with _connected(kubeconfig) as api, _meanwhile(set_role(api, pod, role), "pod-role"):
         yield
-    finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
-        await api.close()
 
 
 @contextlib.asynccontextmanager
@@ -85,30 +97,23 @@ async def mirrored(the_controller: Controller, *, wanted: bool, kubeconfig: str 
     if not wanted:
         yield
         return
-    from holdfast.adapters.kubernetes.api import KubeApi  # noqa: PLC0415 - an extra
-    from holdfast.adapters.kubernetes.incidents import IncidentMirror  # noqa: PLC0415 - as above
+    async with _connected(kubeconfig) as api:
+        mirror = IncidentMirror(api)
 
-    api = await KubeApi.connect(kubeconfig=Path(kubeconfig) if kubeconfig else None)
-    mirror = IncidentMirror(api)
+        def take(entries: Sequence[Entry]) -> None:
+            mirror.tell(record for entry in entries for record in entry.touched.incidents)
 
-    def take(entries: Sequence[Entry]) -> None:
-        mirror.tell(record for entry in entries for record in entry.touched.incidents)
+        async def work() -> None:
+            await mirror.tidy(the_controller.clock.now())
+            await mirror.run()
 
-    the_controller.listeners.append(take)
-    mirror.tell(reversed(await the_controller.journal.incidents(limit=MIRRORED_AT_START)))
-
-    async def work() -> None:
-        await mirror.tidy(the_controller.clock.now())
-        await mirror.run()
-
-    writing = asyncio.create_task(work(), name="incident-mirror")
-    try:
-        yield
-    finally:
-        the_controller.listeners.remove(take)
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
-        await api.close()
+        the_controller.listeners.append(take)
+        mirror.tell(reversed(await the_controller.journal.incidents(limit=MIRRORED_AT_START)))
+        async with _meanwhile(work(), "incident-mirror"):
+            try:
+                yield
+            finally:
+                the_controller.listeners.remove(take)
 
 
 async def run_in_turn(the_controller: Controller, *, journal: str, standby: bool) -> None:
@@ -164,13 +169,8 @@ async def lead(
         await run_in_turn(the_controller, journal=journal, standby=standby)
         return
     lease_name(elect)
-    from holdfast.adapters.kubernetes.api import KubeApi  # noqa: PLC0415 - an extra
-
-    api = await KubeApi.connect(kubeconfig=Path(kubeconfig) if kubeconfig else None)
-    try:
+    async with _connected(kubeconfig) as api:
         await run_elected(the_controller, api, elect=elect, journal=journal, standby=standby)
-    finally:
-        await api.close()
 
 
 async def run_elected(the_controller: Controller, api: KubeApi, *, elect: str, journal: str, standby: bool) -> None:
@@ -180,8 +180,6 @@ async def run_elected(the_controller: Controller, api: KubeApi, *, elect: str, j
         FencedError: that lease was lost; the journal's was given back in order.
         JournalBusyError, LinkError: another is elected, or it cannot be told, and `standby` was not asked for.
     """
-    from holdfast.adapters.kubernetes.lease import KubernetesLease  # noqa: PLC0415 - an extra
-
     namespace, name = lease_name(elect)
     store, clock = KubernetesLease(api, namespace, name), the_controller.clock
     leading = await win(
