@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -285,13 +284,10 @@ class LocalNode:
             self.events.node_lost(self.name, evidence)
         self.events.changed()
 
-    def become_another(self, *, keep_old: bool = True) -> None:
+    def become_another(self) -> None:
         """Take a fresh machine's identity; the old machine's folder is kept beside for its evidence."""
         if self.folder.exists():
-            if keep_old:
-                self.folder.rename(self.folder.with_name(f".{self.name}.{self.instance_id}"))
-            else:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.rename(self.folder.with_name(f".{self.name}.{self.instance_id}"))
         self.instance_id = f"i-{uuid.uuid4().hex[:12]}"
         self.boot_id = ""
 
