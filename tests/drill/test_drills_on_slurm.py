@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.local.processes import environment_of, process_table
+from holdfast.adapters.local.node_init import process_table
+from holdfast.adapters.local.processes import environment_of
 from holdfast.drill.campaign import CampaignSettings, run_campaign
 from holdfast.drill.clusters import lacking_on_slurm
 from holdfast.drill.kinds import SLURM

@@ -401,7 +401,7 @@ class RecordedSlurm:
         self.now = time.time()
         self.looks = 0
 
-    def look(self) -> Look:
+    def __call__(self) -> Look:
         self.looks += 1
         self.now += 1
         at = int(self.now)

@@ -1,21 +1,20 @@
-"""What drills need from outside, as protocols: a breaker of nodes, and the controller's eyes.
+"""What drills need from outside: the cluster and the job that they break, and a breaker of nodes, as a protocol.
 
-`faults` and the runner use them; the embedded cluster's own client, `clusters` and `eyes` fulfil them, and in tests
+`faults` and the runner use them; the embedded cluster's own client and `clusters` fulfil the protocol, and in tests
 parts in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from holdfast.drill.eyes import ControllerEyes
 from holdfast.model.cluster import JobKey
-from holdfast.model.events import AnyEvent
-from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Clock
 
 
@@ -33,35 +32,10 @@ class FaultPort(Protocol):
         """
 
 
-class Eyes(Protocol):
-    """What the controller knows. Every call raises LinkError when it cannot be reached."""
-
-    async def job(self, key: JobKey) -> JobRecord:
-        """The job's record. Raises NotFoundError."""
-
-    async def nodes(self) -> list[NodeRecord]:
-        """All nodes."""
-
-    async def incidents(self) -> list[IncidentRecord]:
-        """All incidents, newest first."""
-
-    async def orders(self) -> list[OrderRecord]:
-        """Orders, newest first, bounded."""
-
-    async def wait(self, after: int, timeout_s: float) -> int:
-        """Wait until an event with a sequence number above `after` is stored, or the time is over; the newest one."""
-
-    async def tell(self, events: Sequence[AnyEvent]) -> None:
-        """Hand events of one source, one at least, to the controller (the true time of a fault)."""
-
-    async def step_times(self, key: JobKey, attempt: int) -> list[float]:
-        """Seconds that steps of an attempt took, oldest first; empty when nobody measured any."""
-
-
 class Site(Struct, kw_only=True):
     """Where drills are run."""
 
-    eyes: Eyes
+    eyes: ControllerEyes
     job: JobKey
     clock: Clock
     breaker: FaultPort | None = None

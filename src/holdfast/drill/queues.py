@@ -21,7 +21,6 @@ from holdfast.adapters.kubernetes.objects import job_id
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.adapters.slurm.commands import job_ref
 from holdfast.adapters.slurm.tool import Tool
-from holdfast.drill.ports import FaultPort
 from holdfast.drill.site_settings import SiteConfig
 from holdfast.drill.submission import IN_EVERY_JOB, batch_script, comment, container, pytorch_job
 from holdfast.drill.training import TrainingJob
@@ -34,24 +33,15 @@ _POLL_S = 0.2
 class Queue(Protocol):
     """Where a job is submitted. Every call raises LinkError when the scheduler cannot be reached or refuses."""
 
-    @property
-    def breaker(self) -> FaultPort | None:
-        """Breaks its nodes; None: faults inside the job only."""
-
     async def submit(self, job: TrainingJob) -> JobKey:
         """Queue a job that is open to drills; its id as the controller has it."""
 
     async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
         """End a job for good and wait until its nodes are free; one that has ended is no error."""
 
-    async def close(self) -> None:
-        """Let go of the scheduler."""
-
 
 class SlurmQueue:
     """See Queue. `conf`: slurm.conf; None: as Slurm's own tools find it. `cluster`: its name in keys of jobs."""
-
-    breaker: FaultPort | None = None
 
     def __init__(self, config: SiteConfig, folder: Path, conf: Path | None, cluster: str = "slurm") -> None:
         self._config, self._folder = config, folder
@@ -104,9 +94,6 @@ class SlurmQueue:
         except OrderError:
             return ""  # forgotten already
 
-    async def close(self) -> None:
-        """See Queue."""
-
 
 class KubernetesQueue:
     """See Queue.
@@ -118,8 +105,6 @@ class KubernetesQueue:
         cluster: the name by which the controller knows it; empty: the kubeconfig's.
         name: what a job of this name is called, so that no two are called alike.
     """
-
-    breaker: FaultPort | None = None
 
     def __init__(
         self, config: SiteConfig, folder: Path, api: KubeApi, cluster: str, name: Callable[[str], str]
@@ -149,10 +134,6 @@ class KubernetesQueue:
         """See Queue."""
         await end_job(self._api, JobKey(self._cluster, job), namespace=self._config.namespace, limit_s=limit_s)
 
-    async def close(self) -> None:
-        """See Queue."""
-        await self._api.close()
-
 
 class LocalQueue:
     """See Queue: the embedded cluster in a folder."""
@@ -181,9 +162,6 @@ class LocalQueue:
                 if (view is None or view.state in ENDED) and not any(job in node.jobs for node in world.nodes):
                     return
                 await self.breaker.wait_change(limit_s)
-
-    async def close(self) -> None:
-        """See Queue."""
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +29,6 @@ from msgspec.structs import replace
 
 from holdfast.adapters.journal import open_journal
 from holdfast.drill.clusters import CLUSTERS, StageSettings, Up
-from holdfast.drill.controller_process import ControllerProcess
 from holdfast.drill.eyes import ControllerEyes
 from holdfast.drill.ports import FaultPort
 from holdfast.drill.training import TrainingJob
@@ -51,7 +53,8 @@ class Stage:
         self._kind = CLUSTERS[settings.on]
         self.cluster_name = self._kind.name
         self._limit_s = self._kind.up_limit_s if settings.up_limit_s is None else settings.up_limit_s
-        self._controller = ControllerProcess(self.folder, self._limit_s)
+        self._controller: subprocess.Popen[bytes] | None = None
+        self._eyes: ControllerEyes | None = None
         self._ending = contextlib.AsyncExitStack()
         self._up: Up | None = None
 
@@ -94,8 +97,10 @@ class Stage:
 
     @property
     def eyes(self) -> ControllerEyes:
-        """The controller's records and events."""
-        return self._controller.eyes
+        """The controller's records and events. Raises LinkError while it is not up."""
+        if self._eyes is None:
+            raise LinkError("the stage's controller is not up")
+        return self._eyes
 
     @property
     def cluster(self) -> Up:
@@ -117,7 +122,8 @@ class Stage:
     @property
     def controller_pid(self) -> int | None:
         """The controller's process, None while there is none."""
-        return self._controller.pid
+        process = self._controller
+        return process.pid if process is not None and process.poll() is None else None
 
     def job_dir(self, key: JobKey) -> Path:
         """A job's folder, on the file system that the nodes share: logs, checkpoints, loss log."""
@@ -126,14 +132,63 @@ class Stage:
     # --- the controller ---
 
     async def start_controller(self) -> None:
-        """Start a controller on the cluster's journal; return when it has replayed it and answers."""
+        """Start a controller on the cluster's journal; return when it has replayed it and answers.
+
+        Raises:
+            LinkError: it did not answer in time; says its last word.
+        """
+        self._controller = self._spawn()
+        self._eyes = await self._until_ready(self._controller)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         policy = self.settings.policy
         words = [*self.cluster.words, *(["--policy", str(policy.absolute())] if policy is not None else [])]
-        await self._controller.start(words, self.cluster.environment)
+        folder = self.folder / "controller"
+        folder.mkdir(parents=True, exist_ok=True)
+        # What of the environment would mislead it is left out.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "SLURM_"))}
+        with (folder / "controller.log").open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "holdfast.cli.main", "controller", "--dir", str(self.folder), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=kept | self.cluster.environment,
+                start_new_session=True,
+            )
+
+    async def _until_ready(self, process: subprocess.Popen[bytes]) -> ControllerEyes:
+        deadline = time.monotonic() + self._limit_s
+        problem = "it did not write controller.json"
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                eyes = ControllerEyes.of_folder(self.folder, pid=process.pid)
+            except (LinkError, NotFoundError) as error:
+                problem = str(error)
+            else:
+                if await eyes.is_ready():
+                    return eyes
+                await eyes.close()
+            await asyncio.sleep(_POLL_S)
+        log = self.folder / "controller" / "controller.log"
+        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        raise LinkError(f"the controller in {self.folder} did not start: {said[0] if said else problem}")
 
     async def stop_controller(self, *, sig: int = signal.SIGTERM, limit_s: float = 10.0) -> None:
         """End the controller; with SIGKILL as a crash would."""
-        await self._controller.stop(sig=sig, limit_s=limit_s)
+        eyes, self._eyes = self._eyes, None
+        if eyes is not None:
+            await eyes.close()
+        process, self._controller = self._controller, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(sig)
+        try:
+            await asyncio.to_thread(process.wait, limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait)
 
     async def until(self, key: JobKey, true: Callable[[JobRecord], bool], *, limit_s: float) -> JobRecord:
         """Wait until the controller's record of the job is as wished; looked at after every event.

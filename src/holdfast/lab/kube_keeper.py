@@ -114,12 +114,12 @@ class KubeCluster(Cluster):
 
         def strays() -> list[int]:
             known = [node.pid for node in self.fleet.nodes.values() if node.pid]
-            return processes.descendants(os.getpid(), processes.process_table(), skip=[*known, *self._pids.values()])
+            return node_init.descendants(os.getpid(), node_init.process_table(), skip=[*known, *self._pids.values()])
 
         processes.end_all(strays, limit_s=1.0)
 
     def _reap(self) -> None:
-        for pid, code in processes.reaped():
+        for pid, code in node_init.reaped():
             for daemon, known in list(self._pids.items()):
                 if known == pid:
                     del self._pids[daemon]
@@ -136,7 +136,7 @@ class KubeCluster(Cluster):
         environment["PATH"] = f"{environment.get('PATH', os.defpath)}:/usr/sbin:/sbin"
         argv = self.plane.argv(name)
         try:
-            self._pids[name] = processes.spawn(argv, env=environment, cwd=str(self.plane.folder), out=str(log))
+            self._pids[name] = node_init.spawn(argv, env=environment, cwd=str(self.plane.folder), out=str(log))
         except OSError as error:
             raise LinkError(f"{name} cannot be started: {error}") from error
 
@@ -145,12 +145,12 @@ class KubeCluster(Cluster):
         pid = self._pids.get(name)
         if pid is None:
             return
-        processes.send_signal([pid], sig)
+        node_init.send_signal([pid], sig)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await processes.watch_process(pid)
                 return
-        processes.send_signal([pid], signal.SIGKILL)
+        node_init.send_signal([pid], signal.SIGKILL)
         await processes.watch_process(pid)
 
     async def _until(self, true: Callable[[], Awaitable[object]], what: str, daemon: str) -> None:
@@ -349,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"a lab runs in {settings.folder} already; `holdfast lab kubernetes down` ends it\n")
             return 69
         (settings.folder / "cluster.sock").unlink(missing_ok=True)
-        processes.become_subreaper()
+        node_init.become_subreaper()
         keep_in_memory(settings.folder / "kube" / "etcd")
         asyncio.run(_run(settings, kube))
     return 0

@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.adapters.kubernetes import library
-from holdfast.adapters.local import processes
+from holdfast.adapters.local import node_init, processes
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.errors import LinkError, NotFoundError
 from holdfast.lab import kube_build, wire
@@ -205,11 +205,11 @@ def down(folder: Path, *, limit_s: float = DOWN_S) -> bool:
     folder = folder.resolve()
     pid = _keeper(folder)
     if pid:
-        processes.send_signal([pid], signal.SIGTERM)
+        node_init.send_signal([pid], signal.SIGTERM)
         try:
             wait_gone(pid, "the lab's keeper", limit_s=limit_s)
         except LinkError:
-            processes.send_signal([pid], signal.SIGKILL)
+            node_init.send_signal([pid], signal.SIGKILL)
     ran = bool(pid) or bool(processes.marked(folder))
     left = processes.end_all(lambda: processes.marked(folder))
     if left:

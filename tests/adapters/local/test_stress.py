@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cluster_fixture import TestCluster, embedded_cluster
-from holdfast.adapters.local.processes import command_of, environment_of, process_table
+from holdfast.adapters.local.node_init import process_table
+from holdfast.adapters.local.processes import command_of, environment_of
 from holdfast.errors import HoldfastError, LinkError
 from holdfast.model.cluster import ENDED, JobKey, SchedulerState
 from holdfast.model.orders import ReleaseJob, ReplaceNode, RequeueHeld

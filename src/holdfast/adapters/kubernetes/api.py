@@ -163,11 +163,9 @@ class KubeApi:
         """PATCH in one of the forms above."""
         return await self.call("PATCH", path, body=body, form=form, query=query)
 
-    async def delete(
-        self, path: str, *, uid: str = "", grace_s: int | None = None, propagation: str = "Background"
-    ) -> Json:
+    async def delete(self, path: str, *, uid: str = "", grace_s: int | None = None) -> Json:
         """DELETE, only if it still is the object of this uid."""
-        options: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
+        options: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
         if grace_s is not None:
@@ -256,13 +254,11 @@ class KubeApi:
             version = (found.get("metadata") or {}).get("resourceVersion", "")
         return items, version
 
-    async def pages(
-        self, path: str, query: Mapping[str, str] | None = None, *, page: int = PAGE
-    ) -> AsyncIterator[bytes]:
+    async def pages(self, path: str, query: Mapping[str, str] | None = None) -> AsyncIterator[bytes]:
         """A collection as the bytes of its pages, for those who decode fewer fields."""
         cursor = ""
         while True:
-            asked = {**(query or {}), "limit": str(page)}
+            asked = {**(query or {}), "limit": str(PAGE)}
             if cursor:
                 asked["continue"] = cursor
             raw = await self.raw("GET", path, query=asked)

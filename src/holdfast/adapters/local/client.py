@@ -63,19 +63,6 @@ _NODE_REQUESTS: dict[str, Callable[..., AnyRequest]] = {
     kind.__struct_config__.tag: kind for kind in get_args(AnyRequest) if issubclass(kind, NodeRequest)
 }
 
-_ORDERS = (
-    RequeueHeld,
-    SetExcluded,
-    ReleaseJob,
-    GiveUp,
-    QuarantineNode,
-    ReturnNode,
-    ResetGpu,
-    RebootNode,
-    ReplaceNode,
-    RetireNode,
-)
-
 
 def request_of(order: AnyOrder) -> AnyRequest | None:
     """What to ask the embedded scheduler for; None when the order is somebody else's (launcher, agent, controller)."""
@@ -169,7 +156,7 @@ class LocalOrchestrator:
 
     def can(self, order: AnyOrder) -> bool:
         """See ports.Orchestrator."""
-        return isinstance(order, _ORDERS)
+        return request_of(order) is not None
 
     async def execute(self, order: AnyOrder) -> str:
         """See ports.Orchestrator."""

@@ -108,7 +108,6 @@ class Looks:
         """What the last full look took."""
         self.pulse_s = 0.0
         """What the last cheap look took."""
-        self.count = 0
         self.rest_count = 0
         """Answers of slurmrestd."""
         self._facts_at = 0.0
@@ -166,7 +165,6 @@ class Looks:
             if state is not SchedulerState.UNKNOWN:
                 self.memory.note_end(job, _end_of(job) if state in ENDED else "")
         self.cost_s = time.monotonic() - begun
-        self.count += 1
         self._last = found
         self.nodes = {node.name: self.memory.without_stale(self.memory.own_reason(node)) for node in nodes}
         return Reading(at=at, jobs=found, nodes=self.nodes, complete=complete)
