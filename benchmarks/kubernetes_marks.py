@@ -73,7 +73,7 @@ async def fault(stage: Stage, key: JobKey, number: int) -> dict[str, float]:
     record = await stage.until(key, lambda now: trains(number, now), limit_s=LIMIT_S)
     node = record.view.nodes[-1]
     begun, at = time.monotonic(), time.time()
-    await stage.breaker.kmsg(node, LINE.format(xid))
+    await stage.breaker.do("kmsg", node, text=LINE.format(xid))
     await marked(stage, node, WANTED[xid])
     took = time.monotonic() - begun
     after = await stage.until(key, lambda now: trains(number + 1, now), limit_s=LIMIT_S)

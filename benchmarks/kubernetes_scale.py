@@ -21,11 +21,13 @@ from pathlib import Path
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
 from holdfast.adapters.kubernetes.api import KubeApi
 from holdfast.adapters.kubernetes.looks import Looks
 from holdfast.lab.kube_control import CONTROLLERS, SCHEDULER
-from holdfast.lab.kube_hollow import CONTAINER, HollowCluster
 from holdfast.lab.kube_lab import KubeLab, KubeLabSettings
+from kube_hollow import CONTAINER, HollowCluster
 
 JOBS = 50
 

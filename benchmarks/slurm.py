@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -22,12 +23,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from holdfast.adapters.slurm.output import load_of, node_names
+from holdfast.adapters.slurm.output import node_names
 from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
 from slurm_fixture import short_folder
 from slurm_keeper import Kept
 
+CALL = re.compile(r"^\s+([A-Z0-9_]+)\s*\(\s*\d+\) count:(\d+)\s+ave_time:(\d+)", re.MULTILINE)
 ONCE = """#!/bin/bash
 #SBATCH --ntasks=1 --output=/dev/null
 #SBATCH --comment='{"holdfast": {"max_requeues": 3}}'
@@ -59,6 +61,17 @@ def cluster(**settings: object) -> Iterator[tuple[SlurmLab, Kept]]:
                 kept.end()
 
 
+class Load:
+    """How busy slurmctld is, from `sdiag`; `calls`: message type -> how often, and mean microseconds."""
+
+    def __init__(self, raw: str) -> None:
+        self.threads, self.queue = (
+            int(hit[1]) if (hit := re.search(rf"^{words}:\s+(\d+)", raw, re.MULTILINE)) else 0
+            for words in ("Server thread count", "Agent queue size")
+        )
+        self.calls = {name: (int(times), int(mean)) for name, times, mean in CALL.findall(raw)}
+
+
 def states(lab: SlurmLab) -> dict[str, tuple[str, str]]:
     rows = lab.run(["squeue", "-h", "-t", "all", "-O", "JobID:12,State:16,RestartCnt:6"]).splitlines()
     return {row.split()[0]: (row.split()[1], row.split()[2]) for row in rows}
@@ -83,7 +96,7 @@ def storm(jobs: int = 200, nodes: int = 64) -> None:
             lab.run(["sbatch", "-Q", str(script)], cwd=cwd)
         until(lambda: list(states(lab).values()).count(("RUNNING", "0")) == jobs, 120, 0.5)
         until(lambda: len(kept.get("jobs")) == jobs, 60, 0.5)
-        before = load_of(lab.run(["sdiag"]))
+        before = Load(lab.run(["sdiag"]))
         slowest, begun = 0.0, time.monotonic()
         (cwd / "GO").touch()
         while True:
@@ -96,7 +109,7 @@ def storm(jobs: int = 200, nodes: int = 64) -> None:
                 raise SystemExit(f"after 300 s: {sorted(set(seen))}")
             time.sleep(0.25)
         took = time.monotonic() - begun
-        after = load_of(lab.run(["sdiag"]))
+        after = Load(lab.run(["sdiag"]))
         print(f"storm: {jobs} jobs failed within a second on {nodes} slurmd: all running again, requeued once each,")
         print(f"       {took:.1f} s after; slowest squeue of a user meanwhile {slowest * 1000:.0f} ms")
         print(f"       sdiag: {after.threads} server threads, agent queue {after.queue}; calls meanwhile:")

@@ -12,10 +12,8 @@ from field_notes import sentences
 
 from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.adapters.probes import check as check_module
-from holdfast.adapters.probes import config as config_module
-from holdfast.adapters.probes.check import Limits, Mode, Profile
+from holdfast.adapters.probes.check import CheckSettings, Limits, LogFile, Mode, NodeConfig, Profile
 from holdfast.adapters.probes.checks import CHECKS, SOURCES
-from holdfast.adapters.probes.config import CheckSettings, LogFile, NodeConfig
 
 PAGE = Path(__file__).with_name("checks.md")
 
@@ -107,7 +105,7 @@ def page() -> str:
             continue
         by = ", ".join(f"`{check.name}`" for check in CHECKS.values() if rule.id in check.rules) or "the agent"
         out.append(f"| `{rule.id}` | {rule.title} | {rule.role} | {rule.severity} | {rule.remedy} | {by} |")
-    notes = sentences(check_module) | sentences(config_module)
+    notes = sentences(check_module)
     out += ["", "## `agent.toml`", ""]
     out += [
         "The first of `--config`, `HOLDFAST_AGENT_CONFIG`, `/etc/holdfast/agent.toml`. The agent reads it again at SIGHUP.",

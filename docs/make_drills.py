@@ -12,9 +12,18 @@ from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo, fields
 
 from holdfast.drill import site_settings
-from holdfast.drill.kinds import KINDS, WORKS_ON, Reach
+from holdfast.drill.kinds import KINDS, Reach
 from holdfast.drill.scenario import Expect, JobNeeds, Scenario, Target, When, shipped
 from holdfast.drill.site_settings import SiteConfig
+
+WORKS_ON = {
+    Reach.NOTHING: "anywhere",
+    Reach.PROCESS: "any job open to drills whose folder can be written from here: embedded, Slurm, Kubernetes",
+    Reach.LAUNCHER: "any job open to drills that `holdfast run` launched",
+    Reach.NODE: "nodes open to drills; the embedded cluster has all breakers",
+    Reach.SCHEDULER: "the Slurm lab (`--on slurm`)",
+    Reach.FILES: "any job open to drills that saves with `holdfast.checkpoint`",
+}
 
 PAGE = Path(__file__).with_name("drills.md")
 

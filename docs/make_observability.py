@@ -132,7 +132,7 @@ class _Spool:
 
 
 class _NoJobs:
-    def look(self) -> Any:
+    def __call__(self) -> Any:
         return SimpleNamespace(at=0.0, jobs=parse_jobs(""), nodes={})
 
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -81,8 +84,8 @@ def mend(lab: KubeLab) -> None:
 async def _mend(lab: KubeLab) -> None:
     world = await lab.nodes.observe()
     for node in world.nodes:
-        await lab.nodes.heal(node.name)
-        await lab.nodes.power_on(node.name)
+        await lab.nodes.do("heal", node.name)
+        await lab.nodes.do("power_on", node.name)
     async with admin(lab) as api:
         for path in (JOBS, PYTORCH, CONFIG_MAPS, RECORDS):
             await api.call("DELETE", path, body={"kind": "DeleteOptions", "propagationPolicy": "Background"})
@@ -113,3 +116,13 @@ async def _clean(api: KubeApi, node: dict[str, Any]) -> None:
         "spec": {"unschedulable": None, "taints": taints or None},
     }
     await api.patch(f"/api/v1/nodes/{about['name']}", body)
+
+
+def compact(lab: KubeLab) -> None:
+    """Drop etcd's history: resourceVersions from before are expired as soon as the API server starts anew."""
+    argv = ["etcdctl", f"--endpoints=http://127.0.0.1:{lab.facts.port + 1}"]
+    env = {**os.environ, "ETCDCTL_API": "3"}
+    status = [*argv, "endpoint", "status", "--write-out=json"]
+    told = json.loads(subprocess.run(status, env=env, check=True, capture_output=True, timeout=30).stdout)
+    revision = str(told[0]["Status"]["header"]["revision"])
+    subprocess.run([*argv, "compact", revision], env=env, check=True, capture_output=True, timeout=30)

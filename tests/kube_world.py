@@ -16,7 +16,8 @@ from typing import Any
 from holdfast.adapters.kubernetes.client import KubernetesOrchestrator, KubernetesSettings
 from holdfast.adapters.kubernetes.node_orders import Repairers
 from holdfast.adapters.kubernetes.objects import DRAIN_REASON
-from holdfast.adapters.local.processes import environment_of, process_table
+from holdfast.adapters.local.node_init import process_table
+from holdfast.adapters.local.processes import environment_of
 from holdfast.lab.kube_lab import KubeLab
 from holdfast.model.cluster import JobKey, JobView, NodeView, WorldView
 from kube_fixture import JOBS, PYTORCH, admin

@@ -22,7 +22,7 @@ RUNS_PROGRAMS = {
     "adapters/repair/once.py": "a repair outlives the controller that began it",
     "adapters/repair/runner.py": "stands alone, so that it outlives the controller",
     "adapters/local/daemon.py": "holds the embedded cluster's daemon",
-    "drill/controller_process.py": "holds a drill's controller, which it kills as a crash would",
+    "drill/stage.py": "holds a drill's controller, which it kills as a crash would",
     "lab/slurm_lab.py": "holds the lab's keeper",
     "lab/kube_lab.py": "holds the lab's keeper",
     "lab/waiting.py": "hands on the process of a keeper",

@@ -98,15 +98,6 @@ class Notifier(Protocol):
         """Deliver. Raises TemporaryOrderError when it should be tried again."""
 
 
-class Probe(Protocol):
-    """Looks at one thing of a node and says what it found; runs on the agent."""
-
-    name: str
-
-    async def look(self) -> Sequence[AnyEvent]:
-        """Findings and clearings since the last look."""
-
-
 class Entry(Struct):
     """One step of history: the event (with its `seq`), the orders it led to, the records it changed."""
 

@@ -100,7 +100,7 @@ def test_what_was_seen_without_a_controller_is_delivered_once_it_comes(tmp_path:
     """An Xid before the controller's start arrives, once; so does one while it was away and came back elsewhere."""
 
     async def scenario(cluster: TestCluster, controller: FakeController) -> None:
-        await cluster.orchestrator.kmsg("node01", XID_79)
+        await cluster.orchestrator.do("kmsg", "node01", text=XID_79)
         spool = cluster.node_dir("node01") / "agent" / "spool.jsonl"
         deadline = time.monotonic() + 10
         while not (spool.exists() and b"nvidia.xid.79" in spool.read_bytes()):
@@ -109,7 +109,7 @@ def test_what_was_seen_without_a_controller_is_delivered_once_it_comes(tmp_path:
         await start(cluster, controller)
         await controller.until(lambda: findings(controller, "nvidia.xid.79"))
         await controller.stop()
-        await cluster.orchestrator.kmsg("node01", XID_74)
+        await cluster.orchestrator.do("kmsg", "node01", text=XID_74)
         await start(cluster, controller)
         await controller.until(lambda: findings(controller, "nvidia.xid.74"))
         await controller.until(lambda: spool.stat().st_size == 0)
@@ -123,11 +123,11 @@ def test_a_killed_agent_comes_back_and_repeats_nothing(tmp_path: Path) -> None:
 
     async def scenario(cluster: TestCluster, controller: FakeController) -> None:
         await start(cluster, controller)
-        await cluster.orchestrator.kmsg("node01", XID_79)
+        await cluster.orchestrator.do("kmsg", "node01", text=XID_79)
         await controller.until(lambda: findings(controller, "nvidia.xid.79"))
         await until_empty(cluster.node_dir("node01") / "agent" / "spool.jsonl")
-        (pid,) = await cluster.orchestrator.kill("node01", target="agent")
-        await cluster.orchestrator.kmsg("node01", XID_74)
+        (pid,) = await cluster.orchestrator.do("kill", "node01", target="agent")
+        await cluster.orchestrator.do("kmsg", "node01", text=XID_74)
         await controller.until(lambda: findings(controller, "nvidia.xid.74"))
         node = (await cluster.orchestrator.observe()).nodes[0]
         assert node.alive is True, "an agent's death is not a node's"
@@ -145,14 +145,14 @@ def test_a_cut_holds_everything_back(tmp_path: Path) -> None:
     async def scenario(cluster: TestCluster, controller: FakeController) -> None:
         await start(cluster, controller)
         await controller.until(lambda: len(controller.beats) >= 1)
-        await cluster.orchestrator.cut("node01")
+        await cluster.orchestrator.do("cut", "node01")
         await cluster.until_node("node01", lambda n: n.alive is None)
         beats = len(controller.beats)
-        await cluster.orchestrator.kmsg("node01", XID_79)
+        await cluster.orchestrator.do("kmsg", "node01", text=XID_79)
         await asyncio.sleep(1.2)  # two beats long: the point is that nothing comes
         assert len(controller.beats) == beats
         assert findings(controller, "nvidia.xid.79") == []
-        await cluster.orchestrator.heal("node01")
+        await cluster.orchestrator.do("heal", "node01")
         await controller.until(lambda: findings(controller, "nvidia.xid.79"))
         await controller.until(lambda: len(controller.beats) > beats)
 
@@ -164,7 +164,7 @@ def test_validation_is_asked_for_by_a_beat_and_done_once(tmp_path: Path) -> None
 
     async def scenario(cluster: TestCluster, controller: FakeController) -> None:
         await start(cluster, controller)
-        await cluster.orchestrator.kmsg("node01", XID_79)
+        await cluster.orchestrator.do("kmsg", "node01", text=XID_79)
         await controller.until(lambda: findings(controller, "nvidia.xid.79"))
         controller.requests = [ValidateNode(id="v1", cause=1, node="node01")]
         (failed,) = await controller.until(lambda: controller.of(NodeValidated))
@@ -175,7 +175,7 @@ def test_validation_is_asked_for_by_a_beat_and_done_once(tmp_path: Path) -> None
         await controller.until(lambda: len(controller.beats) >= beats + 2)
         assert len(controller.of(NodeValidated)) == 1, "handed out again, done once"
         controller.requests = []
-        await cluster.orchestrator.reboot("node01")
+        await cluster.orchestrator.do("reboot", "node01")
         await controller.until(lambda: len(controller.of(AgentAttached)) == 2)
         node = (await cluster.orchestrator.observe()).nodes[0]
         controller.requests = [ValidateNode(id="v2", cause=2, node="node01", instance_id=node.instance_id)]
@@ -193,7 +193,7 @@ def test_a_full_disk_and_a_wrong_machine_fail_validation(tmp_path: Path) -> None
 
     async def scenario(cluster: TestCluster, controller: FakeController) -> None:
         await start(cluster, controller)
-        await cluster.orchestrator.fill_disk("node01")
+        await cluster.orchestrator.do("fill_disk", "node01")
         controller.requests = [
             ValidateNode(id="v1", cause=1, node="node01"),
             ValidateNode(id="v2", cause=1, node="node01", instance_id="i-other"),

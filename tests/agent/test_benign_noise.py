@@ -8,9 +8,8 @@ import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.adapters.clock import VirtualClock, run_virtual
-from holdfast.adapters.probes.check import Mode, Reading, Source
+from holdfast.adapters.probes.check import Mode, NodeConfig, Reading, Source
 from holdfast.adapters.probes.checks import CHECKS
-from holdfast.adapters.probes.config import NodeConfig
 from holdfast.adapters.probes.facts import (
     GpuFacts,
     LinkFacts,
@@ -119,7 +118,7 @@ class Machine:
             "nics": Reading(facts=(nic,)),
             "mounts": Reading(facts=(root, slow)),
             "edac": Reading(facts=(MemoryControllerFacts(name="mc0", corrected=self.edac, uncorrected=1),)),
-            "node": Reading(facts=NodeFacts(cpus=96, numa_nodes=2, memory_total=512 * GIB, memory_available=memory, uptime_s=at, clock_synced=True)),
+            "node": Reading(facts=NodeFacts(cpus=96, numa_nodes=2, memory_total=512 * GIB, memory_available=memory, clock_synced=True)),
         }  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from holdfast.adapters.clock import SystemClock, VirtualClock, run_virtual
 from holdfast.adapters.emulated import devices
 from holdfast.adapters.emulated.faults import FAULTS, Hit
 from holdfast.adapters.emulated.layout import Devices
-from holdfast.adapters.probes.check import Check, Mode, Problem, Reading, Source
+from holdfast.adapters.probes.check import Check, Mode, NodeConfig, Problem, Reading, Source
 from holdfast.adapters.probes.checks import CHECKS, SOURCES
-from holdfast.adapters.probes.config import NodeConfig, parse_config
+from holdfast.adapters.probes.config import parse_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import Looker
 from holdfast.agent.health import FIRST_WITHIN_S, HealthWatch

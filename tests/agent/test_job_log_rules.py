@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.probes.config import LogFile
+from holdfast.adapters.probes.check import LogFile
 from holdfast.agent.job_log_rules import held_open
 from holdfast.agent.job_logs import LogWatch
 from holdfast.agent.node_facts import NodeIdentity

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from agent.fake_controller import FakeController
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
-from holdfast.agent.controller_link import ControllerLink, FixedAddress
+from holdfast.agent.controller_link import ControllerLink
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
 from holdfast.agent.process import AgentOptions, build_agent
@@ -35,7 +35,7 @@ def make_agent(folder: Path, url: str, matcher: Matcher) -> NodeAgent:
         gpus=GpuTable({}),
         matcher=matcher,
         clock=SystemClock(),
-        controller=ControllerLink(FixedAddress(url)),
+        controller=ControllerLink(url),
     )
 
 

@@ -18,11 +18,12 @@ from holdfast.adapters.emulated import devices
 from holdfast.adapters.emulated.faults import FAULTS, Hit
 from holdfast.adapters.emulated.layout import Devices
 from holdfast.adapters.kernel_journal import JOURNAL
-from holdfast.adapters.probes.config import LogFile, NodeConfig, parse_config
+from holdfast.adapters.probes.check import LogFile, NodeConfig
+from holdfast.adapters.probes.config import parse_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import Looker
 from holdfast.agent import process
-from holdfast.agent.controller_link import ControllerLink, FixedAddress
+from holdfast.agent.controller_link import ControllerLink
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
 from holdfast.client import Spool
@@ -30,6 +31,7 @@ from holdfast.detect.matcher import Matcher
 from holdfast.errors import ConfigError, UsageError
 from holdfast.model.events import FindingCleared, FindingSeen
 from holdfast.model.evidence import Role
+from holdfast.model.wire import ControllerAddress
 
 GPUS = [(f"0000:{bus}:00", f"GPU-{bus}") for bus in ("53", "64", "75", "86", "97", "a8", "b9", "ca")]
 XID_79 = "NVRM: Xid (PCI:0000:53:00): 79, pid=1234, GPU has fallen off the bus.\n"
@@ -55,7 +57,7 @@ def make(tmp_path, url, matcher, *, gpus=None, kernel_log=None, config="poll_s =
     return NodeAgent(
         AgentSettings(kernel_log=kernel_log or tmp_path / "kmsg", state_dir=tmp_path / "state", beat_s=0.05, **settings),
         identity=NodeIdentity(name="node07", boot_id="boot-1", instance_id="i-1"),
-        gpus=GpuTable({}), matcher=matcher, clock=SystemClock(), controller=ControllerLink(FixedAddress(url)), looker=looker,
+        gpus=GpuTable({}), matcher=matcher, clock=SystemClock(), controller=ControllerLink(url), looker=looker,
     )  # fmt: skip
 
 
@@ -163,7 +165,7 @@ def test_job_output_is_context_and_scheduler_logs_are_not(tmp_path, matcher):
         logs = (LogFile(path=f"{tmp_path}/job-*.out"), LogFile(path=str(slurm), kind="scheduler"))
         agent = make(tmp_path, await controller.start(), matcher, logs=logs)
         start(agent)
-        await until(lambda: agent.job_logs._kinds and agent.heard)
+        await until(lambda: agent.job_logs._streams and agent.heard)
         assert rules(controller) == []
         with job.open("a") as file:
             file.write("Unable to determine the device handle for GPU 0000:5D:00.0: Unknown Error\n")
@@ -202,7 +204,7 @@ def test_an_hour_without_a_controller(tmp_path, gpus, matcher):
         assert sum(map(len, agent.reporter.spool.first(10_000))) <= 64_000
         dropped = agent.reporter.spool.dropped
         address = await controller.start()
-        agent._controller.source = FixedAddress(address)
+        agent._controller.address = ControllerAddress(address)
         await until(lambda: {"check.gpu_row_remap_failed", "check.spool_dropped"} <= set(rules(controller)))
         (told,) = [e.finding for e in controller.of(FindingSeen) if e.finding.rule == "check.spool_dropped"]
         assert (told.summary.split()[0], told.role) == (str(dropped), Role.CONTEXT)

@@ -41,7 +41,7 @@ def test_an_xid_moves_the_job_and_replaces_the_node(tmp_path: Path) -> None:
             await cluster.until_job(job.key.id, SchedulerState.RUNNING)
             before = node_of(await o.observe(), "node01").instance_id
             begun = time.time()
-            await o.kmsg("node01", XID_74)
+            await o.do("kmsg", "node01", text=XID_74)
             moved = await cluster.until(
                 lambda w: (
                     job_of(w, job.key.id).restart_count == 1 and job_of(w, job.key.id).state is SchedulerState.RUNNING
@@ -69,7 +69,7 @@ def test_agents_follow_a_controller_that_was_killed(tmp_path: Path) -> None:
             await client.close()
             cluster.kill_controller()
             (cluster.folder / "controller" / "controller.json").unlink()
-            await cluster.orchestrator.kmsg("node01", XID_74)
+            await cluster.orchestrator.do("kmsg", "node01", text=XID_74)
             await cluster.start_controller_and_wait()
             client = await attached(cluster.folder, 1)
             deadline = time.monotonic() + 10

@@ -204,7 +204,7 @@ class Chaos:
         node = view.nodes[one.place]
         if one.fault == "xid":
             self.faults.append(Injected("xid", node, "nvidia.xid.74"))
-            await self.stage.cluster.breaker.kmsg(node, XID_74)
+            await self.stage.cluster.breaker.do("kmsg", node, text=XID_74)
             return
         (pid,) = rank_pids(self.stage.folder, node)
         self.faults.append(Injected("rank", node, f"exit.signal.{one.signal}"))

@@ -85,7 +85,7 @@ async def cut(folder: Path, place: int) -> None:
         node = record.attempt.nodes[place]
         old = rank_pids(stage.folder, node)
         assert len(old) == 1
-        await stage.cluster.breaker.cut(node)
+        await stage.cluster.breaker.do("cut", node)
         died_s = await until(lambda: not any(map(is_alive, old)), f"the ranks on {node} end")
         assert died_s < LEASE_S + KILL_SLACK_S, f"the cut-off rank lived for {died_s:.2f} s, its lease is {LEASE_S} s"
 
@@ -100,7 +100,7 @@ async def cut(folder: Path, place: int) -> None:
         await until(lambda: len(lines(job_dir)) > before + 20, "the job goes on elsewhere")
         assert rank_pids(stage.folder, node) == []
 
-        await stage.cluster.breaker.heal(node)
+        await stage.cluster.breaker.do("heal", node)
         tail = Tail(stage.journal)
         try:
             await until(lambda: not tail.incidents()[1] and not tail.pending(), "the node is back and all is closed")

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from chaos.kills import is_alive
-from holdfast.adapters.local import processes
+from holdfast.adapters.local import node_init, processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -47,8 +47,8 @@ class Rig:
 
     def look(self) -> None:
         """Remember what runs now: by the cluster's mark, and by descent."""
-        table = processes.process_table()
-        self.seen |= {*processes.marked(self.cluster), *processes.descendants(self.process.pid, table)}
+        table = node_init.process_table()
+        self.seen |= {*processes.marked(self.cluster), *node_init.descendants(self.process.pid, table)}
         for pid in self.seen | {self.process.pid}:
             with contextlib.suppress(psutil.Error):
                 for known in psutil.Process(pid).net_connections("tcp"):
@@ -76,7 +76,7 @@ class Rig:
 
     def _alive(self) -> set[int]:
         mark = str(self.root)
-        everything = {pid for pid in processes.process_table() if mark in " ".join(processes.command_of(pid))}
+        everything = {pid for pid in node_init.process_table() if mark in " ".join(processes.command_of(pid))}
         candidates = self.seen | set(processes.marked(self.cluster)) | everything
         return {pid for pid in candidates if is_alive(pid) and self._is_ours(pid)}
 

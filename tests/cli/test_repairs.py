@@ -42,7 +42,7 @@ def test_a_site_program_replaces_a_node_and_hooks_follow(tmp_path: Path) -> None
                     await asyncio.sleep(0.02)
             client = await attached(cluster.folder, 1)
             before = node_of(await cluster.orchestrator.observe(), "node01").instance_id
-            await cluster.orchestrator.kmsg("node01", XID_74)
+            await cluster.orchestrator.do("kmsg", "node01", text=XID_74)
             await cluster.until_node("node01", lambda n: n.instance_id != before and not n.drained, limit_s=60)
             done = [e.detail for e in (await client.events(kind="order_done")).events if isinstance(e, OrderDone)]
             assert "a spare took its place; 1 site hook run" in done

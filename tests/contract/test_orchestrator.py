@@ -71,7 +71,7 @@ class LocalWorld:
         return job.key
 
     async def drain_as_admin(self, node: str, reason: str) -> None:
-        await self.cluster.orchestrator.drain(node, reason)
+        await self.cluster.orchestrator.do("drain", node, reason=reason)
 
     async def processes(self, job: JobKey) -> int:
         return sum(environment_of(pid).get("HOLDFAST_JOB_ID") == job.id for pid in self.cluster.left())

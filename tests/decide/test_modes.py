@@ -11,7 +11,7 @@ from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.evidence import Remedy
 from holdfast.model.orders import OrderStatus
-from holdfast.model.policy import Mode, Policy, Trouble
+from holdfast.model.policy import Limits, Mode, Policy, Trouble
 from holdfast.model.records import JobState, NodeState
 
 S = SchedulerState
@@ -408,3 +408,15 @@ def test_an_evacuation_may_be_approved_while_the_scheduler_shows_the_job_as_queu
     play.job(state=S.HELD)
     play.say(e.Command.APPROVE, order=order)
     assert play.state is JobState.EVACUATING
+
+
+def test_an_end_that_was_proposed_is_taken_back_when_the_requeue_is_approved():
+    """Found by seed 32133: while the end was still proposed the requeue was ordered anew each minute."""
+    play = Play(mode=Mode.ADVISE, limits=Limits(max_requeues=0, max_in_place=0)).plain()
+    play.crash()
+    assert play.opened(o.GiveUp)
+    play.xid("n3")
+    play.say(e.Command.APPROVE, order=play.open(o.RequeueHeld).id)
+    assert play.opened(o.GiveUp) == []
+    play.done(o.RequeueHeld)
+    assert play.state is JobState.DIAGNOSING

@@ -9,6 +9,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, SchedulerState
 from holdfast.model.evidence import Remedy
+from holdfast.model.policy import Mode
 from holdfast.model.records import JobState, NodeState
 
 S = SchedulerState
@@ -353,3 +354,17 @@ def test_a_repair_by_label_of_a_node_that_drains_already_moves_its_job():
     assert kinds(play.done(o.QuarantineNode)) == []
     play.node("n2", drained=True, drain_reason="[holdfast] mei", asked="replace", moves_jobs=True)
     assert "RequeueHeld" in kinds(play.say(C.REPLACE, node="n2", who="a person"))
+
+
+def test_a_hold_does_not_end_the_proof_of_a_job_that_runs():
+    """Found by seed 32176: a trouble that was left alone while the job was held left nothing to end its proof."""
+    play = Play(modes={Remedy.REQUEUE: Mode.ADVISE}).running()
+    play.xid("n2")
+    play.say(C.APPROVE, order=play.open(o.RequeueHeld).id)
+    play.through_queue()
+    play.say(C.HOLD, job=KEY)
+    play.xid("n3", number=95)
+    play.say(C.REJECT, order=play.open(o.RequeueHeld).id)
+    assert play.state is JobState.PROVING
+    play.say(C.RELEASE, job=KEY)
+    play.fire("job:")

@@ -75,7 +75,7 @@ def test_fault_and_stop():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (START | {"logpattern": "x"}, r'unknown key "logpattern" \(did you mean "logPattern"'),
+        (START | {"logpattern": "x"}, r'unknown key "logpattern"; did you mean "logPattern"'),
         (START | {"expectedStartCutOffInSeconds": "120"}, "wrong type"),
         (SLOW | {"operator": "<"}, 'operator "<" is not one of'),
         (SLOW | {"logPattern": "samples"}, "needs a group"),

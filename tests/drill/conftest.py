@@ -92,14 +92,11 @@ class World:
 
     # --- FaultPort ---
 
-    def __getattr__(self, name):
-        if name not in {"kmsg", "power_off", "power_on", "cut", "heal", "fill_disk", "free_disk"}:
-            raise AttributeError(name)
+    deeds = frozenset({"kmsg", "power_off", "power_on", "cut", "heal", "fill_disk", "free_disk"})
 
-        async def call(*args):
-            self.calls.append((name, *args))
-
-        return call
+    async def do(self, deed, node="", **facts):
+        assert deed in self.deeds
+        self.calls.append((deed, node, *facts.values()))
 
     # --- the ranks ---
 

@@ -20,6 +20,7 @@ from holdfast.errors import LinkError
 from holdfast.failpoint import command
 from holdfast.model.cluster import JobKey
 from holdfast.model.records import IncidentRecord, JobRecord, JobState
+from kube_fixture import compact
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 LIMIT_S = 400.0
@@ -81,7 +82,7 @@ def test_an_xid_marks_its_node_and_the_job_trains_on_elsewhere(capsys: pytest.Ca
             assert record.view.restart_count == 0
             assert {pod["metadata"]["uid"] for pod in (await stage.cluster.api.list_all(PODS))[0]} == pods
             node = record.view.nodes[-1]
-            await stage.breaker.kmsg(node, XID.format(74))
+            await stage.breaker.do("kmsg", node, text=XID.format(74))
             took = await health(stage, node, "UnschedulablePendingReplacement")
             after = await stage.until(
                 key, lambda now: now.view.restart_count == 1 and now.state is JobState.WATCHING, limit_s=LIMIT_S
@@ -140,11 +141,11 @@ def test_an_api_server_that_is_away_in_the_middle_of_a_recovery_costs_time_only(
         async with stage_of(2, 1) as stage:
             key, record = await training(stage, TrainingJob(nodes=2, step_s=0.05))
             node = record.view.nodes[-1]
-            await stage.breaker.kmsg(node, XID.format(73))
+            await stage.breaker.do("kmsg", node, text=XID.format(73))
             await health(stage, node, "UnschedulablePendingReboot")
             await asyncio.to_thread(stage.cluster.lab.stop, "kube-apiserver")
             if forgets:
-                await asyncio.to_thread(stage.cluster.lab.compact)
+                await asyncio.to_thread(compact, stage.cluster.lab)
             await asyncio.sleep(away_s)
             await asyncio.to_thread(stage.cluster.lab.run, "kube-apiserver")
             after = await stage.until(

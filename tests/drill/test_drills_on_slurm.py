@@ -9,11 +9,12 @@ import sys
 import pytest
 
 from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.local.processes import environment_of, process_table
+from holdfast.adapters.local.node_init import process_table
+from holdfast.adapters.local.processes import environment_of
 from holdfast.drill.campaign import CampaignSettings, run_campaign
+from holdfast.drill.clusters import lacking_on_slurm
 from holdfast.drill.kinds import SLURM
 from holdfast.drill.scenario import find, shipped
-from holdfast.drill.slurm_cluster import lacking_on_slurm
 from holdfast.lab.keeper import MARK
 from slurm_fixture import need_slurm, short_folder
 

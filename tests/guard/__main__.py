@@ -75,12 +75,16 @@ def _collect(plugin: str, variable: str, folder: Path, cache: Path, tests: str) 
     if folder.exists():
         return
     part = folder.with_suffix(".part")
-    path = os.pathsep.join((str(cache / "tree/src"), str(ROOT)))
+    ours = cache / "ours" / "tests"  # this checkout's plugins beside the base's tests and what these import
+    ours.mkdir(parents=True, exist_ok=True)
+    (ours / "guard").unlink(missing_ok=True)
+    (ours / "guard").symlink_to(HERE)
+    path = os.pathsep.join((str(cache / "tree/src"), str(ours.parent), str(cache / "tree")))
     words = ["-q", "-p", plugin, "-p", "no:cacheprovider", "-m", "not soak and not cluster"]
     words += sorted(path.relative_to(cache / "tree").as_posix() for path in (cache / "tree").glob(tests))
     print(f"guard: running the base's {tests} ...", flush=True)
     subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", *words],  # -P: this checkout's plugins, not the base's
+        [sys.executable, "-P", "-m", "pytest", *words],
         cwd=cache / "tree",
         env={**os.environ, "PYTHONPATH": path, variable: str(part)},
         stdout=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
 from holdfast.errors import ConfigError
-from holdfast.model.toml_lines import build, find_line, load_toml, nearest
+from holdfast.model.toml_lines import Places, build, load_toml, nearest
 
 TEXT = '''# a comment with [brackets] and = signs
 title = "x # not a comment"
@@ -93,10 +93,10 @@ class Outer(Struct):
         (("nowhere",), 0),
     ],
 )
-def test_find_line(path, line):
+def test_places(path, line):
     """Every key, array element and table is found at its own line; a missing one at its parent's; strings do not confuse."""
     tomllib.loads(TEXT)
-    assert find_line(TEXT, path) == line
+    assert Places(TEXT).line(path) == line
 
 
 def test_nearest():
@@ -159,4 +159,4 @@ def test_every_problem_is_named():
 @given(st.text(alphabet="[]{}=.,'\"#\\\n ab1", max_size=60))
 def test_scanner_ends_on_anything(text):
     """The scanner ends on any text, TOML or not, and never names a line that does not exist."""
-    assert 0 <= find_line(text, ("a",)) <= text.count("\n") + 1
+    assert 0 <= Places(text).line(("a",)) <= text.count("\n") + 1

@@ -33,7 +33,7 @@ from holdfast.adapters.probes.config import parse_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import Looker
 from holdfast.adapters.slurm.figures import Look, SlurmCollector, parse_jobs, parse_nodes
-from holdfast.agent.controller_link import ControllerLink, FixedAddress
+from holdfast.agent.controller_link import ControllerLink
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
 from holdfast.api import Role
@@ -252,7 +252,7 @@ async def agent(folder: Path, url: str):
         gpus=GpuTable({}),
         matcher=read_matcher(read_catalogue()),
         clock=SystemClock(),
-        controller=ControllerLink(FixedAddress(url), token_file=folder / "agent-token"),
+        controller=ControllerLink(url, token_file=folder / "agent-token"),
         looker=Looker(reach, parse_config("poll_s = 0.5\n"), clock=SystemClock()),
     )
     task = asyncio.create_task(one.run())
@@ -401,7 +401,7 @@ class RecordedSlurm:
         self.now = time.time()
         self.looks = 0
 
-    def look(self) -> Look:
+    def __call__(self) -> Look:
         self.looks += 1
         self.now += 1
         at = int(self.now)

@@ -58,15 +58,10 @@ REGRESSIONS = {
     8308: "a crash that came back after a preemption was called given up too early: the judge missed a restart",
     30058: "a node that came back to the cluster drained by us, whose agent spoke first, stayed drained for ever",
     12951: "a retry drained a node anew that a person had taken back before the order's outcome was told",
+    32133: "an end that was proposed outlived the requeue that a person approved, which was ordered anew each minute",
+    32176: "a trouble that was left alone while a person held the job left nothing to end the proof of what ran",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own in tests/decide."""
-
-
-OPEN = {
-    32133: "a requeue that a person had approved is ordered anew each minute while its first command hangs",
-    32176: "a job that is left alone while it proves an earlier restart has no timer, which a person's hold hides",
-}
-"""Seeds of the fourth edition whose bugs are known and not mended."""
 TWO_JOURNALS = {
     7500: "what a lost lease cut off was begun again in the order of a set of tasks, which is that of their addresses",
 }
@@ -119,13 +114,6 @@ def test_every_row_that_can_be_reached_is_reached():
     """By 700 seeds; what they do not reach has its reason in `reach.NEVER`."""
     _, reached = run([*range(EDITION_3, EDITION_3 + 100), *range(EDITION_4, EDITION_4 + 600)])
     assert missing(reached) == []
-
-
-@pytest.mark.parametrize("seed", sorted(OPEN))
-@pytest.mark.xfail(reason="a known bug", strict=True)
-def test_a_known_bug_is_still_there(seed):
-    """See OPEN: a seed that passes has been repaired: this test fails then, and the seed goes to REGRESSIONS."""
-    assert examine(Trial(seed=seed)).complaints == ()
 
 
 def test_a_swarm_under_observe_changes_nothing():

@@ -43,7 +43,7 @@ Workers = dict[str, asyncio.subprocess.Process]
 @contextlib.asynccontextmanager
 async def fleet_of(count: int, **env: dict[str, str]) -> AsyncIterator[tuple[Fleet, Workers]]:
     """A leader here and so many workers; `env` gives a node's own environment."""
-    fleet = Fleet(count, SECRET, SystemClock(), [f"n{rank}" for rank in range(count)])
+    fleet = Fleet(count, SECRET, [f"n{rank}" for rank in range(count)])
     port = await fleet.open("127.0.0.1")
     workers: Workers = {}
     try:
@@ -239,7 +239,7 @@ def test_who_never_joins_is_reported() -> None:
     """By name, where the scheduler said who should."""
 
     async def body() -> Run:
-        fleet = Fleet(2, SECRET, SystemClock(), ["n0", "n1"])
+        fleet = Fleet(2, SECRET, ["n0", "n1"])
         port = await fleet.open("127.0.0.1")
         worker = asyncio.create_task(
             Worker(Hello(node="n0", rank=0, boot="b"), dict(os.environ)).run("127.0.0.1", port, SECRET)
@@ -261,7 +261,7 @@ def test_strangers_are_not_let_in_on_either_side() -> None:
     """A worker without the secret, and a leader without it."""
 
     async def body() -> tuple[str, str]:
-        fleet = Fleet(1, SECRET, SystemClock())
+        fleet = Fleet(1, SECRET)
         port = await fleet.open("127.0.0.1")
         hello = Hello(node="n0", rank=0, boot="b")
         with pytest.raises(LinkError) as refused:

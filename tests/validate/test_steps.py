@@ -24,11 +24,11 @@ pytestmark = pytest.mark.timeout(900)
 
 SLEEPER = """
 import os, subprocess, sys, time
-from holdfast.validate import tool_runs
+from holdfast.os.programs import Background, Command
 from holdfast.validate.results import Item
 
 def hang(options):
-    child = tool_runs.start((sys.executable, "-c", "import time; time.sleep(600)"))
+    child = Background(Command(argv=(sys.executable, "-c", "import time; time.sleep(600)")))
     open(options.storage, "w").write(f"{os.getpid()} {child.pid}")
     time.sleep(600)
 

@@ -159,12 +159,12 @@ class Site:
         path = self.folder / "nodes" / node / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        asyncio.run(self.lab.nodes.kill(node, target="agent", signal=signal.SIGHUP))
+        asyncio.run(self.lab.nodes.do("kill", node, target="agent", signal=signal.SIGHUP))
 
     def xid(self, node: str, number: int) -> None:
         """The node's kernel tells of an Xid."""
         text = f"NVRM: Xid (PCI:0000:b9:00): {number}, pid=42, name=python, Ch 1"
-        asyncio.run(self.lab.nodes.kmsg(node, text))
+        asyncio.run(self.lab.nodes.do("kmsg", node, text=text))
 
     @contextlib.contextmanager
     def watching(self, node: str) -> Iterator[Callable[[], list[str]]]:

@@ -21,16 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--poll-s", type=float)
     parser.add_argument("--config", type=Path)
     parser.add_argument("--metrics")
-    args = parser.parse_args(argv)
-    options = AgentOptions(
-        node_dir=args.node_dir,
-        controller_file=args.controller_file,
-        beat_s=args.beat_s,
-        emulated_devices=args.emulated_devices,
-        poll_s=args.poll_s,
-        config=args.config,
-        metrics=args.metrics,
-    )
+    options = AgentOptions(**vars(parser.parse_args(argv)))
     try:
         run_agent(options)
     except HoldfastError as error:

@@ -1,8 +1,7 @@
 """Where the controller is, and the connection to it.
 
-The embedded cluster's controller may start after the agents, die and come back on another port: `ControllerFile`
-follows `controller.json` with inotify, so that a new address is known as soon as it is written. `ControllerLink` gives
-the client to use now. While an embedded node is cut off, nothing passes: neither requests nor answers.
+The embedded cluster's controller may start after the agents, die and come back on another port: its `controller.json`
+is read before each request. While an embedded node is cut off, nothing passes: neither requests nor answers.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ import contextlib
 from pathlib import Path
 
 import httpx
-import inotify_simple
 import msgspec
-from inotify_simple import flags as inotify_flags
 
 from holdfast.adapters.local.link import NodeLink
 from holdfast.client import AsyncClient
 from holdfast.errors import LinkError
 from holdfast.model.wire import ControllerAddress
 
-LOOK_S = 1.0
-"""Between two looks while the file's folder cannot be watched."""
+LOOK_S = 0.1
+"""Between two looks while no controller is known."""
 CALL_S = 5.0
 """Longest wait for one answer: a controller that hangs must not keep the agent from the next one."""
 
@@ -48,96 +45,12 @@ class CutTransport(httpx.AsyncHTTPTransport):
             raise httpx.ConnectError(str(error), request=request) from error
 
 
-class ControllerFile:
-    """The address in a `controller.json` that may come, change and go.
-
-    Args:
-        path: the file; its folder need not exist yet.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.address: ControllerAddress | None = None
-        self.changed = asyncio.Event()
-        """Set at every change; whoever waits for the next one clears it before."""
-        self._inotify: inotify_simple.INotify | None = None
-        self._looking: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Read the file now and follow it."""
-        self.look()
-        if not self._watch():
-            self._looking = asyncio.create_task(self._look_again())
-
-    def look(self) -> None:
-        """Read the file. A torn or missing one changes nothing: the last address is still the best guess."""
-        try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=ControllerAddress)
-        except (OSError, msgspec.MsgspecError):
-            return
-        if found != self.address:
-            self.address = found
-            self.changed.set()
-
-    def _watch(self) -> bool:
-        try:
-            self._inotify = inotify_simple.INotify(nonblocking=True)
-            mask = inotify_flags.MOVED_TO | inotify_flags.CLOSE_WRITE | inotify_flags.ONLYDIR
-            self._inotify.add_watch(str(self._path.parent), mask)
-        except OSError:
-            if self._inotify is not None:
-                self._inotify.close()
-                self._inotify = None
-            return False
-        asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._on_event)
-        self.look()  # it may have been written between the first look and the watch
-        return True
-
-    def _on_event(self) -> None:
-        if self._inotify is not None:
-            self._inotify.read(timeout=0)
-            self.look()
-
-    async def _look_again(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
-            if self._watch():
-                return
-
-    def close(self) -> None:
-        """Stop following."""
-        if self._looking is not None:
-            self._looking.cancel()
-        if self._inotify is not None:
-            with contextlib.suppress(RuntimeError):  # the loop may be closed already
-                asyncio.get_running_loop().remove_reader(self._inotify.fileno())
-            self._inotify.close()
-            self._inotify = None
-
-
-class FixedAddress:
-    """The address that a configuration names; it never changes. Has the form of `ControllerFile`."""
-
-    def __init__(self, url: str) -> None:
-        self.address: ControllerAddress | None = ControllerAddress(url)
-        self.changed = asyncio.Event()
-
-    def start(self) -> None:
-        """There is nothing to follow."""
-
-    def close(self) -> None:
-        """There is nothing to stop."""
-
-
-AddressSource = ControllerFile | FixedAddress
-
-
 class ControllerLink:
     """The client for the controller that is known now. Fulfils `holdfast.client.ClientSource`.
 
     Args:
-        source: where its address comes from.
+        url: its address; empty when `file` names where it stands.
+        file: a `controller.json` that may come, change and go; its folder need not exist yet.
         token_file: read at every new connection, because a new controller may have written a new token.
         ca_file: certificate authority that its certificate is checked against.
         node_dir: the embedded node's folder, whose cut holds everything back; None on a real node.
@@ -145,33 +58,36 @@ class ControllerLink:
 
     def __init__(
         self,
-        source: AddressSource,
+        url: str = "",
+        file: Path | None = None,
         *,
         token_file: Path | None = None,
         ca_file: Path | None = None,
         node_dir: Path | None = None,
     ) -> None:
-        self.source = source
+        self.address = ControllerAddress(url) if url else None
+        self._file = file
         self._token_file = token_file
         self._ca_file = ca_file
         self._node_dir = node_dir
-        self._address: ControllerAddress | None = None
+        self._connected: ControllerAddress | None = None
         self._client: AsyncClient | None = None
         self._former: AsyncClient | None = None
 
     async def __call__(self) -> AsyncClient:
         """Wait until a controller is known, and give its client."""
-        while self.source.address is None:
-            self.source.changed.clear()
-            await self.source.changed.wait()
-        if self._client is None or self.source.address != self._address:
+        self._look()
+        while self.address is None:
+            await asyncio.sleep(LOOK_S)
+            self._look()
+        if self._client is None or self.address != self._connected:
             if self._former is not None:
                 await self._former.close()
             # A request may still be on its way by the client before this one: it is closed at the next change.
             self._former = self._client
-            self._address = self.source.address
+            self._connected = self.address
             self._client = AsyncClient(
-                self._address.url,
+                self.address.url,
                 _token(self._token_file),
                 timeout_s=CALL_S,
                 ca_file=self._ca_file,
@@ -179,9 +95,14 @@ class ControllerLink:
             )
         return self._client
 
+    def _look(self) -> None:
+        """Read the file. A torn or missing one changes nothing: the last address is still the best guess."""
+        if self._file is not None:
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                self.address = msgspec.json.decode(self._file.read_bytes(), type=ControllerAddress)
+
     async def close(self) -> None:
-        """Close the connections and stop following the address."""
-        self.source.close()
+        """Close the connections."""
         for client in (self._client, self._former):
             if client is not None:
                 await client.close()

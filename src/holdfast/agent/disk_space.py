@@ -1,18 +1,19 @@
-"""Is there space on the node's scratch file system? A probe that finds it full, and later finds it well again.
+"""Is there space on the node's scratch file system? A look that finds it full, and later finds it well again.
 
-Run by the node loop every `LOOK_S` seconds. A full disk breaks saves long before anything dies of it, so that it is
-told at once; what to do about it is a person's matter, and the job goes on.
+Run by the node loop, with a look every `LOOK_S` seconds. A full disk breaks saves long before anything dies of it, so
+that it is told at once; what to do about it is a person's matter, and the job goes on.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.agent.told import cleared, seen
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.findings import synthetic_finding
-from holdfast.model.events import AnyEvent, FindingCleared, FindingSeen
+from holdfast.model.events import AnyEvent
 from holdfast.model.evidence import EvidenceKind, Place
 from holdfast.ports import Clock
 
@@ -26,7 +27,7 @@ WELL_FACTOR = 4
 
 
 class DiskSpace:
-    """See ports.Probe.
+    """See the module.
 
     Args:
         folder: on the file system that is looked at; a missing one is never full.
@@ -34,23 +35,38 @@ class DiskSpace:
         source: who says so.
         catalogue: gives the rule its domain, role and hint.
         clock: the time.
+        report: takes a finding when it has become full, a clearing when it is well again.
     """
 
-    name = "disk space"
-
-    def __init__(self, folder: Path, *, node: str, source: str, catalogue: Catalogue, clock: Clock) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        node: str,
+        source: str,
+        catalogue: Catalogue,
+        clock: Clock,
+        report: Callable[[AnyEvent], None],
+    ) -> None:
         self._folder = folder
         self._node = node
         self._source = source
         self._catalogue = catalogue
         self._clock = clock
+        self._report = report
         self._is_full = False
 
-    async def look(self) -> Sequence[AnyEvent]:
-        """A finding when it has become full, a clearing when it is well again; nothing otherwise."""
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            self.look()
+            await self._clock.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Look once, and tell what is new."""
         left = self._left()
         if left is None:
-            return ()
+            return
         free, least = left
         now = self._clock.now()
         if free < least and not self._is_full:
@@ -61,24 +77,13 @@ class DiskSpace:
                 id=f"{self._source}:{RULE}:{now:.3f}",
                 at=now,
                 place=Place(node=self._node, path=str(self._folder)),
-                job=None,
-                attempt=None,
                 summary=f"the file system of {self._folder} is full: {free} bytes are left",
                 kind=EvidenceKind.CHECK,
             )
-            return (FindingSeen(id=f"seen:{finding.id}", at=now, source=self._source, finding=finding),)
-        if free >= WELL_FACTOR * least and self._is_full:
+            self._report(seen(finding, self._source))
+        elif free >= WELL_FACTOR * least and self._is_full:
             self._is_full = False
-            return (
-                FindingCleared(
-                    id=f"cleared:{self._source}:{RULE}:{now:.3f}",
-                    at=now,
-                    source=self._source,
-                    rule=RULE,
-                    node=self._node,
-                ),
-            )
-        return ()
+            self._report(cleared(RULE, self._node, self._source, now))
 
     def _left(self) -> tuple[int, int] | None:
         """Bytes that are free, and the least that there should be; None when it cannot be told."""

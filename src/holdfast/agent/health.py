@@ -13,22 +13,25 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 from msgspec import Struct
 
-from holdfast.adapters.probes.check import Check, Mode, Problem, Source, Status
+from holdfast.adapters.probes.check import Check, Mode, NodeConfig, Problem, Source, Status, problem
 from holdfast.adapters.probes.checks import CHECKS, SOURCES
-from holdfast.adapters.probes.config import NodeConfig, chosen
+from holdfast.adapters.probes.config import chosen
 from holdfast.adapters.probes.rounds import Looker, Verdict
 from holdfast.agent.node_facts import NodeIdentity
+from holdfast.agent.told import cleared, seen
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.findings import RuleRates, counted, synthetic_finding
 from holdfast.detect.lifting import lifted_by
-from holdfast.model.events import AnyEvent, FindingCleared, FindingSeen
+from holdfast.model.events import AnyEvent
 from holdfast.model.evidence import Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
 from holdfast.model.orders import ValidateNode
+from holdfast.os.files import write_whole
 from holdfast.ports import Clock
 
 JITTER = 0.1
@@ -102,8 +105,10 @@ class HealthWatch:
         """Look, for ever; a changed configuration takes effect at once."""
         while True:
             self._changed.clear()
-            tasks = [asyncio.create_task(self._follow(source, checks)) for source, checks in self._plan()]
-            tasks.append(asyncio.create_task(self._until_changed()))
+            tasks: list[asyncio.Task[Any]] = [
+                asyncio.create_task(self._follow(source, checks)) for source, checks in self._plan()
+            ]
+            tasks.append(asyncio.create_task(self._changed.wait()))
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -114,16 +119,9 @@ class HealthWatch:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self.save()
 
-    async def _until_changed(self) -> None:
-        await self._changed.wait()
-
     def reload(self, config: NodeConfig) -> None:
         """Go on with another configuration. What a check that is now switched off had told is cleared."""
         self.looker.config = config
-        self.looker.reach.profile = config.profile
-        self.looker.reach.exporter = config.dcgm_exporter
-        self.looker.reach.dcgm_policy = config.dcgm_policy
-        self.looker.reach.fabric_provider = config.fabric_provider
         for name, check in CHECKS.items():
             if not self.looker.enabled(check, Mode.PERIODIC):
                 self.verdicts.pop(name, None)
@@ -182,11 +180,11 @@ class HealthWatch:
         if not verdict.conclusive:
             return
         lasting: dict[str, Problem] = {}
-        for problem in verdict.problems:
-            if problem.happened:
-                self._tell(problem)
+        for one in verdict.problems:
+            if one.happened:
+                self._tell(one)
             else:
-                lasting[problem.key] = problem
+                lasting[one.key] = one
         self._settle(verdict.check, lasting)
 
     def _say_absence(self, verdict: Verdict) -> None:
@@ -204,37 +202,27 @@ class HealthWatch:
             return None
         rule = "check.hung" if verdict.hung else "check.unreadable"
         summary = f"the check {verdict.check} could not tell: {verdict.detail}"
-        return Problem(rule=rule, summary=summary, place=Place(path=verdict.check), text=verdict.detail, warning=True)
+        return problem(rule, summary, Place(path=verdict.check), text=verdict.detail, warning=True)
 
-    def _settle(self, check: str, seen: dict[str, Problem]) -> None:
+    def _settle(self, check: str, now_seen: dict[str, Problem]) -> None:
         """What this check sees now, against what it had told."""
         before = {key: known for key, known in self.open.items() if known.check == check}
-        for key, problem in seen.items():
+        for key, one in now_seen.items():
             if key not in before and key not in self.open:
-                self.open[key] = Open(problem.rule, check, self._clock.now())
-                self._tell(problem)
-        gone = [key for key in before if key not in seen]
+                self.open[key] = Open(one.rule, check, self._clock.now())
+                self._tell(one)
+        gone = [key for key in before if key not in now_seen]
         rules = {self.open.pop(key).rule for key in gone}
         for rule in sorted(rules - {known.rule for known in self.open.values()}):
-            now = self._clock.now()
-            self._report(
-                FindingCleared(
-                    id=f"cleared:{self._source}:{rule}:{now:.3f}",
-                    at=now,
-                    source=self._source,
-                    rule=rule,
-                    node=self._identity.name,
-                )
-            )
-        if gone or len(seen) > len(before):
+            self._report(cleared(rule, self._identity.name, self._source, self._clock.now()))
+        if gone or len(now_seen) > len(before):
             self.save()
 
     def _tell(self, problem: Problem) -> None:
         now = self._clock.now()
         count = self._rates.admit(self._catalogue.get(problem.rule), None, now)
         if count:
-            found = counted(self.finding(problem, now), count)
-            self._report(FindingSeen(id=f"seen:{found.id}", at=now, source=self._source, finding=found))
+            self._report(seen(counted(self.finding(problem, now), count), self._source))
 
     def finding(self, problem: Problem, at: float) -> Finding:
         """The finding that a problem stands for: the catalogue's word, the device's own before it."""
@@ -250,19 +238,21 @@ class HealthWatch:
             text=problem.text,
             captures=problem.captures,
         )
+        more: dict[str, Any] = {}
         if found.role is Role.ROOT and not problem.warning:
-            lifts = Evidence(EvidenceKind.CHECK, f"lifted by {lifted_by(problem.rule)}")
-            found = msgspec.structs.replace(found, evidence=(*found.evidence, lifts))
+            more["evidence"] = (*found.evidence, Evidence(EvidenceKind.CHECK, f"lifted by {lifted_by(problem.rule)}"))
         if problem.predicts:
-            found = msgspec.structs.replace(found, predicts=True)
+            more["predicts"] = True
         elif problem.warning:
-            found = msgspec.structs.replace(found, role=Role.CONTEXT, severity=Severity.WARNING, remedy=Remedy.NOTIFY)
-        return msgspec.structs.replace(found, remedy=problem.remedy) if problem.remedy is not None else found
+            more |= {"role": Role.CONTEXT, "severity": Severity.WARNING, "remedy": Remedy.NOTIFY}
+        if problem.remedy is not None:
+            more["remedy"] = problem.remedy
+        return msgspec.structs.replace(found, **more)
 
     def report_blind(self, what: str, why: str) -> None:
         """Something that the agent should read and cannot: said once, as context."""
-        problem = Problem(rule="check.blind", summary=f"{what} cannot be read: {why}", place=Place(path=what), text=why)
-        self._settle(f"blind:{what}", {problem.key: problem} if why else {})
+        found = problem("check.blind", f"{what} cannot be read: {why}", Place(path=what), text=why)
+        self._settle(f"blind:{what}", {found.key: found} if why else {})
 
     # --- before a node returns ---
 
@@ -292,10 +282,7 @@ class HealthWatch:
         """Write down what is open and what was learned. A disk that refuses costs a second telling after a restart."""
         self._saved_at = self._clock.monotonic()
         with contextlib.suppress(OSError):
-            fresh = self._file.with_suffix(".new")
-            fresh.write_bytes(msgspec.json.encode(_Kept(self.open)))
-            fresh.replace(self._file)
-        with contextlib.suppress(OSError):
+            write_whole(self._file, msgspec.json.encode(_Kept(self.open)))
             self.looker.remember().save(self._memory_file)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.adapters.probes.config import LogFile
+from holdfast.adapters.probes.check import LogFile
 from holdfast.adapters.tail import Tailer
 from holdfast.agent.job_log_rules import JobLogRules
 from holdfast.agent.kernel_log import IGNORED
@@ -57,7 +57,6 @@ class LogWatch:
         self._on_finding = on_finding
         self._rates = RuleRates()
         self._streams: dict[str, LineStream] = {}
-        self._kinds: dict[str, StreamKind] = {}
         self._tailer = Tailer(self._on_data, self._on_reset, poll_s=LOOK_S, force_poll=True)
         self._first = True
         self.rules = JobLogRules(identity.name, matcher.catalogue, on_finding)
@@ -82,35 +81,31 @@ class LogWatch:
         for log in self.logs:
             for path in sorted(glob.glob(log.path)):  # noqa: PTH207 - the pattern is absolute, which Path.glob refuses
                 wanted.setdefault(path, log)
-        for path in set(self._kinds) - set(wanted):
+        for path in set(self._streams) - set(wanted):
             self._tailer.remove(path)
-            self._kinds.pop(path)
-            self._streams.pop(path, None)
+            del self._streams[path]
             self.rules.forget(path)
         for path, log in wanted.items():
-            if path not in self._kinds and len(self._kinds) < FILES_MAX:
-                self._kinds[path] = StreamKind(log.kind)
-                self._streams[path] = self._stream(path)
+            if path not in self._streams and len(self._streams) < FILES_MAX:
+                self._streams[path] = self._stream(path, StreamKind(log.kind))
                 if log.log_rules:
                     self.rules.follow(path, log.log_rules, self._clock.now())
                 self._tailer.add(path, from_end=self._first)
         self._first = False
 
-    def _stream(self, path: str) -> LineStream:
-        return self._matcher.stream(StreamSource(kind=self._kinds[path], name=path, node=self._identity.name))
+    def _stream(self, path: str, kind: StreamKind) -> LineStream:
+        return self._matcher.stream(StreamSource(kind=kind, name=path, node=self._identity.name))
 
     def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
-        self._streams[path] = self._stream(path)
+        self._streams[path] = self._stream(path, self._streams[path].source.kind)
         self.rules.begin(path, self._clock.now())
 
     def _on_data(self, path: str, data: bytes) -> None:
         at = self._clock.now()
         self.rules.feed(path, data, at)
-        for match in self._streams[path].feed(data, at):
-            if match.rule.role in IGNORED:
-                continue
-            count = self._rates.admit(match.rule, match.rank, at)
-            if not count:
+        stream = self._streams[path]
+        for match in stream.feed(data, at):
+            if match.rule.role in IGNORED or not (count := self._rates.admit(match.rule, match.rank, at)):
                 continue
             finding = to_finding(
                 match,
@@ -121,6 +116,6 @@ class LogWatch:
                 id_prefix=f"{self._identity.name}:{path}:{at:.3f}",
                 file=Path(path).name,
             )
-            if self._kinds[path] is StreamKind.OUTPUT and finding.role is not Role.CONTEXT:
+            if stream.source.kind is StreamKind.OUTPUT and finding.role is not Role.CONTEXT:
                 finding = msgspec.structs.replace(finding, role=Role.CONTEXT)
             self._on_finding(counted(finding, count))

@@ -25,6 +25,7 @@ from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import LineStream, Match, Matcher, StreamSource
 from holdfast.model.evidence import Finding, Place, Role
+from holdfast.os.files import write_whole
 from holdfast.ports import Clock
 
 IGNORED = frozenset({Role.BENIGN, Role.PROGRESS, Role.CHECKPOINT})
@@ -161,10 +162,7 @@ class KernelLog:
             self.reset_at = at
             self._on_gpu_reset()
         for match in self._stream.feed(data, at):
-            if match.rule.role in IGNORED:
-                continue
-            count = self._rates.admit(match.rule, match.rank, at)
-            if count:
+            if match.rule.role not in IGNORED and (count := self._rates.admit(match.rule, match.rank, at)):
                 self.findings += 1
                 where = place if place is not None else match.offset + self._mark.consumed
                 self._on_finding(counted(self._finding(match, where, at), count))
@@ -210,9 +208,7 @@ class KernelLog:
             mark = _Bookmark(self._identity.boot_id, position, consumed, at=self._clock.now())
         # A bookmark that cannot be written costs a second delivery, which ids make harmless.
         with contextlib.suppress(OSError):
-            fresh = self._bookmark.with_suffix(".new")
-            fresh.write_bytes(msgspec.json.encode(mark))
-            fresh.replace(self._bookmark)
+            write_whole(self._bookmark, msgspec.json.encode(mark))
 
     def _read_bookmark(self) -> _Bookmark | None:
         if self._bookmark is None:

@@ -97,20 +97,13 @@ class AgentCollector(Collector):
 
 def gpu_families(gpus: Sequence[GpuFacts]) -> Iterator[Metric]:
     """What NVML says of each GPU, as it was last looked at; a GPU that does not say has no line."""
-    for name, text, value in _GPU_GAUGES:
-        gauge = GaugeMetricFamily(name, text, labels=["gpu", "uuid"])
-        for gpu in gpus:
-            found = value(gpu)
-            if found is not None:
-                gauge.add_metric([str(gpu.index), gpu.uuid], found)
-        yield gauge
-    for name, text, value in _GPU_COUNTERS:
-        counter = CounterMetricFamily(name, text, labels=["gpu", "uuid"])
-        for gpu in gpus:
-            found = value(gpu)
-            if found is not None:
-                counter.add_metric([str(gpu.index), gpu.uuid], found)
-        yield counter
+    for family, rows in ((GaugeMetricFamily, _GPU_GAUGES), (CounterMetricFamily, _GPU_COUNTERS)):
+        for name, text, value in rows:
+            metric = family(name, text, labels=["gpu", "uuid"])
+            for gpu in gpus:
+                if (found := value(gpu)) is not None:
+                    metric.add_metric([str(gpu.index), gpu.uuid], found)
+            yield metric
 
 
 _Value = Callable[[GpuFacts], float | None]

@@ -29,17 +29,6 @@ class _EmbeddedGpu(Struct):
     uuid: str = ""
 
 
-class _EmbeddedFacts(Struct):
-    """What the agent reads of `node.json`."""
-
-    name: str
-    boot_id: str
-    instance_id: str
-    booted_at: float = 0.0
-    drill_ok: bool = False
-    gpus: list[_EmbeddedGpu] = []
-
-
 class NodeIdentity(Struct, frozen=True, kw_only=True):
     """Which node this is."""
 
@@ -49,6 +38,12 @@ class NodeIdentity(Struct, frozen=True, kw_only=True):
     booted_at: float = 0.0
     """When this boot began, Unix seconds; 0.0: not known."""
     drill_ok: bool = False
+
+
+class _EmbeddedFacts(NodeIdentity, frozen=True, kw_only=True):
+    """What the agent reads of `node.json`."""
+
+    gpus: list[_EmbeddedGpu] = []
 
 
 def bus_address(text: str) -> str:
@@ -88,14 +83,7 @@ def embedded_gpus(node_dir: Path) -> list[tuple[str, str]]:
 def read_embedded(node_dir: Path) -> tuple[NodeIdentity, GpuTable]:
     """The facts of an embedded node. Raises ConfigError when `node.json` cannot be read."""
     facts = _embedded(node_dir)
-    identity = NodeIdentity(
-        name=facts.name,
-        boot_id=facts.boot_id,
-        instance_id=facts.instance_id,
-        booted_at=facts.booted_at,
-        drill_ok=facts.drill_ok,
-    )
-    return identity, GpuTable({gpu.pci: gpu.index for gpu in facts.gpus})
+    return facts, GpuTable({gpu.pci: gpu.index for gpu in facts.gpus})
 
 
 def _embedded(node_dir: Path) -> _EmbeddedFacts:

@@ -11,33 +11,26 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
 from msgspec import Struct
 
 from holdfast.adapters.kernel_journal import JOURNAL
-from holdfast.adapters.probes.check import Problem
-from holdfast.adapters.probes.config import LogFile, NodeConfig
+from holdfast.adapters.probes.check import LogFile, NodeConfig, Problem
 from holdfast.adapters.probes.rounds import Looker
 from holdfast.agent.controller_link import ControllerLink
-from holdfast.agent.disk_space import LOOK_S, DiskSpace
+from holdfast.agent.disk_space import DiskSpace
 from holdfast.agent.health import HealthWatch
 from holdfast.agent.job_logs import LogWatch
 from holdfast.agent.kernel_log import KernelLog
 from holdfast.agent.metrics import MetricsServer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.slurm_output import SlurmOutput
-from holdfast.agent.validation import (
-    FRESH_S,
-    Check,
-    kernel_log_readable,
-    no_fresh_root,
-    run_checks,
-    same_machine,
-    scratch_writable,
-)
+from holdfast.agent.told import seen
+from holdfast.agent.validation import FRESH_S, quick_checks
 from holdfast.client import Reporter, Spool
 from holdfast.detect.matcher import Matcher
 from holdfast.errors import LinkError, UserError, WireError
@@ -53,7 +46,7 @@ from holdfast.model.events import (
 from holdfast.model.evidence import Finding, Role
 from holdfast.model.orders import AnyOrder, ValidateNode
 from holdfast.model.wire import Beat, SamplePoint, kind_of
-from holdfast.ports import Clock, Probe
+from holdfast.ports import Clock
 
 RETRY_MAX_S = 1.0
 FIRST_FLUSH_S = 1.0
@@ -96,8 +89,6 @@ class NodeAgent:
         matcher: the compiled catalogue.
         clock: the time.
         controller: the way to the controller, as far as it is known.
-        checks: further checks of a validation, after the built-in ones.
-        probes: further probes, beside the one for disk space.
         looker: the health checks; None: none are run.
         on_reset: called when the kernel log tells of a GPU reset (emulated devices settle then).
     """
@@ -111,8 +102,6 @@ class NodeAgent:
         matcher: Matcher,
         clock: Clock,
         controller: ControllerLink,
-        checks: Sequence[Check] = (),
-        probes: Sequence[Probe] = (),
         looker: Looker | None = None,
         on_reset: Callable[[], None] | None = None,
     ) -> None:
@@ -120,6 +109,7 @@ class NodeAgent:
         self.identity = identity
         self.source = f"agent:{identity.name}"
         self._clock = clock
+        self._matcher = matcher
         self._controller = controller
         self._requests: deque[str] = deque(maxlen=REQUESTS_REMEMBERED)
         self._roots: deque[Finding] = deque(maxlen=ROOTS_MAX)
@@ -143,7 +133,17 @@ class NodeAgent:
         self.metrics = MetricsServer(self, settings.metrics) if settings.metrics else None
         self.metrics_at = ""
         """Where they are served."""
-        self.health = self._make_health(looker, matcher) if looker is not None else None
+        self.health: HealthWatch | None = None
+        if looker is not None:
+            self.health = HealthWatch(
+                looker,
+                identity=identity,
+                source=self.source,
+                catalogue=matcher.catalogue,
+                clock=clock,
+                report=self._report,
+                state_dir=settings.state_dir,
+            )
         self.job_logs = LogWatch(settings.logs, identity=identity, matcher=matcher, clock=clock, on_finding=self._seen)
         self.slurm_output = (
             SlurmOutput(
@@ -155,43 +155,19 @@ class NodeAgent:
         self._dropped_told = 0
         self._sampled_at = float("-inf")
         self._validating: set[asyncio.Task[None]] = set()
-        scratch = (settings.node_dir or settings.state_dir) / "tmp"
-        self._probes: list[Probe] = [
-            DiskSpace(scratch, node=identity.name, source=self.source, catalogue=matcher.catalogue, clock=clock),
-            *probes,
-        ]
-        self._checks: list[Check] = [
-            same_machine(identity, settings.node_dir),
-            scratch_writable(scratch),
-            *([kernel_log_readable(settings.kernel_log)] if settings.kernel_log != JOURNAL else []),
-            no_fresh_root(self.fresh_root),
-            *checks,
-        ]
-
-    def _make_health(self, looker: Looker, matcher: Matcher) -> HealthWatch:
-        return HealthWatch(
-            looker,
-            identity=self.identity,
-            source=self.source,
-            catalogue=matcher.catalogue,
-            clock=self._clock,
-            report=self._report,
-            state_dir=self.settings.state_dir,
-        )
+        self._scratch = (settings.node_dir or settings.state_dir) / "tmp"
 
     async def run(self) -> None:
         """Watch, send and beat until cancelled."""
-        self._controller.source.start()
-        self.reporter.report(
-            AgentAttached(
-                id=f"{self.source}:{self.identity.boot_id}:{self.identity.instance_id}:attached",
-                at=self._clock.now(),
-                source=self.source,
-                node=self.identity.name,
-                boot_id=self.identity.boot_id,
-                instance_id=self.identity.instance_id,
-                drill_ok=self.identity.drill_ok,
-            )
+        attached = f"{self.source}:{self.identity.boot_id}:{self.identity.instance_id}:attached"
+        self.reporter.report(AgentAttached(id=attached, **self._who()))
+        disk = DiskSpace(
+            self._scratch,
+            node=self.identity.name,
+            source=self.source,
+            catalogue=self._matcher.catalogue,
+            clock=self._clock,
+            report=self.reporter.report,
         )
         try:
             self.read_messages(self.settings.messages)
@@ -206,8 +182,7 @@ class NodeAgent:
                     tasks.create_task(self.job_logs.run())
                 if self.health is not None:
                     tasks.create_task(self.health.run())
-                for probe in self._probes:
-                    tasks.create_task(self._look(probe))
+                tasks.create_task(disk.run())
         finally:
             self.log.close()
             self.read_messages(None)
@@ -273,7 +248,7 @@ class NodeAgent:
     # --- what is seen ---
 
     def _seen(self, finding: Finding) -> None:
-        self._report(FindingSeen(id=f"seen:{finding.id}", at=finding.at, source=self.source, finding=finding))
+        self._report(seen(finding, self.source))
 
     def _report(self, event: AnyEvent) -> None:
         """Keep an event for delivery; root findings count against a validation until a boot or reset."""
@@ -286,12 +261,6 @@ class NodeAgent:
             _log.info("no longer found", rule=event.rule)
             self._roots = deque((known for known in self._roots if known.rule != event.rule), maxlen=ROOTS_MAX)
         self.reporter.report(event)
-
-    async def _look(self, probe: Probe) -> None:
-        while True:
-            for event in await probe.look():
-                self.reporter.report(event)
-            await self._clock.sleep(LOOK_S)
 
     def fresh_root(self) -> str:
         """Rule of the newest root finding that no reset has followed and that is not old; empty: none."""
@@ -308,7 +277,7 @@ class NodeAgent:
         while True:
             try:
                 client = await self._controller()
-                answer = await client.beat(self._make_beat())
+                answer = await client.beat(Beat(samples=self._samples(), **self._who()))
             except (LinkError, WireError, UserError) as error:  # UserError: the token is refused, until it is mended
                 if told:
                     _log.warning("the controller does not take this agent's beats", why=str(error))
@@ -343,16 +312,17 @@ class NodeAgent:
             points.append(SamplePoint("gpu_temp", f"node:{self.identity.name}", now, float(max(degrees))))
         return points
 
-    def _make_beat(self) -> Beat:
-        return Beat(
-            source=self.source,
-            node=self.identity.name,
-            boot_id=self.identity.boot_id,
-            instance_id=self.identity.instance_id,
-            drill_ok=self.identity.drill_ok,
-            at=self._clock.now(),
-            samples=self._samples(),
-        )
+    def _who(self) -> dict[str, Any]:
+        """What an agent says of itself."""
+        known = self.identity
+        return {
+            "at": self._clock.now(),
+            "source": self.source,
+            "node": known.name,
+            "boot_id": known.boot_id,
+            "instance_id": known.instance_id,
+            "drill_ok": known.drill_ok,
+        }
 
     # --- what the controller asks ---
 
@@ -375,7 +345,15 @@ class NodeAgent:
 
     async def _validate(self, order: ValidateNode) -> None:
         """The quick checks first; the health checks, which may take an hour, only when those pass."""
-        passed, detail = run_checks(self._checks, order)
+        log = self.settings.kernel_log
+        passed, detail = quick_checks(
+            order,
+            self.identity,
+            node_dir=self.settings.node_dir,
+            scratch=self._scratch,
+            kernel_log=None if log == JOURNAL else log,
+            root=self.fresh_root(),
+        )
         if passed and self.health is not None:
             passed, more = await self.health.validate(order)
             detail = f"{detail}; {more}" if passed else more

@@ -21,10 +21,11 @@ from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.emulated import devices
 from holdfast.adapters.emulated.layout import Devices
 from holdfast.adapters.kernel_journal import JOURNAL, can_read
-from holdfast.adapters.probes.config import NodeConfig, load_config
+from holdfast.adapters.probes.check import NodeConfig
+from holdfast.adapters.probes.config import load_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import NEVER, Looker, Memory, uptime_s
-from holdfast.agent.controller_link import AddressSource, ControllerFile, ControllerLink, FixedAddress
+from holdfast.agent.controller_link import ControllerLink
 from holdfast.agent.health import memory_file
 from holdfast.agent.node_facts import NodeIdentity, embedded_gpus, read_embedded, read_machine
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
@@ -83,11 +84,6 @@ def build_agent(options: AgentOptions) -> NodeAgent:
         raise UsageError("say where the controller is: --controller URL, or --controller-file FILE")
     if options.beat_s <= 0:
         raise UsageError(f"--beat-s {options.beat_s:g} must be above zero")
-    address: AddressSource = (
-        ControllerFile(options.controller_file)
-        if options.controller_file is not None
-        else FixedAddress(options.controller.rstrip("/"))
-    )
     token_file = options.token_file
     if token_file is None and options.controller_file is not None:
         token_file = options.controller_file.with_name("agent-token")
@@ -123,7 +119,13 @@ def build_agent(options: AgentOptions) -> NodeAgent:
         clock=clock,
         looker=make_looker(config, settings.state_dir, identity, clock, folder=folder) if wanted else None,
         on_reset=(lambda: _reset_devices(folder)) if folder is not None else None,
-        controller=ControllerLink(address, token_file=token_file, ca_file=options.ca_file, node_dir=options.node_dir),
+        controller=ControllerLink(
+            options.controller.rstrip("/"),
+            options.controller_file,
+            token_file=token_file,
+            ca_file=options.ca_file,
+            node_dir=options.node_dir,
+        ),
     )
 
 
@@ -167,15 +169,7 @@ def make_looker(
     env = dict(os.environ)
     if folder is not None:
         env = devices.environment(folder, env)
-    reach = Reach(
-        env,
-        profile=config.profile,
-        exporter=config.dcgm_exporter,
-        root=devices.root_of(folder.parent if folder is not None else None),
-        emulated=folder is not None,
-        dcgm_policy=config.dcgm_policy,
-        fabric_provider=config.fabric_provider,
-    )
+    reach = Reach(env, root=devices.root_of(folder.parent if folder is not None else None), emulated=folder is not None)
     memory = Memory.load(memory_file(state_dir), machine=identity.instance_id, boot=identity.boot_id)
     born = NEVER if folder is not None else clock.monotonic() - uptime_s()
     return Looker(reach, config, clock=clock, memory=memory, born=born, kernel_log=True)

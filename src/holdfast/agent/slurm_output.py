@@ -20,12 +20,13 @@ from msgspec import Struct, structs
 from holdfast.adapters.slurm.open_files import OpenJob, open_jobs
 from holdfast.adapters.tail import Tailer
 from holdfast.agent.job_slots import SlotPoints, progress_of, read_slots
+from holdfast.agent.told import seen
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import LineStream, Match, Matcher, StreamSource
 from holdfast.detect.told import is_durable, path_told, seconds_told, step_told
 from holdfast.model.cluster import JobKey, attempt_name
-from holdfast.model.events import AnyEvent, CheckpointSaved, FindingSeen, FirstStepDone, StepReached
+from holdfast.model.events import AnyEvent, CheckpointSaved, FirstStepDone, StepReached
 from holdfast.model.evidence import Place, Role
 from holdfast.model.wire import SamplePoint
 from holdfast.ports import Clock
@@ -220,7 +221,7 @@ class SlurmOutput:
             id_prefix=f"{self._source}/{attempt.key}/a{attempt.number}/{Path(path).name}",
             file=Path(path).name,
         )
-        self._report(FindingSeen(id=f"seen:{finding.id}", at=now, source=self._source, finding=counted(finding, count)))
+        self._report(seen(counted(finding, count), self._source))
 
     def _progress(self, attempt: _Attempt, match: Match, now: float) -> None:
         step = step_told(match)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.adapters.probes.config import NodeConfig
+from holdfast.adapters.probes.check import NodeConfig
 from holdfast.errors import HoldfastError
 from holdfast.ports import Clock
 from holdfast.validate.place import Place

@@ -1,17 +1,14 @@
-"""The checks that a node must pass before it takes work again, on the embedded cluster.
+"""The quick checks that a node must pass before it takes work again; the health checks come after them.
 
-The agent runs them for a `ValidateNode` order, one after another; the first that fails is the reason. Checks of real
-hardware (DCGM, NVML, links, bandwidth) are probes that come in through the same `Check` form. They are quick and block
-the agent's loop for less than a few milliseconds.
+The agent runs them for a `ValidateNode` order, one after another; the first that fails is the reason. They block the
+agent's loop for less than a few milliseconds.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-
-from msgspec import Struct
 
 from holdfast.agent.node_facts import NodeIdentity, current_boot_id
 from holdfast.errors import ConfigError
@@ -23,82 +20,72 @@ FRESH_S = 600.0
 PROBE_BYTES = 65_536
 
 
-class Outcome(Struct, frozen=True):
-    """What one check says."""
+def quick_checks(
+    order: ValidateNode,
+    identity: NodeIdentity,
+    *,
+    node_dir: Path | None,
+    scratch: Path,
+    kernel_log: Path | None,
+    root: str,
+) -> tuple[bool, str]:
+    """Run the checks up to the first failure. Returns (passed, one sentence).
 
-    name: str
-    passed: bool
-    detail: str = ""
-
-
-Check = Callable[[ValidateNode], Outcome]
-
-
-def run_checks(checks: Sequence[Check], order: ValidateNode) -> tuple[bool, str]:
-    """Run the checks in order up to the first failure. Returns (passed, one sentence)."""
-    for check in checks:
-        outcome = check(order)
-        if not outcome.passed:
-            return False, f"{outcome.name}: {outcome.detail}"
+    Args:
+        order: what the controller asks.
+        identity: the node, as the agent was started under it.
+        node_dir: the embedded node's folder; None on a real node.
+        scratch: the folder that must take a file.
+        kernel_log: the file that must be readable; None: the log is no file.
+        root: the newest root finding that nothing has repaired; empty: none.
+    """
+    checks: dict[str, Callable[[], str]] = {
+        "identity": lambda: _other(order, identity, node_dir),
+        "scratch": lambda: _unwritable(scratch),
+        "kernel log": lambda: _unreadable(kernel_log),
+        "findings": lambda: f"{root} was seen and nothing has been repaired since" if root else "",
+    }
+    if kernel_log is None:
+        del checks["kernel log"]
+    for name, fault in checks.items():
+        if why := fault():
+            return False, f"{name}: {why}"
     return True, f"{len(checks)} checks passed"
 
 
-def same_machine(identity: NodeIdentity, node_dir: Path | None) -> Check:
-    """The order is about this machine, and the agent runs under the node's present boot."""
-
-    def check(order: ValidateNode) -> Outcome:
-        if other_machine(order.instance_id, identity.instance_id):
-            return Outcome("identity", False, f"asked about {order.instance_id}, this is {identity.instance_id}")
-        try:
-            boot_id = current_boot_id(node_dir)
-        except ConfigError as error:
-            return Outcome("identity", False, str(error))
-        if boot_id != identity.boot_id:
-            return Outcome("identity", False, f"the node was booted again ({boot_id}) under this agent")
-        return Outcome("identity", True)
-
-    return check
+def _other(order: ValidateNode, identity: NodeIdentity, node_dir: Path | None) -> str:
+    """The order is about another machine, or the agent runs under an earlier boot."""
+    if other_machine(order.instance_id, identity.instance_id):
+        return f"asked about {order.instance_id}, this is {identity.instance_id}"
+    try:
+        boot_id = current_boot_id(node_dir)
+    except ConfigError as error:
+        return str(error)
+    return "" if boot_id == identity.boot_id else f"the node was booted again ({boot_id}) under this agent"
 
 
-def scratch_writable(folder: Path) -> Check:
-    """The node's scratch folder takes a file, and gives it back."""
-
-    def check(order: ValidateNode) -> Outcome:  # noqa: ARG001 - all checks have one form
-        if (folder.parent / "disk_full").exists():
-            return Outcome("scratch", False, "no space left (emulated)")
-        probe = folder / f".holdfast-probe-{os.getpid()}"
-        try:
-            folder.mkdir(exist_ok=True)
-            probe.write_bytes(b"\xa5" * PROBE_BYTES)
-            whole = probe.read_bytes() == b"\xa5" * PROBE_BYTES
-        except OSError as error:
-            return Outcome("scratch", False, f"{folder}: {error.strerror}")
-        finally:
-            probe.unlink(missing_ok=True)
-        return Outcome("scratch", whole, "" if whole else f"{folder}: what was read is not what was written")
-
-    return check
+def _unwritable(folder: Path) -> str:
+    """The node's scratch folder does not take a file and give it back."""
+    if (folder.parent / "disk_full").exists():
+        return "no space left (emulated)"
+    probe = folder / f".holdfast-probe-{os.getpid()}"
+    try:
+        folder.mkdir(exist_ok=True)
+        probe.write_bytes(b"\xa5" * PROBE_BYTES)
+        whole = probe.read_bytes() == b"\xa5" * PROBE_BYTES
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    finally:
+        probe.unlink(missing_ok=True)
+    return "" if whole else f"{folder}: what was read is not what was written"
 
 
-def kernel_log_readable(path: Path) -> Check:
-    """The kernel log can be read: a node whose faults cannot be seen must not take work."""
-
-    def check(order: ValidateNode) -> Outcome:  # noqa: ARG001 - all checks have one form
-        try:
+def _unreadable(path: Path | None) -> str:
+    """The kernel log cannot be read: a node whose faults cannot be seen must not take work."""
+    try:
+        if path is not None:
             with path.open("rb") as log:
                 log.read(1)
-        except OSError as error:
-            return Outcome("kernel log", False, f"{path}: {error.strerror}")
-        return Outcome("kernel log", True)
-
-    return check
-
-
-def no_fresh_root(fresh_root: Callable[[], str]) -> Check:
-    """No root finding since the last boot or reset. `fresh_root` gives the newest one's rule, or an empty string."""
-
-    def check(order: ValidateNode) -> Outcome:  # noqa: ARG001 - all checks have one form
-        rule = fresh_root()
-        return Outcome("findings", not rule, f"{rule} was seen and nothing has been repaired since" if rule else "")
-
-    return check
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return ""

@@ -17,10 +17,10 @@ import typer
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.emulated import devices
-from holdfast.adapters.probes.check import NAGIOS, Check, Mode, Problem, Status
+from holdfast.adapters.probes.check import NAGIOS, Check, Mode, NodeConfig, Problem, Status
 from holdfast.adapters.probes.checks import CHECKS, SOURCES, of_mode
 from holdfast.adapters.probes.checks_node import describe
-from holdfast.adapters.probes.config import NodeConfig, chosen, load_config
+from holdfast.adapters.probes.config import chosen, load_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import NEVER, Looker, Memory, Verdict, exit_code, uptime_s
 from holdfast.agent.health import memory_file
@@ -107,12 +107,8 @@ def make_looker(settings: NodeConfig, node_dir: Path | None) -> Looker:
     env = dict(os.environ)
     reach = Reach(
         devices.environment(folder, env) if folder is not None else env,
-        profile=settings.profile,
-        exporter=settings.dcgm_exporter,
         root=devices.root_of(node_dir),
         emulated=node_dir is not None,
-        dcgm_policy=settings.dcgm_policy,
-        fabric_provider=settings.fabric_provider,
     )
     if node_dir is not None:
         reach.kernel_log = node_dir / "kmsg"

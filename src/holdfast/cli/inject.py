@@ -54,7 +54,7 @@ def inject(
     except ValueError as error:
         raise UsageError(str(error)) from error
     if line and devices_dir is None:
-        asyncio.run(LocalOrchestrator(folder / "cluster.sock").kmsg(node, line))
+        asyncio.run(LocalOrchestrator(folder / "cluster.sock").do("kmsg", node, text=line))
     form = {"version": 1, "kind": kind, "node": node, "gpu": gpu, "kernel_line": line, "emulated": True}
     said = f"injected into emulated GPU {gpu} of {node or where}: {kind} ({FAULTS[kind].about})"
     return Answer(lambda: form, lambda: [said, *([f"kernel log: {line}"] if line else [])])

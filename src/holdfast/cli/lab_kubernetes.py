@@ -86,7 +86,7 @@ def _is_broken(form: Form) -> bool:
 
 
 def _kmsg(lab: KubeLab, node: str, line: str) -> Path:
-    asyncio.run(lab.nodes.kmsg(node, line))
+    asyncio.run(lab.nodes.do("kmsg", node, text=line))
     return lab.node_dir(node) / "kmsg"
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from prometheus_client import CollectorRegistry, start_http_server
 
-from holdfast.adapters.slurm.figures import SlurmCollector, SlurmLooks
+from holdfast.adapters.slurm.figures import SlurmCollector, look
 from holdfast.cli.controller import parse_listen
 from holdfast.errors import UsageError
 
@@ -29,7 +29,7 @@ def slurm_exporter(
     """Serve jobs by state, waiting and running times, pending ages and node states; one squeue and sinfo a look."""
     host, port = parse_listen(listen)
     registry = CollectorRegistry()
-    registry.register(SlurmCollector(SlurmLooks(conf)))
+    registry.register(SlurmCollector(lambda: look(conf)))
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:

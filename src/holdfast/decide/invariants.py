@@ -94,8 +94,10 @@ def _something_comes(state: State, name: str, job: JobRecord) -> bool:
     """A job in recovery waits for an order's outcome, a timer or a person; otherwise it would wait for ever."""
     if job.state in _OVER or (job.state is JobState.WATCHING and not job.incident):
         return True
-    if f"job:{name}" in state.timers or f"settle:{job.incident}" in state.timers or job.held_by:
+    if f"job:{name}" in state.timers or f"settle:{job.incident}" in state.timers:
         return True
+    if job.state is JobState.HELD and job.held_by:
+        return True  # a hold keeps it in the queue; it stops nothing that runs
     if state.scope == "allocation" and job.state is JobState.HELD:
         return True  # it has left its allocation; the scheduler or the controller decides
     return any(isinstance(record.order, o.JobOrder) and record.order.job == job.key for record in state.orders.values())

@@ -198,7 +198,8 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
         # An earlier recovery goes on; this trouble is only written down.
         job.incident = others[-1].id
         incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
-    if job.state is not JobState.WATCHING and job.timer not in turn.state.timers and not job.held_by:
+    kept_by_person = job.state is JobState.HELD and job.held_by
+    if job.state is not JobState.WATCHING and job.timer not in turn.state.timers and not kept_by_person:
         wait(turn, job)
 
 
@@ -240,7 +241,8 @@ def gone_nodes(turn: Turn, job: JobRecord) -> tuple[str, ...]:
 def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
     """The requeue is ordered."""
     not_restarted(job, incident)
-    turn.orders.withdraw(job.about, "it is requeued", o.StopAttempt, o.CaptureStacks, o.SaveAndStop, o.RestartInPlace)
+    other_ways = (o.StopAttempt, o.CaptureStacks, o.SaveAndStop, o.RestartInPlace, o.GiveUp)
+    turn.orders.withdraw(job.about, "it is requeued", *other_ways)
     if job.state is not JobState.STOPPING:
         turn.move_job(job, JobTrigger.STOP)
     incidents.tried(turn, incident, Remedy.REQUEUE)

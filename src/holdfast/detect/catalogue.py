@@ -24,19 +24,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.detect.meaning import KEYS, PACKAGED, parsed
 from holdfast.detect.patterns import NoCoreError, catastrophe, core
-from holdfast.detect.toml_places import TomlPlaces, nearest
 from holdfast.errors import ConfigError
 from holdfast.model.evidence import Domain, Remedy, Role, Severity
+from holdfast.model.toml_lines import Path, Places, Problem, config_error, did_you_mean, find_problems, load_toml
 
 CAPTURES = frozenset(
     {
@@ -63,8 +63,8 @@ class StreamKind(StrEnum):
     ANY = "any"
 
 
-class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that a line (or an exit, or a silence) can mean."""
+class Written(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a rule file may say of a rule."""
 
     id: str
     family: str = ""
@@ -82,11 +82,11 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cores: tuple[str, ...] = ()
     """Hyperscan expressions that point at candidate lines; derived from the patterns unless given."""
     where: tuple[StreamKind, ...] = (StreamKind.ANY,)
-    record: str = ""
+    record: Literal["", "traceback", "elastic", "nvrm"] = ""
     """Multi-line record that this line begins: `traceback`, `elastic`, `nvrm`."""
     unfinished: str = ""
     """The rule that a record's first line is told by while its end is missing; empty: this one."""
-    decode: str = ""
+    decode: Literal["", "xid", "sxid"] = ""
     """`xid`, `sxid`: the matched code chooses the rule `nvidia.xid.N`."""
     precedence: int = 0
     """Which of several rules owns one line: the highest."""
@@ -101,6 +101,11 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Told beside the line's owner, before it, rather than in its place."""
     synthetic: bool = False
     """Made by detectors from exits, silences and samples; no line matches it."""
+
+
+class Rule(Written, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that a line (or an exit, or a silence) can mean."""
+
     file: str = ""
     at_line: int = 0
 
@@ -159,55 +164,47 @@ class Catalogue:
         return self.find(rule_id) or Rule(id=rule_id, title=rule_id)
 
 
-_STR, _STRS, _INT, _BOOL = "a string", "a list of strings", "a whole number", "true or false"
-_ENUMS: dict[str, type[StrEnum]] = {"domain": Domain, "role": Role, "severity": Severity, "remedy": Remedy}
-_DEFAULT_KEYS: dict[str, str] = {
-    "family": _STR,
-    "kind": _STR,
-    "domain": _STR,
-    "role": _STR,
-    "severity": _STR,
-    "remedy": _STR,
-    "where": _STRS,
-    "reference": _STR,
-    "advice": _STR,
-    "rate_per_min": _INT,
-    "precedence": _INT,
-}
-_RULE_KEYS: dict[str, str] = _DEFAULT_KEYS | {
-    "id": _STR,
-    "title": _STR,
-    "pattern": _STR,
-    "patterns": _STRS,
-    "unless": _STRS,
-    "core": _STR,
-    "cores": _STRS,
-    "record": _STR,
-    "unfinished": _STR,
-    "decode": _STR,
-    "quick_after": _STR,
-    "matches": _STRS,
-    "rejects": _STRS,
-    "synthetic": _BOOL,
-    "remark": _BOOL,
-    "override": _BOOL,
-}
-_CODE_KEYS: dict[str, str] = {
-    "code": _INT,
-    "name": _STR,
-    "title": _STR,
-    "kind": _STR,
-    "domain": _STR,
-    "role": _STR,
-    "severity": _STR,
-    "remedy": _STR,
-    "advice": _STR,
-}
-_TOP_KEYS: dict[str, str] = _DEFAULT_KEYS | {"disable": _STRS, "rule": "tables", "xid": "tables", "sxid": "tables"}
-_CHOICES: dict[str, frozenset[str]] = {
-    "record": frozenset({"traceback", "elastic", "nvrm", ""}),
-    "decode": frozenset({"xid", "sxid", ""}),
-}
+class _RuleTable(Written, frozen=True, kw_only=True):
+    """`[[rule]]`: a single pattern or core may stand without a list."""
+
+    pattern: str = ""
+    core: str = ""
+    override: bool = False
+
+
+class _CodeTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[[xid]]` or `[[sxid]]`."""
+
+    code: int
+    name: str = ""
+    title: str = ""
+    kind: str = ""
+    domain: Domain = Domain.UNKNOWN
+    role: Role = Role.CONTEXT
+    severity: Severity = Severity.ERROR
+    remedy: Remedy = Remedy.NONE
+    advice: str = ""
+
+
+class _Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands above the first table: which rules the file takes away, and what those here have in common."""
+
+    disable: list[str] = []
+    family: str = ""
+    kind: str = ""
+    domain: Domain = Domain.UNKNOWN
+    role: Role = Role.CONTEXT
+    severity: Severity = Severity.ERROR
+    remedy: Remedy = Remedy.NONE
+    where: tuple[StreamKind, ...] = ()
+    reference: str = ""
+    advice: str = ""
+    rate_per_min: int = 0
+    precedence: int = 0
+
+
+_LABELS = {"xid": "Xid", "sxid": "SXid"}
+_T = TypeVar("_T")
 
 
 def load_catalogue(sources: Mapping[str, bytes]) -> Catalogue:
@@ -223,13 +220,13 @@ def load_catalogue(sources: Mapping[str, bytes]) -> Catalogue:
     rules: dict[str, Rule] = {}
     errors: list[ConfigError] = []
     for name, data in sources.items():
-        _RuleFile(name, errors).load(data, rules)
+        try:
+            _RuleFile(name, data).load(rules)
+        except ConfigError as error:
+            errors.append(error)
     if errors:
-        first = errors[0]
-        if len(errors) == 1:
-            raise first
         everything = ConfigError("\n".join(str(error) for error in errors))
-        everything.file, everything.line = first.file, first.line
+        everything.file, everything.line = errors[0].file, errors[0].line
         raise everything
     return Catalogue(rules)
 
@@ -237,175 +234,108 @@ def load_catalogue(sources: Mapping[str, bytes]) -> Catalogue:
 class _RuleFile:
     """One file on its way into the catalogue: collects what is wrong with it."""
 
-    def __init__(self, name: str, errors: list[ConfigError]) -> None:
+    def __init__(self, name: str, data: bytes) -> None:
         self.name = name
-        self.errors = errors
+        try:
+            self.text = data.decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"not UTF-8 text: {error.reason}", file=name) from error
+        self.data = data
         self.meaning = frozenset({*KEYS, "group"}) if name.startswith(PACKAGED) else frozenset()
         """Keys of the files that ship with Holdfast, which `Meanings` reads."""
-        self.places = TomlPlaces("")
-        self.table = ("", 0)
+        self.problems: list[Problem] = []
+        self.places = Places(self.text)
 
-    def wrong(self, message: str, key: str = "") -> None:
-        self.errors.append(ConfigError(message, file=self.name, line=self.places.line(*self.table, key)))
-
-    def load(self, data: bytes, rules: dict[str, Rule]) -> None:
-        try:
-            top = parsed(data)
-        except UnicodeDecodeError as error:
-            self.errors.append(ConfigError(f"not UTF-8 text: {error.reason}", file=self.name))
-            return
-        except tomllib.TOMLDecodeError as error:
-            place = re.search(r"at line (\d+)", str(error))
-            self.errors.append(
-                ConfigError(f"not TOML: {error}", file=self.name, line=int(place.group(1)) if place else 0)
-            )
-            return
-        self.places = TomlPlaces(data.decode())
-        defaults = {k: v for k, v in self.checked(top, _TOP_KEYS).items() if k in _DEFAULT_KEYS}
-        for gone in top.get("disable", ()):
+    def load(self, rules: dict[str, Rule]) -> None:
+        """Add the file's rules, and take away those that it disables. Raises ConfigError with all that is wrong."""
+        top = dict(parsed(self.data) if self.meaning else load_toml(self.text, self.name))
+        tables = {what: self.tables(what, top.pop(what, [])) for what in ("rule", *_LABELS)}
+        head = self.checked(_Head, top, ())
+        for gone in head.disable if head else ():
             if rules.pop(gone, None) is None:
-                self.wrong(f'no rule "{gone}" to disable{nearest(gone, rules)}', "disable")
-        for index, table in enumerate(top.get("rule", ())):
-            self.table = ("rule", index)
-            self.add(self.rule(defaults | self.checked(table, _RULE_KEYS)), rules, override=bool(table.get("override")))
-        for what in ("xid", "sxid"):
-            for index, table in enumerate(top.get(what, ())):
-                self.table = (what, index)
-                self.add(self.code_rule(what, defaults | self.checked(table, _CODE_KEYS)), rules, override=True)
+                self.wrong(("disable",), f'no rule "{gone}" to disable{did_you_mean(gone, rules)}')
+        top = {key: value for key, value in top.items() if key != "disable"} if head else {}
+        for what, found in tables.items():
+            for index, table in enumerate(found):
+                path: Path = (what, index)
+                if what != "rule" and (code := self.checked(_CodeTable, table, path)):
+                    self.add(path, self.code_rule(path, code, {**top, **table}), rules, override=True)
+                elif what == "rule" and (said := self.checked(_RuleTable, {**top, **table}, path)):
+                    self.add(path, self.rule(path, said), rules, override=said.override)
+        if self.problems:
+            raise config_error(self.problems, self.text, self.name)
 
-    def checked(self, table: Any, known: Mapping[str, str]) -> dict[str, Any]:
-        """The entries of the table that are understood; the others are reported."""
-        if not isinstance(table, dict):
-            self.wrong("expected a table")
-            return {}
-        good: dict[str, Any] = {}
-        for key, value in table.items():
-            if key in self.meaning:
-                continue
-            if key not in known:
-                self.wrong(f'unknown key "{key}"{nearest(key, known)}', key)
-            elif not _is(value, known[key]):
-                self.wrong(f"{key} must be {known[key]}, not {value!r:.60}", key)
-            elif key in _ENUMS and value not in {str(member) for member in _ENUMS[key]}:
-                members = [str(member) for member in _ENUMS[key]]
-                self.wrong(f'{key} "{value}" is not one of {", ".join(members)}{nearest(value, members)}', key)
-            elif key in _CHOICES and value not in _CHOICES[key]:
-                self.wrong(f'{key} "{value}" is not known{nearest(value, _CHOICES[key])}', key)
-            else:
-                good[key] = value
-        return good
+    def tables(self, what: str, found: Any) -> list[dict[str, Any]]:
+        """The tables of this name."""
+        if isinstance(found, list) and all(isinstance(table, dict) for table in found):
+            return found
+        self.wrong((what,), f"{what} must be tables: write [[{what}]]")
+        return []
 
-    def add(self, rule: Rule | None, rules: dict[str, Rule], *, override: bool) -> None:
-        if rule is None:
-            return
-        if (other := rules.get(rule.id)) is not None and not override:
-            self.wrong(
-                f'rule "{rule.id}" is already defined in {other.file}:{other.at_line}; set override = true', "id"
-            )
-            return
-        rules[rule.id] = rule
+    def wrong(self, path: Path, message: str) -> None:
+        self.problems.append(Problem(path, message))
 
-    def rule(self, entries: dict[str, Any]) -> Rule | None:
-        before = len(self.errors)
-        rule_id = entries.get("id", "")
-        if not re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?", rule_id):
-            self.wrong(f'id "{rule_id}" must be words of a-z, 0-9 and _ joined by dots', "id")
-        patterns = _listed(entries, "pattern", "patterns")
-        if not patterns and not entries.get("synthetic"):
-            self.wrong(f'rule "{rule_id}" has no pattern', "id")
-        for key, group in (("pattern", patterns), ("unless", list(entries.get("unless", ())))):
-            for pattern in group:
-                self.check_pattern(rule_id, key, pattern)
-        if len(self.errors) > before:
+    def checked(self, kind: type[_T], table: Mapping[str, Any], path: Path) -> _T | None:
+        """The table as this struct; None when it is wrong, which is noted."""
+        said = {key: value for key, value in table.items() if key not in self.meaning}
+        try:
+            return msgspec.convert(said, kind)
+        except msgspec.ValidationError:
+            self.problems += find_problems(kind, said, path)
             return None
-        cores = _listed(entries, "core", "cores") or self.derived_cores(rule_id, patterns)
-        return Rule(
-            id=rule_id,
-            patterns=tuple(patterns),
-            unless=tuple(entries.get("unless", ())),
-            cores=tuple(cores),
-            where=self.kinds(entries.get("where", ["any"])),
-            matches=tuple(entries.get("matches", ())),
-            rejects=tuple(entries.get("rejects", ())),
-            file=self.name,
-            at_line=self.places.line(*self.table),
-            **_plain(entries),
-        )
 
-    def check_pattern(self, rule_id: str, key: str, pattern: str) -> None:
+    def add(self, path: Path, rule: Rule | None, rules: dict[str, Rule], *, override: bool) -> None:
+        other = rules.get(rule.id) if rule and not override else None
+        if other is not None:
+            where = f"{other.file}:{other.at_line}"
+            self.wrong((*path, "id"), f'rule "{other.id}" is already defined in {where}; set override = true')
+        elif rule is not None:
+            rules[rule.id] = rule
+
+    def rule(self, path: Path, said: _RuleTable) -> Rule | None:
+        before = len(self.problems)
+        if not re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?", said.id):
+            self.wrong((*path, "id"), f'id "{said.id}" must be words of a-z, 0-9 and _ joined by dots')
+        patterns = (said.pattern, *said.patterns) if said.pattern else said.patterns
+        if not patterns and not said.synthetic:
+            self.wrong((*path, "id"), f'rule "{said.id}" has no pattern')
+        for key, group in (("pattern", patterns), ("unless", said.unless)):
+            for pattern in group:
+                self.check_pattern(said.id, (*path, key), pattern)
+        if len(self.problems) > before:
+            return None
+        cores = (said.core, *said.cores) if said.core else said.cores
+        fields = {name: getattr(said, name) for name in Written.__struct_fields__}
+        fields |= {"patterns": patterns, "cores": cores or self.derived_cores(said.id, (*path, "pattern"), patterns)}
+        return Rule(**fields, file=self.name, at_line=self.places.line(path))
+
+    def check_pattern(self, rule_id: str, path: Path, pattern: str) -> None:
         try:
             compiled = re.compile(pattern, re.ASCII)
         except re.error as error:
-            self.wrong(f'rule "{rule_id}": not a regular expression: {error}', key)
+            self.wrong(path, f'rule "{rule_id}": not a regular expression: {error}')
             return
         if why := catastrophe(pattern):
-            self.wrong(f'rule "{rule_id}": pattern refused, it can take catastrophic time: {why}', key)
+            self.wrong(path, f'rule "{rule_id}": pattern refused, it can take catastrophic time: {why}')
         for group in compiled.groupindex:
             if group not in CAPTURES:
-                self.wrong(f'rule "{rule_id}": unknown capture "{group}"{nearest(group, CAPTURES)}', key)
+                self.wrong(path, f'rule "{rule_id}": unknown capture "{group}"{did_you_mean(group, CAPTURES)}')
 
-    def derived_cores(self, rule_id: str, patterns: list[str]) -> list[str]:
+    def derived_cores(self, rule_id: str, path: Path, patterns: tuple[str, ...]) -> tuple[str, ...]:
         cores = []
         for pattern in patterns:
             try:
                 cores.append(core(pattern))
             except NoCoreError as error:
-                self.wrong(f'rule "{rule_id}": cannot be scanned at speed: {error}; give one as core = ...', "pattern")
-        return cores
+                self.wrong(path, f'rule "{rule_id}": cannot be scanned at speed: {error}; give one as core = ...')
+        return tuple(cores)
 
-    def kinds(self, names: list[str]) -> tuple[StreamKind, ...]:
-        members = [str(member) for member in StreamKind]
-        for name in names:
-            if name not in members:
-                self.wrong(f'where "{name}" is not one of {", ".join(members)}{nearest(name, members)}', "where")
-        return tuple(StreamKind(name) for name in names if name in members)
-
-    def code_rule(self, what: str, entries: dict[str, Any]) -> Rule | None:
-        if "code" not in entries:
-            self.wrong(f"[[{what}]] needs a code")
-            return None
-        code = entries["code"]
-        label = {"xid": "Xid", "sxid": "SXid"}[what]
-        title = entries.get("title") or entries.get("name", "")
-        plain = _plain(entries) | {"title": f"{label} {code}: {title}"}
-        return Rule(
-            id=f"nvidia.{what}.{code}",
-            where=(StreamKind.KERNEL,),
-            synthetic=True,
-            file=self.name,
-            at_line=self.places.line(*self.table),
-            **plain,
-        )
-
-
-def _plain(entries: dict[str, Any]) -> dict[str, Any]:
-    """Entries whose value goes into the rule as it is, enums made of their words."""
-    names = (
-        "family",
-        "kind",
-        "title",
-        "advice",
-        "record",
-        "unfinished",
-        "decode",
-        "quick_after",
-        "precedence",
-        "rate_per_min",
-        "reference",
-    )
-    plain: dict[str, Any] = {name: entries[name] for name in (*names, "synthetic", "remark") if name in entries}
-    return plain | {name: enum(entries[name]) for name, enum in _ENUMS.items() if name in entries}
-
-
-def _listed(entries: dict[str, Any], one: str, many: str) -> list[str]:
-    return ([entries[one]] if one in entries else []) + list(entries.get(many, ()))
-
-
-def _is(value: Any, wanted: str) -> bool:
-    if wanted == _STR:
-        return isinstance(value, str)
-    if wanted == _INT:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if wanted == _BOOL:
-        return isinstance(value, bool)
-    return isinstance(value, list) and (wanted == "tables" or all(isinstance(item, str) for item in value))
+    def code_rule(self, path: Path, code: _CodeTable, table: Mapping[str, Any]) -> Rule:
+        said = {key: value for key, value in table.items() if key not in {*self.meaning, "code", "name"}}
+        said |= {
+            "id": f"nvidia.{path[0]}.{code.code}",
+            "title": f"{_LABELS[str(path[0])]} {code.code}: {code.title or code.name}",
+            "where": [StreamKind.KERNEL],
+            "synthetic": True,
+        }
+        return msgspec.convert({**said, "file": self.name, "at_line": self.places.line(path)}, Rule)

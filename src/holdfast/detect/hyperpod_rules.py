@@ -18,8 +18,8 @@ from typing import Any
 from msgspec import Struct
 
 from holdfast.detect.patterns import catastrophe
-from holdfast.detect.toml_places import nearest
 from holdfast.errors import ConfigError
+from holdfast.model.toml_lines import did_you_mean
 
 
 class RuleState(StrEnum):
@@ -85,7 +85,7 @@ def _rule(index: int, entry: Mapping[str, Any], file: str) -> LogRule:
     where = f'logMonitoringConfiguration[{index}] "{entry.get("name", "")}"'
     for key, value in entry.items():
         if key not in _KEYS:
-            raise ConfigError(f'{where}: unknown key "{key}"{nearest(key, _KEYS)}', file=file)
+            raise ConfigError(f'{where}: unknown key "{key}"{did_you_mean(key, _KEYS)}', file=file)
         if not isinstance(value, _KEYS[key]) or (isinstance(value, bool) and _KEYS[key] is not bool):
             raise ConfigError(f"{where}: {key} has the wrong type: {value!r}", file=file)
     for key in ("name", "logPattern"):

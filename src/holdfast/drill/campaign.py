@@ -17,14 +17,13 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.drill.kubernetes_cluster import KUBERNETES
+from holdfast.drill.clusters import KUBERNETES, lacking_on_slurm
 from holdfast.drill.ports import Site
 from holdfast.drill.results import DrillResult, DrillRun, render_json, render_junit, skipped
 from holdfast.drill.runner import OVER, Patience, run_drill
 from holdfast.drill.scenario import JobNeeds, Scenario
 from holdfast.drill.site import SiteStage, fitted, lacking_on_site
 from holdfast.drill.site_settings import SiteSettings
-from holdfast.drill.slurm_cluster import lacking_on_slurm
 from holdfast.drill.stage import Stage, StageSettings, read_report
 from holdfast.drill.training import CHECKPOINTS, TrainingJob, loss_difference
 from holdfast.drill.verdict import Check

@@ -1,6 +1,6 @@
-"""The controller as drills see it: `ports.Eyes` over `holdfast.client`.
+"""The controller as drills see it, over `holdfast.client`.
 
-Made by `stage` for the controller of an embedded cluster. Time passes in requests only.
+Made by `stage` for the controller that it starts and by `site` for one that runs. Time passes in requests only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RETRY_S = 0.1
 
 
 class ControllerEyes:
-    """See `ports.Eyes`."""
+    """What the controller knows. Every call but `wait` raises LinkError when it cannot be reached."""
 
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
@@ -55,26 +55,29 @@ class ControllerEyes:
         return await self.client.healthy()
 
     async def job(self, key: JobKey) -> JobRecord:
-        """See Eyes."""
+        """The job's record. Raises NotFoundError."""
         found = await self.client.jobs(job=str(key))
         if not found:
             raise NotFoundError(f"the controller knows no job {key}")
         return found[-1]
 
     async def nodes(self) -> list[NodeRecord]:
-        """See Eyes."""
+        """All nodes."""
         return await self.client.nodes()
 
     async def incidents(self) -> list[IncidentRecord]:
-        """See Eyes."""
+        """All incidents, newest first."""
         return await self.client.incidents(limit=200)
 
     async def orders(self) -> list[OrderRecord]:
-        """See Eyes."""
+        """Orders, newest first, bounded."""
         return await self.client.orders(limit=500)
 
     async def wait(self, after: int, timeout_s: float) -> int:
-        """See Eyes. Away controllers are waited for, not reported: the next look will say so."""
+        """Wait until an event with a sequence number above `after` is stored, or the time is over; the newest one.
+
+        Away controllers are waited for, not reported: the next look will say so.
+        """
         try:
             return (await self.client.events(after=after, wait_s=timeout_s)).last
         except LinkError:
@@ -82,10 +85,10 @@ class ControllerEyes:
             return after
 
     async def tell(self, events: Sequence[AnyEvent]) -> None:
-        """See Eyes."""
+        """Hand events of one source, one at least, to the controller (the true time of a fault)."""
         await self.client.ingest(events[0].source, events)
 
     async def step_times(self, key: JobKey, attempt: int) -> list[float]:
-        """See Eyes."""
+        """Seconds that steps of an attempt took, oldest first; empty when nobody measured any."""
         subject = f"job:{attempt_name(str(key), attempt)}*"
         return [sample.value for sample in await self.client.samples("step_s", subject)]

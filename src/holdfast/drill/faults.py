@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from holdfast.checkpoint.store import CheckpointInfo, scan
 from holdfast.drill.kinds import Reach
-from holdfast.drill.ports import SchedulerFaultPort, Site
+from holdfast.drill.ports import Site
 from holdfast.drill.scenario import Scenario
 from holdfast.drill.verdict import Fired
 from holdfast.errors import HoldfastError, LinkError, RefusedError, UsageError
@@ -35,7 +35,7 @@ RECOVERY_NEEDED: dict[str, Any] = {"xid": 74, "line": "", "gpu": "0000:b9:00"}
 
 
 class Break(Struct, frozen=True):
-    """What of a `FaultPort` or `SchedulerFaultPort` injects a kind, and what undoes it; empty: nothing does."""
+    """What of a `FaultPort` injects a kind, and what undoes it; empty: nothing does."""
 
     deed: str
     undo: str = ""
@@ -212,23 +212,23 @@ class Injection:
 
     async def _break(self) -> Fired:
         node, kind, params = self.target.node, self.scenario.kind, self.scenario.settings
-        port: Any = self._port
+        port = self._port
         if port is None:
             raise RefusedError(f"{kind} needs an orchestrator whose nodes are open to drills")
-        if self.scenario.definition.reach is Reach.SCHEDULER and not isinstance(port, SchedulerFaultPort):
-            raise RefusedError(f"{kind} needs a Slurm lab: holdfast drill run --on slurm")
         at = self._clock.now()
         if kind == "xid":
-            await port.kmsg(node, xid_line(params))
+            await port.do("kmsg", node, text=xid_line(params))
         else:
             broken = BREAKS[kind]
-            hits = (node,) if broken.of_node else ()
+            if broken.deed not in port.deeds:
+                raise RefusedError(f"{kind} needs a Slurm lab: holdfast drill run --on slurm")
+            hit = node if broken.of_node else ""
             if broken.undo:
-                self._undo.append(partial(getattr(port, broken.undo), *hits))
-            await getattr(port, broken.deed)(*hits)
+                self._undo.append(partial(port.do, broken.undo, hit))
+            await port.do(broken.deed, hit)
             if broken.needs_recovery:
                 at = self._clock.now()
-                await port.kmsg(node, xid_line(RECOVERY_NEEDED))
+                await port.do("kmsg", node, text=xid_line(RECOVERY_NEEDED))
             if broken.undo:
                 self._after(params.get("for_s", 0.0), self._undo[-1])
         return Fired(at=at, node=node, rank=self.target.rank)

@@ -33,15 +33,6 @@ class Reach(StrEnum):
 SLURM = "lab"
 """The cluster's name in a Slurm lab."""
 
-WORKS_ON = {
-    Reach.NOTHING: "anywhere",
-    Reach.PROCESS: "any job open to drills whose folder can be written from here: embedded, Slurm, Kubernetes",
-    Reach.LAUNCHER: "any job open to drills that `holdfast run` launched",
-    Reach.NODE: "nodes open to drills; the embedded cluster has all breakers",
-    Reach.SCHEDULER: "the Slurm lab (`--on slurm`)",
-    Reach.FILES: "any job open to drills that saves with `holdfast.checkpoint`",
-}
-
 
 class Kind(Struct, frozen=True, kw_only=True):
     """One kind of fault."""

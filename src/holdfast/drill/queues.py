@@ -21,7 +21,6 @@ from holdfast.adapters.kubernetes.objects import job_id
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.adapters.slurm.commands import job_ref
 from holdfast.adapters.slurm.tool import Tool
-from holdfast.drill.ports import FaultPort
 from holdfast.drill.site_settings import SiteConfig
 from holdfast.drill.submission import IN_EVERY_JOB, batch_script, comment, container, pytorch_job
 from holdfast.drill.training import TrainingJob
@@ -34,24 +33,15 @@ _POLL_S = 0.2
 class Queue(Protocol):
     """Where a job is submitted. Every call raises LinkError when the scheduler cannot be reached or refuses."""
 
-    @property
-    def breaker(self) -> FaultPort | None:
-        """Breaks its nodes; None: faults inside the job only."""
-
     async def submit(self, job: TrainingJob) -> JobKey:
         """Queue a job that is open to drills; its id as the controller has it."""
 
     async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
         """End a job for good and wait until its nodes are free; one that has ended is no error."""
 
-    async def close(self) -> None:
-        """Let go of the scheduler."""
-
 
 class SlurmQueue:
     """See Queue. `conf`: slurm.conf; None: as Slurm's own tools find it. `cluster`: its name in keys of jobs."""
-
-    breaker: FaultPort | None = None
 
     def __init__(self, config: SiteConfig, folder: Path, conf: Path | None, cluster: str = "slurm") -> None:
         self._config, self._folder = config, folder
@@ -104,9 +94,6 @@ class SlurmQueue:
         except OrderError:
             return ""  # forgotten already
 
-    async def close(self) -> None:
-        """See Queue."""
-
 
 class KubernetesQueue:
     """See Queue.
@@ -118,8 +105,6 @@ class KubernetesQueue:
         cluster: the name by which the controller knows it; empty: the kubeconfig's.
         name: what a job of this name is called, so that no two are called alike.
     """
-
-    breaker: FaultPort | None = None
 
     def __init__(
         self, config: SiteConfig, folder: Path, api: KubeApi, cluster: str, name: Callable[[str], str]
@@ -148,10 +133,6 @@ class KubernetesQueue:
     async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
         """See Queue."""
         await end_job(self._api, JobKey(self._cluster, job), namespace=self._config.namespace, limit_s=limit_s)
-
-    async def close(self) -> None:
-        """See Queue."""
-        await self._api.close()
 
 
 class LocalQueue:
@@ -182,9 +163,6 @@ class LocalQueue:
                     return
                 await self.breaker.wait_change(limit_s)
 
-    async def close(self) -> None:
-        """See Queue."""
-
 
 @contextlib.asynccontextmanager
 async def _limit(limit_s: float, job: str) -> AsyncIterator[None]:
@@ -193,6 +171,8 @@ async def _limit(limit_s: float, job: str) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise LinkError(f"job {job} did not end within {limit_s:.0f} s") from None
+    except ApiError as error:
+        raise LinkError(str(error)) from error
 
 
 def jobs_path(namespace: str) -> str:
@@ -203,23 +183,12 @@ def jobs_path(namespace: str) -> str:
 async def end_job(api: KubeApi, key: JobKey, *, namespace: str = "default", limit_s: float = 30.0) -> None:
     """Delete a PyTorchJob and wait until its pods are gone, so that its nodes are free. One that is gone is fine."""
     name = key.id.split(".", 2)[2]
-    try:
-        await api.delete(f"{jobs_path(namespace)}/{name}")
-    except ApiError as error:
-        if not error.gone:
-            raise LinkError(str(error)) from error
     query = {"labelSelector": f"training.kubeflow.org/job-name={name}"}
     pods = f"/api/v1/namespaces/{namespace}/pods"
     async with _limit(limit_s, str(key)):
+        await api.drop(f"{jobs_path(namespace)}/{name}")
         while found := (await api.list_all(pods, query))[0]:
             for pod in found:
-                await _end_pod(api, pods, pod["metadata"])
+                about = pod["metadata"]
+                await api.drop(f"{pods}/{about['name']}", uid=about["uid"], grace_s=1)
             await asyncio.sleep(_POLL_S)
-
-
-async def _end_pod(api: KubeApi, pods: str, about: dict[str, str]) -> None:
-    try:
-        await api.delete(f"{pods}/{about['name']}", uid=about["uid"], grace_s=1)
-    except ApiError as error:
-        if not (error.gone or error.conflict):
-            raise LinkError(str(error)) from error

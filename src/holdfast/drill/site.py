@@ -45,6 +45,9 @@ class SiteStage:
         self._clock = clock
         self._eyes: ControllerEyes | None = None
         self._queue: Queue | None = None
+        self._api: KubeApi | None = None
+        self.breaker: FaultPort | None = None
+        """Breaks its nodes; None: faults inside the job only."""
         self._mine: set[JobKey] = set()
         self.cluster_name = settings.scheduler
 
@@ -54,11 +57,6 @@ class SiteStage:
         if self._eyes is None:
             raise LinkError("the site's controller is not reached")
         return self._eyes
-
-    @property
-    def breaker(self) -> FaultPort | None:
-        """See Queue."""
-        return self._queue.breaker if self._queue is not None else None
 
     def job_dir(self, key: JobKey) -> Path:
         """See Stage."""
@@ -83,10 +81,11 @@ class SiteStage:
             conf = Path(settings.place) if settings.place else None
             self._queue = SlurmQueue(settings.config, settings.folder, conf)
         elif settings.scheduler == "kubernetes":
-            api = await KubeApi.connect(settings.place, settings.kubeconfig)
+            self._api = api = await KubeApi.connect(settings.place, settings.kubeconfig)
             self._queue = KubernetesQueue(settings.config, settings.folder, api, settings.cluster, self._name)
         else:
-            self._queue = LocalQueue(settings.config, Path(settings.place))
+            self._queue = local = LocalQueue(settings.config, Path(settings.place))
+            self.breaker = local.breaker
 
     def _name(self, name: str) -> str:
         return f"{name}-{self._clock.now() * 1000:.0f}"
@@ -97,13 +96,15 @@ class SiteStage:
         Raises:
             LinkError: a job cannot be ended; all others are.
         """
-        queue, self._queue = self._queue, None
+        queue, self._queue, self.breaker = self._queue, None, None
+        api, self._api = self._api, None
         eyes, self._eyes = self._eyes, None
         async with contextlib.AsyncExitStack() as ending:  # each is tried, whatever becomes of the one before it
             if eyes is not None:
                 ending.push_async_callback(eyes.close)
+            if api is not None:
+                ending.push_async_callback(api.close)
             if queue is not None:
-                ending.push_async_callback(queue.close)
                 for key in self._mine:
                     ending.push_async_callback(queue.cancel, key.id)
             self._mine = set()

@@ -15,22 +15,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from msgspec.structs import replace
 
 from holdfast.adapters.journal import open_journal
-from holdfast.drill.clusters import Cluster, EmbeddedCluster, StageSettings
-from holdfast.drill.controller_process import ControllerProcess
+from holdfast.drill.clusters import CLUSTERS, StageSettings, Up
 from holdfast.drill.eyes import ControllerEyes
-from holdfast.drill.kubernetes_cluster import KubernetesCluster
 from holdfast.drill.ports import FaultPort
-from holdfast.drill.slurm_cluster import SlurmCluster
 from holdfast.drill.training import TrainingJob
 from holdfast.errors import LinkError, NotFoundError
 from holdfast.model.cluster import JobKey
@@ -40,11 +40,6 @@ from holdfast.report.gather import ReportData, gather
 
 __all__ = ["Stage", "StageSettings", "read_report"]
 
-CLUSTERS: dict[str, Callable[[StageSettings], Cluster]] = {
-    "local": EmbeddedCluster,
-    "slurm": SlurmCluster,
-    "kubernetes": KubernetesCluster,
-}
 _POLL_S = 0.05
 
 
@@ -55,12 +50,13 @@ class Stage:
         self.folder = settings.folder.resolve()
         self.settings = replace(settings, folder=self.folder)
         self.nodes, self.spares = settings.nodes, settings.spares
-        self.cluster: Any = CLUSTERS[settings.on](self.settings)
-        """See `clusters.Cluster`; a test may want more of the one that it asked for."""
-        self.cluster_name: str = self.cluster.name
-        self._limit_s: float = self.cluster.up_limit_s if settings.up_limit_s is None else settings.up_limit_s
-        self._controller = ControllerProcess(self.folder, self._limit_s)
-        self._words: list[str] = []
+        self._kind = CLUSTERS[settings.on]
+        self.cluster_name = self._kind.name
+        self._limit_s = self._kind.up_limit_s if settings.up_limit_s is None else settings.up_limit_s
+        self._controller: subprocess.Popen[bytes] | None = None
+        self._eyes: ControllerEyes | None = None
+        self._ending = contextlib.AsyncExitStack()
+        self._up: Up | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -83,30 +79,40 @@ class Stage:
             UsageError: the cluster cannot be brought up here; says why.
             LinkError: something did not start; holds the end of what it said.
         """
-        boot_s = self.cluster.boot_s if self.settings.boot_s is None else self.settings.boot_s
-        self._words = await self.cluster.open(boot_s, self._limit_s)
+        boot_s = self._kind.boot_s if self.settings.boot_s is None else self.settings.boot_s
+        opening = self._kind.open(self.settings, boot_s, self._limit_s)
+        self._up = await self._ending.enter_async_context(opening)
         await self.start_controller()
-        await self.cluster.until_up(self._limit_s)
-        if self.cluster.agents:
+        if self._up.until_up is not None:
+            await self._up.until_up()
+        if self._kind.agents:
             await self._until_agents()
 
     async def close(self) -> None:
         """End everything: the controller first, so that it does not take the end for a fault."""
         await self.stop_controller()
-        await self.cluster.close()
+        await self._ending.aclose()
 
     # --- what there is ---
 
     @property
     def eyes(self) -> ControllerEyes:
-        """The controller's records and events."""
-        return self._controller.eyes
+        """The controller's records and events. Raises LinkError while it is not up."""
+        if self._eyes is None:
+            raise LinkError("the stage's controller is not up")
+        return self._eyes
+
+    @property
+    def cluster(self) -> Up:
+        """The cluster itself."""
+        if self._up is None:
+            raise LinkError("the stage is not open")
+        return self._up
 
     @property
     def breaker(self) -> FaultPort:
         """Breaks its nodes."""
-        found: FaultPort = self.cluster.breaker
-        return found
+        return self.cluster.breaker
 
     @property
     def journal(self) -> Path:
@@ -116,7 +122,8 @@ class Stage:
     @property
     def controller_pid(self) -> int | None:
         """The controller's process, None while there is none."""
-        return self._controller.pid
+        process = self._controller
+        return process.pid if process is not None and process.poll() is None else None
 
     def job_dir(self, key: JobKey) -> Path:
         """A job's folder, on the file system that the nodes share: logs, checkpoints, loss log."""
@@ -125,14 +132,63 @@ class Stage:
     # --- the controller ---
 
     async def start_controller(self) -> None:
-        """Start a controller on the cluster's journal; return when it has replayed it and answers."""
+        """Start a controller on the cluster's journal; return when it has replayed it and answers.
+
+        Raises:
+            LinkError: it did not answer in time; says its last word.
+        """
+        self._controller = self._spawn()
+        self._eyes = await self._until_ready(self._controller)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         policy = self.settings.policy
-        words = [*self._words, *(["--policy", str(policy.absolute())] if policy is not None else [])]
-        await self._controller.start(words, self.cluster.environment())
+        words = [*self.cluster.words, *(["--policy", str(policy.absolute())] if policy is not None else [])]
+        folder = self.folder / "controller"
+        folder.mkdir(parents=True, exist_ok=True)
+        # What of the environment would mislead it is left out.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "SLURM_"))}
+        with (folder / "controller.log").open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "holdfast.cli.main", "controller", "--dir", str(self.folder), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=kept | self.cluster.environment,
+                start_new_session=True,
+            )
+
+    async def _until_ready(self, process: subprocess.Popen[bytes]) -> ControllerEyes:
+        deadline = time.monotonic() + self._limit_s
+        problem = "it did not write controller.json"
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                eyes = ControllerEyes.of_folder(self.folder, pid=process.pid)
+            except (LinkError, NotFoundError) as error:
+                problem = str(error)
+            else:
+                if await eyes.is_ready():
+                    return eyes
+                await eyes.close()
+            await asyncio.sleep(_POLL_S)
+        log = self.folder / "controller" / "controller.log"
+        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        raise LinkError(f"the controller in {self.folder} did not start: {said[0] if said else problem}")
 
     async def stop_controller(self, *, sig: int = signal.SIGTERM, limit_s: float = 10.0) -> None:
         """End the controller; with SIGKILL as a crash would."""
-        await self._controller.stop(sig=sig, limit_s=limit_s)
+        eyes, self._eyes = self._eyes, None
+        if eyes is not None:
+            await eyes.close()
+        process, self._controller = self._controller, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(sig)
+        try:
+            await asyncio.to_thread(process.wait, limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait)
 
     async def until(self, key: JobKey, true: Callable[[JobRecord], bool], *, limit_s: float) -> JobRecord:
         """Wait until the controller's record of the job is as wished; looked at after every event.
@@ -167,8 +223,7 @@ class Stage:
 
     async def submit(self, job: TrainingJob) -> JobKey:
         """Queue a training job, open to drills; returns its key."""
-        key: JobKey = await self.cluster.queue.submit(job.placed(self.cluster.places()))
-        return key
+        return await self.cluster.queue.submit(job.placed(self.cluster.places))
 
     async def cancel(self, key: JobKey, *, limit_s: float = 30.0) -> None:
         """End a job for good and wait until its nodes are free."""

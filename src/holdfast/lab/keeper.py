@@ -30,10 +30,14 @@ from holdfast.adapters.local.node_init import (
     become_subreaper,
     die_with_parent,
     end_descendants,
+    mount_tmpfs,
+    own_mounts,
     process_table,
+    quieted,
     reaped,
     send_signal,
     spawn,
+    woken_by_signals,
 )
 from holdfast.adapters.local.processes import environment_of
 from holdfast.adapters.local.sockets import socket_address
@@ -140,7 +144,7 @@ class Keeper:
         """Make the bridge, put the lab's hosts file in place, and listen."""
         if self.facts.settings.netns:
             network.raise_bridge(self.facts)
-        if self.facts.root and machine.own_mounts():
+        if self.facts.root and own_mounts():
             machine.bind(self.folder / "etc" / "hosts", "/etc/hosts")
         path = self.folder / SOCKET_NAME
         path.unlink(missing_ok=True)
@@ -151,7 +155,7 @@ class Keeper:
 
     def run(self, ready: int) -> None:
         """Serve until the end, then end everything."""
-        wake = machine.woken_by_signals(self._told_to_end, signal.SIGTERM, signal.SIGINT)
+        wake = woken_by_signals(self._told_to_end, signal.SIGTERM, signal.SIGINT)
         try:
             self.open()
             os.write(ready, b"up\n")
@@ -173,8 +177,7 @@ class Keeper:
             if source is self.listener:
                 self.clients[self.listener.accept()[0]] = b""
             elif source == wake:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake, 4096)
+                quieted(wake)
             elif source == self.parent:
                 self.ended = True
             else:
@@ -254,7 +257,7 @@ def mount_shared(facts: LabFacts) -> None:
     """Make the lab's shared file system, outside the keeper's own view: whoever starts jobs must see it too."""
     folder = shared_folder(facts)
     folder.mkdir(exist_ok=True)
-    if not machine.mount_tmpfs(folder, facts.settings.shared_mib << 20):
+    if not mount_tmpfs(folder, facts.settings.shared_mib << 20, mode="1777"):
         raise LinkError(f"{folder}: the kernel mounts no file system there")
 
 

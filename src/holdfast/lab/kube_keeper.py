@@ -25,11 +25,10 @@ import psutil
 from msgspec import Struct
 
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
-from holdfast.adapters.local import cluster, processes
+from holdfast.adapters.local import cluster, node_init, processes
 from holdfast.adapters.local.cluster import Cluster, ClusterSettings
 from holdfast.adapters.local.protocol import encode_error
 from holdfast.errors import HoldfastError, LinkError, NotFoundError, PermanentOrderError, UsageError
-from holdfast.lab import machine
 from holdfast.lab.kube_build import KubeBinaries
 from holdfast.lab.kube_control import API, CONTROLLERS, DAEMONS, ETCD, ControlPlane
 from holdfast.lab.kube_kubelet import Kubelets
@@ -82,7 +81,6 @@ class KubeCluster(Cluster):
         self._operator: Operator | None = None
         self._logs: LogServer | None = None
         self._api: KubeApi | None = None
-        self._wanted_ready_fd = settings.ready_fd
 
     # --- what nodes say: their tasks are containers here ---
 
@@ -116,12 +114,12 @@ class KubeCluster(Cluster):
 
         def strays() -> list[int]:
             known = [node.pid for node in self.fleet.nodes.values() if node.pid]
-            return processes.descendants(os.getpid(), processes.process_table(), skip=[*known, *self._pids.values()])
+            return node_init.descendants(os.getpid(), node_init.process_table(), skip=[*known, *self._pids.values()])
 
         processes.end_all(strays, limit_s=1.0)
 
     def _reap(self) -> None:
-        for pid, code in processes.reaped():
+        for pid, code in node_init.reaped():
             for daemon, known in list(self._pids.items()):
                 if known == pid:
                     del self._pids[daemon]
@@ -138,7 +136,7 @@ class KubeCluster(Cluster):
         environment["PATH"] = f"{environment.get('PATH', os.defpath)}:/usr/sbin:/sbin"
         argv = self.plane.argv(name)
         try:
-            self._pids[name] = processes.spawn(argv, env=environment, cwd=str(self.plane.folder), out=str(log))
+            self._pids[name] = node_init.spawn(argv, env=environment, cwd=str(self.plane.folder), out=str(log))
         except OSError as error:
             raise LinkError(f"{name} cannot be started: {error}") from error
 
@@ -147,12 +145,12 @@ class KubeCluster(Cluster):
         pid = self._pids.get(name)
         if pid is None:
             return
-        processes.send_signal([pid], sig)
+        node_init.send_signal([pid], sig)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await processes.watch_process(pid)
                 return
-        processes.send_signal([pid], signal.SIGKILL)
+        node_init.send_signal([pid], signal.SIGKILL)
         await processes.watch_process(pid)
 
     async def _until(self, true: Callable[[], Awaitable[object]], what: str, daemon: str) -> None:
@@ -273,8 +271,6 @@ class KubeCluster(Cluster):
     async def _operate(self, op: str, told: dict[str, Any]) -> Any:
         if op == "kube_status":
             return {name: {"pid": self._pids.get(name, 0), "code": self._codes.get(name)} for name in DAEMONS}
-        if op == "kube_compact":
-            return await self._compact()
         name = str(told.get("daemon", ""))
         if name not in DAEMONS:
             raise NotFoundError(f"there is no daemon {name[:40]!r} here: {', '.join(DAEMONS)}")
@@ -287,23 +283,6 @@ class KubeCluster(Cluster):
                 await self.until_ready()
             return "up"
         raise UsageError(f"`{op[:40]}` is no operation of a lab")
-
-    async def _compact(self) -> str:
-        """Drop etcd's history, so that older resourceVersions are expired."""
-        told = await self._etcdctl("endpoint", "status", "--write-out=json")
-        revision = json.loads(told)[0]["Status"]["header"]["revision"]
-        await self._etcdctl("compact", str(revision))
-        return str(revision)
-
-    async def _etcdctl(self, *words: str) -> bytes:
-        # Not by subprocess: this process collects every child itself.
-        out = self.plane.folder / "etcdctl.out"
-        out.unlink(missing_ok=True)
-        environment = {**os.environ, "ETCDCTL_API": "3"}
-        argv = ["etcdctl", f"--endpoints={self.plane.etcd}", *words]
-        pid = processes.spawn(argv, env=environment, cwd=str(self.plane.folder), out=str(out))
-        await processes.watch_process(pid)
-        return out.read_bytes()
 
 
 async def install_crds(api: KubeApi, file: Path) -> None:
@@ -343,10 +322,10 @@ def keep_in_memory(records: Path) -> bool:
     seconds that no cluster whose etcd has a disk of its own takes. Returns False, and changes nothing, where memory is
     short or this user may not mount.
     """
-    if psutil.virtual_memory().available < SPARE_BYTES or not machine.own_mounts():
+    if psutil.virtual_memory().available < SPARE_BYTES or not node_init.own_mounts():
         return False
     records.mkdir(exist_ok=True)
-    return machine.mount_tmpfs(records, RECORDS_BYTES, mode="0700")
+    return node_init.mount_tmpfs(records, RECORDS_BYTES)
 
 
 def parse(argv: Sequence[str]) -> tuple[ClusterSettings, KubeSettings]:
@@ -370,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"a lab runs in {settings.folder} already; `holdfast lab kubernetes down` ends it\n")
             return 69
         (settings.folder / "cluster.sock").unlink(missing_ok=True)
-        processes.become_subreaper()
+        node_init.become_subreaper()
         keep_in_memory(settings.folder / "kube" / "etcd")
         asyncio.run(_run(settings, kube))
     return 0

@@ -1,7 +1,7 @@
 """A real Kubernetes control plane on this machine, with nodes that run pods as processes, as one thing.
 
     with KubeLab.start(KubeLabSettings(nodes=4), folder) as lab:
-        ...  # lab.kubeconfig, lab.nodes.kmsg("node01", "NVRM: Xid ..."), lab.stop(API)
+        ...  # lab.kubeconfig, lab.nodes.do("kmsg", "node01", text="NVRM: Xid ..."), lab.stop(API)
 
 `start` with `follow` (the default) makes a lab that ends when this process ends, however that happens; without, it goes
 on until `down`. `attach` takes up one that runs. Used by the command line, drills and tests; all methods but those of
@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.adapters.kubernetes import library
-from holdfast.adapters.local import processes
+from holdfast.adapters.local import node_init, processes
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.errors import LinkError, NotFoundError
 from holdfast.lab import kube_build, wire
@@ -190,10 +190,6 @@ class KubeLab:
         """Start it again; returns when the API server answers."""
         self._ask("kube_start", daemon=daemon)
 
-    def compact(self) -> int:
-        """Drop etcd's history: resourceVersions from before are expired as soon as the API server starts anew."""
-        return int(self._ask("kube_compact"))
-
     def _ask(self, op: str, **facts: Any) -> Any:
         return wire.ask(self.folder, op, limit_s=UP_S, socket_name=SOCKET, **facts)
 
@@ -209,11 +205,11 @@ def down(folder: Path, *, limit_s: float = DOWN_S) -> bool:
     folder = folder.resolve()
     pid = _keeper(folder)
     if pid:
-        processes.send_signal([pid], signal.SIGTERM)
+        node_init.send_signal([pid], signal.SIGTERM)
         try:
             wait_gone(pid, "the lab's keeper", limit_s=limit_s)
         except LinkError:
-            processes.send_signal([pid], signal.SIGKILL)
+            node_init.send_signal([pid], signal.SIGKILL)
     ran = bool(pid) or bool(processes.marked(folder))
     left = processes.end_all(lambda: processes.marked(folder))
     if left:

@@ -27,20 +27,29 @@ from typing import Any, NoReturn
 from msgspec import Struct
 
 from holdfast.adapters.local.node_init import (
-    PAUSE_MAX_S,
-    SHORT_LIFE_S,
+    CLONE_NEWNS,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_REC,
+    MS_SLAVE,
+    Service,
     become_subreaper,
     die_with_parent,
     end_descendants,
+    fill_tmp,
+    free_tmp,
+    mount_tmpfs,
+    own_mounts,
+    quieted,
     reaped,
     send_signal,
-    spawn,
+    woken_by_signals,
 )
 from holdfast.os.programs import Command, run_blocking
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
+CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x04000000, 0x20000000, 0x40000000
 MNT_DETACH = 2
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x80000
+MS_NOEXEC, MS_BIND = 0x8, 0x1000
 """Constants of <linux/sched.h> and <linux/mount.h>."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -59,16 +68,6 @@ class MachinePlan(Struct, frozen=True, kw_only=True):
     """File that a node with a network of its own sees as /etc/resolv.conf."""
 
 
-def own_mounts() -> bool:
-    """Give this process a view of the file systems that follows the machine's but whose changes stay here.
-
-    Returns False when the kernel refuses (no root).
-    """
-    if _libc.unshare(CLONE_NEWNS) != 0:
-        return False
-    return int(_libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None)) == 0
-
-
 def bind(source: Path, target: str) -> bool:
     """Put `source` in place of `target`, in this process's own view."""
     return int(_libc.mount(os.fsencode(source), target.encode(), None, MS_BIND, None)) == 0
@@ -79,27 +78,9 @@ def go_back(namespace: int) -> None:
     _libc.setns(namespace, CLONE_NEWNS)
 
 
-def mount_tmpfs(folder: Path, size_bytes: int, *, mode: str = "1777") -> bool:
-    """Put a file system in memory at `folder`. Returns False when the kernel refuses (no root)."""
-    options = f"size={size_bytes},mode={mode}".encode()
-    return int(_libc.mount(b"holdfast", os.fsencode(folder), b"tmpfs", MS_NOSUID | MS_NODEV, options)) == 0
-
-
 def unmount(folder: Path) -> None:
     """Take it away, also while it is used; nothing there is fine."""
     _libc.umount2(os.fsencode(folder), MNT_DETACH)
-
-
-def woken_by_signals(on_end: Callable[..., None], *ends: signal.Signals) -> int:
-    """A pipe that can be read as soon as a child has ended or a signal came; `ends`: those that call `on_end`."""
-    wake, waker = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(waker, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    for sig in ends:
-        signal.signal(sig, on_end)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    return wake
 
 
 def run_forked(link: socket.socket, plan: MachinePlan) -> NoReturn:
@@ -163,23 +144,11 @@ def _mount_tmp(plan: MachinePlan) -> bool:
         return False
     if not plan.own_network and not own_mounts():
         return False
-    return mount_tmpfs(Path(plan.folder, "tmp"), plan.tmp_bytes)
+    return mount_tmpfs(Path(plan.folder, "tmp"), plan.tmp_bytes, mode="1777")
 
 
 def _say(link: socket.socket, **message: Any) -> None:
     link.sendall(json.dumps(message).encode() + b"\n")
-
-
-class _Service:
-    """A process of the node: slurmd, or one that is kept running such as an agent."""
-
-    def __init__(self, order: Mapping[str, Any]) -> None:
-        self.order = order
-        self.pid = 0
-        self.code: int | None = None
-        self.start_at: float | None = None
-        self.started_at = 0.0
-        self.pause_s = float(order.get("again_s") or 0.0)
 
 
 class Machine:
@@ -189,7 +158,7 @@ class Machine:
         self.link = link
         self.plan = plan
         self.tmp = tmp
-        self.services: dict[str, _Service] = {}
+        self.services: dict[str, Service] = {}
         self.unread = b""
         self.ended = False
 
@@ -203,8 +172,8 @@ class Machine:
         """Start a service that does not run; `again_s` above zero keeps it running."""
         service = self.services.get(order["id"])
         if service is None or not service.pid:
-            service = self.services[order["id"]] = _Service(order)
-            self._spawn(service)
+            service = self.services[order["id"]] = Service(order)
+            self._start(service)
         return service.pid
 
     def signal(self, order: Mapping[str, Any]) -> object:
@@ -227,22 +196,14 @@ class Machine:
 
     def fill(self, order: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
         """Fill the node's scratch file system until it has no space left."""
-        if self.tmp != "tmpfs":
-            Path(self.plan.folder, "disk_full").touch()
-            return f"emulated by the marker {self.plan.folder}/disk_full, because this user may not mount a tmpfs"
-        written = 0
-        try:
-            with self._filler.open("wb", buffering=0) as file:
-                while True:
-                    written += file.write(b"\0" * (1 << 20))
-        except OSError:
-            pass  # ENOSPC is the aim
-        return f"{written} bytes written to the node's own tmpfs at {self._filler.parent}"
+        written = fill_tmp(self.plan.folder, self.tmp)
+        if self.tmp == "tmpfs":
+            return f"{written} bytes written to the node's own tmpfs at {Path(self.plan.folder, 'tmp')}"
+        return f"emulated by the marker {self.plan.folder}/disk_full, because this user may not mount a tmpfs"
 
     def free(self, order: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
         """Undo `fill`."""
-        self._filler.unlink(missing_ok=True)
-        Path(self.plan.folder, "disk_full").unlink(missing_ok=True)
+        free_tmp(self.plan.folder)
         return "freed"
 
     does: Mapping[str, Callable[[Machine, Mapping[str, Any]], object]] = {
@@ -253,10 +214,6 @@ class Machine:
         "fill": fill,
         "free": free,
     }
-
-    @property
-    def _filler(self) -> Path:
-        return Path(self.plan.folder, "tmp", ".filled-by-drill")
 
     # --- the loop ---
 
@@ -271,8 +228,7 @@ class Machine:
             watched: list[Any] = [self.link, wake]
             readable, _, _ = select.select(watched, [], [], pause)
             if wake in readable:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake, 4096)
+                quieted(wake)
             if self.link in readable:
                 self._hear()
         end_descendants()
@@ -295,31 +251,19 @@ class Machine:
             answer = self.does[order["do"]](self, order)
             _say(self.link, say="answer", nonce=order["nonce"], result=answer)
 
-    def _spawn(self, service: _Service) -> None:
-        order = service.order
-        service.start_at, service.started_at = None, time.monotonic()
+    def _start(self, service: Service) -> None:
         try:
-            service.pid = spawn(order["argv"], env=order["env"], cwd=order["cwd"], out=order["out"])
+            service.start()
         except OSError as error:
-            service.code = 127
-            with Path(order["out"]).open("a", encoding="utf-8") as log:
-                log.write(f"cannot start {order['argv'][0]}: {error}\n")
-            self._plan_again(service)
-
-    def _plan_again(self, service: _Service) -> None:
-        if service.pause_s:
-            now = time.monotonic()
-            if now - service.started_at >= SHORT_LIFE_S:
-                service.pause_s = float(service.order["again_s"])
-            service.start_at = now + service.pause_s
-            service.pause_s = min(service.pause_s * 2, PAUSE_MAX_S)
+            with Path(service.order["out"]).open("a", encoding="utf-8") as log:
+                log.write(f"cannot start {service.order['argv'][0]}: {error}\n")
 
     def _keep_running(self) -> float | None:
         """Start what is due; seconds until the next one is."""
         now = time.monotonic()
         for service in self.services.values():
             if service.start_at is not None and service.start_at <= now:
-                self._spawn(service)
+                self._start(service)
         due = [service.start_at for service in self.services.values() if service.start_at is not None]
         return max(0.0, min(due) - now) if due else None
 
@@ -327,5 +271,4 @@ class Machine:
         for pid, code in reaped():
             for service in self.services.values():
                 if service.pid == pid:
-                    service.pid, service.code = 0, code
-                    self._plan_again(service)
+                    service.note_end(code)

@@ -27,7 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.adapters.local.processes import environment_of, process_table, send_signal
+from holdfast.adapters.local.node_init import process_table, send_signal
+from holdfast.adapters.local.processes import environment_of
 from holdfast.errors import LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.lab import machine, network, packages, slurm_conf
 from holdfast.lab.keeper import MARK

@@ -15,7 +15,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from holdfast.adapters.slurm.daemons import NodeAddress
-from holdfast.adapters.slurm.own_job import JobFacts, node_names
+from holdfast.adapters.slurm.output import node_names
+from holdfast.adapters.slurm.own_job import JobFacts
 from holdfast.errors import UsageError, UserError
 from holdfast.launch.epoch import raise_epoch, read_epoch
 from holdfast.launch.folder import unusable

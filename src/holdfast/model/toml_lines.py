@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -21,7 +22,13 @@ from holdfast.errors import ConfigError
 Path = tuple[str | int, ...]
 T = TypeVar("T")
 
+CHOICES_SHOWN = 100
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SPACE = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
+_STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}' r"|'''.*?'{3,5}" r'|"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'", re.DOTALL)
+_KEY_PART = re.compile(rf"[ \t]*(?:({_STRING.pattern})|([A-Za-z0-9_-]+))[ \t]*(\.?)", re.DOTALL)
+_OTHER_VALUE = re.compile(r"[^,\]}#\n]*")
+_REST = re.compile(r"[^\n]*")
 _AT_LINE = re.compile(r"\s*\(at line (\d+), column \d+\)")
 _AT_PATH = re.compile(r"\s*- at `[^`]*`(?: in `[^`]*`)?$")
 
@@ -56,25 +63,12 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """`; did you mean "x"?`, or the list of choices when none is near."""
+    """`; did you mean "x"?`, or the choices when none is near and a person can read them all."""
     known = sorted(choices)
     near = nearest(word, known)
     if near is not None:
         return f'; did you mean "{near}"?'
-    return f"; known here: {', '.join(known)}" if known else ""
-
-
-def find_line(text: str, path: Path) -> int:
-    """The 1-based line of the key or array element at `path`; else of its nearest parent in the text; else 0.
-
-    `path` is as in the parsed data: `("groups", "gpu", "limits", "max_requeues")`, `("steps", 2, "at_s")`.
-    """
-    lines = _Scanner(text).lines
-    for end in range(len(path), 0, -1):
-        line = lines.get(path[:end])
-        if line:
-            return line
-    return 0
+    return f"; known here: {', '.join(known)}" if 0 < len(known) <= CHOICES_SHOWN else ""
 
 
 def build(struct_type: type[T], data: Any, text: str = "", file: str = "", path: Path = ()) -> T:
@@ -101,7 +95,8 @@ def build(struct_type: type[T], data: Any, text: str = "", file: str = "", path:
 
 def config_error(problems: list[Problem], text: str, file: str) -> ConfigError:
     """One error for all problems, in the order in which they stand in the text: one line each."""
-    placed = sorted(((find_line(text, problem.path), problem.message) for problem in problems), key=lambda p: p[0])
+    places = Places(text)
+    placed = sorted(((places.line(problem.path), problem.message) for problem in problems), key=lambda p: p[0])
     line, message = placed[0]
     more = [str(ConfigError(message, file=file, line=line)) for line, message in placed[1:]]
     return ConfigError("\n".join([message, *more]), file=file, line=line)
@@ -261,156 +256,105 @@ def _name(path: Path) -> str:
     return _dotted(path) or "the file"
 
 
-class _Scanner:
-    """Where each key and array element stands. The text has passed `tomllib`, so grammar is not checked again."""
+class Places:
+    """Where each key, table and array element stands in a text that `tomllib` has taken: its grammar is not checked.
+
+    Attributes:
+        lines: path -> 1-based line.
+    """
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-        self.line = 1
         self.lines: dict[Path, int] = {}
+        self._text, self._at = text, 0
+        self._breaks = [found.start() for found in re.finditer("\n", text)]
         self._counts: dict[Path, int] = {}
         table: Path = ()
-        while self._skip(newlines=True):
-            before = self.at
-            if self.text.startswith("[", self.at):
+        while self._next():
+            before = self._at
+            if self._is("["):
                 table = self._header()
             else:
                 self._pair(table)
-            if self.at == before:  # not TOML after all: step on rather than hang
-                self._step()
+            if self._at == before:  # not TOML after all: step on rather than hang
+                self._at += 1
 
-    def _step(self, count: int = 1) -> None:
-        self.line += self.text.count("\n", self.at, self.at + count)
-        self.at += count
+    def line(self, path: Path) -> int:
+        """The line of the key or element at this path, else of its nearest parent in the text, else 0."""
+        return next((self.lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.lines), 0)
 
-    def _skip(self, *, newlines: bool) -> bool:
-        """Over blanks and comments; False at the end of the text."""
-        blanks = " \t\r\n" if newlines else " \t"
-        while self.at < len(self.text):
-            here = self.text[self.at]
-            if here == "#":
-                end = self.text.find("\n", self.at)
-                self.at = len(self.text) if end < 0 else end
-            elif here in blanks:
-                self._step()
-            else:
-                return True
-        return False
+    @property
+    def _line(self) -> int:
+        return bisect_left(self._breaks, self._at) + 1
+
+    def _is(self, start: str) -> bool:
+        return self._text.startswith(start, self._at)
+
+    def _over(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        found = pattern.match(self._text, self._at)
+        if found:
+            self._at = found.end()
+        return found
+
+    def _next(self) -> str:
+        """Over white space and comments: the character that comes then, empty at the end of the text."""
+        self._over(_SPACE)
+        return self._text[self._at : self._at + 1]
 
     def _key(self) -> list[str]:
         """A dotted key, its parts unquoted."""
-        parts: list[str] = []
-        while self._skip(newlines=False):
-            if self.text[self.at] in "\"'":
-                start = self.at
-                self._string()
-                parts.append(self.text[start + 1 : self.at - 1])
-            elif bare := _BARE_KEY.match(self.text, self.at):
-                parts.append(bare.group())
-                self.at = bare.end()
-            else:
+        parts = []
+        while found := self._over(_KEY_PART):
+            parts.append(found[2] or found[1][1:-1])
+            if not found[3]:
                 break
-            self._skip(newlines=False)
-            if not self.text.startswith(".", self.at):
-                break
-            self.at += 1
         return parts
 
     def _header(self) -> Path:
-        line = self.line
-        array = self.text.startswith("[[", self.at)
-        self._step(2 if array else 1)
+        line, array = self._line, self._is("[[")
+        self._at += 2 if array else 1
         path: Path = ()
         parts = self._key()
-        for number, part in enumerate(parts):
+        for number, part in enumerate(parts, start=1):
             path = (*path, part)
-            last = number == len(parts) - 1
-            if last and array:
-                self.lines.setdefault(path, line)
-                index = self._counts.get(path, 0)
-                self._counts[path] = index + 1
-                path = (*path, index)
-            elif path in self._counts:  # a table inside the newest element of an array of tables
+            self.lines.setdefault(path, line)
+            if array and number == len(parts):
+                self._counts[path] = self._counts.get(path, 0) + 1
+            if path in self._counts:  # the array's newest element
                 path = (*path, self._counts[path] - 1)
-            if last:
-                self.lines[path] = line
-            else:
-                self.lines.setdefault(path, line)
-        end = self.text.find("\n", self.at)
-        self.at = len(self.text) if end < 0 else end
+        self.lines[path] = line
+        self._over(_REST)
         return path
 
-    def _pair(self, table: Path) -> None:
-        line = self.line
-        path = table
+    def _pair(self, path: Path) -> None:
+        line = self._line
         for part in self._key():
             path = (*path, part)
             self.lines.setdefault(path, line)
-        self._skip(newlines=False)
-        if self.text.startswith("=", self.at):
-            self.at += 1
+        if self._is("="):
+            self._at += 1
             self._value(path)
 
     def _value(self, path: Path) -> None:
-        if not self._skip(newlines=False):
-            return
-        here = self.text[self.at]
-        if here in "\"'":
-            self._string()
-        elif here == "[":
-            self._array(path)
-        elif here == "{":
-            self._inline_table(path)
-        else:
-            while self.at < len(self.text) and self.text[self.at] not in ",]}#\n":
-                self.at += 1
+        here = self._next()
+        if here in ("[", "{"):
+            self._many(path, "]" if here == "[" else "}")
+        elif not self._over(_STRING):
+            self._over(_OTHER_VALUE)
 
-    def _array(self, path: Path) -> None:
-        self.at += 1
+    def _many(self, path: Path, end: str) -> None:
+        """The elements of an array, or the pairs of an inline table."""
+        self._at += 1
         index = 0
-        while self._skip(newlines=True):
-            here = self.text[self.at]
-            if here == "]":
-                self.at += 1
-                return
+        while (here := self._next()) and here != end:
+            before = self._at
             if here == ",":
-                self.at += 1
-                continue
-            before = self.at
-            self.lines[(*path, index)] = self.line
-            self._value((*path, index))
-            index += 1
-            if self.at == before:
-                self._step()
-
-    def _inline_table(self, path: Path) -> None:
-        self.at += 1
-        while self._skip(newlines=True):
-            here = self.text[self.at]
-            if here == "}":
-                self.at += 1
-                return
-            before = self.at
-            if here == ",":
-                self.at += 1
-            else:
+                self._at += 1
+            elif end == "}":
                 self._pair(path)
-            if self.at == before:
-                self._step()
-
-    def _string(self) -> None:
-        quote = self.text[self.at]
-        fence = quote * 3 if self.text.startswith(quote * 3, self.at) else quote
-        self.at += len(fence)
-        while self.at < len(self.text):
-            if quote == '"' and self.text[self.at] == "\\":
-                self._step(2)
-            elif self.text.startswith(fence, self.at):
-                self.at += len(fence)
-                # a multi-line string may end in up to two quotes of its own before the fence
-                while len(fence) == 3 and self.text.startswith(quote, self.at):
-                    self.at += 1
-                return
             else:
-                self._step()
+                self.lines[(*path, index)] = self._line
+                self._value((*path, index))
+                index += 1
+            if self._at == before:
+                self._at += 1
+        self._at += 1

@@ -126,9 +126,11 @@ def choose(asked: str, kind: Kind) -> Baseline | None:
 
 def matches(match: Match, kind: Kind) -> bool:
     """Does it hold for this node?"""
-    said = [(match.gpu, match.gpu.lower() in kind.gpu.lower()), (match.cpu, match.cpu.lower() in kind.cpu.lower())]
-    said.append((match.instance, kind.instance.startswith(match.instance)))
-    return any(word for word, _ in said) and all(holds for word, holds in said if word)
+    return match != Match() and (
+        match.gpu.lower() in kind.gpu.lower()
+        and match.cpu.lower() in kind.cpu.lower()
+        and kind.instance.startswith(match.instance)
+    )
 
 
 def judged(items: Sequence[Item], baseline: Baseline | None) -> tuple[Item, ...]:

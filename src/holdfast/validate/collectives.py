@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 
+from msgspec.structs import replace
+
 from holdfast.validate import paired
 from holdfast.validate.hands import Tell
 from holdfast.validate.pairing import Group, Halving, Outcome, Pairing, stories
@@ -99,8 +101,7 @@ class _Hunt:
             pairing.take(found)
         nodes.rounds += [f"collectives, {told}" for told in stories(pairing.rounds) if small]
         for blame in pairing.blamed():
-            why = f"with {' and with '.join(blame.partners)}: {'; '.join(blame.reasons)}"
-            nodes.add(blame.node, failed("nccl.group", why, ADVICE))
+            nodes.add(blame.node, failed("nccl.group", blame.why, ADVICE))
         for node in pairing.undecided():
             if node not in nodes.hands.lost:
                 reasons = "; ".join(
@@ -183,7 +184,7 @@ def _reasons(group: Group, results: list[StepResult]) -> tuple[str, ...]:
 async def _alone(nodes: NodesUnderTest) -> None:
     """Two processes on the one node."""
     hello = nodes.hands.nodes[0]
-    alone = Hello(node=hello.node, rank=0, boot=hello.boot, address="127.0.0.1")
+    alone = replace(hello, address="127.0.0.1")
     results = await sweep(nodes, [alone, alone], deep=nodes.asked.options.deep)
     reasons = "; ".join(_reasons((hello.node,) * len(results), results))
     nodes.add(hello.node, *(item for item in results[0].items if item.value is not None))

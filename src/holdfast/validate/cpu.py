@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from holdfast.validate.registry import Options
 from holdfast.validate.results import Item, Verdict, text_of
@@ -185,17 +184,13 @@ def measure(options: Options) -> list[Item]:
 
 def held_item(held: float) -> Item:
     """Judge what was held back."""
-    item = Item(
-        name="cpu.held_back", value=held, unit="of its own time", better="lower", expected=f"below {HELD_WARN:g}"
-    )
+    expected = f"below {HELD_WARN:g}"
+    item = Item(name="cpu.held_back", value=held, unit="of its own time", better="lower", expected=expected)
     if held < HELD_WARN:
         return item
-    return replace(
-        item,
-        verdict=Verdict.WARN,
-        why=f"{held:.0%} of its processor time was held back though nobody else used it",
-        advice="look for a CPU quota (cgroup cpu.max or cfs_quota), a container's CPU limit, or a stopped process",
-    )
+    why = f"{held:.0%} of its processor time was held back though nobody else used it"
+    advice = "look for a CPU quota (cgroup cpu.max or cfs_quota), a container's CPU limit, or a stopped process"
+    return item.judged(Verdict.WARN, why, advice)
 
 
 def correct(digest: str, again: str) -> Item:
@@ -203,10 +198,8 @@ def correct(digest: str, again: str) -> Item:
     item = Item(name="cpu.correct", text=digest, same=True, expected=KNOWN_DIGEST, source="IEEE 754, FIPS 180-4")
     if digest == again == KNOWN_DIGEST:
         return item
-    return replace(
-        item,
-        text=digest if digest == again else f"{digest}, then {again}",
-        verdict=Verdict.FAIL,
-        why="it computes wrong sums" if digest == again else "the same computation gave two results",
-        advice="keep work away: silent corruption; run `holdfast check cpu-stress edac`, then have it replaced",
-    )
+    advice = "keep work away: silent corruption; run `holdfast check cpu-stress edac`, then have it replaced"
+    if digest == again:
+        return item.judged(Verdict.FAIL, "it computes wrong sums", advice)
+    why = "the same computation gave two results"
+    return item.judged(Verdict.FAIL, why, advice, text=f"{digest}, then {again}")

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-
-from msgspec.structs import replace
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from holdfast.validate import collectives, outliers, paired
 from holdfast.validate.baselines import Baseline, Kind, judged
@@ -128,20 +127,15 @@ class Examination:
             why = f"{len(winners)} of {len(won)} nodes created the same file exclusively"
             for node in winners or won:
                 self.nodes.add(node, failed("shared.exclusive", why, "see shared.lock"))
-        await self._forget_shared(folder)
+        for hello in self.nodes.alive[:1]:
+            await self.nodes.hands.ask(hello.node, "shared-forget", self.nodes.options(hello, shared=folder))
         self.nodes.progress("shared: done")
 
-    async def _forget_shared(self, folder: str) -> None:
-        if self.nodes.alive:
-            await self.nodes.hands.ask(
-                self.nodes.alive[0].node, "shared-forget", replace(self.nodes.asked.options, shared=folder)
-            )
-
     @staticmethod
-    async def _all(work: Iterable[Awaitable[None]]) -> None:
+    async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
         async with asyncio.TaskGroup() as group:
             for one in work:
-                group.create_task(_awaited(one))
+                group.create_task(one)
 
     # --- judgement ---
 
@@ -207,7 +201,3 @@ class Examination:
         """A step that did not end well is a failure of its own."""
         advice = self._advise(result.error) or advice_for(result.step, result.error, hung=result.hung)
         return failed(f"{result.step}.ended", result.error, advice)
-
-
-async def _awaited(work: Awaitable[None]) -> None:
-    await work

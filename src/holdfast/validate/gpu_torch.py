@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from msgspec.structs import replace
 
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict, absent
+from holdfast.validate.results import Item, Verdict, absent, failed
 
 DTYPES = ("float32", "bfloat16", "float16")
 SIDE = {"cuda": 8192, "cpu": 512}
@@ -66,12 +65,9 @@ def _slowest(name: str, found: list[float]) -> Item:
     index = found.index(slowest)
     item = Item(name=name, value=slowest, unit=unit, better="higher")
     if len(found) > 1 and slowest < 0.85 * fastest:
-        return replace(
-            item,
-            verdict=Verdict.WARN,
-            why=f"GPU {index} reaches {slowest:.3g} where the best of this node reaches {fastest:.3g}",
-            advice="compare clocks, power and temperature (`nvidia-smi -q -d CLOCK,POWER,TEMPERATURE`), PCIe width",
-        )
+        why = f"GPU {index} reaches {slowest:.3g} where the best of this node reaches {fastest:.3g}"
+        advice = "compare clocks, power and temperature (`nvidia-smi -q -d CLOCK,POWER,TEMPERATURE`), PCIe width"
+        return item.judged(Verdict.WARN, why, advice)
     return item
 
 
@@ -147,11 +143,11 @@ def judged_bits(digests: dict[int, str], name: str) -> list[Item]:
     item = f"gpu.bits.{name.replace(' ', '_')}"
     if twice:
         why = f"the same computation gave two results on GPU {', '.join(map(str, twice))}"
-        return [Item(name=item, same=True, text="not the same twice", verdict=Verdict.FAIL, why=why, advice=CORRUPT)]
+        return [failed(item, why, CORRUPT, same=True, text="not the same twice")]
     values = list(digests.values())
     common = max(set(values), key=values.count)
     odd = [index for index, digest in digests.items() if digest != common]
     if odd:
         why = f"GPU {', '.join(map(str, odd))} computes other bits than the others of this node"
-        return [Item(name=item, same=True, text=common, verdict=Verdict.FAIL, why=why, advice=CORRUPT)]
+        return [failed(item, why, CORRUPT, same=True, text=common)]
     return [Item(name=item, same=True, text=common)]

@@ -12,32 +12,20 @@ import contextlib
 import itertools
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from holdfast.errors import LinkError
-from holdfast.ports import Clock
 from holdfast.validate.registry import Options, limit_of
 from holdfast.validate.results import StepResult
 from holdfast.validate.running import run_step
 from holdfast.validate.wire import LINE_MAX, Answer, Ask, Hello, admit, hear, say
 
 SILENT_S = 60.0
-LOOK_S = 1.0
 LINE_GRACE_S = 30.0
 """A worker kills its step at the limit and says so; the leader waits so much longer."""
 
 Tell = Callable[[Mapping[str, float | str]], None]
-
-
-class Hands(Protocol):
-    """See the module."""
-
-    nodes: tuple[Hello, ...]
-    lost: dict[str, str]
-    """Nodes that were lost, and why."""
-
-    async def ask(self, node: str, step: str, options: Options, on_told: Tell | None = None) -> StepResult:
-        """Have a step run; never raises for what becomes of it."""
 
 
 class Alone:
@@ -49,29 +37,31 @@ class Alone:
         self._env = env
 
     async def ask(self, node: str, step: str, options: Options, on_told: Tell | None = None) -> StepResult:
-        """See `Hands.ask`."""
+        """Have a step run; never raises for what becomes of it."""
         del node
-        return await run_step(step, options, env=self._env, on_told=on_told or (lambda _told: None))
+
+        async def tell(told: Mapping[str, float | str]) -> None:
+            if on_told is not None:
+                on_told(told)
+
+        return await run_step(step, options, env=self._env, on_told=tell)
 
 
-class _Asked:
+class _Asked(NamedTuple):
     """A step that a worker runs."""
 
-    def __init__(self, step: str, on_told: Tell | None) -> None:
-        self.step = step
-        self.on_told = on_told
-        self.done: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+    step: str
+    on_told: Tell | None
+    done: asyncio.Future[StepResult]
 
 
+@dataclass
 class _Line:
     """The line to one worker."""
 
-    def __init__(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.hello = hello
-        self.reader = reader
-        self.writer = writer
-        self.heard_at = 0.0
-        self.asked: dict[int, _Asked] = {}
+    hello: Hello
+    writer: asyncio.StreamWriter
+    asked: dict[int, _Asked] = field(default_factory=dict)
 
 
 class Fleet:
@@ -80,16 +70,14 @@ class Fleet:
     Args:
         expected: how many nodes shall join.
         secret: what they prove to know.
-        clock: the time.
         names: the nodes' names by rank, where they are known: who never joins is named.
     """
 
-    def __init__(self, expected: int, secret: str, clock: Clock, names: Sequence[str] = ()) -> None:
+    def __init__(self, expected: int, secret: str, names: Sequence[str] = ()) -> None:
         self.nodes: tuple[Hello, ...] = ()
         self.lost: dict[str, str] = {}
         self._expected = expected
         self._secret = secret
-        self._clock = clock
         self._names = tuple(names)
         self._lines: dict[str, _Line] = {}
         self._numbers = itertools.count(1)
@@ -107,8 +95,6 @@ class Fleet:
             self._server = await asyncio.start_server(self._knock, sock=listening, limit=LINE_MAX)
         except OSError as error:
             raise LinkError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-        watching = asyncio.create_task(self._watch())
-        self._tasks.add(watching)
         port_taken: int = self._server.sockets[0].getsockname()[1]
         return port_taken
 
@@ -156,18 +142,20 @@ class Fleet:
             await say(writer, Ask(leave=True))
             writer.close()
             return
-        line = self._lines[hello.node] = _Line(hello, reader, writer)
-        line.heard_at = self._clock.monotonic()
+        line = self._lines[hello.node] = _Line(hello, writer)
         if len(self._lines) >= self._expected:
             self._joined.set()
         try:
             while True:
-                self._take(line, await hear(reader, Answer))
+                async with asyncio.timeout(SILENT_S):
+                    answer = await hear(reader, Answer)
+                self._take(line, answer)
+        except TimeoutError:
+            self._lose(hello.node, f"it said nothing for {SILENT_S:g} s")
         except LinkError as error:
             self._lose(hello.node, f"its line ended in the middle of the run ({error})")
 
     def _take(self, line: _Line, answer: Answer) -> None:
-        line.heard_at = self._clock.monotonic()
         asked = line.asked.get(answer.number)
         if asked is None:
             return
@@ -175,14 +163,6 @@ class Fleet:
             asked.on_told(answer.told)
         if answer.result is not None and not asked.done.done():
             asked.done.set_result(answer.result)
-
-    async def _watch(self) -> None:
-        while True:
-            await self._clock.sleep(LOOK_S)
-            now = self._clock.monotonic()
-            for name, line in self._lines.items():
-                if name not in self.lost and now - line.heard_at > SILENT_S:
-                    self._lose(name, f"it said nothing for {SILENT_S:g} s")
 
     def _lose(self, name: str, why: str) -> None:
         line = self._lines[name]
@@ -196,11 +176,11 @@ class Fleet:
     # --- steps ---
 
     async def ask(self, node: str, step: str, options: Options, on_told: Tell | None = None) -> StepResult:
-        """See `Hands.ask`."""
+        """Have a step run; never raises for what becomes of it."""
         line = self._lines.get(node)
         if line is None or node in self.lost:
             return StepResult(step=step, error=f"{node} was lost: {self.lost.get(node, 'it never joined')}")
-        number, asked = next(self._numbers), _Asked(step, on_told)
+        number, asked = next(self._numbers), _Asked(step, on_told, asyncio.get_running_loop().create_future())
         line.asked[number] = asked
         limit = limit_of(step, options)
         try:
@@ -214,3 +194,7 @@ class Fleet:
             return StepResult(step=step, error=f"{node} was lost: {self.lost[node]}")
         finally:
             del line.asked[number]
+
+
+Hands = Alone | Fleet
+"""Who runs steps: `nodes`, those of them that are `lost` and why, and `ask`."""

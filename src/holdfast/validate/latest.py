@@ -126,19 +126,14 @@ def latest(samples: Sequence[Sample]) -> list[SuiteWord]:
 def _newest(suite: str, runs: dict[tuple[float, int], dict[int, str]]) -> SuiteWord | None:
     """The newest whole one."""
     for (at, count), parts in reversed(runs.items()):
-        items = _items([parts.get(piece) for piece in range(1, count + 1)])
+        try:
+            text = "".join(parts[piece] for piece in range(1, count + 1))
+            items = msgspec.json.decode(text, type=tuple[Told, ...])
+        except (KeyError, msgspec.MsgspecError):
+            continue
         if items:
             return SuiteWord(suite=suite, at=at, verdict=worst(item.verdict for item in items), items=items)
     return None
-
-
-def _items(parts: Sequence[str | None]) -> tuple[Told, ...]:
-    if None in parts:
-        return ()
-    try:
-        return msgspec.json.decode("".join(part or "" for part in parts), type=tuple[Told, ...])
-    except msgspec.MsgspecError:
-        return ()
 
 
 async def read_latest(journal: Journal, node: str, *, after: float = 0.0) -> list[SuiteWord]:

@@ -106,4 +106,4 @@ def marked(node: NodeResult, apart: Sequence[Apart], verdict: Verdict) -> NodeRe
 
 def _judged(item: Item, why: str, verdict: Verdict) -> Item:
     advice = item.advice or ADVICE.get(item.suite, "compare it with its neighbours; have it replaced if it stays so")
-    return replace(item, verdict=verdict, why=why, advice=advice, source=item.source or "the other nodes")
+    return item.judged(verdict, why, advice, source=item.source or "the other nodes")

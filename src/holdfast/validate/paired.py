@@ -11,8 +11,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from holdfast.validate.pairing import Blame, Outcome, Pairing, reasons_of, stories
-from holdfast.validate.results import Item, StepResult, Verdict, number, warned
+from msgspec.structs import replace
+
+from holdfast.validate.pairing import Outcome, Pairing, reasons_of, stories
+from holdfast.validate.results import Item, StepResult, Verdict, failed, number, warned
 from holdfast.validate.under_test import NodesUnderTest, serving
 from holdfast.validate.wire import Hello
 
@@ -50,7 +52,7 @@ async def run(nodes: NodesUnderTest) -> None:
     if len(hellos) < 2:
         await _with_itself(nodes)
         return
-    pairing = Pairing(tuple(hellos), turn=nodes.asked.turn)
+    pairing = Pairing(tuple(hellos))
     best: dict[str, dict[str, Item]] = {node: {} for node in hellos}
     while wanted := pairing.next_round():
         number_of_round = len(pairing.rounds) + 1
@@ -91,9 +93,10 @@ def _may_pass(result: StepResult) -> bool:
 
 async def pair_test(nodes: NodesUnderTest, asking: Hello, answering: Hello, *, key: str) -> StepResult:
     """One pair. What the answering end cannot do (it hung, it was lost) is the result's error."""
-    known = nodes.results.get(f"{asking.node} pair {key}")
-    if known is not None:
-        return known
+    return await nodes.kept(f"{asking.node} pair {key}", lambda: _pair_test(nodes, asking, answering))
+
+
+async def _pair_test(nodes: NodesUnderTest, asking: Hello, answering: Hello) -> StepResult:
     token = secrets.token_hex(8)
     listening = nodes.options(answering, token=token, listen=answering.address if len(nodes.alive) > 1 else "")
     async with serving(lambda told: nodes.hands.ask(answering.node, "pair", listening, told), PORT_S) as answer:
@@ -104,7 +107,6 @@ async def pair_test(nodes: NodesUnderTest, asking: Hello, answering: Hello, *, k
         served = await answer.end
         if served.error and not result.error:
             result = StepResult(step="pair", error=f"{answering.node}: {served.error}")
-    nodes.results.put(f"{asking.node} pair {key}", result)
     return result
 
 
@@ -112,7 +114,7 @@ async def _with_itself(nodes: NodesUnderTest) -> None:
     hello = nodes.hands.nodes[0]
     if hello.node in nodes.hands.lost:
         return
-    alone = Hello(node=hello.node, rank=hello.rank, boot=hello.boot, address="127.0.0.1")
+    alone = replace(hello, address="127.0.0.1")
     result = await pair_test(nodes, alone, alone, key="itself")
     why = result.error or "; ".join(reasons_of(_values(result), LIMITS))
     verdict = Verdict.FAIL if why else Verdict.PASS
@@ -168,32 +170,21 @@ def _tell(nodes: NodesUnderTest, pairing: Pairing, best: Mapping[str, Mapping[st
     for node, items in best.items():
         nodes.add(node, *items.values())
     for blame in pairing.blamed():
-        item = _blamed(blame)
-        nodes.add(blame.node, item)
-        if item.verdict is Verdict.FAIL:
+        rule = next(
+            (name for name, (_, _, text) in LIMITS.items() if any(_same(text, reason) for reason in blame.reasons)),
+            "network.bandwidth",
+        )
+        if all(_same(LIMITS["network.clock_offset"][2], reason) for reason in blame.reasons):
+            nodes.add(blame.node, warned("network.pairs", blame.why, ADVICE[rule], source="paired tests"))
+        else:
+            nodes.add(blame.node, failed("network.pairs", blame.why, ADVICE[rule], source="paired tests"))
             nodes.unfit.add(blame.node)
     for node in pairing.undecided():
         if node in nodes.hands.lost:
             continue
-        reasons = [reason for test in pairing.outcomes if node in test.group for reason in test.reasons]
         partners = sorted({one for test in pairing.outcomes if node in test.group for one in test.group} - {node})
-        why = f"with {', '.join(partners)}: {'; '.join(dict.fromkeys(reasons))}; no third node tells which one it is"
+        why = f"with {', '.join(partners)}: {'; '.join(pairing.reasons(node))}; no third node tells which one it is"
         nodes.add(node, warned("network.pairs", why, "run it with more nodes"))
-
-
-def _blamed(blame: Blame) -> Item:
-    rule = next(
-        (name for name, (_, _, text) in LIMITS.items() if any(_same(text, reason) for reason in blame.reasons)),
-        "network.bandwidth",
-    )
-    only_clock = all(_same(LIMITS["network.clock_offset"][2], reason) for reason in blame.reasons)
-    return Item(
-        name="network.pairs",
-        verdict=Verdict.WARN if only_clock else Verdict.FAIL,
-        why=f"with {' and with '.join(blame.partners)}: {'; '.join(blame.reasons)}",
-        advice=ADVICE[rule],
-        source="paired tests",
-    )
 
 
 def _same(text: str, reason: str) -> bool:

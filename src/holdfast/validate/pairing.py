@@ -39,20 +39,23 @@ class Blame(Struct, frozen=True):
     partners: Group
     """With whom it failed."""
 
+    @property
+    def why(self) -> str:
+        """How that was found, in words."""
+        return f"with {' and with '.join(self.partners)}: {'; '.join(self.reasons)}"
+
 
 class Pairing:
     """Paired tests of a fleet.
 
     Args:
         nodes: all of them, in an order that is kept.
-        turn: which of the many ways to pair them; another run takes another.
     """
 
-    def __init__(self, nodes: Sequence[str], *, turn: int = 0) -> None:
+    def __init__(self, nodes: Sequence[str]) -> None:
         self.nodes = tuple(nodes)
         self.outcomes: list[Outcome] = []
         self.rounds: list[tuple[Outcome, ...]] = []
-        self._turn = turn
         self._by_node: dict[str, list[Outcome]] = {}
 
     def next_round(self) -> list[Group]:
@@ -60,7 +63,9 @@ class Pairing:
         if len(self.nodes) < 2 or len(self.rounds) >= ROUNDS_MAX:
             return []
         if not self.rounds:
-            return pairs(self.nodes, self._turn)
+            even = self.nodes[len(self.nodes) % 2 :]  # the first of an odd number meets nobody yet
+            middle = len(even) // 2
+            return list(zip(even[:middle], reversed(even[middle:]), strict=True))
         known = self.proven
         proven = [node for node in self.nodes if node in known]
         untried = [node for node in self.nodes if node not in self._by_node]
@@ -112,27 +117,17 @@ class Pairing:
             partners = _members([test.group for test in self._tests(node)]) - {node}
             if len(partners) < 2 or not partners & proven:
                 continue
-            reasons = [reason for test in self._tests(node) for reason in test.reasons]
-            found.append(Blame(node, tuple(_kinds(reasons)), tuple(sorted(partners))))
+            found.append(Blame(node, tuple(_kinds(self.reasons(node))), tuple(sorted(partners))))
         return found
+
+    def reasons(self, node: str) -> list[str]:
+        """Why tests of this node failed, each reason once."""
+        return list(dict.fromkeys(reason for test in self._tests(node) for reason in test.reasons))
 
     def undecided(self) -> list[str]:
         """Suspects that nobody could be set against."""
         decided = self._decided()
         return [node for node in self.suspects if node not in decided]
-
-
-def pairs(nodes: Sequence[str], turn: int) -> list[Group]:
-    """One round of a tournament (the circle method): every node once, but for one of an odd number."""
-    ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
-    if len(ring) < 2:
-        return []
-    shift = turn % (len(ring) - 1)
-    fixed, moving = ring[0], ring[1:]
-    moving = moving[shift:] + moving[:shift]
-    seats = [fixed, *moving]
-    half = len(seats) // 2
-    return [(a, b) for a, b in zip(seats[:half], reversed(seats[half:]), strict=True) if a and b]
 
 
 class Halving:
@@ -145,7 +140,6 @@ class Halving:
         self.between: list[Group] = []
         """Groups that fail as a whole while both halves pass: the fault lies between the halves."""
         self._waiting: dict[Group, dict[Group, bool]] = {}
-        self.rounds = 0
 
     def next_round(self) -> list[Group]:
         """Groups to be tested now, disjoint; empty: done."""
@@ -153,7 +147,6 @@ class Halving:
 
     def take(self, outcomes: Sequence[Outcome]) -> None:
         """The outcomes of a round."""
-        self.rounds += 1
         self._open = []
         for outcome in outcomes:
             self._settle(outcome)

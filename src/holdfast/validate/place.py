@@ -7,7 +7,6 @@ nodes see; elsewhere (Kubernetes) address and secret are handed in. Read by the 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from msgspec import Struct
 
 from holdfast.adapters.slurm.output import node_names
 from holdfast.errors import LinkError, UsageError
+from holdfast.os.files import write_whole
 from holdfast.validate.results import text_of
 from holdfast.validate.wire import Hello
 
@@ -121,12 +121,7 @@ def addresses(node: str) -> tuple[str, ...]:
 def publish(folder: Path, leader: Leader) -> None:
     """Write the leader's file, for this user only."""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{FILE}.part"
-    part.unlink(missing_ok=True)
-    fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(msgspec.json.encode(leader))
-    part.rename(folder / FILE)
+    write_whole(folder / FILE, msgspec.json.encode(leader), mode=0o600)
 
 
 async def find_leader(folder: Path, run: str, limit_s: float) -> Leader:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from msgspec.structs import replace
 
 from holdfast.validate.registry import Options
 from holdfast.validate.results import Item, Verdict, absent, failed, warned
@@ -50,8 +49,8 @@ def _devices() -> list[Item]:
         return [Item(name="pytorch.devices", text="CPU build: no GPU is used", same=True)]
     if not torch.cuda.is_available():
         advice = "compare driver and CUDA versions (`nvidia-smi`), CUDA_VISIBLE_DEVICES, /dev/nvidia*"
-        none = failed("pytorch.devices", f"PyTorch is built for {build()} and sees no GPU", advice, text="none")
-        return [replace(none, same=True)]
+        why = f"PyTorch is built for {build()} and sees no GPU"
+        return [failed("pytorch.devices", why, advice, text="none", same=True)]
     count = torch.cuda.device_count()
     items = [Item(name="pytorch.devices", text=f"{count} x {torch.cuda.get_device_name(0)}", same=True)]
     for index in range(count):
@@ -59,12 +58,9 @@ def _devices() -> list[Item]:
         used = (total - free) / total
         item = Item(name=f"pytorch.memory.{index}", value=free / MIB, unit="MiB free", better="higher")
         if used > 0.1:
-            item = replace(
-                item,
-                verdict=Verdict.WARN,
-                why=f"{used:.0%} of the memory of GPU {index} is taken before anything runs",
-                advice="look for left-over processes: `holdfast check gpu-busy left-over`",
-            )
+            why = f"{used:.0%} of the memory of GPU {index} is taken before anything runs"
+            advice = "look for left-over processes: `holdfast check gpu-busy left-over`"
+            item = item.judged(Verdict.WARN, why, advice)
         items.append(item)
     cudnn: Any = torch.backends.cudnn
     nccl: Any = torch.cuda.nccl

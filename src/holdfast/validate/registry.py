@@ -51,7 +51,7 @@ class Options(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Largest message of a sweep in bytes; 0: as large as it has them."""
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class Step(Struct, frozen=True):
     """One process of a suite."""
 
     name: str
@@ -62,12 +62,8 @@ class Step(Struct, frozen=True, kw_only=True):
     """Limit of a deep run, when it is another."""
     deep_only: bool = False
 
-    def limit(self, *, deep: bool) -> float:
-        """Seconds until it is killed."""
-        return self.deep_limit_s if deep and self.deep_limit_s else self.limit_s
 
-
-class Suite(Struct, frozen=True, kw_only=True):
+class Suite(Struct, frozen=True):
     """What belongs together."""
 
     name: str
@@ -81,118 +77,114 @@ class Suite(Struct, frozen=True, kw_only=True):
     """Asked of one node only: it is about the whole cluster."""
 
 
-def _suite(name: str, about: str, needs: str, *steps: Step, quick: bool = True, once: bool = False) -> Suite:
-    return Suite(name=name, about=about, needs=needs, steps=steps, quick=quick, once=once)
-
-
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
-        _suite(
+        Suite(
             "software",
             "versions, driver, limits, container, environment variables that hurt",
             "nothing",
-            Step(name="software", call="software:look", limit_s=60.0),
+            (Step("software", "software:look", 60.0),),
         ),
-        _suite(
+        Suite(
             "cpu",
             "speed, processor time that is held back, right results, memory bandwidth; deep: stress",
             "nothing; deep: stress-ng",
-            Step(name="cpu", call="cpu:measure", limit_s=90.0),
-            Step(name="cpu-stress", call="tool_steps:stress", limit_s=90.0, deep_only=True),
+            (Step("cpu", "cpu:measure", 90.0), Step("cpu-stress", "tool_steps:stress", 90.0, deep_only=True)),
         ),
-        _suite(
+        Suite(
             "storage",
             "write, fsync, read back, metadata, the pattern of a checkpoint of many ranks",
             "a folder (--storage)",
-            Step(name="storage", call="storage:measure", limit_s=120.0, deep_limit_s=600.0),
+            (Step("storage", "storage:measure", 120.0, 600.0),),
         ),
-        _suite(
+        Suite(
             "network",
             "between pairs of nodes: latency, bandwidth, loss, retransmissions, MTU, clock offset, sums",
             "two nodes; alone: the loopback",
-            Step(name="interfaces", call="pair:interfaces", limit_s=60.0),
+            (Step("interfaces", "pair:interfaces", 60.0),),
         ),
-        _suite(
+        Suite(
             "shared",
             "a folder seen from all nodes: exclusive creation, locks, what one wrote the others read",
             "--shared DIR",
         ),
-        _suite(
+        Suite(
             "pytorch",
             "versions, build, devices, back ends, one all-reduce of each, threads; deep: torch.compile",
             "PyTorch",
-            Step(name="pytorch", call="pytorch_torch:look", limit_s=180.0, deep_limit_s=600.0),
+            (Step("pytorch", "pytorch_torch:look", 180.0, 600.0),),
             quick=False,
         ),
-        _suite(
+        Suite(
             "gpu",
             "matrix product by type, memory and host bandwidth, the same bits twice and on every node",
             "PyTorch with CUDA or ROCm",
-            Step(name="gpu", call="gpu_torch:measure", limit_s=300.0, deep_limit_s=900.0),
+            (Step("gpu", "gpu_torch:measure", 300.0, 900.0),),
             quick=False,
         ),
-        _suite(
+        Suite(
             "nccl",
             "collectives: nccl-tests where they are built, else a sweep of torch.distributed over all nodes",
             "nccl-tests or PyTorch",
-            Step(name="nccl-tests", call="tool_steps:nccl_tests", limit_s=600.0, deep_limit_s=1800.0),
+            (Step("nccl-tests", "tool_steps:nccl_tests", 600.0, 1800.0),),
             quick=False,
         ),
-        _suite(
+        Suite(
             "openmp",
             "a program of parallel threads, compiled here: right sums, all threads",
             "a C compiler",
-            Step(name="openmp", call="compiled:openmp", limit_s=120.0),
+            (Step("openmp", "compiled:openmp", 120.0),),
             quick=False,
         ),
-        _suite(
+        Suite(
             "mpi",
             "a program of two ranks on this node, compiled here: right sums, ranks that find each other",
             "mpicc, mpiexec",
-            Step(name="mpi", call="compiled:mpi", limit_s=120.0),
+            (Step("mpi", "compiled:mpi", 120.0),),
             quick=False,
         ),
-        _suite(
+        Suite(
             "efa",
             "EFA and libfabric: fi_info, fi_pingpong",
             "libfabric's programs",
-            Step(name="efa", call="tool_steps:efa", limit_s=120.0),
+            (Step("efa", "tool_steps:efa", 120.0),),
             quick=False,
         ),
-        _suite(
+        Suite(
             "ib",
             "InfiniBand and RoCE: ports, ib_write_bw over the loopback of each port",
             "an RDMA device, perftest",
-            Step(name="ib", call="tool_steps:infiniband", limit_s=180.0),
+            (Step("ib", "tool_steps:infiniband", 180.0),),
             quick=False,
         ),
-        _suite(
+        Suite(
             "scheduler",
             "Slurm settings that would defeat recovery, with the line for slurm.conf",
             "scontrol",
-            Step(name="scheduler", call="scheduler:look", limit_s=60.0),
+            (Step("scheduler", "scheduler:look", 60.0),),
             quick=False,
             once=True,
         ),
     )
 }
-STEPS: dict[str, Step] = {step.name: step for suite in SUITES.values() for step in suite.steps} | {
-    step.name: step
-    for step in (
-        Step(name="pair", call="pair:run", limit_s=150.0),
-        Step(name="shared-make", call="shared:make", limit_s=60.0),
-        Step(name="shared-count", call="shared:count", limit_s=90.0),
-        Step(name="shared-read", call="shared:read", limit_s=60.0),
-        Step(name="shared-forget", call="shared:forget", limit_s=60.0),
-        Step(name="sweep", call="sweep_torch:sweep", limit_s=240.0, deep_limit_s=600.0),
-    )
+_OF_SEVERAL_NODES = (
+    Step("pair", "pair:run", 150.0),
+    Step("shared-make", "shared:make", 60.0),
+    Step("shared-count", "shared:count", 90.0),
+    Step("shared-read", "shared:read", 60.0),
+    Step("shared-forget", "shared:forget", 60.0),
+    Step("sweep", "sweep_torch:sweep", 240.0, 600.0),
+)
+STEPS: dict[str, Step] = {
+    step.name: step for step in (*(step for suite in SUITES.values() for step in suite.steps), *_OF_SEVERAL_NODES)
 }
 
 
 def limit_of(step: str, options: Options) -> float:
     """Seconds until a step that is told this is killed."""
-    own = STEPS[step].limit(deep=options.deep)
+    known = STEPS[step]
+    own = known.deep_limit_s if options.deep and known.deep_limit_s else known.limit_s
     return min(own, options.limit_s) if options.limit_s else own
 
 

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Verdict(StrEnum):
@@ -49,6 +51,10 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
     advice: str = ""
 
+    def judged(self, verdict: Verdict, why: str, advice: str = "", **more: str) -> Item:
+        """The item with this verdict."""
+        return replace(self, verdict=verdict, why=why, advice=advice, **more)
+
     @property
     def suite(self) -> str:
         """The suite that it belongs to."""
@@ -72,14 +78,14 @@ def absent(name: str, why: str) -> Item:
     return Item(name=name, verdict=Verdict.ABSENT, why=why)
 
 
-def failed(name: str, why: str, advice: str = "", *, text: str = "") -> Item:
-    """Not fit. Without advice `troubleshooting` has it."""
-    return Item(name=name, text=text, verdict=Verdict.FAIL, why=why, advice=advice)
+def failed(name: str, why: str, advice: str = "", **more: Any) -> Item:
+    """Not fit. Without advice `troubleshooting` has it. `more` are fields of `Item`."""
+    return Item(name=name, verdict=Verdict.FAIL, why=why, advice=advice, **more)
 
 
-def warned(name: str, why: str, advice: str = "", *, text: str = "") -> Item:
+def warned(name: str, why: str, advice: str = "", **more: Any) -> Item:
     """A person should look."""
-    return Item(name=name, text=text, verdict=Verdict.WARN, why=why, advice=advice)
+    return Item(name=name, verdict=Verdict.WARN, why=why, advice=advice, **more)
 
 
 class StepResult(Struct, frozen=True, kw_only=True, omit_defaults=True):

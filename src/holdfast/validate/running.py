@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -22,7 +22,7 @@ LINE_MAX = 8 << 20
 TAIL = 4096
 
 
-def _nobody(_told: Mapping[str, float | str]) -> None:
+async def _nobody(_told: Mapping[str, float | str]) -> None:
     """Who is told nothing."""
 
 
@@ -32,7 +32,7 @@ async def run_step(
     *,
     env: Mapping[str, str],
     limit_s: float | None = None,
-    on_told: Callable[[Mapping[str, float | str]], None] = _nobody,
+    on_told: Callable[[Mapping[str, float | str]], Awaitable[None]] = _nobody,
 ) -> StepResult:
     """Run one step to its end or its limit.
 
@@ -61,7 +61,7 @@ async def run_step(
                 said = msgspec.json.decode(line, type=Told)
                 if said.items is None and not said.error:
                     told |= said.told
-                    on_told(said.told)
+                    await on_told(said.told)
                 else:
                     end = said
     except TimeoutError:

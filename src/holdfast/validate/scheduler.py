@@ -8,16 +8,17 @@ scontrol's.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict, absent, failed, warned
+from holdfast.validate.results import Item, absent, failed, warned
 
 LIMIT_S = 20.0
 TORCHRUN_JOIN_S = 600.0
 """torchrun's default rendezvous join time-out (torch.distributed.elastic, `join_timeout`)."""
 NOWHERE = "Could not establish a configuration source"
+NONE = "(null)"
 NEVER = 65_533
 """Slurm's INFINITE and NO_VAL for 16 bits begin here."""
 
@@ -52,16 +53,7 @@ def judge(config: str, partitions: str, rendezvous_s: float = 0.0, replacement_s
     known = told(config)
     return [
         Item(name="scheduler.slurm", text=known.get("SLURM_VERSION", "unknown version")),
-        _requeue(known),
-        _return_to_service(known),
-        _slurmd_timeout(known),
-        _kill_wait(known),
-        _unkillable(known),
-        _resume(known),
-        _prolog(known),
-        _health_check(known),
-        _reboot(known),
-        _history(known),
+        *(look(known) for look in _SETTINGS),
         *_partitions(partitions),
         _rendezvous(rendezvous_s, replacement_s),
     ]
@@ -72,20 +64,17 @@ def _seconds(known: Mapping[str, str], key: str) -> int | None:
     return int(found.group()) if found else None
 
 
-def _bad(name: str, text: str, why: str, line: str, verdict: Verdict = Verdict.WARN) -> Item:
-    return Item(name=f"scheduler.{name}", text=text, verdict=verdict, why=why, advice=f"slurm.conf: {line}")
-
-
-def _good(name: str, text: str) -> Item:
-    return Item(name=f"scheduler.{name}", text=text)
+def _item(name: str, text: str, why: str = "", line: str = "", *, fails: bool = False) -> Item:
+    """A setting; `why` it is bad, if it is, and the line of slurm.conf to have instead."""
+    if not why:
+        return Item(name=f"scheduler.{name}", text=text)
+    return (failed if fails else warned)(f"scheduler.{name}", why, f"slurm.conf: {line}", text=text)
 
 
 def _requeue(known: Mapping[str, str]) -> Item:
     value = known.get("JobRequeue", "1")
-    if value == "0":
-        why = "a batch job is not requeued when its node fails, unless it was submitted with --requeue"
-        return _bad("JobRequeue", value, why, "JobRequeue=1", Verdict.FAIL)
-    return _good("JobRequeue", value)
+    why = "a batch job is not requeued when its node fails, unless it was submitted with --requeue"
+    return _item("JobRequeue", value, why if value == "0" else "", "JobRequeue=1", fails=True)
 
 
 def _return_to_service(known: Mapping[str, str]) -> Item:
@@ -93,102 +82,103 @@ def _return_to_service(known: Mapping[str, str]) -> Item:
     why = {
         "2": "a node that was marked down returns by itself as soon as it registers, repaired or not",
         "0": "a node that went down stays so for ever, also after a reboot that mended it",
-    }.get(value)
-    return _bad("ReturnToService", value, why, "ReturnToService=1") if why else _good("ReturnToService", value)
+    }.get(value, "")
+    return _item("ReturnToService", value, why, "ReturnToService=1")
 
 
 def _slurmd_timeout(known: Mapping[str, str]) -> Item:
-    value = _seconds(known, "SlurmdTimeout")
+    value, why = _seconds(known, "SlurmdTimeout"), ""
     if value == 0:
         why = "Slurm never notices that a node has gone: its job hangs until somebody cancels it"
-        return _bad("SlurmdTimeout", "0 s", why, "SlurmdTimeout=120", Verdict.FAIL)
-    if value is not None and value > 600:
+    elif value is not None and value > 600:
         why = f"a lost node is noticed by Slurm after {value} s, when NCCL has given up (600 s) already"
-        return _bad("SlurmdTimeout", f"{value} s", why, "SlurmdTimeout=120")
-    return _good("SlurmdTimeout", f"{value} s")
+    return _item("SlurmdTimeout", f"{value} s", why, "SlurmdTimeout=120", fails=value == 0)
 
 
 def _kill_wait(known: Mapping[str, str]) -> Item:
     value = _seconds(known, "KillWait") or 30
-    if value > 120:
-        why = f"every stop of an attempt takes up to {value} s"
-        return _bad("KillWait", f"{value} s", why, "KillWait=30")
-    return _good("KillWait", f"{value} s")
+    why = f"every stop of an attempt takes up to {value} s" if value > 120 else ""
+    return _item("KillWait", f"{value} s", why, "KillWait=30")
 
 
 def _unkillable(known: Mapping[str, str]) -> Item:
-    value = _seconds(known, "UnkillableStepTimeout") or 60
-    message = _seconds(known, "MessageTimeout") or 10
+    value, least = _seconds(known, "UnkillableStepTimeout") or 60, 180
+    message, why = _seconds(known, "MessageTimeout") or 10, ""
     if value < 5 * message:
+        least = max(180, 5 * message)
         why = f"below five times MessageTimeout ({message} s) slurmctld drains nodes that only end their job slowly"
-        return _bad("UnkillableStepTimeout", f"{value} s", why, f"UnkillableStepTimeout={max(180, 5 * message)}")
-    if value < 120 and not known.get("UnkillableStepProgram", "(null)").startswith("/"):
+    elif value < 120 and not known.get("UnkillableStepProgram", NONE).startswith("/"):
         why = "a rank that writes a checkpoint or dumps core takes longer to end, and its node is drained for it"
-        return _bad("UnkillableStepTimeout", f"{value} s", why, "UnkillableStepTimeout=180")
-    return _good("UnkillableStepTimeout", f"{value} s")
+    return _item("UnkillableStepTimeout", f"{value} s", why, f"UnkillableStepTimeout={least}")
 
 
 def _resume(known: Mapping[str, str]) -> Item:
-    value = _seconds(known, "ResumeTimeout") or 60
-    if known.get("RebootProgram", "(null)").startswith("/") and value < 300:
+    value, why = _seconds(known, "ResumeTimeout") or 60, ""
+    if known.get("RebootProgram", NONE).startswith("/") and value < 300:
         why = f"a node that is rebooted and not back within {value} s is marked down; servers with GPUs take minutes"
-        return _bad("ResumeTimeout", f"{value} s", why, "ResumeTimeout=900")
-    return _good("ResumeTimeout", f"{value} s")
+    return _item("ResumeTimeout", f"{value} s", why, "ResumeTimeout=900")
 
 
 def _prolog(known: Mapping[str, str]) -> Item:
-    has = any(known.get(key, "(null)").startswith("/") or known.get(f"{key}[0]") for key in ("Prolog", "Epilog"))
+    has = any(known.get(key, NONE).startswith("/") or known.get(f"{key}[0]") for key in ("Prolog", "Epilog"))
     value = _seconds(known, "PrologEpilogTimeout")
-    if has and (value is None or value >= NEVER):
-        why = "a Prolog or Epilog that hangs (a dead mount is enough) keeps its node from work for ever"
-        return _bad("PrologEpilogTimeout", known.get("PrologEpilogTimeout", "not set"), why, "PrologEpilogTimeout=300")
-    return _good("PrologEpilogTimeout", known.get("PrologEpilogTimeout", "no prolog"))
+    bad = has and (value is None or value >= NEVER)
+    text = known.get("PrologEpilogTimeout", "not set" if bad else "no prolog")
+    why = "a Prolog or Epilog that hangs (a dead mount is enough) keeps its node from work for ever" if bad else ""
+    return _item("PrologEpilogTimeout", text, why, "PrologEpilogTimeout=300")
 
 
 def _health_check(known: Mapping[str, str]) -> Item:
-    program = known.get("HealthCheckProgram", "(null)")
-    interval = _seconds(known, "HealthCheckInterval") or 0
+    program, interval = known.get("HealthCheckProgram", NONE), _seconds(known, "HealthCheckInterval") or 0
     if program.startswith("/") and interval == 0:
-        why = f"{program} is named but never called"
-        return _bad("HealthCheckInterval", "0 s", why, "HealthCheckInterval=300")
-    return _good("HealthCheckProgram", "none" if program == "(null)" else f"{program} every {interval} s")
+        return _item("HealthCheckInterval", "0 s", f"{program} is named but never called", "HealthCheckInterval=300")
+    return _item("HealthCheckProgram", "none" if program == NONE else f"{program} every {interval} s")
 
 
 def _reboot(known: Mapping[str, str]) -> Item:
-    program = known.get("RebootProgram", "(null)")
-    if program == "(null)":
-        why = "nodes cannot be rebooted through Slurm: that rung of the repair ladder is missing"
-        return _bad("RebootProgram", "none", why, "RebootProgram=/usr/sbin/reboot")
-    return _good("RebootProgram", program)
+    program = known.get("RebootProgram", NONE)
+    if program != NONE:
+        return _item("RebootProgram", program)
+    why = "nodes cannot be rebooted through Slurm: that rung of the repair ladder is missing"
+    return _item("RebootProgram", "none", why, "RebootProgram=/usr/sbin/reboot")
 
 
 def _history(known: Mapping[str, str]) -> Item:
-    value = _seconds(known, "MinJobAge")
+    value, why = _seconds(known, "MinJobAge"), ""
     if value is not None and 0 < value < 60:
         why = f"slurmctld forgets an ended job after {value} s, before its end can be read without accounting"
-        return _bad("MinJobAge", f"{value} s", why, "MinJobAge=300")
-    return _good("MinJobAge", f"{value} s")
+    return _item("MinJobAge", f"{value} s", why, "MinJobAge=300")
 
 
-def _partitions(raw: str) -> list[Item]:
-    found = []
+_SETTINGS = (
+    _requeue,
+    _return_to_service,
+    _slurmd_timeout,
+    _kill_wait,
+    _unkillable,
+    _resume,
+    _prolog,
+    _health_check,
+    _reboot,
+    _history,
+)
+
+
+def _partitions(raw: str) -> Iterator[Item]:
     for line in raw.splitlines():
         facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
         name = facts.get("PartitionName")
         if not name:
             continue
-        mode = facts.get("PreemptMode", "OFF")
+        item, mode, state = f"partition.{name}", facts.get("PreemptMode", "OFF"), facts.get("State", "UP")
         if "CANCEL" in mode:
             why = f"a job that is preempted in {name} is cancelled and does not come back"
-            found.append(_bad(f"partition.{name}", mode, why, f"PartitionName={name} ... PreemptMode=REQUEUE"))
-        elif facts.get("State", "UP") != "UP":
-            why = f"partition {name} is {facts['State']}: what is requeued there never starts"
-            found.append(
-                _bad(f"partition.{name}", facts["State"], why, f"scontrol update PartitionName={name} State=UP")
-            )
+            yield _item(item, mode, why, f"PartitionName={name} ... PreemptMode=REQUEUE")
+        elif state != "UP":
+            why = f"partition {name} is {state}: what is requeued there never starts"
+            yield _item(item, state, why, f"scontrol update PartitionName={name} State=UP")
         else:
-            found.append(_good(f"partition.{name}", f"up, MaxTime={facts.get('MaxTime', '?')}"))
-    return found
+            yield _item(item, f"up, MaxTime={facts.get('MaxTime', '?')}")
 
 
 def _rendezvous(rendezvous_s: float, replacement_s: float) -> Item:

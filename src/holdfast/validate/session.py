@@ -17,7 +17,7 @@ from holdfast.errors import LinkError
 from holdfast.ports import Clock
 from holdfast.validate.baselines import Baseline, Kind, choose
 from holdfast.validate.examination import Advise, Examination
-from holdfast.validate.hands import Alone, Fleet
+from holdfast.validate.hands import Alone, Fleet, Hands
 from holdfast.validate.place import FILE, Leader, Place, addresses, find_leader, hello_of, host_and_port, publish
 from holdfast.validate.results import Run
 from holdfast.validate.results_kept import Results
@@ -61,7 +61,7 @@ async def run(session: Session) -> Run | None:
     return await _lead(session)
 
 
-async def _examine(session: Session, hands: Alone | Fleet) -> Run:
+async def _examine(session: Session, hands: Hands) -> Run:
     known: dict[Kind, Baseline | None] = {}
 
     def baseline(kind: Kind) -> Baseline | None:
@@ -85,7 +85,7 @@ async def _examine(session: Session, hands: Alone | Fleet) -> Run:
 async def _lead(session: Session) -> Run:
     place = session.place
     secret = session.secret or secrets.token_hex(16)
-    fleet = Fleet(place.world, secret, session.clock, place.names)
+    fleet = Fleet(place.world, secret, place.names)
     hosts = addresses(place.node)
     port = await fleet.open("", host_and_port(session.leader)[1] if session.leader else 0)
     mine = asyncio.create_task(_own_worker(session, hosts[0], port, secret))

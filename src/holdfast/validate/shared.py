@@ -13,8 +13,6 @@ import shutil
 import time
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from holdfast.validate.registry import Options
 from holdfast.validate.results import Item, Verdict, failed, text_of
 
@@ -93,7 +91,7 @@ def read(options: Options) -> list[Item]:
     counter = Item(name="shared.counter", text=str(counted), expected=str(expected))
     if counted != expected:
         why = f"{expected - counted} of {expected} locked writes were lost or are not seen here"
-        counter = replace(counter, verdict=Verdict.FAIL, why=why, advice=ADVICE)
+        counter = counter.judged(Verdict.FAIL, why, ADVICE)
     return [*items, counter]
 
 

@@ -32,6 +32,16 @@ NOFILE_MIN = 4096
 CHECKED_MODULES = ("nvidia", "efa", "gdrdrv", "ib_core", "mlx5_core", "amdgpu", "neuron", "lustre")
 
 
+_CONTAINERS = {
+    "KUBERNETES_SERVICE_HOST": "kubernetes",
+    "SINGULARITY_NAME": "apptainer",
+    "APPTAINER_NAME": "apptainer",
+    "ENROOT_ROOTFS": "enroot",
+    "SLURM_CONTAINER": "enroot",
+}
+"""Variable -> the kind of container that sets it."""
+
+
 class Hurts(Struct, frozen=True, kw_only=True):
     """A variable that costs speed or hides faults when it stands in a job's environment."""
 
@@ -157,17 +167,10 @@ def packages() -> list[tuple[str, str]]:
 
 def container() -> str:
     """Which kind of container this runs in; `none`."""
-    if Path("/.dockerenv").exists():
-        return "docker"
-    if Path("/run/.containerenv").exists():
-        return "podman"
-    if os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return "kubernetes"
-    if os.environ.get("SINGULARITY_NAME") or os.environ.get("APPTAINER_NAME"):
-        return "apptainer"
-    if os.environ.get("ENROOT_ROOTFS") or os.environ.get("SLURM_CONTAINER"):
-        return "enroot"
-    return "none"
+    for mark, kind in (("/.dockerenv", "docker"), ("/run/.containerenv", "podman")):
+        if Path(mark).exists():
+            return kind
+    return next((kind for name, kind in _CONTAINERS.items() if os.environ.get(name)), "none")
 
 
 def _libfabric() -> list[Item]:

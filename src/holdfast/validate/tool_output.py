@@ -15,11 +15,9 @@ from msgspec import Struct
 
 
 class Size(Struct, frozen=True, kw_only=True):
-    """One message size: times in us, bandwidths in GB/s, the better of out of place and in place."""
+    """One message size in bytes: bandwidth in GB/s, the better of out of place and in place."""
 
     size: int
-    time_us: float
-    algbw: float
     busbw: float
     wrong: int | None = None
     """Elements that were wrong; None: it was not checked."""
@@ -29,18 +27,14 @@ class Collective(Struct, frozen=True, kw_only=True):
     """One program of nccl-tests."""
 
     sizes: tuple[Size, ...] = ()
-    average: float | None = None
-    """Its own average of the bus bandwidths, GB/s."""
-    out_of_bounds: int | None = None
-    devices: tuple[str, ...] = ()
-    """`host GPU name` of each rank."""
+    out_of_bounds: int = 0
     error: str = ""
     """Why there is no figure."""
 
     @property
     def wrong(self) -> int:
         """Wrong elements, of all sizes."""
-        return max(sum(one.wrong or 0 for one in self.sizes), self.out_of_bounds or 0)
+        return max(sum(one.wrong or 0 for one in self.sizes), self.out_of_bounds)
 
     @property
     def best(self) -> Size | None:
@@ -49,9 +43,7 @@ class Collective(Struct, frozen=True, kw_only=True):
 
 
 _LABEL = re.compile(r"^\s*(?:\[\d+,\d+\]<std(?:out|err)>:|\d+: |\S+: (?=\s*#|\s*\d+\s+\d+\s))")
-_DEVICE = re.compile(r"^#?\s*Rank\s+\d+.*?\bon\s+(?P<host>\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(?P<name>.+?)\s*$")
 _ROW = re.compile(r"^\s*\d+\s+\d+\s")
-_AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*([\d.]+)")
 _BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
 _TROUBLE = re.compile(
     r"(?i)(\bnccl\b.*\b(error|failure|failed)\b|test failure|cuda failure|invalid number of gpus|unhandled|mpi_abort|"
@@ -70,20 +62,13 @@ def parse_nccl_table(out: str, err: str = "") -> Collective:
             names = words
         elif names and _ROW.match(line) and (row := _row(names, line.split())) is not None:
             sizes.append(row)
-    average, bounds = _AVERAGE.search(out), _BOUNDS.search(out)
-    devices = tuple(f"{m['host']} {m['name']}" for line in lines if (m := _DEVICE.match(line.strip())) is not None)
+    bounds = _BOUNDS.search(out)
     error = ""
     if not sizes:
         said = [line.strip() for line in f"{out}\n{err}".splitlines() if _TROUBLE.search(line)]
         rest = [line.strip() for line in f"{err}\n{out}".splitlines() if line.strip() and not line.startswith("#")]
         error = (said or rest or ["it printed no figures"])[0][:300]
-    return Collective(
-        sizes=tuple(sizes),
-        average=float(average.group(1)) if average else None,
-        out_of_bounds=int(bounds.group(1)) if bounds else None,
-        devices=devices,
-        error=error,
-    )
+    return Collective(sizes=tuple(sizes), out_of_bounds=int(bounds.group(1)) if bounds else 0, error=error)
 
 
 def _row(names: list[str], words: list[str]) -> Size | None:
@@ -91,18 +76,13 @@ def _row(names: list[str], words: list[str]) -> Size | None:
     at = [index for index, name in enumerate(names) if name == "busbw"]
     if not at or len(words) <= at[-1]:
         return None
-    found = []
-    for index in at:
-        try:
-            time_us, algbw, busbw = (float(word) for word in words[index - 2 : index + 1])
-        except ValueError:
-            return None
-        checked = index + 1 < len(names) and index + 1 < len(words) and names[index + 1] in {"#wrong", "wrong"}
-        wrong = _count(words[index + 1]) if checked else None
-        found.append((busbw, algbw, time_us, wrong))
-    busbw, algbw, time_us, _ = max(found, key=lambda one: one[0])
-    told = [wrong for *_, wrong in found if wrong is not None]
-    return Size(size=int(words[0]), time_us=time_us, algbw=algbw, busbw=busbw, wrong=sum(told) if told else None)
+    checked = [i + 1 for i in at if i + 1 < min(len(names), len(words)) and names[i + 1] in {"#wrong", "wrong"}]
+    told = [wrong for i in checked if (wrong := _count(words[i])) is not None]
+    try:
+        best = max(float(words[i]) for i in at)
+    except ValueError:
+        return None
+    return Size(size=int(words[0]), busbw=best, wrong=sum(told) if told else None)
 
 
 def _count(word: str) -> int | None:
@@ -123,26 +103,19 @@ def parse_nccl_json(data: bytes) -> Collective:
         ways = [way for key in ("out_of_place", "in_place") if isinstance(way := row.get(key), dict)]
         if not ways:
             continue
-        best = max(ways, key=lambda way: _figure(way.get("bus_bw")))
         told = [_figure(way["nwrong"]) for way in ways if isinstance(way.get("nwrong"), int | float)]
         sizes.append(
             Size(
                 size=int(row.get("size", 0)),
-                time_us=_figure(best.get("time", best.get("cpu_time"))),
-                algbw=_figure(best.get("alg_bw")),
-                busbw=_figure(best.get("bus_bw")),
+                busbw=max(_figure(way.get("bus_bw")) for way in ways),
                 wrong=int(sum(told)) if told else None,
             )
         )
-    average = raw.get("average_bus_bandwidth") or {}
     bounds = raw.get("out_of_bounds") or {}
-    listed = raw.get("devices") or (raw.get("config") or {}).get("devices") or ()
     errors = [str(one) for one in raw.get("errors") or () if one]
     return Collective(
         sizes=tuple(sizes),
-        average=_figure(average.get("bandwidth")) if average else None,
-        out_of_bounds=int(_figure(bounds.get("count"))) if bounds else None,
-        devices=tuple(f"{one.get('hostname', '')} {one.get('device_info', '')}" for one in listed),
+        out_of_bounds=int(_figure(bounds.get("count"))),
         error="" if sizes else (errors or ["it wrote no results"])[0],
     )
 

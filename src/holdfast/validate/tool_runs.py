@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from holdfast.os import programs
-from holdfast.os.programs import Background, Command, Ran
+from holdfast.os.programs import Command, Ran
 
 PATHS = f"{programs.DEFAULT_PATH}:/opt/amazon/efa/bin:/opt/nccl-tests/build"
 
@@ -18,11 +18,6 @@ def where(name: str, folder: str = "") -> str:
     """Path of a program; empty when it is not here."""
     path = f"{folder}:" if folder else ""
     return programs.where(name, f"{path}{os.environ.get('PATH', '')}:{PATHS}")
-
-
-def start(argv: Sequence[str]) -> Background:
-    """Start a program that runs on beside others."""
-    return Background(Command(argv=tuple(argv)))
 
 
 def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> Ran:

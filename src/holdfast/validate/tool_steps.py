@@ -6,23 +6,22 @@ Time: that of the programs.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from holdfast.adapters.probes.tool_output import PingPong, parse_fi_info, parse_pingpong, parse_stress
+from holdfast.adapters.probes.checks_tools import pingpong_argv, stress_argv
+from holdfast.adapters.probes.reach import with_itself
+from holdfast.adapters.probes.tool_output import domains, parse_fi_info, parse_pingpong, parse_stress
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
 from holdfast.validate.results import Item, absent, failed, text_of
-from holdfast.validate.tool_output import Collective, Perftest, parse_nccl_json, parse_nccl_table, parse_perftest
+from holdfast.validate.tool_output import Collective, parse_nccl_json, parse_nccl_table, parse_perftest
 
-STRESS_S = 20
+STRESS_LIMIT_S = 60.0
 PROGRAMS = ("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf")
 PINGPONG_S = 30.0
-START_S, TRIES = 0.25, 20
 VERBS = Path("/sys/class/infiniband")
 PORT = 18515
 """perftest's own default; the next ones for further ports."""
@@ -34,8 +33,7 @@ def stress(options: Options) -> list[Item]:
     path = tool_runs.where("stress-ng")
     if not path:
         return [absent("cpu.stress", "there is no stress-ng")]
-    argv = (path, "--cpu", "0", "--cpu-method", "all", "--verify", "--timeout", f"{STRESS_S}s", "--metrics-brief")
-    done = tool_runs.run(argv, 3.0 * STRESS_S)
+    done = tool_runs.run((path, *stress_argv()[1:]), STRESS_LIMIT_S)
     found = parse_stress(f"{done.out}\n{done.err}")
     if found.failures:
         why = f"processors failed stress-ng's verification: {found.failures[0]}"
@@ -112,7 +110,7 @@ def efa(options: Options) -> list[Item]:
     providers = sorted({one.provider for one in endpoints})
     items = [Item(name="efa.providers", text=", ".join(providers) or "none", same=True)]
     provider = os.environ.get("FI_PROVIDER") or ("efa" if "efa" in providers else "")
-    devices = {one.domain.removesuffix("-rdm").removesuffix("-dgrm") for one in endpoints if one.provider == "efa"}
+    devices = domains(one for one in endpoints if one.provider == "efa")
     has_efa = any(VERBS.glob("efa_*")) or any(VERBS.glob("rdmap*"))
     if devices:
         items.append(Item(name="efa.devices", value=float(len(devices)), unit="devices", better="higher"))
@@ -126,9 +124,8 @@ def efa(options: Options) -> list[Item]:
 
 def pingpong(provider: str) -> list[Item]:
     """fi_pingpong with itself on this machine."""
-    base = (tool_runs.where("fi_pingpong"), "-p", provider, "-e", "rdm", "-I", "50")
-    port = str(20_000 + os.getpid() % 20_000)
-    found = _with_itself((*base, "-B", port), (*base, "-P", port, "127.0.0.1"), parse_pingpong)
+    serve, ask = pingpong_argv(tool_runs.where("fi_pingpong"), provider)
+    found, _ = asyncio.run(with_itself(serve, ask, parse_pingpong, os.environ, PINGPONG_S))
     if found.error:
         advice = "see `fi_info -p " + provider + "` and the security group or firewall of the fabric"
         return [failed("efa.pingpong", f"fi_pingpong through {provider}: {found.error}", advice)]
@@ -169,25 +166,8 @@ def infiniband(options: Options) -> list[Item]:
 def _write_bw(program: str, device: str, port: str, at: int, *, deep: bool) -> Item:
     base = (program, "-d", device, "-i", port, "-p", str(at), "--report_gbits", "-F", *(("-a",) if deep else ()))
     name = f"ib.{device}.{port}.write_bw"
-    found = _with_itself(base, (*base, "127.0.0.1"), parse_perftest)
+    found, _ = asyncio.run(with_itself(base, (*base, "127.0.0.1"), parse_perftest, os.environ, PINGPONG_S))
     if found.error:
         return failed(name, f"ib_write_bw: {found.error}", "see `ibstat`, the subnet manager and memory locking limits")
     size = max(found.gbits)
     return Item(name=name, value=found.gbits[size], unit=f"Gb/s at {size} bytes", better="higher")
-
-
-Found = TypeVar("Found", PingPong, Perftest)
-
-
-def _with_itself(serve: Sequence[str], ask: Sequence[str], read: Callable[[str, str], Found]) -> Found:
-    """A program's two ends on this machine; what the asking one printed."""
-    server, tried = tool_runs.start(serve), 0
-    try:
-        while True:
-            time.sleep(START_S)  # it does not say when it listens
-            done = tool_runs.run(ask, PINGPONG_S)
-            found, tried = read(done.out, done.err), tried + 1
-            if not found.error or done.hung or not server.is_running or tried == TRIES:
-                return found
-    finally:
-        server.finish(0.0)

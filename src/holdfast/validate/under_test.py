@@ -30,8 +30,6 @@ class Asked(Struct, frozen=True, kw_only=True):
     suites: tuple[Suite, ...]
     options: Options = Options()
     baseline: str = ""
-    turn: int = 0
-    """Which pairing is taken first."""
 
 
 class NodesUnderTest:
@@ -80,12 +78,15 @@ class NodesUnderTest:
     async def step(self, hello: Hello, step: str, *, key: str = "", **more: object) -> StepResult:
         """Run a step on a node, or take its earlier result."""
         name = f"{hello.node} {step}{' ' + key if key else ''}"
+        return await self.kept(name, lambda: self.hands.ask(hello.node, step, self.options(hello, **more)))
+
+    async def kept(self, name: str, run: Callable[[], Awaitable[StepResult]]) -> StepResult:
+        """The earlier result of this name, or that of `run`."""
         known = self.results.get(name)
-        if known is not None:
-            return known
-        result = await self.hands.ask(hello.node, step, self.options(hello, **more))
-        self.results.put(name, result)
-        return result
+        if known is None:
+            known = await run()
+            self.results.put(name, known)
+        return known
 
     def add(self, node: str, *items: Item) -> None:
         """More items of a node."""

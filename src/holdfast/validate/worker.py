@@ -35,6 +35,7 @@ class Worker:
         """The leader has taken it in: when the line ends now, the run is over."""
         self._env = env
         self._steps: set[asyncio.Task[None]] = set()
+        """And the beat."""
         self._sending = asyncio.Lock()
 
     async def run(self, host: str, port: int, secret: str) -> None:
@@ -43,21 +44,21 @@ class Worker:
             reader, writer = await asyncio.open_connection(host, port, limit=LINE_MAX)
         except OSError as error:
             raise LinkError(f"no leader answers at {host}:{port}: {error.strerror or error}") from error
-        beating: asyncio.Task[None] | None = None
         try:
             # Others reach it by what it was told, else by the address of its line to the leader.
             address = self.hello.address or writer.get_extra_info("sockname")[0]
             await introduce(reader, writer, secret, replace(self.hello, address=address))
             self.admitted = True
-            beating = asyncio.create_task(self._beat(writer))
+            self._steps.add(asyncio.create_task(self._beat(writer)))
             while not (asked := await hear(reader, Ask)).leave:
                 task = asyncio.create_task(self._serve(writer, asked))
                 self._steps.add(task)
                 task.add_done_callback(self._steps.discard)
         finally:
-            for task in (*self._steps, *([] if beating is None else [beating])):
+            for task in self._steps:
                 task.cancel()
-            await asyncio.gather(*self._steps, *([] if beating is None else [beating]), return_exceptions=True)
+            await asyncio.gather(*self._steps, return_exceptions=True)
+            self._steps.clear()
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
@@ -66,21 +67,12 @@ class Worker:
         if asked.step not in STEPS:
             result = StepResult(step=asked.step, error="this version of Holdfast has no such step")
         else:
-            told: asyncio.Queue[Mapping[str, float | str]] = asyncio.Queue()
-            telling = asyncio.create_task(self._tell(writer, asked.number, told))
-            try:
-                result = await run_step(
-                    asked.step, asked.options, env=self._env, limit_s=asked.limit_s, on_told=told.put_nowait
-                )
-            finally:
-                telling.cancel()
-        await self._say(writer, Answer(number=asked.number, result=result))
 
-    async def _tell(
-        self, writer: asyncio.StreamWriter, number: int, told: asyncio.Queue[Mapping[str, float | str]]
-    ) -> None:
-        while True:
-            await self._say(writer, Answer(number=number, told=dict(await told.get())))
+            async def tell(told: Mapping[str, float | str]) -> None:
+                await self._say(writer, Answer(number=asked.number, told=dict(told)))
+
+            result = await run_step(asked.step, asked.options, env=self._env, limit_s=asked.limit_s, on_told=tell)
+        await self._say(writer, Answer(number=asked.number, result=result))
 
     async def _beat(self, writer: asyncio.StreamWriter) -> None:
         while True:

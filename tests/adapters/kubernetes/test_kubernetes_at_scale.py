@@ -19,12 +19,12 @@ import holdfast.drill
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
 from holdfast.client import AsyncClient
 from holdfast.errors import HoldfastError, LinkError
-from holdfast.lab.kube_hollow import HollowCluster
 from holdfast.lab.kube_lab import KubeLab
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.evidence import Domain, Finding, Place, Remedy, Role
-from kube_fixture import JOBS, admin, running_lab
+from kube_fixture import JOBS, admin, compact, running_lab
+from kube_hollow import HollowCluster
 from kube_world import batch_job, template
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -206,7 +206,7 @@ def test_ten_faults_in_a_large_cluster_whose_api_server_dies_are_each_dealt_with
                 await judge(names[:6])
                 await strike(names[6:])
                 await asyncio.to_thread(lab.stop, "kube-apiserver")
-                await asyncio.to_thread(lab.compact)
+                await asyncio.to_thread(compact, lab)
                 await asyncio.sleep(AWAY_S / 2)
                 site.kill()
                 site.start()

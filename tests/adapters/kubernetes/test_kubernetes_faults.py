@@ -19,7 +19,7 @@ from holdfast.errors import LinkError
 from holdfast.lab.kube_lab import KubeLab
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
-from kube_fixture import CONFIG_MAPS, JOBS, RECORDS, admin
+from kube_fixture import CONFIG_MAPS, JOBS, RECORDS, admin, compact
 from kube_world import KubeWorld, batch_job, job_in, orchestrator_of, template
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -52,7 +52,7 @@ def test_what_was_missed_behind_an_expired_version_is_made_good_by_a_new_list(ku
             await asyncio.gather(watching, return_exceptions=True)
             await api.delete(f"{CONFIG_MAPS}/old")
             await api.create(CONFIG_MAPS, {"metadata": {"name": "new", "labels": {"mark": "410"}}})
-            await asyncio.to_thread(kube_lab.compact)
+            await asyncio.to_thread(compact, kube_lab)
             await asyncio.to_thread(kube_lab.stop, "kube-apiserver")
             await asyncio.to_thread(kube_lab.run, "kube-apiserver")
             watching = asyncio.create_task(store.run())
@@ -72,7 +72,7 @@ def test_an_expired_version_comes_as_an_error_in_a_stream_that_began_well(kube_l
             _, version = await api.list_all("/api/v1/nodes")
             for _ in range(3):
                 await api.patch("/api/v1/nodes/node01", {"metadata": {"labels": {"holdfast.dev/x": str(time.time())}}})
-            await asyncio.to_thread(kube_lab.compact)
+            await asyncio.to_thread(compact, kube_lab)
             await asyncio.to_thread(kube_lab.stop, "kube-apiserver")
             await asyncio.to_thread(kube_lab.run, "kube-apiserver")
             with pytest.raises(ApiError) as told:

@@ -293,7 +293,7 @@ class _Server:
     async def create(self, path: str, _: Any) -> Any:
         raise ApiError(409, "AlreadyExists", "it is there", what=path)
 
-    async def delete(self, path: str, *, uid: str, **_: Any) -> None:
+    async def drop(self, path: str, *, uid: str, **_: Any) -> None:
         self.deleted.append((path.rpartition("/")[2], uid))
 
 

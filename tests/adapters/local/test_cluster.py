@@ -14,6 +14,7 @@ from cluster_fixture import TestCluster, embedded_cluster, job_of, node_of
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.adapters.local.daemon import start_cluster
 from holdfast.adapters.local.processes import environment_of, marked
+from holdfast.adapters.local.protocol import Hold, Release
 from holdfast.errors import HoldfastError, LinkError, NotFoundError, PermanentOrderError, RefusedError, UsageError
 from holdfast.model.cluster import JobKey, SchedulerState
 from holdfast.model.orders import (
@@ -237,10 +238,10 @@ def test_a_persons_word_wins(tmp_path: Path) -> None:
         o = cluster.orchestrator
         job_id = await running(cluster, ["sleep", "1000"])
         await o.execute(RequeueHeld(id="o1", cause=1, job=key(job_id), restart_count=0))
-        await o.hold(job_id, who="mei", why="debugging")
+        await o.ask(Hold(job=job_id, who="mei", why="debugging"))
         with pytest.raises(PermanentOrderError, match="held by mei: debugging"):
             await o.execute(ReleaseJob(id="o2", cause=1, job=key(job_id), epoch=1))
-        await o.release(job_id, who="mei")
+        await o.ask(Release(job=job_id, who="mei"))
         await cluster.until_job(job_id, S.RUNNING)
         await o.cancel(job_id, who="mei", why="enough")
         with pytest.raises(PermanentOrderError, match="cancelled"):
@@ -264,13 +265,13 @@ def test_drain_keeps_new_work_off_and_only_our_own_drain_is_lifted(tmp_path: Pat
         assert (await cluster.until_job(job.key.id, S.RUNNING)).nodes == ("node02",)
         await o.execute(ReturnNode(id="o2", cause=1, node="node01"))
         assert not node_of(await o.observe(), "node01").drained
-        await o.drain("node01", "memory swap by mei")
+        await o.do("drain", "node01", reason="memory swap by mei")
         await o.execute(QuarantineNode(id="o3", cause=1, node="node01", why="Xid 74"))
         with pytest.raises(PermanentOrderError, match="memory swap by mei"):
             await o.execute(ReturnNode(id="o4", cause=1, node="node01"))
         with pytest.raises(PermanentOrderError, match="another machine"):
             await o.execute(QuarantineNode(id="o5", cause=1, node="node01", instance_id="i-old", why="late"))
-        await o.resume("node01")
+        await o.do("resume", "node01")
 
     run(tmp_path, scenario)
 
@@ -281,9 +282,9 @@ def test_reboot_changes_the_boot_id_and_replace_the_machine(tmp_path: Path) -> N
     async def scenario(cluster: TestCluster) -> None:
         o = cluster.orchestrator
         before = node_of(await o.observe(), "node01")
-        await o.kmsg("node01", "NVRM: Xid (PCI:0000:b9:00): 74, NVLink: fatal error")
+        await o.do("kmsg", "node01", text="NVRM: Xid (PCI:0000:b9:00): 74, NVLink: fatal error")
         order = RebootNode(id="o1", cause=1, node="node01", boot_id=before.boot_id)
-        await asyncio.gather(o.execute(order), o.reboot("node01"))
+        await asyncio.gather(o.execute(order), o.do("reboot", "node01"))
         rebooted = node_of(await o.observe(), "node01")
         assert rebooted.alive is True
         assert rebooted.boot_id != before.boot_id
@@ -296,7 +297,7 @@ def test_reboot_changes_the_boot_id_and_replace_the_machine(tmp_path: Path) -> N
         assert (fresh.alive, fresh.drained, fresh.instance_id == before.instance_id) == (True, True, False)
         await o.execute(ReplaceNode(id="o5", cause=1, node="node01", instance_id=before.instance_id))
         assert node_of(await o.observe(), "node01").instance_id == fresh.instance_id
-        await o.replace("node01", new_name="node09")
+        await o.do("replace", "node01", new_name="node09")
         assert [n.name for n in (await o.observe()).nodes] == ["node02", "node09"]
 
     run(tmp_path, scenario)
@@ -312,13 +313,13 @@ def test_a_power_off_is_seen_quickly_and_takes_all_of_the_node(tmp_path: Path) -
         await o.observe()
         begun = time.monotonic()
         seen = asyncio.create_task(cluster.until_node("node02", lambda n: n.alive is False))
-        await o.power_off("node02")
+        await o.do("power_off", "node02")
         await seen
         assert time.monotonic() - begun < 0.5
         await gone(there)
         failed = await cluster.until_job(job_id, S.NODE_FAIL)
         assert failed.reason == "node lost: powered off on node02"
-        await o.power_on("node02")
+        await o.do("power_on", "node02")
         assert node_of(await o.observe(), "node02").alive is True
 
     run(tmp_path, scenario)
@@ -348,13 +349,13 @@ def test_a_silent_node_is_unknown_not_gone(tmp_path: Path) -> None:
 
     async def scenario(cluster: TestCluster) -> None:
         o = cluster.orchestrator
-        await o.stop_process("node01", target="node")
+        await o.do("stop_process", "node01", target="node")
         node = await cluster.until_node("node01", lambda n: n.alive is not True)
         assert node.alive is None
         job = await o.submit(["true"], exclude=("node02",))
         await asyncio.sleep(0.1)
         assert (await o.job(job.key.id)).state == S.PENDING
-        await o.stop_process("node01", target="node", resume=True)
+        await o.do("stop_process", "node01", target="node", resume=True)
         await cluster.until_node("node01", lambda n: n.alive is True)
         await cluster.until_job(job.key.id, S.COMPLETED)
 
@@ -368,7 +369,7 @@ def test_requeue_of_a_job_on_a_cut_node_waits_for_the_lease(tmp_path: Path) -> N
         o = cluster.orchestrator
         job_id = await running(cluster, ["sleep", "1000"], nodes=2, lease_s=1.0)
         there = pids_of_job(cluster, job_id, "node02")
-        await o.cut("node02")
+        await o.do("cut", "node02")
         with pytest.raises(LinkError, match="node02 is cut off"):
             cluster.link("node02").check()
         begun = time.monotonic()
@@ -379,7 +380,7 @@ def test_requeue_of_a_job_on_a_cut_node_waits_for_the_lease(tmp_path: Path) -> N
         await o.execute(ReleaseJob(id="o2", cause=1, job=key(job_id), epoch=2))
         assert (await cluster.until_job(job_id, S.RUNNING)).nodes == ("node01", "node03")
         assert node_of(await o.observe(), "node02").jobs == (job_id,)
-        await o.heal("node02")
+        await o.do("heal", "node02")
         cluster.link("node02").check()
         await gone(there)
         await cluster.until_node("node02", lambda n: n.alive is True and not n.jobs)
@@ -393,7 +394,7 @@ def test_requeue_of_a_job_on_a_dead_node_does_not_wait_for_the_lease(tmp_path: P
     async def scenario(cluster: TestCluster) -> None:
         o = cluster.orchestrator
         job_id = await running(cluster, ["sleep", "1000"], nodes=2, lease_s=30.0)
-        await o.power_off("node02")
+        await o.do("power_off", "node02")
         begun = time.monotonic()
         await o.execute(RequeueHeld(id="o1", cause=1, job=key(job_id), restart_count=0))
         assert time.monotonic() - begun < 1.0
@@ -406,7 +407,7 @@ def test_a_full_disk_is_the_nodes_own(tmp_path: Path) -> None:
 
     async def scenario(cluster: TestCluster) -> None:
         o = cluster.orchestrator
-        how = await o.fill_disk("node01")
+        how = await o.do("fill_disk", "node01")
         probe = ["bash", "-c", "head -c 65536 /dev/zero > $HOLDFAST_NODE_DIR/tmp/probe"]
         if "emulated" in how:
             assert (cluster.node_dir("node01") / "disk_full").exists()
@@ -415,7 +416,7 @@ def test_a_full_disk_is_the_nodes_own(tmp_path: Path) -> None:
             assert (await cluster.until_job(full.key.id, S.FAILED)).exit_code == 1
             fine = await o.submit(probe, exclude=("node01",))
             await cluster.until_job(fine.key.id, S.COMPLETED)
-        await o.free_disk("node01")
+        await o.do("free_disk", "node01")
         again = await o.submit(probe, exclude=("node02",))
         await cluster.until_job(again.key.id, S.COMPLETED)
 
@@ -426,11 +427,11 @@ def test_without_a_tmpfs_a_full_disk_is_a_marker(tmp_path: Path) -> None:
     """Where none may be mounted, fill_disk says that it is emulated and by which file, and free_disk removes it."""
 
     async def scenario(cluster: TestCluster) -> None:
-        how = await cluster.orchestrator.fill_disk("node01")
+        how = await cluster.orchestrator.do("fill_disk", "node01")
         marker = cluster.node_dir("node01") / "disk_full"
         assert str(marker) in how
         assert marker.exists()
-        await cluster.orchestrator.free_disk("node01")
+        await cluster.orchestrator.do("free_disk", "node01")
         assert not marker.exists()
 
     run(tmp_path, scenario, nodes=1, options=("--tmp-mib", "0"))
@@ -449,9 +450,9 @@ def test_bad_requests_are_one_clear_sentence(tmp_path: Path) -> None:
         with pytest.raises(NotFoundError, match="no job 99"):
             await o.cancel("99")
         with pytest.raises(NotFoundError, match="no node node77"):
-            await o.reboot("node77")
+            await o.do("reboot", "node77")
         with pytest.raises(RefusedError, match="not started open to drills"):
-            await o.power_off("node01")
+            await o.do("power_off", "node01")
         reader, writer = await asyncio.open_unix_connection(str(cluster.running.socket))
         writer.write(b'{"op":"submitt"}\n')
         assert b"did you mean `submit`?" in await reader.readline()
@@ -467,7 +468,7 @@ def test_a_pid_outside_the_node_is_refused(tmp_path: Path) -> None:
 
     async def scenario(cluster: TestCluster) -> None:
         with pytest.raises(RefusedError, match="does not run on node01"):
-            await cluster.orchestrator.kill("node01", pid=os.getpid())
+            await cluster.orchestrator.do("kill", "node01", pid=os.getpid())
 
     run(tmp_path, scenario, nodes=1)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cluster_fixture import TestCluster, embedded_cluster
-from holdfast.adapters.local.processes import command_of, environment_of, process_table
+from holdfast.adapters.local.node_init import process_table
+from holdfast.adapters.local.processes import command_of, environment_of
 from holdfast.errors import HoldfastError, LinkError
 from holdfast.model.cluster import ENDED, JobKey, SchedulerState
 from holdfast.model.orders import ReleaseJob, ReplaceNode, RequeueHeld
@@ -68,21 +69,21 @@ async def step(cluster: TestCluster, dice: random.Random, number: int) -> None:
     elif deed == "cancel" and job is not None:
         await o.cancel(job.key.id)
     elif deed == "power":
-        await o.power_off(node)
+        await o.do("power_off", node)
     elif deed == "boot":
-        await o.heal(node)
-        await (o.power_on(node) if dice.random() < 0.5 else o.reboot(node))
+        await o.do("heal", node)
+        await (o.do("power_on", node) if dice.random() < 0.5 else o.do("reboot", node))
     elif deed == "replace":
         view = next(n for n in world.nodes if n.name == node)
         await o.execute(ReplaceNode(id=f"o{number}", cause=1, node=node, instance_id=view.instance_id))
     elif deed in {"stop", "go"}:
-        await o.stop_process(node, target="node", resume=deed == "go")
+        await o.do("stop_process", node, target="node", resume=deed == "go")
     elif deed == "init":
-        await o.kill(node, target=dice.choice(("node", "job", "task")))
+        await o.do("kill", node, target=dice.choice(("node", "job", "task")))
     elif deed in {"cut", "heal", "resume"}:
-        await getattr(o, deed)(node)
+        await o.do(deed, node)
     elif deed == "drain":
-        await o.drain(node, "stress")
+        await o.do("drain", node, reason="stress")
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -103,11 +104,11 @@ def test_random_orders_and_faults(tmp_path: Path, seed: int) -> None:
                 shared = {node: found for node, found in jobs_by_node(cluster).items() if len(found) > 1}
                 assert shared == {}, f"seed {seed}, step {number}"
             for node in NODES:
-                await o.heal(node)
+                await o.do("heal", node)
                 with contextlib.suppress(HoldfastError):
-                    await o.stop_process(node, target="node", resume=True)
-                await o.power_on(node)
-                await o.resume(node)
+                    await o.do("stop_process", node, target="node", resume=True)
+                await o.do("power_on", node)
+                await o.do("resume", node)
             done, pending = await asyncio.wait(under_way, timeout=20)
             assert not pending, f"seed {seed}: an order never came back"
             for task in done:

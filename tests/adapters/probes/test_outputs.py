@@ -17,13 +17,13 @@ def text(name):
 def test_diag_of_dcgm_3_with_text_before_it_and_holes_in_it():
     """Version 3.1 prints warnings before the JSON and `null` between tests; all tests passed."""
     diag = dcgm.parse_diag(text("dcgmi_diag_3_1.json"))
-    assert (diag.tests, diag.failures, diag.error, diag.version) == (10, (), "", "3.1.0")
+    assert (diag.failures, diag.error) == ((), "")
 
 
 def test_skipped_tests_are_no_failures():
     """Level 3 on a card that supports none of it."""
     diag = dcgm.parse_diag(text("dcgmi_diag_3_2_skip.json"))
-    assert (diag.tests, diag.failures) == (5, ())
+    assert (diag.failures, diag.error) == ((), "")
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,7 @@ def test_diag_of_dcgm_4_names_gpu_and_severity(name, gpus):
     """Version 4 puts results by entity; persistence mode is a matter of configuration (severity 5)."""
     diag = dcgm.parse_diag(text(name))
     assert [failure.gpu for failure in diag.failures] == gpus
-    assert {(failure.test, failure.error_id, failure.severity) for failure in diag.failures} == {
-        ("software", 29, dcgm.CONFIG)
-    }
+    assert {(failure.test, failure.severity) for failure in diag.failures} == {("software", dcgm.CONFIG)}
     assert "Persistence mode for GPU 0 is disabled" in diag.failures[0].text
 
 
@@ -110,25 +108,25 @@ def test_nvidia_smi_tells_of_a_lost_gpu(version, pci, why):
 
 def test_nvidia_smi_rows():
     """What a GPU does not have is None, whatever the driver calls it."""
-    row = "0, 00000000:5D:00.0, GPU-1, NVIDIA A10G, 33, [N/A], 0, 1, 4, 8, 16, 0x0000000000000001\n"
-    old = "1, 00000000:5E:00.0, GPU-2, Tesla K80, 40, [Not Supported], N/A, 3, 3, 16, 16, 0x0000000000000000\n"
-    gpus = smi_output.parse_smi(row + old, "", 0).gpus
-    assert [(g.index, g.temperature, g.ecc_corrected, g.ecc_uncorrected, g.pcie_width, g.throttle) for g in gpus] == [
-        (0, 33, None, 0, 8, 1), (1, 40, None, None, 16, 0),
+    rows = "0, GPU-1, 4\n1, GPU-2, [N/A]\n2, GPU-3, [Not Supported]\n3, GPU-4, N/A\n"
+    gpus = smi_output.parse_smi(rows, "", 0).gpus
+    assert [(g.index, g.uuid, g.ecc_uncorrected) for g in gpus] == [
+        (0, "GPU-1", 4), (1, "GPU-2", None), (2, "GPU-3", None), (3, "GPU-4", None),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("said", "field"),
+    ("said", "mismatch"),
     [
-        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "no_driver"),
-        ("No devices were found", "no_driver"),
-        ("Failed to initialize NVML: Driver/library version mismatch", "mismatch"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", False),
+        ("No devices were found", False),
+        ("Failed to initialize NVML: Driver/library version mismatch", True),
     ],
 )
-def test_nvidia_smi_without_gpus(said, field):
-    """Why there are none."""
-    assert getattr(smi_output.parse_smi(said, "", 9), field) is True
+def test_nvidia_smi_without_gpus(said, mismatch):
+    """Why there are none is understood."""
+    facts = smi_output.parse_smi(said, "", 9)
+    assert (facts.gpus, facts.lost, facts.mismatch, facts.unknown) == ((), (), mismatch, "")
 
 
 def test_what_nvidia_smi_never_said_before_is_unknown():
@@ -143,8 +141,7 @@ def test_fi_info_of_several_instances():
         "rdmap16s27-rdm",
         "rdmap32s27-rdm",
     ]
-    kinds = [one.kind for one in tool_output.parse_fi_info(text("fi_info_efa_hpc6a.txt"))]
-    assert kinds == ["FI_EP_RDM", "FI_EP_DGRAM"]
+    assert len(tool_output.parse_fi_info(text("fi_info_efa_hpc6a.txt"))) == 2
     assert tool_output.parse_fi_info(text("fi_info_efa_p3dn.txt"))[0].domain == "efa_0-rdm"
     assert tool_output.parse_fi_info(text("fi_info_tcp_1_17.txt"))[0].provider == "tcp;ofi_rxm"
     assert tool_output.parse_fi_info("fi_getinfo: -61 (No data available)\n") == ()

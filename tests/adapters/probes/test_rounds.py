@@ -9,9 +9,9 @@ from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.emulated import devices
 from holdfast.adapters.emulated.faults import FAULTS, Hit
 from holdfast.adapters.emulated.layout import Devices
-from holdfast.adapters.probes.check import Mode, Profile, Reading, Source, Status
+from holdfast.adapters.probes.check import Mode, NodeConfig, Profile, Reading, Source, Status
 from holdfast.adapters.probes.checks import CHECKS, SOURCES
-from holdfast.adapters.probes.config import NodeConfig, chosen, parse_config
+from holdfast.adapters.probes.config import chosen, parse_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import NEVER, Looker, Memory, exit_code
 from holdfast.errors import ConfigError
@@ -28,9 +28,7 @@ def folder(tmp_path):
 
 def looker(folder, config=None, **wishes):
     env = devices.environment(folder, dict(os.environ)) if folder is not None else {"PATH": "/nowhere"}
-    return Looker(
-        Reach(env, profile=(config or NodeConfig()).profile), config or NodeConfig(), clock=SystemClock(), **wishes
-    )
+    return Looker(Reach(env), config or NodeConfig(), clock=SystemClock(), **wishes)
 
 
 def inject(folder, kind, **hit):

@@ -16,9 +16,9 @@ from holdfast.adapters.emulated import devices
 from holdfast.adapters.emulated.faults import FAULTS, Hit
 from holdfast.adapters.emulated.layout import Devices
 from holdfast.adapters.probes import checks_tools
-from holdfast.adapters.probes.check import Mode, Status
+from holdfast.adapters.probes.check import Mode, NodeConfig, Status
 from holdfast.adapters.probes.checks import CHECKS, SOURCES
-from holdfast.adapters.probes.config import NodeConfig, parse_config
+from holdfast.adapters.probes.config import parse_config
 from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.reader import STUCK_MAX, Reader
 from holdfast.adapters.probes.rounds import Looker
@@ -95,7 +95,8 @@ def test_dcgm_policy_is_followed(folder):
     """Violations between two looks are told at the second; the tool runs on in between and ends with the agent."""
 
     async def body():
-        reach = Reach(devices.environment(folder, dict(os.environ)), dcgm_policy=True)
+        reach = Reach(devices.environment(folder, dict(os.environ)))
+        reach.config = parse_config("dcgm_policy = true\n")
         source = SOURCES["dcgm-policy"]
         try:
             deadline = time.monotonic() + 90
@@ -130,8 +131,8 @@ def test_a_dcgm_policy_that_cannot_be_followed_is_not_well(folder, fault, status
     with Devices(folder / "state") as found:
         FAULTS[fault].apply(found, Hit())
     limit_s = 1 if fault == "nvml_hang" else 30
-    config = parse_config(f"[checks.dcgm-policy]\nlimit_s = {limit_s}\n")
-    verdict = looked(Reach(devices.environment(folder, dict(os.environ)), dcgm_policy=True), "dcgm-policy", config)
+    config = parse_config(f"dcgm_policy = true\n[checks.dcgm-policy]\nlimit_s = {limit_s}\n")
+    verdict = looked(Reach(devices.environment(folder, dict(os.environ))), "dcgm-policy", config)
     assert (verdict.status, said in verdict.detail) == (status, True), verdict
 
 
@@ -159,11 +160,12 @@ def test_the_exporter_is_scraped_over_http():
 
     with http.server.HTTPServer(("127.0.0.1", 0), Page) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/metrics"
-        assert looked(Reach({}, exporter=url), "dcgm-exporter").status is Status.OK
+        config = NodeConfig(dcgm_exporter=f"http://127.0.0.1:{server.server_port}/metrics")
+        assert looked(Reach({}), "dcgm-exporter", config).status is Status.OK
         server.shutdown()
-    assert looked(Reach({}, exporter=url), "dcgm-exporter").status is Status.UNKNOWN
-    assert looked(Reach({}, exporter="file:///etc/passwd"), "dcgm-exporter").status is Status.UNKNOWN
+    assert looked(Reach({}), "dcgm-exporter", config).status is Status.UNKNOWN
+    other = NodeConfig(dcgm_exporter="file:///etc/passwd")
+    assert looked(Reach({}), "dcgm-exporter", other).status is Status.UNKNOWN
 
 
 def test_stress_on_this_machine(monkeypatch):
@@ -178,9 +180,9 @@ def test_disks_and_mounts_of_this_machine(tmp_path):
     config = parse_config(
         f'[profile]\nmounts = ["/", "/no/such/mount"]\nwrite_probe = ["{tmp_path}", "{tmp_path}/none"]\n'
     )
-    missing = looked(Reach(dict(os.environ), profile=config.profile), "mounts", config)
+    missing = looked(Reach(dict(os.environ)), "mounts", config)
     assert (missing.status, missing.detail) == (Status.CRITICAL, "/no/such/mount is not mounted")
-    write = looked(Reach(dict(os.environ), profile=config.profile), "disk-write", config)
+    write = looked(Reach(dict(os.environ)), "disk-write", config)
     assert (write.status, [p.place.path for p in write.problems]) == (Status.CRITICAL, [f"{tmp_path}/none"])
 
 
@@ -189,7 +191,7 @@ def test_services_without_systemd(tmp_path):
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/comm").write_text("slurmd\n")
     config = parse_config('[profile]\nservices = ["slurmd", "munged"]\n')
-    verdict = looked(Reach({"PATH": "/nowhere"}, root=tmp_path, profile=config.profile), "services", config)
+    verdict = looked(Reach({"PATH": "/nowhere"}, root=tmp_path), "services", config)
     assert (verdict.status, verdict.detail) == (Status.CRITICAL, "the service munged is not running")
 
 

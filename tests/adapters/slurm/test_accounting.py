@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.adapters.slurm import commands
-from holdfast.adapters.slurm.figures import SlurmCollector, SlurmLooks
+from holdfast.adapters.slurm.figures import SlurmCollector, look
 from holdfast.adapters.slurm.output import JobEnd, ends_of_sacct
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.lab.slurm_lab import SlurmLab
@@ -42,7 +42,7 @@ def test_the_exporter_sees_a_real_cluster(lab: SlurmLab, tmp_path: Path) -> None
     held = lab.sbatch(["--output=/dev/null", "--hold"], script="#!/bin/bash\nsleep 600\n")
     lab.until_job(running, "RUNNING", limit_s=120)
     lab.run(["scontrol", "update", "nodename=node02", "state=drain", "reason=figures"])
-    collector = SlurmCollector(SlurmLooks(lab.facts.conf), look_again_s=0.0)
+    collector = SlurmCollector(lambda: look(lab.facts.conf), look_again_s=0.0)
 
     def figures() -> dict[tuple[str, ...], float]:
         return {
@@ -67,7 +67,7 @@ def test_the_exporter_sees_a_real_cluster(lab: SlurmLab, tmp_path: Path) -> None
         lab.run(["scontrol", "update", "nodename=node02", "state=resume"])
     bad = tmp_path / "slurm.conf"
     bad.write_text("NoSuchKey=1\n")
-    nowhere = SlurmCollector(SlurmLooks(bad), look_again_s=0.0)
+    nowhere = SlurmCollector(lambda: look(bad), look_again_s=0.0)
     assert next(iter(nowhere.collect())).samples[0].value == 0
 
 

@@ -25,8 +25,8 @@ def test_what_is_no_job_id_never_reaches_a_command(ref: str) -> None:
 
 def test_array_tasks_and_components_are_named_alone() -> None:
     """The last task of an array has the array's own id, so it is named by its number."""
-    assert commands.requeue_hold("11_3") == ("scontrol", "requeuehold", "11_3")
-    assert commands.release("12+0") == ("scontrol", "release", "12+0")
+    assert commands.control("requeuehold", "11_3") == ("scontrol", "requeuehold", "11_3")
+    assert commands.control("release", "12+0") == ("scontrol", "release", "12+0")
 
 
 def test_only_numbered_steps_are_killed() -> None:

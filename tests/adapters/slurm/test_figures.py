@@ -51,7 +51,7 @@ class Seen:
     def __init__(self, *looks: Look) -> None:
         self.looks = list(looks)
 
-    def look(self) -> Look:
+    def __call__(self) -> Look:
         return self.looks.pop(0)
 
 

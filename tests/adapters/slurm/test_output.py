@@ -16,7 +16,6 @@ from holdfast.adapters.slurm.output import (
     folded,
     jobs_of_json,
     jobs_of_text,
-    load_of,
     node_names,
     number,
     seconds,
@@ -215,7 +214,6 @@ def test_node_text_is_read_with_its_reasons() -> None:
     assert (nodes["node03"].states, nodes["node03"].reason) == ({"ALLOCATED", "DRAIN"}, "[holdfast] Xid 74")
     assert (nodes["node04"].states, nodes["node04"].reason) == ({"IDLE", "FAIL"}, "Action:Reboot")
     assert (nodes["node05"].states, nodes["node05"].reason) == ({"DOWN"}, "memory swap = ours, State=IDLE")
-    assert nodes["node05"].reason_by == "root"
     assert nodes["node06"].states == {"IDLE", "NOT_RESPONDING"}
     line = "NodeName=n State=DOWN+REBOOT_ISSUED Reason=Action:Reboot : reboot issued [root@2026-11-21T20:35:32]"
     assert nodes_of_text(line)[0].reason == "Action:Reboot"
@@ -246,8 +244,8 @@ def test_signs_behind_a_state_become_words(state: str, expected: set[str]) -> No
 def test_the_configuration_tells_what_recovery_depends_on() -> None:
     """Name, version, times, whether there is accounting and a way to reboot."""
     facts = facts_of_config(recorded("22.05", "scontrol-show-config.txt").decode())
-    assert (facts.name, facts.version, facts.accounting, facts.slurm_user) == ("lab", "22.05.8", False, "root")
-    assert (facts.kill_wait_s, facts.slurmd_timeout_s, facts.min_job_age_s, facts.reboots) == (2, 6, 300, True)
+    assert (facts.name, facts.version, facts.accounting) == ("lab", "22.05.8", False)
+    assert (facts.min_job_age_s, facts.reboots) == (300, True)
 
 
 def test_topology_gives_a_path_of_switches() -> None:
@@ -269,11 +267,3 @@ def test_accounting_tells_how_forgotten_jobs_ended() -> None:
     )
     assert list(ends) == ["12"]
     assert (ends["12"].states, ends["12"].exit_code, ends["12"].signal) == ({"CANCELLED"}, 0, 15)
-
-
-def test_the_load_of_slurmctld_is_read() -> None:
-    """Threads, queue and calls by type, from sdiag."""
-    load = load_of(recorded("22.05", "sdiag.txt").decode())
-    assert load.threads >= 1
-    assert load.calls["REQUEST_SUBMIT_BATCH_JOB"][0] == 8
-    assert load.jobs_requeued == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,8 +13,7 @@ import pytest
 from holdfast.adapters.slurm.client import SlurmOrchestrator, SlurmSettings
 from holdfast.adapters.slurm.looks import Looks, Reading
 from holdfast.adapters.slurm.memory import Memory
-from holdfast.adapters.slurm.node_output import pulse_of_nodes
-from holdfast.adapters.slurm.output import jobs_of_json, pulse_of_jobs
+from holdfast.adapters.slurm.output import jobs_of_json, pulse_of
 from holdfast.adapters.slurm.rest import Rest
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.errors import ConfigError, LinkError, WireError
@@ -188,27 +187,23 @@ def test_a_pulse_differs_where_a_look_is_worth_it() -> None:
     jobs = [{"job_id": 1, "job_state": "RUNNING", "cpus": 4}, {"job_id": 2, "job_state": ["PENDING"]}]
     nodes = [{"name": "n1", "state": "idle", "state_flags": [], "cpu_load": 3}, {"name": "n2", "state": ["DOWN"]}]
 
-    def pulse(of: Callable[[bytes], bytes], key: str, listed: list[dict[str, object]]) -> bytes:
-        return of(json.dumps({key: listed, "errors": []}).encode())
+    def pulse(what: str, listed: list[dict[str, object]]) -> bytes:
+        return pulse_of(what, json.dumps({what: listed, "errors": []}).encode())
 
-    assert pulse(pulse_of_jobs, "jobs", jobs) == pulse(pulse_of_jobs, "jobs", [jobs[1], {**jobs[0], "cpus": 8}])
-    assert pulse(pulse_of_nodes, "nodes", nodes) == pulse(
-        pulse_of_nodes, "nodes", [nodes[1], {**nodes[0], "cpu_load": 9}]
-    )
+    assert pulse("jobs", jobs) == pulse("jobs", [jobs[1], {**jobs[0], "cpus": 8}])
+    assert pulse("nodes", nodes) == pulse("nodes", [nodes[1], {**nodes[0], "cpu_load": 9}])
     for change in (
         {"job_state": "FAILED"},
         {"state_reason": "JobHeldUser"},
         {"excluded_nodes": "n1"},
         {"submit_time": 8},
     ):
-        assert pulse(pulse_of_jobs, "jobs", jobs) != pulse(pulse_of_jobs, "jobs", [{**jobs[0], **change}, jobs[1]])
+        assert pulse("jobs", jobs) != pulse("jobs", [{**jobs[0], **change}, jobs[1]])
     for change in ({"state_flags": ["DRAIN"]}, {"reason": "bad"}, {"state": "allocated"}):
-        assert pulse(pulse_of_nodes, "nodes", nodes) != pulse(
-            pulse_of_nodes, "nodes", [{**nodes[0], **change}, nodes[1]]
-        )
-    for of in (pulse_of_jobs, pulse_of_nodes):
+        assert pulse("nodes", nodes) != pulse("nodes", [{**nodes[0], **change}, nodes[1]])
+    for what in ("jobs", "nodes"):
         with pytest.raises(WireError, match="no list of"):
-            of(b'{"errors": []}')
+            pulse_of(what, b'{"errors": []}')
 
 
 @pytest.fixture(scope="module")

@@ -42,17 +42,14 @@ def compiler() -> str:
     return next((path for name in ("gcc", "cc", "clang") if (path := shutil.which(name))), "")
 
 
-def build(cache: Path | None = None) -> Path:
-    """The library, built when this source was never built here.
-
-    Args:
-        cache: folder to keep it in; default: `holdfast` in the user's cache folder.
+def build() -> Path:
+    """The library in the user's cache folder, built when this source was never built here.
 
     Raises:
         UsageError: there is no C compiler, or it refuses the source.
     """
     source = SOURCE.read_bytes()
-    folder = cache or _cache()
+    folder = _cache()
     built = folder / f"emulated-nvml-{hashlib.blake2b(source, digest_size=8).hexdigest()}.so"
     if built.exists():
         return built

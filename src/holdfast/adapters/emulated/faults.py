@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from holdfast.adapters.emulated import layout
-from holdfast.adapters.emulated.layout import Devices
+from holdfast.adapters.emulated.layout import Devices, Gpu
 
 HW_THERMAL_SLOWDOWN = 0x40
 HW_SLOWDOWN = 0x8
@@ -32,95 +32,26 @@ class Fault(NamedTuple):
     """Changes the state; returns the line that the driver would write to the kernel log, or an empty string."""
 
 
-def _pci(devices: Devices, hit: Hit) -> str:
-    gpu = devices.gpu(hit.gpu)
-    return f"{gpu.domain:04x}:{gpu.bus:02x}:{gpu.device:02x}"
+def _set(name: str, at: int | None = None) -> Callable[[Devices, Hit], str]:
+    """Sets a field of the GPU to the value of the hit, or to this one."""
+
+    def apply(devices: Devices, hit: Hit) -> str:
+        setattr(devices.gpu(hit.gpu), name, hit.value if at is None else at)
+        return ""
+
+    return apply
 
 
-def ecc(devices: Devices, hit: Hit) -> str:
-    """Uncorrectable memory errors; a row waits to be remapped."""
-    gpu = devices.gpu(hit.gpu)
-    gpu.ecc[1][0] += hit.value
-    gpu.ecc[1][1] += hit.value
-    gpu.remap_uncorrected += 1
-    gpu.remap_pending = 1
-    return ""
+def _count(name: str) -> Callable[[Devices, Hit], str]:
+    """Adds the value of the hit to a count of the GPU, or else of the link."""
 
+    def apply(devices: Devices, hit: Hit) -> str:
+        gpu = devices.gpu(hit.gpu)
+        of = gpu if hasattr(gpu, name) else gpu.links[hit.link]
+        setattr(of, name, getattr(of, name) + hit.value)
+        return ""
 
-def ecc_corrected(devices: Devices, hit: Hit) -> str:
-    """Corrected memory errors."""
-    gpu = devices.gpu(hit.gpu)
-    gpu.ecc[0][0] += hit.value
-    gpu.ecc[0][1] += hit.value
-    return ""
-
-
-def row_remap_failed(devices: Devices, hit: Hit) -> str:
-    """No spare row is left."""
-    devices.gpu(hit.gpu).remap_failed = 1
-    return ""
-
-
-def xid(devices: Devices, hit: Hit) -> str:
-    """An Xid, as NVML event and as kernel-log line."""
-    layout.report_xid(devices.gpu(hit.gpu), hit.value)
-    return f"NVRM: Xid (PCI:{_pci(devices, hit)}): {hit.value}, pid=4242, name=python, Ch 00000001"
-
-
-def thermal(devices: Devices, hit: Hit) -> str:
-    """The GPU is too hot and slows itself down."""
-    gpu = devices.gpu(hit.gpu)
-    gpu.temperature = hit.value if hit.value > 1 else gpu.slowdown_c + 2
-    gpu.throttle = HW_THERMAL_SLOWDOWN | HW_SLOWDOWN
-    return ""
-
-
-def temperature(devices: Devices, hit: Hit) -> str:
-    """A temperature, without throttling."""
-    devices.gpu(hit.gpu).temperature = hit.value
-    return ""
-
-
-def power_brake(devices: Devices, hit: Hit) -> str:
-    """The power supply asks the GPU to slow down."""
-    devices.gpu(hit.gpu).throttle = POWER_BRAKE | HW_SLOWDOWN
-    return ""
-
-
-def nvlink(devices: Devices, hit: Hit) -> str:
-    """A link is down."""
-    devices.gpu(hit.gpu).links[hit.link].active = 0
-    return ""
-
-
-def nvlink_errors(devices: Devices, hit: Hit) -> str:
-    """Errors on a link that stays up."""
-    devices.gpu(hit.gpu).links[hit.link].crc_flit += hit.value
-    return ""
-
-
-def gpu_lost(devices: Devices, hit: Hit) -> str:
-    """The GPU no longer answers."""
-    devices.gpu(hit.gpu).lost = layout.GPU_LOST
-    return ""
-
-
-def pcie(devices: Devices, hit: Hit) -> str:
-    """The PCIe link runs on fewer lanes."""
-    devices.gpu(hit.gpu).pcie_width = hit.value if hit.value > 1 else 8
-    return ""
-
-
-def pcie_replay(devices: Devices, hit: Hit) -> str:
-    """PCIe transfers are repeated."""
-    devices.gpu(hit.gpu).pcie_replay += hit.value
-    return ""
-
-
-def recovery_action(devices: Devices, hit: Hit) -> str:
-    """The driver asks for a repair: 1 reset, 2 reboot, 4 drain and reset."""
-    devices.gpu(hit.gpu).recovery_action = hit.value
-    return ""
+    return apply
 
 
 def _mode(mode: int) -> Callable[[Devices, Hit], str]:
@@ -132,21 +63,69 @@ def _mode(mode: int) -> Callable[[Devices, Hit], str]:
     return apply
 
 
+def ecc(devices: Devices, hit: Hit) -> str:
+    """Uncorrectable memory errors; a row waits to be remapped."""
+    gpu = devices.gpu(hit.gpu)
+    _errors(gpu, 1, hit.value)
+    gpu.remap_uncorrected += 1
+    gpu.remap_pending = 1
+    return ""
+
+
+def ecc_corrected(devices: Devices, hit: Hit) -> str:
+    """Corrected memory errors."""
+    _errors(devices.gpu(hit.gpu), 0, hit.value)
+    return ""
+
+
+def _errors(gpu: Gpu, kind: int, count: int) -> None:
+    for scope in (0, 1):
+        gpu.ecc[kind][scope] += count
+
+
+def xid(devices: Devices, hit: Hit) -> str:
+    """An Xid, as NVML event and as kernel-log line."""
+    gpu = devices.gpu(hit.gpu)
+    layout.report_xid(gpu, hit.value)
+    pci = f"{gpu.domain:04x}:{gpu.bus:02x}:{gpu.device:02x}"
+    return f"NVRM: Xid (PCI:{pci}): {hit.value}, pid=4242, name=python, Ch 00000001"
+
+
+def thermal(devices: Devices, hit: Hit) -> str:
+    """The GPU is too hot and slows itself down."""
+    gpu = devices.gpu(hit.gpu)
+    gpu.temperature = hit.value if hit.value > 1 else gpu.slowdown_c + 2
+    gpu.throttle = HW_THERMAL_SLOWDOWN | HW_SLOWDOWN
+    return ""
+
+
+def nvlink(devices: Devices, hit: Hit) -> str:
+    """A link is down."""
+    devices.gpu(hit.gpu).links[hit.link].active = 0
+    return ""
+
+
+def pcie(devices: Devices, hit: Hit) -> str:
+    """The PCIe link runs on fewer lanes."""
+    devices.gpu(hit.gpu).pcie_width = hit.value if hit.value > 1 else 8
+    return ""
+
+
 FAULTS: dict[str, Fault] = {
     "ecc": Fault("uncorrectable memory errors (`--value`: how many); a row waits to be remapped", ecc),
     "ecc_corrected": Fault("corrected memory errors (`--value`: how many)", ecc_corrected),
-    "row_remap": Fault("a row could not be remapped: no spare is left", row_remap_failed),
+    "row_remap": Fault("a row could not be remapped: no spare is left", _set("remap_failed", 1)),
     "xid": Fault("an Xid (`--value`: its number), as NVML event and kernel-log line", xid),
     "thermal": Fault("above its slowdown temperature, throttling (`--value`: degrees C)", thermal),
-    "temperature": Fault("a temperature without throttling (`--value`: degrees C)", temperature),
-    "power_brake": Fault("slowed down by the power supply", power_brake),
+    "temperature": Fault("a temperature without throttling (`--value`: degrees C)", _set("temperature")),
+    "power_brake": Fault("slowed down by the power supply", _set("throttle", POWER_BRAKE | HW_SLOWDOWN)),
     "nvlink": Fault("an NVLink is down (`--link`)", nvlink),
-    "nvlink_errors": Fault("errors on an NVLink that stays up (`--link`, `--value`: how many)", nvlink_errors),
-    "gpu_lost": Fault("the GPU no longer answers", gpu_lost),
+    "nvlink_errors": Fault("errors on an NVLink that stays up (`--link`, `--value`: how many)", _count("crc_flit")),
+    "gpu_lost": Fault("the GPU no longer answers", _set("lost", layout.GPU_LOST)),
     "pcie": Fault("the PCIe link runs on fewer lanes (`--value`: lanes)", pcie),
-    "pcie_replay": Fault("PCIe transfers are repeated (`--value`: how many)", pcie_replay),
+    "pcie_replay": Fault("PCIe transfers are repeated (`--value`: how many)", _count("pcie_replay")),
     "recovery": Fault(
-        "the driver asks for a repair (`--value`: 1 reset, 2 reboot, 4 drain and reset)", recovery_action
+        "the driver asks for a repair (`--value`: 1 reset, 2 reboot, 4 drain and reset)", _set("recovery_action")
     ),
     "driver_unloaded": Fault("NVML says that the driver is not loaded", _mode(layout.MODE_NO_DRIVER)),
     "driver_loading": Fault("the driver comes up: NVML counts no GPU yet", _mode(layout.MODE_LOADING)),

@@ -136,20 +136,18 @@ class Devices:
 
     Args:
         path: the file `state`.
-        writable: False for those who only look.
 
     Raises:
         OSError: it cannot be opened.
         ValueError: it is not a state of this version.
     """
 
-    def __init__(self, path: Path, *, writable: bool = True) -> None:
-        with path.open("r+b" if writable else "rb") as file:
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
             size = ctypes.sizeof(State)
             if path.stat().st_size < size:
                 raise ValueError(f"{path} is not a state of emulated GPUs")
-            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
-            self._map = mmap.mmap(file.fileno(), size, access=access)
+            self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_WRITE)
         self.state = State.from_buffer(self._map)
         if self.state.magic != MAGIC or self.state.size != size:
             self.close()

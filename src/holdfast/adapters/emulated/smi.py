@@ -25,33 +25,36 @@ _UNITS = {
     "memory.total": " MiB",
     "memory.used": " MiB",
 }
-FIELDS: dict[str, Callable[[int, Gpu], str]] = {
-    "index": lambda index, gpu: str(index),  # noqa: ARG005 - one form for all
-    "name": lambda index, gpu: gpu.name.decode(),  # noqa: ARG005
-    "uuid": lambda index, gpu: gpu.uuid.decode(),  # noqa: ARG005
-    "serial": lambda index, gpu: gpu.serial.decode(),  # noqa: ARG005
-    "pci.bus_id": lambda index, gpu: gpu.bus_id.decode(),  # noqa: ARG005
-    "driver_version": lambda index, gpu: layout.DRIVER,  # noqa: ARG005
-    "temperature.gpu": lambda index, gpu: str(gpu.temperature),  # noqa: ARG005
-    "power.draw": lambda index, gpu: f"{gpu.power_mw / 1000:.2f}",  # noqa: ARG005
-    "power.limit": lambda index, gpu: f"{gpu.power_limit_mw / 1000:.2f}",  # noqa: ARG005
-    "memory.total": lambda index, gpu: str(gpu.memory_total >> 20),  # noqa: ARG005
-    "memory.used": lambda index, gpu: str(gpu.memory_used >> 20),  # noqa: ARG005
-    "ecc.errors.corrected.volatile.total": lambda index, gpu: str(gpu.ecc[0][0]),  # noqa: ARG005
-    "ecc.errors.uncorrected.volatile.total": lambda index, gpu: str(gpu.ecc[1][0]),  # noqa: ARG005
-    "ecc.errors.corrected.aggregate.total": lambda index, gpu: str(gpu.ecc[0][1]),  # noqa: ARG005
-    "ecc.errors.uncorrected.aggregate.total": lambda index, gpu: str(gpu.ecc[1][1]),  # noqa: ARG005
-    "remapped_rows.correctable": lambda index, gpu: str(gpu.remap_corrected),  # noqa: ARG005
-    "remapped_rows.uncorrectable": lambda index, gpu: str(gpu.remap_uncorrected),  # noqa: ARG005
-    "remapped_rows.pending": lambda index, gpu: "Yes" if gpu.remap_pending else "No",  # noqa: ARG005
-    "remapped_rows.failure": lambda index, gpu: "Yes" if gpu.remap_failed else "No",  # noqa: ARG005
-    "pcie.link.gen.current": lambda index, gpu: str(gpu.pcie_gen),  # noqa: ARG005
-    "pcie.link.gen.max": lambda index, gpu: str(gpu.pcie_gen_max),  # noqa: ARG005
-    "pcie.link.width.current": lambda index, gpu: str(gpu.pcie_width),  # noqa: ARG005
-    "pcie.link.width.max": lambda index, gpu: str(gpu.pcie_width_max),  # noqa: ARG005
-    "clocks_event_reasons.active": lambda index, gpu: f"0x{gpu.throttle:016x}",  # noqa: ARG005
-    "clocks_throttle_reasons.active": lambda index, gpu: f"0x{gpu.throttle:016x}",  # noqa: ARG005
+FIELDS: dict[str, Callable[[Gpu], str]] = {
+    "name": lambda gpu: gpu.name.decode(),
+    "uuid": lambda gpu: gpu.uuid.decode(),
+    "serial": lambda gpu: gpu.serial.decode(),
+    "pci.bus_id": lambda gpu: gpu.bus_id.decode(),
+    "driver_version": lambda _: layout.DRIVER,
+    "temperature.gpu": lambda gpu: str(gpu.temperature),
+    "power.draw": lambda gpu: f"{gpu.power_mw / 1000:.2f}",
+    "power.limit": lambda gpu: f"{gpu.power_limit_mw / 1000:.2f}",
+    "memory.total": lambda gpu: str(gpu.memory_total >> 20),
+    "memory.used": lambda gpu: str(gpu.memory_used >> 20),
+    "ecc.errors.corrected.volatile.total": lambda gpu: str(gpu.ecc[0][0]),
+    "ecc.errors.uncorrected.volatile.total": lambda gpu: str(gpu.ecc[1][0]),
+    "ecc.errors.corrected.aggregate.total": lambda gpu: str(gpu.ecc[0][1]),
+    "ecc.errors.uncorrected.aggregate.total": lambda gpu: str(gpu.ecc[1][1]),
+    "remapped_rows.correctable": lambda gpu: str(gpu.remap_corrected),
+    "remapped_rows.uncorrectable": lambda gpu: str(gpu.remap_uncorrected),
+    "remapped_rows.pending": lambda gpu: _yes(gpu.remap_pending),
+    "remapped_rows.failure": lambda gpu: _yes(gpu.remap_failed),
+    "pcie.link.gen.current": lambda gpu: str(gpu.pcie_gen),
+    "pcie.link.gen.max": lambda gpu: str(gpu.pcie_gen_max),
+    "pcie.link.width.current": lambda gpu: str(gpu.pcie_width),
+    "pcie.link.width.max": lambda gpu: str(gpu.pcie_width_max),
+    "clocks_event_reasons.active": lambda gpu: f"0x{gpu.throttle:016x}",
+    "clocks_throttle_reasons.active": lambda gpu: f"0x{gpu.throttle:016x}",
 }
+
+
+def _yes(value: int) -> str:
+    return "Yes" if value else "No"
 
 
 def main(argv: list[str], folder: Path) -> int:
@@ -129,14 +132,15 @@ def _chosen(text: str, devices: Devices) -> list[int]:
 def _csv(query: str, form: str, chosen: list[tuple[int, Gpu]]) -> int:
     names = [name.strip() for name in query.split(",")]
     for name in names:
-        if name not in FIELDS:
+        if name != "index" and name not in FIELDS:
             _say(f'Field "{name}" is not a valid field to query.')
             return 2
     units = "nounits" not in form
     if "noheader" not in form:
         _say(", ".join(f"{name} [{_UNITS[name].strip()}]" if units and name in _UNITS else name for name in names))
     for index, gpu in chosen:
-        _say(", ".join(FIELDS[name](index, gpu) + (_UNITS.get(name, "") if units else "") for name in names))
+        told = [(name, str(index) if name == "index" else FIELDS[name](gpu)) for name in names]
+        _say(", ".join(value + (_UNITS.get(name, "") if units else "") for name, value in told))
     return 0
 
 
@@ -164,24 +168,22 @@ def _query(chosen: list[tuple[int, Gpu]]) -> str:
         f"{'Attached GPUs':<50}: {len(chosen)}",
     ]
     for _, gpu in chosen:
-        yes = {0: "No", 1: "Yes"}
-        out += [f"GPU {gpu.bus_id.decode()}"]
+        head = {
+            "Product Name": gpu.name.decode(),
+            "GPU UUID": gpu.uuid.decode(),
+            "GPU Recovery Action": RECOVERY.get(gpu.recovery_action, "Unknown"),
+        }
         out += [
-            f"    {name:<46}: {value}"
-            for name, value in (
-                ("Product Name", gpu.name.decode()),
-                ("GPU UUID", gpu.uuid.decode()),
-                ("GPU Recovery Action", RECOVERY.get(gpu.recovery_action, "Unknown")),
-            )
-        ]
-        out += [
+            f"GPU {gpu.bus_id.decode()}",
+            *(f"    {name:<46}: {value}" for name, value in head.items()),
             "    Remapped Rows",
             f"        {'Correctable Error':<42}: {gpu.remap_corrected}",
             f"        {'Uncorrectable Error':<42}: {gpu.remap_uncorrected}",
-            f"        {'Pending':<42}: {yes[gpu.remap_pending]}",
-            f"        {'Remapping Failure Occurred':<42}: {yes[gpu.remap_failed]}",
+            f"        {'Pending':<42}: {_yes(gpu.remap_pending)}",
+            f"        {'Remapping Failure Occurred':<42}: {_yes(gpu.remap_failed)}",
+            "    Temperature",
+            f"        {'GPU Current Temp':<42}: {gpu.temperature} C",
         ]
-        out += ["    Temperature", f"        {'GPU Current Temp':<42}: {gpu.temperature} C"]
     return "\n".join(out)
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from sqlalchemy import Connection, Engine, create_engine, insert, inspect, select, text
+from sqlalchemy import Connection, Engine, create_engine, inspect, select, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
@@ -21,7 +21,6 @@ from holdfast.adapters.journal import queries, schema
 from holdfast.adapters.journal.sql import READERS, SqlJournal, said_by
 from holdfast.errors import JournalDamagedError, JournalError, UsageError
 
-FORMAT = "holdfast journal"
 OPEN_LOCK = 0x484F4C44
 """Advisory lock under which tables are made and upgraded: two controllers may be started at once."""
 LIMITS_MS = {"idle_in_transaction_session_timeout": 10_000, "lock_timeout": 15_000, "statement_timeout": 60_000}
@@ -148,7 +147,7 @@ def is_journal(connection: Connection, tables: set[str]) -> bool:
         return False
     query = select(schema.meta.c.value).where(schema.meta.c.key == "format")
     try:
-        return connection.execute(query).scalar_one_or_none() == FORMAT
+        return connection.execute(query).scalar_one_or_none() == schema.FORMAT
     except DBAPIError:
         return False
 
@@ -173,10 +172,7 @@ def _prepare(writer: Engine, name: str) -> None:
             raise JournalError(f"journal {name}: the database is in {encoding}: make one with ENCODING 'UTF8'")
         tables = tables_of(connection)
         if not tables:
-            schema.metadata.create_all(connection)
-            connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
-            connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": schema.HEAD})
-            connection.execute(insert(schema.meta), {"key": "format", "value": FORMAT})
+            schema.make(connection)
             return
         if not is_journal(connection, tables):
             raise not_ours(name)

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Dialect,
     Double,
     Index,
@@ -23,6 +24,8 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    insert,
+    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import Insert
@@ -34,6 +37,7 @@ from holdfast.model.wire import encode, job_of, kind_of, node_of
 from holdfast.ports import Entry, Touched
 
 HEAD = version.HEAD
+FORMAT = "holdfast journal"
 metadata = MetaData()
 
 NAME_MAX = 300
@@ -183,6 +187,14 @@ meta = Table(
     Column("key", _Name, primary_key=True),
     Column("value", Text, nullable=False),
 )
+
+
+def make(connection: Connection) -> None:
+    """Make all tables in an empty database."""
+    metadata.create_all(connection)
+    connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+    connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+    connection.execute(insert(meta), {"key": "format", "value": FORMAT})
 
 
 def job_text(key: JobKey) -> str:

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool, StaticPool
 
@@ -92,10 +92,7 @@ def _prepare(writer: Engine, path: Path, *, fresh: bool) -> None:
         tables = set(inspect(connection).get_table_names())
         if fresh or not tables:
             connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
-            schema.metadata.create_all(connection)
-            connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
-            connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": schema.HEAD})
-            connection.execute(insert(schema.meta), {"key": "format", "value": "holdfast journal"})
+            schema.make(connection)
             return
         if owner != APPLICATION_ID or "alembic_version" not in tables:
             raise JournalDamagedError(f"journal {path}: is a database, but not a Holdfast journal: name another file")

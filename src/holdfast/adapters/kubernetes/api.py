@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,18 +25,19 @@ WATCH_MARGIN_S = 15.0
 """A watch that was to last so long and still has not ended after this much more is dead."""
 LINE_BYTES_MAX = 8 << 20
 PAGE = 500
+TRIES = 6
+TRY_S = 0.05
 PATH_SHOWN = 300
 OPEN = "OPEN"
 """Not Kubernetes' word: the first thing that `lines` gives."""
 TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 MERGE = "application/merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
-APPLY = "application/apply-patch+yaml"
 STRATEGIC = "application/strategic-merge-patch+json"
 _PATH = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._:-]*)+")
 """A path that names one resource, whatever a name in it was made of: no dots alone, no query, nothing quoted."""
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 class ApiError(Exception):
@@ -162,34 +163,31 @@ class KubeApi:
         """PATCH in one of the forms above."""
         return await self.call("PATCH", path, body=body, form=form, query=query)
 
-    async def delete(
-        self, path: str, *, uid: str = "", grace_s: int | None = None, propagation: str = "Background"
-    ) -> Json:
+    async def delete(self, path: str, *, uid: str = "", grace_s: int | None = None) -> Json:
         """DELETE, only if it still is the object of this uid."""
-        options: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
+        options: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         return await self.call("DELETE", path, body=options)
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        form: str = "application/json",
-        limit_s: float = REQUEST_S,
-    ) -> Json:
-        """One request.
+    async def drop(self, path: str, *, uid: str = "", grace_s: int | None = None) -> None:
+        """DELETE it, where one that is gone, or is another object by now, is fine."""
+        try:
+            await self.delete(path, uid=uid, grace_s=grace_s)
+        except ApiError as error:
+            if not (error.gone or error.conflict):
+                raise
+
+    async def call(self, method: str, path: str, **what: Any) -> Json:
+        """One request, as `raw` takes it, with a JSON object as its answer.
 
         Raises:
             ApiError: the server refused it.
             LinkError: it could not be reached, or did not answer in time.
         """
-        raw = await self.raw(method, path, query=query, body=body, form=form, limit_s=limit_s)
+        raw = await self.raw(method, path, **what)
         try:
             found: Json = msgspec.json.decode(raw)
         except msgspec.DecodeError as error:
@@ -206,7 +204,7 @@ class KubeApi:
         form: str = "application/json",
         limit_s: float = REQUEST_S,
     ) -> bytes:
-        """As `call`, with the answer as it is (logs; lists that are decoded into fewer fields)."""
+        """As `call`, with the answer as it is: logs, and lists that are decoded into fewer fields."""
         import aiohttp  # noqa: PLC0415 - comes with kubernetes-asyncio
 
         try:
@@ -256,13 +254,11 @@ class KubeApi:
             version = (found.get("metadata") or {}).get("resourceVersion", "")
         return items, version
 
-    async def pages(
-        self, path: str, query: Mapping[str, str] | None = None, *, page: int = PAGE
-    ) -> AsyncIterator[bytes]:
+    async def pages(self, path: str, query: Mapping[str, str] | None = None) -> AsyncIterator[bytes]:
         """A collection as the bytes of its pages, for those who decode fewer fields."""
         cursor = ""
         while True:
-            asked = {**(query or {}), "limit": str(page)}
+            asked = {**(query or {}), "limit": str(PAGE)}
             if cursor:
                 asked["continue"] = cursor
             raw = await self.raw("GET", path, query=asked)
@@ -308,6 +304,22 @@ class KubeApi:
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
             said = str(error) or type(error).__name__
             raise LinkError(f"the watch of {path} at {self.server} broke: {said}") from error
+
+
+async def again_on_conflict(attempt: Callable[[], Awaitable[T]], whose: str) -> T:
+    """What an attempt gives; another one is made when somebody has changed the object meanwhile.
+
+    Raises:
+        TemporaryOrderError: others change it again and again.
+    """
+    for _ in range(TRIES):
+        try:
+            return await attempt()
+        except ApiError as error:
+            if not error.conflict:
+                raise
+        await asyncio.sleep(TRY_S)
+    raise TemporaryOrderError(f"{whose} is changed by others again and again")
 
 
 async def _split(content: Any, path: str) -> AsyncIterator[bytes]:

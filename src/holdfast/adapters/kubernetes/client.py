@@ -304,9 +304,9 @@ class KubernetesOrchestrator:
     async def _check(self, order: o.ValidateNode, nodes: NodeOrders, checks: CheckPods) -> str:
         try:
             await nodes.in_checks(order)
-        except PermanentOrderError as error:
+        except ApiError as error:
             # That its mark cannot be set is no word about the node.
-            raise TemporaryOrderError(str(error)) from error
+            raise TemporaryOrderError(str(error.as_order_error())) from error
         return await checks.execute(order)
 
     async def close(self) -> None:

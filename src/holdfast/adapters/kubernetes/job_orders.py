@@ -10,15 +10,15 @@ killed in between loses nothing.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import structlog
 
 from holdfast.adapters.kubernetes import patches, put_away
-from holdfast.adapters.kubernetes.api import MERGE, ApiError, KubeApi
+from holdfast.adapters.kubernetes.api import MERGE, ApiError, KubeApi, again_on_conflict
 from holdfast.adapters.kubernetes.looks import Looks
 from holdfast.adapters.kubernetes.objects import (
     EXCLUDED,
@@ -42,9 +42,6 @@ SLOW_END_S = 6.0
 """Longer than a launcher's lease (3 s) and its margin."""
 END_LIMIT_S = 100.0
 GONE_LIMIT_S = 30.0
-TRIES = 6
-TRY_S = 0.05
-_ORDERS = (o.RequeueHeld, o.SetExcluded, o.ReleaseJob, o.GiveUp)
 _log = structlog.get_logger("holdfast.kubernetes")
 
 
@@ -59,23 +56,16 @@ class JobOrders:
         self._looks = looks
         self._api: KubeApi = looks.api
         self._find = find
-
-    def can(self, order: o.AnyOrder) -> bool:
-        """Is it one of ours?"""
-        return isinstance(order, _ORDERS)
+        self._does: dict[type[o.JobOrder], Callable[[Any, Workload], Awaitable[str]]] = {
+            o.RequeueHeld: self._requeue_held,
+            o.SetExcluded: self._exclude,
+            o.ReleaseJob: self._release,
+            o.GiveUp: self._give_up,
+        }
 
     async def execute(self, order: o.JobOrder) -> str:
-        """See ports.Orchestrator."""
-        job = self._job(order.job)
-        if isinstance(order, o.RequeueHeld):
-            return await self._requeue_held(order, job)
-        if isinstance(order, o.SetExcluded):
-            return await self._exclude(order, job)
-        if isinstance(order, o.ReleaseJob):
-            return await self._release(order, job)
-        if isinstance(order, o.GiveUp):
-            return await self._give_up(order, job)
-        raise PermanentOrderError(f"Kubernetes does not carry out {type(order).__name__}")
+        """See ports.Orchestrator. What the API server refuses comes as ApiError."""
+        return await self._does[type(order)](order, self._job(order.job))
 
     def _job(self, key: JobKey) -> Workload:
         job = self._find(key)
@@ -85,23 +75,19 @@ class JobOrders:
 
     async def _change(self, key: JobKey, make: Callable[[Workload], Json]) -> Workload:
         """Patch the job as it is now; again when somebody changed it meanwhile."""
-        for _ in range(TRIES):
+
+        async def attempt() -> Workload:
             job = self._job(key)
             if job.put_away:
                 return await self._change_put_away(job, make)
-            try:
-                fresh = Workload(kind=job.kind, version=job.version, manifest=await self._api.get(job.path))
-                if fresh.uid != job.uid:
-                    raise TemporaryOrderError(f"{job.id} has just been made anew")
-                answer = await self._api.patch(job.path, make(fresh), MERGE)
-            except ApiError as error:
-                if not error.conflict:
-                    raise error.as_order_error() from error
-                await asyncio.sleep(TRY_S)
-                continue
+            fresh = Workload(kind=job.kind, version=job.version, manifest=await self._api.get(job.path))
+            if fresh.uid != job.uid:
+                raise TemporaryOrderError(f"{job.id} has just been made anew")
+            answer = await self._api.patch(job.path, make(fresh), MERGE)
             self._looks.take(job, answer)
             return Workload(kind=job.kind, version=job.version, manifest=answer)
-        raise TemporaryOrderError(f"{key} is changed by others again and again")
+
+        return await again_on_conflict(attempt, str(key))
 
     async def _change_put_away(self, job: Workload, make: Callable[[Workload], Json]) -> Workload:
         """The same to a manifest that is kept in a ConfigMap: only notes can be put on it."""
@@ -164,7 +150,8 @@ class JobOrders:
                 force = pod.spec.node_name in gone or (leased and slow and self._is_silent(pod.spec.node_name))
                 if (pod.metadata.uid, force) not in asked:
                     asked.add((pod.metadata.uid, force))
-                    await self._end(pod, force=force)
+                    path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
+                    await self._api.drop(path, uid=pod.metadata.uid, grace_s=0 if force else GRACE_S)
             if time.monotonic() - begun > END_LIMIT_S:
                 names = ", ".join(pod.metadata.name for pod in live)
                 raise TemporaryOrderError(f"pods of {key} do not end: {names}")
@@ -181,15 +168,6 @@ class JobOrders:
             return True
         ready = next((one for one in node.status.conditions or [] if one.type == "Ready"), None)
         return ready is None or ready.status == "Unknown"
-
-    async def _end(self, pod: Pod, *, force: bool) -> None:
-        about = pod.metadata
-        path = f"/api/v1/namespaces/{about.namespace}/pods/{about.name}"
-        try:
-            await self._api.delete(path, uid=about.uid, grace_s=0 if force else GRACE_S)
-        except ApiError as error:
-            if not (error.gone or error.conflict):
-                raise error.as_order_error() from error
 
     # --- exclude and release ---
 
@@ -227,7 +205,7 @@ class JobOrders:
             answer = await self._api.create(job.kind.path(job.version, job.namespace), manifest)
         except ApiError as error:
             if not error.conflict:
-                raise error.as_order_error() from error
+                raise
             answer = await self._api.get(job.path)
             if Workload(kind=job.kind, version=job.version, manifest=answer).lineage != job.lineage:
                 raise PermanentOrderError(f"somebody made another {job.id} meanwhile") from error
@@ -237,18 +215,11 @@ class JobOrders:
             await self._api.delete(f"{put_away.collection(self._looks.namespace)}/{name}")
 
     async def _put_away(self, job: Workload, manifest: Json) -> None:
-        try:
-            answer = await put_away.write(self._api, put_away.record_of(job, manifest, self._looks.namespace))
-        except ApiError as error:
-            raise error.as_order_error() from error
-        self._looks.put_away.take(answer)
+        record = put_away.record_of(job, manifest, self._looks.namespace)
+        self._looks.put_away.take(await put_away.write(self._api, record))
 
     async def _delete(self, job: Workload) -> None:
-        try:
-            await self._api.delete(job.path, uid=job.uid)
-        except ApiError as error:
-            if not (error.gone or error.conflict):
-                raise error.as_order_error() from error
+        await self._api.drop(job.path, uid=job.uid)
         store = self._looks.kinds[job.kind.name][2]
         await self._looks.until(
             lambda: True if job.uid not in store.items else None, f"{job.id} is not gone", limit_s=GONE_LIMIT_S

@@ -97,7 +97,6 @@ class KeptNodes:
                 continue
             try:
                 path = f"{collection(self._looks.namespace)}/{about['name']}"
-                await self._looks.api.delete(path, uid=about["uid"])
+                await self._looks.api.drop(path, uid=about["uid"])
             except (ApiError, LinkError) as error:
-                if not (isinstance(error, ApiError) and (error.gone or error.conflict)):
-                    _log.warning("a kept node was left behind", node=name, why=str(error))
+                _log.warning("a kept node was left behind", node=name, why=str(error))

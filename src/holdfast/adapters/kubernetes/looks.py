@@ -94,8 +94,6 @@ class Store(Generic[T]):
         self.unanswered_at = 0.0
         """When (monotonic) the server last gave no answer here: it may be away."""
         self.relists = 0
-        self.relist_s = 0.0
-        """What the last list took."""
         self._api = api
         self._decoder = msgspec.json.Decoder(kind)
         self._on_change = on_change
@@ -142,7 +140,6 @@ class Store(Generic[T]):
             self._on_change()
 
     async def _relist(self) -> None:
-        begun = time.monotonic()
         items: dict[str, T] = {}
         versions: dict[str, int] = {}
         version = ""
@@ -156,7 +153,6 @@ class Store(Generic[T]):
             await asyncio.sleep(0)
         self.items, self._versions, self._version = items, versions, version
         self.relists += 1
-        self.relist_s = time.monotonic() - begun
         self._whole()
         self._on_change()
 

@@ -9,16 +9,16 @@ pods of DaemonSets and static pods stay. Time passes while a node boots.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 from msgspec import Struct
 
 from holdfast.adapters.kubernetes import patches
-from holdfast.adapters.kubernetes.api import MERGE, STRATEGIC, ApiError, KubeApi
+from holdfast.adapters.kubernetes.api import MERGE, STRATEGIC, ApiError, KubeApi, again_on_conflict
 from holdfast.adapters.kubernetes.asks import PENDING, UNSCHEDULABLE, Vocabulary
 from holdfast.adapters.kubernetes.kept_nodes import KeptNodes
 from holdfast.adapters.kubernetes.looks import Looks
@@ -42,8 +42,6 @@ from holdfast.model.evidence import Remedy
 from holdfast.model.machine import MachineId
 from holdfast.os.programs import JOINED, Command, run
 
-TRIES = 6
-TRY_S = 0.05
 EVICT_S = 1.0
 GONE_S = 120.0
 """A replaced machine that joins under the old name does so within this; a cloud's new node has a new name."""
@@ -94,8 +92,15 @@ class NodeOrders:
         self.kept = KeptNodes(looks, limit_s=repairers.limit_s)
         """Nodes whose machine is being replaced, as they were: their Node may be gone for a while."""
 
+        self._does: dict[type[o.NodeOrder], Callable[[Any, Node], Awaitable[str]]] = {
+            o.QuarantineNode: self._quarantine,
+            o.ReturnNode: self._return,
+            o.RetireNode: self._retire,
+            o.RebootNode: self._reboot,
+        }
+
     async def execute(self, order: o.NodeOrder) -> str:
-        """See ports.Orchestrator."""
+        """See ports.Orchestrator. What the API server refuses comes as ApiError."""
         if isinstance(order, o.ReplaceNode) and (before := self._begun(order)) is not None:
             return await self._end_replacement(order, before)
         node = self._looks.node(order.node)
@@ -107,30 +112,16 @@ class NodeOrders:
             return "it is another machine already" if stale else await self._replace(order, node)
         if stale:
             raise PermanentOrderError(f"{order.node} is another machine now")
-        if isinstance(order, o.QuarantineNode):
-            return await self._quarantine(order, node)
-        if isinstance(order, o.ReturnNode):
-            return await self._return(node)
-        if isinstance(order, o.RetireNode):
-            return await self._retire(order, node)
-        if isinstance(order, o.RebootNode):
-            return await self._reboot(order, node)
-        raise PermanentOrderError(f"Kubernetes does not carry out {type(order).__name__}")
+        return await self._does[type(order)](order, node)
 
     async def change(self, name: str, make: Callable[[Json], Json]) -> None:
         """Patch the node as it is now; again when somebody changed it meanwhile."""
         path = f"/api/v1/nodes/{name}"
-        for _ in range(TRIES):
-            try:
-                answer = await self._api.patch(path, make(await self._api.get(path)), MERGE)
-            except ApiError as error:
-                if not error.conflict:
-                    raise error.as_order_error() from error
-                await asyncio.sleep(TRY_S)
-                continue
-            self._looks.nodes.take(answer)
-            return
-        raise TemporaryOrderError(f"node {name} is changed by others again and again")
+
+        async def attempt() -> None:
+            self._looks.nodes.take(await self._api.patch(path, make(await self._api.get(path)), MERGE))
+
+        await again_on_conflict(attempt, f"node {name}")
 
     # --- in and out of service ---
 
@@ -146,7 +137,7 @@ class NodeOrders:
         await self.show(order.node)
         return f"cordoned and marked {PENDING.get(repair, 'Unschedulable')}"
 
-    async def _return(self, node: Node) -> str:
+    async def _return(self, _: o.ReturnNode, node: Node) -> str:
         if node.spec.unschedulable and not is_ours(node):
             raise PermanentOrderError(f"{node.metadata.name} was cordoned by someone else: {drain_reason(node)}")
         if not node.spec.unschedulable and not self.left_over(node):
@@ -378,7 +369,7 @@ class NodeOrders:
             if error.status == 429:
                 _log.info("a disruption budget keeps a pod where it is", pod=about.name, why=error.message)
             elif not (error.gone or error.conflict):
-                raise error.as_order_error() from error
+                raise
 
 
 def ready(node: Node) -> bool:

@@ -31,7 +31,6 @@ LINEAGE = f"{HOLDFAST}/lineage"
 GENERATION = f"{HOLDFAST}/generation"
 FIRST_CREATED = f"{HOLDFAST}/first-created"
 PARALLELISM = f"{HOLDFAST}/parallelism"
-SUSPENDED_BY_OTHERS = f"{HOLDFAST}/was-suspended"
 DRAIN_REASON = f"{HOLDFAST}/drain-reason"
 """Why a node is cordoned, by whom: ours begins with `PREFIX`."""
 HEALTH_SET = f"{HOLDFAST}/node-health-set"
@@ -57,7 +56,6 @@ class Meta(Struct, frozen=True, rename="camel"):
     name: str
     namespace: str = ""
     uid: str = ""
-    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
@@ -187,8 +185,6 @@ class Kind(Struct, frozen=True, kw_only=True):
     suspend: tuple[str, ...] = ("spec", "suspend")
     mutable: bool = False
     """Its pod templates may be changed; pods made afterwards are made of them."""
-    pod_label: str = ""
-    """Label of its pods that holds its name."""
 
     def path(self, version: str, namespace: str = "", name: str = "") -> str:
         """Its collection, in one namespace or in all, or one object of it."""
@@ -205,27 +201,20 @@ def _kubeflow(name: str, plural: str, replicas: str, versions: tuple[str, ...] =
         replicas=replicas,
         suspend=("spec", "runPolicy", "suspend"),
         mutable=True,
-        pod_label="training.kubeflow.org/job-name",
     )
 
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind(name="Job", group="batch", versions=("v1",), plural="jobs", pod_label="job-name"),
+        Kind(name="Job", group="batch", versions=("v1",), plural="jobs"),
         _kubeflow("PyTorchJob", "pytorchjobs", "pytorchReplicaSpecs"),
         _kubeflow("MPIJob", "mpijobs", "mpiReplicaSpecs", ("v1", "v2beta1")),
         _kubeflow("JAXJob", "jaxjobs", "jaxReplicaSpecs"),
         _kubeflow("TFJob", "tfjobs", "tfReplicaSpecs"),
         _kubeflow("XGBoostJob", "xgboostjobs", "xgbReplicaSpecs"),
         _kubeflow("PaddleJob", "paddlejobs", "paddleReplicaSpecs"),
-        Kind(
-            name="JobSet",
-            group="jobset.x-k8s.io",
-            versions=("v1alpha2", "v1alpha1"),
-            plural="jobsets",
-            pod_label="jobset.sigs.k8s.io/jobset-name",
-        ),
+        Kind(name="JobSet", group="jobset.x-k8s.io", versions=("v1alpha2", "v1alpha1"), plural="jobsets"),
         Kind(name="TrainJob", group="trainer.kubeflow.org", versions=("v1alpha1",), plural="trainjobs"),
     )
 }

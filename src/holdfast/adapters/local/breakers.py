@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Any
 
-from holdfast.adapters.local import processes
+from holdfast.adapters.local import node_init
 from holdfast.adapters.local.nodes import LocalNode, Power
 from holdfast.adapters.local.protocol import (
     Breaker,
@@ -70,5 +70,5 @@ def _signal(node: LocalNode, sig: int, pid: int, target: str) -> list[int]:
         raise RefusedError(f"process {pid} does not run on {node.name}")
     if not pids:
         raise NotFoundError(f"nothing runs on {node.name} that is `{target}`")
-    processes.send_signal([one for one in pids if one != os.getpid()], sig)
+    node_init.send_signal([one for one in pids if one != os.getpid()], sig)
     return pids

@@ -8,9 +8,10 @@ Each call opens its own connection (tens of microseconds on a Unix socket), so t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -19,27 +20,17 @@ from holdfast.adapters.local.protocol import (
     AnyRequest,
     Cancel,
     Changed,
-    Cut,
     Drain,
     Exclude,
-    FillDisk,
-    FreeDisk,
-    Heal,
-    Hold,
-    Kill,
-    Kmsg,
+    NodeRequest,
     Observe,
     Observed,
-    PowerOff,
-    PowerOn,
     Reboot,
     Release,
     Replace,
     RequeueHeldJob,
     ResetGpus,
     Resume,
-    Shutdown,
-    StopProcess,
     Submit,
     WaitChange,
     decode_answer,
@@ -68,18 +59,9 @@ DRAIN_PREFIX = "[holdfast]"
 
 T = TypeVar("T")
 
-_ORDERS = (
-    RequeueHeld,
-    SetExcluded,
-    ReleaseJob,
-    GiveUp,
-    QuarantineNode,
-    ReturnNode,
-    ResetGpu,
-    RebootNode,
-    ReplaceNode,
-    RetireNode,
-)
+_NODE_REQUESTS: dict[str, Callable[..., AnyRequest]] = {
+    kind.__struct_config__.tag: kind for kind in get_args(AnyRequest) if issubclass(kind, NodeRequest)
+}
 
 
 def request_of(order: AnyOrder) -> AnyRequest | None:
@@ -120,6 +102,7 @@ class LocalOrchestrator:
     """
 
     name = "local"
+    deeds: AbstractSet[str] = _NODE_REQUESTS.keys()
 
     def __init__(self, socket_path: Path | str) -> None:
         self.path = Path(socket_path)
@@ -173,7 +156,7 @@ class LocalOrchestrator:
 
     def can(self, order: AnyOrder) -> bool:
         """See ports.Orchestrator."""
-        return isinstance(order, _ORDERS)
+        return request_of(order) is not None
 
     async def execute(self, order: AnyOrder) -> str:
         """See ports.Orchestrator."""
@@ -204,66 +187,6 @@ class LocalOrchestrator:
         """End a job for good."""
         return await self._get(Cancel(job=job_id, who=who, why=why), str)
 
-    async def hold(self, job_id: str, *, who: str, why: str = "") -> str:
-        """Keep a waiting job from starting, in a person's name."""
-        return await self._get(Hold(job=job_id, who=who, why=why), str)
-
-    async def release(self, job_id: str, *, who: str) -> str:
-        """Lift all holds, in a person's name."""
-        return await self._get(Release(job=job_id, who=who), str)
-
-    async def drain(self, node: str, reason: str) -> str:
-        """Let no new work onto the node."""
-        return await self._get(Drain(node=node, reason=reason), str)
-
-    async def resume(self, node: str) -> str:
-        """Let the node take work again, whoever drained it."""
-        return await self._get(Resume(node=node), str)
-
-    async def reboot(self, node: str) -> str:
-        """Restart the node and wait until it is up."""
-        return await self._get(Reboot(node=node), str)
-
-    async def replace(self, node: str, *, new_name: str = "") -> str:
-        """Put another machine in the node's place and wait until it is up."""
-        return await self._get(Replace(node=node, new_name=new_name), str)
-
-    async def power_off(self, node: str) -> str:
-        """SIGKILL everything on the node at once."""
-        return await self._get(PowerOff(node=node), str)
-
-    async def power_on(self, node: str) -> str:
-        """Boot a node that is off and wait until it is up."""
-        return await self._get(PowerOn(node=node), str)
-
-    async def cut(self, node: str) -> str:
-        """Cut the node's network for every Holdfast transport."""
-        return await self._get(Cut(node=node), str)
-
-    async def heal(self, node: str) -> str:
-        """Undo `cut`."""
-        return await self._get(Heal(node=node), str)
-
-    async def kmsg(self, node: str, text: str) -> str:
-        """Append lines to the node's kernel log."""
-        return await self._get(Kmsg(node=node, text=text), str)
-
-    async def fill_disk(self, node: str) -> str:
-        """Leave no space on the node's scratch file system."""
-        return await self._get(FillDisk(node=node), str)
-
-    async def free_disk(self, node: str) -> str:
-        """Undo `fill_disk`."""
-        return await self._get(FreeDisk(node=node), str)
-
-    async def kill(self, node: str, *, pid: int = 0, target: str = "", signal: int = 9) -> list[int]:
-        """Signal one process of the node, or its `agent`, `task`, `job`, `node`. Returns the pids."""
-        return await self._get(Kill(node=node, pid=pid, target=target, signal=signal), list[int])
-
-    async def stop_process(self, node: str, *, pid: int = 0, target: str = "", resume: bool = False) -> list[int]:
-        """SIGSTOP or SIGCONT, with the targets of `kill`."""
-        return await self._get(StopProcess(node=node, pid=pid, target=target, resume=resume), list[int])
-
-    async def shutdown(self) -> None:
-        """End the cluster and everything in it."""
-        await self.ask(Shutdown())
+    async def do(self, deed: str, node: str = "", **facts: Any) -> Any:
+        """Do one thing to a node: `deed` is one of `deeds`, `facts` are the further fields of its request."""
+        return msgspec.json.decode(await self.ask(_NODE_REQUESTS[deed](node=node, **facts)))

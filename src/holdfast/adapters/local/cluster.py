@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast import __version__
-from holdfast.adapters.local import processes
+from holdfast.adapters.local import node_init, processes
 from holdfast.adapters.local.breakers import break_it
 from holdfast.adapters.local.fleet import Fleet, view_of
 from holdfast.adapters.local.jobs import JobBook
@@ -37,6 +37,7 @@ from holdfast.adapters.local.protocol import (
     AddNode,
     AnyRequest,
     Breaker,
+    Cancel,
     Changed,
     JobRequest,
     Jobs,
@@ -195,7 +196,7 @@ class Cluster:
         self._stopping.set()
         running = [job for job in self.jobs.jobs.values() if job.running]
         for job in running:
-            self.jobs.cancel(job.id, why="the cluster is shut down")
+            self.jobs.cancel(Cancel(job=job.id, why="the cluster is shut down"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):  # launchers may say goodbye; ranks die with them in any case
                 for job in running:
@@ -215,12 +216,12 @@ class Cluster:
 
         def strays() -> list[int]:
             known = [node.pid for node in self.fleet.nodes.values() if node.pid]
-            return processes.descendants(os.getpid(), processes.process_table(), skip=known)
+            return node_init.descendants(os.getpid(), node_init.process_table(), skip=known)
 
         processes.end_all(strays, limit_s=1.0)
 
     def _reap(self) -> None:
-        for _ in processes.reaped():
+        for _ in node_init.reaped():
             pass
 
     def _keep(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
@@ -397,7 +398,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             return 69
         (settings.folder / "cluster.sock").unlink(missing_ok=True)
-        processes.become_subreaper()
+        node_init.become_subreaper()
         asyncio.run(_run(settings))
     return 0
 

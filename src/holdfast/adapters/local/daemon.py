@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from holdfast.adapters.local import processes
+from holdfast.adapters.local import node_init, processes
 from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.errors import LinkError
 from holdfast.os.daemons import start_daemon
@@ -143,11 +143,11 @@ async def end_cluster(folder: Path, *, limit_s: float = 10.0) -> bool:
     """
     pid = daemon_pid(folder)
     if pid:
-        processes.send_signal([pid], signal.SIGTERM)
+        node_init.send_signal([pid], signal.SIGTERM)
         try:
             await asyncio.wait_for(processes.watch_process(pid), limit_s)
         except TimeoutError:
-            processes.send_signal([pid], signal.SIGKILL)
+            node_init.send_signal([pid], signal.SIGKILL)
             await processes.watch_process(pid)
     ran = bool(pid) or bool(processes.marked(folder))
     left = processes.end_all(lambda: processes.marked(folder))

@@ -140,19 +140,15 @@ class JobBook:
         """One request about one job."""
         match request:
             case Cancel():
-                return self.cancel(request.job, why=request.why, only_waiting=request.only_waiting)
+                return self.cancel(request)
             case RequeueHeldJob():
-                return await self.requeue_held(
-                    request.job, restart_count=request.restart_count, why=request.why, grace_s=request.grace_s
-                )
+                return await self._requeue_held(request)
             case Exclude():
-                return self.exclude(request.job, request.nodes)
+                return self._exclude(request)
             case Release():
-                return self.release(
-                    request.job, who=request.who, epoch=request.epoch, restore_step_max=request.restore_step_max
-                )
+                return self._release(request)
             case Hold():
-                return self.hold(request.job, who=request.who, why=request.why)
+                return self._hold(request)
         raise UsageError(f"`{type(request).__name__}` is not handled")  # a request without a line above: a bug
 
     def submit(self, spec: Submit) -> Job:
@@ -182,14 +178,14 @@ class JobBook:
         self.changed(job)
         return job
 
-    def cancel(self, job_id: str, *, why: str, only_waiting: bool = False) -> str:
+    def cancel(self, request: Cancel) -> str:
         """End the job for good; already ended is fine."""
-        job = self.find(job_id)
+        job = self.find(request.job)
         if job.state in ENDED:
             return f"already {job.state}"
-        if job.running and only_waiting:
+        if job.running and request.only_waiting:
             return "it runs and goes on"
-        job.cancelled = why or "cancelled"
+        job.cancelled = request.why or "cancelled"
         job.requeue = False
         if job.running:
             self._end_tasks(job, job.spec.stop_grace_s)
@@ -197,61 +193,59 @@ class JobBook:
             self._finish(job, SchedulerState.CANCELLED)
         return "cancelled"
 
-    def hold(self, job_id: str, *, who: str, why: str) -> str:
-        """A person keeps a waiting job from starting."""
-        job = self.find(job_id)
+    def _hold(self, request: Hold) -> str:
+        job = self.find(request.job)
         if job.running or job.state in ENDED:
-            raise RefusedError(f"job {job_id} is {job.state}: only a waiting job can be held")
-        job.holds[who or job.user] = why
+            raise RefusedError(f"job {job.id} is {job.state}: only a waiting job can be held")
+        job.holds[request.who or job.user] = request.why
         job.state = SchedulerState.HELD
         self.changed(job)
         return "held"
 
-    def exclude(self, job_id: str, nodes: tuple[str, ...]) -> str:
-        """Keep the job off these nodes, besides its owner's exclusions."""
-        job = self.find(job_id)
+    def _exclude(self, request: Exclude) -> str:
+        job = self.find(request.job)
         if job.state in ENDED:
-            raise PermanentOrderError(f"job {job_id} is {job.state}")
-        job.excluded = tuple(sorted(set(nodes)))
+            raise PermanentOrderError(f"job {job.id} is {job.state}")
+        job.excluded = tuple(sorted(set(request.nodes)))
         self.changed(job)
         return f"excluded: {', '.join(self._all_excluded(job)) or 'no node'}"
 
-    def release(self, job_id: str, *, who: str, epoch: int, restore_step_max: int | None) -> str:
+    def _release(self, request: Release) -> str:
         """Lift Holdfast's hold, or with `who` every hold, and fence the older attempts' epochs."""
-        job = self.find(job_id)
+        job = self.find(request.job)
         if job.state in ENDED:
-            raise PermanentOrderError(f"job {job_id} is {job.state}: there is nothing to release")
+            raise PermanentOrderError(f"job {job.id} is {job.state}: there is nothing to release")
         if job.requeue:
-            raise TemporaryOrderError(f"job {job_id} is still being stopped for its requeue")
+            raise TemporaryOrderError(f"job {job.id} is still being stopped for its requeue")
         if job.state is not SchedulerState.HELD:
             return f"already {job.state}"
-        if who:
+        if request.who:
             job.holds.clear()
         else:
             others = {name: why for name, why in job.holds.items() if name != HOLDFAST_HOLD}
             if others:
                 name, why = next(iter(others.items()))
-                raise PermanentOrderError(f"job {job_id} is held by {name}{f': {why}' if why else ''}")
+                raise PermanentOrderError(f"job {job.id} is held by {name}{f': {why}' if why else ''}")
             job.holds.pop(HOLDFAST_HOLD, None)
-        self._raise_epoch(job, epoch)
-        job.restore_step_max = restore_step_max
+        self._raise_epoch(job, request.epoch)
+        job.restore_step_max = request.restore_step_max
         job.state = SchedulerState.PENDING
         job.reason = ""
         self.changed(job)
         return "released"
 
-    async def requeue_held(self, job_id: str, *, restart_count: int, why: str, grace_s: float | None) -> str:
+    async def _requeue_held(self, request: RequeueHeldJob) -> str:
         """Stop the job, queue it again and hold it. Returns when its old attempt is provably over.
 
         Raises:
             PermanentOrderError: a person cancelled it, or it has completed.
         """
-        job = self.find(job_id)
-        if job.restart_count > restart_count:
+        job = self.find(request.job)
+        if job.restart_count > request.restart_count:
             return f"already requeued: its restart count is {job.restart_count}"
         if job.cancelled or job.state in {SchedulerState.CANCELLED, SchedulerState.COMPLETED}:
-            raise PermanentOrderError(f"job {job_id} is {'cancelled' if job.cancelled else job.state}")
-        job.holds[HOLDFAST_HOLD] = why
+            raise PermanentOrderError(f"job {job.id} is {'cancelled' if job.cancelled else job.state}")
+        job.holds[HOLDFAST_HOLD] = request.why
         if job.state in {SchedulerState.PENDING, SchedulerState.HELD}:
             # It waits already and nothing of it runs: holding it is all that is left to do.
             job.state = SchedulerState.HELD
@@ -259,10 +253,10 @@ class JobBook:
             return "it was waiting and is held"
         job.requeue = True
         if job.running:
-            self._end_tasks(job, job.spec.stop_grace_s if grace_s is None else grace_s)
+            self._end_tasks(job, job.spec.stop_grace_s if request.grace_s is None else request.grace_s)
             await self.until_over(job)
         if job.cancelled:
-            raise PermanentOrderError(f"job {job_id} was cancelled meanwhile")
+            raise PermanentOrderError(f"job {job.id} was cancelled meanwhile")
         if job.requeue:
             self._queue_again(job)
         return "; ".join(job.notes) or "stopped and held"

@@ -30,9 +30,11 @@ from typing import Any, NoReturn
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CLONE_NEWNS = 0x00020000
-MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x4000, 0x40000
+MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 0x2, 0x4, 0x4000, 0x80000
 """Constants of <linux/prctl.h>, <linux/sched.h> and <linux/mount.h>."""
 
+FILLER = "tmp/.filled-by-drill"
+"""The file of a node's folder that takes all space."""
 END_LIMIT_S = 10.0
 SHORT_LIFE_S = 5.0
 PAUSE_MAX_S = 30.0
@@ -187,43 +189,92 @@ def end_descendants(limit_s: float = END_LIMIT_S) -> None:
         time.sleep(0.002)
 
 
-def mount_tmp(folder: str, size_bytes: int) -> bool:
-    """Give this process tree a tmpfs of its own at `folder`, in a mount namespace that ends with the last process.
+def own_mounts() -> bool:
+    """Give this process a view of the file systems that follows the machine's but whose changes stay here.
 
-    Returns False when the kernel refuses (no root): the folder is then a plain one, and a full disk is emulated.
+    Returns False when the kernel refuses (no root).
     """
     if _libc.unshare(CLONE_NEWNS) != 0:
         return False
-    if _libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) != 0:
-        return False
-    flags = MS_NOSUID | MS_NODEV
-    options = f"size={size_bytes},mode=0700".encode()
-    return int(_libc.mount(b"holdfast", os.fsencode(folder), b"tmpfs", flags, options)) == 0
+    return int(_libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None)) == 0
 
 
-class _Service:
-    """A process that is started again whenever it ends: the node's agent."""
+def mount_tmpfs(folder: Path, size_bytes: int, *, mode: str = "0700") -> bool:
+    """Put a file system in memory at `folder`. Returns False when the kernel refuses (no root)."""
+    options = f"size={size_bytes},mode={mode}".encode()
+    return int(_libc.mount(b"holdfast", os.fsencode(folder), b"tmpfs", MS_NOSUID | MS_NODEV, options)) == 0
 
-    def __init__(self, order: dict[str, Any]) -> None:
+
+def fill_tmp(folder: str, tmp: str) -> int:
+    """Leave no space on a node's scratch file system; says how many bytes that took.
+
+    Where it is a folder and no file system of its own (`tmp`), a marker stands for that.
+    """
+    if tmp != "tmpfs":
+        Path(folder, "disk_full").touch()
+        return 0
+    written = 0
+    with contextlib.suppress(OSError), Path(folder, FILLER).open("wb", buffering=0) as file:  # ENOSPC is the aim
+        while True:
+            written += file.write(b"\0" * (1 << 20))
+    return written
+
+
+def free_tmp(folder: str) -> None:
+    """Undo `fill_tmp`."""
+    Path(folder, FILLER).unlink(missing_ok=True)
+    Path(folder, "disk_full").unlink(missing_ok=True)
+
+
+def woken_by_signals(on_end: Callable[..., None], *ends: signal.Signals) -> int:
+    """A pipe that can be read as soon as a child has ended or a signal came; `ends`: those that call `on_end`."""
+    wake, waker = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(waker, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for sig in ends:
+        signal.signal(sig, on_end)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    return wake
+
+
+def quieted(wake: int) -> None:
+    """Take what stands in such a pipe."""
+    with contextlib.suppress(BlockingIOError):
+        os.read(wake, 4096)
+
+
+class Service:
+    """A process of a node, such as its agent, that is started again when it ends if its order's `again_s` says so."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
         self.order = order
         self.pid = 0
-        self.start_at = 0.0
+        self.code: int | None = None
+        self.start_at: float | None = 0.0
+        """When it is to be started; None: not by itself."""
         self.started_at = 0.0
-        self.pause_s: float = order["again_s"]
+        self.pause_s = float(order.get("again_s") or 0.0)
 
-    def note_start(self, pid: int) -> None:
-        """It runs."""
-        self.pid = pid
-        self.started_at = time.monotonic()
+    def start(self) -> None:
+        """Start it now. Raises OSError when that cannot be."""
+        order = self.order
+        self.start_at, self.started_at = None, time.monotonic()
+        try:
+            self.pid = spawn(order["argv"], env=order["env"], cwd=order["cwd"], out=order["out"])
+        except OSError:
+            self.note_end(127)
+            raise
 
-    def note_end(self) -> None:
+    def note_end(self, code: int) -> None:
         """It has ended: start it again soon, and less soon each time when it keeps ending at once."""
         now = time.monotonic()
-        if now - self.started_at >= SHORT_LIFE_S:
-            self.pause_s = self.order["again_s"]
-        self.pid = 0
-        self.start_at = now + self.pause_s
-        self.pause_s = min(self.pause_s * 2, PAUSE_MAX_S)
+        self.pid, self.code = 0, code
+        if self.pause_s:
+            if now - self.started_at >= SHORT_LIFE_S:
+                self.pause_s = float(self.order["again_s"])
+            self.start_at = now + self.pause_s
+            self.pause_s = min(self.pause_s * 2, PAUSE_MAX_S)
 
 
 class NodeInit:
@@ -240,7 +291,7 @@ class NodeInit:
         self.kill_at: dict[str, float] = {}
         self.leaving: list[str] = []
         """Tasks whose main process has ended and whose leftovers are being killed."""
-        self.services: dict[str, _Service] = {}
+        self.services: dict[str, Service] = {}
         self.unsent = b""
         self.unread = b""
         self.ended = False
@@ -310,26 +361,15 @@ class NodeInit:
 
     def serve(self, order: dict[str, Any]) -> None:
         """Keep a service running."""
-        self.services[order["id"]] = _Service(order)
+        self.services[order["id"]] = Service(order)
 
     def fill(self, order: dict[str, Any]) -> None:
         """Fill the node's scratch file system until it has no space left."""
-        written = 0
-        if self.tmp == "tmpfs":
-            try:
-                with self.filler.open("wb", buffering=0) as file:
-                    while True:
-                        written += file.write(b"\0" * (1 << 20))
-            except OSError:
-                pass  # ENOSPC is the aim
-        else:
-            Path(self.folder, "disk_full").touch()
-        self.say("filled", nonce=order["nonce"], bytes=written, how=self.tmp)
+        self.say("filled", nonce=order["nonce"], bytes=fill_tmp(self.folder, self.tmp), how=self.tmp)
 
     def free(self, order: dict[str, Any]) -> None:
         """Undo `fill`."""
-        self.filler.unlink(missing_ok=True)
-        Path(self.folder, "disk_full").unlink(missing_ok=True)
+        free_tmp(self.folder)
         self.say("filled", nonce=order["nonce"], bytes=0, how=self.tmp)
 
     def off(self, order: dict[str, Any]) -> None:  # noqa: ARG002 - all orders have one shape
@@ -345,11 +385,6 @@ class NodeInit:
         "off": off,
     }
 
-    @property
-    def filler(self) -> Path:
-        """The file that takes all space."""
-        return Path(self.folder, "tmp", ".filled-by-drill")
-
     # --- the loop ---
 
     def reap(self) -> None:
@@ -362,7 +397,7 @@ class NodeInit:
                 continue
             for service in self.services.values():
                 if service.pid == pid:
-                    service.note_end()
+                    service.note_end(code)
 
     def strangers(self, tasks: Iterable[int] = ()) -> list[int]:
         """Every process of this node that belongs neither to a service nor to these tasks (by their main processes)."""
@@ -388,22 +423,19 @@ class NodeInit:
         """Start services that are due."""
         now = time.monotonic()
         for service in self.services.values():
-            if service.pid == 0 and service.start_at <= now:
-                order = service.order
+            if service.start_at is not None and service.start_at <= now:
                 try:
-                    pid = spawn(order["argv"], env=order["env"], cwd=order["cwd"], out=order["out"])
+                    service.start()
                 except OSError as error:
-                    service.note_end()
-                    self.say("failed", id=order["id"], error=str(error))
+                    self.say("failed", id=service.order["id"], error=str(error))
                 else:
-                    service.note_start(pid)
-                    self.say("started", id=order["id"], pid=pid)
+                    self.say("started", id=service.order["id"], pid=service.pid)
 
     def wait(self, wake: int) -> None:
         """Sleep until an order, a child's end, a beat or a deadline."""
         now = time.monotonic()
         due = [self.next_beat, *self.kill_at.values()]
-        due += [service.start_at for service in self.services.values() if service.pid == 0]
+        due += [service.start_at for service in self.services.values() if service.start_at is not None]
         if self.leaving or any(at <= now for at in self.kill_at.values()):
             due.append(now + 0.005)  # killed processes need a moment to vanish from the table
         timeout = max(
@@ -414,20 +446,13 @@ class NodeInit:
         if writable:
             self.flush()
         if wake in readable:
-            with contextlib.suppress(BlockingIOError):
-                os.read(wake, 4096)
+            quieted(wake)
         if link in readable:
             self.hear()
 
     def run(self) -> None:
         """Serve until the daemon goes away, says `off`, or this process is told to end; then kill everything."""
-        wake, poke = os.pipe()
-        os.set_blocking(wake, False)
-        os.set_blocking(poke, False)
-        signal.set_wakeup_fd(poke)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(sig, self._told_to_end)
+        wake = woken_by_signals(self._told_to_end, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         self.say("hello", pid=os.getpid(), tmp=self.tmp)
         while not self.ended:
             if time.monotonic() >= self.next_beat:
@@ -485,8 +510,8 @@ def main(argv: Sequence[str]) -> int:
     link = socket.socket(fileno=args.fd)
     os.set_inheritable(args.fd, False)
     become_subreaper()
-    tmp = "tmpfs" if args.tmp_bytes and mount_tmp(str(Path(args.folder, "tmp")), args.tmp_bytes) else "folder"
-    NodeInit(link, folder=args.folder, beat_s=args.beat_s, tmp=tmp).run()
+    has_tmpfs = args.tmp_bytes and own_mounts() and mount_tmpfs(Path(args.folder, "tmp"), args.tmp_bytes)
+    NodeInit(link, folder=args.folder, beat_s=args.beat_s, tmp="tmpfs" if has_tmpfs else "folder").run()
     return 0
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -200,7 +199,7 @@ class LocalNode:
         argv += ["--folder", str(self.folder), "--beat-s", str(self.settings.beat_s)]
         argv += ["--tmp-bytes", str(self.settings.tmp_bytes)]
         try:
-            self.pid = processes.spawn(
+            self.pid = node_init.spawn(
                 argv,
                 env=self.environment(),
                 cwd=str(self.folder),
@@ -249,15 +248,15 @@ class LocalNode:
     def switch_off(self, evidence: str) -> None:
         """SIGKILL everything on the node at once; parents before children, so that nothing is left to report."""
         if self.pid:
-            table = processes.process_table()
-            processes.send_signal([self.pid, *processes.descendants(self.pid, table)], signal.SIGKILL)
+            table = node_init.process_table()
+            node_init.send_signal([self.pid, *node_init.descendants(self.pid, table)], signal.SIGKILL)
         self._lost(evidence)
 
     async def shut_down(self, limit_s: float) -> None:
         """Orderly end: the first process kills all others and exits."""
         if self.power is Power.UP and self._reading is not None:
             self._order({"do": "off"})
-            processes.send_signal([self.pid], signal.SIGCONT)
+            node_init.send_signal([self.pid], signal.SIGCONT)
             await asyncio.wait([self._reading], timeout=limit_s)
         self.switch_off("shut down")
 
@@ -285,13 +284,10 @@ class LocalNode:
             self.events.node_lost(self.name, evidence)
         self.events.changed()
 
-    def become_another(self, *, keep_old: bool = True) -> None:
+    def become_another(self) -> None:
         """Take a fresh machine's identity; the old machine's folder is kept beside for its evidence."""
         if self.folder.exists():
-            if keep_old:
-                self.folder.rename(self.folder.with_name(f".{self.name}.{self.instance_id}"))
-            else:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.rename(self.folder.with_name(f".{self.name}.{self.instance_id}"))
         self.instance_id = f"i-{uuid.uuid4().hex[:12]}"
         self.boot_id = ""
 
@@ -409,14 +405,14 @@ class LocalNode:
 
     def pids_of(self, target: str) -> list[int]:
         """Processes on this node by name: `agent`, `task`, `job`, `node`."""
-        tree = processes.descendants(self.pid, processes.process_table()) if self.pid else []
+        tree = node_init.descendants(self.pid, node_init.process_table()) if self.pid else []
         mains = [pid for pid in self.tasks.values() if pid]
         if target == "agent":
             return [self.agent_pid] if self.agent_pid else []
         if target == "task":
             return mains
         if target == "job":
-            agent = processes.descendants(self.agent_pid, processes.process_table()) if self.agent_pid else []
+            agent = node_init.descendants(self.agent_pid, node_init.process_table()) if self.agent_pid else []
             return [pid for pid in tree if pid != self.agent_pid and pid not in agent]
         if target == "node":
             return [self.pid, *tree] if self.pid else []

@@ -1,4 +1,4 @@
-"""Finding and ending processes of an embedded cluster, and becoming their reaper.
+"""Finding and ending processes of an embedded cluster; `node_init` has what its nodes need of that, too.
 
 Called by the daemon (for its nodes) and by tests (to prove that nothing is left). No time passes here except in
 `end_all`, which waits until the killed processes are gone.
@@ -13,33 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from holdfast.adapters.local.node_init import (
-    become_subreaper,
-    descendants,
-    die_with_parent,
-    end_descendants,
-    process_table,
-    reaped,
-    send_signal,
-    spawn,
-)
-
-__all__ = [
-    "become_subreaper",
-    "command_of",
-    "descendants",
-    "die_with_parent",
-    "end_all",
-    "end_child",
-    "end_descendants",
-    "environment_of",
-    "marked",
-    "process_table",
-    "reaped",
-    "send_signal",
-    "spawn",
-    "watch_process",
-]
+from holdfast.adapters.local.node_init import process_table, send_signal
 
 CLUSTER_MARK = "HOLDFAST_CLUSTER_DIR"
 """Environment variable that everything started by an embedded cluster carries; its value is the cluster's folder."""

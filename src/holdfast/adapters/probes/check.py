@@ -6,15 +6,19 @@ One reading serves all checks of its source. Times are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.detect.counters import CounterFold
 from holdfast.detect.trends import Course
 from holdfast.model.evidence import Place, Remedy
+
+SITE = "site/"
+POLL_S = 15.0
 
 
 class Mode(StrEnum):
@@ -73,6 +77,14 @@ class Problem(Struct, frozen=True, kw_only=True):
         """Equal for the same problem at two looks."""
         place = self.place
         return f"{self.rule}|{place.gpu_id or place.gpu}|{place.link}|{place.path}"
+
+
+_SOMEWHERE = Place()
+
+
+def problem(rule: str, summary: str, place: Place = _SOMEWHERE, **more: Any) -> Problem:
+    """A problem whose summary is its evidence, unless `text` is given."""
+    return Problem(rule=rule, summary=summary, place=place, **{"text": summary, **more})
 
 
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,6 +168,89 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Least rate of the largest message of the loopback; unset: it must only work."""
 
 
+class CheckSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One check, otherwise than it comes. What is not said stays as it is."""
+
+    enabled: bool = True
+    """The kill switch."""
+    every_s: float | None = None
+    """Seconds between two looks of its source; the shortest of the source's checks wins."""
+    limit_s: float | None = None
+    """Time limit of its source's reading; the longest of the source's checks wins."""
+    grace_s: float | None = None
+    """Warm-up after boot, or after the source has come to life."""
+    looks: int | None = None
+    """So many looks in a row must see a problem before it counts."""
+    modes: tuple[Mode, ...] | None = None
+    """When it is run."""
+
+
+class LogFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Further logs to watch."""
+
+    path: str
+    """A file or a pattern with `*`."""
+    kind: str = "output"
+    """`output` (of jobs: context only, a job may print anything), `kernel` or `scheduler`."""
+    log_rules: str = ""
+    """File of HyperPod's log rules for this output; what they find acts on the job that runs on the node."""
+
+
+class NodeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    poll_s: float = POLL_S
+    """Seconds between two looks at what has no interval of its own."""
+    preset: str = ""
+    """`hyperpod-eks`: do what that vendor's guide has agents do, which is to believe the kernel's lines in
+    /var/log/messages too. Any user can write to syslog: leave it empty elsewhere."""
+    metrics: str = ""
+    """Where `/metrics` and `/healthz` are served, such as `127.0.0.1:9471`; empty: nowhere."""
+    disable: tuple[str, ...] = ()
+    """Kill switch: names of checks, or beginnings of names with `*`."""
+    validate: tuple[str, ...] = ("prolog", "cpu-stress", "fi-pingpong")
+    """What a node must pass before it takes work again: names of checks, beginnings with `*`, or modes. It must fit
+    into the policy's `waits.validate_s`: `deep` with DCGM's level 4 needs hours."""
+    validate_suites: tuple[str, ...] = ()
+    """Suites of `holdfast validate` that a node must pass too before it takes work: `cpu`, `gpu`, `storage`..."""
+    validate_baseline: str = ""
+    """What they are compared with: a shipped baseline's name, a file, `none`; default: what matches the node."""
+    dcgm_exporter: str = ""
+    """Page of a dcgm-exporter, such as `http://127.0.0.1:9400/metrics`."""
+    dcgm_policy: bool = False
+    """Follow violations of the policies that the site has set in DCGM."""
+    fabric_provider: str = "efa"
+    """libfabric's name of the fabric for the loopback."""
+    site_checks: str = "/etc/holdfast/checks.d"
+    """Folder of the site's own checks: executables that end as Nagios' plug-ins do; empty: none. `site/NAME` in
+    `disable` switches one off."""
+    profile: Profile = Profile()
+    limits: Limits = Limits()
+    checks: dict[str, CheckSettings] = {}
+    logs: tuple[LogFile, ...] = ()
+
+    def of(self, name: str) -> CheckSettings:
+        """The settings of a check, its kill switches included."""
+        known = self.checks.get(name, CheckSettings())
+        off = any(matches(pattern, name) for pattern in self.disable)
+        return replace(known, enabled=False) if off else known
+
+    @property
+    def reads_messages(self) -> bool:
+        """Are the kernel's lines in /var/log/messages believed?"""
+        return self.preset == "hyperpod-eks"
+
+    @property
+    def site_off(self) -> tuple[str, ...]:
+        """Names of the site's own checks that are switched off."""
+        return tuple(word.removeprefix(SITE) for word in self.disable if word.startswith(SITE))
+
+
+def matches(pattern: str, name: str) -> bool:
+    """`gpu-*` and the like."""
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+
+
 class Judging(Struct, kw_only=True):
     """What a judge may look at besides the facts."""
 
@@ -172,8 +267,34 @@ class Judging(Struct, kw_only=True):
     """What was found at the first look (device count, links up), where the profile says nothing; kept over restarts."""
     kernel_log: bool = False
     """The kernel log is read: what it tells need not be told again."""
-    job: str = ""
-    """Slurm's job id, in a prolog or epilog."""
+
+    def expected(self, told: int | None, key: str, found: int) -> int:
+        """How many there should be: what the profile says, else what was found at the first look."""
+        return int(self.learned.setdefault(key, str(found))) if told is None else told
+
+    def most(self, told: int | None, key: str, found: int) -> int:
+        """How many there should be: what the profile says, else the most that were ever found."""
+        if told is not None:
+            return told
+        self.learned[key] = str(max(int(self.learned.get(key, "0")), found))
+        return int(self.learned[key])
+
+    def rise(self, key: str, value: int) -> int:
+        """How much a counter has risen since the look before."""
+        return self.counters.rise(key, value, self.at)
+
+    def within(self, key: str, window_s: float) -> int:
+        """How much a counter has risen within so many seconds."""
+        return self.counters.within(key, window_s, self.at)
+
+    def grows(self, key: str, window_s: float, least: int) -> bool:
+        """Do the rises of a counter come ever faster? See `CounterFold.grows`."""
+        return self.counters.grows(key, window_s, self.at, least=least)
+
+    def hourly(self, key: str, value: int, least: int) -> tuple[int, bool]:
+        """Rises of a counter of errors in the last hour, and whether they come ever faster."""
+        self.rise(key, value)
+        return self.within(key, 3600.0), self.grows(key, 1200.0, max(1, least // 10))
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -185,7 +306,6 @@ class Reading(Struct, frozen=True, kw_only=True):
     failed: str = ""
     """It answered with an error or with nonsense."""
     hung: bool = False
-    seconds: float = 0.0
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -202,14 +322,25 @@ class Source(Struct, frozen=True, kw_only=True):
     """Seconds between two looks, when not the agent's poll interval."""
 
 
+def source(
+    name: str, about: str, needs: str, limit_s: float, every_s: float | None = None
+) -> Callable[[Callable[[Any], Awaitable[Reading]]], Source]:
+    """Make a function that reads a source."""
+    return lambda read: Source(name=name, about=about, needs=needs, limit_s=limit_s, read=read, every_s=every_s)
+
+
+ANY_TIME = (Mode.PERIODIC, Mode.PROLOG, Mode.EPILOG, Mode.DEEP)
+Judge = Callable[[Any, Judging], Iterable[Problem]]
+
+
 class Check(Struct, frozen=True, kw_only=True):
-    """One check. `judge` is pure: facts of its source in, problems out."""
+    """One check. `judge` is pure: facts of its source in, problems out. Calling the check judges."""
 
     name: str
     about: str
     source: str
-    modes: tuple[Mode, ...]
-    judge: Callable[[Any, Judging], list[Problem]]
+    modes: tuple[Mode, ...] = ANY_TIME
+    judge: Judge
     rules: tuple[str, ...]
     """Rules that its problems may have."""
     grace_s: float = 0.0
@@ -218,10 +349,16 @@ class Check(Struct, frozen=True, kw_only=True):
     """So many looks in a row must see a problem before it counts."""
     lasting_s: float = 0.0
     """A problem counts once it has been seen for so long without a break."""
-    on_absent: Callable[[str, Judging], list[Problem]] | None = None
-    """Judges that the source is not there, where that may be a problem of its own."""
+    on_absent: Judge | None = None
+    """Judges that the source is not there and why, where that may be a problem of its own."""
     emulated_ok: bool = True
     """Run on emulated nodes, too; what burns the whole machine is not."""
 
+    def __call__(self, facts: Any, judging: Judging) -> list[Problem]:
+        """The problems that these facts show."""
+        return list(self.judge(facts, judging))
 
-ANY_TIME = (Mode.PERIODIC, Mode.PROLOG, Mode.EPILOG, Mode.DEEP)
+
+def check(name: str, about: str, source: str, *rules: str, **more: Any) -> Callable[[Judge], Check]:
+    """Make a function that judges a check; `more` are fields of `Check`."""
+    return lambda judge: Check(name=name, about=about, source=source, rules=rules, judge=judge, **more)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from holdfast.adapters.probes import sources_gpu
-from holdfast.adapters.probes.check import Check, Mode, Source
-from holdfast.adapters.probes.checks_fabric import FABRIC_CHECKS, FABRIC_SOURCES
-from holdfast.adapters.probes.checks_gpu import GPU_CHECKS
-from holdfast.adapters.probes.checks_kernel import KERNEL_CHECKS, KERNEL_SOURCES
-from holdfast.adapters.probes.checks_node import NODE_CHECKS, NODE_SOURCES
-from holdfast.adapters.probes.checks_tools import TOOL_CHECKS, TOOL_SOURCES
-from holdfast.adapters.probes.site_checks import SITE_CHECKS, SITE_SOURCES
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TypeVar
 
-CHECKS: dict[str, Check] = {
-    check.name: check
-    for check in (*GPU_CHECKS, *KERNEL_CHECKS, *FABRIC_CHECKS, *NODE_CHECKS, *TOOL_CHECKS, *SITE_CHECKS)
-}
-SOURCES: dict[str, Source] = {
-    source.name: source
-    for source in (sources_gpu.NVML, *KERNEL_SOURCES, *FABRIC_SOURCES, *NODE_SOURCES, *TOOL_SOURCES, *SITE_SOURCES)
-}
+from holdfast.adapters.probes import (
+    checks_fabric,
+    checks_gpu,
+    checks_kernel,
+    checks_node,
+    checks_tools,
+    site_checks,
+)
+from holdfast.adapters.probes.check import Check, Mode, Source
+
+T = TypeVar("T", Check, Source)
+_MODULES = (checks_gpu, checks_kernel, checks_fabric, checks_node, checks_tools, site_checks)
+
+
+def _declared(module: ModuleType, kind: type[T]) -> Iterator[T]:
+    """Those that a module has made, in its order."""
+    for one in vars(module).values():
+        yield from (each for each in (one if isinstance(one, tuple) else (one,)) if isinstance(each, kind))
+
+
+CHECKS: dict[str, Check] = {one.name: one for module in _MODULES for one in _declared(module, Check)}
+SOURCES: dict[str, Source] = {one.name: one for module in _MODULES for one in _declared(module, Source)}
 
 
 def of_mode(mode: Mode) -> list[Check]:

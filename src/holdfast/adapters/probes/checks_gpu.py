@@ -1,21 +1,26 @@
-"""Checks of GPUs, judged from what NVML says. Pure: facts in, problems out.
+"""Checks of GPUs, judged from what NVML says. Pure but for the source: facts in, problems out.
 
-Rates come from counters that only grow; what grows once is no trend, and a counter that fell was reset. Thresholds are
-those of `check.Limits`; where NVIDIA gives one (slowdown temperature, DCGM's 8 PCIe replays a minute), it is that.
+Absurd numbers make the whole reading count as failed, because half of it could be true. Rates come from counters that
+only grow; what grows once is no trend, and a counter that fell was reset. Thresholds are those of `check.Limits`; where
+NVIDIA gives one (slowdown temperature, DCGM's 8 PCIe replays a minute), it is that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from holdfast.adapters.probes.check import ANY_TIME, Check, Judging, Mode, Problem
-from holdfast.adapters.probes.facts import GpuFacts, NvmlFacts
+from msgspec.structs import replace
+
+from holdfast.adapters.probes.check import Judging, Mode, Problem, Reading, check, problem, source
+from holdfast.adapters.probes.facts import GpuFacts, NvmlFacts, implausible
+from holdfast.adapters.probes.reach import Reach, fitted, limit
 from holdfast.detect.trends import Course
 from holdfast.model.evidence import Place, Remedy
 
+LIMIT_S = 10.0
+"""A node whose driver is busy answers within seconds; one that needs longer hangs."""
 WARM_UP_S = 300.0
 """A driver may take minutes to bring up eight GPUs."""
-HW_SLOWDOWN = 0x8
 SW_THERMAL = 0x20
 HW_THERMAL = 0x40
 HW_POWER_BRAKE = 0x80
@@ -32,53 +37,53 @@ _RECOVERY = {
 """nvmlDeviceGpuRecoveryAction: what it asks for, and the rung that does it."""
 
 
+@source(
+    "nvml",
+    "NVIDIA's management library, through nvidia-ml-py, in a process of its own",
+    "libnvidia-ml.so.1 and the driver",
+    LIMIT_S + 5,
+)
+async def _read(reach: Reach) -> Reading:
+    processes = reach.mode in {Mode.PROLOG, Mode.EPILOG}
+    reading = fitted(await reach.gpus.ask("nvml", limit(LIMIT_S), processes=processes, job=reach.job), NvmlFacts)
+    if isinstance(reading.facts, NvmlFacts) and (why := implausible(reading.facts)):
+        return replace(reading, facts=None, failed=f"NVML gives nonsense: {why}")
+    return reading
+
+
 def place(gpu: GpuFacts, link: str = "") -> Place:
     """Where a GPU is."""
     return Place(gpu=gpu.index, gpu_id=gpu.uuid or gpu.pci, link=link)
 
 
-def _answering(facts: NvmlFacts) -> Iterator[GpuFacts]:
-    return (gpu for gpu in facts.gpus if not gpu.error)
+def _answering(facts: NvmlFacts) -> Iterator[tuple[GpuFacts, Place]]:
+    return ((gpu, place(gpu)) for gpu in facts.gpus if not gpu.error)
 
 
-def lost(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+@check("gpu-lost", "GPUs that do not answer", "nvml", "check.gpu_lost", "check.gpu_unreadable")
+def lost(facts: NvmlFacts, _judging: Judging) -> Iterator[Problem]:
     """GPUs that NVML counts and that do not answer."""
-    del judging
-    return [
-        Problem(
-            rule="check.gpu_lost" if gpu.lost else "check.gpu_unreadable",
-            summary=f"GPU {gpu.index} does not answer: {gpu.error}",
-            place=place(gpu),
-            text=gpu.error,
-            warning=not gpu.lost,
-        )
-        for gpu in facts.gpus
-        if gpu.error
-    ]
+    for gpu in facts.gpus:
+        if gpu.error:
+            rule = "check.gpu_lost" if gpu.lost else "check.gpu_unreadable"
+            summary = f"GPU {gpu.index} does not answer: {gpu.error}"
+            yield problem(rule, summary, place(gpu), text=gpu.error, warning=not gpu.lost)
 
 
-def count(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+@check("gpu-count", "number and model of the GPUs", "nvml", "check.gpu_count", "check.gpu_identity", grace_s=WARM_UP_S)
+def count(facts: NvmlFacts, judging: Judging) -> Iterator[Problem]:
     """Fewer GPUs than the profile says, or than there were; another model than the profile says."""
     found = len(facts.gpus)
     if not found:
-        return []  # the driver's matter: see `driver`
-    expected = judging.profile.gpus
-    if expected is None:
-        expected = int(judging.learned.setdefault("gpus", str(found)))
-    problems = []
+        return  # the driver's matter: see `driver`
+    expected = judging.expected(judging.profile.gpus, "gpus", found)
     if found < expected:
-        summary = f"{found} of {expected} GPUs are there"
-        problems.append(Problem(rule="check.gpu_count", summary=summary, text=summary))
-    wrong = [gpu for gpu in _answering(facts) if judging.profile.gpu_name.lower() not in gpu.name.lower()]
-    if wrong:
-        summary = f"GPU {wrong[0].index} is a {wrong[0].name}, not a {judging.profile.gpu_name}"
-        problems.append(Problem(rule="check.gpu_identity", summary=summary, place=place(wrong[0])))
-    return problems
-
-
-def driver(facts: NvmlFacts, judging: Judging) -> list[Problem]:
-    """No GPU at all where there were some."""
-    return driver_absent("NVML counts no GPU", judging) if not facts.gpus else []
+        yield problem("check.gpu_count", f"{found} of {expected} GPUs are there")
+    for gpu, where in _answering(facts):
+        if judging.profile.gpu_name.lower() not in gpu.name.lower():
+            summary = f"GPU {gpu.index} is a {gpu.name}, not a {judging.profile.gpu_name}"
+            yield problem("check.gpu_identity", summary, where, text="")
+            return
 
 
 def driver_absent(why: str, judging: Judging) -> list[Problem]:
@@ -86,72 +91,82 @@ def driver_absent(why: str, judging: Judging) -> list[Problem]:
     expected = judging.profile.gpus or int(judging.learned.get("gpus", "0"))
     if not expected:
         return []
-    summary = f"none of the {expected} GPUs can be reached: {why}"
-    return [Problem(rule="check.gpu_driver", summary=summary, text=why)]
+    return [problem("check.gpu_driver", f"none of the {expected} GPUs can be reached: {why}", text=why)]
 
 
-def ecc(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+@check("gpu-driver", "the driver is there", "nvml", "check.gpu_driver", on_absent=driver_absent, lasting_s=WARM_UP_S)
+def driver(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+    """No GPU at all where there were some."""
+    return driver_absent("NVML counts no GPU", judging) if not facts.gpus else []
+
+
+@check(
+    "gpu-ecc",
+    "memory errors, by how fast they come",
+    "nvml",
+    "check.gpu_ecc_uncorrected",
+    "check.gpu_ecc_corrected",
+    "check.gpu_trend_ecc",
+)
+def ecc(facts: NvmlFacts, judging: Judging) -> Iterator[Problem]:
     """Uncorrectable memory errors that came since the last look; many corrected ones; a rising rate of them."""
-    problems = []
-    for gpu in _answering(facts):
+    for gpu, where in _answering(facts):
         if gpu.ecc_uncorrected is not None:
-            rise = judging.counters.rise(f"{gpu.uuid}:ue", gpu.ecc_uncorrected, judging.at)
-            by_hand = gpu.ecc_uncorrected if judging.mode is not Mode.PERIODIC else 0
-            if rise or by_hand:
-                summary = f"{_plural(rise or by_hand, 'uncorrectable memory error')} on GPU {gpu.index}"
-                text = f"volatile uncorrectable errors: {gpu.ecc_uncorrected}"
-                # Errors of before, with no row pending, are history that a reset would wipe: a person should know.
-                old = not rise and not gpu.remap_pending
-                problems.append(
-                    Problem(
-                        rule="check.gpu_ecc_uncorrected",
-                        summary=summary,
-                        place=place(gpu),
-                        text=text,
-                        warning=old,
-                        happened=True,
-                    )
+            rise = judging.rise(f"{gpu.uuid}:ue", gpu.ecc_uncorrected)
+            if number := rise or (gpu.ecc_uncorrected if judging.mode is not Mode.PERIODIC else 0):
+                yield problem(
+                    "check.gpu_ecc_uncorrected",
+                    f"{_plural(number, 'uncorrectable memory error')} on GPU {gpu.index}",
+                    where,
+                    text=f"volatile uncorrectable errors: {gpu.ecc_uncorrected}",
+                    # Errors of before, with no row pending, are history that a reset would wipe: a person should know.
+                    warning=not rise and not gpu.remap_pending,
+                    happened=True,
                 )
         if gpu.ecc_corrected is not None:
-            problems += _corrected(gpu, gpu.ecc_corrected, judging)
-    return problems
+            least = judging.limits.gpu_corrected_per_h
+            per_h, grows = judging.hourly(f"{gpu.uuid}:ce", gpu.ecc_corrected, least)
+            if grows:
+                summary = f"corrected memory errors of GPU {gpu.index} come ever faster: {per_h} in an hour"
+                yield problem("check.gpu_trend_ecc", summary, where, predicts=True)
+            elif per_h >= least:
+                summary = f"{per_h} corrected memory errors on GPU {gpu.index} in an hour"
+                yield problem("check.gpu_ecc_corrected", summary, where, warning=True)
 
 
-def _corrected(gpu: GpuFacts, value: int, judging: Judging) -> list[Problem]:
-    key = f"{gpu.uuid}:ce"
-    judging.counters.rise(key, value, judging.at)
-    per_h = judging.counters.within(key, 3600.0, judging.at)
-    least = judging.limits.gpu_corrected_per_h
-    if judging.counters.grows(key, 1200.0, judging.at, least=max(1, least // 10)):
-        summary = f"corrected memory errors of GPU {gpu.index} come ever faster: {per_h} in an hour"
-        return [Problem(rule="check.gpu_trend_ecc", summary=summary, place=place(gpu), text=summary, predicts=True)]
-    if per_h >= least:
-        summary = f"{per_h} corrected memory errors on GPU {gpu.index} in an hour"
-        return [Problem(rule="check.gpu_ecc_corrected", summary=summary, place=place(gpu), text=summary, warning=True)]
-    return []
-
-
-def remap(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+@check(
+    "gpu-remap",
+    "rows and pages that wait for a reset, or cannot be replaced",
+    "nvml",
+    "check.gpu_row_remap_failed",
+    "check.gpu_row_remap_pending",
+    "check.gpu_retired_pending",
+)
+def remap(facts: NvmlFacts, _judging: Judging) -> Iterator[Problem]:
     """Rows or pages that wait for a reset to be taken out of use, or cannot be."""
-    del judging
-    problems = []
-    for gpu in _answering(facts):
+    for gpu, where in _answering(facts):
         if gpu.remap_failed:
             summary = f"GPU {gpu.index} has no spare row left: remapping failed"
-            problems.append(Problem(rule="check.gpu_row_remap_failed", summary=summary, place=place(gpu)))
+            yield problem("check.gpu_row_remap_failed", summary, where, text="")
         elif gpu.remap_pending:
             summary = f"GPU {gpu.index} needs a reset to remap a bad row"
-            problems.append(Problem(rule="check.gpu_row_remap_pending", summary=summary, place=place(gpu)))
+            yield problem("check.gpu_row_remap_pending", summary, where, text="")
         if gpu.retired_pending:
             summary = f"GPU {gpu.index} needs a reset to retire a bad page"
-            problems.append(Problem(rule="check.gpu_retired_pending", summary=summary, place=place(gpu)))
-    return problems
+            yield problem("check.gpu_retired_pending", summary, where, text="")
 
 
-def thermal(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+@check(
+    "gpu-thermal",
+    "temperature, now and where it is heading",
+    "nvml",
+    "check.gpu_thermal",
+    "check.gpu_trend_thermal",
+    looks=2,
+)
+def thermal(facts: NvmlFacts, judging: Judging) -> Iterator[Problem]:
     """Too hot now, slowed down for heat, or on the way there."""
-    problems = []
-    for gpu in _answering(facts):
+    for gpu, where in _answering(facts):
         limit = judging.limits.gpu_hot_c or gpu.slowdown_c
         slowed = bool((gpu.throttle or 0) & HW_THERMAL)
         if gpu.temperature is None:
@@ -159,8 +174,7 @@ def thermal(facts: NvmlFacts, judging: Judging) -> list[Problem]:
         text = f"{gpu.temperature} C, slowdown at {gpu.slowdown_c} C, shutdown at {gpu.shutdown_c} C"
         if slowed or (limit is not None and gpu.temperature >= limit):
             how = "is slowed down by heat" if slowed else "is too hot"
-            summary = f"GPU {gpu.index} {how}: {gpu.temperature} C"
-            problems.append(Problem(rule="check.gpu_thermal", summary=summary, place=place(gpu), text=text))
+            yield problem("check.gpu_thermal", f"GPU {gpu.index} {how}: {gpu.temperature} C", where, text=text)
             continue
         course = judging.courses.setdefault(f"{gpu.uuid}:temperature", Course(judging.limits.trend_span_s))
         course.add(judging.at, gpu.temperature)
@@ -169,245 +183,133 @@ def thermal(facts: NvmlFacts, judging: Judging) -> list[Problem]:
         ahead = course.reaches_in_s(limit, near=judging.limits.trend_near_c)
         if ahead is not None and ahead <= judging.limits.trend_ahead_s:
             summary = f"GPU {gpu.index} reaches {limit} C in about {max(1, round(ahead / 60))} min if it goes on so"
-            problems.append(
-                Problem(rule="check.gpu_trend_thermal", summary=summary, place=place(gpu), text=text, predicts=True)
-            )
-    return problems
+            yield problem("check.gpu_trend_thermal", summary, where, text=text, predicts=True)
 
 
-def throttle(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+@check(
+    "gpu-throttle",
+    "clocks held down by power or heat",
+    "nvml",
+    "check.gpu_power_brake",
+    "check.gpu_throttle",
+    modes=(Mode.PERIODIC, Mode.DEEP),
+    looks=4,
+)
+def throttle(facts: NvmlFacts, _judging: Judging) -> Iterator[Problem]:
     """Slowed down by the power supply's brake or, while it works, by software for heat."""
-    del judging
-    problems = []
-    for gpu in _answering(facts):
+    for gpu, where in _answering(facts):
         bits = gpu.throttle or 0
         if bits & HW_POWER_BRAKE:
             summary = f"GPU {gpu.index} is slowed down by the power supply's brake"
-            problems.append(
-                Problem(rule="check.gpu_power_brake", summary=summary, place=place(gpu), text=f"0x{bits:x}")
-            )
+            yield problem("check.gpu_power_brake", summary, where, text=f"0x{bits:x}")
         elif bits & SW_THERMAL and not bits & HW_THERMAL:
             summary = f"GPU {gpu.index} lowers its clocks for heat ({gpu.temperature} C)"
-            problems.append(
-                Problem(rule="check.gpu_throttle", summary=summary, place=place(gpu), text=f"0x{bits:x}", warning=True)
-            )
-    return problems
+            yield problem("check.gpu_throttle", summary, where, text=f"0x{bits:x}", warning=True)
 
 
-def nvlink(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+@check(
+    "gpu-nvlink",
+    "NVLinks: state, errors, recoveries",
+    "nvml",
+    "check.gpu_nvlink_down",
+    "check.gpu_nvlink_errors",
+    "check.gpu_trend_nvlink",
+    grace_s=60.0,
+)
+def nvlink(facts: NvmlFacts, judging: Judging) -> Iterator[Problem]:
     """Links that are down, that break again and again, or whose errors pile up."""
-    problems = []
-    for gpu in _answering(facts):
+    for gpu, _ in _answering(facts):
         up = sum(link.active for link in gpu.links)
-        expected = judging.profile.nvlinks_per_gpu
-        if expected is None:
-            # Some boards leave links unconnected: as many as were up at first must stay up.
-            known = int(judging.learned.get(f"{gpu.uuid}:links", "0"))
-            expected = max(known, up)
-            judging.learned[f"{gpu.uuid}:links"] = str(expected)
+        # Some boards leave links unconnected: as many as were up at first must stay up.
+        expected = judging.most(judging.profile.nvlinks_per_gpu, f"{gpu.uuid}:links", up)
         if up < expected:
             down = next((str(link.link) for link in gpu.links if not link.active), "")
             summary = f"{up} of {expected} NVLinks of GPU {gpu.index} are up"
-            problems.append(
-                Problem(rule="check.gpu_nvlink_down", summary=summary, place=place(gpu, down), text=summary)
-            )
-        problems += _link_errors(gpu, judging)
-    return problems
+            yield problem("check.gpu_nvlink_down", summary, place(gpu, down))
+        for link in gpu.links:
+            for what, value, least in (
+                ("errors", link.errors, judging.limits.nvlink_errors_per_10min),
+                ("recoveries", link.recoveries, judging.limits.nvlink_recoveries_per_10min),
+            ):
+                if value is None:
+                    continue
+                key = f"{gpu.uuid}:link{link.link}:{what}"
+                judging.rise(key, value)
+                lately, grows = judging.within(key, 600.0), judging.grows(key, 600.0, least)
+                if grows or lately >= least:
+                    rule = "check.gpu_trend_nvlink" if grows else "check.gpu_nvlink_errors"
+                    summary = f"{lately} {what} on NVLink {link.link} of GPU {gpu.index} in 10 minutes"
+                    yield problem(rule, summary, place(gpu, str(link.link)), warning=not grows, predicts=grows)
 
 
-def _link_errors(gpu: GpuFacts, judging: Judging) -> list[Problem]:
-    problems = []
-    for link in gpu.links:
-        for what, value, least in (
-            ("errors", link.errors, judging.limits.nvlink_errors_per_10min),
-            ("recoveries", link.recoveries, judging.limits.nvlink_recoveries_per_10min),
-        ):
-            if value is None:
-                continue
-            key = f"{gpu.uuid}:link{link.link}:{what}"
-            judging.counters.rise(key, value, judging.at)
-            lately = judging.counters.within(key, 600.0, judging.at)
-            grows = judging.counters.grows(key, 600.0, judging.at, least=least)
-            if grows or lately >= least:
-                summary = f"{lately} {what} on NVLink {link.link} of GPU {gpu.index} in 10 minutes"
-                rule = "check.gpu_trend_nvlink" if grows else "check.gpu_nvlink_errors"
-                problems.append(
-                    Problem(
-                        rule=rule,
-                        summary=summary,
-                        place=place(gpu, str(link.link)),
-                        text=summary,
-                        warning=not grows,
-                        predicts=grows,
-                    )
-                )
-    return problems
-
-
-def pcie(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+@check(
+    "gpu-pcie",
+    "PCIe lanes, generation, replays",
+    "nvml",
+    "check.gpu_pcie_width",
+    "check.gpu_pcie_gen",
+    "check.gpu_pcie_replay",
+    looks=2,
+)
+def pcie(facts: NvmlFacts, judging: Judging) -> Iterator[Problem]:
     """A link on fewer lanes or, while the GPU works, at a lower generation than the profile says; replays."""
-    problems = []
-    for gpu in _answering(facts):
+    gen = judging.profile.pcie_gen
+    for gpu, where in _answering(facts):
         width = judging.profile.pcie_width or gpu.pcie_width_max
         if gpu.pcie_width is not None and width is not None and 0 < gpu.pcie_width < width:
             summary = f"the PCIe link of GPU {gpu.index} runs on {gpu.pcie_width} of {width} lanes"
-            problems.append(Problem(rule="check.gpu_pcie_width", summary=summary, place=place(gpu), text=summary))
-        gen = judging.profile.pcie_gen
+            yield problem("check.gpu_pcie_width", summary, where)
         # An idle GPU lowers its link's speed to save power.
         if gen is not None and gpu.pcie_gen is not None and gpu.pcie_gen < gen and (gpu.utilization or 0) > 0:
             summary = f"the PCIe link of GPU {gpu.index} runs at generation {gpu.pcie_gen}, not {gen}"
-            problems.append(Problem(rule="check.gpu_pcie_gen", summary=summary, place=place(gpu), warning=True))
+            yield problem("check.gpu_pcie_gen", summary, where, text="", warning=True)
         if gpu.pcie_replays is not None:
-            key = f"{gpu.uuid}:replay"
-            judging.counters.rise(key, gpu.pcie_replays, judging.at)
-            lately = judging.counters.within(key, 60.0, judging.at)
+            judging.rise(f"{gpu.uuid}:replay", gpu.pcie_replays)
+            lately = judging.within(f"{gpu.uuid}:replay", 60.0)
             if lately > judging.limits.pcie_replays_per_min:
                 summary = f"{lately} PCIe replays of GPU {gpu.index} in a minute"
-                problems.append(Problem(rule="check.gpu_pcie_replay", summary=summary, place=place(gpu), warning=True))
-    return problems
+                yield problem("check.gpu_pcie_replay", summary, where, text="", warning=True)
 
 
-def recovery(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+@check("gpu-recovery", "what the driver says a GPU needs", "nvml", "check.gpu_recovery_action")
+def recovery(facts: NvmlFacts, _judging: Judging) -> Iterator[Problem]:
     """What the driver itself says that a GPU needs."""
-    del judging
-    problems = []
-    for gpu in _answering(facts):
+    for gpu, where in _answering(facts):
         if gpu.recovery_action:
             words, remedy = _RECOVERY.get(gpu.recovery_action, (f"action {gpu.recovery_action}", Remedy.QUARANTINE))
-            summary = f"the driver asks for {words} because of GPU {gpu.index}"
-            problems.append(
-                Problem(
-                    rule="check.gpu_recovery_action",
-                    summary=summary,
-                    place=place(gpu),
-                    text=f"recovery action {gpu.recovery_action}",
-                    remedy=remedy,
-                    captures={"verdict": words},
-                )
+            yield problem(
+                "check.gpu_recovery_action",
+                f"the driver asks for {words} because of GPU {gpu.index}",
+                where,
+                text=f"recovery action {gpu.recovery_action}",
+                remedy=remedy,
+                captures={"verdict": words},
             )
-    return problems
 
 
-def xids(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+@check("gpu-xid", "Xids by NVML, where the kernel log cannot be read", "nvml", "nvidia.xid.*", modes=(Mode.PERIODIC,))
+def xids(facts: NvmlFacts, judging: Judging) -> Iterator[Problem]:
     """Xids that NVML told of, where the kernel log cannot be read."""
-    if judging.kernel_log:
-        return []
-    known = {gpu.index: gpu for gpu in facts.gpus}
-    return [
-        Problem(
-            rule=f"nvidia.xid.{event.xid}",
-            summary="",
-            place=place(known[event.gpu]) if event.gpu in known else Place(),
+    known = {gpu.index: place(gpu) for gpu in facts.gpus}
+    for event in () if judging.kernel_log else facts.xids:
+        yield problem(
+            f"nvidia.xid.{event.xid}",
+            "",
+            known.get(event.gpu, Place()),
             text=f"NVML: Xid {event.xid} on GPU {event.gpu}",
             happened=True,
             captures={"xid": str(event.xid)},
         )
-        for event in facts.xids
-    ]
 
 
-def busy(facts: NvmlFacts, judging: Judging) -> list[Problem]:
+@check("gpu-busy", "processes on GPUs that no job owns", "nvml", "check.left_over", modes=(Mode.PROLOG, Mode.EPILOG))
+def busy(facts: NvmlFacts, _judging: Judging) -> Iterator[Problem]:
     """Processes that still compute on a GPU when there should be none."""
-    del judging
-    return [
-        Problem(
-            rule="check.left_over",
-            summary=f"{_plural(len(gpu.pids), 'process', 'es')} still on GPU {gpu.index}",
-            place=place(gpu),
-            text=f"pids {', '.join(map(str, gpu.pids[:10]))}",
-        )
-        for gpu in _answering(facts)
-        if gpu.pids
-    ]
+    for gpu, where in _answering(facts):
+        if gpu.pids:
+            summary = f"{_plural(len(gpu.pids), 'process', 'es')} still on GPU {gpu.index}"
+            yield problem("check.left_over", summary, where, text=f"pids {', '.join(map(str, gpu.pids[:10]))}")
 
 
 def _plural(number: int, noun: str, ending: str = "s") -> str:
     return f"{number} {noun}{'' if number == 1 else ending}"
-
-
-def _check(
-    name: str,
-    about: str,
-    judge: Callable[[NvmlFacts, Judging], list[Problem]],
-    *rules: str,
-    modes: tuple[Mode, ...] = ANY_TIME,
-    grace_s: float = 0.0,
-    looks: int = 1,
-) -> Check:
-    return Check(
-        name=name, about=about, source="nvml", modes=modes, judge=judge, rules=rules, grace_s=grace_s, looks=looks
-    )
-
-
-GPU_CHECKS = (
-    _check("gpu-lost", "GPUs that do not answer", lost, "check.gpu_lost", "check.gpu_unreadable"),
-    _check(
-        "gpu-count", "number and model of the GPUs", count, "check.gpu_count", "check.gpu_identity", grace_s=WARM_UP_S
-    ),
-    Check(
-        name="gpu-driver",
-        about="the driver is there",
-        source="nvml",
-        modes=ANY_TIME,
-        judge=driver,
-        on_absent=driver_absent,
-        rules=("check.gpu_driver",),
-        lasting_s=WARM_UP_S,
-    ),
-    _check(
-        "gpu-ecc",
-        "memory errors, by how fast they come",
-        ecc,
-        "check.gpu_ecc_uncorrected",
-        "check.gpu_ecc_corrected",
-        "check.gpu_trend_ecc",
-    ),
-    _check(
-        "gpu-remap",
-        "rows and pages that wait for a reset, or cannot be replaced",
-        remap,
-        "check.gpu_row_remap_failed",
-        "check.gpu_row_remap_pending",
-        "check.gpu_retired_pending",
-    ),
-    _check(
-        "gpu-thermal",
-        "temperature, now and where it is heading",
-        thermal,
-        "check.gpu_thermal",
-        "check.gpu_trend_thermal",
-        looks=2,
-    ),
-    _check(
-        "gpu-throttle",
-        "clocks held down by power or heat",
-        throttle,
-        "check.gpu_power_brake",
-        "check.gpu_throttle",
-        modes=(Mode.PERIODIC, Mode.DEEP),
-        looks=4,
-    ),
-    _check(
-        "gpu-nvlink",
-        "NVLinks: state, errors, recoveries",
-        nvlink,
-        "check.gpu_nvlink_down",
-        "check.gpu_nvlink_errors",
-        "check.gpu_trend_nvlink",
-        grace_s=60.0,
-    ),
-    _check(
-        "gpu-pcie",
-        "PCIe lanes, generation, replays",
-        pcie,
-        "check.gpu_pcie_width",
-        "check.gpu_pcie_gen",
-        "check.gpu_pcie_replay",
-        looks=2,
-    ),
-    _check("gpu-recovery", "what the driver says a GPU needs", recovery, "check.gpu_recovery_action"),
-    _check(
-        "gpu-xid", "Xids by NVML, where the kernel log cannot be read", xids, "nvidia.xid.*", modes=(Mode.PERIODIC,)
-    ),
-    _check("gpu-busy", "processes on GPUs that no job owns", busy, "check.left_over", modes=(Mode.PROLOG, Mode.EPILOG)),
-)

@@ -8,12 +8,13 @@ then still shows: only a boot makes the log begin anew. The log is read in the r
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
-from holdfast.adapters.probes.check import Check, Judging, Problem, Reading, Source
+from holdfast.adapters.probes.check import Judging, Problem, Reading, check, problem, source
 from holdfast.adapters.probes.reach import Reach
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.matcher import Match, StreamSource
@@ -38,6 +39,7 @@ def _matched(lines: tuple[str, ...]) -> list[Match]:
     return stream.feed("".join(f"{line}\n" for line in lines).encode(), 0.0)
 
 
+@source("kernel-log", "the kernel's ring buffer (/dev/kmsg)", "/dev/kmsg", 2 * LIMIT_S)
 async def _read(reach: Reach) -> Reading:
     reading = await reach.read("kernel", tuple[str, ...], LIMIT_S, path=str(reach.kernel_log))
     if reading.facts is None:
@@ -53,42 +55,14 @@ async def _read(reach: Reach) -> Reading:
         )
         for one in matches
     ]
-    return msgspec.structs.replace(reading, facts=tuple(errors))
+    return replace(reading, facts=tuple(errors))
 
 
-KERNEL_SOURCES = (
-    Source(
-        name="kernel-log",
-        about="the kernel's ring buffer (/dev/kmsg)",
-        needs="/dev/kmsg",
-        limit_s=2 * LIMIT_S,
-        read=_read,
-    ),
+@check(
+    "kernel-xid", "Xids and SXids of the kernel log since boot", "kernel-log", "nvidia.xid.*", "nvidia.sxid.*", modes=()
 )
-
-
-def xids(facts: tuple[GpuError, ...], judging: Judging) -> list[Problem]:
+def xids(facts: tuple[GpuError, ...], _judging: Judging) -> Iterator[Problem]:
     """Faults, each kind once for each GPU."""
-    del judging
-    faults = {(one.rule, one.gpu_id): one for one in facts if one.is_fault}
-    return [
-        Problem(
-            rule=one.rule,
-            summary=f"{one.title}" + (f" (GPU {one.gpu_id})" if one.gpu_id else ""),
-            place=Place(gpu_id=one.gpu_id),
-            text=one.text,
-        )
-        for one in faults.values()
-    ]
-
-
-KERNEL_CHECKS = (
-    Check(
-        name="kernel-xid",
-        about="Xids and SXids of the kernel log since boot",
-        source="kernel-log",
-        modes=(),
-        judge=xids,
-        rules=("nvidia.xid.*", "nvidia.sxid.*"),
-    ),
-)
+    for one in {(one.rule, one.gpu_id): one for one in facts if one.is_fault}.values():
+        where = f" (GPU {one.gpu_id})" if one.gpu_id else ""
+        yield problem(one.rule, f"{one.title}{where}", Place(gpu_id=one.gpu_id), text=one.text)

@@ -6,17 +6,21 @@ limit of its own: that it does not answer is what the check is for.
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.adapters.probes import tool_output
-from holdfast.adapters.probes.check import ANY_TIME, Check, Judging, Mode, Problem, Reading, Source
+from holdfast.adapters.probes.check import Judging, Mode, Problem, Reading, check, problem, source
 from holdfast.adapters.probes.facts import MemoryControllerFacts, MountFacts, NodeFacts, PciFacts, ProcessFacts
-from holdfast.adapters.probes.reach import Reach, limit
+from holdfast.adapters.probes.reach import READ_LIMIT_S, Reach, files, limit, tool
 from holdfast.adapters.probes.sysfs_reading import NETWORK
 from holdfast.model.evidence import Place
+from holdfast.os.programs import Ran
 
-READ_LIMIT_S = 5.0
 MOUNT_LIMIT_S = 5.0
 """A file system over the network that needs longer for `statvfs` does not answer."""
 WRITE_LIMIT_S = 20.0
@@ -27,44 +31,30 @@ _JOURNALLED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
 _LOCAL = (*_JOURNALLED, "tmpfs", "zfs", "overlay")
 
 
-async def _node(reach: Reach) -> Reading:
-    return await reach.read("node", NodeFacts, READ_LIMIT_S)
+NODE = files("node", "/proc and /sys", "Linux", NodeFacts)
+EDAC = files("edac", "/sys/devices/system/edac", "an EDAC driver", tuple[MemoryControllerFacts, ...])
 
 
-async def _edac(reach: Reach) -> Reading:
-    return await reach.read("edac", tuple[MemoryControllerFacts, ...], READ_LIMIT_S)
+async def _asked(reach: Reach, what: str, limit_s: float, **args: str) -> dict[str, Any]:
+    """What the reading process says of one file system; `error` when it does not answer."""
+    answer = await reach.files.ask(what, limit(limit_s), **args)
+    known: dict[str, Any] = answer.facts if isinstance(answer.facts, dict) else {}
+    return known | {"error": TIMED_OUT if answer.hung else known.get("error") or answer.failed}
 
 
-async def _pci(reach: Reach) -> Reading:
-    return await reach.read("pci", tuple[PciFacts, ...], READ_LIMIT_S)
-
-
-async def _processes(reach: Reach) -> Reading:
-    return await reach.read("processes", tuple[ProcessFacts, ...], READ_LIMIT_S, job=reach.job)
-
-
+@source("mounts", "mounted file systems, by statvfs", "Linux", 60.0, 30.0)
 async def _mounts(reach: Reach) -> Reading:
     """The mounts; those of other machines are asked one by one, each within MOUNT_LIMIT_S."""
     reading = await reach.read("mounts", tuple[MountFacts, ...], READ_LIMIT_S)
     if reading.facts is None:
         return reading
-    asked = []
-    for mount in reading.facts:
-        one = mount
-        if mount.kind.startswith(NETWORK):
-            answer = await reach.files.ask("statvfs", limit(MOUNT_LIMIT_S), point=mount.point)
-            known = answer.facts if isinstance(answer.facts, dict) else {}
-            one = MountFacts(
-                point=mount.point,
-                kind=mount.kind,
-                device=mount.device,
-                read_only=mount.read_only,
-                total=int(known.get("total", 0)),
-                free=int(known.get("free", 0)),
-                error=TIMED_OUT if answer.hung else str(known.get("error", "")) or answer.failed,
-            )
-        asked.append(one)
-    return msgspec.structs.replace(reading, facts=tuple(asked))
+    asked = [
+        replace(one, **await _asked(reach, "statvfs", MOUNT_LIMIT_S, point=one.point))
+        if one.kind.startswith(NETWORK)
+        else one
+        for one in reading.facts
+    ]
+    return replace(reading, facts=tuple(asked))
 
 
 class WriteFacts(Struct, frozen=True):
@@ -74,20 +64,18 @@ class WriteFacts(Struct, frozen=True):
     error: str
 
 
+@source("write", "a small file, written and read back", "profile.write_probe", 60.0, 60.0)
 async def _write(reach: Reach) -> Reading:
-    folders = reach.profile.write_probe
+    folders = reach.config.profile.write_probe
     if not folders:
         return Reading(absent="no folder is named in profile.write_probe")
-    found = []
-    for folder in folders:
-        answer = await reach.files.ask("write", limit(WRITE_LIMIT_S), folder=folder)
-        known = answer.facts if isinstance(answer.facts, dict) else {}
-        found.append(WriteFacts(folder, TIMED_OUT if answer.hung else str(known.get("error", "")) or answer.failed))
-    return Reading(facts=tuple(found))
+    asked = [(folder, await _asked(reach, "write", WRITE_LIMIT_S, folder=folder)) for folder in folders]
+    return Reading(facts=tuple(WriteFacts(folder, known["error"]) for folder, known in asked))
 
 
+@source("services", "systemctl is-active, else processes by name", "profile.services", 15.0, 60.0)
 async def _services(reach: Reach) -> Reading:
-    names = reach.profile.services
+    names = reach.config.profile.services
     if not names:
         return Reading(absent="no service is named in profile.services")
     ran = await reach.run(("systemctl", "is-active", *names), 10.0)
@@ -100,58 +88,25 @@ async def _services(reach: Reach) -> Reading:
     if isinstance(ran, Reading):
         return ran
     words = tool_output.parse_active(names, ran.out)
-    if not words:
-        return Reading(failed=f"systemctl: {ran.err.strip()[:200]}")
-    return Reading(facts=words, seconds=ran.seconds)
+    return Reading(facts=words) if words else Reading(failed=f"systemctl: {ran.err.strip()[:200]}")
 
 
-async def _chrony(reach: Reach) -> Reading:
-    ran = await reach.run(("chronyc", "-n", "-c", "tracking"), 5.0)
-    if isinstance(ran, Reading):
-        return ran
-    tracking = tool_output.parse_tracking(ran.out)
-    if tracking is None:
-        return Reading(failed=f"chronyc: {(ran.out or ran.err).strip()[:200]}")
-    return Reading(facts=tracking, seconds=ran.seconds)
+@tool("chrony", "chronyc tracking", "chrony", lambda _: ("chronyc", "-n", "-c", "tracking"), 5.0, 60.0)
+def tracked(ran: Ran) -> Reading:
+    """What chrony says of the clock."""
+    found = tool_output.parse_tracking(ran.out)
+    return Reading(facts=found, failed="" if found else f"chronyc: {(ran.out or ran.err).strip()[:200]}")
 
 
-NODE_SOURCES = (
-    Source(name="node", about="/proc and /sys", needs="Linux", limit_s=READ_LIMIT_S, read=_node),
-    Source(name="edac", about="/sys/devices/system/edac", needs="an EDAC driver", limit_s=READ_LIMIT_S, read=_edac),
-    Source(
-        name="mounts", about="mounted file systems, by statvfs", needs="Linux", limit_s=60.0, read=_mounts, every_s=30.0
-    ),
-    Source(
-        name="write",
-        about="a small file, written and read back",
-        needs="profile.write_probe",
-        limit_s=60.0,
-        read=_write,
-        every_s=60.0,
-    ),
-    Source(
-        name="services",
-        about="systemctl is-active, else processes by name",
-        needs="profile.services",
-        limit_s=15.0,
-        read=_services,
-        every_s=60.0,
-    ),
-    Source(name="chrony", about="chronyc tracking", needs="chrony", limit_s=10.0, read=_chrony, every_s=60.0),
-    Source(
-        name="processes",
-        about="/proc",
-        needs="root, to see other users' processes",
-        limit_s=READ_LIMIT_S,
-        read=_processes,
-    ),
-    Source(name="pci", about="/sys/bus/pci", needs="a PCI bus", limit_s=READ_LIMIT_S, read=_pci, every_s=300.0),
-)
+PROCESSES = files("processes", "/proc", "root, to see other users' processes", tuple[ProcessFacts, ...])
+PCI = files("pci", "/sys/bus/pci", "a PCI bus", tuple[PciFacts, ...], 300.0)
+
+_while_idle = partial(check, modes=(Mode.PERIODIC, Mode.PROLOG, Mode.DEEP))
 
 
-def space(facts: tuple[MountFacts, ...], judging: Judging) -> list[Problem]:
+@check("disk-space", "file systems that are full", "mounts", "check.disk_full", "check.disk_low", emulated_ok=False)
+def space(facts: tuple[MountFacts, ...], judging: Judging) -> Iterator[Problem]:
     """File systems of this machine that are full, or nearly."""
-    problems = []
     limits = judging.limits
     for mount in facts:
         if mount.kind not in _LOCAL or not mount.total or mount.read_only:
@@ -159,188 +114,181 @@ def space(facts: tuple[MountFacts, ...], judging: Judging) -> list[Problem]:
         percent = 100 * mount.free / mount.total
         full = mount.free < min(limits.disk_free_mib * 2**20, limits.disk_free_percent * mount.total / 100)
         if full or percent < limits.disk_warn_percent:
-            word = "full" if full else "nearly full"
+            rule, word = ("check.disk_full", "full") if full else ("check.disk_low", "nearly full")
             summary = f"the file system of {mount.point} is {word}: {mount.free >> 20} MiB are left ({percent:.1f} %)"
-            rule = "check.disk_full" if full else "check.disk_low"
-            problems.append(
-                Problem(rule=rule, summary=summary, place=Place(path=mount.point), text=summary, warning=not full)
-            )
-    return problems
+            yield problem(rule, summary, Place(path=mount.point), warning=not full)
 
 
-def read_only(facts: tuple[MountFacts, ...], judging: Judging) -> list[Problem]:
+@check("disk-read-only", "file systems that have become read-only", "mounts", "check.disk_read_only", emulated_ok=False)
+def read_only(facts: tuple[MountFacts, ...], judging: Judging) -> Iterator[Problem]:
     """File systems that are read-only now and were not at the first look: the kernel does that when one is damaged."""
-    problems = []
+    required = {*judging.profile.mounts, *judging.profile.write_probe}
     for mount in facts:
-        key = f"ro:{mount.point}"
         if mount.kind not in _JOURNALLED:
             continue
-        before = judging.learned.setdefault(key, "ro" if mount.read_only else "rw")
-        required = mount.point in judging.profile.mounts or mount.point in judging.profile.write_probe
-        if mount.read_only and (before == "rw" or required):
+        before = judging.learned.setdefault(f"ro:{mount.point}", "ro" if mount.read_only else "rw")
+        if mount.read_only and (before == "rw" or mount.point in required):
             summary = f"the file system of {mount.point} ({mount.device}) has become read-only"
-            problems.append(
-                Problem(rule="check.disk_read_only", summary=summary, place=Place(path=mount.point), text=summary)
-            )
-    return problems
+            yield problem("check.disk_read_only", summary, Place(path=mount.point))
 
 
-def stale(facts: tuple[MountFacts, ...], judging: Judging) -> list[Problem]:
+@check(
+    "mount-stale", "network file systems that do not answer", "mounts", "check.mount_stale", looks=2, emulated_ok=False
+)
+def stale(facts: tuple[MountFacts, ...], _judging: Judging) -> Iterator[Problem]:
     """File systems of other machines that do not answer, or whose handle is stale."""
-    del judging
-    return [
-        Problem(
-            rule="check.mount_stale",
-            summary=f"{mount.point} ({mount.kind} of {mount.device}) does not answer: {mount.error}",
-            place=Place(path=mount.point),
-            text=mount.error,
-        )
-        for mount in facts
-        if mount.error and mount.kind.startswith(NETWORK)
-    ]
+    for mount in facts:
+        if mount.error and mount.kind.startswith(NETWORK):
+            summary = f"{mount.point} ({mount.kind} of {mount.device}) does not answer: {mount.error}"
+            yield problem("check.mount_stale", summary, Place(path=mount.point), text=mount.error)
 
 
-def required_mounts(facts: tuple[MountFacts, ...], judging: Judging) -> list[Problem]:
+@check("mounts", "mount points of the profile", "mounts", "check.mount_missing", grace_s=120.0, emulated_ok=False)
+def required_mounts(facts: tuple[MountFacts, ...], judging: Judging) -> Iterator[Problem]:
     """Mount points of the profile that are not mounted."""
     there = {mount.point for mount in facts}
-    return [
-        Problem(rule="check.mount_missing", summary=f"{point} is not mounted", place=Place(path=point), text=point)
-        for point in judging.profile.mounts
-        if point not in there
-    ]
+    for point in judging.profile.mounts:
+        if point not in there:
+            yield problem("check.mount_missing", f"{point} is not mounted", Place(path=point), text=point)
 
 
-def write(facts: tuple[WriteFacts, ...], judging: Judging) -> list[Problem]:
+@check("disk-write", "folders take a file and give it back", "write", "check.disk_write", "check.disk_full", looks=2)
+def write(facts: tuple[WriteFacts, ...], _judging: Judging) -> Iterator[Problem]:
     """Folders that do not take a file. A full one is the matter of `disk-space`."""
-    del judging
-    return [
-        Problem(
-            rule="check.disk_full" if "No space left" in one.error else "check.disk_write",
-            summary=f"{one.folder} cannot be written: {one.error}",
-            place=Place(path=one.folder),
-            text=one.error,
-        )
-        for one in facts
-        if one.error
-    ]
+    for one in facts:
+        if one.error:
+            rule = "check.disk_full" if "No space left" in one.error else "check.disk_write"
+            summary = f"{one.folder} cannot be written: {one.error}"
+            yield problem(rule, summary, Place(path=one.folder), text=one.error)
 
 
-def memory(facts: NodeFacts, judging: Judging) -> list[Problem]:
+@_while_idle(
+    "memory",
+    "memory: how much, how much is left",
+    "node",
+    "check.memory_missing",
+    "check.memory_low",
+    emulated_ok=False,
+)
+def memory(facts: NodeFacts, judging: Judging) -> Iterator[Problem]:
     """Memory that is missing, or nearly used up."""
-    problems = []
     least = judging.profile.memory_gib
     if least is not None and facts.memory_total < least * 2**30:
-        summary = f"{facts.memory_total / 2**30:.1f} GiB of memory, not {least:g}"
-        problems.append(Problem(rule="check.memory_missing", summary=summary, text=summary))
+        yield problem("check.memory_missing", f"{facts.memory_total / 2**30:.1f} GiB of memory, not {least:g}")
     percent = 100 * facts.memory_available / facts.memory_total if facts.memory_total else 100.0
     if percent < judging.limits.memory_free_percent:
         summary = f"{facts.memory_available >> 20} MiB of memory are left ({percent:.1f} %)"
-        problems.append(Problem(rule="check.memory_low", summary=summary, text=summary, warning=True))
-    return problems
+        yield problem("check.memory_low", summary, warning=True)
 
 
-def edac(facts: tuple[MemoryControllerFacts, ...], judging: Judging) -> list[Problem]:
+@_while_idle(
+    "edac",
+    "errors of the node's memory",
+    "edac",
+    "check.edac_uncorrected",
+    "check.edac_corrected",
+    "check.edac_trend",
+    emulated_ok=False,
+)
+def edac(facts: tuple[MemoryControllerFacts, ...], judging: Judging) -> Iterator[Problem]:
     """Memory errors that came since the last look, and corrected ones by their rate."""
-    problems = []
-    for controller in facts:
-        name = controller.name
-        if rise := judging.counters.rise(f"edac:{name}:ue", controller.uncorrected, judging.at):
-            summary = f"{rise} uncorrectable errors of the node's memory ({name})"
-            problems.append(
-                Problem(
-                    rule="check.edac_uncorrected", summary=summary, place=Place(path=name), text=summary, happened=True
-                )
-            )
-        key = f"edac:{name}:ce"
-        judging.counters.rise(key, controller.corrected, judging.at)
-        per_h = judging.counters.within(key, 3600.0, judging.at)
+    for one in facts:
+        where = Place(path=one.name)
+        if rise := judging.rise(f"edac:{one.name}:ue", one.uncorrected):
+            summary = f"{rise} uncorrectable errors of the node's memory ({one.name})"
+            yield problem("check.edac_uncorrected", summary, where, happened=True)
         least = judging.limits.edac_corrected_per_h
-        if judging.counters.grows(key, 1200.0, judging.at, least=max(1, least // 10)):
-            summary = f"corrected errors of the node's memory come ever faster: {per_h} in an hour ({name})"
-            problems.append(
-                Problem(rule="check.edac_trend", summary=summary, place=Place(path=name), text=summary, predicts=True)
-            )
+        per_h, grows = judging.hourly(f"edac:{one.name}:ce", one.corrected, least)
+        if grows:
+            summary = f"corrected errors of the node's memory come ever faster: {per_h} in an hour ({one.name})"
+            yield problem("check.edac_trend", summary, where, predicts=True)
         elif per_h >= least:
-            summary = f"{per_h} corrected errors of the node's memory in an hour ({name})"
-            problems.append(
-                Problem(
-                    rule="check.edac_corrected", summary=summary, place=Place(path=name), text=summary, warning=True
-                )
-            )
-    return problems
+            summary = f"{per_h} corrected errors of the node's memory in an hour ({one.name})"
+            yield problem("check.edac_corrected", summary, where, warning=True)
 
 
-def cpu(facts: NodeFacts, judging: Judging) -> list[Problem]:
+@_while_idle("cpu", "processors and NUMA nodes of the profile", "node", "check.cpu_count")
+def cpu(facts: NodeFacts, judging: Judging) -> Iterator[Problem]:
     """Processors and NUMA nodes against the profile."""
-    problems = []
     for what, found, expected in (
         ("processors", facts.cpus, judging.profile.cpus),
         ("NUMA nodes", facts.numa_nodes, judging.profile.numa_nodes),
     ):
         if expected is not None and found < expected:
-            summary = f"{found} of {expected} {what} are there"
-            problems.append(Problem(rule="check.cpu_count", summary=summary, text=summary))
-    return problems
+            yield problem("check.cpu_count", f"{found} of {expected} {what} are there")
 
 
-def clock(facts: NodeFacts, judging: Judging) -> list[Problem]:
+@_while_idle("clock", "the clock: set by hand, not disciplined", "node", "check.clock_stepped", "check.clock_unsynced")
+def clock(facts: NodeFacts, judging: Judging) -> Iterator[Problem]:
     """A clock that nothing disciplines, where something did; a clock that jumped."""
-    problems = []
     # Seconds of the wall clock less seconds that never go back: constant, unless somebody sets the clock.
     offset = judging.now - judging.at
     before = float(judging.learned.get("clock:offset", offset))
     judging.learned["clock:offset"] = repr(offset)
     if abs(offset - before) > judging.limits.clock_step_s:
         summary = f"the clock was set {'forward' if offset > before else 'back'} by {abs(offset - before):.1f} s"
-        problems.append(Problem(rule="check.clock_stepped", summary=summary, text=summary, warning=True, happened=True))
+        yield problem("check.clock_stepped", summary, warning=True, happened=True)
     if facts.clock_synced:
         judging.learned["clock:synced"] = "yes"
     elif facts.clock_synced is False and judging.learned.get("clock:synced"):
-        summary = "nothing disciplines the clock any more (NTP)"
-        problems.append(Problem(rule="check.clock_unsynced", summary=summary, text=summary, warning=True))
-    return problems
+        yield problem("check.clock_unsynced", "nothing disciplines the clock any more (NTP)", warning=True)
 
 
-def chrony(facts: tool_output.Tracking, judging: Judging) -> list[Problem]:
+@_while_idle(
+    "chrony",
+    "the clock, as chrony sees it",
+    "chrony",
+    "check.clock_unsynced",
+    "check.clock_offset",
+    grace_s=120.0,
+    looks=3,
+    emulated_ok=False,
+)
+def chrony(facts: tool_output.Tracking, judging: Judging) -> Iterator[Problem]:
     """What chrony says."""
     if facts.leap.lower().startswith("not sync"):
-        summary = "chrony is not synchronised"
-        return [Problem(rule="check.clock_unsynced", summary=summary, text=summary, warning=True)]
-    if abs(facts.offset_s) > judging.limits.clock_offset_s:
+        yield problem("check.clock_unsynced", "chrony is not synchronised", warning=True)
+    elif abs(facts.offset_s) > judging.limits.clock_offset_s:
         summary = f"the clock is off by {facts.offset_s:.3f} s from {facts.source}"
-        return [Problem(rule="check.clock_offset", summary=summary, text=summary, warning=True)]
-    return []
+        yield problem("check.clock_offset", summary, warning=True)
 
 
-def left_over(facts: tuple[ProcessFacts, ...], judging: Judging) -> list[Problem]:
+@check(
+    "left-over",
+    "processes that old jobs left",
+    "processes",
+    "check.left_over",
+    modes=(Mode.PROLOG, Mode.EPILOG, Mode.DEEP),
+    emulated_ok=False,
+)
+def left_over(facts: tuple[ProcessFacts, ...], _judging: Judging) -> Iterator[Problem]:
     """Processes that an old job left."""
-    del judging
-    if not facts:
-        return []
-    words = ", ".join(f"{one.name} ({one.pid}{f', job {one.job}' if one.job else ''})" for one in facts[:5])
-    summary = f"{len(facts)} process{'' if len(facts) == 1 else 'es'} left over: {words}"
-    return [Problem(rule="check.left_over", summary=summary, text=words)]
+    if facts:
+        words = ", ".join(f"{one.name} ({one.pid}{f', job {one.job}' if one.job else ''})" for one in facts[:5])
+        summary = f"{len(facts)} process{'' if len(facts) == 1 else 'es'} left over: {words}"
+        yield problem("check.left_over", summary, text=words)
 
 
-def services(facts: dict[str, str], judging: Judging) -> list[Problem]:
+@check(
+    "services", "services of the profile", "services", "check.service_down", grace_s=300.0, looks=2, emulated_ok=False
+)
+def services(facts: dict[str, str], _judging: Judging) -> Iterator[Problem]:
     """Units of the profile that are not active. One that is being started or reloaded is given its time."""
-    del judging
-    return [
-        Problem(rule="check.service_down", summary=f"the service {name} is {word}", place=Place(path=name), text=word)
-        for name, word in facts.items()
-        if word not in {"active", "activating", "reloading"}
-    ]
+    for name, word in facts.items():
+        if word not in {"active", "activating", "reloading"}:
+            yield problem("check.service_down", f"the service {name} is {word}", Place(path=name), text=word)
 
 
-def topology(facts: tuple[PciFacts, ...], judging: Judging) -> list[Problem]:
+@_while_idle(
+    "topology", "PCI devices: NUMA node, lanes, speed, against the profile", "pci", "check.topology", emulated_ok=False
+)
+def topology(facts: tuple[PciFacts, ...], judging: Judging) -> Iterator[Problem]:
     """PCI devices against the profile; without one, lanes against what the device can."""
-    problems = []
     by_address = {one.address: one for one in facts}
     for address, expected in judging.profile.pci.items():
         one = by_address.get(address)
         found = describe(one) if one is not None else "gone"
-        wanted = dict(part.split("=", 1) for part in expected.split() if "=" in part)
-        there = dict(part.split("=", 1) for part in found.split() if "=" in part)
+        there, wanted = (dict(part.split("=", 1) for part in text.split() if "=" in part) for text in (found, expected))
         wrong = [
             f"{name} {there.get(name, 'gone')}, not {value}"
             for name, value in wanted.items()
@@ -348,16 +296,11 @@ def topology(facts: tuple[PciFacts, ...], judging: Judging) -> list[Problem]:
         ]
         if wrong:
             summary = f"PCI device {address}: {'; '.join(wrong)}"
-            problems.append(Problem(rule="check.topology", summary=summary, place=Place(gpu_id=address), text=found))
+            yield problem("check.topology", summary, Place(gpu_id=address), text=found)
     for one in facts:
         if one.address not in judging.profile.pci and one.width and one.width_max and one.width < one.width_max:
             summary = f"{one.kind} {one.address} runs on {one.width} of {one.width_max} PCIe lanes"
-            problems.append(
-                Problem(
-                    rule="check.topology", summary=summary, place=Place(gpu_id=one.address), text=summary, warning=True
-                )
-            )
-    return problems
+            yield problem("check.topology", summary, Place(gpu_id=one.address), warning=True)
 
 
 def describe(device: PciFacts) -> str:
@@ -368,130 +311,3 @@ def describe(device: PciFacts) -> str:
         for name, value in parts.items()
         if value is not None
     )
-
-
-_WHILE_IDLE = (Mode.PERIODIC, Mode.PROLOG, Mode.DEEP)
-
-NODE_CHECKS = (
-    Check(
-        name="disk-space",
-        about="file systems that are full",
-        source="mounts",
-        modes=ANY_TIME,
-        judge=space,
-        rules=("check.disk_full", "check.disk_low"),
-        emulated_ok=False,
-    ),
-    Check(
-        name="disk-read-only",
-        about="file systems that have become read-only",
-        source="mounts",
-        modes=ANY_TIME,
-        judge=read_only,
-        rules=("check.disk_read_only",),
-        emulated_ok=False,
-    ),
-    Check(
-        name="mount-stale",
-        about="network file systems that do not answer",
-        source="mounts",
-        modes=ANY_TIME,
-        judge=stale,
-        rules=("check.mount_stale",),
-        looks=2,
-        emulated_ok=False,
-    ),
-    Check(
-        name="mounts",
-        about="mount points of the profile",
-        source="mounts",
-        modes=ANY_TIME,
-        judge=required_mounts,
-        rules=("check.mount_missing",),
-        grace_s=120.0,
-        emulated_ok=False,
-    ),
-    Check(
-        name="disk-write",
-        about="folders take a file and give it back",
-        source="write",
-        modes=ANY_TIME,
-        judge=write,
-        rules=("check.disk_write", "check.disk_full"),
-        looks=2,
-    ),
-    Check(
-        name="memory",
-        about="memory: how much, how much is left",
-        source="node",
-        modes=_WHILE_IDLE,
-        judge=memory,
-        rules=("check.memory_missing", "check.memory_low"),
-        emulated_ok=False,
-    ),
-    Check(
-        name="edac",
-        about="errors of the node's memory",
-        source="edac",
-        modes=_WHILE_IDLE,
-        judge=edac,
-        rules=("check.edac_uncorrected", "check.edac_corrected", "check.edac_trend"),
-        emulated_ok=False,
-    ),
-    Check(
-        name="cpu",
-        about="processors and NUMA nodes of the profile",
-        source="node",
-        modes=_WHILE_IDLE,
-        judge=cpu,
-        rules=("check.cpu_count",),
-    ),
-    Check(
-        name="clock",
-        about="the clock: set by hand, not disciplined",
-        source="node",
-        modes=_WHILE_IDLE,
-        judge=clock,
-        rules=("check.clock_stepped", "check.clock_unsynced"),
-    ),
-    Check(
-        name="chrony",
-        about="the clock, as chrony sees it",
-        source="chrony",
-        modes=_WHILE_IDLE,
-        judge=chrony,
-        rules=("check.clock_unsynced", "check.clock_offset"),
-        grace_s=120.0,
-        looks=3,
-        emulated_ok=False,
-    ),
-    Check(
-        name="left-over",
-        about="processes that old jobs left",
-        source="processes",
-        modes=(Mode.PROLOG, Mode.EPILOG, Mode.DEEP),
-        judge=left_over,
-        rules=("check.left_over",),
-        emulated_ok=False,
-    ),
-    Check(
-        name="services",
-        about="services of the profile",
-        source="services",
-        modes=ANY_TIME,
-        judge=services,
-        rules=("check.service_down",),
-        grace_s=300.0,
-        looks=2,
-        emulated_ok=False,
-    ),
-    Check(
-        name="topology",
-        about="PCI devices: NUMA node, lanes, speed, against the profile",
-        source="pci",
-        modes=_WHILE_IDLE,
-        judge=topology,
-        rules=("check.topology",),
-        emulated_ok=False,
-    ),
-)

@@ -12,11 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-ISOLATE = 2
-CONFIG = 5
-RESET = 6
-"""Error severities of DCGM (dcgm_errors.h): take it out of service; its configuration is wrong; reset it."""
-_MONITOR = frozenset({1})
+CONFIG, RESET = 5, 6
+"""Error severities of DCGM (dcgm_errors.h): its configuration is wrong; reset it."""
 _PASS = frozenset({"pass", "skip", "skipped", "not applicable", "notrun", "not run", "n/a", ""})
 
 
@@ -28,15 +25,12 @@ class DiagFailure(Struct, frozen=True, kw_only=True):
     status: str = "fail"
     """`fail` or `warn`."""
     text: str = ""
-    error_id: int | None = None
     severity: int | None = None
 
 
 class Diag(Struct, frozen=True, kw_only=True):
     """What a diagnostic says."""
 
-    version: str = ""
-    tests: int = 0
     failures: tuple[DiagFailure, ...] = ()
     error: str = ""
     """Why it could not run."""
@@ -52,21 +46,11 @@ def parse_diag(out: str, err: str = "") -> Diag:
     if not isinstance(data, dict):
         return Diag(error=_first_line(out) or _first_line(err) or "it printed nothing")
     root = data.get("DCGM Diagnostic") or data.get("DCGM GPU Diagnostic") or data
-    failures: list[DiagFailure] = []
-    tests = 0
-    for category in root.get("test_categories") or [root]:
-        listed = category.get("tests") or () if isinstance(category, dict) else ()
-        for test in listed:
-            if isinstance(test, dict):
-                tests += 1
-                failures += _failures(test)
+    categories = [one for one in root.get("test_categories") or [root] if isinstance(one, dict)]
+    tests = [test for one in categories for test in one.get("tests") or () if isinstance(test, dict)]
     error = root.get("runtime_error") or data.get("runtime_error") or data.get("error") or ""
-    return Diag(
-        version=str((data.get("metadata") or {}).get("DCGM Version", "") or root.get("version", "")),
-        tests=tests,
-        failures=tuple(failures),
-        error=str(error) if error or tests else "it ran no test",
-    )
+    failures = tuple(failure for test in tests for failure in _failures(test))
+    return Diag(failures=failures, error=str(error) if error or tests else "it ran no test")
 
 
 def _failures(test: dict[str, Any]) -> list[DiagFailure]:
@@ -90,9 +74,8 @@ def _failures(test: dict[str, Any]) -> list[DiagFailure]:
 def _warning(warning: Any) -> dict[str, Any]:
     if not isinstance(warning, dict):
         return {"text": str(warning or "")}
-    known = {"text": str(warning.get("warning", "")), "error_id": warning.get("error_id")}
-    known["severity"] = warning.get("error_severity")
-    return {name: value for name, value in known.items() if name == "text" or isinstance(value, int)}
+    severity = warning.get("error_severity")
+    return {"text": str(warning.get("warning", "")), "severity": severity if isinstance(severity, int) else None}
 
 
 def _gpus(result: dict[str, Any]) -> list[int | None]:
@@ -157,8 +140,7 @@ _VIOLATIONS = (
     ("nvlink", re.compile(r"NVLink (?:Counter \d+|error) has violated")),
     ("xid", re.compile(r"XID error (?P<value>\d+) detected")),
 )
-_VALUE = re.compile(r"^(?:\w[\w ]*?)(?:count|value|Temperature|Power): (\d+)", re.IGNORECASE)
-_PLAIN_VALUE = re.compile(r"^(?:Temperature|Power): (\d+)")
+_VALUE = re.compile(r"^(?:(?:\w[\w ]*?)(?:count|value)|(?:\w[\w ]*?)?(?:Temperature|Power)): (\d+)", re.IGNORECASE)
 
 
 class PolicyLines:
@@ -177,7 +159,7 @@ class PolicyLines:
                     return violation
                 self._open = violation
                 return None
-        if self._open is not None and (found := _VALUE.match(line) or _PLAIN_VALUE.match(line)) is not None:
+        if self._open is not None and (found := _VALUE.match(line)) is not None:
             done, self._open = self._open, None
             return msgspec.structs.replace(done, value=int(found[1]), text=f"{done.text} {line.strip()}")
         return None

@@ -41,8 +41,6 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     """Volatile: since the driver was loaded or the GPU reset."""
     remap_pending: bool | None = None
     remap_failed: bool | None = None
-    remapped: int | None = None
-    """Rows remapped because of uncorrectable errors."""
     retired_pending: bool | None = None
     pcie_gen: int | None = None
     pcie_gen_max: int | None = None
@@ -70,15 +68,18 @@ class NvmlFacts(Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuFacts, ...]
     xids: tuple[XidFacts, ...] = ()
 
-    @property
-    def emulated(self) -> bool:
-        """Is no hardware behind this?"""
-        return "emulated" in self.driver
 
-
-ABSURD = 1 << 62
-TEMPERATURE_MAX = 200
 GPUS_MAX = 64
+COUNT_MAX = (1 << 62) - 1
+_PLAUSIBLE = (
+    ("temperature", -50, 200),
+    ("memory_temperature", -50, 200),
+    ("ecc_corrected", 0, COUNT_MAX),
+    ("ecc_uncorrected", 0, COUNT_MAX),
+    ("pcie_replays", 0, COUNT_MAX),
+    ("pcie_width", 0, 32),
+)
+"""Field of `GpuFacts`, least, most."""
 
 
 def implausible(facts: NvmlFacts) -> str:
@@ -86,16 +87,10 @@ def implausible(facts: NvmlFacts) -> str:
     if len(facts.gpus) > GPUS_MAX:
         return f"it counts {len(facts.gpus)} GPUs"
     for gpu in facts.gpus:
-        for name in ("temperature", "memory_temperature"):
+        for name, least, most in _PLAUSIBLE:
             value = getattr(gpu, name)
-            if value is not None and not -50 <= value <= TEMPERATURE_MAX:
-                return f"GPU {gpu.index}: {name} {value}"
-        for name in ("ecc_corrected", "ecc_uncorrected", "pcie_replays"):
-            value = getattr(gpu, name)
-            if value is not None and not 0 <= value < ABSURD:
-                return f"GPU {gpu.index}: {name} {value}"
-        if gpu.pcie_width is not None and gpu.pcie_width > 32:
-            return f"GPU {gpu.index}: PCIe width {gpu.pcie_width}"
+            if value is not None and not least <= value <= most:
+                return f"GPU {gpu.index}: {name.replace('pcie_width', 'PCIe width')} {value}"
     return ""
 
 
@@ -110,9 +105,13 @@ class PortFacts(Struct, frozen=True, kw_only=True):
     physical: str = ""
     """`LinkUp`, `Polling`, `Disabled`..."""
     rate_gbps: float | None = None
-    link_layer: str = ""
     counters: dict[str, int] = {}
     """Files of `counters` and `hw_counters`."""
+
+    @property
+    def name(self) -> str:
+        """Device and port."""
+        return f"{self.device}/{self.port}"
 
     @property
     def is_efa(self) -> bool:
@@ -124,7 +123,6 @@ class NicFacts(Struct, frozen=True, kw_only=True):
     """One network interface that has a device behind it."""
 
     name: str
-    state: str = ""
     carrier: bool | None = None
     speed_mbps: int | None = None
     carrier_downs: int | None = None
@@ -163,15 +161,13 @@ class MountFacts(Struct, frozen=True, kw_only=True):
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
-    """Processors, memory, clock, uptime."""
+    """Processors, memory, clock."""
 
     cpus: int
     numa_nodes: int
     memory_total: int
     memory_available: int
-    uptime_s: float
     clock_synced: bool | None = None
-    clock_error_s: float | None = None
 
 
 class ProcessFacts(Struct, frozen=True, kw_only=True):
@@ -179,7 +175,6 @@ class ProcessFacts(Struct, frozen=True, kw_only=True):
 
     pid: int
     name: str
-    uid: int
     job: str = ""
     """SLURM_JOB_ID of its environment."""
 
@@ -192,6 +187,5 @@ class PciFacts(Struct, frozen=True, kw_only=True):
     numa: int | None = None
     width: int | None = None
     width_max: int | None = None
-    speed: float | None = None
     speed_max: float | None = None
     """GT/s."""

@@ -55,18 +55,12 @@ def read(args: dict[str, Any]) -> dict[str, Any]:
         count = nvml.nvmlDeviceGetCount()
         driver = _text(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError as error:
-        code = getattr(error, "value", 0)
-        if code in _ABSENT:
-            raise NvmlGoneError(_ABSENT[code]) from error
-        raise NvmlFailedError(f"NVML: {error}") from error
+        raise _failed(error, NvmlGoneError) from error
     if count > 4096:
         return {"driver": driver, "gpus": [{"index": index} for index in range(65)]}
     with_counters = session.looks % COUNTERS_EVERY == 0
     session.looks += 1
-    processes, job = bool(args.get("processes")), str(args.get("job", ""))
-    gpus = [
-        _gpu(session, index, with_counters=with_counters, with_processes=processes, job=job) for index in range(count)
-    ]
+    gpus = [_gpu(session, index, args, with_counters=with_counters) for index in range(count)]
     if session.count != count:
         session.count = count
         _register(session)
@@ -83,15 +77,18 @@ def _session() -> _Session:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        code = getattr(error, "value", 0)
-        if code in _ABSENT:
-            raise AbsentError(_ABSENT[code]) from error
-        raise NvmlFailedError(f"NVML: {error}") from error
+        raise _failed(error, AbsentError) from error
     _SESSION.append(_Session(pynvml))
     return _SESSION[0]
 
 
-def _gpu(session: _Session, index: int, *, with_counters: bool, with_processes: bool, job: str) -> dict[str, Any]:
+def _failed(error: Exception, absent: type[Exception]) -> Exception:
+    """What to raise when NVML as a whole does not answer; `absent` where there is nothing to ask."""
+    why = _ABSENT.get(getattr(error, "value", 0), "")
+    return absent(why) if why else NvmlFailedError(f"NVML: {error}")
+
+
+def _gpu(session: _Session, index: int, args: dict[str, Any], *, with_counters: bool) -> dict[str, Any]:
     nvml = session.nvml
     facts: dict[str, Any] = {"index": index, **session.fixed.get(index, {})}
     try:
@@ -103,9 +100,9 @@ def _gpu(session: _Session, index: int, *, with_counters: bool, with_processes: 
         now_c = facts.pop("slowdown_now_c", None)
         facts["slowdown_c"] = facts["slowdown_c"] if facts.get("slowdown_c") is not None else now_c
         facts["links"] = _links(nvml, handle, with_counters)
-        if with_processes:
+        if args.get("processes"):
             found = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
-            facts["pids"] = [one.pid for one in found if not of_another_job(Path("/"), one.pid, job)]
+            facts["pids"] = [one.pid for one in found if not of_another_job(Path("/"), one.pid, args.get("job", ""))]
     except nvml.NVMLError as error:
         facts |= {"error": str(error), "lost": getattr(error, "value", 0) in _GONE}
     return {name: value for name, value in facts.items() if value is not None}
@@ -150,7 +147,7 @@ def _moving(nvml: Any, handle: Any) -> dict[str, Any]:
         left = _ask(nvml, margin, handle)
         facts["slowdown_now_c"] = None if left is None else facts["temperature"] + left
     if remapped is not None:
-        _, facts["remapped"], pending, failed = remapped
+        _, _, pending, failed = remapped
         facts |= {"remap_pending": bool(pending), "remap_failed": bool(failed)}
     for value in (
         _ask(nvml, nvml.nvmlDeviceGetFieldValues, handle, [_FIELD_MEMORY_TEMPERATURE, _FIELD_RECOVERY_ACTION]) or ()

@@ -38,25 +38,16 @@ class Reader:
     async def ask(self, what: str, limit_s: float, **args: Any) -> Reading:
         """Have something read. Never raises for what is read: the reading says what went wrong."""
         async with self._lock:
-            loop = asyncio.get_running_loop()
-            start = loop.time()
             try:
                 async with asyncio.timeout(limit_s):
                     answer = await self._exchange(what, args)
             except TimeoutError:
                 self._abandon()
-                return Reading(hung=True, failed=f"no answer within {limit_s:g} s", seconds=loop.time() - start)
+                return Reading(hung=True, failed=f"no answer within {limit_s:g} s")
             except (OSError, EOFError, ValueError, msgspec.DecodeError) as error:
                 self._abandon()
-                return Reading(
-                    failed=f"the reading process failed: {str(error) or 'it ended'}", seconds=loop.time() - start
-                )
-            return Reading(
-                facts=answer.get("facts"),
-                absent=answer.get("absent", ""),
-                failed=answer.get("failed", ""),
-                seconds=loop.time() - start,
-            )
+                return Reading(failed=f"the reading process failed: {str(error) or 'it ended'}")
+            return msgspec.convert(answer, Reading)
 
     async def _exchange(self, what: str, args: dict[str, Any]) -> dict[str, Any]:
         try:

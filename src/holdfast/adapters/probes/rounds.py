@@ -8,15 +8,25 @@ come up has its warm-up grace; a problem that may pass must be seen several time
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from holdfast.adapters.probes.check import NAGIOS, Check, Judging, Mode, Problem, Reading, Source, Status
+from holdfast.adapters.probes.check import (
+    NAGIOS,
+    Check,
+    Judging,
+    Mode,
+    NodeConfig,
+    Problem,
+    Reading,
+    Source,
+    Status,
+)
 from holdfast.adapters.probes.checks import SOURCES
-from holdfast.adapters.probes.config import NodeConfig
 from holdfast.adapters.probes.facts import GpuFacts, NvmlFacts
 from holdfast.adapters.probes.reach import LIMIT_S, Reach
 from holdfast.detect.counters import CounterFold
@@ -125,8 +135,7 @@ class Looker:
 
     async def look(self, source: Source, checks: Sequence[Check], mode: Mode) -> list[Verdict]:
         """Read the source and judge: one verdict per check, in order."""
-        self.reach.mode = mode
-        self.reach.site_checks, self.reach.site_off = self.config.site_checks, self.config.site_off
+        self.reach.mode, self.reach.config = mode, self.config
         limits = [limit for check in checks if (limit := self.config.of(check.name).limit_s) is not None]
         LIMIT_S.set(max(limits, default=None))
         # The source ends by itself at its own limit; this one is for a source that does not.
@@ -157,35 +166,11 @@ class Looker:
 
     def _verdict(self, check: Check, reading: Reading, mode: Mode, took: float) -> Verdict:
         name = check.name
+        said = functools.partial(Verdict, check=name, seconds=took)
         if reading.failed:
             self._rows.pop(name, None)
-            return Verdict(check=name, status=Status.UNKNOWN, detail=reading.failed, seconds=took, hung=reading.hung)
-        judging = self._judging(mode)
-        try:
-            if reading.absent:
-                found = check.on_absent(reading.absent, judging) if check.on_absent is not None else []
-                if not found:
-                    return Verdict(check=name, status=Status.ABSENT, detail=reading.absent, seconds=took)
-            else:
-                found = check.judge(reading.facts, judging)
-        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
-            detail = f"what it read cannot be judged: {error}"
-            return Verdict(check=name, status=Status.UNKNOWN, detail=detail, seconds=took)
-        settings = self.config.of(name)
-        grace_s = check.grace_s if settings.grace_s is None else settings.grace_s
-        if mode is not Mode.PERIODIC:
-            grace_s = max(grace_s, check.lasting_s)  # a single look cannot see how long something lasts
-        since = self._alive_since.get(check.source, self._born)
-        if found and self._clock.monotonic() - since < grace_s:
-            detail = f"{found[0].summary}; does not count within {grace_s:g} s of coming up"
-            return Verdict(check=name, status=Status.WARMING, detail=detail, seconds=took)
-        counted = self._counted(check, found, mode)
-        waiting = "" if len(counted) == len(found) else "seen, not often enough in a row to count yet"
-        detail = "; ".join(problem.summary or problem.text for problem in counted) or waiting
-        return Verdict(check=name, status=worst(counted), problems=tuple(counted), detail=detail, seconds=took)
-
-    def _judging(self, mode: Mode) -> Judging:
-        return Judging(
+            return said(status=Status.UNKNOWN, detail=reading.failed, hung=reading.hung)
+        judging = Judging(
             profile=self.config.profile,
             limits=self.config.limits,
             mode=mode,
@@ -195,8 +180,28 @@ class Looker:
             courses=self._courses,
             learned=self.memory.learned,
             kernel_log=self.kernel_log,
-            job=self.reach.job,
         )
+        try:
+            if reading.absent:
+                found = list(check.on_absent(reading.absent, judging)) if check.on_absent is not None else []
+                if not found:
+                    return said(status=Status.ABSENT, detail=reading.absent)
+            else:
+                found = check(reading.facts, judging)
+        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+            return said(status=Status.UNKNOWN, detail=f"what it read cannot be judged: {error}")
+        settings = self.config.of(name)
+        grace_s = check.grace_s if settings.grace_s is None else settings.grace_s
+        if mode is not Mode.PERIODIC:
+            grace_s = max(grace_s, check.lasting_s)  # a single look cannot see how long something lasts
+        since = self._alive_since.get(check.source, self._born)
+        if found and self._clock.monotonic() - since < grace_s:
+            detail = f"{found[0].summary}; does not count within {grace_s:g} s of coming up"
+            return said(status=Status.WARMING, detail=detail)
+        counted = self._counted(check, found, mode)
+        waiting = "" if len(counted) == len(found) else "seen, not often enough in a row to count yet"
+        detail = "; ".join(problem.summary or problem.text for problem in counted) or waiting
+        return said(status=worst(counted), problems=tuple(counted), detail=detail)
 
     def _counted(self, check: Check, found: Sequence[Problem], mode: Mode) -> list[Problem]:
         """Those that have lasted long enough. A single look by hand counts at once."""

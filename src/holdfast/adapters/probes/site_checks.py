@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from holdfast.adapters.probes.check import ANY_TIME, Check, Judging, Problem, Reading, Source
+from holdfast.adapters.probes.check import Judging, Problem, Reading, check, problem, source
 from holdfast.adapters.probes.reach import Reach, limit
 from holdfast.model.evidence import Place
 from holdfast.os.programs import Command, Ran, run
@@ -79,12 +79,19 @@ def _others_write(facts: os.stat_result) -> bool:
     return facts.st_uid not in {0, os.geteuid()} or bool(facts.st_mode & 0o022)
 
 
+@source(
+    "site",
+    "the site's own executables in `site_checks`, all at once, each within the limit",
+    "executables in `site_checks`, writable by their owner alone",
+    LIMIT_S + 5.0,
+    60.0,
+)
 async def _site(reach: Reach) -> Reading:
-    if not reach.site_checks:
+    if not reach.config.site_checks:
         return Reading(absent="no folder of the site's checks is named")
-    folder = Path(reach.site_checks)
+    folder = Path(reach.config.site_checks)
     try:
-        files, refused = await asyncio.to_thread(found, folder, reach.site_off)
+        files, refused = await asyncio.to_thread(found, folder, reach.config.site_off)
     except FileNotFoundError:
         return Reading(absent=f"there is no folder {folder}")
     except (OSError, ValueError) as error:
@@ -113,19 +120,27 @@ def _result(path: str, ran: Ran) -> SiteResult:
     return SiteResult(path=path, code=None, said=f"ended with {ran.code}: {said}" if said else f"ended with {ran.code}")
 
 
-def site(facts: tuple[SiteResult, ...], judging: Judging) -> list[Problem]:
+@check(
+    "site",
+    "what the site's own checks say (exit codes of Nagios)",
+    "site",
+    "check.site",
+    "check.site_warning",
+    "check.hung",
+    "check.unreadable",
+    looks=2,
+)
+def site(facts: tuple[SiteResult, ...], judging: Judging) -> Iterator[Problem]:
     """What the site's files say; one that could not tell keeps what it said in two looks before."""
     known = judging.learned
     names = {_LEARNED + one.path for one in facts}
     for key in [key for key in known if key.startswith(_LEARNED) and key not in names]:
         del known[key]
-    problems: list[Problem] = []
     for one in facts:
-        key = _LEARNED + one.path
+        key, where, name = _LEARNED + one.path, Place(path=one.path), Path(one.path).name
         if one.code is None:
             rule = "check.hung" if one.hung else "check.unreadable"
-            summary = f"{Path(one.path).name}: {one.said}"
-            problems.append(Problem(rule=rule, summary=summary, place=Place(path=one.path), text=summary, warning=True))
+            yield problem(rule, f"{name}: {one.said}", where, warning=True)
         elif one.code == WELL:
             known.pop(key, None)
         else:
@@ -135,8 +150,9 @@ def site(facts: tuple[SiteResult, ...], judging: Judging) -> list[Problem]:
         if key in known:
             code, times, said = _recalled(known[key])
             if one.code is not None or times >= _SURE:
-                problems.append(_problem(one.path, code, said))
-    return problems
+                warning = code != str(CRITICAL)
+                rule, word = ("check.site_warning", "a warning") if warning else ("check.site", "critical")
+                yield problem(rule, f"{name}: {said or word}", where, text=said, warning=warning)
 
 
 def _recalled(remembered: str) -> tuple[str, int, str]:
@@ -144,37 +160,3 @@ def _recalled(remembered: str) -> tuple[str, int, str]:
     head, _, said = remembered.partition("|")
     code, _, times = head.partition("*")
     return code, int(times) if times.isdecimal() else _SURE, said
-
-
-def _problem(path: str, code: str, said: str) -> Problem:
-    warning = code != str(CRITICAL)
-    return Problem(
-        rule="check.site_warning" if warning else "check.site",
-        summary=f"{Path(path).name}: {said or ('a warning' if warning else 'critical')}",
-        place=Place(path=path),
-        text=said,
-        warning=warning,
-    )
-
-
-SITE_SOURCES = (
-    Source(
-        name="site",
-        about="the site's own executables in `site_checks`, all at once, each within the limit",
-        needs="executables in `site_checks`, writable by their owner alone",
-        limit_s=LIMIT_S + 5.0,
-        every_s=60.0,
-        read=_site,
-    ),
-)
-SITE_CHECKS = (
-    Check(
-        name="site",
-        about="what the site's own checks say (exit codes of Nagios)",
-        source="site",
-        modes=ANY_TIME,
-        judge=site,
-        rules=("check.site", "check.site_warning", "check.hung", "check.unreadable"),
-        looks=2,
-    ),
-)

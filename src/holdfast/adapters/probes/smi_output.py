@@ -1,7 +1,6 @@
 """What `nvidia-smi --query-gpu=... --format=csv` prints, and how it fails. Pure.
 
-Older drivers know `clocks_throttle_reasons.active`, newer ones `clocks_event_reasons.active`; the query asks for the
-former, which both answer. What a GPU does not have reads `[N/A]`, `[Not Supported]` or `N/A`.
+What a GPU does not have reads `[N/A]`, `[Not Supported]` or `N/A`.
 """
 
 from __future__ import annotations
@@ -12,22 +11,11 @@ from msgspec import Struct
 
 from holdfast.adapters.probes.facts import GpuFacts
 
-QUERY = (
-    "index",
-    "pci.bus_id",
-    "uuid",
-    "name",
-    "temperature.gpu",
-    "ecc.errors.corrected.volatile.total",
-    "ecc.errors.uncorrected.volatile.total",
-    "pcie.link.gen.current",
-    "pcie.link.gen.max",
-    "pcie.link.width.current",
-    "pcie.link.width.max",
-    "clocks_throttle_reasons.active",
+ARGV = (
+    "nvidia-smi",
+    "--query-gpu=index,uuid,ecc.errors.uncorrected.volatile.total",
+    "--format=csv,noheader,nounits",
 )
-ARGV = ("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits")
-
 _LOST = re.compile(
     r"Unable to determine the device handle for (?:gpu|GPU)\s*(?:\d+:\s+)?(?P<pci>[0-9A-Fa-f:.]+): (?P<why>.+)"
 )
@@ -41,7 +29,6 @@ class SmiFacts(Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuFacts, ...] = ()
     lost: tuple[tuple[str, str], ...] = ()
     """`(PCI address, reason)` each."""
-    no_driver: bool = False
     mismatch: bool = False
     unknown: str = ""
     """What it said, when none of this was understood."""
@@ -56,32 +43,11 @@ def parse_smi(out: str, err: str, code: int | None) -> SmiFacts:
     mismatch = _MISMATCH.search(said) is not None
     understood = gpus or lost or no_driver or mismatch
     unknown = "" if understood else said.strip()[:200] or f"it ended with code {code} and said nothing"
-    return SmiFacts(gpus=gpus, lost=lost, no_driver=no_driver, mismatch=mismatch, unknown=unknown)
+    return SmiFacts(gpus=gpus, lost=lost, mismatch=mismatch, unknown=unknown)
 
 
 def _row(line: str) -> GpuFacts | None:
     cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != len(QUERY) or not cells[0].isdigit():
+    if len(cells) != 3 or not cells[0].isdigit():
         return None
-    at = dict(zip(QUERY, cells, strict=True))
-    return GpuFacts(
-        index=int(cells[0]),
-        pci=at["pci.bus_id"],
-        uuid=at["uuid"],
-        name=at["name"],
-        temperature=_whole(at["temperature.gpu"]),
-        ecc_corrected=_whole(at["ecc.errors.corrected.volatile.total"]),
-        ecc_uncorrected=_whole(at["ecc.errors.uncorrected.volatile.total"]),
-        pcie_gen=_whole(at["pcie.link.gen.current"]),
-        pcie_gen_max=_whole(at["pcie.link.gen.max"]),
-        pcie_width=_whole(at["pcie.link.width.current"]),
-        pcie_width_max=_whole(at["pcie.link.width.max"]),
-        throttle=_whole(at["clocks_throttle_reasons.active"]),
-    )
-
-
-def _whole(cell: str) -> int | None:
-    try:
-        return int(cell, 0)
-    except ValueError:
-        return None
+    return GpuFacts(index=int(cells[0]), uuid=cells[1], ecc_uncorrected=int(cells[2]) if cells[2].isdigit() else None)

@@ -20,24 +20,11 @@ RECORD_BYTES = 8192
 XIDS_MAX = 500
 NETWORK = ("nfs", "lustre", "fuse.", "gpfs", "beegfs", "ceph", "glusterfs", "cifs", "smb", "9p", "wekafs", "pvfs")
 """File systems that live on other machines: they may not answer."""
-_PSEUDO = frozenset(
-    {
-        *("proc", "sysfs", "cgroup", "cgroup2", "devpts", "devtmpfs", "mqueue", "debugfs", "tracefs", "securityfs"),
-        *(
-            "pstore",
-            "bpf",
-            "configfs",
-            "fusectl",
-            "autofs",
-            "binfmt_misc",
-            "hugetlbfs",
-            "rpc_pipefs",
-            "nsfs",
-            "efivarfs",
-        ),
-        *("ramfs", "selinuxfs", "squashfs", "overlay.ro"),
-    }
-)
+_PSEUDO = frozenset((
+    "proc", "sysfs", "cgroup", "cgroup2", "devpts", "devtmpfs", "mqueue", "debugfs", "tracefs", "securityfs", "pstore",
+    "bpf", "configfs", "fusectl", "autofs", "binfmt_misc", "hugetlbfs", "rpc_pipefs", "nsfs", "efivarfs", "ramfs",
+    "selinuxfs", "squashfs", "overlay.ro",
+))  # fmt: skip
 _PCI_KINDS = {"0x0302": "gpu", "0x0300": "gpu", "0x0207": "network", "0x0200": "network", "0x0108": "nvme"}
 _NVIDIA = "0x10de"
 _NEURON_COUNTERS: dict[Path, list[Path]] = {}
@@ -48,6 +35,13 @@ _UNSYNCED = 0x0040
 
 class AbsentError(Exception):
     """What is to be read is not here."""
+
+
+def _there(folder: Path, absent: str) -> Path:
+    """The folder. Raises AbsentError with these words when there is none."""
+    if not folder.is_dir():
+        raise AbsentError(absent)
+    return folder
 
 
 def xid_lines(path: Path) -> list[str]:
@@ -75,9 +69,7 @@ def xid_lines(path: Path) -> list[str]:
 
 def infiniband(root: Path) -> list[dict[str, Any]]:
     """Ports of all InfiniBand, RoCE and EFA devices: `facts.PortFacts`."""
-    folder = root / "sys/class/infiniband"
-    if not folder.is_dir():
-        raise AbsentError("there is no InfiniBand or EFA device")
+    folder = _there(root / "sys/class/infiniband", "there is no InfiniBand or EFA device")
     found = []
     for device in sorted(folder.iterdir()):
         driver = ""
@@ -93,7 +85,6 @@ def infiniband(root: Path) -> list[dict[str, Any]]:
                     "state": _after_colon(_told(port / "state")),
                     "physical": _after_colon(_line(port / "phys_state")),
                     "rate_gbps": _number(_line(port / "rate").partition(" ")[0]),
-                    "link_layer": _line(port / "link_layer"),
                     "counters": counters | _counters(device / "hw_counters"),
                 }
             )
@@ -102,9 +93,7 @@ def infiniband(root: Path) -> list[dict[str, Any]]:
 
 def nics(root: Path) -> list[dict[str, Any]]:
     """Network interfaces with a device behind them: `facts.NicFacts`."""
-    folder = root / "sys/class/net"
-    if not folder.is_dir():
-        raise AbsentError("there is no /sys/class/net")
+    folder = _there(root / "sys/class/net", "there is no /sys/class/net")
     found = []
     for nic in sorted(folder.iterdir()):
         if not (nic / "device").exists():
@@ -115,7 +104,6 @@ def nics(root: Path) -> list[dict[str, Any]]:
         found.append(
             {
                 "name": nic.name,
-                "state": _line(nic / "operstate"),
                 "carrier": None if carrier == "" else carrier == "1",
                 "speed_mbps": speed if speed is not None and speed > 0 else None,
                 "carrier_downs": _count(_line(nic / "carrier_down_count")),
@@ -130,9 +118,7 @@ def neuron(root: Path) -> list[dict[str, Any]]:
 
     Driver 2.31 moved nodes of this tree, so the counters are looked for by name, once per reading process.
     """
-    folder = root / "sys/devices/virtual/neuron_device"
-    if not folder.is_dir():
-        raise AbsentError("there is no Neuron device")
+    folder = _there(root / "sys/devices/virtual/neuron_device", "there is no Neuron device")
     found = []
     for device in sorted(folder.glob("neuron*")):
         if not device.name.removeprefix("neuron").isdigit():
@@ -164,27 +150,22 @@ def edac(root: Path) -> list[dict[str, Any]]:
 
 
 def node(root: Path) -> dict[str, Any]:
-    """Processors, memory, uptime, clock: `facts.NodeFacts`."""
+    """Processors, memory, clock: `facts.NodeFacts`."""
     memory: dict[str, str] = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE))
     numa = list((root / "sys/devices/system/node").glob("node[0-9]*"))
     online = _line(root / "sys/devices/system/cpu/online")
-    synced, error_s = _clock() if root == Path("/") else (None, None)
     return {
         "cpus": _ranges(online) if online else os.cpu_count() or 0,
         "numa_nodes": len(numa),
         "memory_total": int(memory.get("MemTotal", 0)) * 1024,
         "memory_available": int(memory.get("MemAvailable", memory.get("MemTotal", 0))) * 1024,
-        "uptime_s": _number(_line(root / "proc/uptime").partition(" ")[0]) or 0.0,
-        "clock_synced": synced,
-        "clock_error_s": error_s,
+        "clock_synced": _is_clock_synced() if root == Path("/") else None,
     }
 
 
 def pci(root: Path) -> list[dict[str, Any]]:
     """GPUs, network cards and NVMe drives on the PCI bus: `facts.PciFacts`."""
-    folder = root / "sys/bus/pci/devices"
-    if not folder.is_dir():
-        raise AbsentError("there is no PCI bus")
+    folder = _there(root / "sys/bus/pci/devices", "there is no PCI bus")
     found = []
     for device in sorted(folder.iterdir()):
         kind = _PCI_KINDS.get(_line(device / "class")[:6], "")
@@ -197,7 +178,6 @@ def pci(root: Path) -> list[dict[str, Any]]:
                 "numa": _count(_line(device / "numa_node")),
                 "width": _count(_line(device / "current_link_width")),
                 "width_max": _count(_line(device / "max_link_width")),
-                "speed": _number(_line(device / "current_link_speed").partition(" ")[0]),
                 "speed_max": _number(_line(device / "max_link_speed").partition(" ")[0]),
             }
         )
@@ -216,7 +196,7 @@ def processes(root: Path, job: str) -> list[dict[str, Any]]:
             owner = _job_of(folder)
             left = uid >= 1000 and _holds_gpu(folder) and not of_another_job(root, int(folder.name), job)
             if (job and owner == job) or left:
-                found.append({"pid": int(folder.name), "name": _line(folder / "comm"), "uid": uid, "job": owner})
+                found.append({"pid": int(folder.name), "name": _line(folder / "comm"), "job": owner})
     return found
 
 
@@ -300,15 +280,15 @@ class _Timex(ctypes.Structure):
     )
 
 
-def _clock() -> tuple[bool | None, float | None]:
-    """Does the kernel think that its clock is disciplined, and its own estimate of the error in seconds."""
+def _is_clock_synced() -> bool | None:
+    """Does the kernel think that its clock is disciplined?"""
     try:
         timex = _Timex()
         if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
-            return None, None
+            return None
     except (OSError, AttributeError):
-        return None, None
-    return not timex.status & _UNSYNCED, timex.esterror / 1e6
+        return None
+    return not timex.status & _UNSYNCED
 
 
 def _ancestors(root: Path, pid: int) -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -11,10 +12,7 @@ class FabricEndpoint(Struct, frozen=True):
     """One entry of `fi_info`."""
 
     provider: str
-    fabric: str = ""
     domain: str = ""
-    kind: str = ""
-    """`FI_EP_RDM`, `FI_EP_DGRAM`, `FI_EP_MSG`."""
 
 
 def parse_fi_info(out: str) -> tuple[FabricEndpoint, ...]:
@@ -22,13 +20,16 @@ def parse_fi_info(out: str) -> tuple[FabricEndpoint, ...]:
     found: list[dict[str, str]] = []
     for line in out.splitlines():
         name, mark, value = line.partition(":")
-        if not mark:
-            continue
-        if name.strip() == "provider":
+        if mark and name.strip() == "provider":
             found.append({"provider": value.strip()})
-        elif found and name.strip() in {"fabric", "domain", "type"}:
-            found[-1]["kind" if name.strip() == "type" else name.strip()] = value.strip()
+        elif mark and found and name.strip() == "domain":
+            found[-1]["domain"] = value.strip()
     return tuple(FabricEndpoint(**one) for one in found)
+
+
+def domains(endpoints: Iterable[FabricEndpoint]) -> set[str]:
+    """Devices that these entries stand for; each has one for reliable and one for plain datagrams."""
+    return {one.domain.removesuffix("-rdm").removesuffix("-dgrm") for one in endpoints}
 
 
 class PingPong(Struct, frozen=True):

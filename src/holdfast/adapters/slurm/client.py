@@ -17,12 +17,12 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.adapters.slurm import commands, daemons
+from holdfast.adapters.slurm import daemons
 from holdfast.adapters.slurm.job_orders import JobOrders
 from holdfast.adapters.slurm.looks import Looks, Reading
 from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.node_orders import NodeOrders, Programs
-from holdfast.adapters.slurm.output import Load, SlurmJob, load_of
+from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.adapters.slurm.push import PushPort
 from holdfast.adapters.slurm.rest import Rest
 from holdfast.adapters.slurm.starts import Starts
@@ -166,17 +166,6 @@ class SlurmOrchestrator:
     async def why_gone(self, node: str, *, claimed: bool = False) -> str:
         """See ports.Witness: its slurmd is asked, and that of other nodes."""
         return await daemons.why_gone(node, self.looks.nodes, self.looks.facts.slurmd_port, claimed=claimed)
-
-    async def load(self) -> Load:
-        """How busy slurmctld is.
-
-        Raises:
-            LinkError: it cannot be asked.
-        """
-        try:
-            return load_of(await self.tool.text(commands.LOAD))
-        except (PermanentOrderError, TemporaryOrderError) as error:
-            raise LinkError(str(error)) from error
 
     # --- orders ---
 

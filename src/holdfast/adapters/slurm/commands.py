@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from holdfast.adapters.slurm.output import folded
 from holdfast.errors import PermanentOrderError
@@ -60,8 +61,6 @@ NODES_JSON: Argv = ("scontrol", "show", "nodes", "--json")
 CONFIG: Argv = ("scontrol", "show", "config")
 PARTITIONS: Argv = ("scontrol", "show", "partitions", "-o", "--all")
 TOPOLOGY: Argv = ("scontrol", "show", "topology")
-PING: Argv = ("scontrol", "ping")
-LOAD: Argv = ("sdiag",)
 PULSE_JOBS: Argv = ("squeue", "--all", "--states=all", "-h", "-o", "%A|%F|%K|%T|%r|%Q|%N|%V|%x")
 """A cheap look by which to tell that something changed: no field of it is a user's free text."""
 PULSE_NODES: Argv = ("sinfo", "--all", "-h", "-N", "-o", "%N|%T|%E|%H")
@@ -102,24 +101,9 @@ def kill_batch(ref: str) -> Argv:
     return ("scancel", "--signal=KILL", "--batch", job_ref(ref))
 
 
-def requeue_hold(ref: str) -> Argv:
-    """Stop it if it runs, queue it, hold it."""
-    return ("scontrol", "requeuehold", job_ref(ref))
-
-
-def requeue(ref: str) -> Argv:
-    """Queue it again."""
-    return ("scontrol", "requeue", job_ref(ref))
-
-
-def hold(ref: str) -> Argv:
-    """Keep it from starting."""
-    return ("scontrol", "hold", job_ref(ref))
-
-
-def release(ref: str) -> Argv:
-    """Let it start."""
-    return ("scontrol", "release", job_ref(ref))
+def control(verb: Literal["requeuehold", "requeue", "hold", "release"], ref: str) -> Argv:
+    """Stop it if it runs, queue it and hold it; queue it again; keep it from starting; let it start."""
+    return ("scontrol", verb, job_ref(ref))
 
 
 def _explained(why: str) -> Argv:

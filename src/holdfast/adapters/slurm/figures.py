@@ -10,18 +10,17 @@ is pure; time passes while the tools run.
 from __future__ import annotations
 
 import asyncio
-import calendar
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from holdfast.adapters.slurm.output import time_of
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.errors import HoldfastError
 
@@ -64,13 +63,6 @@ class Look(Struct, frozen=True):
     """Name -> state."""
 
 
-class Looks(Protocol):
-    """Where looks come from."""
-
-    def look(self) -> Look:
-        """Look now. Raises HoldfastError when Slurm does not answer."""
-
-
 def parse_jobs(text: str) -> list[QueuedJob]:
     """Lines of `SQUEUE`. A line of another form is left out: names may hold anything."""
     found = []
@@ -79,16 +71,8 @@ def parse_jobs(text: str) -> list[QueuedJob]:
         if len(words) != 7:
             continue
         job, state, partition, user = words[:4]
-        found.append(QueuedJob(job, state.lower(), partition, user, *(_seconds(word) for word in words[4:])))
+        found.append(QueuedJob(job, state.lower(), partition, user, *(time_of(word) for word in words[4:])))
     return found
-
-
-def _seconds(word: str) -> float:
-    """`2026-11-21T23:10:00`, in UTC as `Tool` has Slurm write it; `N/A` and `Unknown` are 0.0."""
-    try:
-        return float(calendar.timegm(time.strptime(word, "%Y-%m-%dT%H:%M:%S")))
-    except ValueError:
-        return 0.0
 
 
 def parse_nodes(text: str) -> dict[str, str]:
@@ -101,34 +85,25 @@ def parse_nodes(text: str) -> dict[str, str]:
     return found
 
 
-class SlurmLooks:
-    """Looks by Slurm's own tools.
+def look(conf: Path | None = None) -> Look:
+    """Look by Slurm's own tools; `conf`: the cluster's slurm.conf, None: the one that Slurm finds by itself.
 
-    Args:
-        conf: the cluster's slurm.conf; None: the one that Slurm finds by itself.
-        now: the time.
+    Raises:
+        HoldfastError: Slurm does not answer.
     """
+    jobs, nodes = asyncio.run(_said(Tool(conf)))
+    return Look(time.time(), parse_jobs(jobs), parse_nodes(nodes))
 
-    def __init__(self, conf: Path | None = None, *, now: Callable[[], float] = time.time) -> None:
-        self._conf = conf
-        self._now = now
 
-    def look(self) -> Look:
-        """See `Looks.look`."""
-        return asyncio.run(self._look())
-
-    async def _look(self) -> Look:
-        tool = Tool(self._conf)
-        # Both to their end, also when one fails: this loop ends with the look, and must leave no half-read process.
-        said = await asyncio.gather(
-            *(tool.run(argv, limit_s=LOOK_S, again=False) for argv in (SQUEUE, SINFO)), return_exceptions=True
-        )
-        texts = []
-        for one in said:
-            if isinstance(one, BaseException):
-                raise one
-            texts.append(one.decode("utf-8", "replace"))
-        return Look(self._now(), parse_jobs(texts[0]), parse_nodes(texts[1]))
+async def _said(tool: Tool) -> list[str]:
+    # Both to their end, also when one fails: this loop ends with the look, and must leave no half-read process.
+    said = await asyncio.gather(
+        *(tool.text(argv, limit_s=LOOK_S, again=False) for argv in (SQUEUE, SINFO)), return_exceptions=True
+    )
+    for one in said:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in said if isinstance(one, str)]
 
 
 class _Times:
@@ -151,9 +126,9 @@ class _Times:
 
 
 class SlurmCollector(Collector):
-    """Turns looks into families. Asked by one scrape at a time."""
+    """Turns looks (`looks` takes one now) into families. Asked by one scrape at a time."""
 
-    def __init__(self, looks: Looks, *, look_again_s: float = LOOK_AGAIN_S) -> None:
+    def __init__(self, looks: Callable[[], Look], *, look_again_s: float = LOOK_AGAIN_S) -> None:
         self._looks = looks
         self._look_again_s = look_again_s
         self._last: Look | None = None
@@ -196,7 +171,7 @@ class SlurmCollector(Collector):
             return not self._why and self._last is not None
         self._tried_at = now
         try:
-            look = self._looks.look()
+            look = self._looks()
         except (HoldfastError, OSError) as error:
             self._failures += 1
             self._why = str(error)

@@ -13,7 +13,8 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import structlog
 
@@ -49,7 +50,6 @@ LET_GO_S = 6.0
 CLOCKS_S = 0.1
 """By how much our clock and slurmctld's may differ without a start that is refused. (One that is, is mended.)"""
 S = SchedulerState
-_ORDERS = (o.RequeueHeld, o.SetExcluded, o.ReleaseJob, o.GiveUp)
 _QUEUED = frozenset({S.PENDING, S.HELD})
 _log = structlog.get_logger("holdfast.slurm")
 
@@ -108,23 +108,22 @@ class JobOrders:
         self._whys: dict[str, str] = {}
         """Job -> why it was requeued, until a command that changes the job takes that along."""
         self._losing: list[tuple[asyncio.Event, tuple[str, ...]]] = []
+        self._does: dict[type[o.Order], Callable[[Any, SlurmJob], Awaitable[str]]] = {
+            o.SetExcluded: self._exclude,
+            o.ReleaseJob: self._release,
+            o.GiveUp: self._give_up,
+        }
 
     def can(self, order: o.AnyOrder) -> bool:
         """Is it one of ours?"""
-        return isinstance(order, _ORDERS)
+        return isinstance(order, o.RequeueHeld) or type(order) in self._does
 
     async def execute(self, order: o.JobOrder) -> str:
         """See ports.Orchestrator."""
         if isinstance(order, o.RequeueHeld):
             return await self._requeue_held_losing(order)
         _, job = await self._look(order.job)
-        if isinstance(order, o.SetExcluded):
-            return await self._exclude(order, job)
-        if isinstance(order, o.ReleaseJob):
-            return await self._release(order, job)
-        if isinstance(order, o.GiveUp):
-            return await self._give_up(order, job)
-        raise PermanentOrderError(f"Slurm does not carry out {type(order).__name__}")
+        return await self._does[type(order)](order, job)
 
     async def _look(self, key: JobKey) -> tuple[Reading, SlurmJob]:
         commands.job_ref(key.id)
@@ -284,7 +283,7 @@ class JobOrders:
 
     async def _requeuehold(self, key: JobKey, job: SlurmJob) -> None:
         try:
-            await self._tool.run(commands.requeue_hold(job.ref))
+            await self._tool.run(commands.control("requeuehold", job.ref))
         except PermanentOrderError as error:
             _, now = await self._look(key)
             if now.restart_count > job.restart_count or (over_already(str(error)) and state_of(now) in _QUEUED):
@@ -293,7 +292,7 @@ class JobOrders:
                 return  # a node went down under it: Slurm has queued it, although it still shows COMPLETING
             if not now.requeue:
                 await self._tool.run(commands.allow_requeue(now.ref))
-                await self._tool.run(commands.requeue_hold(now.ref))
+                await self._tool.run(commands.control("requeuehold", now.ref))
                 return
             raise
 
@@ -308,7 +307,7 @@ class JobOrders:
         if state_of(now) is S.RUNNING:
             return f"{what}, and it runs again"
         if state_of(now) is S.PENDING:
-            await self._tool.run(commands.hold(now.ref))
+            await self._tool.run(commands.control("hold", now.ref))
             now = await self._until(key, lambda seen: state_of(seen) is not S.PENDING)
         entry = self._memory.seen(now)
         entry.ended_at = over_at
@@ -339,7 +338,7 @@ class JobOrders:
         if state not in _QUEUED:
             return f"it is {state} already"
         if state is S.HELD:
-            await self._tool.run(commands.release(job.ref))
+            await self._tool.run(commands.control("release", job.ref))
         asked_at = time.time()
         in_s = pull_in(self._memory.seen(job).ended_at, asked_at, self._pull_in_s)
         try:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from holdfast.adapters.slurm import commands
 from holdfast.adapters.slurm.memory import JobEntry, Memory
-from holdfast.adapters.slurm.node_output import SlurmNode, nodes_of_json, nodes_of_text, pulse_of_nodes
+from holdfast.adapters.slurm.node_output import SlurmNode, nodes_of_json, nodes_of_text
 from holdfast.adapters.slurm.output import (
     ClusterFacts,
     JobEnd,
@@ -27,7 +27,7 @@ from holdfast.adapters.slurm.output import (
     facts_of_config,
     jobs_of_json,
     jobs_of_text,
-    pulse_of_jobs,
+    pulse_of,
     topology_of,
 )
 from holdfast.adapters.slurm.rest import Rest
@@ -108,7 +108,6 @@ class Looks:
         """What the last full look took."""
         self.pulse_s = 0.0
         """What the last cheap look took."""
-        self.count = 0
         self.rest_count = 0
         """Answers of slurmrestd."""
         self._facts_at = 0.0
@@ -166,7 +165,6 @@ class Looks:
             if state is not SchedulerState.UNKNOWN:
                 self.memory.note_end(job, _end_of(job) if state in ENDED else "")
         self.cost_s = time.monotonic() - begun
-        self.count += 1
         self._last = found
         self.nodes = {node.name: self.memory.without_stale(self.memory.own_reason(node)) for node in nodes}
         return Reading(at=at, jobs=found, nodes=self.nodes, complete=complete)
@@ -333,7 +331,7 @@ class Looks:
     async def _pulse_parts(self) -> tuple[bytes, bytes]:
         jobs, nodes = await asyncio.gather(self._by_rest(Rest.jobs), self._by_rest(Rest.nodes))
         if jobs is not None and nodes is not None:
-            return pulse_of_jobs(jobs), pulse_of_nodes(nodes)
+            return pulse_of("jobs", jobs), pulse_of("nodes", nodes)
         return await asyncio.gather(
             self.tool.run(commands.PULSE_JOBS, again=False), self.tool.run(commands.PULSE_NODES, again=False)
         )

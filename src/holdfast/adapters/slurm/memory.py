@@ -239,7 +239,7 @@ class Memory:
                 self.keep(entry)
         elif node.name not in self.nodes or self.nodes[node.name].stale_at != node.reason_at:
             return node
-        return replace(node, reason="", reason_by="", reason_at=0.0, was_resumed=True)
+        return replace(node, reason="", reason_at=0.0, was_resumed=True)
 
     def own_reason(self, node: SlurmNode) -> SlurmNode:
         """The node with our reason, which stands in its comment where we marked it in HyperPod's words.

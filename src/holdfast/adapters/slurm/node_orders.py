@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import structlog
 from msgspec import Struct
@@ -84,12 +85,18 @@ class NodeOrders:
         self._waiting: dict[tuple[str, str, str | None], tuple[list[str], asyncio.Task[None]]] = {}
         self._setting: set[asyncio.Task[None]] = set()
         self._rejoining = asyncio.Lock()
+        self._does: dict[type[o.Order], Callable[[Any, SlurmNode], Awaitable[str]]] = {
+            o.QuarantineNode: self._quarantine,
+            o.ReturnNode: self._return,
+            o.RetireNode: self._retire,
+            o.RebootNode: self._reboot,
+        }
 
     def can(self, order: o.AnyOrder) -> bool:
         """Is it one of ours? Replacing needs a site's way to do it; rebooting, RebootProgram or such a way."""
         if isinstance(order, o.ReplaceNode):
             return bool(self._programs.replace) or self._programs.replace_by_reason
-        return isinstance(order, o.QuarantineNode | o.ReturnNode | o.RetireNode | o.RebootNode)
+        return type(order) in self._does
 
     def machine_of(self, node: SlurmNode) -> MachineId:
         """Names the machine behind the name: the cloud's id, and how often we had it replaced."""
@@ -112,15 +119,7 @@ class NodeOrders:
             return "it is another machine already" if stale else await self._replace(node)
         if stale:
             raise PermanentOrderError(f"{order.node} is another machine now")
-        if isinstance(order, o.QuarantineNode):
-            return await self._quarantine(order, node)
-        if isinstance(order, o.ReturnNode):
-            return await self._return(node)
-        if isinstance(order, o.RetireNode):
-            return await self._retire(order, node)
-        if isinstance(order, o.RebootNode):
-            return await self._reboot(order, node)
-        raise PermanentOrderError(f"Slurm does not carry out {type(order).__name__}")
+        return await self._does[type(order)](order, node)
 
     async def _look(self, name: str) -> SlurmNode:
         commands.node_ref([name])
@@ -210,7 +209,7 @@ class NodeOrders:
             await self._tool.run(commands.set_nodes([node.name], reason=reason, comment=comment))
         return "down already"
 
-    async def _return(self, node: SlurmNode) -> str:
+    async def _return(self, _: o.ReturnNode, node: SlurmNode) -> str:
         if not is_drained(node):
             return "in service already"
         if not is_ours(node):

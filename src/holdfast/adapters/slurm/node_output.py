@@ -7,12 +7,14 @@ admins and daemons, not by users. The JSON (23.02 and later; `sinfo --json` of 2
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from holdfast.adapters.slurm.output import node_names, number, pulse_of, seconds, text, time_of, words
+from holdfast.adapters.slurm.output import decoder_of, node_names, number, record, seconds, text, time_of, words
 from holdfast.errors import WireError
 
 
@@ -24,7 +26,6 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
     state_text: str = ""
     reason: str = ""
     comment: str = ""
-    reason_by: str = ""
     reason_at: float = 0.0
     was_resumed: bool = False
     """The reason that Slurm shows is that of a drain which is over, so `reason` is empty: `Memory.without_stale`."""
@@ -48,6 +49,11 @@ _FIELD = {
 }
 
 
+@lru_cache(maxsize=1024)
+def _gpus(gres: str) -> int:
+    return sum(int(count) for count in _GPUS.findall(gres))
+
+
 def _plain(reason: str) -> str:
     """The reason as it was given: Slurm appends to it while it reboots a node."""
     return text(re.sub(r"(?: : reboot (?:issued|requested|complete|timed out|ASAP))+$", "", reason.strip()))
@@ -63,24 +69,22 @@ def _node(line: str) -> SlurmNode:
         hit = _FIELD[key].search(line)
         return text(hit.group(1)) if hit is not None else ""
 
-    state = field("State")
     reason, comment = _NODE_REASON.search(line), _COMMENT.search(line)
-    said = text(comment.group(1)) if comment is not None else ""
-    return SlurmNode(
-        name=line.removeprefix("NodeName=").partition(" ")[0],
-        states=states_of_node(state),
-        state_text=state,
-        reason=_plain(reason.group(1)) if reason is not None else "",
-        comment=said,
-        reason_by=reason.group(2) if reason is not None else "",
-        reason_at=time_of(reason.group(3)) if reason is not None else 0.0,
-        boot_at=time_of(field("BootTime")),
-        slurmd_at=time_of(field("SlurmdStartTime")),
-        address=field("NodeAddr"),
-        port=number(field("Port"), 0) or 0,
-        partitions=words(field("Partitions")),
-        gpus=sum(int(count) for count in _GPUS.findall(field("Gres"))),
-        machine=field("InstanceId"),
+    return _read(
+        _Node(
+            name=line.removeprefix("NodeName=").partition(" ")[0],
+            state=field("State"),
+            reason=reason.group(1) if reason is not None else "",
+            comment=comment.group(1) if comment is not None else "",
+            reason_changed_at=time_of(reason.group(3)) if reason is not None else 0.0,
+            boot_time=time_of(field("BootTime")),
+            slurmd_start_time=time_of(field("SlurmdStartTime")),
+            address=field("NodeAddr"),
+            port=field("Port"),
+            partitions=field("Partitions"),
+            gres=field("Gres"),
+            instance_id=field("InstanceId"),
+        )
     )
 
 
@@ -99,6 +103,7 @@ _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "
 """Signs behind a state, from scontrol(1) and sinfo(1)."""
 
 
+@lru_cache(maxsize=1024)
 def states_of_node(state: str) -> frozenset[str]:
     """`IDLE+DRAIN*` -> its words; signs become the words that they stand for."""
     found: set[str] = set()
@@ -107,33 +112,6 @@ def states_of_node(state: str) -> frozenset[str]:
         found.add(bare.upper())
         found.update(_MARKS[mark] for mark in part[len(bare) :])
     return frozenset(found - {""})
-
-
-# --- JSON -------------------------------------------------------------------------------------------------------------
-
-
-class _Node(Struct):
-    name: Any = None
-    state: Any = None
-    state_flags: Any = None
-    reason: Any = None
-    comment: Any = None
-    reason_set_by_user: Any = None
-    reason_changed_at: Any = None
-    boot_time: Any = None
-    slurmd_start_time: Any = None
-    address: Any = None
-    port: Any = None
-    partitions: Any = None
-    gres: Any = None
-    instance_id: Any = None
-
-
-class _Nodes(Struct):
-    nodes: list[_Node]
-
-
-_nodes_decoder = msgspec.json.Decoder(_Nodes)
 
 
 def nodes_of_json(raw: bytes) -> list[SlurmNode]:
@@ -146,53 +124,28 @@ def nodes_of_json(raw: bytes) -> list[SlurmNode]:
         found = _nodes_decoder.decode(raw[max(raw.find(b"{"), 0) :])
     except msgspec.MsgspecError as error:
         raise WireError(f"no list of nodes: {error}") from error
-    return [_node_of_json(node) for node in found.nodes]
+    return [_read(node) for node in found.nodes]
 
 
-def _node_of_json(raw: _Node) -> SlurmNode:
-    states = [*words(raw.state), *words(raw.state_flags)]
-    joined = "+".join(state.upper() for state in states)
-    return SlurmNode(
-        name=text(raw.name),
-        states=states_of_node(joined),
-        state_text=joined,
-        reason=_plain(text(raw.reason)),
-        comment=text(raw.comment),
-        reason_by=text(raw.reason_set_by_user),
-        reason_at=seconds(raw.reason_changed_at),
-        boot_at=seconds(raw.boot_time),
-        slurmd_at=seconds(raw.slurmd_start_time),
-        address=text(raw.address),
-        port=number(raw.port, 0) or 0,
-        partitions=words(raw.partitions),
-        gpus=sum(int(count) for count in _GPUS.findall(text(raw.gres))),
-        machine=text(raw.instance_id),
-    )
+_READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "name": ("name", text),
+    "reason": ("reason", lambda value: _plain(text(value))),
+    "comment": ("comment", text),
+    "reason_at": ("reason_changed_at", seconds),
+    "boot_at": ("boot_time", seconds),
+    "slurmd_at": ("slurmd_start_time", seconds),
+    "address": ("address", text),
+    "port": ("port", lambda value: number(value, 0) or 0),
+    "partitions": ("partitions", words),
+    "gpus": ("gres", lambda value: _gpus(text(value))),
+    "machine": ("instance_id", text),
+}
+"""Field of `SlurmNode` -> that of the JSON, and how it is read; `_read` reads the states."""
+_Node: Any = record(["state", "state_flags", *(key for key, _ in _READ.values())])
+_nodes_decoder = decoder_of("nodes", _Node)
 
 
-class _NodePulse(Struct):
-    name: msgspec.Raw = msgspec.Raw()
-    state: msgspec.Raw = msgspec.Raw()
-    state_flags: msgspec.Raw = msgspec.Raw()
-    reason: msgspec.Raw = msgspec.Raw()
-    reason_changed_at: msgspec.Raw = msgspec.Raw()
-
-
-class _NodePulses(Struct):
-    nodes: list[_NodePulse]
-
-
-_node_pulse_decoder = msgspec.json.Decoder(_NodePulses)
-
-
-def pulse_of_nodes(raw: bytes) -> bytes:
-    """Of a document of nodes, what differs when something changed that matters, as `commands.PULSE_NODES` prints it.
-
-    Raises:
-        WireError: it is no such document.
-    """
-    try:
-        nodes = _node_pulse_decoder.decode(raw).nodes
-    except msgspec.MsgspecError as error:
-        raise WireError(f"no list of nodes: {error}") from error
-    return pulse_of(nodes)
+def _read(raw: Any) -> SlurmNode:
+    joined = "+".join(state.upper() for state in (*words(raw.state), *words(raw.state_flags)))
+    read = {field: read(getattr(raw, key)) for field, (key, read) in _READ.items()}
+    return SlurmNode(states=states_of_node(joined), state_text=joined, **read)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import calendar
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -58,13 +58,11 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     submitted_at: float = 0.0
     started_at: float = 0.0
     ended_at: float = 0.0
-    eligible_at: float = 0.0
     stdout: str = ""
     stderr: str = ""
     workdir: str = ""
     command: str = ""
     dependency: str = ""
-    reservation: str = ""
     requeue: bool = True
     priority: int = 1
     batch_host: str = ""
@@ -84,9 +82,6 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     name: str = ""
     version: str = ""
     accounting: bool = False
-    slurm_user: str = ""
-    kill_wait_s: int = 30
-    slurmd_timeout_s: int = 300
     min_job_age_s: int = 300
     slurmd_port: int = 0
     """Where a node's slurmd listens that has no port of its own; 0: not known."""
@@ -175,49 +170,78 @@ def time_of(value: str) -> float:
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
 
-class _Job(Struct):
-    job_id: Any = None
-    array_job_id: Any = None
-    array_task_id: Any = None
-    array_task_string: Any = None
-    het_job_id: Any = None
-    het_job_offset: Any = None
-    name: Any = None
-    user_name: Any = None
-    user_id: Any = None
-    group_id: Any = None
-    partition: Any = None
-    job_state: Any = None
-    state_reason: Any = None
-    state_description: Any = None
-    restart_cnt: Any = None
-    comment: Any = None
-    admin_comment: Any = None
-    nodes: Any = None
-    excluded_nodes: Any = None
-    node_count: Any = None
-    exit_code: Any = None
-    submit_time: Any = None
-    start_time: Any = None
-    end_time: Any = None
-    eligible_time: Any = None
-    standard_output: Any = None
-    standard_error: Any = None
-    current_working_directory: Any = None
-    command: Any = None
-    dependency: Any = None
-    resv_name: Any = None
-    requeue: Any = None
-    priority: Any = None
-    batch_host: Any = None
-    batch_flag: Any = None
+def _count(value: Any) -> int:
+    return number(value, 0) or 0
 
 
-class _Jobs(Struct):
-    jobs: list[_Job]
+def _owner(value: Any) -> int:
+    return number(value, -1) or 0
 
 
-_jobs_decoder = msgspec.json.Decoder(_Jobs)
+def _listed(value: Any) -> tuple[str, ...]:
+    return node_names(text(value))
+
+
+_READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "array_text": ("array_task_string", text),
+    "het_job": ("het_job_id", _count),
+    "het_offset": ("het_job_offset", _count),
+    "name": ("name", text),
+    "user": ("user_name", text),
+    "uid": ("user_id", _owner),
+    "gid": ("group_id", _owner),
+    "partition": ("partition", text),
+    "states": ("job_state", lambda value: frozenset(words(value))),
+    "reason": ("state_reason", text),
+    "description": ("state_description", text),
+    "restart_count": ("restart_cnt", _count),
+    "nodes": ("nodes", _listed),
+    "excluded": ("excluded_nodes", _listed),
+    "want_nodes": ("node_count", lambda value: max(1, number(value, 1) or 1)),
+    "submitted_at": ("submit_time", seconds),
+    "started_at": ("start_time", seconds),
+    "ended_at": ("end_time", seconds),
+    "stdout": ("standard_output", text),
+    "stderr": ("standard_error", text),
+    "workdir": ("current_working_directory", text),
+    "command": ("command", text),
+    "dependency": ("dependency", text),
+    "requeue": ("requeue", lambda value: value is not False and number(value, 1) != 0),
+    "priority": ("priority", lambda value: 1 if (found := number(value, 1)) is None else found),
+    "batch_host": ("batch_host", text),
+    "batch": ("batch_flag", lambda value: value is not False),
+}
+"""Field of `SlurmJob` -> that of the JSON, and how it is read. `_job` reads the others."""
+
+
+def record(fields: Iterable[str], kind: Any = Any, default: Any = None) -> type[Struct]:
+    """A struct that takes these fields of a record and passes over all others."""
+    return msgspec.defstruct("Record", [(name, kind, default) for name in fields])
+
+
+def decoder_of(what: str, kind: type[Struct]) -> msgspec.json.Decoder[Any]:
+    """Reads a document whose field `what` is a list of such records."""
+    return msgspec.json.Decoder(msgspec.defstruct("Document", [(what, list[kind])]))  # type: ignore[valid-type]
+
+
+_Job: Any = record(
+    [
+        "job_id",
+        "array_job_id",
+        "array_task_id",
+        "comment",
+        "admin_comment",
+        "exit_code",
+        *(key for key, _ in _READ.values()),
+    ]
+)
+_jobs_decoder = decoder_of("jobs", _Job)
+PULSE = {
+    "jobs": "job_id array_task_string job_state state_reason priority nodes submit_time excluded_nodes",
+    "nodes": "name state state_flags reason reason_changed_at",
+}
+"""Of a document of jobs, or of nodes, what differs when something changed that matters; see `commands.PULSE_JOBS`."""
+_pulses = {what: decoder_of(what, record(fields.split(), msgspec.Raw, msgspec.Raw())) for what, fields in PULSE.items()}
 
 
 def jobs_of_json(raw: bytes) -> list[SlurmJob]:
@@ -231,90 +255,36 @@ def jobs_of_json(raw: bytes) -> list[SlurmJob]:
         found = _jobs_decoder.decode(raw[max(start, 0) :])
     except msgspec.MsgspecError as error:
         raise WireError(f"squeue --json printed something else: {error}") from error
-    return [job for job in map(_job, found.jobs) if job is not None]
+    return [_job(job) for job in found.jobs if number(job.job_id) is not None]
 
 
-class _JobPulse(Struct):
-    job_id: msgspec.Raw = msgspec.Raw()
-    array_task_string: msgspec.Raw = msgspec.Raw()
-    job_state: msgspec.Raw = msgspec.Raw()
-    state_reason: msgspec.Raw = msgspec.Raw()
-    priority: msgspec.Raw = msgspec.Raw()
-    nodes: msgspec.Raw = msgspec.Raw()
-    submit_time: msgspec.Raw = msgspec.Raw()
-    excluded_nodes: msgspec.Raw = msgspec.Raw()
-
-
-class _JobPulses(Struct):
-    jobs: list[_JobPulse]
-
-
-_job_pulse_decoder = msgspec.json.Decoder(_JobPulses)
-
-
-def pulse_of_jobs(raw: bytes) -> bytes:
-    """Of a document of jobs, what differs when something changed that matters, as `commands.PULSE_JOBS` prints it.
+def pulse_of(what: str, raw: bytes) -> bytes:
+    """Of a document of `jobs` or `nodes`, what differs when something changed that matters, in any order of records.
 
     Raises:
         WireError: it is no such document.
     """
     try:
-        jobs = _job_pulse_decoder.decode(raw).jobs
+        records = getattr(_pulses[what].decode(raw), what)
     except msgspec.MsgspecError as error:
-        raise WireError(f"no list of jobs: {error}") from error
-    return pulse_of(jobs)
+        raise WireError(f"no list of {what}: {error}") from error
+    return b"\n".join(sorted(b"|".join(map(bytes, astuple(one))) for one in records))
 
 
-def pulse_of(records: Iterable[Struct]) -> bytes:
-    """Records of `msgspec.Raw` fields, one per line, whatever the order that they came in."""
-    return b"\n".join(sorted(b"|".join(map(bytes, astuple(record))) for record in records))
-
-
-def _job(raw: _Job) -> SlurmJob | None:
-    job_id = number(raw.job_id)
-    if job_id is None:
-        return None
+def _job(raw: Any) -> SlurmJob:
     task = number(raw.array_task_id)
     array_job = number(raw.array_job_id, 0) or 0
     code, signal = exit_of(raw.exit_code)
-    comment = raw.comment.get("job") if isinstance(raw.comment, dict) else raw.comment
+    told = raw.comment if isinstance(raw.comment, dict) else {"job": raw.comment, "administrator": raw.admin_comment}
     return SlurmJob(
-        id=str(job_id),
+        id=str(number(raw.job_id)),
         array_job=array_job,
         array_task=task if array_job and task is not None and task < NO_TASK else None,
-        array_text=text(raw.array_task_string),
-        het_job=number(raw.het_job_id, 0) or 0,
-        het_offset=number(raw.het_job_offset, 0) or 0,
-        name=text(raw.name),
-        user=text(raw.user_name),
-        uid=number(raw.user_id, -1) or 0,
-        gid=number(raw.group_id, -1) or 0,
-        partition=text(raw.partition),
-        states=frozenset(words(raw.job_state)),
-        reason=text(raw.state_reason),
-        description=text(raw.state_description),
-        restart_count=number(raw.restart_cnt, 0) or 0,
-        comment=text(comment),
-        admin_comment=text(raw.comment.get("administrator") if isinstance(raw.comment, dict) else raw.admin_comment),
-        nodes=node_names(text(raw.nodes)),
-        excluded=node_names(text(raw.excluded_nodes)),
-        want_nodes=max(1, number(raw.node_count, 1) or 1),
+        comment=text(told.get("job")),
+        admin_comment=text(told.get("administrator")),
         exit_code=code,
         signal=signal,
-        submitted_at=seconds(raw.submit_time),
-        started_at=seconds(raw.start_time),
-        ended_at=seconds(raw.end_time),
-        eligible_at=seconds(raw.eligible_time),
-        stdout=text(raw.standard_output),
-        stderr=text(raw.standard_error),
-        workdir=text(raw.current_working_directory),
-        command=text(raw.command),
-        dependency=text(raw.dependency),
-        reservation=text(raw.resv_name),
-        requeue=raw.requeue is not False and number(raw.requeue, 1) != 0,
-        priority=1 if (found := number(raw.priority, 1)) is None else found,
-        batch_host=text(raw.batch_host),
-        batch=raw.batch_flag is not False,
+        **{field: read(getattr(raw, key)) for field, (key, read) in _READ.items()},
     )
 
 
@@ -357,42 +327,40 @@ def _job_of_text(found: re.Match[str], rest: str) -> SlurmJob:
 
     code = _EXIT.match(field("ExitCode"))
     task = found.group(3) or ""
-    state = field("JobState")
-    return SlurmJob(
-        id=found.group(1),
-        array_job=int(found.group(2) or 0),
-        array_task=int(task) if task.isdecimal() else None,
-        array_text="" if task.isdecimal() else task,
-        het_job=number(field("HetJobId"), 0) or 0,
-        het_offset=number(field("HetJobOffset"), 0) or 0,
-        name=name,
-        user=owner.group(1) if owner is not None else "",
-        uid=int(owner.group(2)) if owner is not None else -1,
-        gid=int(owner.group(3)) if owner is not None else -1,
-        partition=field("Partition"),
-        states=frozenset(words(state)),
-        reason=field("Reason"),
-        restart_count=number(field("Restarts"), 0) or 0,
-        comment=words_of("Comment", "(?:StdErr|Container|StdIn|StdOut)"),
-        admin_comment=words_of("AdminComment", "(?:SystemComment|Comment|StdErr|Container|StdIn|StdOut)"),
-        nodes=node_names(field("NodeList")),
-        excluded=node_names(field("ExcNodeList")),
-        want_nodes=max(1, number(field("NumNodes").partition("-")[0], 1) or 1),
-        exit_code=int(code.group(1)) if code is not None else None,
-        signal=int(code.group(2)) or None if code is not None else None,
-        submitted_at=time_of(field("SubmitTime")),
-        started_at=time_of(field("StartTime")),
-        ended_at=time_of(field("EndTime")),
-        eligible_at=time_of(field("EligibleTime")),
-        stdout=words_of("StdOut", "(?:Power|NtasksPerTRES|TresPer|MailUser)"),
-        workdir=words_of("WorkDir", "(?:AdminComment|SystemComment|Comment|StdErr)"),
-        command=words_of("Command", "WorkDir"),
-        dependency=field("Dependency"),
-        reservation=field("Reservation"),
-        requeue=field("Requeue") != "0",
-        priority=number(field("Priority"), 1) or 0,
-        batch_host=field("BatchHost"),
-        batch=field("BatchFlag") != "0",
+    return _job(
+        _Job(
+            job_id=found.group(1),
+            array_job_id=found.group(2),
+            array_task_id=task,
+            array_task_string="" if task.isdecimal() else task,
+            het_job_id=field("HetJobId"),
+            het_job_offset=field("HetJobOffset"),
+            name=name,
+            user_name=owner.group(1) if owner is not None else "",
+            user_id=owner.group(2) if owner is not None else -1,
+            group_id=owner.group(3) if owner is not None else -1,
+            partition=field("Partition"),
+            job_state=field("JobState"),
+            state_reason=field("Reason"),
+            restart_cnt=field("Restarts"),
+            comment=words_of("Comment", "(?:StdErr|Container|StdIn|StdOut)"),
+            admin_comment=words_of("AdminComment", "(?:SystemComment|Comment|StdErr|Container|StdIn|StdOut)"),
+            nodes=field("NodeList"),
+            excluded_nodes=field("ExcNodeList"),
+            node_count=field("NumNodes").partition("-")[0],
+            exit_code={"return_code": code[1], "signal": {"id": code[2]}} if code is not None else None,
+            submit_time=time_of(field("SubmitTime")),
+            start_time=time_of(field("StartTime")),
+            end_time=time_of(field("EndTime")),
+            standard_output=words_of("StdOut", "(?:Power|NtasksPerTRES|TresPer|MailUser)"),
+            current_working_directory=words_of("WorkDir", "(?:AdminComment|SystemComment|Comment|StdErr)"),
+            command=words_of("Command", "WorkDir"),
+            dependency=field("Dependency"),
+            requeue=field("Requeue"),
+            priority=field("Priority"),
+            batch_host=field("BatchHost"),
+            batch_flag=field("BatchFlag") != "0",
+        )
     )
 
 
@@ -415,9 +383,6 @@ def facts_of_config(raw: str) -> ClusterFacts:
         name=told.get("ClusterName", ""),
         version=told.get("SLURM_VERSION", ""),
         accounting="slurmdbd" in told.get("AccountingStorageType", ""),
-        slurm_user=told.get("SlurmUser", "").partition("(")[0],
-        kill_wait_s=count("KillWait", 30),
-        slurmd_timeout_s=count("SlurmdTimeout", 300),
         min_job_age_s=count("MinJobAge", 300),
         slurmd_port=count("SlurmdPort", 0),
         reboots=bool(text(told.get("RebootProgram", ""))),
@@ -471,32 +436,3 @@ def ends_of_sacct(raw: str) -> dict[str, JobEnd]:
             at=time_of(fields[3]),
         )
     return ends
-
-
-class Load(Struct, frozen=True, kw_only=True):
-    """How busy slurmctld is, from `sdiag`."""
-
-    threads: int = 0
-    queue: int = 0
-    jobs_requeued: int = 0
-    calls: dict[str, tuple[int, int]] = {}
-    """Message type -> how often, and mean microseconds."""
-
-
-_CALL = re.compile(r"^\s+([A-Z0-9_]+)\s*\(\s*\d+\) count:(\d+)\s+ave_time:(\d+)", re.MULTILINE)
-
-
-def load_of(raw: str) -> Load:
-    """The load in `sdiag`'s text."""
-
-    def count(words_before: str) -> int:
-        hit = re.search(rf"^{words_before}:\s+(\d+)", raw, re.MULTILINE)
-        return int(hit.group(1)) if hit is not None else 0
-
-    calls = {name: (int(times), int(mean)) for name, times, mean in _CALL.findall(raw)}
-    return Load(
-        threads=count("Server thread count"),
-        queue=count("Agent queue size"),
-        jobs_requeued=calls.get("REQUEST_JOB_REQUEUE", (0, 0))[0],
-        calls=calls,
-    )

@@ -20,12 +20,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from ClusterShell.NodeSet import NodeSet, NodeSetException
 from msgspec import Struct
 
 from holdfast.adapters.slurm import commands
 from holdfast.adapters.slurm.daemons import NodeAddress
-from holdfast.adapters.slurm.output import facts_of_config
+from holdfast.adapters.slurm.output import facts_of_config, node_names, text
 from holdfast.adapters.slurm.tool import is_queued
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.os.programs import Command, run
@@ -61,53 +60,39 @@ def job_name(environ: Mapping[str, str]) -> str:
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
-def read_job(text: str) -> JobFacts:
+def read_job(told: str) -> JobFacts:
     """Read `scontrol --oneliner show job`. Pure."""
-    fields = dict(_FIELD.findall(text))
+    fields = {key: "" if value == "None" else text(value) for key, value in _FIELD.findall(told)}
     return JobFacts(
         nodes=node_names(fields.get("NodeList", "")),
         excluded=node_names(fields.get("ExcNodeList", "")),
         is_batch=fields.get("BatchFlag", "0") not in {"0", ""},
         may_requeue=fields.get("Requeue", "0") == "1",
         restarts=int(restarts) if (restarts := fields.get("Restarts", "")).isdecimal() else 0,
-        partition=_given(fields.get("Partition", "")),
-        account=_given(fields.get("Account", "")),
-        qos=_given(fields.get("QOS", "")),
-        reservation=_given(fields.get("Reservation", "")),
-        output=_given(fields.get("StdOut", "")),
+        partition=fields.get("Partition", ""),
+        account=fields.get("Account", ""),
+        qos=fields.get("QOS", ""),
+        reservation=fields.get("Reservation", ""),
+        output=fields.get("StdOut", ""),
     )
 
 
-def read_addresses(text: str, port: int) -> dict[str, NodeAddress]:
+def read_addresses(told: str, port: int) -> dict[str, NodeAddress]:
     """Read `scontrol --oneliner show node`. Pure.
 
     Args:
-        text: what it printed.
+        told: what it printed.
         port: the cluster's SlurmdPort, since a node's line has `Port=` only where it differs; 0: not known. A node
             without any port is left out: nobody may conclude from a wrong port that nobody answers.
     """
     found = {}
-    for line in text.splitlines():
+    for line in told.splitlines():
         fields = dict(_FIELD.findall(line))
-        name, told = fields.get("NodeName", ""), fields.get("Port", "")
-        where = int(told) if told.isdecimal() and told != "0" else port
+        name, own = fields.get("NodeName", ""), fields.get("Port", "")
+        where = int(own) if own.isdecimal() and own != "0" else port
         if name and where:
             found[name] = NodeAddress(fields.get("NodeAddr") or name, where)
     return found
-
-
-def _given(text: str) -> str:
-    return "" if text in {"(null)", "N/A", "None"} else text
-
-
-def node_names(listed: str) -> tuple[str, ...]:
-    """The names of a node expression; none for `(null)` or what is no expression. Pure."""
-    if not _given(listed):
-        return ()
-    try:
-        return tuple(str(node) for node in NodeSet(listed))
-    except NodeSetException:
-        return ()
 
 
 def recall_script(job: str, excluded: Sequence[str], size: int) -> str:
@@ -188,10 +173,10 @@ class OwnJob:
 
     async def addresses(self, nodes: Sequence[str]) -> dict[str, NodeAddress]:
         """Where the daemons of these nodes listen. Raises OrderError or LinkError."""
-        text = await self._run("scontrol", "--oneliner", "show", "node", ",".join(nodes))
+        told = await self._run("scontrol", "--oneliner", "show", "node", ",".join(nodes))
         if not self._slurmd_port:
             self._slurmd_port = facts_of_config(await self._run(*commands.CONFIG)).slurmd_port
-        return read_addresses(text, self._slurmd_port)
+        return read_addresses(told, self._slurmd_port)
 
     async def let_go(self, keep: Sequence[str]) -> None:
         """Shrink the job to these nodes, so that what becomes of the others does not end it.

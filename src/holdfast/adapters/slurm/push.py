@@ -29,8 +29,6 @@ class PushPort:
         self._socket: socket.socket | None = None
         self._bell = asyncio.Event()
         self._started = False
-        self.count = 0
-        """Datagrams taken."""
 
     def start(self) -> None:
         """Listen; calling it again is harmless. A folder that cannot hold a socket is said once."""
@@ -57,7 +55,7 @@ class PushPort:
             return
         with contextlib.suppress(BlockingIOError):
             while self._socket.recv(512):
-                self.count += 1
+                pass
         self._bell.set()
 
     def ring(self) -> None:

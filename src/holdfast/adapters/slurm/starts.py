@@ -100,7 +100,7 @@ class Starts:
     async def _mend(self, job: SlurmJob) -> None:
         _log.warning("Slurm refused a start in the second of the kill: it is asked again", job=job.ref)
         try:
-            await self._tool.run(commands.requeue(job.ref))
+            await self._tool.run(commands.control("requeue", job.ref))
             await self._pull_in(job)
             self.mended += 1
         except (OrderError, LinkError) as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,13 +45,6 @@ _TRANSIENT = (
     "in the process of being",
     "slurm_load_jobs error: unexpected message received",
 )
-_NO_CONTROLLER = (
-    "unable to contact slurm controller",
-    "unable to contact slurmctld",
-    "connection refused",
-    "could not establish a configuration source",
-    "backup controller in standby",
-)
 _log = structlog.get_logger("holdfast.slurm")
 
 _KEPT = ("PATH", "HOME", "LD_LIBRARY_PATH", "SLURM_CONF", "SLURM_CONF_SERVER", "USER", "LOGNAME")
@@ -75,7 +67,6 @@ class Tool:
             self.environ["SLURM_CONF"] = str(conf)
         self.calls: Counter[str] = Counter()
         """How often each tool was run: the load that we are."""
-        self.busy_s = 0.0
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def run(self, argv: Sequence[str], *, limit_s: float = LIMIT_S, again: bool = True) -> bytes:
@@ -100,12 +91,8 @@ class Tool:
 
     async def _once(self, argv: Sequence[str], limit_s: float) -> bytes:
         async with self._slots:
-            begun = time.monotonic()
             self.calls[argv[0]] += 1
-            try:
-                ran = await run_program(Command(argv=tuple(argv), env=self.environ, kept_max=OUTPUT_MAX), limit_s)
-            finally:
-                self.busy_s += time.monotonic() - begun
+            ran = await run_program(Command(argv=tuple(argv), env=self.environ, kept_max=OUTPUT_MAX), limit_s)
         if ran.hung:
             raise TemporaryOrderError(f"{argv[0]} gave no answer within {limit_s:g} s")
         if ran.code is None:
@@ -149,9 +136,3 @@ def error_of(argv: Sequence[str], code: int, words: str) -> OrderError:
     if any(phrase in low for phrase in _TRANSIENT):
         return TemporaryOrderError(sentence)
     return PermanentOrderError(sentence)
-
-
-def no_controller(error: Exception) -> bool:
-    """Does the error say that slurmctld is away?"""
-    low = str(error).casefold()
-    return any(phrase in low for phrase in _NO_CONTROLLER)

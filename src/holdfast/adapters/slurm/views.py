@@ -104,7 +104,7 @@ def joined(jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
     return plain
 
 
-def job_view(job: SlurmJob, key: JobKey, *, job_dir: str = "") -> JobView:
+def job_view(job: SlurmJob, key: JobKey) -> JobView:
     """The job, for the engine."""
     state = state_of(job)
     reason = _reason_of(job)
@@ -129,7 +129,6 @@ def job_view(job: SlurmJob, key: JobKey, *, job_dir: str = "") -> JobView:
         reason=reason,
         recovery=wish.recovery,
         drill_ok=wish.drill_ok,
-        job_dir=job_dir,
         submitted_at=job.submitted_at,
         # Of a waiting job Slurm gives the start that it expects, which changes with every look.
         started_at=job.started_at if runs or over else 0.0,
