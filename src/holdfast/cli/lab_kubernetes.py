@@ -91,10 +91,10 @@ def _kmsg(lab: KubeLab, node: str, line: str) -> Path:
 
 
 def _verb(verb: str, word: str) -> Callable[[KubeLab, str], str]:
-    """What does this to a node (a method of `KubeLab.nodes`), and says what the node is then."""
+    """What does this to a node (one of the deeds of `KubeLab.nodes`), and says what the node is then."""
 
     def run(lab: KubeLab, node: str) -> str:
-        asyncio.run(getattr(lab.nodes, verb)(node))
+        asyncio.run(lab.nodes.do(verb, node))
         return f"{node} {word}"
 
     return run
