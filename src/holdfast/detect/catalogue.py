@@ -36,7 +36,7 @@ from holdfast.detect.meaning import KEYS, PACKAGED, parsed
 from holdfast.detect.patterns import NoCoreError, catastrophe, core
 from holdfast.errors import ConfigError
 from holdfast.model.evidence import Domain, Remedy, Role, Severity
-from holdfast.model.toml_lines import Path, Places, Problem, config_error, did_you_mean, find_problems, load_toml
+from holdfast.model.toml_lines import Path, Places, Problem, config_error, did_you_mean, load_toml, why_refused
 
 CAPTURES = frozenset(
     {
@@ -63,35 +63,45 @@ class StreamKind(StrEnum):
     ANY = "any"
 
 
-class Written(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a rule file may say of a rule."""
+class Said(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a rule file may say of a rule, of one of NVIDIA's codes, and of all rules in it."""
 
-    id: str
-    family: str = ""
     kind: str = "crash"
     """Class for reports: crash, segfault, oom, xid, ecc, network, nccl-timeout, hang, nan, filesystem, preempt, ..."""
     domain: Domain = Domain.UNKNOWN
     role: Role = Role.CONTEXT
     severity: Severity = Severity.ERROR
     remedy: Remedy = Remedy.NONE
-    title: str = ""
     advice: str = ""
+
+
+class Common(Said, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rule file may say of a rule, and of all rules in it."""
+
+    family: str = ""
+    where: tuple[StreamKind, ...] = (StreamKind.ANY,)
+    precedence: int = 0
+    """Which of several rules owns one line: the highest."""
+    rate_per_min: int = 60
+    reference: str = ""
+
+
+class Written(Common, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rule file may say of a rule."""
+
+    id: str
+    title: str = ""
     patterns: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     """The line is not this rule's when one of these matches."""
     cores: tuple[str, ...] = ()
     """Hyperscan expressions that point at candidate lines; derived from the patterns unless given."""
-    where: tuple[StreamKind, ...] = (StreamKind.ANY,)
     record: Literal["", "traceback", "elastic", "nvrm"] = ""
     """Multi-line record that this line begins: `traceback`, `elastic`, `nvrm`."""
     unfinished: str = ""
     """The rule that a record's first line is told by while its end is missing; empty: this one."""
     decode: Literal["", "xid", "sxid"] = ""
     """`xid`, `sxid`: the matched code chooses the rule `nvidia.xid.N`."""
-    precedence: int = 0
-    """Which of several rules owns one line: the highest."""
-    rate_per_min: int = 60
-    reference: str = ""
     matches: tuple[str, ...] = ()
     rejects: tuple[str, ...] = ()
     quick_after: str = ""
@@ -172,35 +182,18 @@ class _RuleTable(Written, frozen=True, kw_only=True):
     override: bool = False
 
 
-class _CodeTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _CodeTable(Said, frozen=True, kw_only=True):
     """`[[xid]]` or `[[sxid]]`."""
 
     code: int
     name: str = ""
     title: str = ""
-    kind: str = ""
-    domain: Domain = Domain.UNKNOWN
-    role: Role = Role.CONTEXT
-    severity: Severity = Severity.ERROR
-    remedy: Remedy = Remedy.NONE
-    advice: str = ""
 
 
-class _Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Head(Common, frozen=True, kw_only=True):
     """What stands above the first table: which rules the file takes away, and what those here have in common."""
 
     disable: list[str] = []
-    family: str = ""
-    kind: str = ""
-    domain: Domain = Domain.UNKNOWN
-    role: Role = Role.CONTEXT
-    severity: Severity = Severity.ERROR
-    remedy: Remedy = Remedy.NONE
-    where: tuple[StreamKind, ...] = ()
-    reference: str = ""
-    advice: str = ""
-    rate_per_min: int = 0
-    precedence: int = 0
 
 
 _LABELS = {"xid": "Xid", "sxid": "SXid"}
@@ -280,8 +273,8 @@ class _RuleFile:
         said = {key: value for key, value in table.items() if key not in self.meaning}
         try:
             return msgspec.convert(said, kind)
-        except msgspec.ValidationError:
-            self.problems += find_problems(kind, said, path)
+        except msgspec.ValidationError as error:
+            self.problems += why_refused(kind, said, error, path)
             return None
 
     def add(self, path: Path, rule: Rule | None, rules: dict[str, Rule], *, override: bool) -> None:

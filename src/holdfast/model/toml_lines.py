@@ -89,8 +89,17 @@ def build(struct_type: type[T], data: Any, text: str = "", file: str = "", path:
         try:
             return msgspec.convert(data, struct_type)
         except msgspec.ValidationError as error:
-            problems = [Problem(path, _AT_PATH.sub("", str(error)))]
+            problems = [_unexplained(error, path)]
     raise config_error(problems, text, file)
+
+
+def why_refused(struct_type: Any, data: Any, error: msgspec.ValidationError, path: Path = ()) -> list[Problem]:
+    """What is wrong with `data`, which msgspec has refused with this error: one problem at least."""
+    return find_problems(struct_type, data, path) or [_unexplained(error, path)]
+
+
+def _unexplained(error: msgspec.ValidationError, path: Path) -> Problem:
+    return Problem(path, _AT_PATH.sub("", str(error)))
 
 
 def config_error(problems: list[Problem], text: str, file: str) -> ConfigError:
