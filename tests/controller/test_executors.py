@@ -311,6 +311,25 @@ def test_an_order_asked_for_again_while_its_failure_is_being_stored_is_not_lost(
     run_virtual(work())
 
 
+def test_an_order_that_is_seen_done_is_not_tried_again():
+    """Found by seed 63493: a command said that it had failed but had not; its retry undid what a person did since."""
+
+    async def work() -> None:
+        house = House(watch=False)
+        lie = TemporaryOrderError("the command's answer was lost", retry_after_s=5)
+        house.world.fail_next("quarantine_node", lie)
+        async with running(house.controller()) as controller:
+            await controller.submit(finding("order:quarantine_node", "a"))
+            await until(lambda: house.world.asked != [])
+            [order] = house.world.asked
+            await controller.submit(e.OrderDone(id="seen", at=1.0, order=order.id, detail="it is seen drained"))
+            await asyncio.sleep(60)
+            assert house.world.asked == [order], "the order was carried out again after its end was stored"
+            assert [event.id for event in await outcomes(controller)] == ["seen"]
+
+    run_virtual(work())
+
+
 def test_within_ends_late_work_and_passes_a_cancel_on():
     """`within` raises TimeoutError only for lateness; a cancel from outside stays a cancel, and both end the work."""
 

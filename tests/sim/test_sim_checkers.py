@@ -16,7 +16,7 @@ from holdfast.model.orders import OrderStatus
 from holdfast.model.records import JobState
 from holdfast.sim.checkers import came_to_rest_in_time, judged
 from holdfast.sim.checkers.journal import Replayed, records_of
-from holdfast.sim.history import Cancelled, Drained, Faulted, History, OrderTook, Resumed, RunBegan, Step, Wrote
+from holdfast.sim.history import Cancelled, Drained, Faulted, Held, History, OrderTook, Resumed, RunBegan, Step, Wrote
 from sim.histories import CHECK, JOB, NEW, OLD, REPLACE, REQUEUE, Tale, good, order
 
 
@@ -417,6 +417,18 @@ def test_what_sets_something_anew_has_one_effect(tale):
     assert "no_order_twice" not in said_by(tale.history)
     tale.took(newer)
     assert "order c21 had its effect 2 times" in [one.text for one in judged(tale.history)]
+
+
+@pytest.mark.parametrize(("after_s", "complains"), [(4.0, False), (11.0, True)])
+def test_a_release_that_undoes_a_persons_hold_is_forgiven_only_while_nobody_can_know(tale, after_s, complains):
+    """The command's answer was lost: its retry is under way when a person holds the job."""
+    release = order(o.ReleaseJob, "c22", epoch=2)
+    tale.event(e.TimerFired, release, timer="t")
+    tale.took(release)
+    tale.deed(Held, job=JOB, by="person:ada")
+    tale.now += after_s
+    tale.took(release)
+    assert ("no_order_twice" in said_by(tale.history)) is complains
 
 
 @pytest.mark.parametrize(("by", "complains"), [("person:ada", False), ("c7", True)])

@@ -79,11 +79,18 @@ class Acts:
         while not self._may_act():
             await self._clock.sleep(GATE_S)
 
-    async def attempt(self, order: o.AnyOrder, act: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
-        """Do it; retry what is temporary, with growing pauses, until the order's limit.
+    async def attempt(
+        self,
+        order: o.AnyOrder,
+        act: Callable[[], Coroutine[Any, Any, T]],
+        limit_s: float,
+        *,
+        is_wanted: Callable[[], bool],
+    ) -> T:
+        """Do it; retry what is temporary, with growing pauses, until the order's limit or while it is wanted.
 
         Raises:
-            OrderError: as `act` does; TemporaryOrderError when the limit is over.
+            OrderError: as `act` does; TemporaryOrderError when the limit is over, or a retry is not wanted.
         """
         pause_s = self._settings.retry_first_s
         await self.gate()
@@ -99,6 +106,8 @@ class Acts:
                 _log.warning("order is cut off: the lease was not renewed in time", order=order.id, kind=kind_of(order))
                 await self.gate()
                 deadline = self._clock.monotonic() + limit_s
+                if not is_wanted():
+                    raise TemporaryOrderError("cut off, and not wanted any more") from None
             except TimeoutError as error:
                 raise TemporaryOrderError(f"not done within {limit_s:g} s") from error
             except (TemporaryOrderError, LinkError) as error:
@@ -109,3 +118,5 @@ class Acts:
                 await self._clock.sleep(wait_s)
                 pause_s = min(pause_s * 2, self._settings.retry_max_s)
                 await self.gate()
+                if not is_wanted():
+                    raise TemporaryOrderError(f"{error} (not wanted any more)") from error

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import structlog
 
@@ -58,6 +59,8 @@ class Executors:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._known: set[str] = set()
+        self._settled: set[str] = set()
+        """Orders that run although their end is stored."""
         self._reporting: set[str] = set()
         """Orders that have failed for now, whose outcome is on its way to the journal."""
         self._again: dict[str, o.AnyOrder] = {}
@@ -88,11 +91,14 @@ class Executors:
     def settle(self, order_id: str) -> None:
         """The order's end is stored, from wherever it came: do not begin it, nor hand it out, any more.
 
-        One that runs is left to finish: its effect is wanted, and half of it would be worse than twice.
+        One that runs is left to finish: its effect is wanted, and half of it would be worse than twice. It is not tried
+        again: somebody may have changed since what it has done.
         """
         self._mailboxes.settle(order_id)
         self._again.pop(order_id, None)
-        if order_id not in self._running:
+        if order_id in self._running:
+            self._settled.add(order_id)
+        else:
             self._known.discard(order_id)
 
     def withdraw(self, order_id: str) -> None:
@@ -138,6 +144,7 @@ class Executors:
                     del self._running[order.id]
                     self._known.discard(order.id)
                     self._reporting.discard(order.id)
+                    self._settled.discard(order.id)
             queue.popleft()
             again = self._again.pop(order.id, None)
             if again is not None and not self._killed:
@@ -154,15 +161,19 @@ class Executors:
             if doer is None:
                 await self._by_mail(order)
                 return
-            detail = await self.acts.attempt(order, lambda: doer.execute(order), self._limit(order))
+            detail = await self._act(order, lambda: doer.execute(order), self._limit(order))
         except OrderError as error:
-            await self._failed(order, error)
+            if order.id not in self._settled:
+                await self._failed(order, error)
         except Exception as error:  # noqa: BLE001
             # An adapter's bug must not leave the order without an outcome for ever: the engine takes the next rung.
             _log.exception("order broke its adapter", order=order.id, kind=kind_of(order))
             await self._failed(order, PermanentOrderError(f"internal error: {error!r}"))
         else:
             await self.outcomes.done(order, detail)
+
+    async def _act(self, order: o.AnyOrder, act: Callable[[], Coroutine[Any, Any, str]], limit_s: float) -> str:
+        return await self.acts.attempt(order, act, limit_s, is_wanted=lambda: order.id not in self._settled)
 
     async def _failed(self, order: o.AnyOrder, error: OrderError) -> None:
         if isinstance(order, o.ValidateNode) and isinstance(error, PermanentOrderError):
@@ -206,7 +217,7 @@ class Executors:
                     told.add(index)
             return f"told by {len(told)} of {len(self._notifiers)}" if self._notifiers else "no notifier is configured"
 
-        detail = await self.acts.attempt(order, tell, self._settings.notify_limit_s)
+        detail = await self._act(order, tell, self._settings.notify_limit_s)
         await self.outcomes.done(order, detail)
 
 

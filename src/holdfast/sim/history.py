@@ -84,6 +84,13 @@ class Wrote(Deed, frozen=True, kw_only=True, tag="wrote"):
     step: int
 
 
+class Held(Deed, frozen=True, kw_only=True, tag="held"):
+    """A person keeps the job in the queue (`by` names them)."""
+
+    job: JobKey
+    by: str
+
+
 class Cancelled(Deed, frozen=True, kw_only=True, tag="cancelled"):
     """A person cancelled the job, or let it end for good (`by` names them)."""
 
@@ -110,7 +117,7 @@ class FaultsOver(Deed, frozen=True, kw_only=True, tag="faults_over"):
     bound_s: float
 
 
-AnyDeed = OrderTook | Drained | Resumed | NodeMended | RunBegan | Wrote | Cancelled | Faulted | FaultsOver
+AnyDeed = OrderTook | Drained | Resumed | NodeMended | RunBegan | Wrote | Held | Cancelled | Faulted | FaultsOver
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from holdfast.sim.history import (
     Drained,
     Faulted,
     FaultsOver,
+    Held,
     History,
     NodeMended,
     OrderTook,
@@ -177,6 +178,8 @@ class _Deeds:
         match one.what:
             case "job_released":
                 self._let[one.job] = _by(one)
+            case "job_held":
+                self._made.append(Held(at=one.at, job=key, by=_by(one)))
             case "job_requeued":
                 if not one.order:
                     self._let[one.job] = _by(one)

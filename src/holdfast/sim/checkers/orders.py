@@ -11,11 +11,13 @@ from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Finding
 from holdfast.model.orders import AnyOrder, OrderStatus
 from holdfast.model.wire import kind_of
-from holdfast.sim.history import History, OrderTook, RunBegan, Step
+from holdfast.sim.history import Held, History, OrderTook, RunBegan, Step
 
 OWN = (o.StartTimer, o.CancelTimer, o.Notify)
 """Orders that do nothing to the world."""
 _AGAINST_NODES = (o.QuarantineNode, o.ResetGpu, o.RebootNode, o.ReplaceNode, o.RetireNode)
+_UNSEEN_S = 10.0
+"""A command takes 5 s, and the look that it was decided on is as old as the wait between two."""
 _AGAINST_JOBS = (o.RequeueHeld, o.GiveUp, o.StopAttempt, o.RestartInPlace, o.SaveAndStop)
 
 
@@ -89,15 +91,22 @@ def _one_effect(history: History) -> Iterator[str]:
 
     What sets something (a job's excluded nodes) may set it anew after an older order's command, withdrawn and hung for
     minutes, has set it otherwise: that is no second effect, but the first one kept. What one call does in one moment (a
-    node is drained and handed to a person) is one effect.
+    node is drained and handed to a person) is one effect. A release whose answer was lost and that was tried again
+    while nobody could know yet of a person's hold lifts that hold: no scheduler says whose hold it is.
     """
     times: Counter[str] = Counter()
     newest: dict[JobKey, str] = {}
     took_at: dict[str, float] = {}
+    held_at: dict[JobKey, float] = {}
     for deed in history.deeds:
+        if isinstance(deed, Held):
+            held_at[deed.job] = deed.at
         if not isinstance(deed, OrderTook) or not deed.changed or took_at.get(deed.order) == deed.at:
             continue
-        took_at[deed.order] = deed.at
+        before, took_at[deed.order] = took_at.get(deed.order), deed.at
+        if deed.kind == "release_job" and deed.job is not None and before is not None:
+            if before < held_at.get(deed.job, 0.0) and deed.at - held_at[deed.job] <= _UNSEEN_S:
+                continue
         if deed.kind == "set_excluded" and deed.job is not None:
             if newest.get(deed.job) != deed.order:
                 times[deed.order] = 0
