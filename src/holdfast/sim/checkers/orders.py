@@ -104,9 +104,9 @@ def _one_effect(history: History) -> Iterator[str]:
         if not isinstance(deed, OrderTook) or not deed.changed or took_at.get(deed.order) == deed.at:
             continue
         before, took_at[deed.order] = took_at.get(deed.order), deed.at
-        if deed.kind == "release_job" and deed.job is not None and before is not None:
-            if before < held_at.get(deed.job, 0.0) and deed.at - held_at[deed.job] <= _UNSEEN_S:
-                continue
+        held = held_at.get(deed.job) if deed.job is not None and deed.kind == "release_job" else None
+        if held is not None and before is not None and before < held and deed.at - held <= _UNSEEN_S:
+            continue
         if deed.kind == "set_excluded" and deed.job is not None:
             if newest.get(deed.job) != deed.order:
                 times[deed.order] = 0
