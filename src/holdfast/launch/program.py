@@ -74,7 +74,7 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
             _requeue_on_slurm(ground, made[0].leader)
         if code and why:
             ground.voice.say(f"giving up with exit code {code}: {why}")
-        if made and made[0].leader.has_let_go:
+        if made and made[0].leader.nodes.has_let_go:
             from holdfast.launch.own_srun import leave_own_srun  # noqa: PLC0415 - seldom, at the very end
 
             if owns:
@@ -90,9 +90,9 @@ def _requeue_on_slurm(ground: Ground, leader: Leader) -> None:
     """Nothing is left to be done in this allocation, and no controller does it: the owner's right is enough."""
     if (
         not ground.environ.get("SLURM_JOB_ID")
-        or not leader.shutdown.recovers
-        or leader.shutdown.observes
-        or leader.parting.is_superseded
+        or not leader.leaving.shutdown.recovers
+        or leader.leaving.shutdown.observes
+        or leader.leaving.last_words.is_superseded
     ):
         return
     from holdfast.adapters.slurm.own_job import OwnJob, job_name  # noqa: PLC0415 - once, at the very end
