@@ -31,7 +31,6 @@ LARGER: dict[str, tuple[int, int]] = {
     "detect:LogFile": (66, 21),
     "detect:Rhythm": (298, 20),
     "launch:AttemptWatch": (321, 15),
-    "launch:Leader": (614, 31),
     "launch:NodeRunner": (383, 16),
     "launch:StepAttempt": (25, 17),
     "launch:StepRunner": (442, 21),

@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.failpoint import site_path
 from holdfast.launch import process
 from holdfast.launch.late_matcher import LateMatcher
+from holdfast.launch.link import Network
 from holdfast.launch.node import NodeRunner
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
@@ -32,6 +33,7 @@ class Ground(Struct):
     """What leader and follower stand on alike."""
 
     place: JobPlace
+    network: Network
     options: RunOptions
     environ: Mapping[str, str]
     voice: Voice

@@ -79,6 +79,7 @@ class Leader:
         self.own_lease = OwnLease(
             place,
             ground.lease_s,
+            network=ground.network,
             epoch=lambda: self.attempts.fence.epoch,
             has_begun=lambda: self.attempts.spec is not None,
             is_held=lambda: self.attempts.spec is not None and not crew.is_empty,

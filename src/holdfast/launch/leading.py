@@ -21,7 +21,6 @@ from msgspec import Struct, structs
 
 from holdfast.adapters.journal import open_journal
 from holdfast.adapters.journal.glance import last_record
-from holdfast.adapters.local.link import NodeLink
 from holdfast.errors import (
     EXIT_DO_NOT_REQUEUE,
     HoldfastError,
@@ -220,7 +219,6 @@ _ALLOCATION_ONLY = (e.NodeSilent, e.NodeHeard)
 def _uplink(leader: Leader, orchestrator: Orchestrator, ground: Ground, line: ControllerLine) -> Uplink:
     from holdfast.launch.uplink import Uplink  # noqa: PLC0415 - as above
 
-    link = NodeLink(ground.place.node_dir)
     return Uplink(
         line,
         source=ground.place.source,
@@ -231,7 +229,7 @@ def _uplink(leader: Leader, orchestrator: Orchestrator, ground: Ground, line: Co
         on_answer=leader.own_lease.renew,
         on_unknown=leader.attach_again,
         job_dir=ground.place.job_dir,
-        is_cut=lambda: link.is_cut,
+        is_cut=lambda: ground.network.is_cut,
         on_line=ground.voice.say,
     )
 
@@ -241,6 +239,7 @@ async def _open_port(leader: Leader, ground: Ground) -> None:
         return
     port = LeaderPort(
         ground.place,
+        network=ground.network,
         lease_s=ground.lease_s,
         may_grant=lambda: not leader.own_lease.is_over,
         on_join=leader.crew.joined_again,

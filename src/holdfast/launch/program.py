@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from holdfast.adapters.local.link import NodeLink
 from holdfast.errors import EXIT_RESTART_ME, UsageError
 from holdfast.launch import process
 from holdfast.launch.folder import unusable
 from holdfast.launch.follower import Follower
 from holdfast.launch.ground import Ground, cancel_all, on_signals, until_over
 from holdfast.launch.late_matcher import LateMatcher
+from holdfast.launch.link import OpenNetwork
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace, read_place, telemetry_root
@@ -54,6 +56,7 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
     telemetry, owns = telemetry_root(place, secrets.token_hex(3))
     ground = Ground(
         place=place,
+        network=OpenNetwork() if place.node_dir is None else NodeLink(place.node_dir),
         options=options,
         environ=environ,
         voice=Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S")),
@@ -184,7 +187,12 @@ def _bound_the_end(ground: Ground, code: int) -> None:
 
 async def _follow(ground: Ground) -> tuple[int, str]:
     follower = Follower(
-        ground.place, ground.options, voice=ground.voice, lease_s=ground.lease_s, make_runner=ground.runner
+        ground.place,
+        ground.options,
+        network=ground.network,
+        voice=ground.voice,
+        lease_s=ground.lease_s,
+        make_runner=ground.runner,
     )
     on_signals(follower.end_job, follower.runner.pass_signal)
     tasks: list[asyncio.Task[Any]] = [

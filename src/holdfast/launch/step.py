@@ -26,6 +26,7 @@ from holdfast.launch.late_controller import LateController
 from holdfast.launch.late_matcher import LateMatcher
 from holdfast.launch.leader import Leader
 from holdfast.launch.leading import Outfit, job_view
+from holdfast.launch.link import OpenNetwork
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.own_requeue import requeue_own_job
@@ -104,6 +105,7 @@ def launch_step(options: StepOptions, environ: Mapping[str, str], judge: Judge) 
     telemetry = new_prefix(scene.place.job.id)
     ground = Ground(
         place=scene.place,
+        network=OpenNetwork(),
         options=run_options,
         environ=environ,
         voice=Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S")),
