@@ -185,7 +185,7 @@ class Observer:
             self._rank_ended(watch, report, node)
         if self._judgement.is_ready():
             self._submit(watch.judge_hang(at, mono, quiet_s))
-        if watch.wants_look and not self._is_looking:
+        if watch.slow.wants_look and not self._is_looking:
             self._is_looking = True
             self._background.run(self._look_for_stragglers(watch))
         self._looks += 1
@@ -199,12 +199,12 @@ class Observer:
         looks: list[list[RankStack]] = []
         try:
             for _ in range(LOOKS_MAX):
-                if watch.is_over or not watch.looks_on(looks):
+                if watch.is_over or not watch.slow.looks_on(looks):
                     break
                 stacks = await self._crew.dump(watch.spec.attempt, _LOOK_LIMIT_S)
                 if stacks:
                     looks.append(stacks)
-                await asyncio.sleep(watch.look_pause_s)
+                await asyncio.sleep(watch.slow.look_pause_s)
             self._submit(watch.stragglers(looks, time.time()))
         finally:
             self._is_looking = False
