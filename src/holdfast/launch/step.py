@@ -42,10 +42,11 @@ from holdfast.launch.step_place import (
     floor_of,
     step_place,
 )
-from holdfast.launch.step_runner import StepRunner
+from holdfast.launch.step_runner import SrunStep, StepRunner
 from holdfast.launch.step_slots import new_prefix
 from holdfast.launch.step_supervisor import StepSupervisor
 from holdfast.launch.step_watchers import Watchers
+from holdfast.launch.step_words import StepListener
 from holdfast.model.cluster import RecoverySpec
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Limits, Mode, Policy
@@ -178,18 +179,22 @@ def _outfit(
     base = {key: value for key, value in ground.environ.items() if key not in {"SLURM_STEP_ID", "SLURM_STEPID"}}
     base[process.TAG] = ground.tag
     runner = StepRunner(
-        place,
-        scene.call,
-        scene.shape,
-        base=base,
-        user=place.user,
-        telemetry=telemetry,
+        SrunStep(
+            place,
+            scene.call,
+            scene.shape,
+            base=base,
+            user=place.user,
+            telemetry=telemetry,
+            is_acting=policy.modes.get(Remedy.RESTART_IN_PLACE, policy.mode) is Mode.ACT,
+        ),
         matcher=ground.matcher,
-        report=lambda node, report: crew.hear(node, report),
-        on_end=lambda attempt: supervisor.srun_ended(attempt),
-        on_lost=lambda node, line: nodes.given_up(node, line),
-        on_cancelled=lambda attempt, why: supervisor.cancelled(attempt, why),
-        is_acting=policy.modes.get(Remedy.RESTART_IN_PLACE, policy.mode) is Mode.ACT,
+        listener=StepListener(
+            report=lambda node, report: crew.hear(node, report),
+            ended=lambda attempt: supervisor.srun_ended(attempt),
+            lost=lambda node, line: nodes.given_up(node, line),
+            cancelled=lambda attempt, why: supervisor.cancelled(attempt, why),
+        ),
         voice=ground.voice,
     )
     crew = StepCrew(
