@@ -15,7 +15,7 @@ from tests.launch.conftest import counter, marked
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.errors import JournalDamagedError
 from holdfast.launch.frames import AskEvacuate, Beat, Hello
-from holdfast.launch.link import FollowerLink, LeaderPort
+from holdfast.launch.link import FollowerLink, LeaderPort, OpenNetwork
 from holdfast.launch.place import JobPlace
 from holdfast.model.cluster import JobKey
 from holdfast.model.policy import Policy
@@ -50,6 +50,7 @@ def test_leaving_does_not_wait_for_a_follower_that_is_gone(tmp_path: Path):
         joined = asyncio.Event()
         port = LeaderPort(
             place(0),
+            network=OpenNetwork(),
             lease_s=3.0,
             may_grant=lambda: True,
             on_join=lambda _: joined.set(),
@@ -65,7 +66,7 @@ def test_leaving_does_not_wait_for_a_follower_that_is_gone(tmp_path: Path):
             asked=lambda _: None,
             broken=lambda _: None,
         )
-        link = FollowerLink(place(1), side)
+        link = FollowerLink(place(1), OpenNetwork(), side)
         running = asyncio.create_task(link.run())
         await joined.wait()
         running.cancel()

@@ -15,6 +15,7 @@ LAUNCHER = """
     from pathlib import Path
     from types import SimpleNamespace as Plain
     from holdfast.errors import LinkError
+    from holdfast.launch.leaving import LastWords
     from holdfast.launch.own_requeue import requeue_own_job
     from holdfast.model.policy import Policy
 
@@ -26,8 +27,8 @@ LAUNCHER = """
             return f"requeued without {','.join(exclude)}, {size} nodes"
 
     leader = Plain(
-        uplink=None, place=Plain(job_dir=Path(sys.argv[1])), policy=Policy(),
-        parting=Plain(progressed=7, exclude=("node02",), gone=("node02",)), job_view=lambda: Plain(recovery=None),
+        place=Plain(job_dir=Path(sys.argv[1])), policy=Policy(), job_view=lambda: Plain(recovery=None),
+        nodes=Plain(gone={"node02"}), leaving=Plain(uplink=None, last_words=LastWords(("node02",), 7)),
     )
     requeue_own_job(leader, OwnJob(), environ=os.environ, voice=Plain(say=lambda text: print(text, flush=True)))
 """

@@ -30,7 +30,7 @@ def test_slurm_under_srun():
     assert (str(place.job), place.job.cluster, place.node, place.node_rank) == ("4711", "alps", "n05", 1)
     assert place.nodes == ("n03", "n04", "n05", "n12")
     assert (place.restart_count, place.job_dir) == (2, Path("/home/mei/holdfast-run-4711"))
-    assert (place.is_leader, place.address, place.is_alone) == (False, "n05", False)
+    assert (place.is_leader, place.address) == (False, "n05")
 
 
 def test_a_site_may_say_by_which_address_nodes_reach_each_other():
@@ -49,7 +49,7 @@ def test_slurm_in_the_bare_batch_script():
 def test_by_hand(tmp_path: Path):
     """A folder that is given again is the same job again; without one, a new name each time."""
     place = read_place({}, job_dir=str(tmp_path / "mine"), nnodes=0)
-    assert (place.job.id, place.job_dir, place.is_alone, place.is_leader) == ("mine", tmp_path / "mine", True, True)
+    assert (place.job.id, place.job_dir, place.is_leader) == ("mine", tmp_path / "mine", True)
     first, second = (read_place({}, job_dir="", nnodes=0).job_dir.name for _ in range(2))
     assert first.startswith("holdfast-run-")
     assert first != second
@@ -64,7 +64,7 @@ def test_the_embedded_cluster(tmp_path: Path):
     }  # fmt: skip
     place = read_place(environ, job_dir="", nnodes=0)
     assert (str(place.job), place.node_rank, place.restore_step, place.drill_ok) == ("7#3", 1, 40, True)
-    assert place.cut_marker == tmp_path / "n" / "cut"
+    assert place.node_dir == tmp_path / "n"
 
 
 @pytest.mark.parametrize(

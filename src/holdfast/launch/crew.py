@@ -84,6 +84,18 @@ class Crew:
         heard = self.port.heard_within(_HEARD_S) if self.port is not None else set()
         return tuple(node for node in self.joined if node == self.place.node or node in heard)
 
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Nodes of the newest attempt."""
+        return self.spec.nodes if self.spec is not None else ()
+
+    def describe(self, spec: AttemptSpec, *, is_command: bool) -> str:
+        """What has been started, for people."""
+        if is_command:
+            return "the command"
+        warm = f", {self.standbys_used} of them warm standbys" if self.standbys_used else ""
+        return f"{spec.world_size} rank{'s' if spec.world_size > 1 else ''}{warm}"
+
     def local_ranks(self, node: str) -> int:
         """Ranks that this node starts."""
         if node == self.place.node or self.port is None:

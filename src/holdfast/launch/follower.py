@@ -13,7 +13,7 @@ from collections.abc import Callable
 from holdfast.launch.core import follower as core
 from holdfast.launch.core.asks import Finish, KillRanks, Say
 from holdfast.launch.frames import AnyAsk, AnyReport, Beat, Bye, Hello, Welcome
-from holdfast.launch.link import FollowerLink
+from holdfast.launch.link import FollowerLink, Network
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
@@ -28,6 +28,7 @@ class Follower:
     Args:
         place: this node's.
         options: of the run.
+        network: to the leader.
         voice: for people.
         lease_s: length of the lease until the leader says otherwise.
         make_runner: makes what runs the ranks here, which reports to the function it is handed.
@@ -38,6 +39,7 @@ class Follower:
         place: JobPlace,
         options: RunOptions,
         *,
+        network: Network,
         voice: Voice,
         lease_s: float,
         make_runner: Callable[[Callable[[AnyReport], None]], Runner],
@@ -45,7 +47,7 @@ class Follower:
         self.place = place
         self.voice = voice
         self.is_over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.link = FollowerLink(place, self)
+        self.link = FollowerLink(place, network, self)
         self.runner = make_runner(self.link.send)
         self._core = core.FollowerCore(
             place.node,

@@ -130,7 +130,6 @@ class SlotBrief(Struct, frozen=True, kw_only=True, omit_defaults=True):
     phase_age_s: float = 0.0
     begun: int | None = None
     ended: int | None = None
-    ended_age_s: float = 0.0
     step_s: float | None = None
     first: int | None = None
     """First step that this process completed."""

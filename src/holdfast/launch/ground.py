@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.failpoint import site_path
 from holdfast.launch import process
 from holdfast.launch.late_matcher import LateMatcher
+from holdfast.launch.link import Network
 from holdfast.launch.node import NodeRunner
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
@@ -32,6 +33,7 @@ class Ground(Struct):
     """What leader and follower stand on alike."""
 
     place: JobPlace
+    network: Network
     options: RunOptions
     environ: Mapping[str, str]
     voice: Voice
@@ -68,6 +70,25 @@ class Ground(Struct):
             log_rules=self.log_rules,
             may_renice=self.may_renice,
         )
+
+
+class Background:
+    """Tasks that nobody waits for. An error of one ends `is_over`, the future with the launcher's exit code."""
+
+    def __init__(self) -> None:
+        self.is_over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Start it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.is_over.done():
+            self.is_over.set_exception(error)
 
 
 def on_signals(end: Callable[[int], None], forward: Callable[[int], None]) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from msgspec import Struct, structs
 
 from holdfast.adapters.journal import open_journal
 from holdfast.adapters.journal.glance import last_record
-from holdfast.adapters.local.link import NodeLink
 from holdfast.errors import (
     EXIT_DO_NOT_REQUEUE,
     HoldfastError,
@@ -33,12 +32,12 @@ from holdfast.launch.crew import Crew
 from holdfast.launch.folder import unusable
 from holdfast.launch.ground import Ground, cancel_all, on_signals, until_over
 from holdfast.launch.late_controller import LateController
+from holdfast.launch.launcher_nodes import LauncherNodes
 from holdfast.launch.leader import Leader
 from holdfast.launch.link import LeaderPort
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
-from holdfast.launch.runner import Runner
 from holdfast.model import events as e
 from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
 from holdfast.model.orders import AnyOrder, Notify
@@ -62,32 +61,41 @@ _FAILING_END_S = 0.5
 
 
 class Outfit(Struct):
-    """The leader and what it leads with; `Leader.crew` is set."""
+    """The leader and what it leads with; signals that end the job are told to `end_job`."""
 
     leader: Leader
-    runner: Runner
+    controller: LateController
+    end_job: Callable[[int], None]
 
 
 def ranks_outfit(ground: Ground, judge: Judge) -> Outfit:
     """The leader of ranks that launchers start themselves."""
     place, options = ground.place, ground.options
     view = job_view(place, options)
-    leader = Leader(
+    crew = Crew(
         place,
-        options,
+        ground.runner(lambda report: crew.hear(place.node, report)),
+        on_report=lambda node, report: leader.on_report(node, report),
+        on_all_gone=lambda attempt: leader.on_all_gone(attempt),
+    )
+    controller = LateController()
+    leader = Leader(
+        ground,
         policy=judge.policy_for(view.partition, view.recovery.policy if view.recovery else ""),
         view=view,
         want_nodes=options.nnodes or len(place.nodes),
-        catalogue=lambda: ground.matcher.get().catalogue,
-        voice=ground.voice,
-        lease_s=ground.lease_s,
+        crew=crew,
+        controller=controller,
     )
-    leader.can_judge = lambda: ground.matcher.is_ready
-    if len(place.nodes) > 1 and ground.environ.get("SLURM_JOB_ID"):
-        leader.evidence = _slurm_nodes(ground)
-    runner = ground.runner(lambda report: leader.crew.hear(place.node, report))
-    leader.crew = Crew(place, runner, on_report=leader.on_report, on_all_gone=leader.on_all_gone)
-    return Outfit(leader, runner)
+    leader.nodes = LauncherNodes(
+        crew,
+        leader.events,
+        leader.observer,
+        voice=ground.voice,
+        background=leader.background,
+        scheduler=_slurm_nodes(ground) if len(place.nodes) > 1 and ground.environ.get("SLURM_JOB_ID") else None,
+    )
+    return Outfit(leader, controller, leader.end_job)
 
 
 def _slurm_nodes(ground: Ground) -> SlurmNodes:
@@ -103,23 +111,23 @@ async def lead(ground: Ground, judge: Judge, outfit: Outfit) -> tuple[int, str]:
     Raises:
         HoldfastError: the journal, the port or the job's folder cannot be used; nothing of the job runs any more.
     """
-    place, leader, runner = ground.place, outfit.leader, outfit.runner
-    leader.controller = late = LateController()
-    on_signals(leader.end_job, lambda signum: leader.crew.pass_signal(signum, is_end=False))
+    leader = outfit.leader
+    on_signals(outfit.end_job, lambda signum: leader.crew.pass_signal(signum, is_end=False))
     tasks: list[asyncio.Task[Any]] = []
     try:
-        await leader.attach(await _where_it_stands(place))
+        leader.attach(await _where_it_stands(ground.place))
         await _open_port(leader, ground)
-        work = [_judge_it(leader, late, ground, judge), runner.watch(), leader.look(), leader.own_lease.keep()]
+        judged = _judge_it(leader, outfit.controller, ground, judge)
+        work = [judged, leader.crew.runner.watch(), leader.look(), leader.own_lease.keep()]
         tasks += [asyncio.create_task(part) for part in work]
-        leader.run_soon(_start_first(leader))
-        code = await until_over(leader.is_over, tasks)
+        leader.background.run(_start_first(leader))
+        code = await until_over(leader.leaving.is_over, tasks)
         await _leave(leader, code)
     finally:
         await leader.crew.dismiss(1, "the leader failed", 0.0)
         await cancel_all(tasks[1:])
         await cancel_all(tasks[:1])
-    return code, leader.why
+    return code, leader.leaving.why
 
 
 async def _where_it_stands(place: JobPlace) -> JobRecord | None:
@@ -169,7 +177,7 @@ async def _judge_it(leader: Leader, late: LateController, ground: Ground, judge:
 
 async def _ranks_first(leader: Leader) -> None:
     begun = asyncio.ensure_future(leader.until_begun())
-    first: list[asyncio.Future[Any]] = [begun, leader.is_over]
+    first: list[asyncio.Future[Any]] = [begun, leader.leaving.is_over]
     try:
         await asyncio.wait(first, timeout=_RANKS_FIRST_S, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -186,8 +194,8 @@ async def _run_parts(
 
     line = controller_line(reporting(ground.environ))
     if line is not None:
-        leader.uplink = _uplink(leader, orchestrator, ground, line)
-        tasks += [asyncio.create_task(leader.uplink.forward()), asyncio.create_task(leader.uplink.beat(_BEAT_S))]
+        leader.leaving.uplink = uplink = _uplink(leader, orchestrator, ground, line)
+        tasks += [asyncio.create_task(uplink.forward()), asyncio.create_task(uplink.beat(_BEAT_S))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -195,11 +203,12 @@ async def _run_parts(
                 task.result()
     finally:
         await cancel_all(tasks[1:])
-        if leader.uplink is not None:
-            await leader.uplink.close()
-        leader.controller.stop()
+        if leader.leaving.uplink is not None:
+            await leader.leaving.uplink.close()
+        own = leader.events.controller
+        own.stop()
         with contextlib.suppress(TimeoutError, HoldfastError):
-            await asyncio.wait_for(tasks[0], _FAILING_END_S if leader.controller.failing else _END_S)
+            await asyncio.wait_for(tasks[0], _FAILING_END_S if own.failing else _END_S)
         await cancel_all(tasks[:1])
 
 
@@ -210,18 +219,17 @@ _ALLOCATION_ONLY = (e.NodeSilent, e.NodeHeard)
 def _uplink(leader: Leader, orchestrator: Orchestrator, ground: Ground, line: ControllerLine) -> Uplink:
     from holdfast.launch.uplink import Uplink  # noqa: PLC0415 - as above
 
-    link = NodeLink(ground.place.node_dir)
     return Uplink(
         line,
         source=ground.place.source,
-        events_after=lambda after, wait_s: leader.controller.events_after(after, wait_s=wait_s),
+        events_after=lambda after, wait_s: leader.events.controller.events_after(after, wait_s=wait_s),
         is_ours=lambda event: event.source == ground.place.source and not isinstance(event, _ALLOCATION_ONLY),
-        beat=lambda: leader.beats.for_cluster(time.time()),
+        beat=lambda: leader.observer.beats.for_cluster(time.time()),
         on_order=lambda order: _foreign_order(leader, orchestrator, order),
         on_answer=leader.own_lease.renew,
         on_unknown=leader.attach_again,
         job_dir=ground.place.job_dir,
-        is_cut=lambda: link.is_cut,
+        is_cut=lambda: ground.network.is_cut,
         on_line=ground.voice.say,
     )
 
@@ -231,11 +239,12 @@ async def _open_port(leader: Leader, ground: Ground) -> None:
         return
     port = LeaderPort(
         ground.place,
+        network=ground.network,
         lease_s=ground.lease_s,
         may_grant=lambda: not leader.own_lease.is_over,
         on_join=leader.crew.joined_again,
         on_report=leader.crew.hear,
-        on_lost=leader.on_lost,
+        on_lost=leader.nodes.on_lost,
     )
     leader.crew.port = port
     try:
@@ -251,45 +260,37 @@ async def _foreign_order(leader: Leader, orchestrator: Orchestrator, order: AnyO
         detail = await orchestrator.execute(order)
     except OrderError as error:
         outcome = e.OrderFailed(
-            id=leader.event_id(), at=time.time(), source=leader.place.source, order=order.id, why=str(error)
+            id=leader.events.new_id(), at=time.time(), source=leader.place.source, order=order.id, why=str(error)
         )
     else:
         outcome = e.OrderDone(
-            id=leader.event_id(), at=time.time(), source=leader.place.source, order=order.id, detail=detail
+            id=leader.events.new_id(), at=time.time(), source=leader.place.source, order=order.id, detail=detail
         )
-    leader.submit(outcome)
+    leader.events.submit(outcome)
 
 
 async def _start_first(leader: Leader) -> None:
     try:
         await leader.start_first()
     except OrderError as error:
-        leader.finish(EXIT_DO_NOT_REQUEUE, f"the ranks could not be started: {error}")
-    if leader.evidence is not None:
-        await leader.evidence.learn()
+        leader.leaving.finish(EXIT_DO_NOT_REQUEUE, f"the ranks could not be started: {error}")
+    else:
+        await leader.nodes.begun()
 
 
 async def _leave(leader: Leader, code: int) -> None:
     """End everything, say that we go, write the stories."""
-    await leader.crew.dismiss(code, leader.why, 0.0)
-    left = e.LauncherLapsed(
-        id=leader.event_id(),
-        at=time.time(),
-        source=leader.place.source,
-        job=leader.place.job,
-        left=True,
-        exit_code=code,
-        restart_count=leader.place.restart_count,
-    )
+    await leader.crew.dismiss(code, leader.leaving.why, 0.0)
     with contextlib.suppress(HoldfastError):
-        seq = await leader.until_stored(left)
-        if leader.uplink is not None and leader.uplink.is_reachable:
-            await leader.uplink.flush(seq, 2.0)
+        seq, uplink = await leader.leaving.say_left(code), leader.leaving.uplink
+        if uplink is not None and uplink.is_reachable:
+            await uplink.flush(seq, 2.0)
         await _write_stories(leader, code)
 
 
 async def _write_stories(leader: Leader, code: int) -> None:
-    incidents = await leader.controller.journal.incidents()
+    leaving = leader.leaving
+    incidents = await leader.events.controller.journal.incidents()
     if not incidents:
         return
     path = story_file(leader.place.job_dir)
@@ -302,10 +303,10 @@ async def _write_stories(leader: Leader, code: int) -> None:
         path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     # What the job has recovered from is not why it ends now.
     newest = incidents[0].diagnosis if incidents[0].outcome != "recovered" else None
-    if code and newest is not None and newest.clause not in leader.why:
-        leader.why = f"{newest.clause}; {leader.why}" if leader.why else newest.clause
+    if code and newest is not None and newest.clause not in leaving.why:
+        leaving.why = f"{newest.clause}; {leaving.why}" if leaving.why else newest.clause
     if code:
-        leader.why = f"{leader.why} (story: {path})"
+        leaving.why = f"{leaving.why} (story: {path})"
 
 
 def story_file(job_dir: Path) -> Path:

@@ -2,8 +2,8 @@
 
 `LeaderPort` listens and knows its followers; `FollowerLink` finds the leader through `<job_dir>/leader.json` and keeps
 coming back. It sends several beats in a lease's time. What a follower's silence and a reset mean is told apart here:
-a connection that the other kernel ended is evidence that the launcher there is gone, silence is not. On the embedded
-cluster a node's `cut` marker holds everything back in both directions, as a broken network would.
+a connection that the other kernel ended is evidence that the launcher there is gone, silence is not. The network is
+handed in: the embedded cluster's holds everything back in both directions while a node is cut off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from holdfast.adapters.local.link import NodeLink
 from holdfast.errors import LinkError, WireError
 from holdfast.launch.core.presence import Connected, Heard, Presence, SendGrant
 from holdfast.launch.frames import (
@@ -43,43 +42,53 @@ _RETRY_FIRST_S, _RETRY_MAX_S = 0.02, 0.2
 _QUEUE_MAX = 10_000
 
 
-class LinkEnds(Struct, frozen=True):
-    """The two embedded nodes of a connection; either being cut holds it back."""
-
-    ours: NodeLink
-    theirs: NodeLink
+class Network(Protocol):
+    """What may hold back the messages of this node."""
 
     @property
     def is_cut(self) -> bool:
-        """One of the nodes is cut off."""
-        return self.ours.is_cut or self.theirs.is_cut
+        """Nothing reaches this node, and it reaches nobody."""
 
-    async def until_whole(self) -> None:
-        """Wait while one of the nodes is cut off."""
-        while self.is_cut:  # noqa: ASYNC110 - a file is all there is to wait on
-            await asyncio.sleep(_CUT_POLL_S)
+    def is_cut_from(self, node: str) -> bool:
+        """Nothing passes between this node and that one ("": one that has not said who it is)."""
 
 
-def link_ends(place: JobPlace, other: str) -> LinkEnds:
-    """Between this node and another of the job; on real nodes nothing is ever cut."""
-    theirs = place.node_dir.parent / other if place.node_dir is not None and other else None
-    return LinkEnds(NodeLink(place.node_dir), NodeLink(theirs))
+class OpenNetwork:
+    """A real one: what breaks it is noticed by silence."""
+
+    is_cut = False
+
+    def is_cut_from(self, node: str) -> bool:
+        """Never."""
+        del node
+        return False
 
 
 class Wire:
     """One authenticated connection, either end."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, codec: FrameCodec, ends: LinkEnds
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        codec: FrameCodec,
+        network: Network,
+        peer: str = "",
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._codec = codec
-        self.ends = ends
+        self.peer = peer
+        self._network = network
+
+    async def until_whole(self) -> None:
+        """Wait while the network is cut."""
+        while self._network.is_cut_from(self.peer):  # noqa: ASYNC110 - a file is all there is to wait on
+            await asyncio.sleep(_CUT_POLL_S)
 
     async def send(self, message: Struct) -> None:
         """Write one frame. Raises OSError when the connection is broken."""
-        await self.ends.until_whole()
+        await self.until_whole()
         self._writer.write(self._codec.pack(message))
         await self._writer.drain()
 
@@ -92,7 +101,7 @@ class Wire:
             OSError: the connection is broken.
         """
         head = await self._reader.readexactly(36)
-        await self.ends.until_whole()
+        await self.until_whole()
         length = int.from_bytes(head[:4], "big")
         if length > FRAME_MAX:
             raise WireError(f"a frame between launchers of {length} bytes; at most {FRAME_MAX} are taken")
@@ -117,6 +126,7 @@ class LeaderPort:
 
     Args:
         place: the leader's.
+        network: to the followers.
         lease_s: attempt lease that beats are answered with.
         may_grant: whether the leader itself still holds its lease.
         on_join: a follower has (again) joined.
@@ -128,6 +138,7 @@ class LeaderPort:
         self,
         place: JobPlace,
         *,
+        network: Network,
         lease_s: float,
         may_grant: Callable[[], bool],
         on_join: Callable[[Follower], None],
@@ -137,6 +148,7 @@ class LeaderPort:
         self.followers: dict[str, Follower] = {}
         self.presence = Presence(lease_s)
         self._place = place
+        self._network = network
         self._may_grant = may_grant
         self._on_join = on_join
         self._on_report = on_report
@@ -196,11 +208,11 @@ class LeaderPort:
         await writer.drain()
         theirs = await reader.readexactly(NONCE_BYTES)
         codec = FrameCodec(self._secret, nonce + theirs, is_leader=True)
-        wire = Wire(reader, writer, codec, link_ends(self._place, ""))
+        wire = Wire(reader, writer, codec, self._network)
         hello: Hello = await wire.receive(Hello)
         if hello.node not in self._place.nodes:
             raise WireError(f"{hello.node} is not a node of this job")
-        wire.ends = link_ends(self._place, hello.node)
+        wire.peer = hello.node
         await wire.send(Welcome(lease_s=self.presence.lease_s))
         self.presence.handle(Connected(hello.node, asyncio.get_running_loop().time()))
         return Follower(hello, wire, asyncio.Queue(_QUEUE_MAX))
@@ -219,7 +231,7 @@ class LeaderPort:
                 report: AnyReport = await follower.wire.receive(AnyReport)
                 self._heard(follower, report)
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
-            await follower.wire.ends.until_whole()
+            await follower.wire.until_whole()
             how = "reset" if isinstance(error, ConnectionResetError) else "closed"
             evidence = f"the launcher's connection was {how} by its end"
         except (WireError, OSError):
@@ -324,10 +336,11 @@ class FollowerSide(Protocol):
 class FollowerLink:
     """The follower's end: finds the leader, says hello, beats, and comes back when the connection breaks."""
 
-    def __init__(self, place: JobPlace, side: FollowerSide) -> None:
+    def __init__(self, place: JobPlace, network: Network, side: FollowerSide) -> None:
         self.connected = asyncio.Event()
         self._broken = asyncio.Event()
         self._place = place
+        self._network = network
         self._side = side
         self._outbox: asyncio.Queue[AnyReport] = asyncio.Queue(_QUEUE_MAX)
 
@@ -358,8 +371,7 @@ class FollowerLink:
 
     async def _connect(self) -> Wire:
         facts = read_leader(self._place.job_dir)
-        ends = link_ends(self._place, facts.node)
-        if ends.is_cut:
+        if self._network.is_cut_from(facts.node):
             # Not waited for: by the next try the file may name another leader, on a node that can be reached.
             raise LinkError(f"no way from {self._place.node} to {facts.node}: one of them is cut off")
         async with asyncio.timeout(_HANDSHAKE_S):
@@ -369,7 +381,7 @@ class FollowerLink:
                 ours = secrets.token_bytes(NONCE_BYTES)
                 writer.write(ours)
                 codec = FrameCodec(bytes.fromhex(facts.secret), theirs + ours, is_leader=False)
-                wire = Wire(reader, writer, codec, ends)
+                wire = Wire(reader, writer, codec, self._network, facts.node)
                 await wire.send(self._side.hello())
                 welcome: Welcome = await wire.receive(Welcome)
             except BaseException:  # whatever ends it, cancellation too: the socket is closed

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from holdfast.adapters.local.link import NodeLink
 from holdfast.errors import TemporaryOrderError, UserError
 from holdfast.launch.core.lease import (
     AwaitEpoch,
@@ -25,6 +24,7 @@ from holdfast.launch.core.lease import (
     YieldJob,
 )
 from holdfast.launch.epoch import read_epoch
+from holdfast.launch.link import Network
 from holdfast.launch.place import JobPlace
 
 _POLL_S = 0.1
@@ -36,6 +36,7 @@ class OwnLease:
     Args:
         place: the leader's.
         lease_s: seconds that an unrenewed lease lasts.
+        network: cut off, nothing is proven by the job's folder.
         epoch: the newest epoch that this leader has raised.
         has_begun: whether this leader has started an attempt.
         is_held: whether there are ranks that need a lease.
@@ -48,6 +49,7 @@ class OwnLease:
         place: JobPlace,
         lease_s: float,
         *,
+        network: Network,
         epoch: Callable[[], int],
         has_begun: Callable[[], bool],
         is_held: Callable[[], bool],
@@ -56,7 +58,7 @@ class OwnLease:
     ) -> None:
         self._core = LeaderLease(lease_s, time.monotonic())
         self._job_dir = place.job_dir
-        self._link = NodeLink(place.node_dir)
+        self._network = network
         self._epoch = epoch
         self._has_begun = has_begun
         self._is_held = is_held
@@ -82,7 +84,7 @@ class OwnLease:
     async def until_sure(self, limit_s: float) -> None:
         """Wait until it surely holds. Raises TemporaryOrderError after `limit_s` seconds."""
         deadline = time.monotonic() + limit_s
-        while not self._core.is_sure(time.monotonic(), is_cut=self._link.is_cut):
+        while not self._core.is_sure(time.monotonic(), is_cut=self._network.is_cut):
             if time.monotonic() > deadline:
                 raise TemporaryOrderError("this launcher cannot prove that it still holds the job")
             await asyncio.sleep(_POLL_S)
@@ -92,14 +94,14 @@ class OwnLease:
         while True:
             await asyncio.sleep(self._core.pause_s)
             now, is_reading = time.monotonic(), self._reading is not None
-            await self._tell(LeaseLooked(now=now, is_cut=self._link.is_cut, is_reading=is_reading))
+            await self._tell(LeaseLooked(now=now, is_cut=self._network.is_cut, is_reading=is_reading))
             if self._reading is not None and self._reading.done():
                 done, self._reading = self._reading, None
                 await self._tell(self._read(done))
             await self._tell(
                 LeaseChecked(
                     now=time.monotonic(),
-                    is_cut=self._link.is_cut,
+                    is_cut=self._network.is_cut,
                     is_reading=self._reading is not None,
                     is_held=self._is_held(),
                 )
@@ -113,7 +115,7 @@ class OwnLease:
         return EpochRead(
             now=time.monotonic(),
             since=self._since,
-            is_cut=self._link.is_cut,
+            is_cut=self._network.is_cut,
             found=found,
             own=self._epoch(),
             has_begun=self._has_begun(),

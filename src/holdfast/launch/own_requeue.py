@@ -39,13 +39,13 @@ def requeue_own_job(leader: Leader, own_job: OwnJob, *, environ: Mapping[str, st
 
     Returns why it was not requeued.
     """
-    if leader.uplink is not None and leader.uplink.is_reachable:
+    if leader.leaving.uplink is not None and leader.leaving.uplink.is_reachable:
         return "its controller knows, and does what is to be done"
     folder = leader.place.job_dir
     limits = leader.policy.limits
     asked = leader.job_view().recovery
     allowed = asked.max_requeues if asked is not None and asked.max_requeues is not None else limits.max_requeues
-    count = _requeues(folder / FILE, leader.parting.progressed)
+    count = _requeues(folder / FILE, leader.leaving.last_words.progressed)
     if count >= allowed:
         return f"{count} requeues with no progress in between, which is the limit"
     with _EndPutOff(environ) as put_off:
@@ -60,12 +60,12 @@ def requeue_own_job(leader: Leader, own_job: OwnJob, *, environ: Mapping[str, st
 def _requeue(leader: Leader, own_job: OwnJob, count: int, environ: Mapping[str, str], voice: Voice) -> str:
     """Write down that it is the `count`-th, and have it done; returns why that failed, else nothing."""
     noted = leader.place.job_dir / FILE
-    parting = leader.parting
+    words = leader.leaving.last_words
     size = environ.get("SLURM_JOB_NUM_NODES", "")
     try:
-        noted.write_text(json.dumps({"count": count, "progressed": parting.progressed}), encoding="utf-8")
+        noted.write_text(json.dumps({"count": count, "progressed": words.progressed}), encoding="utf-8")
         promise = asyncio.run(
-            own_job.requeue(parting.exclude, gone=parting.gone, size=int(size) if size.isdecimal() else 0)
+            own_job.requeue(words.exclude, gone=leader.nodes.gone, size=int(size) if size.isdecimal() else 0)
         )
     except (OrderError, LinkError) as error:
         return str(error)

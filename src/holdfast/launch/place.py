@@ -36,8 +36,6 @@ class JobPlace(Struct, frozen=True, kw_only=True):
     user: str = ""
     partition: str = ""
     drill_ok: bool = False
-    is_alone: bool = False
-    """No scheduler: started by hand on this machine."""
 
     @property
     def is_leader(self) -> bool:
@@ -48,11 +46,6 @@ class JobPlace(Struct, frozen=True, kw_only=True):
     def source(self) -> str:
         """Name of this job's launcher in events."""
         return f"launcher:{self.job}"
-
-    @property
-    def cut_marker(self) -> Path | None:
-        """While this file exists, the embedded cluster's network to this node is cut."""
-        return self.node_dir / "cut" if self.node_dir is not None else None
 
 
 def read_place(environ: Mapping[str, str], *, job_dir: str, nnodes: int) -> JobPlace:
@@ -176,7 +169,6 @@ def _alone(environ: Mapping[str, str], job_dir: str) -> JobPlace:
         job_dir=Path(given or f"holdfast-run-{job_id}").absolute(),
         node=node,
         nodes=(node,),
-        is_alone=True,
         restart_count=_number(environ, "HOLDFAST_RESTART_COUNT", 0),
     )
 

@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from holdfast.adapters.local.link import NodeLink
 from holdfast.errors import EXIT_RESTART_ME, UsageError
 from holdfast.launch import process
 from holdfast.launch.folder import unusable
 from holdfast.launch.follower import Follower
 from holdfast.launch.ground import Ground, cancel_all, on_signals, until_over
 from holdfast.launch.late_matcher import LateMatcher
+from holdfast.launch.link import OpenNetwork
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace, read_place, telemetry_root
@@ -54,6 +56,7 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
     telemetry, owns = telemetry_root(place, secrets.token_hex(3))
     ground = Ground(
         place=place,
+        network=OpenNetwork() if place.node_dir is None else NodeLink(place.node_dir),
         options=options,
         environ=environ,
         voice=Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S")),
@@ -74,7 +77,7 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
             _requeue_on_slurm(ground, made[0].leader)
         if code and why:
             ground.voice.say(f"giving up with exit code {code}: {why}")
-        if made and made[0].leader.has_let_go:
+        if made and made[0].leader.nodes.has_let_go:
             from holdfast.launch.own_srun import leave_own_srun  # noqa: PLC0415 - seldom, at the very end
 
             if owns:
@@ -90,9 +93,9 @@ def _requeue_on_slurm(ground: Ground, leader: Leader) -> None:
     """Nothing is left to be done in this allocation, and no controller does it: the owner's right is enough."""
     if (
         not ground.environ.get("SLURM_JOB_ID")
-        or not leader.shutdown.recovers
-        or leader.shutdown.observes
-        or leader.parting.is_superseded
+        or not leader.leaving.shutdown.recovers
+        or leader.leaving.shutdown.observes
+        or leader.leaving.last_words.is_superseded
     ):
         return
     from holdfast.adapters.slurm.own_job import OwnJob, job_name  # noqa: PLC0415 - once, at the very end
@@ -184,7 +187,12 @@ def _bound_the_end(ground: Ground, code: int) -> None:
 
 async def _follow(ground: Ground) -> tuple[int, str]:
     follower = Follower(
-        ground.place, ground.options, voice=ground.voice, lease_s=ground.lease_s, make_runner=ground.runner
+        ground.place,
+        ground.options,
+        network=ground.network,
+        voice=ground.voice,
+        lease_s=ground.lease_s,
+        make_runner=ground.runner,
     )
     on_signals(follower.end_job, follower.runner.pass_signal)
     tasks: list[asyncio.Task[Any]] = [

@@ -56,7 +56,6 @@ class RankSet:
         self._options = options
         self._common = attempt_environment(base, spec, job_dir=str(job_dir), telemetry_dir=str(telemetry_dir))
         self._job_id = job_id
-        self._telemetry_dir = telemetry_dir
         self._logs = logs
         self._on_end = on_end
 
@@ -115,11 +114,6 @@ class RankSet:
     def living(self) -> list[Child]:
         """Children that still run."""
         return [child for child in self.children.values() if child.exit is None]
-
-    @property
-    def all_success(self) -> bool:
-        """Every one has ended with 0."""
-        return all(child.exit is not None and child.exit.is_success for child in self.children.values())
 
     def pids(self) -> dict[int, int]:
         """Living ranks, also those found below a command."""

@@ -67,7 +67,6 @@ def brief(view: SlotView, now_mono: float, *, is_gone: bool = False) -> SlotBrie
         phase_age_s=max(0.0, now_mono - view.phase_mono),
         begun=view.step_begun,
         ended=view.step_ended,
-        ended_age_s=max(0.0, now_mono - view.step_end_mono) if view.step_end_mono is not None else 0.0,
         step_s=view.step_s_last,
         first=first,
         loss=view.loss,

@@ -22,8 +22,11 @@ from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED, EXIT_RESTART_ME, L
 from holdfast.launch import process
 from holdfast.launch.allocation import Judge
 from holdfast.launch.ground import Ground
+from holdfast.launch.late_controller import LateController
 from holdfast.launch.late_matcher import LateMatcher
+from holdfast.launch.leader import Leader
 from holdfast.launch.leading import Outfit, job_view
+from holdfast.launch.link import OpenNetwork
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.own_requeue import requeue_own_job
@@ -31,17 +34,19 @@ from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Exit
 from holdfast.launch.program import run_on
 from holdfast.launch.step_crew import StepCrew
-from holdfast.launch.step_leader import StepLeader
+from holdfast.launch.step_nodes import StepJob, StepNodes
 from holdfast.launch.step_place import (
-    StepFloor,
     allocated_nodes,
     check_allocation,
     claim_folder,
     floor_of,
     step_place,
 )
-from holdfast.launch.step_runner import StepRunner
+from holdfast.launch.step_runner import SrunStep, StepRunner
 from holdfast.launch.step_slots import new_prefix
+from holdfast.launch.step_supervisor import StepSupervisor
+from holdfast.launch.step_watchers import Watchers
+from holdfast.launch.step_words import StepListener
 from holdfast.model.cluster import RecoverySpec
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Limits, Mode, Policy
@@ -70,9 +75,7 @@ class _Scene(Struct):
     call: SrunCall
     shape: StepShape
     facts: JobFacts | None
-    addresses: dict[str, NodeAddress]
-    own_job: OwnJob
-    floor: StepFloor
+    job: StepJob
     root: Path
 
 
@@ -103,6 +106,7 @@ def launch_step(options: StepOptions, environ: Mapping[str, str], judge: Judge) 
     telemetry = new_prefix(scene.place.job.id)
     ground = Ground(
         place=scene.place,
+        network=OpenNetwork(),
         options=run_options,
         environ=environ,
         voice=Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S")),
@@ -116,24 +120,25 @@ def launch_step(options: StepOptions, environ: Mapping[str, str], judge: Judge) 
         may_renice=False,
     )
     process.become_subreaper()
-    made: list[StepLeader] = []
+    made: list[StepSupervisor] = []
 
     def outfit(on: Ground) -> Outfit:
-        made.append(_outfit(on, scene, options.policy, policy, telemetry))
-        return Outfit(made[0], made[0].runner)
+        supervisor, outfit = _outfit(on, scene, options.policy, policy, telemetry)
+        made.append(supervisor)
+        return outfit
 
     code, why = asyncio.run(_run(ground, judge, outfit, made))
     return _leave(code, why, made[0], ground, scene)
 
 
 async def _run(
-    ground: Ground, judge: Judge, outfit: Callable[[Ground], Outfit], made: list[StepLeader]
+    ground: Ground, judge: Judge, outfit: Callable[[Ground], Outfit], made: list[StepSupervisor]
 ) -> tuple[int, str]:
     try:
         return await run_on(ground, judge, outfit)
     finally:
-        for leader in made:
-            await leader.leave_watchers()
+        for supervisor in made:
+            await supervisor.leave_watchers()
 
 
 def _look_around(options: StepOptions, call: SrunCall, environ: Mapping[str, str]) -> _Scene:
@@ -146,7 +151,7 @@ def _look_around(options: StepOptions, call: SrunCall, environ: Mapping[str, str
     shape = shape_of(call, nodes, environ, spares=options.spares)
     floor = floor_of(root, folder)
     place = step_place(environ, folder, shape.candidates, addresses, restart_count)
-    return _Scene(place, call, shape, facts, addresses, own_job, floor, root)
+    return _Scene(place, call, shape, facts, StepJob(own_job, addresses, floor), root)
 
 
 async def _facts(
@@ -164,68 +169,75 @@ async def _facts(
         return facts, nodes, {}
 
 
-def _outfit(ground: Ground, scene: _Scene, policy_name: str, policy: Policy, telemetry: str) -> StepLeader:
+def _outfit(
+    ground: Ground, scene: _Scene, policy_name: str, policy: Policy, telemetry: str
+) -> tuple[StepSupervisor, Outfit]:
     place, options = ground.place, ground.options
     view = job_view(place, options)
     asked = view.recovery or RecoverySpec()
     view = structs.replace(view, recovery=structs.replace(asked, policy=policy_name or asked.policy))
-    leader = StepLeader(
-        place,
-        options,
-        policy=policy,
-        view=view,
-        want_nodes=scene.shape.nodes,
-        catalogue=lambda: ground.matcher.get().catalogue,
-        voice=ground.voice,
-        lease_s=ground.lease_s,
-    )
     base = {key: value for key, value in ground.environ.items() if key not in {"SLURM_STEP_ID", "SLURM_STEPID"}}
     base[process.TAG] = ground.tag
-    leader.can_judge = lambda: ground.matcher.is_ready
-    leader.prepare(scene.own_job, scene.floor, scene.addresses, base, telemetry)
-    leader.runner = StepRunner(
-        place,
-        scene.call,
-        scene.shape,
-        base=base,
-        user=place.user,
-        telemetry=telemetry,
+    runner = StepRunner(
+        SrunStep(
+            place,
+            scene.call,
+            scene.shape,
+            base=base,
+            user=place.user,
+            telemetry=telemetry,
+            is_acting=policy.modes.get(Remedy.RESTART_IN_PLACE, policy.mode) is Mode.ACT,
+        ),
         matcher=ground.matcher,
-        report=leader.hear,
-        on_end=leader.srun_ended,
-        on_lost=leader.given_up,
-        on_cancelled=leader.cancelled,
-        is_acting=policy.modes.get(Remedy.RESTART_IN_PLACE, policy.mode) is Mode.ACT,
+        listener=StepListener(
+            report=lambda node, report: crew.hear(node, report),
+            ended=lambda attempt: supervisor.srun_ended(attempt),
+            lost=lambda node, line: nodes.given_up(node, line),
+            cancelled=lambda attempt, why: supervisor.cancelled(attempt, why),
+        ),
         voice=ground.voice,
     )
-    leader.crew = StepCrew(
+    crew = StepCrew(
         place,
-        leader.runner,
+        runner,
         candidates=scene.shape.candidates,
-        on_report=leader.on_report,
-        on_all_gone=leader.on_all_gone,
+        on_report=lambda node, report: supervisor.hear(node, report),
+        on_all_gone=lambda attempt: leader.on_all_gone(attempt),
     )
-    return leader
+    controller = LateController()
+    leader = Leader(ground, policy=policy, view=view, want_nodes=scene.shape.nodes, crew=crew, controller=controller)
+    nodes = leader.nodes = StepNodes(
+        place,
+        scene.job,
+        crew=crew,
+        watchers=Watchers(place, base, telemetry, ground.voice),
+        events=leader.events,
+        observer=leader.observer,
+        voice=ground.voice,
+        background=leader.background,
+    )
+    supervisor = StepSupervisor(leader, crew, nodes, runner, ground.voice)
+    return supervisor, Outfit(leader, controller, supervisor.end_job)
 
 
 # --- leaving ----------------------------------------------------------------------------------------------------------
 
 
-def _leave(code: int, why: str, leader: StepLeader, ground: Ground, scene: _Scene) -> int:
+def _leave(code: int, why: str, supervisor: StepSupervisor, ground: Ground, scene: _Scene) -> int:
     """Srun's own exit code; before that, a requeue when nothing is left to be done in this allocation."""
     if code == 0:
         return 0
-    ended = leader.runner.last_exit
+    leader, ended = supervisor.leader, supervisor.runner.last_exit
     if ended != Exit():
         own = ended.shell_code
-    elif leader.watch is not None:
-        own = leader.watch.outcome().shell_code
+    elif (watch := leader.observer.watch) is not None:
+        own = watch.outcome().shell_code
     else:  # srun was never started
         own = code if code == EXIT_DO_NOT_REQUEUE else EXIT_FAILED
-    if code == EXIT_RESTART_ME and leader.shutdown.recovers and not leader.shutdown.observes:
-        leader.parting.gone |= leader.crew.gone
-        refusal = requeue_own_job(leader, scene.own_job, environ=ground.environ, voice=ground.voice)
+    shutdown = leader.leaving.shutdown
+    if code == EXIT_RESTART_ME and shutdown.recovers and not shutdown.observes:
+        refusal = requeue_own_job(leader, scene.job.own_job, environ=ground.environ, voice=ground.voice)
         ground.voice.say(f"{why}; the job is not requeued: {refusal}")
-    elif why and code != 128 + leader.shutdown.ending:
+    elif why and code != 128 + shutdown.ending:
         ground.voice.say(f"not run again: {why}")
     return own or EXIT_FAILED

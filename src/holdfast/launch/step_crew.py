@@ -54,6 +54,11 @@ class StepCrew(Crew):
         """The same, those to be avoided last."""
         return tuple(sorted(self.joined, key=lambda node: node in self.avoid))
 
+    def describe(self, spec: AttemptSpec, *, is_command: bool) -> str:
+        """Srun knows how many tasks."""
+        del spec, is_command
+        return "the step"
+
     def local_ranks(self, node: str) -> int:  # noqa: ARG002 - srun lays tasks out
         """One command over all nodes, as far as the engine is concerned."""
         return 1

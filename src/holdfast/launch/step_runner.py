@@ -11,56 +11,41 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from msgspec import structs
+from msgspec import Struct
 
-from holdfast.adapters.slurm.srun_words import StepFate, TaskEnd, is_waiting_for_nodes, lost_node, task_end
 from holdfast.adapters.slurm.steps import SrunCall, StepShape, attempt_argv
-from holdfast.detect.matcher import LineStream, Match, StreamSource
-from holdfast.errors import EXIT_RESTART_ME
 from holdfast.launch import process
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import (
     AnyAsk,
-    AnyReport,
     AskEvacuate,
     DumpStacks,
     PassSignal,
-    RankEnded,
-    Spotted,
     StacksDumped,
 )
 from holdfast.launch.late_matcher import LateMatcher
-from holdfast.launch.output import TAIL_LINES, OwnOutput, Voice
+from holdfast.launch.output import OwnOutput, Voice
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Child, Exit
-from holdfast.launch.reading import OutputReader
 from holdfast.launch.step_files import StepFiles
 from holdfast.launch.step_slots import StepSlots, slots_folder
 from holdfast.launch.step_tasks import kill_all, tasks_of
+from holdfast.launch.step_words import KILLED, StepListener, StepWords
 from holdfast.telemetry.slot import SlotError
 
 _TICK_S = 0.1
 _BLOCK = 1 << 16
-_WAITING_MAX = 1 << 20
 _SRUN_EXIT_S = 2.0
 """After its tasks are gone srun ends by itself within a tenth of a second; then the step is over for the scheduler."""
 _SRUN_ABORT_S = 15.0
 _LOST_EXIT_S = 0.1
-_LAST_WORDS_S = 0.3
 _UNSEEN_S = 0.5
 """On nodes without a watcher srun has to end the tasks. It is told to after this time, in which the words of a
 person's cancel arrive: after that they could not be told from the words about ours."""
-_WORD_S = 1.0
-"""After slurmctld has told srun that the step is over, ends of tasks are kept back so long: slurmstepd's word that it
-was cancelled comes over another connection."""
-_CANCELLED_RULE = "slurm.step_cancelled"
-_ASKS_RESTART = ("slurm.task.exited", str(EXIT_RESTART_ME))
-_KILLED = frozenset({signal.SIGKILL, signal.SIGTERM})
 
 
 def _open_log(path: Path) -> IO[bytes]:
@@ -72,51 +57,82 @@ def _open_log(path: Path) -> IO[bytes]:
         return Path(os.devnull).open("ab", buffering=0)
 
 
-class Stream:
-    """One of srun's outputs: a pipe that we read."""
+class SrunPipes:
+    """What srun prints: passed on to our own output, and read. With a terminal srun has that to itself."""
 
-    def __init__(self, ours: int) -> None:
-        self.out = OwnOutput(ours)
-        self.read_end = self.write_end = -1
-        self.line = b""
+    def __init__(self, outs: Sequence[int]) -> None:
+        self._outs = {number: OwnOutput(number) for number in outs}
+        self._read_ends: dict[int, int] = {}
+        self._parts: dict[int, bytes] = {}
+        """Of a line that is not yet whole."""
+        self._log: IO[bytes] | None = None
+        self._on_lines: Callable[[list[bytes]], None] | None = None
 
-    def open(self) -> int:
-        """What srun gets as its descriptor."""
-        self.line = b""
-        self.read_end, self.write_end = os.pipe()
-        os.set_blocking(self.read_end, False)
-        return self.write_end
+    @property
+    def are_read(self) -> bool:
+        """Srun has no terminal to itself."""
+        return bool(self._outs)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[dict[int, int]]:
+        """Srun's own ends, by number, closed when srun has been started."""
+        ends = {1: 1, 2: 2}
+        self._parts.clear()
+        try:
+            for number in self._outs:
+                self._read_ends[number], ends[number] = os.pipe()
+                os.set_blocking(self._read_ends[number], False)
+            yield ends
+        finally:
+            for number in self._outs:
+                if ends[number] != number:
+                    os.close(ends[number])
+
+    def listen(self, log: IO[bytes], on_lines: Callable[[list[bytes]], None]) -> None:
+        """Read from now on; whole lines are told, everything goes into the log."""
+        self._log, self._on_lines = log, on_lines
+        for number, end in self._read_ends.items():
+            asyncio.get_running_loop().add_reader(end, self._read, number)
+
+    def drain(self) -> None:
+        """Read what is there."""
+        for number in list(self._read_ends):
+            self._read(number)
+
+    def close(self) -> None:
+        """Read what is there, and nothing more."""
+        self.drain()
+        for number in list(self._read_ends):
+            self._close(number)
+
+    def _close(self, number: int) -> None:
+        end = self._read_ends.pop(number)
+        asyncio.get_running_loop().remove_reader(end)
+        os.close(end)
+
+    def _read(self, number: int) -> None:
+        while number in self._read_ends:
+            try:
+                data = os.read(self._read_ends[number], _BLOCK)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._close(number)
+                return
+            self._outs[number].write(data)
+            if self._log is not None:
+                with contextlib.suppress(OSError):  # a full disk must not stop the step
+                    self._log.write(data)
+            lines = (self._parts.get(number, b"") + data).split(b"\n")
+            self._parts[number] = lines.pop()[-_BLOCK:]
+            if self._on_lines is not None:
+                self._on_lines(lines)
 
 
-class StepAttempt:
-    """One run of srun."""
-
-    def __init__(
-        self, job: str, spec: AttemptSpec, child: Child, reader: OutputReader, log: IO[bytes], files: StepFiles
-    ) -> None:
-        self.spec = spec
-        self.child = child
-        self.reader = reader
-        self.log = log
-        self.files = files
-        self.is_ending = False
-        self.is_gone = False
-        self.fate = StepFate(job)
-        self.is_cancel_told = False
-        self.stream: LineStream | None = None
-        self.waiting = b""
-        self.tail: list[str] = []
-        self.first_bad: TaskEnd | None = None
-        self.bad_until = 0.0
-        """Until then (monotonic) what is printed without a place may still be the first bad task's."""
-        self.unplaced: list[Spotted] = []
-        self.kept_back: list[tuple[str, RankEnded]] = []
-        self.undecided: list[tuple[str, RankEnded]] = []
-        """Ends that a person's cancel may explain, see `_WORD_S`."""
-
-
-class StepRunner:
-    """See the module.
+class SrunStep(Struct, frozen=True):
+    """How srun is called.
 
     Args:
         place: of the supervisor.
@@ -125,54 +141,107 @@ class StepRunner:
         base: environment that srun gets.
         user: name of the user, for file-name patterns.
         telemetry: what the names of the tasks' folders of slots begin with, see `step_slots`.
-        matcher: may still be loading.
-        report: (node, report) takes what is seen.
-        on_end: srun has ended by itself.
-        on_lost: (node, line) the scheduler says that a node has failed.
-        on_cancelled: (attempt, why) a person has ended the step.
         is_acting: ends of tasks are answered by us; otherwise the step is left as srun itself would have it.
+    """
+
+    place: JobPlace
+    call: SrunCall
+    shape: StepShape
+    base: Mapping[str, str]
+    user: str
+    telemetry: str
+    is_acting: bool
+
+    @property
+    def waits(self) -> bool:
+        """The user wants the other tasks to go on when one has ended badly."""
+        return self.call.value("kill-on-bad-exit") == "0"
+
+    @property
+    def has_terminal(self) -> bool:
+        """Srun has the terminal to itself."""
+        return self.call.has("pty")
+
+    def argv(self, spec: AttemptSpec, *, overlap: bool) -> list[str]:
+        """Srun's command line for this attempt."""
+        ended_by = "srun" if self.has_terminal else "us" if self.is_acting and not self.waits else "user"
+        return attempt_argv(self.call, self.shape, spec.nodes, overlap=overlap, ended_by=ended_by)
+
+    def logs(self, attempt: int) -> Path:
+        """Folder of an attempt's logs."""
+        return self.place.job_dir / "logs" / f"attempt-{attempt}"
+
+    def files(self, attempt: int) -> StepFiles:
+        """The output files that the call asks for."""
+        return StepFiles(self.call, self.base, self.logs(attempt), user=self.user)
+
+    def environment(self, spec: AttemptSpec) -> dict[str, str]:
+        """What srun and the tasks get."""
+        environ = dict(self.base)
+        environ |= {
+            "HOLDFAST_JOB_ID": self.place.job.id,
+            "HOLDFAST_JOB_DIR": str(self.place.job_dir),
+            "HOLDFAST_ATTEMPT": str(spec.attempt),
+            "HOLDFAST_EPOCH": str(spec.epoch),
+        }
+        if self.telemetry:
+            environ["HOLDFAST_TELEMETRY_DIR"] = slots_folder(self.telemetry, spec.attempt)
+        environ.pop("HOLDFAST_RESTORE_STEP", None)
+        if spec.restore_step is not None:
+            environ["HOLDFAST_RESTORE_STEP"] = str(spec.restore_step)
+        return environ
+
+
+class StepAttempt:
+    """One run of srun."""
+
+    def __init__(self, spec: AttemptSpec, child: Child, log: IO[bytes], files: StepFiles, words: StepWords) -> None:
+        self.spec = spec
+        self.child = child
+        self.log = log
+        self.files = files
+        self.words = words
+        self.is_gone = False
+
+    @property
+    def is_ending(self) -> bool:
+        """It is being ended by us."""
+        return self.words.is_ending
+
+    async def exits(self, limit_s: float) -> bool:
+        """Whether srun ends within this time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self.child.exited.wait()
+        return self.child.exit is not None
+
+
+class StepRunner:
+    """See the module.
+
+    Args:
+        step: how srun is called.
+        matcher: may still be loading.
+        listener: is told what is seen.
         voice: for people.
     """
 
     local_ranks = 1
 
-    def __init__(
-        self,
-        place: JobPlace,
-        call: SrunCall,
-        shape: StepShape,
-        *,
-        base: Mapping[str, str],
-        user: str,
-        telemetry: str,
-        matcher: LateMatcher,
-        report: Callable[[str, AnyReport], None],
-        on_end: Callable[[int], None],
-        on_lost: Callable[[str, str], None],
-        on_cancelled: Callable[[int, str], None],
-        is_acting: bool,
-        voice: Voice,
-    ) -> None:
+    def __init__(self, step: SrunStep, *, matcher: LateMatcher, listener: StepListener, voice: Voice) -> None:
+        place = step.place
         self.attempt: StepAttempt | None = None
         self.left_hanging = False
         """srun had to be killed, so the scheduler still counts its step."""
-        self.is_interactive = call.has("pty") or os.isatty(0)
+        self.is_interactive = step.has_terminal or os.isatty(0)
         self.last_exit = Exit()
+        self._step = step
         self._place = place
-        self._call = call
-        self._shape = shape
-        self._base = dict(base)
-        self._user = user
-        self._telemetry = telemetry
-        self._slots = StepSlots(telemetry, place.node, lambda told: report(place.node, told))
+        self._slots = StepSlots(step.telemetry, place.node, lambda told: listener.report(place.node, told))
         self._matcher = matcher
-        self._report = report
-        self._on_end = on_end
-        self._on_lost = on_lost
-        self._on_cancelled = on_cancelled
+        self._listener = listener
         self._voice = voice
-        self._streams = [] if call.has("pty") else [Stream(1), Stream(2)]
-        self._ended_by = "srun" if call.has("pty") else "us" if is_acting and not self._waits else "user"
+        self._pipes = SrunPipes(() if step.has_terminal else (1, 2))
         self._hurry = asyncio.Event()
         self._dumps: set[asyncio.Task[None]] = set()
 
@@ -180,202 +249,41 @@ class StepRunner:
 
     def start(self, spec: AttemptSpec, *, overlap: bool) -> None:
         """Start srun for this attempt. Raises PermanentOrderError."""
-        place = self._place
-        folder = place.job_dir / "logs" / f"attempt-{spec.attempt}"
+        folder = self._step.logs(spec.attempt)
         log = _open_log(folder / "output.log")
-        self._voice.write_to(folder / f"launcher-{place.node}.log")
-        argv = attempt_argv(self._call, self._shape, spec.nodes, overlap=overlap, ended_by=self._ended_by)
+        self._voice.write_to(folder / f"launcher-{self._place.node}.log")
+        argv = self._step.argv(spec, overlap=overlap)
         self._voice.note(f"starting {' '.join(argv[:12])}")
-        files = StepFiles(self._call, self._base, folder, user=self._user)
-        descriptors = {1: 1, 2: 2}
-        for number, stream in enumerate(self._streams, start=1):
-            descriptors[number] = stream.open()
+        files = self._step.files(spec.attempt)
         self._hurry.clear()
         self._slots.begin(spec.attempt)
-        try:
+        with self._pipes.opened() as ends:
             child = process.spawn(
                 "srun",
                 argv,
-                env=self._environment(spec),
+                env=self._step.environment(spec),
                 stdin=0,
-                stdout=descriptors[1],
-                stderr=descriptors[2],
+                stdout=ends[1],
+                stderr=ends[2],
                 own_session=not self.is_interactive,
             )
-        finally:
-            for stream in self._streams:
-                if stream.write_end >= 0:
-                    os.close(stream.write_end)
-                    stream.write_end = -1
-        reader = OutputReader(
-            job=place.job, node="", attempt=spec.attempt, source=f"{place.source}/{place.restart_count}"
+        words = StepWords(
+            self._place,
+            spec,
+            files,
+            matcher=self._matcher,
+            listener=self._listener,
+            look_at_slots=self._slots.look,
+            waits=self._step.waits,
+            voice=self._voice,
         )
-        attempt = StepAttempt(place.job.id, spec, child, reader, log, files)
+        attempt = StepAttempt(spec, child, log, files, words)
         self.attempt = attempt
-        loop = asyncio.get_running_loop()
-        for stream in self._streams:
-            if stream.read_end >= 0:
-                loop.add_reader(stream.read_end, self._read, attempt, stream)
+        self._pipes.listen(log, words.take)
         child.on_exit = lambda _: self._ended(attempt)
         if child.exit is not None:
             self._ended(attempt)
         self._matcher.begin()
-
-    def _environment(self, spec: AttemptSpec) -> dict[str, str]:
-        environ = dict(self._base)
-        environ |= {
-            "HOLDFAST_JOB_ID": self._place.job.id,
-            "HOLDFAST_JOB_DIR": str(self._place.job_dir),
-            "HOLDFAST_ATTEMPT": str(spec.attempt),
-            "HOLDFAST_EPOCH": str(spec.epoch),
-        }
-        if self._telemetry:
-            environ["HOLDFAST_TELEMETRY_DIR"] = slots_folder(self._telemetry, spec.attempt)
-        environ.pop("HOLDFAST_RESTORE_STEP", None)
-        if spec.restore_step is not None:
-            environ["HOLDFAST_RESTORE_STEP"] = str(spec.restore_step)
-        return environ
-
-    @property
-    def _waits(self) -> bool:
-        """The user wants the other tasks to go on when one has ended badly."""
-        return self._call.value("kill-on-bad-exit") == "0"
-
-    # --- what srun says ---
-
-    def _read(self, attempt: StepAttempt, stream: Stream) -> None:
-        while stream.read_end >= 0:
-            try:
-                data = os.read(stream.read_end, _BLOCK)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._close(stream)
-                return
-            stream.out.write(data)
-            with contextlib.suppress(OSError):  # a full disk must not stop the step
-                attempt.log.write(data)
-            self._take(attempt, stream, data)
-
-    @staticmethod
-    def _close(stream: Stream) -> None:
-        if stream.read_end >= 0:
-            asyncio.get_running_loop().remove_reader(stream.read_end)
-            os.close(stream.read_end)
-            stream.read_end = -1
-
-    def _take(self, attempt: StepAttempt, stream: Stream, data: bytes) -> None:
-        lines = (stream.line + data).split(b"\n")
-        stream.line = lines.pop()[-_BLOCK:]
-        texts = [line[:500].decode(errors="replace") for line in lines[-TAIL_LINES:]]
-        attempt.tail = [*attempt.tail, *texts][-TAIL_LINES:]
-        self._match(attempt, b"".join(line + b"\n" for line in lines))
-        for line in lines:
-            if line.startswith(b"srun: ") or b"slurmstepd" in line[:32]:
-                self._srun_says(attempt, line.decode(errors="replace"))
-
-    def _fate_says(self, attempt: StepAttempt, line: str) -> None:
-        attempt.fate.take(line, time.monotonic())
-        if attempt.first_bad is not None or attempt.is_ending:
-            self._tell_cancelled(attempt)
-
-    def _tell_cancelled(self, attempt: StepAttempt, *, is_all_said: bool = False) -> None:
-        if attempt.is_cancel_told or attempt.is_gone:
-            return
-        if attempt.fate.is_cancelled(time.monotonic(), is_all_said=is_all_said):
-            attempt.is_cancel_told = True
-            self._on_cancelled(attempt.spec.attempt, "the step was cancelled")
-            self._release(attempt)
-
-    def _waited(self, attempt: StepAttempt) -> None:
-        """A reason for the step's end would have come by now."""
-        self._tell_cancelled(attempt, is_all_said=True)
-        self._release(attempt)
-
-    def _release(self, attempt: StepAttempt) -> None:
-        """It is known whether a person cancelled the step, and has been told: what was kept back is as it looks."""
-        undecided, attempt.undecided = attempt.undecided, []
-        for node, report in undecided:
-            self._report(node, report)
-
-    def _srun_says(self, attempt: StepAttempt, line: str) -> None:
-        self._fate_says(attempt, line)
-        if attempt.is_ending:
-            return
-        at = time.time()
-        ended = task_end(line)
-        if ended is not None:
-            if attempt.first_bad is not None and ended.signal == signal.SIGTERM:
-                return  # srun ends the others after the first
-            if attempt.first_bad is None:
-                attempt.first_bad, attempt.bad_until = ended, time.monotonic() + _LAST_WORDS_S
-                self._tell_cancelled(attempt)
-            self._place_findings(attempt, ended)
-            self._slots.look()
-            rank, how = ended.tasks[0], Exit(code=ended.code, signal=ended.signal)
-            report = self._rank_ended(attempt, rank, how, at)
-            if self._waits:
-                attempt.kept_back.append((ended.node, report))
-            elif attempt.fate.is_aborted and ended.signal in _KILLED and not attempt.is_cancel_told:
-                attempt.undecided.append((ended.node, report))
-                asyncio.get_running_loop().call_later(_WORD_S, self._waited, attempt)
-            else:
-                self._report(ended.node, report)
-        elif (node := lost_node(line)) is not None:
-            self._on_lost(node, line)
-        elif is_waiting_for_nodes(line) and attempt.spec.in_place:
-            self._voice.note("an earlier step still holds the nodes")
-
-    def _match(self, attempt: StepAttempt, data: bytes) -> None:
-        if not self._matcher.is_ready:
-            attempt.waiting = (attempt.waiting + data)[-_WAITING_MAX:]
-            return
-        is_late = bool(attempt.waiting)
-        if attempt.stream is None:
-            attempt.stream = self._matcher.get().stream(StreamSource(name="output.log"))
-            data, attempt.waiting = attempt.waiting + data, b""
-        if data:
-            at = time.time()
-            self._tell(attempt, attempt.stream.feed(data, at), at, rank=None, file="output.log")
-        if is_late and attempt.first_bad is not None:
-            self._place_findings(attempt, attempt.first_bad)
-
-    def _tell(self, attempt: StepAttempt, matches: list[Match], at: float, *, rank: int | None, file: str) -> None:
-        # A task that asks to be started again has not failed.
-        matches = [m for m in matches if (m.rule.id, m.captures.get("code")) != _ASKS_RESTART]
-        if not matches:
-            return
-        if attempt.is_ending:
-            # What the scheduler says of tasks that we end explains nothing.
-            matches = [match for match in matches if not match.rule.id.startswith("slurm.")]
-        findings = attempt.reader.findings(matches, rank=rank, file=file, at=at)
-        if findings:
-            spotted = Spotted(findings=findings)
-            self._report("", spotted)
-            attempt.unplaced.append(spotted)
-            if attempt.first_bad is not None and time.monotonic() < attempt.bad_until:
-                self._place_findings(attempt, attempt.first_bad)
-        line = attempt.reader.progress(matches, rank=rank, at=at)
-        if line is not None:
-            self._report("", line)
-
-    def _place_findings(self, attempt: StepAttempt, ended: TaskEnd) -> None:
-        """What was printed without a place, just before the first task ended: that task's node is where it was."""
-        for spotted in attempt.unplaced[-20:]:
-            placed = tuple(
-                structs.replace(
-                    found,
-                    id=f"{found.id}:placed",
-                    place=structs.replace(found.place, node=ended.node, rank=ended.tasks[0] if ended.tasks else None),
-                )
-                for found in spotted.findings
-                if not found.place.node and found.place.rank in {None, *ended.tasks}
-            )
-            if placed:
-                self._report(ended.node, Spotted(findings=placed))
-        attempt.unplaced.clear()
 
     async def watch(self) -> None:
         """Slots, output files, and what was printed before the matcher was ready, until cancelled."""
@@ -385,59 +293,35 @@ class StepRunner:
             if attempt is None or attempt.is_gone:
                 continue
             self._slots.look()
-            if self._matcher.is_ready:
-                self._match(attempt, b"")
-                self._read_files(attempt)
-
-    def _read_files(self, attempt: StepAttempt) -> None:
-        at = time.time()
-        for path, rank, matches in attempt.files.pump(self._matcher.get(), at):
-            for match in matches:
-                if match.rule.id == _CANCELLED_RULE:  # slurmstepd writes to where the first task does
-                    self._fate_says(attempt, match.text)
-            self._tell(attempt, matches, at, rank=rank, file=path)
+            attempt.words.take([])
+            attempt.words.read_files()
 
     # --- its end ---
 
     def _ended(self, attempt: StepAttempt) -> None:
         """Srun has ended, by itself or by us; what it still said is in the pipes."""
-        for stream in self._streams:
-            if stream.read_end >= 0:
-                self._read(attempt, stream)
+        self._pipes.drain()
         how = attempt.child.exit or Exit()
         if not attempt.is_ending:
             self.last_exit = how
-            if self._matcher.is_ready:
-                self._read_files(attempt)
-            if not self._streams and how.shell_code in {128 + number for number in _KILLED}:
+            attempt.words.read_files()
+            is_killed = not self._pipes.are_read and how.shell_code in {128 + number for number in KILLED}
+            if is_killed:
                 # Of a step with a terminal nothing is read; the person who sits there knows who ended it.
-                self._on_cancelled(attempt.spec.attempt, "the step with a terminal was killed")
-            elif not how.is_success:
-                self._tell_cancelled(attempt, is_all_said=True)
-            self._release(attempt)
-            for node, report in attempt.kept_back:
-                self._report(node, report)
-            self._report(self._place.node, self._rank_ended(attempt, None, how, attempt.child.ended_at))
-            self._on_end(attempt.spec.attempt)
+                self._listener.cancelled(attempt.spec.attempt, "the step with a terminal was killed")
+            attempt.words.srun_ended(is_explained=is_killed or how.is_success)
+            ended = attempt.words.rank_ended(None, how, attempt.child.ended_at)
+            self._listener.report(self._place.node, ended)
+            self._listener.ended(attempt.spec.attempt)
         elif how.code is not None:
             self.last_exit = how
-
-    def _rank_ended(self, attempt: StepAttempt, rank: int | None, how: Exit, at: float) -> RankEnded:
-        return RankEnded(
-            attempt=attempt.spec.attempt,
-            rank=rank,
-            exit=how,
-            at=at,
-            tail=tuple(attempt.tail[-20:]),
-            log=str(self._place.job_dir / "logs" / f"attempt-{attempt.spec.attempt}" / "output.log"),
-        )
 
     async def ask_to_end(self, grace_s: float) -> None:
         """SIGTERM, which srun passes on, and time to obey."""
         attempt = self.attempt
         if attempt is None or attempt.child.exit is not None:
             return
-        attempt.fate.explain()
+        attempt.words.fate.explain()
         attempt.child.send(signal.SIGTERM)
         hurried = asyncio.create_task(self._hurry.wait())
         ended = asyncio.create_task(attempt.child.exited.wait())
@@ -459,28 +343,21 @@ class StepRunner:
         attempt = self.attempt
         if attempt is None:
             return
-        attempt.is_ending = True
+        attempt.words.findings.is_ending = True
         own = asyncio.create_task(self.end_own_tasks(attempt.spec.epoch))
-        if not is_seen and not await self._exits(attempt, _UNSEEN_S):
+        if not is_seen and not await attempt.exits(_UNSEEN_S):
             # Two interrupts within a second have srun kill the step (srun(1), "SIGNALS AND ESCAPE SEQUENCES").
-            attempt.fate.explain()
+            attempt.words.fate.explain()
             attempt.child.send(signal.SIGINT)
             await asyncio.sleep(_TICK_S)
             attempt.child.send(signal.SIGINT)
-            await self._exits(attempt, _SRUN_ABORT_S)
-        await self._exits(attempt, _SRUN_EXIT_S if is_whole else _LOST_EXIT_S)
+            await attempt.exits(_SRUN_ABORT_S)
+        await attempt.exits(_SRUN_EXIT_S if is_whole else _LOST_EXIT_S)
         await own
         if attempt.child.exit is None:
             self.left_hanging = True
             attempt.child.send(signal.SIGKILL)
             await attempt.child.exited.wait()
-
-    @staticmethod
-    async def _exits(attempt: StepAttempt, limit_s: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await attempt.child.exited.wait()
-        return attempt.child.exit is not None
 
     async def end_own_tasks(self, epoch: int) -> None:
         """Kill what runs of this and earlier attempts on our own node."""
@@ -493,18 +370,8 @@ class StepRunner:
         if attempt is None or attempt.is_gone:
             return
         self._slots.look()
-        for stream in self._streams:
-            if stream.read_end >= 0:
-                self._read(attempt, stream)
-                self._close(stream)
-        if self._matcher.is_ready:
-            self._match(attempt, b"")
-            self._read_files(attempt)
-            if attempt.stream is not None:
-                at = time.time()
-                self._tell(attempt, attempt.stream.flush(at), at, rank=None, file="output.log")
-        if attempt.first_bad is not None:
-            self._tell_cancelled(attempt, is_all_said=True)
+        self._pipes.close()
+        attempt.words.finish()
         attempt.is_gone = True
         attempt.log.close()
         attempt.files.keep_soon()
@@ -526,7 +393,7 @@ class StepRunner:
     async def _dump(self, ask: DumpStacks) -> None:
         job, folder = self._place.job.id, str(self._place.job_dir)
         stacks = await self._slots.dump(ask.attempt, ask.limit_s, lambda: tasks_of(job, folder, lambda _: True))
-        self._report(self._place.node, StacksDumped(attempt=ask.attempt, stacks=stacks))
+        self._listener.report(self._place.node, StacksDumped(attempt=ask.attempt, stacks=stacks))
 
     def pass_signal(self, signum: int) -> None:
         """To srun, which passes it on to all tasks."""
@@ -541,7 +408,7 @@ class StepRunner:
             return
         self._voice.note(f"ending the step: {why}")
         await self.end_srun(is_seen=True, is_whole=False)
-        self._on_end(number)
+        self._listener.ended(number)
 
     async def close(self, grace_s: float) -> None:
         """End what still runs."""

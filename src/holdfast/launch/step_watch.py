@@ -18,6 +18,7 @@ from typing import Any
 
 from holdfast.launch.follower import Follower
 from holdfast.launch.ground import cancel_all
+from holdfast.launch.link import OpenNetwork
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
@@ -39,6 +40,7 @@ async def _watch(folder: Path, job_id: str) -> int:
     follower = Follower(
         place,
         options,
+        network=OpenNetwork(),
         voice=voice,
         lease_s=3.0,
         make_runner=lambda report: WatchRunner(job_id, str(folder), StepSlots(prefix, node, report), report),

@@ -147,7 +147,7 @@ class Uplink:
         on_answer: told the monotonic time at which an answered beat was sent.
         on_unknown: the controller does not know this launcher; it must attach again.
         job_dir: where the place reached is kept.
-        is_cut: whether this node is cut off from the network (embedded cluster).
+        is_cut: whether this node is cut off from the network.
     """
 
     def __init__(

@@ -18,9 +18,9 @@ from holdfast.detect.stack_groups import group_stacks, waits_in_collective
 from holdfast.errors import EXIT_RESTART_ME
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.fold import AttemptFold
-from holdfast.launch.frames import LineSeen, RankEnded, RankStack, SlotsSeen
+from holdfast.launch.frames import LineSeen, RankEnded, RankStack, SlotBrief, SlotsSeen
 from holdfast.launch.process import Exit
-from holdfast.launch.slowdown import Slowdown
+from holdfast.launch.slowdown import Slowdown, SlowRank
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent, AttemptEnded, FindingCleared, FindingSeen, StacksCaptured
 from holdfast.model.evidence import Domain, EvidenceKind, Finding, Place, Role
@@ -75,6 +75,131 @@ class Ends:
         ]
 
 
+class AttemptFindings:
+    """Makes the leader's own findings about one attempt.
+
+    Args:
+        job: its key.
+        attempt: its number.
+        source: name of the launcher in events.
+        event_id: makes ids.
+        catalogue: gives a finding the domain and role of its rule.
+    """
+
+    def __init__(
+        self, job: JobKey, attempt: int, *, source: str, event_id: Callable[[], str], catalogue: Callable[[], Catalogue]
+    ) -> None:
+        self.source = source
+        self.event_id = event_id
+        self._job = job
+        self._attempt = attempt
+        self._catalogue = catalogue
+
+    def title(self, rule: str) -> str:
+        """What the catalogue calls a rule."""
+        return self._catalogue().get(rule).title
+
+    def seen(
+        self,
+        rule: str,
+        at: float,
+        place: Place,
+        kind: EvidenceKind,
+        *,
+        summary: str,
+        text: str = "",
+        captures: Mapping[str, str] | None = None,
+        confidence: float = 1.0,
+        which: str = "",
+    ) -> FindingSeen:
+        """A finding, told as an event; `which` tells it from others of this rule."""
+        finding = synthetic_finding(
+            self._catalogue(),
+            rule,
+            id=f"{self.event_id()}:{rule}{which and f':{which}'}",
+            at=at,
+            place=place,
+            job=self._job,
+            attempt=self._attempt,
+            summary=summary,
+            kind=kind,
+            text=text,
+            captures=captures,
+            confidence=confidence,
+        )
+        return self.told(finding)
+
+    def told(self, finding: Finding) -> FindingSeen:
+        """The event that tells a finding."""
+        return FindingSeen(id=f"{finding.id}:seen", at=finding.at, source=self.source, finding=finding)
+
+
+class StragglerWatch:
+    """Who keeps the others waiting, told from stacks that are taken within slow steps.
+
+    Args:
+        slowdown: the attempt's detector.
+        findings: makes what is told.
+        node_of: where a rank runs.
+    """
+
+    def __init__(self, slowdown: Slowdown, findings: AttemptFindings, node_of: Callable[[int], str]) -> None:
+        self._slowdown = slowdown
+        self._findings = findings
+        self._node_of = node_of
+
+    def step_ended(self, slot: SlotBrief) -> None:
+        """A rank has ended a step."""
+        if slot.ended is not None and slot.step_s is not None:
+            is_ordinary = slot.phase == "train" and slot.ended != slot.first
+            self._slowdown.observe(slot.ended, slot.step_s, is_ordinary=is_ordinary)
+
+    @property
+    def wants_look(self) -> bool:
+        """Steps have grown slow: stacks of all ranks would show who keeps the others waiting."""
+        return self._slowdown.wants_look
+
+    @property
+    def look_pause_s(self) -> float:
+        """Between two looks for a straggler: what is seen twice in one step counts hardly more than once."""
+        return min(5.0, max(0.02, self._slowdown.step_s / 2))
+
+    def looks_on(self, looks: list[list[RankStack]]) -> bool:
+        """Whether another look is wanted before `judge` is asked."""
+        return self._slowdown.looks_on([_waits(look) for look in looks])
+
+    def judge(self, looks: list[list[RankStack]], at: float) -> list[FindingSeen]:
+        """Findings about who keeps the others waiting; no looks: the slow steps are explained otherwise."""
+        last = {stack.rank: stack for stack in looks[-1]} if looks else {}
+        return [
+            self._found(slow, last.get(slow.rank), at)
+            for slow in self._slowdown.judge([_waits(look) for look in looks])
+        ]
+
+    def _found(self, slow: SlowRank, stack: RankStack | None, at: float) -> FindingSeen:
+        where = [f"{function} ({file}:{line})" for function, file, line in stack.frames[:6]] if stack else []
+        return self._findings.seen(
+            "straggler.rank",
+            at,
+            Place(node=self._node_of(slow.rank), rank=slow.rank),
+            EvidenceKind.STACK,
+            summary=str(slow),
+            text="\n".join(where),
+            captures={SLOW_STEP: f"{slow.step_s:.3f}", USUAL_STEP: f"{slow.usual_s:.3f}"},
+            confidence=slow.confidence,
+            which=str(slow.rank),
+        )
+
+    def cleared(self, at: float) -> list[AnyEvent]:
+        """Ranks that are no longer slow."""
+        nodes = {self._node_of(rank) for rank in self._slowdown.cleared()}
+        made = self._findings
+        return [
+            FindingCleared(id=made.event_id(), at=at, source=made.source, rule="straggler.rank", node=node)
+            for node in sorted(nodes)
+        ]
+
+
 class AttemptWatch:
     """One attempt as the leader follows it.
 
@@ -110,11 +235,9 @@ class AttemptWatch:
         self.leaving = False
         """Its ranks were asked to save and stop: a fall on the way out is no fault, where the state is saved."""
         self.first_bad: RankEnded | None = None
-        self._source = source
-        self._event_id = event_id
-        self._catalogue = catalogue
+        self._findings = AttemptFindings(job, spec.attempt, source=source, event_id=event_id, catalogue=catalogue)
         self._rhythm = rhythm
-        self._slowdown = slowdown
+        self.slow = StragglerWatch(slowdown, self._findings, self._node_of)
         self._bad_loss_told = False
         self._ends = Ends()
         self._nodes: dict[int, str] = {}
@@ -138,10 +261,9 @@ class AttemptWatch:
             self._nodes[slot.rank] = node
             if slot.rank not in self._ends.by_rank:
                 self._rhythm.feed(slot.rank, self.fold.rhythm_sample(slot, now_mono))
-                if slot.ended is not None and slot.step_s is not None and self.spec.world_size > 1:
-                    is_ordinary = slot.phase == "train" and slot.ended != slot.first
-                    self._slowdown.observe(slot.ended, slot.step_s, is_ordinary=is_ordinary)
-        events = self.fold.take_slots(report.slots, report.at) + self._no_longer_slow(at)
+                if self.spec.world_size > 1:
+                    self.slow.step_ended(slot)
+        events = self.fold.take_slots(report.slots, report.at) + self.slow.cleared(at)
         return events + self._bad_loss(node, at)
 
     def line_seen(self, report: LineSeen, node: str, at: float, now_mono: float) -> list[AnyEvent]:
@@ -166,7 +288,7 @@ class AttemptWatch:
             self.first_bad = report
         elif report.rank is None:
             return []  # the command ends because a rank below it has; that one is told already
-        return [*self.fold.reached(report.at), self._found(self._exit_finding(report, rule, node))]
+        return [*self.fold.reached(report.at), self._exit(report, rule, node)]
 
     def fallen(self, at: float, *, is_over: bool = False) -> list[tuple[RankEnded, str]]:
         """Ranks that fell over after they were asked to leave, once it is known that this was no way out.
@@ -182,24 +304,21 @@ class AttemptWatch:
             self.leaving = False
         return due
 
-    def _exit_finding(self, report: RankEnded, rule: str, node: str) -> Finding:
+    def _exit(self, report: RankEnded, rule: str, node: str) -> FindingSeen:
         summary = ""
         if report.rank is None:
             summary = f"The command ended with {report.exit.words}"
         elif report.error:
-            summary = f"{self._catalogue().get(rule).title}: {report.error.splitlines()[0][:160]}"
+            summary = f"{self._findings.title(rule)}: {report.error.splitlines()[0][:160]}"
         lines = "\n".join(report.tail[-_EVIDENCE_LINES:])
-        return synthetic_finding(
-            self._catalogue(),
+        words = report.exit.words
+        return self._findings.seen(
             rule,
-            id=f"{self._event_id()}:{rule}",
-            at=report.at,
-            place=Place(node=node, rank=report.rank),
-            job=self.job,
-            attempt=self.spec.attempt,
+            report.at,
+            Place(node=node, rank=report.rank),
+            EvidenceKind.EXIT,
             summary=summary,
-            kind=EvidenceKind.EXIT,
-            text=f"{report.exit.words}; last lines of {report.log}:\n{lines}" if lines else report.exit.words,
+            text=f"{words}; last lines of {report.log}:\n{lines}" if lines else words,
         )
 
     def _bad_loss(self, node: str, at: float) -> list[AnyEvent]:
@@ -209,18 +328,9 @@ class AttemptWatch:
         self._bad_loss_told = True
         rank, loss = bad
         progress = self.fold.reached(at)
-        finding = synthetic_finding(
-            self._catalogue(),
-            "loss.nan",
-            id=f"{self._event_id()}:loss.nan",
-            at=at,
-            place=Place(node=self._node_of(rank) or node, rank=rank),
-            job=self.job,
-            attempt=self.spec.attempt,
-            summary=f"The loss became {loss} at step {self.fold.step}",
-            kind=EvidenceKind.TELEMETRY,
-        )
-        return [*progress, self._found(finding)]
+        place = Place(node=self._node_of(rank) or node, rank=rank)
+        summary = f"The loss became {loss} at step {self.fold.step}"
+        return [*progress, self._findings.seen("loss.nan", at, place, EvidenceKind.TELEMETRY, summary=summary)]
 
     def judge_hang(self, at: float, now_mono: float, quiet_s: Mapping[str, float]) -> list[AnyEvent]:
         """Asked every tenth of a second or so: does the job stand still?
@@ -236,86 +346,33 @@ class AttemptWatch:
         unseen = {rank for node in silent for rank in self.spec.ranks_of(node)}
         unseen |= {rank for rank, node in self._nodes.items() if node in silent}
         verdict = self._rhythm.judge(now_mono, unseen, unheard_s=max(quiet_s.values(), default=0.0))
-        return [] if verdict is None else [*self.fold.reached(at), self._found(self._hang_finding(verdict, at))]
+        return [] if verdict is None else [*self.fold.reached(at), self._hang(verdict, at)]
 
-    def _hang_finding(self, verdict: HangVerdict, at: float) -> Finding:
+    def _hang(self, verdict: HangVerdict, at: float) -> FindingSeen:
         rank = verdict.behind[0] if len(verdict.behind) == 1 else None
-        return synthetic_finding(
-            self._catalogue(),
+        return self._findings.seen(
             verdict.rule,
-            id=f"{self._event_id()}:{verdict.rule}",
-            at=at,
-            place=Place(node=self._node_of(rank), rank=rank),
-            job=self.job,
-            attempt=self.spec.attempt,
+            at,
+            Place(node=self._node_of(rank), rank=rank),
+            EvidenceKind.TELEMETRY,
             summary=str(verdict),
-            kind=EvidenceKind.TELEMETRY,
             captures={STUCK: f"{verdict.stuck_s:.3f}", **({} if verdict.step is None else {"step": str(verdict.step)})},
         )
 
-    @property
-    def wants_look(self) -> bool:
-        """Steps have grown slow: stacks of all ranks would show who keeps the others waiting."""
-        return self._slowdown.wants_look
-
-    @property
-    def look_pause_s(self) -> float:
-        """Between two looks for a straggler: what is seen twice in one step counts hardly more than once."""
-        return min(5.0, max(0.02, self._slowdown.step_s / 2))
-
-    def looks_on(self, looks: list[list[RankStack]]) -> bool:
-        """Whether another look is wanted before `stragglers` is asked."""
-        return self._slowdown.looks_on([_waits(look) for look in looks])
-
-    def stragglers(self, looks: list[list[RankStack]], at: float) -> list[AnyEvent]:
+    def stragglers(self, looks: list[list[RankStack]], at: float) -> list[FindingSeen]:
         """Stacks taken at several moments of slow steps: findings about who keeps the others waiting."""
         if self.stop_asked or self.is_over or self.first_bad is not None:
             looks = []  # whatever stands there now is explained by that
-        last = {stack.rank: stack for stack in looks[-1]} if looks else {}
-        events: list[AnyEvent] = []
-        for slow in self._slowdown.judge([_waits(look) for look in looks]):
-            stack = last.get(slow.rank)
-            where = [f"{function} ({file}:{line})" for function, file, line in stack.frames[:6]] if stack else []
-            finding = synthetic_finding(
-                self._catalogue(),
-                "straggler.rank",
-                id=f"{self._event_id()}:straggler.rank:{slow.rank}",
-                at=at,
-                place=Place(node=self._node_of(slow.rank), rank=slow.rank),
-                job=self.job,
-                attempt=self.spec.attempt,
-                summary=str(slow),
-                kind=EvidenceKind.STACK,
-                text="\n".join(where),
-                captures={SLOW_STEP: f"{slow.step_s:.3f}", USUAL_STEP: f"{slow.usual_s:.3f}"},
-                confidence=slow.confidence,
-            )
-            events.append(self._found(finding))
-        return events
-
-    def _no_longer_slow(self, at: float) -> list[AnyEvent]:
-        nodes = {self._node_of(rank) for rank in self._slowdown.cleared()}
-        return [
-            FindingCleared(id=self._event_id(), at=at, source=self._source, rule="straggler.rank", node=node)
-            for node in sorted(nodes)
-        ]
+        return self.slow.judge(looks, at)
 
     def lease_over(self, node: str, at: float, why: str) -> list[AnyEvent]:
         """A node's ranks were killed because its lease could not be renewed."""
         if self.stop_asked or self.is_over:
             return []
-        finding = synthetic_finding(
-            self._catalogue(),
-            "launch.lease",
-            id=f"{self._event_id()}:launch.lease:{node}",
-            at=at,
-            place=Place(node=node),
-            job=self.job,
-            attempt=self.spec.attempt,
-            summary=why,
-            kind=EvidenceKind.HEARTBEAT,
+        found = self._findings.seen(
+            "launch.lease", at, Place(node=node), EvidenceKind.HEARTBEAT, summary=why, which=node
         )
-        return [*self.fold.reached(at), self._found(finding)]
+        return [*self.fold.reached(at), found]
 
     def stacks(self, stacks: list[RankStack], at: float) -> StacksCaptured:
         """Stacks grouped, with who stands apart and who gave none."""
@@ -325,9 +382,9 @@ class AttemptWatch:
         silent = expected - set(given) - {rank for rank in self._ends.by_rank if rank is not None}
         groups, odd = group_stacks(given, silent)
         return StacksCaptured(
-            id=self._event_id(),
+            id=self._findings.event_id(),
             at=at,
-            source=self._source,
+            source=self._findings.source,
             job=self.job,
             attempt=self.spec.attempt,
             groups=groups,
@@ -342,12 +399,9 @@ class AttemptWatch:
     def _is_command(self) -> bool:
         return None in self._ends.by_rank or not any(rank is not None for rank in self._ends.by_rank)
 
-    def _found(self, finding: Finding) -> FindingSeen:
-        return FindingSeen(id=f"{finding.id}:seen", at=finding.at, source=self._source, finding=finding)
-
     def found(self, findings: tuple[Finding, ...]) -> list[AnyEvent]:
         """Findings that a node made of its output."""
-        return [self._found(self._judged_by_time(finding)) for finding in findings]
+        return [self._findings.told(self._judged_by_time(finding)) for finding in findings]
 
     def _judged_by_time(self, finding: Finding) -> Finding:
         """While ranks are being ended their programs complain: that explains nothing but the end itself."""
@@ -386,9 +440,9 @@ class AttemptWatch:
         self.is_over = True
         how = self.outcome()
         return AttemptEnded(
-            id=self._event_id(),
+            id=self._findings.event_id(),
             at=at,
-            source=self._source,
+            source=self._findings.source,
             job=self.job,
             attempt=self.spec.attempt,
             exit_code=how.code,

@@ -36,6 +36,13 @@ class NodeLink:
         """True while the node's network is cut."""
         return bool(self._marker) and os.path.exists(self._marker)  # noqa: PTH110 - hot path, no Path object
 
+    def is_cut_from(self, node: str) -> bool:
+        """True while the network of this node or of that one is cut; "": of this one."""
+        if self.is_cut or not node or not self._marker:
+            return self.is_cut
+        beside = os.path.dirname(os.path.dirname(self._marker))  # noqa: PTH120 - as above
+        return os.path.exists(os.path.join(beside, node, CUT_NAME))  # noqa: PTH110, PTH118 - as above
+
     def check(self) -> None:
         """Raise LinkError while the node's network is cut."""
         if self.is_cut:

@@ -1,6 +1,6 @@
 """When an attempt may start: its epoch is raised first, and every step before the ranks may still stop it.
 
-Driven by `launch.leader`, one step after the other: each ask but `RenewLease` and `StartRanks` is answered by the
+Driven by `launch.attempts`, one step after the other: each ask but `RenewLease` and `StartRanks` is answered by the
 report that is named there, or by an error, which ends the start. Numbers that were given away are never used again.
 """
 

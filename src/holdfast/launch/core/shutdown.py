@@ -1,6 +1,6 @@
 """When the leader leaves its allocation, with which exit code, and what it ends before.
 
-Driven by `launch.leader`. An attempt's end may need a decision of the engine; what needs none is decided here: ends
+Driven by `launch.leaving`. An attempt's end may need a decision of the engine; what needs none is decided here: ends
 on request, good ends, exit code 85, runs without recovery, another launcher's epoch, a lease or a folder that is lost.
 """
 

@@ -1,0 +1,184 @@
+"""Starts attempts, each behind the epoch that `core.fence` has raised for it. Used by the leader."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from holdfast.errors import PermanentOrderError
+from holdfast.launch.allocation import lay_out
+from holdfast.launch.checkpoint_gate import before_start
+from holdfast.launch.core.fence import (
+    EpochRaised,
+    Fence,
+    FenceReport,
+    LaidOut,
+    LayOut,
+    PinCheckpoint,
+    Pinned,
+    RaiseEpoch,
+    RenewLease,
+    Resumed,
+    StartOrdered,
+    StartRanks,
+)
+from holdfast.launch.core.lease import YieldJob
+from holdfast.launch.crew import Crew, free_port
+from holdfast.launch.environment import AttemptSpec
+from holdfast.launch.epoch import newest_attempt, raise_epoch, read_epoch
+from holdfast.launch.folder import unusable
+from holdfast.launch.launcher_events import LauncherEvents
+from holdfast.launch.options import RunOptions
+from holdfast.launch.output import Voice
+from holdfast.launch.place import JobPlace
+from holdfast.model.events import AttemptStarted
+from holdfast.model.records import JobRecord
+
+_START_LIMIT_S = 120.0
+
+
+class _Wanted(Struct, frozen=True):
+    """An attempt on its way to its ranks. `spec` is None until it is laid out."""
+
+    nodes: tuple[str, ...]
+    restore_step: int | None
+    spec: AttemptSpec | None = None
+
+
+class Attempts:
+    """Starts one after the other.
+
+    Args:
+        place: the leader's.
+        options: of the run.
+        crew: starts the ranks.
+        events: tells of each start.
+        voice: for people.
+        max_restarts: in place, as the ranks are told.
+        is_leaving: whether this launcher was told to end.
+        renew_lease: told the monotonic time at which the job was proven to be ours.
+        yield_job: called with a newer epoch that another launcher has raised.
+    """
+
+    def __init__(
+        self,
+        place: JobPlace,
+        options: RunOptions,
+        *,
+        crew: Crew,
+        events: LauncherEvents,
+        voice: Voice,
+        max_restarts: int,
+        is_leaving: Callable[[], bool],
+        renew_lease: Callable[[float], None],
+        yield_job: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self.fence = Fence()
+        self.spec: AttemptSpec | None = None
+        """The newest attempt whose ranks were started."""
+        self.started_mono = 0.0
+        self._place = place
+        self._options = options
+        self._crew = crew
+        self._events = events
+        self._voice = voice
+        self._max_restarts = max_restarts
+        self._is_leaving = is_leaving
+        self._renew_lease = renew_lease
+        self._yield_job = yield_job
+        self._starting = asyncio.Lock()
+
+    def resume(self, record: JobRecord | None) -> None:
+        """Go on with numbers and epochs where they were left. Raises FolderError."""
+        job_dir = self._place.job_dir
+        try:
+            epoch = read_epoch(job_dir)
+        except OSError as error:
+            raise unusable(job_dir, error) from error
+        known = record.attempt if record is not None else None
+        resumed = Resumed(
+            epoch=epoch,
+            record_epoch=record.epoch if record is not None else None,
+            record_attempt=known.number if known is not None else None,
+            folder_attempt=newest_attempt(job_dir) if epoch else -1,
+        )
+        self.fence.handle(resumed)
+
+    async def start(self, ordered: StartOrdered, nodes: tuple[str, ...], restore_step: int | None) -> None:
+        """Fence the attempts before it, start it on these nodes, and say so.
+
+        Raises:
+            OrderError: the epoch cannot be raised, or a node cannot start its ranks (now).
+        """
+        async with self._starting:
+            await self._advance(ordered, _Wanted(nodes, restore_step))
+
+    async def _advance(self, report: FenceReport, wanted: _Wanted) -> None:
+        """Take the steps to the attempt's ranks, one after the other."""
+        for ask in self.fence.handle(report):
+            match ask:
+                case LayOut():
+                    laid_out = structs.replace(wanted, spec=self._lay_out(ask, wanted))
+                    await self._advance(LaidOut(ask.attempt, ask.epoch), laid_out)
+                case RaiseEpoch():
+                    await self._advance(await _raise_epoch(self._place.job_dir, ask.epoch), wanted)
+                case YieldJob():
+                    await self._yield_job(ask.epoch)
+                case RenewLease():
+                    self._renew_lease(ask.since)
+                case PinCheckpoint():
+                    step = await before_start(self._options.checkpoints, wanted.restore_step, self._voice.say)
+                    pinned = Pinned(is_leaving=self._is_leaving())
+                    await self._advance(pinned, structs.replace(wanted, restore_step=step))
+                case StartRanks() if wanted.spec is not None:
+                    await self._start_ranks(structs.replace(wanted.spec, restore_step=wanted.restore_step))
+
+    def _lay_out(self, ask: LayOut, wanted: _Wanted) -> AttemptSpec:
+        first, place = wanted.nodes[0], self._place
+        return lay_out(
+            self._crew,
+            attempt=ask.attempt,
+            epoch=ask.epoch,
+            nodes=wanted.nodes,
+            port=free_port(self._crew.address_of(first) if first == place.node else place.address),
+            restart_count=place.restart_count,
+            in_place=ask.in_place,
+            restore_step=wanted.restore_step,
+            max_restarts=self._max_restarts,
+        )
+
+    async def _start_ranks(self, spec: AttemptSpec) -> None:
+        self.spec, self.started_mono = spec, time.monotonic()
+        await self._crew.start(spec, _START_LIMIT_S)
+        self._events.submit(self._started(spec))
+        what = self._crew.describe(spec, is_command=self._options.is_command)
+        self._voice.say(f"attempt {spec.attempt} (epoch {spec.epoch}): {what} on {', '.join(spec.nodes)}")
+
+    def _started(self, spec: AttemptSpec) -> AttemptStarted:
+        place = self._place
+        return AttemptStarted(
+            id=self._events.new_id(),
+            at=time.time(),
+            source=place.source,
+            job=place.job,
+            attempt=spec.attempt,
+            epoch=spec.epoch,
+            restart_count=place.restart_count,
+            in_place=spec.in_place,
+            nodes=spec.nodes,
+            ranks=spec.world_size,
+            standby=self._crew.standbys_used > 0,
+            log_dir=str(place.job_dir / "logs" / f"attempt-{spec.attempt}"),
+        )
+
+
+async def _raise_epoch(job_dir: Path, epoch: int) -> EpochRaised:
+    since = time.monotonic()
+    try:
+        return EpochRaised(await asyncio.to_thread(raise_epoch, job_dir, epoch), since)
+    except OSError as error:
+        raise PermanentOrderError(str(unusable(job_dir, error))) from error
