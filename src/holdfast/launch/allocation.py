@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from holdfast.errors import PermanentOrderError
-from holdfast.launch.crew import Crew
-from holdfast.launch.environment import AttemptSpec
 from holdfast.model.cluster import JobView, NodeView, WorldView
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder, CaptureStacks, Escalate, GiveUp, RestartInPlace, SaveAndStop, StopAttempt
@@ -116,12 +114,23 @@ class Lead(Protocol):
         """The job as it is now."""
 
 
+class Joiners(Protocol):
+    """The nodes that may take part in an attempt."""
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """Nodes whose launcher can be told something."""
+
+    async def until_joined(self, count: int, limit_s: float, *, excluded: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """The first `count` nodes that are here and not excluded; fewer when the limit passes."""
+
+
 class AllocationOrchestrator:
     """See the module. `want_nodes` is how many nodes an attempt takes; the allocation may hold spares."""
 
     name = "allocation"
 
-    def __init__(self, lead: Lead, crew: Crew, *, want_nodes: int, now: Callable[[], float]) -> None:
+    def __init__(self, lead: Lead, crew: Joiners, *, want_nodes: int, now: Callable[[], float]) -> None:
         self._lead = lead
         self._crew = crew
         self._want_nodes = want_nodes
@@ -178,7 +187,7 @@ class AllocationOrchestrator:
         await self._lead.until_may_start()
         nodes = await self._crew.until_joined(self._want_nodes, MISSING_NODES_S, excluded=order.exclude_nodes)
         if len(nodes) < self._want_nodes:
-            missing = sorted(set(self._crew.place.nodes) - set(nodes))
+            missing = sorted(set(self._lead.job_view().nodes) - set(nodes))
             raise PermanentOrderError(
                 f"{self._want_nodes} nodes are needed and {len(nodes)} are here (without {', '.join(missing)})"
             )
@@ -199,30 +208,3 @@ def is_settled(job: JobRecord | None, pending: Iterable[AnyOrder]) -> bool:
     """
     leaves = any(isinstance(order, Escalate | GiveUp) for order in pending)
     return job is not None and job.state in _ENDED and not leaves
-
-
-def lay_out(
-    crew: Crew,
-    *,
-    attempt: int,
-    epoch: int,
-    nodes: tuple[str, ...],
-    port: int,
-    restart_count: int,
-    in_place: int,
-    restore_step: int | None,
-    max_restarts: int,
-) -> AttemptSpec:
-    """Ranks over nodes, consecutive per node; the first node holds rank 0 and the rendezvous."""
-    return AttemptSpec(
-        attempt=attempt,
-        epoch=epoch,
-        restart_count=restart_count,
-        in_place=in_place,
-        nodes=nodes,
-        local_ranks=tuple(crew.local_ranks(node) for node in nodes),
-        master_addr=crew.address_of(nodes[0]),
-        master_port=port,
-        restore_step=restore_step,
-        max_restarts=max_restarts,
-    )

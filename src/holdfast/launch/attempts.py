@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from holdfast.errors import PermanentOrderError
-from holdfast.launch.allocation import lay_out
 from holdfast.launch.checkpoint_gate import before_start
 from holdfast.launch.core.fence import (
     EpochRaised,
@@ -138,15 +137,18 @@ class Attempts:
                     await self._start_ranks(structs.replace(wanted.spec, restore_step=wanted.restore_step))
 
     def _lay_out(self, ask: LayOut, wanted: _Wanted) -> AttemptSpec:
-        first, place = wanted.nodes[0], self._place
-        return lay_out(
-            self._crew,
+        """Ranks over nodes, consecutive per node; the first node holds rank 0 and the rendezvous."""
+        nodes, place, crew = wanted.nodes, self._place, self._crew
+        address = crew.address_of(nodes[0])
+        return AttemptSpec(
             attempt=ask.attempt,
             epoch=ask.epoch,
-            nodes=wanted.nodes,
-            port=free_port(self._crew.address_of(first) if first == place.node else place.address),
             restart_count=place.restart_count,
             in_place=ask.in_place,
+            nodes=nodes,
+            local_ranks=tuple(crew.local_ranks(node) for node in nodes),
+            master_addr=address,
+            master_port=free_port(address if nodes[0] == place.node else place.address),
             restore_step=wanted.restore_step,
             max_restarts=self._max_restarts,
         )

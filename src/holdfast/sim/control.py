@@ -103,6 +103,7 @@ class ControlPlane:
         self._repair = repair
         self._unheard: dict[str, e.AnyEvent] = {}
         """Events that no controller has stored yet, in order of delivery."""
+        self._handed: set[str] = set()
         self._lives: list[asyncio.Task[None]] = []
         self._journal: SimJournal | None = None
         self._starts = 0
@@ -269,6 +270,12 @@ class ControlPlane:
             self.world.later(RESEND_S, lambda: self._submit(event))
             return
         self._unheard.pop(event.id, None)
+        if isinstance(event, e.Escalated):
+            self._handed.add(event.id)
+
+    def has_stored(self, escalated: str) -> bool:
+        """Whether a controller has this `Escalated`, by its id."""
+        return escalated in self._handed
 
     # --- beats, folded ---
 

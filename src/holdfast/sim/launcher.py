@@ -1,71 +1,119 @@
-"""`holdfast run` inside the simulation: the real controller in scope `allocation`, leading one simulated allocation.
+"""`holdfast run` inside the simulation: the launcher's own cores, driven in virtual time over one allocation.
 
-The scheduler starts it on the job's nodes and kills it. It makes attempts, tells its own engine and the cluster's
-controller what it sees, and carries out what either orders. Its journal is the job's and outlives it. Beats are folded:
-the controller's presence holds the launcher while its node can be heard.
+The scheduler starts it on the job's nodes and kills it. When an attempt may start, what an end means, when ranks die
+with a lease and when the launcher leaves is decided by `launch.core` and `launch.allocation`, as in production; what
+is carried out here is what they ask. Its journal is the job's and outlives it. Beats are folded: leases are counted
+from the moment on at which a node is cut off, and the controller's presence holds the launcher while it can be heard.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from holdfast.controller import Controller
 from holdfast.controller.state import key_text
-from holdfast.decide.waits import STUCK
-from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, OrderError, PermanentOrderError
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, LinkError, OrderError
+from holdfast.launch.allocation import AllocationOrchestrator, is_settled
+from holdfast.launch.core.asks import Finish, KillRanks
+from holdfast.launch.core.fence import (
+    EpochRaised,
+    Fence,
+    FenceReport,
+    LaidOut,
+    LayOut,
+    PinCheckpoint,
+    Pinned,
+    RaiseEpoch,
+    Resumed,
+    StartOrdered,
+    StartRanks,
+)
+from holdfast.launch.core.lease import YieldJob
+from holdfast.launch.core.shutdown import (
+    AttemptOver,
+    AwaitDecision,
+    Ended,
+    EndRanks,
+    ExpectStop,
+    FinishLater,
+    Handed,
+    RankFell,
+    Settled,
+    Shutdown,
+    ShutdownReport,
+    Signalled,
+    Stored,
+    Superseded,
+)
+from holdfast.launch.process import Exit
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobView, SchedulerState, WorldView
-from holdfast.model.evidence import EvidenceKind, Place
-from holdfast.model.wire import Beat, kind_of
+from holdfast.model.cluster import JobView, SchedulerState
+from holdfast.model.evidence import EvidenceKind, Place, Remedy
+from holdfast.model.policy import Mode
+from holdfast.model.wire import Beat
 from holdfast.sim.agents import Agents, finding
 from holdfast.sim.control import ControlPlane
-from holdfast.sim.scheduler import Allocation, Job, Scheduler, exit_of
+from holdfast.sim.cut import Followers, keep_own_lease
+from holdfast.sim.reports import AttemptReports
+from holdfast.sim.scheduler import Allocation, Job, Scheduler
 from holdfast.sim.store import Disk, SimJournal
 from holdfast.sim.training import Attempt
 from holdfast.sim.world import Node
 
 KILL_S = 0.1
 """From an order to end all ranks until none is left."""
-RESET_S = 0.5
-"""From a node's end to the reset of its connections."""
-LEASE_S = 10.0
-"""Ranks on a node that cannot reach the leader end after this."""
 LAUNCH_FAILS_S = 60.0
 POLL_S = 600.0
 LONG_POLL_S = 86400.0
 """When nobody kills controllers: a beat that waits is answered as soon as there is an order."""
-HANDED_OVER_S = 300.0
+ATTACH_LEASE_S = 10.0
+FOLLOWERS_S = 600.0
+TOLD_S = 5.0
+LATE_S = 2.0
 LONG_S = 400 * 86400.0
-
+SIGTERM = 15
+LOOK_S = 0.5
 
 Told = TypeVar("Told", bound=e.AnyEvent)
 
 
 class Launcher(Allocation):
-    """An allocation led by `holdfast run`. As an `Attempt`'s watcher it turns what happens into events."""
+    """An allocation led by `holdfast run`: the lead of its orders, and the nodes that may join."""
 
     def __init__(
         self, scheduler: Scheduler, job: Job, nodes: tuple[Node, ...], agents: Agents, control: ControlPlane
     ) -> None:
         super().__init__(scheduler, job, nodes)
         self.world = scheduler.world
+        self.key = job.key
         self.agents = agents
         self.control = control
         self.restart_count = job.restart_count
         self.source = f"launcher:{job.key}"
-        self.in_place = 0
         self.controller: Controller | None = None
+        self.fence = Fence()
+        view = scheduler.view_of(job)
+        policy = control.policies.for_job(view.partition, "")
+        self.shutdown = Shutdown(
+            recovers=view.recovery is not None and view.recovery.enabled,
+            observes=policy.mode_for(Remedy.RESTART_IN_PLACE) is Mode.OBSERVE,
+            is_command=False,
+            stop_grace_s=0.0,
+        )
+        lead = self.lead = Lead(self)
+        self.orders = AllocationOrchestrator(lead, lead, want_nodes=job.plan.nodes, now=self.world.now)
+        self.followers = Followers(self, self.world, len(nodes))
+        self.reports: AttemptReports | None = None
         self._number = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._begun = asyncio.Event()
-        self._ends: dict[int, asyncio.Event] = {}
+        self._told_over: dict[int, asyncio.Event] = {}
+        self._stop_asked: set[int] = set()
         self._did: set[str] = set()
-        self._how: tuple[int | None, int | None] = (None, None)
         self._leaving = False
-        self._slow: set[str] = set()
 
     # --- life ---
 
@@ -77,14 +125,15 @@ class Launcher(Allocation):
     @property
     def address(self) -> str:
         """What presence knows it by."""
-        return f"launcher:{key_text(self.job.key)}"
+        return f"launcher:{key_text(self.key)}"
 
     def begin(self) -> None:
         """The scheduler starts it."""
-        self.control.launchers[str(self.job.key)] = self
-        self._run(self._lead())
+        self.control.launchers[str(self.key)] = self
+        self.run(self._lead())
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+    def run(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Start something that nobody waits for."""
         task = asyncio.ensure_future(work)
         self._tasks[task] = None
         task.add_done_callback(self._done)
@@ -109,7 +158,7 @@ class Launcher(Allocation):
         self.controller = Controller(
             journal,
             lambda state: self.control.make_engine("allocation", state),
-            self,
+            self.orders,
             [],
             [],
             world.clock,
@@ -118,32 +167,31 @@ class Launcher(Allocation):
             lease_s=LONG_S,
             settings=self.control.settings(watch=False),
         )
-        self._run(self.controller.run())
+        self.run(self.controller.run())
         await self.controller.ready.wait()
-        self._say(e.JobObserved(id=self._id(), at=self._at(), source="allocation", job=self.job_view()), forward=False)
+        self.fence.handle(Resumed(epoch=self.job.epoch, folder_attempt=self.job.attempts - 1))
+        self.say(
+            e.JobObserved(id=self._id(), at=self._at(), source="allocation", job=self.scheduler.view_of(self.job)),
+            forward=False,
+        )
         self.attach()
         self.controller.presence.hold(self.address)
         self.vouch()
-        self._start(self.job.attempts, self.job.epoch + 1, self.nodes[: self.job.plan.nodes], self.job.step_max)
-        self._run(self._mail())
+        self.run(self._mail())
+        await self._start_first()
 
     def attach(self) -> None:
         """Take authority over the job; once more when the controller has forgotten us."""
-        plan = self.job.plan
-        self._say(
-            self._event(
+        self.say(
+            self.event(
                 e.LauncherAttached,
-                job=self.job.key,
+                job=self.key,
                 restart_count=self.restart_count,
-                lease_s=LEASE_S,
+                lease_s=ATTACH_LEASE_S,
                 nodes=tuple(node.name for node in self.nodes),
-                ranks=plan.nodes * self.world.options.gpus_per_node,
+                ranks=self.job.plan.nodes * self.world.options.gpus_per_node,
             )
         )
-
-    def job_view(self) -> JobView:
-        """The job, as the scheduler's files say it."""
-        return self.scheduler.view_of(self.job)
 
     def vouch(self) -> None:
         """Have the controller's presence count us as heard, or not, as things stand."""
@@ -160,32 +208,27 @@ class Launcher(Allocation):
         if self._leaving:
             return
         attempt = self.attempt
+        self.shutdown.handle(Signalled(signum=SIGTERM, attempt=self.fence.attempt, has_ranks=attempt is not None))
         if attempt is not None and not attempt.is_over:
             attempt.end(why)
-            if self.leader.reachable:
-                self._tell_end(attempt, stopped=True)
-        self._leave(143)
+            if self.leader.reachable and self.reports is not None:
+                self.say(self.reports.ended(Exit(), stopped=True))
+        self._leave(128 + SIGTERM)
 
     def _leave(self, code: int) -> None:
         if self._leaving:
             return
         if self.leader.reachable and self.controller is not None:
-            self._say(
-                self._event(
-                    e.LauncherLapsed,
-                    job=self.job.key,
-                    left=True,
-                    exit_code=code,
-                    restart_count=self.restart_count,
-                )
+            self.say(
+                self.event(e.LauncherLapsed, job=self.key, left=True, exit_code=code, restart_count=self.restart_count)
             )
         self._end_here()
 
     def _end_here(self) -> None:
         self._leaving = True
         self.vouch()
-        if self.control.launchers.get(str(self.job.key)) is self:
-            del self.control.launchers[str(self.job.key)]
+        if self.control.launchers.get(str(self.key)) is self:
+            del self.control.launchers[str(self.key)]
         # What was said last still goes into our own journal; then this process is gone.
         self.world.later(0.5, self._gone)
 
@@ -193,35 +236,15 @@ class Launcher(Allocation):
         for task in list(self._tasks):
             task.cancel()
 
-    def lost(self, node: Node, fault: str) -> None:
-        """A node of it stopped, or cannot be reached any more."""
-        attempt = self.attempt
-        if node is self.leader:
-            # Nobody is left who could say anything; all ranks end with their lease.
-            if attempt is not None:
-                attempt.breaks(node.name, "", fault)
-                self.world.later(LEASE_S, lambda: attempt.end("lease"))
-            if node.up:
-                self.world.later(LEASE_S, self._exit_when_back)
-            else:
-                self._end_here()
+    def exit(self, code: int) -> None:
+        """This launcher ends by itself, and the scheduler sees it."""
+        if self._leaving:
             return
-        self.world.later(LEASE_S if node.up else RESET_S, lambda: self._say_lost(node))
-        if attempt is not None and node in attempt.nodes:
-            attempt.breaks(node.name, "", fault)
-
-    def _exit_when_back(self) -> None:
-        """It was cut off, could not renew its lease, and has ended its ranks: it asks to be started again."""
-        if self._leaving or not self.leader.up:
-            return
-        if self.leader.reachable:
-            self._exit(EXIT_RESTART_ME)
-        else:
-            self.world.later(LEASE_S, self._exit_when_back)
-
-    def _say_lost(self, node: Node) -> None:
-        evidence = "connection reset by peer" if not node.up else "its lease ended"
-        self._say(self._event(e.NodeGone, node=node.name, evidence=evidence))
+        if self.attempt is not None and not self.attempt.is_over:
+            self.attempt.end("launcher left")
+        self._leave(code)
+        state = SchedulerState.COMPLETED if code == 0 else SchedulerState.FAILED
+        self.scheduler.over(self.job, self, state, code=code, signal=None)
 
     # --- saying ---
 
@@ -232,274 +255,266 @@ class Launcher(Allocation):
     def _at(self) -> float:
         return self.world.clock_of(self.leader)
 
-    def _event(self, kind: type[Told], **fields: Any) -> Told:
+    def event(self, kind: type[Told], **fields: Any) -> Told:
         """An event of this launcher, now."""
         return kind(id=self._id(), at=self._at(), source=self.source, **fields)
 
-    def _say(self, event: e.AnyEvent, *, forward: bool = True) -> None:
+    def found(self, rule: str, place: Place, about: tuple[int, EvidenceKind], **fields: Any) -> e.FindingSeen:
+        """A finding of this launcher, now, about an attempt and from such evidence."""
+        name, at = self._id(), self._at()
+        attempt, kind = about
+        made = finding(
+            rule, id=f"{name}:{rule}", at=at, place=place, job=self.key, attempt=attempt, kind=kind, **fields
+        )
+        return e.FindingSeen(id=name, at=at, source=self.source, finding=made)
+
+    def say(self, event: e.AnyEvent, *, forward: bool = True) -> asyncio.Future[int] | None:
         """To our own engine, and once that has it, to the cluster's controller."""
         controller = self.controller
         if controller is None or self._leaving:
-            return
+            return None
         stored = controller.submit(event)
         if forward:
             stored.add_done_callback(lambda done: self._forward(event, done))
+        return stored
 
     def _forward(self, event: e.AnyEvent, done: asyncio.Future[int]) -> None:
         if not done.cancelled() and done.exception() is None:
             self.agents.send(event, self.leader)
 
-    def _found(self, rule: str, node: str, kind: EvidenceKind, *, summary: str = "", stuck_s: float = 0.0) -> None:
-        """A finding about the running attempt, behind the step that it had reached."""
-        attempt = self.attempt
-        if attempt is None or attempt.is_over or self._leaving:
-            return
-        key, number = self.job.key, attempt.number
-        if attempt.has_trained:
-            self._tell(e.StepReached, step=attempt.step)
-        rank = self._rank(attempt, node)
-        name = self._id()
-        made = finding(
-            rule,
-            id=f"{name}:{rule}",
-            at=self._at(),
-            place=Place(node=node, rank=rank),
-            job=key,
-            attempt=number,
-            kind=kind,
-            summary=summary,
-            captures={STUCK: f"{stuck_s:.1f}"} if stuck_s else None,
-        )
-        self._say(e.FindingSeen(id=name, at=made.at, source=self.source, finding=made))
+    # --- nodes ---
 
-    def _rank(self, attempt: Attempt, node: str) -> int | None:
-        names = [one.name for one in attempt.nodes]
-        return names.index(node) * self.world.options.gpus_per_node if node in names else None
+    def lost(self, node: Node, fault: str) -> None:
+        """A node of it stopped, or cannot be reached any more."""
+        attempt = self.attempt
+        if attempt is not None and node in attempt.nodes:
+            attempt.breaks(node.name, "", fault)
+        if node is not self.leader:
+            self.followers.lost(node)
+        elif node.up:
+            for other in self.nodes[1:]:
+                self.followers.lost(other)
+            self.run(keep_own_lease(self, self.world))
+        else:
+            # Nobody is left who could say anything; the followers' ranks end with their leases.
+            self.world.later(self.followers.lease_s, self._end_ranks)
+            self._end_here()
+
+    def _end_ranks(self) -> None:
+        if self.attempt is not None:
+            self.attempt.end("lease")
+
+    def tell_node(self, kind: type[e.NodeSilent | e.NodeHeard | e.NodeGone], node: str, **fields: Any) -> None:
+        """Say something of a node; whether it is heard here says nothing of whether the cluster hears it."""
+        self.say(self.event(kind, node=node, **fields), forward=kind is e.NodeGone)
+
+    @property
+    def is_leaving(self) -> bool:
+        """It has left, or is about to."""
+        return self._leaving
+
+    @property
+    def epoch(self) -> int:
+        """The newest that it has raised."""
+        return self.fence.epoch
+
+    @property
+    def used(self) -> frozenset[str]:
+        """Nodes of the newest attempt."""
+        return frozenset(node.name for node in self.attempt.nodes) if self.attempt is not None else frozenset()
+
+    # --- attempts ---
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest attempt whose ranks were started, -1 before the first."""
+        return self.attempt.number if self.attempt is not None else -1
+
+    async def _start_first(self) -> None:
+        want = self.job.plan.nodes
+        nodes = await self.lead.until_joined(want, FOLLOWERS_S)
+        if len(nodes) < want:
+            self.exit(EXIT_RESTART_ME)
+            return
+        ordered = StartOrdered(attempt=self.fence.attempt + 1, epoch=self.fence.epoch + 1, in_place=False)
+        await self.start(ordered, nodes, self.job.step_max)
+
+    async def start(self, ordered: StartOrdered, nodes: tuple[str, ...], step_max: int | None) -> None:
+        """Fence the attempts before it, and start it on these nodes."""
+        if ordered.in_place:
+            self.world.effect(f"{self.key}/a{ordered.attempt}")
+        await self._advance(ordered, nodes, step_max)
+
+    async def _advance(self, report: FenceReport, nodes: tuple[str, ...], step_max: int | None) -> None:
+        """Take the steps to the attempt's ranks, as `launch.attempts` does."""
+        for ask in self.fence.handle(report):
+            match ask:
+                case LayOut():
+                    await self._advance(LaidOut(ask.attempt, ask.epoch), nodes, step_max)
+                case RaiseEpoch():
+                    self.job.epoch = max(self.job.epoch, ask.epoch)
+                    await self._advance(EpochRaised(self.job.epoch, self.world.clock.monotonic()), nodes, step_max)
+                case YieldJob():
+                    await self.take(Superseded(epoch=ask.epoch, own=self.fence.epoch, attempt=self.fence.attempt))
+                case PinCheckpoint():
+                    is_leaving = self._leaving or bool(self.shutdown.ending)
+                    await self._advance(Pinned(is_leaving=is_leaving), nodes, step_max)
+                case StartRanks():
+                    self._start(nodes, step_max)
+                case _:
+                    pass
+
+    def _start(self, names: tuple[str, ...], step_max: int | None) -> None:
+        job, number = self.job, self.fence.attempt
+        job.attempts = number + 1
+        self._told_over[number] = asyncio.Event()
+        self.reports = AttemptReports(
+            self,
+            number,
+            names,
+            on_started=self._say_started,
+            on_fall=lambda: self.run(self.take(RankFell(number))),
+            on_finished=lambda: self._ranks_gone(Exit(code=0)),
+        )
+        nodes = tuple(node for node in self.nodes if node.name in names)
+        attempt = Attempt(
+            self.world, job.plan, str(self.key), number, nodes, job.saved, job.account, self.reports, step_max=step_max
+        )
+        self.attempt = self.reports.attempt = attempt
+        attempt.begin(job.plan.in_place_s if self.fence.in_place else job.plan.start_s)
 
     @property
     def _running(self) -> Attempt:
-        """The attempt that speaks through its watcher: the newest."""
         if self.attempt is None:
             raise HoldfastError("a launcher was told of an attempt before it made one")
         return self.attempt
 
-    def _tell(self, kind: type[Told], **fields: Any) -> None:
-        """Say something of the newest attempt."""
-        self._say(self._event(kind, job=self.job.key, attempt=self._running.number, **fields))
-
-    def _tell_end(self, attempt: Attempt, *, stopped: bool, code: int | None = None, signal: int | None = None) -> None:
-        last_step = attempt.step if attempt.has_trained else None
-        self._tell(e.AttemptEnded, exit_code=code, signal=signal, stopped=stopped, last_step=last_step)
-        self._ends[attempt.number].set()
-
-    # --- attempts ---
-
-    def _start(self, number: int, epoch: int, nodes: tuple[Node, ...], step_max: int | None) -> None:
-        if self._leaving:
-            return  # ended while it made ready
-        job = self.job
-        job.attempts, job.epoch = number + 1, max(epoch, job.epoch + 1)
-        self._ends[number] = asyncio.Event()
-        self._how = (None, None)
-        self._slow.clear()
-        self.attempt = Attempt(
-            self.world, job.plan, str(job.key), number, nodes, job.saved, job.account, self, step_max=step_max
-        )
-        self.attempt.begin(job.plan.in_place_s if self.in_place else job.plan.start_s)
-
-    def started(self) -> None:
-        """See `training.Watcher`."""
-        self._tell(
-            e.AttemptStarted,
-            epoch=self.job.epoch,
-            restart_count=self.restart_count,
-            in_place=self.in_place,
-            nodes=tuple(node.name for node in self._running.nodes),
-            ranks=self.job.plan.nodes * self.world.options.gpus_per_node,
-        )
-        self._begun.set()
-
-    def training(self) -> None:
-        """See `training.Watcher`."""
-        resumed = self._running.resumed_step
-        self._tell(e.FirstStepDone, step=resumed + 1, resumed_from=resumed)
-
-    def saved(self, step: int, *, durable: bool) -> None:
-        """See `training.Watcher`."""
-        self._tell(e.CheckpointSaved, step=step, durable=durable)
-
-    def rank_ended(self, node: str, rule: str, fault: str) -> None:
-        """See `training.Watcher`. An empty rule: its node went with it, and is told of as such."""
-        del fault
-        self._echo(node)
-        if rule:
-            self._how = exit_of(rule)
-            self.world.later(
-                self.world.options.detect_s, lambda: self._found(rule, node, EvidenceKind.EXIT, summary=rule)
+    def _say_started(self) -> None:
+        if self.reports is not None:
+            self.reports.tell(
+                e.AttemptStarted,
+                epoch=self.fence.epoch,
+                restart_count=self.restart_count,
+                in_place=self.fence.in_place,
+                nodes=tuple(node.name for node in self._running.nodes),
+                ranks=self.job.plan.nodes * self.world.options.gpus_per_node,
             )
+        self.lead.begun.set()
 
-    def _echo(self, node: str) -> None:
-        """A rank elsewhere waits in a collective for the one that ended: its library says that a peer is lost."""
-        world, attempt = self.world, self.attempt
-        peers = [one.name for one in attempt.nodes if one.name != node] if attempt is not None else []
-        if not peers or not world.chance("echo", world.options.echoes):
-            return
-        dice = world.dice("echo")
-        peer = peers[int(dice.random() * len(peers))]
-        world.later(
-            world.options.detect_s * dice.uniform(0.1, 1.5),
-            lambda: self._found("nccl.remote", peer, EvidenceKind.LOG) if attempt is self.attempt else None,
-        )
-
-    def stalled(self, fault: str) -> None:
-        """See `training.Watcher`."""
-        del fault
-        attempt, limit_s = self.attempt, self.world.options.hang_s
-        says = f"no progress for {limit_s:.1f} s in step {attempt.step if attempt is not None else 0}"
-        self.world.later(
-            limit_s,
-            lambda: (
-                self._found("hang.step", "", EvidenceKind.TELEMETRY, summary=says, stuck_s=limit_s)
-                if attempt is not None and attempt is self.attempt and attempt.stands_still
-                else None
-            ),
-        )
-
-    def moves_again(self) -> None:
-        """See `training.Watcher`: its next step is told."""
-        self._tell(e.StepReached, step=self._running.step + 1)
-
-    def bad_numbers(self, node: str, fault: str) -> None:
-        """See `training.Watcher`."""
-        del fault
-        self._found("loss.nan", node, EvidenceKind.TELEMETRY, summary="The loss became nan")
-
-    def slowed(self, node: str, fault: str) -> None:
-        """See `training.Watcher`: seen over a few steps."""
-        if fault in self._slow:
-            return
-        self._slow.add(fault)
-        self.world.later(self.job.plan.step_s * 5, lambda: self._found("straggler.rank", node, EvidenceKind.STACK))
-
-    def finished(self) -> None:
-        """See `training.Watcher`."""
+    async def end_ranks(self, number: int, why: str, grace_s: float = 0.0) -> None:
+        """End the attempt on all nodes; what is cut off ends with its lease."""
         attempt = self.attempt
-        if attempt is not None:
-            self._tell_end(attempt, stopped=False, code=0)
-        self._leave(0)
-        self.scheduler.over(self.job, self, SchedulerState.COMPLETED, code=0, signal=None)
-
-    # --- as the orchestrator of its own engine, and of orders that came from the cluster's controller ---
-
-    name = "allocation"
-
-    async def observe(self) -> WorldView:
-        """The job: nothing else is looked at."""
-        return WorldView(cluster=self.world.cluster, at=self.world.now(), jobs=(self.job_view(),))
-
-    async def wait_change(self, timeout_s: float) -> bool:
-        """Everything is told by events."""
-        await self.world.clock.sleep(timeout_s)
-        return False
-
-    def can(self, order: o.AnyOrder) -> bool:
-        """Orders about the attempt inside its allocation."""
-        return isinstance(
-            order, o.CaptureStacks | o.StopAttempt | o.RestartInPlace | o.SaveAndStop | o.Escalate | o.GiveUp
-        )
-
-    async def execute(self, order: o.AnyOrder) -> str:
-        """See `ports.Orchestrator.execute`."""
-        if isinstance(order, o.CaptureStacks | o.StopAttempt | o.RestartInPlace | o.Escalate):
-            await self._begun.wait()
-        match order:
-            case o.CaptureStacks():
-                return await self._stacks(order)
-            case o.StopAttempt():
-                return await self._stop(order.attempt, order.grace_s)
-            case o.RestartInPlace():
-                return await self._restart(order)
-            case o.SaveAndStop():
-                self.world.later(self.job.plan.save_s, lambda: self._saved_and_stopped(order.attempt))
-                return "asked all ranks"
-            case o.Escalate():
-                return await self._escalate(order)
-            case o.GiveUp():
-                await self._stop(order.attempt if isinstance(order, o.StopAttempt) else self._newest(), 0.0)
-                self._exit(EXIT_DO_NOT_REQUEUE)
-                return "stopped for good"
-            case _:
-                raise PermanentOrderError(f"a launcher cannot {kind_of(order)}")
-
-    def _newest(self) -> int:
-        return self.attempt.number if self.attempt is not None else -1
-
-    async def _stacks(self, order: o.CaptureStacks) -> str:
-        await self.world.clock.sleep(min(1.0, order.limit_s / 2))
-        if self._newest() == order.attempt:
-            self._tell(e.StacksCaptured)
-        return "stacks captured"
-
-    async def _stop(self, number: int, grace_s: float) -> str:
-        attempt = self.attempt
-        if attempt is None or attempt.number != number:
-            return "a newer attempt runs"
+        if attempt is None or attempt.number != number or attempt.is_over:
+            return
+        await self.world.clock.sleep(KILL_S + grace_s)
+        await self.followers.until_empty(self.used)
         if not attempt.is_over:
-            await self.world.clock.sleep(KILL_S + grace_s)
-            if not attempt.is_over:
-                attempt.end("stopped")
-                code, signal = self._how
-                self._tell_end(attempt, stopped=True, code=code, signal=signal)
-        await self._ends[number].wait()
-        return "stopped"
+            attempt.end(why)
+            if self.reports is not None:
+                self._ranks_gone(self.reports.exit)
 
-    async def _restart(self, order: o.RestartInPlace) -> str:
-        if self._newest() >= order.attempt:
-            return "already started"
-        out = set(order.exclude_nodes)
-        good = tuple(node for node in self.nodes if node.reachable and node.name not in out)
-        want = self.job.plan.nodes
-        if len(good) < want:
-            raise PermanentOrderError(f"{want} nodes are needed and {len(good)} are here")
-        self.in_place += 1
-        self.world.effect(f"{self.job.key}/{order.id}")
-        self._start(order.attempt, order.epoch, good[:want], order.restore_step_max)
-        return "started"
+    def _ranks_gone(self, how: Exit) -> None:
+        """No process of the newest attempt is left: tell the engine, and see what that means for us."""
+        reports, number = self.reports, self.newest
+        if reports is None:
+            return
+        stop_asked = number in self._stop_asked
+        stopped = self.shutdown.is_stopped(stop_asked=stop_asked)
+        told = self.say(reports.ended(how, stopped=stopped))
+        ended = Ended(exit=how, is_good=how == Exit(code=0), cause="", stop_asked=stop_asked)
+        self.run(self._after_end(number, ended, told))
 
-    def _saved_and_stopped(self, number: int) -> None:
+    async def _after_end(self, number: int, ended: Ended, told: asyncio.Future[int] | None) -> None:
+        stored = Stored.TAKEN
+        try:
+            if told is not None:
+                await told
+        except LinkError:
+            stored = Stored.LOST
+        except HoldfastError:
+            stored = Stored.REFUSED
+        waits = await self.take(AttemptOver(ended, stored))
+        if stored is not Stored.LOST:
+            self._told_over[number].set()
+        controller = self.controller
+        while waits and controller is not None and self.fence.attempt == number and not self._leaving:
+            found = await controller.journal.jobs(job=str(self.key))
+            pending = [known.order for known in await controller.journal.orders(pending_only=True)]
+            if is_settled(found[0] if found else None, pending):
+                await self.take(Settled(ended))
+                return
+            await controller.events_after(controller.seq, wait_s=LATE_S)
+
+    async def take(self, report: ShutdownReport) -> bool:
+        """Do what the core asks; whether it waits for the engine's decision."""
+        waits = False
+        for ask in self.shutdown.handle(report):
+            match ask:
+                case ExpectStop():
+                    self._stop_asked.add(self.newest)
+                case KillRanks():
+                    await self.end_ranks(ask.attempt, ask.why)
+                case EndRanks():
+                    self.run(self.end_ranks(ask.attempt, "ended", ask.grace_s))
+                case Finish():
+                    self.exit(ask.code)
+                case FinishLater():
+                    code = ask.finish.code
+                    self.world.later(ask.after_s, functools.partial(self.exit, code))
+                case AwaitDecision():
+                    waits = True
+                case _:
+                    pass
+        return waits
+
+    async def stop(self, attempt: int, grace_s: float) -> None:
+        """End it; returns when it is over and that is stored."""
+        if self.newest == attempt:
+            self._stop_asked.add(attempt)
+            await self.end_ranks(attempt, "stopped", grace_s)
+            await self._told_over[attempt].wait()
+
+    def saved_and_stopped(self, number: int) -> None:
+        """All ranks have saved, on request, and stop."""
         attempt = self.attempt
         if attempt is None or attempt.number != number or not attempt.is_well or self._leaving:
             return
         attempt.saves_now()
         attempt.end("saved and stopped")
-        self._tell_end(attempt, stopped=True, code=EXIT_RESTART_ME)
-        self._exit(EXIT_RESTART_ME)
+        self._ranks_gone(Exit(code=EXIT_RESTART_ME))
 
-    async def _escalate(self, order: o.Escalate) -> str:
-        if order.attempt < self._newest() or self.controller is None:
-            return "a newer attempt runs"
-        incidents = await self.controller.journal.incidents(open_only=True)
-        diagnosis = incidents[0].diagnosis if incidents else None
-        self._tell(e.Escalated, diagnosis=diagnosis, exclude_nodes=order.exclude_nodes, why=order.why)
-        wait_s = HANDED_OVER_S if order.exit_code != EXIT_DO_NOT_REQUEUE else 5.0
-        self.world.later(wait_s, lambda: self._exit(order.exit_code))
-        return "handed over"
-
-    def _exit(self, code: int) -> None:
-        """This launcher ends by itself, and the scheduler sees it."""
-        if self._leaving:
+    async def escalate(self, order: o.Escalate) -> None:
+        """Hand the job to the controller, or leave."""
+        controller = self.controller
+        if controller is None:
             return
-        if self.attempt is not None and not self.attempt.is_over:
-            self.attempt.end("launcher left")
-        self._leave(code)
-        state = SchedulerState.COMPLETED if code == 0 else SchedulerState.FAILED
-        self.scheduler.over(self.job, self, state, code=code, signal=None)
+        incidents = await controller.journal.incidents(open_only=True)
+        escalated = self.event(
+            e.Escalated,
+            job=self.key,
+            attempt=order.attempt,
+            diagnosis=incidents[0].diagnosis if incidents else None,
+            exclude_nodes=order.exclude_nodes,
+            why=order.why,
+        )
+        self.say(escalated)
+        is_told = await self._is_told(escalated.id)
+        await self.take(Handed(code=order.exit_code, why=order.why, is_told=is_told))
+
+    async def _is_told(self, event: str) -> bool:
+        """Whether the cluster's controller has this event within a while."""
+        deadline = self.world.clock.monotonic() + TOLD_S
+        while self.world.clock.monotonic() < deadline:
+            if self.control.has_stored(event):
+                return True
+            await self.world.clock.sleep(LOOK_S)
+        return self.control.has_stored(event)
 
     # --- what the cluster's controller asks for ---
 
     async def _mail(self) -> None:
         """Beats that wait for orders; each order once."""
-        key = self.job.key
+        key = self.key
         beat = Beat(source=self.source, cluster=key.cluster, job=key.id, generation=key.generation)
         wait_s = POLL_S if self.world.options.keep_journal else LONG_POLL_S
         while not self._leaving:
@@ -519,15 +534,89 @@ class Launcher(Allocation):
             for order in answer.requests:
                 if order.id not in self._did:
                     self._did.add(order.id)
-                    self._run(self._foreign(order))
+                    self.run(self._foreign(order))
             await self.world.clock.sleep(1.0)
 
     async def _foreign(self, order: o.AnyOrder) -> None:
         outcome: e.AnyEvent
         try:
-            detail = await self.execute(order)
+            detail = await self.orders.execute(order)
         except OrderError as error:
-            outcome = self._event(e.OrderFailed, order=order.id, why=str(error))
+            outcome = self.event(e.OrderFailed, order=order.id, why=str(error))
         else:
-            outcome = self._event(e.OrderDone, order=order.id, detail=detail)
-        self._say(outcome)
+            outcome = self.event(e.OrderDone, order=order.id, detail=detail)
+        self.say(outcome)
+
+
+class Lead:
+    """The launcher as `AllocationOrchestrator` sees it: who leads, and the nodes that may join."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._world = launcher.world
+        self.begun = asyncio.Event()
+
+    @property
+    def attempt(self) -> int:
+        """See `allocation.Lead`."""
+        return self._launcher.newest
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """See `allocation.Joiners`."""
+        return tuple(node.name for node in self._launcher.nodes if node.reachable)
+
+    async def until_joined(self, count: int, limit_s: float, *, excluded: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """See `allocation.Joiners`."""
+        deadline = self._world.clock.monotonic() + limit_s
+        while True:
+            good = tuple(name for name in self.joined if name not in excluded)
+            if len(good) >= count or self._world.clock.monotonic() >= deadline:
+                return good[:count]
+            await self._world.clock.sleep(LOOK_S)
+
+    def job_view(self) -> JobView:
+        """The job, as the scheduler's files say it."""
+        return self._launcher.scheduler.view_of(self._launcher.job)
+
+    async def until_begun(self) -> None:
+        """See `allocation.Lead`."""
+        await self.begun.wait()
+
+    async def until_may_start(self) -> None:
+        """See `allocation.Lead`. Without a cut our lease is beyond doubt."""
+        while not self._launcher.leader.reachable:
+            await self._world.clock.sleep(LOOK_S)
+
+    async def start_attempt(
+        self, *, attempt: int, epoch: int, nodes: tuple[str, ...], restore_step: int | None, in_place: bool
+    ) -> None:
+        """See `allocation.Lead`."""
+        ordered = StartOrdered(attempt=attempt, epoch=epoch, in_place=in_place)
+        await self._launcher.start(ordered, nodes, restore_step)
+
+    async def stop_attempt(self, attempt: int, grace_s: float) -> None:
+        """See `allocation.Lead`."""
+        await self._launcher.stop(attempt, grace_s)
+
+    async def capture_stacks(self, attempt: int, limit_s: float) -> None:
+        """See `allocation.Lead`."""
+        await self._world.clock.sleep(min(1.0, limit_s / 2))
+        reports = self._launcher.reports
+        if self.attempt == attempt and reports is not None:
+            reports.tell(e.StacksCaptured)
+
+    def save_and_stop(self, attempt: int, why: str) -> None:
+        """See `allocation.Lead`."""
+        del why
+        self._world.later(self._launcher.job.plan.save_s, lambda: self._launcher.saved_and_stopped(attempt))
+
+    async def escalate(self, order: o.Escalate) -> None:
+        """See `allocation.Lead`."""
+        await self._launcher.escalate(order)
+
+    async def give_up(self, why: str) -> None:
+        """See `allocation.Lead`."""
+        del why
+        await self._launcher.stop(self.attempt, 0.0)
+        self._launcher.exit(EXIT_DO_NOT_REQUEUE)
