@@ -26,5 +26,5 @@ Phases: faults happen for `fault_s`; then `calm` is written, `at_calm` is called
 `converge_s`. Modules: `options`, `record` (results), `causes` (published counts), `faults` (the plan), `world`
 (machines), `scheduler`, `training` (attempts), `ledger`, `orchestrator` and `repair_shop` (ports), `agents` (messages),
 `operators` and `requests` (people), `breaking` (faults take effect), `store` and `control` (the controller and its
-disk), `run`.
+disk), `launcher` with `reports` and `cut` (`holdfast run`), `run`.
 """
