@@ -401,7 +401,7 @@ class Leader:
                 self.submit(*watch.slots_seen(report, node, at, mono))
             case LineSeen():
                 self.submit(*watch.line_seen(report, node, at, mono))
-            case Spotted():
+            case Spotted() if not watch.ends.puts_off(report, node):
                 self.submit(*watch.found(report.findings))
             case RankEnded():
                 self._rank_ended(watch, report, node)
@@ -418,8 +418,7 @@ class Leader:
             why = f"{other} has not answered for as long as its attempt lease lasts: its ranks are killed"
             self.submit(*watch.lease_over(other, report.at, why))
         self.submit(*events)
-        who = "the command" if report.rank is None else f"rank {report.rank}"
-        self.voice.say(f"{who} on {node} ended with {report.exit.words}")
+        self.voice.say(f"{report.who} on {node} ended with {report.exit.words}")
         self.carry_out(self.shutdown.handle(RankFell(watch.spec.attempt)))
 
     def on_all_gone(self, attempt: int) -> None:
@@ -427,10 +426,13 @@ class Leader:
         watch = self.watch
         if watch is None or watch.spec.attempt != attempt or watch.is_over:
             return
+        if watch.ends.is_doubtful and not watch.stop_asked:
+            asyncio.get_running_loop().call_later(_LOOK_S, self.on_all_gone, attempt)
+            return
         stopped = self.shutdown.is_stopped(stop_asked=watch.stop_asked)
         at = time.time()
-        for report, node in watch.fallen(at, is_over=True):
-            self._rank_ended(watch, report, node)
+        for report, node in watch.ends.due(at, is_over=True):
+            self.on_report(node, report)
         self.submit(*watch.fold.lines_due(at, is_urgent=True))
         stored = self.submit(watch.ended(at, stopped=stopped))
         self.run_soon(self._after_end(watch, stored))
@@ -518,7 +520,7 @@ class Leader:
     def save_and_stop(self, attempt: int, why: str) -> None:
         """Ask all ranks to save and stop; their exit code 85 then ends this launcher with the same."""
         if self.watch is not None and self.watch.spec.attempt == attempt and not self.watch.is_over:
-            self.watch.leaving = True
+            self.watch.ends.leaving = True
             self.voice.say(f"asked all ranks to save a checkpoint and stop{why and f': {why}'}")
             self.crew.evacuate(attempt)
 
@@ -578,8 +580,6 @@ class Leader:
                     self.finish(ask.code, ask.why)
                 case FinishLater():
                     self.run_soon(self._finish_later(ask))
-                case _:
-                    pass
 
     async def _carry_out_and_wait(self, asks: Sequence[ShutdownAsk]) -> None:
         for ask in asks:
@@ -604,8 +604,8 @@ class Leader:
             at, mono, watch = time.time(), time.monotonic(), self.watch
             if watch is not None and not watch.is_over:
                 self.submit(*watch.fold.lines_due(at))
-                for report, node in watch.fallen(at):
-                    self._rank_ended(watch, report, node)
+                for report, node in watch.ends.due(at):
+                    self.on_report(node, report)
                 self.submit(*(watch.judge_hang(at, mono, self._quiet_s(mono)) if self.can_judge() else ()))
                 if watch.wants_look and not self._is_looking:
                     self._is_looking = True
