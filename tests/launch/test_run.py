@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -190,6 +191,35 @@ def test_a_terminated_launcher_ends_its_ranks_orderly(launched, tmp_path: Path):
     assert run.wait(10) == 9
     assert run.events("finding_seen") == []
     assert len(run.events("attempt_started")) == 1
+
+
+def test_ranks_that_are_terminated_before_their_launcher_are_no_fault(launched, tmp_path: Path):
+    """`scancel` sends SIGTERM to every process of the job: a rank may be dead before the launcher gets its own."""
+    run = launched(
+        "--nproc-per-node",
+        "2",
+        "--tee",
+        "all",
+        script(tmp_path, "import os, time\nprint('ready', os.getpid(), flush=True)\ntime.sleep(60)\n"),
+    )
+    wait_for("ranks", lambda: run.text().count("ready") == 2)
+    ranks = [int(pid) for pid in re.findall(r"ready (\d+)", run.text())]
+    for pid in ranks:
+        os.kill(pid, signal.SIGTERM)
+    wait_for("their end", lambda: not any(map(alive, ranks)))
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.wait(10) == 128 + signal.SIGTERM
+    assert run.events("finding_seen") == []
+    assert len(run.events("attempt_started")) == 1
+
+
+def test_a_rank_that_is_terminated_alone_is_restarted(launched, tmp_path: Path):
+    """SIGTERM to a rank only, from whoever, is a fault like any other."""
+    run = launched("--nproc-per-node", "2", *counter(tmp_path))
+    os.kill(run.rank_pid(1, 0), signal.SIGTERM)
+    assert run.wait() == 0
+    assert run.events("finding_seen")[0].finding.rule == "exit.signal.15"
+    assert len(run.events("attempt_started")) == 2
 
 
 def test_user_signals_are_passed_on(launched, tmp_path: Path):

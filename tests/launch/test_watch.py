@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.errors import EXIT_RESTART_ME
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import Exit, RankEnded
-from holdfast.launch.watch import LEAVE_S, AttemptWatch
+from holdfast.launch.watch import LEAVE_S, OWN_SIGNAL_S, AttemptWatch
 from holdfast.model.cluster import JobKey
 
 
@@ -35,11 +37,11 @@ def test_a_rank_that_falls_over_on_its_way_out_is_no_fault(leaving: bool) -> Non
     The attempt asks to be started again; nobody restarts it in place, on the node that it was to leave.
     """
     watch = watching()
-    watch.leaving = leaving
+    watch.ends.leaving = leaving
     aborted = RankEnded(attempt=0, rank=1, exit=Exit(signal=6), at=1.0)
     assert bool(watch.rank_ended(aborted, "n2")) is not leaving
     watch.rank_ended(RankEnded(attempt=0, rank=0, exit=Exit(code=EXIT_RESTART_ME), at=1.1), "n1")
-    assert watch.fallen(100.0, is_over=True) == []
+    assert watch.ends.due(100.0, is_over=True) == []
     assert watch.outcome() == (Exit(code=EXIT_RESTART_ME) if leaving else Exit(signal=6))
 
 
@@ -50,12 +52,30 @@ def test_a_rank_that_falls_over_before_anything_is_saved_is_a_fault(is_over: boo
     The leader is told of the fault by then, so that the engine ends the attempt and knows the cause.
     """
     watch = watching()
-    watch.leaving = True
+    watch.ends.leaving = True
     aborted = RankEnded(attempt=0, rank=1, exit=Exit(signal=6), at=1.0)
     assert watch.rank_ended(aborted, "n2") == []
-    assert watch.fallen(100.0) == []
-    assert watch.fallen(100.0 + (0.1 if is_over else LEAVE_S), is_over=is_over) == [(aborted, "n2")]
-    assert watch.fallen(200.0) == []
+    assert watch.ends.due(100.0) == []
+    assert watch.ends.due(100.0 + (0.1 if is_over else LEAVE_S), is_over=is_over) == [(aborted, "n2")]
+    assert watch.ends.due(200.0) == []
     assert watch.rank_ended(aborted, "n2")
     assert watch.outcome() == Exit(signal=6)
     assert watch.cause == "rank 1 ended with signal 6"
+
+
+@pytest.mark.parametrize("how", [Exit(signal=signal.SIGTERM), Exit(code=128 + signal.SIGTERM)])
+def test_a_rank_that_sigterm_ended_is_a_fault_only_when_no_launcher_gets_one(how: Exit) -> None:
+    """A scheduler that ends the job signals all processes, in any order; a person's kill of one rank is a fault."""
+    ended = RankEnded(attempt=0, rank=1, exit=how, at=1.0)
+    watch = watching()
+    assert watch.rank_ended(ended, "n2") == []
+    assert watch.ends.is_doubtful
+    assert watch.ends.due(100.0) == []
+    assert watch.ends.due(100.0 + OWN_SIGNAL_S) == [(ended, "n2")]
+    assert not watch.ends.is_doubtful
+    assert watch.rank_ended(ended, "n2")
+
+    watch = watching()
+    assert watch.rank_ended(ended, "n2") == []
+    watch.stop_asked = True  # the launcher's own signal
+    assert [watch.rank_ended(*late) for late in watch.ends.due(100.0, is_over=True)] == [[]]

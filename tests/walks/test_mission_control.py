@@ -79,6 +79,11 @@ class Site:
     def __init__(self, lab: SlurmLab, kept: Kept, web: Web) -> None:
         self.lab, self.kept, self.web = lab, kept, web
 
+    def of_job(self, job: str) -> str:
+        """What Slurm and the controller say of a job."""
+        queue = self.lab.run(["squeue", "--states=all"])
+        return f"\n{queue}\n{self.lab.job(job)}\n{json.dumps(self.kept.job(job), indent=1)}\n{self.kept.log()}"
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
@@ -198,12 +203,12 @@ class Injector:
         assert found is not None
         return found[1]
 
-    def ended(self, limit_s: float = 120.0) -> int:
-        """Its exit code, once it has ended by itself."""
+    def ended(self, limit_s: float = 120.0, also: Callable[[], str] = str) -> int:
+        """Its exit code, once it has ended by itself. `also`: what is told beside its output when it has not."""
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the injector goes on:\n{self.said()}") from None
+            raise AssertionError(f"the injector goes on:\n{self.said()}{also()}") from None
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -239,7 +244,7 @@ def test_the_injectors_table_runs_on_a_slurm_that_is_there_until_scancel(site: S
         assert re.search(r"\d\d:\d\d:\d\dZ .*stacks of all ranks are taken", injector.said()), "-v tells the story"
         assert site.lab.job(job)["JobState"] == "RUNNING"
         site.lab.run(["scancel", job])
-        assert injector.ended() == 0, injector.said()
+        assert injector.ended(also=lambda: site.of_job(job)) == 0, injector.said()
     assert "2 of 2 drills passed" in injector.said()
     assert site.lab.job(job)["JobState"] == "CANCELLED"
     assert site.kept.process is not None

@@ -114,6 +114,11 @@ class RankEnded(Report, frozen=True, kw_only=True, tag="ended"):
     """What the rank's own error file says (TORCHELASTIC_ERROR_FILE)."""
     log: str = ""
 
+    @property
+    def who(self) -> str:
+        """As people are told."""
+        return "the command" if self.rank is None else f"rank {self.rank}"
+
 
 class RanksGone(Report, frozen=True, kw_only=True, tag="gone"):
     """No process of this attempt runs on this node. `why` when it was this node's own doing (lease)."""

@@ -226,6 +226,9 @@ class Leader:
         watch = self.observer.running(attempt)
         if watch is None:
             return
+        if watch.ends.is_doubtful and not watch.stop_asked:
+            asyncio.get_running_loop().call_later(_LOOK_S, self.on_all_gone, attempt)
+            return
         stopped = self.leaving.shutdown.is_stopped(stop_asked=watch.stop_asked)
         self.background.run(self._after_end(watch, self.observer.end(watch, stopped=stopped)))
 

@@ -135,7 +135,7 @@ class Observer:
                 self._submit(watch.slots_seen(report, node, at, mono))
             case LineSeen():
                 self._submit(watch.line_seen(report, node, at, mono))
-            case Spotted():
+            case Spotted() if not watch.ends.puts_off(report, node):
                 self._submit(watch.found(report.findings))
             case RankEnded():
                 self._rank_ended(watch, report, node)
@@ -155,8 +155,7 @@ class Observer:
             why = f"{other} has not answered for as long as its attempt lease lasts: its ranks are killed"
             self.lease_over(other, why, report.at)
         self._submit(events)
-        who = "the command" if report.rank is None else f"rank {report.rank}"
-        self._voice.say(f"{who} on {node} ended with {report.exit.words}")
+        self._voice.say(f"{report.who} on {node} ended with {report.exit.words}")
         self._on_fall(watch.spec.attempt)
 
     def lease_over(self, node: str, why: str, at: float) -> None:
@@ -167,8 +166,8 @@ class Observer:
     def end(self, watch: AttemptWatch, *, stopped: bool) -> asyncio.Future[int] | None:
         """No process of the attempt is left: tell all that is known; the future says when its end is stored."""
         at = time.time()
-        for report, node in watch.fallen(at, is_over=True):
-            self._rank_ended(watch, report, node)
+        for report, node in watch.ends.due(at, is_over=True):
+            self.hear(node, report)
         self._submit(watch.fold.lines_due(at, is_urgent=True))
         return self._events.submit(watch.ended(at, stopped=stopped))
 
@@ -181,8 +180,8 @@ class Observer:
             return
         at, mono = time.time(), time.monotonic()
         self._submit(watch.fold.lines_due(at))
-        for report, node in watch.fallen(at):
-            self._rank_ended(watch, report, node)
+        for report, node in watch.ends.due(at):
+            self.hear(node, report)
         if self._judgement.is_ready():
             self._submit(watch.judge_hang(at, mono, quiet_s))
         if watch.slow.wants_look and not self._is_looking:
@@ -221,6 +220,6 @@ class Observer:
 
     def ask_to_save(self, watch: AttemptWatch, why: str) -> None:
         """Ask all ranks to save a checkpoint and stop."""
-        watch.leaving = True
+        watch.ends.leaving = True
         self._voice.say(f"asked all ranks to save a checkpoint and stop{why and f': {why}'}")
         self._crew.evacuate(watch.spec.attempt)

@@ -6,6 +6,7 @@ how the attempt as a whole has ended. Used by the leader alone.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -18,7 +19,7 @@ from holdfast.detect.stack_groups import group_stacks, waits_in_collective
 from holdfast.errors import EXIT_RESTART_ME
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.fold import AttemptFold
-from holdfast.launch.frames import LineSeen, RankEnded, RankStack, SlotBrief, SlotsSeen
+from holdfast.launch.frames import LineSeen, RankEnded, RankStack, SlotBrief, SlotsSeen, Spotted
 from holdfast.launch.process import Exit
 from holdfast.launch.slowdown import Slowdown, SlowRank
 from holdfast.model.cluster import JobKey
@@ -31,6 +32,10 @@ _UNHEARD_S = 2.5
 _EVIDENCE_LINES = 6
 LEAVE_S = 5.0
 """A rank that falls over when it was asked to leave is a fault unless another says in this time that it has saved."""
+OWN_SIGNAL_S = 1.0
+"""A scheduler that ends a job sends SIGTERM to ranks and launchers in any order: a rank's end by SIGTERM is a fault
+unless a launcher gets one in this time."""
+_TERMINATED = 128 + signal.SIGTERM
 
 
 class Ends:
@@ -39,7 +44,11 @@ class Ends:
     def __init__(self) -> None:
         self.by_rank: dict[int | None, Exit] = {}
         """The command's under None."""
-        self._fallen: list[tuple[RankEnded, str]] = []
+        self.leaving = False
+        """Its ranks were asked to save and stop: a fall on the way out is no fault, where the state is saved."""
+        self._may_be_ended = True
+        """A launcher may get the SIGTERM yet by which a rank has ended."""
+        self._fallen: list[tuple[RankEnded | Spotted, str]] = []
         self._fallen_since: float | None = None
 
     @property
@@ -47,19 +56,34 @@ class Ends:
         """One rank says that the state is saved."""
         return any(how.code == EXIT_RESTART_ME for how in self.by_rank.values())
 
-    def put_off(self, report: RankEnded, node: str) -> None:
-        """Keep a fall on the way out until it is known whether the state is saved."""
-        self._fallen.append((report, node))
+    @property
+    def is_doubtful(self) -> bool:
+        """A rank was ended by SIGTERM, and it is not known yet whether the whole job is."""
+        return self._may_be_ended and bool(self._fallen) and not self.leaving and not self.is_saved
 
-    def due(self, at: float, *, is_over: bool) -> list[tuple[RankEnded, str]]:
-        """Take the falls that were no way out; the first call after a fall begins `LEAVE_S`."""
+    def puts_off(self, report: RankEnded | Spotted, node: str) -> bool:
+        """Keep a fall, and what follows it, until it is known whether somebody asked for it."""
+        is_terminated = isinstance(report, RankEnded) and report.exit.shell_code == _TERMINATED
+        is_fall = isinstance(report, RankEnded) and (self.leaving or (self._may_be_ended and is_terminated))
+        if is_fall or self.is_doubtful:
+            self._fallen.append((report, node))
+        return is_fall or self.is_doubtful
+
+    def due(self, at: float, *, is_over: bool = False) -> list[tuple[RankEnded | Spotted, str]]:
+        """Take the falls that nobody asked for; each is reported again with its node, and taken for a fault then.
+
+        Args:
+            at: seconds since the epoch; the first call after a fall begins its `LEAVE_S` or `OWN_SIGNAL_S`.
+            is_over: nothing of the attempt is left, so that nobody can say any more that the state is saved.
+        """
         if not self._fallen or self.is_saved:
             return []
         if self._fallen_since is None:
             self._fallen_since = at
-        if at - self._fallen_since < LEAVE_S and not is_over:
+        if at - self._fallen_since < (LEAVE_S if self.leaving else OWN_SIGNAL_S) and not is_over:
             return []
         due, self._fallen = self._fallen, []
+        self.leaving = self._may_be_ended = False
         return due
 
     @property
@@ -232,14 +256,12 @@ class AttemptWatch:
         self.is_over = False
         self.stop_asked = False
         """We are ending it: what its ranks do now is no fault of theirs."""
-        self.leaving = False
-        """Its ranks were asked to save and stop: a fall on the way out is no fault, where the state is saved."""
         self.first_bad: RankEnded | None = None
         self._findings = AttemptFindings(job, spec.attempt, source=source, event_id=event_id, catalogue=catalogue)
         self._rhythm = rhythm
         self.slow = StragglerWatch(slowdown, self._findings, self._node_of)
         self._bad_loss_told = False
-        self._ends = Ends()
+        self.ends = Ends()
         self._nodes: dict[int, str] = {}
         """Where each rank's slot was read: of a command's ranks only that tells."""
 
@@ -249,9 +271,8 @@ class AttemptWatch:
         bad = self.first_bad
         if bad is None:
             return "the attempt failed"
-        who = "the command" if bad.rank is None else f"rank {bad.rank}"
         last = f": {bad.tail[-1]}" if bad.tail else ""
-        return f"{who} ended with {bad.exit.words}{last}"
+        return f"{bad.who} ended with {bad.exit.words}{last}"
 
     # --- reports to events ---
 
@@ -259,7 +280,7 @@ class AttemptWatch:
         """Newer slots of a node."""
         for slot in report.slots:
             self._nodes[slot.rank] = node
-            if slot.rank not in self._ends.by_rank:
+            if slot.rank not in self.ends.by_rank:
                 self._rhythm.feed(slot.rank, self.fold.rhythm_sample(slot, now_mono))
                 if self.spec.world_size > 1:
                     self.slow.step_ended(slot)
@@ -275,34 +296,19 @@ class AttemptWatch:
 
     def rank_ended(self, report: RankEnded, node: str) -> list[AnyEvent]:
         """A rank or the command has ended by itself."""
-        self._ends.by_rank[report.rank] = report.exit
+        self.ends.by_rank[report.rank] = report.exit
         if report.rank is not None:
             self._rhythm.leave(report.rank)
         rule = exit_rule(exit_code=report.exit.code, signal=report.exit.signal)
         if not rule or self.stop_asked or report.exit.code == EXIT_RESTART_ME:
             return []
-        if self.leaving:
-            self._ends.put_off(report, node)
+        if self.ends.puts_off(report, node):
             return []
         if self.first_bad is None:
             self.first_bad = report
         elif report.rank is None:
             return []  # the command ends because a rank below it has; that one is told already
         return [*self.fold.reached(report.at), self._exit(report, rule, node)]
-
-    def fallen(self, at: float, *, is_over: bool = False) -> list[tuple[RankEnded, str]]:
-        """Ranks that fell over after they were asked to leave, once it is known that this was no way out.
-
-        The caller gives each, with its node, to `rank_ended` again, which takes it for a fault now.
-
-        Args:
-            at: seconds since the epoch; the first call after a rank fell over begins its `LEAVE_S`.
-            is_over: nothing of the attempt is left, so that nobody can say any more that the state is saved.
-        """
-        due = self._ends.due(at, is_over=is_over)
-        if due:
-            self.leaving = False
-        return due
 
     def _exit(self, report: RankEnded, rule: str, node: str) -> FindingSeen:
         summary = ""
@@ -340,7 +346,7 @@ class AttemptWatch:
             now_mono: monotonic seconds.
             quiet_s: seconds since each node's launcher was last heard. Nothing is known of ranks on silent nodes.
         """
-        if self.stop_asked or self.is_over or self.first_bad is not None:
+        if self.stop_asked or self.is_over or self.first_bad is not None or self.ends.is_doubtful:
             return []
         silent = {node for node, seconds in quiet_s.items() if seconds > _UNHEARD_S}
         unseen = {rank for node in silent for rank in self.spec.ranks_of(node)}
@@ -379,7 +385,7 @@ class AttemptWatch:
         given = {stack.rank: _frames(stack) for stack in stacks if stack.frames}
         # A rank whose node did not answer is silent too.
         expected = set(range(self.spec.world_size)) if not self._is_command else {stack.rank for stack in stacks}
-        silent = expected - set(given) - {rank for rank in self._ends.by_rank if rank is not None}
+        silent = expected - set(given) - {rank for rank in self.ends.by_rank if rank is not None}
         groups, odd = group_stacks(given, silent)
         return StacksCaptured(
             id=self._findings.event_id(),
@@ -397,7 +403,7 @@ class AttemptWatch:
 
     @property
     def _is_command(self) -> bool:
-        return None in self._ends.by_rank or not any(rank is not None for rank in self._ends.by_rank)
+        return None in self.ends.by_rank or not any(rank is not None for rank in self.ends.by_rank)
 
     def found(self, findings: tuple[Finding, ...]) -> list[AnyEvent]:
         """Findings that a node made of its output."""
@@ -418,22 +424,22 @@ class AttemptWatch:
 
         When it was asked to leave, one rank that says that the state is saved speaks for all.
         """
-        if self.leaving and self._ends.is_saved:
+        if self.ends.leaving and self.ends.is_saved:
             return Exit(code=EXIT_RESTART_ME)
-        if None in self._ends.by_rank and not self._ends.by_rank[None].is_success:
-            command = self._ends.by_rank[None]
+        if None in self.ends.by_rank and not self.ends.by_rank[None].is_success:
+            command = self.ends.by_rank[None]
             return command if self.first_bad is None or self.first_bad.rank is None else self.first_bad.exit
         if self.first_bad is not None:
             return self.first_bad.exit
-        bad = self._ends.bad
+        bad = self.ends.bad
         if bad:
             return bad[0]
-        return Exit(code=0) if self._ends.by_rank else Exit()
+        return Exit(code=0) if self.ends.by_rank else Exit()
 
     @property
     def ended_well(self) -> bool:
         """Everything has ended, all with 0."""
-        return bool(self._ends.by_rank) and not self._ends.bad
+        return bool(self.ends.by_rank) and not self.ends.bad
 
     def ended(self, at: float, *, stopped: bool) -> AttemptEnded:
         """No process of it is left."""
