@@ -33,7 +33,7 @@ LARGER: dict[str, tuple[int, int]] = {
     "sim:Attempt": (276, 18),
     "sim:ControlPlane": (218, 17),
     "sim:Job": (43, 22),
-    "sim:Launcher": (487, 16),
+    "sim:Launcher": (434, 15),
     "sim:Node": (86, 22),
     "sim:Scheduler": (295, 4),
     "sim:World": (240, 18),

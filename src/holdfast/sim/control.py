@@ -79,6 +79,9 @@ class Attached(Protocol):
     def vouch(self) -> None:
         """Say whether it can be heard now."""
 
+    def handed_over(self) -> None:
+        """The controller has its `Escalated`."""
+
 
 class ControlPlane:
     """See the module."""
@@ -103,7 +106,6 @@ class ControlPlane:
         self._repair = repair
         self._unheard: dict[str, e.AnyEvent] = {}
         """Events that no controller has stored yet, in order of delivery."""
-        self._handed: set[str] = set()
         self._lives: list[asyncio.Task[None]] = []
         self._journal: SimJournal | None = None
         self._starts = 0
@@ -270,12 +272,9 @@ class ControlPlane:
             self.world.later(RESEND_S, lambda: self._submit(event))
             return
         self._unheard.pop(event.id, None)
-        if isinstance(event, e.Escalated):
-            self._handed.add(event.id)
-
-    def has_stored(self, escalated: str) -> bool:
-        """Whether a controller has this `Escalated`, by its id."""
-        return escalated in self._handed
+        launcher = self.launchers.get(str(event.job)) if isinstance(event, e.Escalated) else None
+        if launcher is not None:
+            launcher.handed_over()
 
     # --- beats, folded ---
 

@@ -62,7 +62,7 @@ from holdfast.sim.reports import AttemptReports
 from holdfast.sim.scheduler import Allocation, Job, Scheduler
 from holdfast.sim.store import Disk, SimJournal
 from holdfast.sim.training import Attempt
-from holdfast.sim.world import Node
+from holdfast.sim.world import Node, World
 
 KILL_S = 0.1
 """From an order to end all ranks until none is left."""
@@ -81,6 +81,62 @@ LOOK_S = 0.5
 Told = TypeVar("Told", bound=e.AnyEvent)
 
 
+class LauncherVoice:
+    """What a launcher says: to its own engine, and once that has it, to the cluster's controller.
+
+    Args:
+        world: gives the time.
+        job: that it leads.
+        leader: the node that it runs on.
+        agents: carry its events to the controller.
+    """
+
+    def __init__(self, world: World, job: Job, leader: Node, agents: Agents) -> None:
+        self.world = world
+        self.key = job.key
+        self.source = f"launcher:{job.key}"
+        self.controller: Controller | None = None
+        self.is_over = False
+        """Nothing is said any more."""
+        self._leader = leader
+        self._agents = agents
+        self._prefix = f"{self.source}/{job.restart_count}"
+        self._number = 0
+
+    def _id(self) -> str:
+        self._number += 1
+        return f"{self._prefix}.{self._number}"
+
+    def _at(self) -> float:
+        return self.world.clock_of(self._leader)
+
+    def event(self, kind: type[Told], **fields: Any) -> Told:
+        """An event of this launcher, now."""
+        return kind(**{"id": self._id(), "at": self._at(), "source": self.source, **fields})
+
+    def found(self, rule: str, place: Place, about: tuple[int, EvidenceKind], **fields: Any) -> e.FindingSeen:
+        """A finding of this launcher, now, about an attempt and from such evidence."""
+        name, at = self._id(), self._at()
+        attempt, kind = about
+        made = finding(
+            rule, id=f"{name}:{rule}", at=at, place=place, job=self.key, attempt=attempt, kind=kind, **fields
+        )
+        return e.FindingSeen(id=name, at=at, source=self.source, finding=made)
+
+    def say(self, event: e.AnyEvent, *, forward: bool = True) -> asyncio.Future[int] | None:
+        """Hand an event to our own engine, and then, with `forward`, to the cluster's controller."""
+        if self.controller is None or self.is_over:
+            return None
+        stored = self.controller.submit(event)
+        if forward:
+            stored.add_done_callback(lambda done: self._forward(event, done))
+        return stored
+
+    def _forward(self, event: e.AnyEvent, done: asyncio.Future[int]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._agents.send(event, self._leader)
+
+
 class Launcher(Allocation):
     """An allocation led by `holdfast run`: the lead of its orders, and the nodes that may join."""
 
@@ -89,12 +145,9 @@ class Launcher(Allocation):
     ) -> None:
         super().__init__(scheduler, job, nodes)
         self.world = scheduler.world
-        self.key = job.key
-        self.agents = agents
         self.control = control
         self.restart_count = job.restart_count
-        self.source = f"launcher:{job.key}"
-        self.controller: Controller | None = None
+        self.voice = LauncherVoice(scheduler.world, job, nodes[0], agents)
         self.fence = Fence()
         view = scheduler.view_of(job)
         policy = control.policies.for_job(view.partition, "")
@@ -108,11 +161,9 @@ class Launcher(Allocation):
         self.orders = AllocationOrchestrator(lead, lead, want_nodes=job.plan.nodes, now=self.world.now)
         self.followers = Followers(self, self.world, len(nodes))
         self.reports: AttemptReports | None = None
-        self._number = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._told_over: dict[int, asyncio.Event] = {}
-        self._stop_asked: set[int] = set()
         self._did: set[str] = set()
+        self._is_handed = False
         self._leaving = False
 
     # --- life ---
@@ -125,11 +176,11 @@ class Launcher(Allocation):
     @property
     def address(self) -> str:
         """What presence knows it by."""
-        return f"launcher:{key_text(self.key)}"
+        return f"launcher:{key_text(self.job.key)}"
 
     def begin(self) -> None:
         """The scheduler starts it."""
-        self.control.launchers[str(self.key)] = self
+        self.control.launchers[str(self.job.key)] = self
         self.run(self._lead())
 
     def run(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -155,7 +206,7 @@ class Launcher(Allocation):
         if disk is None:
             disk = self.job.disk = Disk()
         journal = SimJournal(disk, world.clock, lean=not world.options.keep_journal)
-        self.controller = Controller(
+        self.voice.controller = Controller(
             journal,
             lambda state: self.control.make_engine("allocation", state),
             self.orders,
@@ -167,25 +218,25 @@ class Launcher(Allocation):
             lease_s=LONG_S,
             settings=self.control.settings(watch=False),
         )
-        self.run(self.controller.run())
-        await self.controller.ready.wait()
+        self.run(self.voice.controller.run())
+        await self.voice.controller.ready.wait()
         self.fence.handle(Resumed(epoch=self.job.epoch, folder_attempt=self.job.attempts - 1))
-        self.say(
-            e.JobObserved(id=self._id(), at=self._at(), source="allocation", job=self.scheduler.view_of(self.job)),
+        self.voice.say(
+            self.voice.event(e.JobObserved, source="allocation", job=self.scheduler.view_of(self.job)),
             forward=False,
         )
         self.attach()
-        self.controller.presence.hold(self.address)
+        self.voice.controller.presence.hold(self.address)
         self.vouch()
         self.run(self._mail())
         await self._start_first()
 
     def attach(self) -> None:
         """Take authority over the job; once more when the controller has forgotten us."""
-        self.say(
-            self.event(
+        self.voice.say(
+            self.voice.event(
                 e.LauncherAttached,
-                job=self.key,
+                job=self.job.key,
                 restart_count=self.restart_count,
                 lease_s=ATTACH_LEASE_S,
                 nodes=tuple(node.name for node in self.nodes),
@@ -198,7 +249,7 @@ class Launcher(Allocation):
         controller = self.control.active
         if controller is None:
             return
-        if self.leader.heard and not self._leaving and self.controller is not None:
+        if self.leader.heard and not self._leaving and self.voice.controller is not None:
             controller.presence.hold(self.address)
         else:
             controller.presence.let_go(self.address)
@@ -212,23 +263,26 @@ class Launcher(Allocation):
         if attempt is not None and not attempt.is_over:
             attempt.end(why)
             if self.leader.reachable and self.reports is not None:
-                self.say(self.reports.ended(Exit(), stopped=True))
+                self.voice.say(self.reports.ended(Exit(), stopped=True))
         self._leave(128 + SIGTERM)
 
     def _leave(self, code: int) -> None:
         if self._leaving:
             return
-        if self.leader.reachable and self.controller is not None:
-            self.say(
-                self.event(e.LauncherLapsed, job=self.key, left=True, exit_code=code, restart_count=self.restart_count)
+        if self.leader.reachable and self.voice.controller is not None:
+            self.voice.say(
+                self.voice.event(
+                    e.LauncherLapsed, job=self.job.key, left=True, exit_code=code, restart_count=self.restart_count
+                )
             )
         self._end_here()
 
     def _end_here(self) -> None:
-        self._leaving = True
+        # What was said so far still goes to the engine, and nothing more.
+        self._leaving = self.voice.is_over = True
         self.vouch()
-        if self.control.launchers.get(str(self.key)) is self:
-            del self.control.launchers[str(self.key)]
+        if self.control.launchers.get(str(self.job.key)) is self:
+            del self.control.launchers[str(self.job.key)]
         # What was said last still goes into our own journal; then this process is gone.
         self.world.later(0.5, self._gone)
 
@@ -245,42 +299,6 @@ class Launcher(Allocation):
         self._leave(code)
         state = SchedulerState.COMPLETED if code == 0 else SchedulerState.FAILED
         self.scheduler.over(self.job, self, state, code=code, signal=None)
-
-    # --- saying ---
-
-    def _id(self) -> str:
-        self._number += 1
-        return f"{self.source}/{self.restart_count}.{self._number}"
-
-    def _at(self) -> float:
-        return self.world.clock_of(self.leader)
-
-    def event(self, kind: type[Told], **fields: Any) -> Told:
-        """An event of this launcher, now."""
-        return kind(id=self._id(), at=self._at(), source=self.source, **fields)
-
-    def found(self, rule: str, place: Place, about: tuple[int, EvidenceKind], **fields: Any) -> e.FindingSeen:
-        """A finding of this launcher, now, about an attempt and from such evidence."""
-        name, at = self._id(), self._at()
-        attempt, kind = about
-        made = finding(
-            rule, id=f"{name}:{rule}", at=at, place=place, job=self.key, attempt=attempt, kind=kind, **fields
-        )
-        return e.FindingSeen(id=name, at=at, source=self.source, finding=made)
-
-    def say(self, event: e.AnyEvent, *, forward: bool = True) -> asyncio.Future[int] | None:
-        """To our own engine, and once that has it, to the cluster's controller."""
-        controller = self.controller
-        if controller is None or self._leaving:
-            return None
-        stored = controller.submit(event)
-        if forward:
-            stored.add_done_callback(lambda done: self._forward(event, done))
-        return stored
-
-    def _forward(self, event: e.AnyEvent, done: asyncio.Future[int]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            self.agents.send(event, self.leader)
 
     # --- nodes ---
 
@@ -306,7 +324,7 @@ class Launcher(Allocation):
 
     def tell_node(self, kind: type[e.NodeSilent | e.NodeHeard | e.NodeGone], node: str, **fields: Any) -> None:
         """Say something of a node; whether it is heard here says nothing of whether the cluster hears it."""
-        self.say(self.event(kind, node=node, **fields), forward=kind is e.NodeGone)
+        self.voice.say(self.voice.event(kind, node=node, **fields), forward=kind is e.NodeGone)
 
     @property
     def is_leaving(self) -> bool:
@@ -342,7 +360,7 @@ class Launcher(Allocation):
     async def start(self, ordered: StartOrdered, nodes: tuple[str, ...], step_max: int | None) -> None:
         """Fence the attempts before it, and start it on these nodes."""
         if ordered.in_place:
-            self.world.effect(f"{self.key}/a{ordered.attempt}")
+            self.world.effect(f"{self.job.key}/a{ordered.attempt}")
         await self._advance(ordered, nodes, step_max)
 
     async def _advance(self, report: FenceReport, nodes: tuple[str, ...], step_max: int | None) -> None:
@@ -367,9 +385,8 @@ class Launcher(Allocation):
     def _start(self, names: tuple[str, ...], step_max: int | None) -> None:
         job, number = self.job, self.fence.attempt
         job.attempts = number + 1
-        self._told_over[number] = asyncio.Event()
         self.reports = AttemptReports(
-            self,
+            self.voice,
             number,
             names,
             on_started=self._say_started,
@@ -378,7 +395,15 @@ class Launcher(Allocation):
         )
         nodes = tuple(node for node in self.nodes if node.name in names)
         attempt = Attempt(
-            self.world, job.plan, str(self.key), number, nodes, job.saved, job.account, self.reports, step_max=step_max
+            self.world,
+            job.plan,
+            str(self.job.key),
+            number,
+            nodes,
+            job.saved,
+            job.account,
+            self.reports,
+            step_max=step_max,
         )
         self.attempt = self.reports.attempt = attempt
         attempt.begin(job.plan.in_place_s if self.fence.in_place else job.plan.start_s)
@@ -418,13 +443,14 @@ class Launcher(Allocation):
         reports, number = self.reports, self.newest
         if reports is None:
             return
-        stop_asked = number in self._stop_asked
-        stopped = self.shutdown.is_stopped(stop_asked=stop_asked)
-        told = self.say(reports.ended(how, stopped=stopped))
-        ended = Ended(exit=how, is_good=how == Exit(code=0), cause="", stop_asked=stop_asked)
-        self.run(self._after_end(number, ended, told))
+        stopped = self.shutdown.is_stopped(stop_asked=reports.stop_asked)
+        told = self.voice.say(reports.ended(how, stopped=stopped))
+        ended = Ended(exit=how, is_good=how == Exit(code=0), cause="", stop_asked=reports.stop_asked)
+        self.run(self._after_end(reports, number, ended, told))
 
-    async def _after_end(self, number: int, ended: Ended, told: asyncio.Future[int] | None) -> None:
+    async def _after_end(
+        self, reports: AttemptReports, number: int, ended: Ended, told: asyncio.Future[int] | None
+    ) -> None:
         stored = Stored.TAKEN
         try:
             if told is not None:
@@ -435,10 +461,10 @@ class Launcher(Allocation):
             stored = Stored.REFUSED
         waits = await self.take(AttemptOver(ended, stored))
         if stored is not Stored.LOST:
-            self._told_over[number].set()
-        controller = self.controller
+            reports.told_over.set()
+        controller = self.voice.controller
         while waits and controller is not None and self.fence.attempt == number and not self._leaving:
-            found = await controller.journal.jobs(job=str(self.key))
+            found = await controller.journal.jobs(job=str(self.job.key))
             pending = [known.order for known in await controller.journal.orders(pending_only=True)]
             if is_settled(found[0] if found else None, pending):
                 await self.take(Settled(ended))
@@ -450,8 +476,8 @@ class Launcher(Allocation):
         waits = False
         for ask in self.shutdown.handle(report):
             match ask:
-                case ExpectStop():
-                    self._stop_asked.add(self.newest)
+                case ExpectStop() if self.reports is not None:
+                    self.reports.stop_asked = True
                 case KillRanks():
                     await self.end_ranks(ask.attempt, ask.why)
                 case EndRanks():
@@ -469,10 +495,11 @@ class Launcher(Allocation):
 
     async def stop(self, attempt: int, grace_s: float) -> None:
         """End it; returns when it is over and that is stored."""
-        if self.newest == attempt:
-            self._stop_asked.add(attempt)
+        reports = self.reports
+        if self.newest == attempt and reports is not None:
+            reports.stop_asked = True
             await self.end_ranks(attempt, "stopped", grace_s)
-            await self._told_over[attempt].wait()
+            await reports.told_over.wait()
 
     def saved_and_stopped(self, number: int) -> None:
         """All ranks have saved, on request, and stop."""
@@ -485,37 +512,35 @@ class Launcher(Allocation):
 
     async def escalate(self, order: o.Escalate) -> None:
         """Hand the job to the controller, or leave."""
-        controller = self.controller
+        controller = self.voice.controller
         if controller is None:
             return
         incidents = await controller.journal.incidents(open_only=True)
-        escalated = self.event(
+        self._is_handed = False
+        escalated = self.voice.event(
             e.Escalated,
-            job=self.key,
+            job=self.job.key,
             attempt=order.attempt,
             diagnosis=incidents[0].diagnosis if incidents else None,
             exclude_nodes=order.exclude_nodes,
             why=order.why,
         )
-        self.say(escalated)
-        is_told = await self._is_told(escalated.id)
-        await self.take(Handed(code=order.exit_code, why=order.why, is_told=is_told))
-
-    async def _is_told(self, event: str) -> bool:
-        """Whether the cluster's controller has this event within a while."""
+        self.voice.say(escalated)
         deadline = self.world.clock.monotonic() + TOLD_S
-        while self.world.clock.monotonic() < deadline:
-            if self.control.has_stored(event):
-                return True
+        while not self._is_handed and self.world.clock.monotonic() < deadline:
             await self.world.clock.sleep(LOOK_S)
-        return self.control.has_stored(event)
+        await self.take(Handed(code=order.exit_code, why=order.why, is_told=self._is_handed))
+
+    def handed_over(self) -> None:
+        """The cluster's controller has our `Escalated`."""
+        self._is_handed = True
 
     # --- what the cluster's controller asks for ---
 
     async def _mail(self) -> None:
         """Beats that wait for orders; each order once."""
-        key = self.key
-        beat = Beat(source=self.source, cluster=key.cluster, job=key.id, generation=key.generation)
+        key = self.job.key
+        beat = Beat(source=self.voice.source, cluster=key.cluster, job=key.id, generation=key.generation)
         wait_s = POLL_S if self.world.options.keep_journal else LONG_POLL_S
         while not self._leaving:
             controller = self.control.active
@@ -542,10 +567,10 @@ class Launcher(Allocation):
         try:
             detail = await self.orders.execute(order)
         except OrderError as error:
-            outcome = self.event(e.OrderFailed, order=order.id, why=str(error))
+            outcome = self.voice.event(e.OrderFailed, order=order.id, why=str(error))
         else:
-            outcome = self.event(e.OrderDone, order=order.id, detail=detail)
-        self.say(outcome)
+            outcome = self.voice.event(e.OrderDone, order=order.id, detail=detail)
+        self.voice.say(outcome)
 
 
 class Lead:

@@ -6,6 +6,7 @@ here; what follows from it is not decided here.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -63,6 +64,9 @@ class AttemptReports(Watcher):
     ) -> None:
         self.exit = Exit()
         """How the first rank to fall has ended."""
+        self.stop_asked = False
+        self.told_over = asyncio.Event()
+        """The launcher's engine knows that no process of it is left."""
         self._teller = teller
         self._number = number
         self._nodes = nodes
