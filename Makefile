@@ -101,15 +101,17 @@ kubernetes-lab: install
 	  command -v kubectl >/dev/null || echo "the walk of HyperPod on EKS will fail: kubectl is missing (apt-get install kubernetes-client)"; fi
 	@$(BIN)/holdfast lab kubernetes build >/dev/null || echo "tests on a real Kubernetes will fail, for the reason above"
 
-# Tests without a cluster run two at a time, file by file; clusters one after the other, for their limits are seconds.
-UNIT := $(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not cluster"
+# Two at a time, file by file, first without clusters, then with (one Slurm at a time: tests/conftest.py), because those
+# mostly wait. Last, with nothing beside, what is held to parts of a second.
+TWO := $(BIN)/python -m pytest -n 2 --dist loadfile
+UNIT := $(TWO) -m "not soak and not cluster"
 
 test: install $(VENV)/.frameworks slurm-packages prometheus-packages postgres-packages chromium-packages kubernetes-lab lint ## all checks and tests (what CI runs)
 ifdef ARGS
 	@$(BIN)/python -m pytest -m "not soak" $(ARGS)
 else
-	@first=0; second=0; $(UNIT) --cache-clear || first=$$?; $(BIN)/python -m pytest -m "cluster and not soak" || second=$$?; \
-	  $(BIN)/python tests/second_try.py $$first $$second
+	@codes=; $(UNIT) --cache-clear; codes="$$codes $$?"; $(TWO) -m "cluster and not alone and not soak"; codes="$$codes $$?"; \
+	  $(BIN)/python -m pytest -m "alone and not soak"; codes="$$codes $$?"; $(BIN)/python tests/second_try.py $$codes
 endif
 
 unit: install $(VENV)/.frameworks ## tests without the ones that start clusters

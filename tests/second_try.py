@@ -1,6 +1,6 @@
-"""Run once more, alone, what failed in `make test`, and say so. Called by the Makefile after the two test runs.
+"""Run once more, alone, what failed in `make test`, and say so. Called by the Makefile after all test runs.
 
-    python tests/second_try.py EXIT_CODE EXIT_CODE
+    python tests/second_try.py EXIT_CODE...
 
 The codes are pytest's of the runs before (0 passed, 1 tests failed). Nothing is tried again when a run broke off
 (another code), when more than MOST tests failed, or when what failed is not a test. Who fails twice has failed; who

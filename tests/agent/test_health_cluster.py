@@ -19,7 +19,7 @@ from holdfast.client import AsyncClient
 from holdfast.model.events import FindingSeen, NodeValidated
 from holdfast.model.orders import QuarantineNode
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 POLL_S = 1.0
 

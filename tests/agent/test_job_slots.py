@@ -166,8 +166,8 @@ def test_a_real_jobs_slots_are_found_from_its_environment(slurm_lab: SlurmLab) -
     )
     script = f'#!/bin/bash\neval "$(sh {TASK_PROLOG})"\nRANK=0 srun {sys.executable} train.py\n'
     name = slurm_lab.sbatch([], script=script, cwd=cwd)
-    agent = Agent()
-    agent.reader._look = lambda: [one for one in open_jobs() if one.job_id == name and one.cluster == "lab"]
+    agent, conf = Agent(), str(slurm_lab.facts.conf)
+    agent.reader._look = lambda: [one for one in open_jobs(conf=conf) if one.job_id == name]
 
     async def look() -> None:
         agent.reader._node = next((one.node for one in agent.reader._look()), "")

@@ -161,7 +161,7 @@ def test_files_are_found_from_what_a_real_jobs_processes_have_open(slurm_lab: Sl
     )
     deadline = time.monotonic() + 30
     while True:
-        found = {job.job_id: job for job in open_jobs() if job.cluster == "lab" and job.files}
+        found = {job.job_id: job for job in open_jobs(conf=str(slurm_lab.facts.conf)) if job.files}
         mine = {name: job for name, job in found.items() if any(path.startswith(str(cwd)) for path in job.files)}
         done = plain in mine and len([p for p in mine[plain].files if p.startswith(str(cwd))]) == 2
         if done and launched in mine and mine[launched].has_launcher:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from chaos.checkers import Tail, WorldLog
 from chaos.kills import OPTIONS, is_alive, rank_pids
 from holdfast.drill.stage import Stage, StageSettings
 from holdfast.drill.training import TrainingJob, counter_losses, largest_difference, read_losses
+from holdfast.lab.waiting import ends
 from holdfast.model.cluster import JobKey, RecoverySpec
 from holdfast.model.records import JobState
 
@@ -39,7 +41,7 @@ max_percent = 100.0
 """
 """Quick to take a lease's end for the end: the test's cut lasts until the job runs elsewhere."""
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(180)]
 
 
 async def submit(stage: Stage, job: TrainingJob) -> JobKey:
@@ -62,6 +64,12 @@ async def until(holds, what: str, limit_s: float = 60.0) -> float:
         assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
         await asyncio.sleep(0.02)
     return time.monotonic() - began
+
+
+def told(stage: Stage, job_dir: Path) -> str:
+    """The machine's load, and what the launchers and the controller said last."""
+    logs = [*job_dir.rglob("*.log"), *stage.folder.glob("jobs/*.out"), stage.folder / "controller" / "controller.log"]
+    return f"load {os.getloadavg()}{ends(*logs)}"
 
 
 def lines(job_dir: Path) -> list[dict[str, object]]:
@@ -87,7 +95,9 @@ async def cut(folder: Path, place: int) -> None:
         assert len(old) == 1
         await stage.cluster.breaker.do("cut", node)
         died_s = await until(lambda: not any(map(is_alive, old)), f"the ranks on {node} end")
-        assert died_s < LEASE_S + KILL_SLACK_S, f"the cut-off rank lived for {died_s:.2f} s, its lease is {LEASE_S} s"
+        assert died_s < LEASE_S + KILL_SLACK_S, (
+            f"the cut-off rank lived for {died_s:.2f} s, its lease is {LEASE_S} s; {told(stage, job_dir)}"
+        )
 
         again = await stage.until(
             key,

@@ -15,15 +15,13 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.adapters.log_files import find_logs, line_numbers, read_chunks
 from holdfast.cli.explain import explain_logs
 from holdfast.detect.hyperpod_rules import log_rules
-from holdfast.detect.matcher import Matcher
 from holdfast.detect.reading import source_of
 from holdfast.errors import NoInputError, NotFoundError, UserError
+from whole_logs import MATCHER
 
-MATCHER = Matcher(read_catalogue())
 JOB = (
     "[rank0]:[titan] 2025-03-01 10:00:00,051 - root - INFO - step: 22  loss:  2.91027  grad_norm:  0.5926  memory:  9.46GiB(64.99%)  tps: 7,094\n"
     "[rank0]:[E301 10:10:05.1 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600061 milliseconds before timing out.\n"

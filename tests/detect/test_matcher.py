@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.detect import database, search
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import to_finding
@@ -15,13 +14,12 @@ from holdfast.detect.matcher import (
     JUDGED_PER_MIB,
     WALKED_PER_MIB,
     BlockReader,
-    Matcher,
     ProgressReading,
     StreamSource,
 )
 from holdfast.model.evidence import Place
+from whole_logs import MATCHER
 
-MATCHER = Matcher(read_catalogue())
 XID = b"[1.0] NVRM: Xid (PCI:0000:b9:00): 74, pid=1, NVLink: fatal error detected on link 6(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)\n"
 TRACE = """[rank{r}]: Traceback (most recent call last):
 [rank{r}]:   File "/home/mei/train.py", line 8{r}, in main

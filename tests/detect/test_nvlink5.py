@@ -2,12 +2,10 @@
 
 import pytest
 
-from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.detect.catalogue import StreamKind
-from holdfast.detect.matcher import Matcher, StreamSource
+from holdfast.detect.matcher import StreamSource
 from holdfast.detect.nvlink5 import EVENTS, decoded_event
-
-MATCHER = Matcher(read_catalogue())
+from whole_logs import MATCHER
 
 
 def test_masks():

@@ -7,19 +7,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.detect import search
 from holdfast.detect.catalogue import UNNAMED, StreamKind
 from holdfast.detect.database import hits
 from holdfast.detect.literals import pieces
-from holdfast.detect.matcher import FOLD_MIN, Matcher, ProgressReading, StreamSource
+from holdfast.detect.matcher import FOLD_MIN, ProgressReading, StreamSource
 from holdfast.detect.patterns import number_finder
 from holdfast.detect.search import numbers_of
 from holdfast.detect.sieve import ORDINARY, Surprise, sieve_of
 from holdfast.model.evidence import Role
+from whole_logs import MATCHER
 
-CATALOGUE = read_catalogue()
-MATCHER = Matcher(CATALOGUE)
+CATALOGUE = MATCHER.catalogue
 SLOW, QUICK = 1 << 60, 0
 EXAMPLES = [line for rule in CATALOGUE.scanned for line in (*rule.matches, *rule.rejects)]
 PROGRESS = [line for rule in CATALOGUE.scanned if rule.role is Role.PROGRESS for line in rule.matches]

@@ -2,13 +2,11 @@
 
 import pytest
 
-from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.detect.catalogue import StreamKind
-from holdfast.detect.matcher import Matcher, StreamSource
+from holdfast.detect.matcher import StreamSource
 from holdfast.detect.unnamed import CHAIN_BYTES, KEPT_FIRST, KEPT_LAST, UnnamedErrors, domain_of, findings_of
 from holdfast.model.evidence import Domain, Role
-
-MATCHER = Matcher(read_catalogue())
+from whole_logs import MATCHER
 
 
 def ending(text, *, after=-1, progressed=False, beside_job=False):

@@ -15,7 +15,7 @@ from holdfast.checkpoint.errors import FencedError
 from holdfast.checkpoint.fence import Fence
 from holdfast.telemetry.slot import SlotError, read_slot
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 
 def pair(launched, tmp_path: Path, *args: str, **env: str) -> tuple[Launched, Launched]:

@@ -238,6 +238,7 @@ def test_nvidia_smi_reset_drains_replaces_validates_and_resumes(run: Run) -> Non
     assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
 
 
+@pytest.mark.alone
 @pytest.mark.walk("W5.3")
 def test_a_rising_temperature_has_the_job_saved_and_the_node_replaced_before_it_fails(run: Run) -> None:
     """The GPU of the batch host grows hotter towards its slowdown: the job saves where it is and loses no step."""

@@ -27,7 +27,7 @@ from holdfast.model.orders import (
     SetExcluded,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 S = SchedulerState
 STUBBORN = "trap '' TERM; setsid env -i sleep 1000 & sleep 1000 & while :; do sleep 0.1; done"
