@@ -163,6 +163,10 @@ def test_requeue_exclude_release_runs_on_the_spare(tmp_path: Path) -> None:
         job_id = await running(
             cluster, ["bash", "-c", f"echo attempt $HOLDFAST_RESTART_COUNT; {STUBBORN}"], nodes=2, stop_grace_s=0.1
         )
+        log, deadline = cluster.folder / "jobs" / job_id / "output.log", time.monotonic() + 60
+        while not log.exists() or log.read_text().count("attempt 0") < 2:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
         old = pids_of_job(cluster, job_id)
         await o.execute(RequeueHeld(id="o1", cause=1, job=key(job_id), restart_count=0, why="Xid 74"))
         held = await o.job(job_id)
@@ -180,7 +184,6 @@ def test_requeue_exclude_release_runs_on_the_spare(tmp_path: Path) -> None:
             await asyncio.sleep(0.005)
         env = environment_of(pids_of_job(cluster, job_id)[0])
         assert (env["HOLDFAST_RESTART_COUNT"], env["HOLDFAST_RESTORE_STEP"]) == ("1", "120")
-        log = Path(again.job_dir) / "output.log"
         while log.read_text().count("attempt 1") < 2:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
