@@ -17,7 +17,7 @@ from holdfast.controller.state import ShellState
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import events as e
 from holdfast.model.cluster import NodeView
-from holdfast.model.orders import QuarantineNode
+from holdfast.model.orders import AnyOrder, QuarantineNode
 from holdfast.model.wire import Beat
 
 
@@ -307,6 +307,47 @@ def test_an_order_asked_for_again_while_its_failure_is_being_stored_is_not_lost(
         assert isinstance(said[1], e.OrderDone)
         assert world.nodes["n1"].drained
         await until(lambda: executors.waiting == 0)
+
+    run_virtual(work())
+
+
+@pytest.mark.parametrize("settled_after_s", [0.2, 0.7])
+def test_an_order_that_ended_while_it_ran_is_not_tried_again(settled_after_s):
+    """Found beside seed 63493: a release that was seen to have worked was tried again and undid a person's hold."""
+
+    async def work() -> None:
+        clock = VirtualClock()
+        tries: list[float] = []
+
+        class Liar(MemoryOrchestrator):
+            async def execute(self, order: AnyOrder) -> str:
+                tries.append(clock.now())
+                await clock.sleep(0.5)
+                raise TemporaryOrderError("timed out")
+
+        said: list[e.AnyEvent] = []
+
+        async def outcome(event: e.AnyEvent) -> int:
+            said.append(event)
+            return len(said)
+
+        executors = Executors(
+            orchestrator=Liar(clock),
+            repairs=[],
+            notifiers=[],
+            mailboxes=Mailboxes(),
+            clock=clock,
+            settings=Settings(),
+            outcome=outcome,
+            may_act=lambda: True,
+            state=ShellState,
+        )
+        executors.dispatch(QuarantineNode(id="c1.1", cause=1, node="n1"))
+        await clock.sleep(settled_after_s)
+        executors.settle("c1.1")
+        await until(lambda: executors.waiting == 0)
+        assert len(tries) == 1
+        assert said == []
 
     run_virtual(work())
 

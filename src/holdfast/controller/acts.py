@@ -66,6 +66,8 @@ class Acts:
         self.running: dict[asyncio.Task[Any], None] = {}
         self.killed = False
         """Nothing is begun again."""
+        self.settled: set[str] = set()
+        """Orders that ended while they ran: not tried again, which could undo what came after their effect."""
         self._interrupted = False
 
     def interrupt(self) -> None:
@@ -109,3 +111,5 @@ class Acts:
                 await self._clock.sleep(wait_s)
                 pause_s = min(pause_s * 2, self._settings.retry_max_s)
                 await self.gate()
+                if order.id in self.settled:
+                    raise TemporaryOrderError(f"{error} (its order has ended)") from error

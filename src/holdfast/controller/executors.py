@@ -88,11 +88,13 @@ class Executors:
     def settle(self, order_id: str) -> None:
         """The order's end is stored, from wherever it came: do not begin it, nor hand it out, any more.
 
-        One that runs is left to finish: its effect is wanted, and half of it would be worse than twice.
+        The try that runs is left to finish: half of it would be worse than twice. It is the last one.
         """
         self._mailboxes.settle(order_id)
         self._again.pop(order_id, None)
-        if order_id not in self._running:
+        if order_id in self._running:
+            self.acts.settled.add(order_id)
+        else:
             self._known.discard(order_id)
 
     def withdraw(self, order_id: str) -> None:
@@ -138,6 +140,7 @@ class Executors:
                     del self._running[order.id]
                     self._known.discard(order.id)
                     self._reporting.discard(order.id)
+                    self.acts.settled.discard(order.id)
             queue.popleft()
             again = self._again.pop(order.id, None)
             if again is not None and not self._killed:
@@ -165,6 +168,8 @@ class Executors:
             await self.outcomes.done(order, detail)
 
     async def _failed(self, order: o.AnyOrder, error: OrderError) -> None:
+        if order.id in self.acts.settled:
+            return
         if isinstance(order, o.ValidateNode) and isinstance(error, PermanentOrderError):
             # The checks ran and said no: that is an outcome of the order, not its failure.
             await self.outcomes.done(order, str(error), passed=False)
