@@ -300,6 +300,7 @@ def test_an_order_asked_for_again_while_its_failure_is_being_stored_is_not_lost(
             settings=Settings(),
             outcome=outcome,
             may_act=lambda: True,
+            storing=lambda: 0,
             state=ShellState,
         )
         executors.dispatch(order)
@@ -311,9 +312,16 @@ def test_an_order_asked_for_again_while_its_failure_is_being_stored_is_not_lost(
     run_virtual(work())
 
 
-@pytest.mark.parametrize("settled_after_s", [0.2, 0.7])
-def test_an_order_that_ended_while_it_ran_is_not_tried_again(settled_after_s):
-    """Found beside seed 63493: a release that was seen to have worked was tried again and undid a person's hold."""
+@pytest.mark.parametrize(
+    ("settled_after_s", "batch"),
+    [
+        pytest.param(0.2, 0, id="during the try"),
+        pytest.param(0.7, 0, id="before the next try"),
+        pytest.param(5.0, 7, id="by what a slow disk is still storing"),
+    ],
+)
+def test_an_order_that_ended_while_it_ran_is_not_tried_again(settled_after_s: float, batch: int):
+    """Found by seed 63493: a release that was seen to have worked was tried again and undid a person's hold."""
 
     async def work() -> None:
         clock = VirtualClock()
@@ -340,6 +348,7 @@ def test_an_order_that_ended_while_it_ran_is_not_tried_again(settled_after_s):
             settings=Settings(),
             outcome=outcome,
             may_act=lambda: True,
+            storing=lambda: 0 if executors.acts.settled else batch,
             state=ShellState,
         )
         executors.dispatch(QuarantineNode(id="c1.1", cause=1, node="n1"))

@@ -60,6 +60,7 @@ REGRESSIONS = {
     12951: "a retry drained a node anew that a person had taken back before the order's outcome was told",
     32133: "an end that was proposed outlived the requeue that a person approved, which was ordered anew each minute",
     32176: "a trouble that was left alone while a person held the job left nothing to end the proof of what ran",
+    63493: "a release was tried again while a slow disk stored the word that it had worked, and undid a person's hold",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own in tests/decide."""
 TWO_JOURNALS = {

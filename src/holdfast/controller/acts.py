@@ -58,10 +58,13 @@ async def within(
 class Acts:
     """What adapters are doing now."""
 
-    def __init__(self, clock: Clock, settings: Settings, may_act: Callable[[], bool]) -> None:
+    def __init__(
+        self, clock: Clock, settings: Settings, may_act: Callable[[], bool], storing: Callable[[], int]
+    ) -> None:
         self._clock = clock
         self._settings = settings
         self._may_act = may_act
+        self._storing = storing
         # In order of their beginning, not a set: a simulation must cut them off in the same order each time.
         self.running: dict[asyncio.Task[Any], None] = {}
         self.killed = False
@@ -110,6 +113,9 @@ class Acts:
                 _log.info("order is tried again", order=order.id, kind=kind_of(order), why=str(error), in_s=wait_s)
                 await self._clock.sleep(wait_s)
                 pause_s = min(pause_s * 2, self._settings.retry_max_s)
+                batch = self._storing()
+                while batch and self._storing() == batch:
+                    await self._clock.sleep(GATE_S)  # the order's end may be in what is being stored
                 await self.gate()
                 if order.id in self.settled:
                     raise TemporaryOrderError(f"{error} (its order has ended)") from error

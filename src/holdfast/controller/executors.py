@@ -44,6 +44,7 @@ class Executors:
         settings: Settings,
         outcome: Callable[[e.AnyEvent], Awaitable[int]],
         may_act: Callable[[], bool],
+        storing: Callable[[], int],
         state: Callable[[], ShellState],
     ) -> None:
         self._doers: list[Orchestrator | Repair] = [*repairs, orchestrator]
@@ -51,7 +52,7 @@ class Executors:
         self._mailboxes = mailboxes
         self._clock = clock
         self._settings = settings
-        self.acts = Acts(clock, settings, may_act)
+        self.acts = Acts(clock, settings, may_act, storing)
         self.outcomes = Outcomes(clock, outcome, state)
         self._lanes: dict[str, deque[o.AnyOrder]] = {}
         # In order of their beginning, not sets: a simulation must cut them off in the same order each time.
