@@ -17,7 +17,7 @@ from holdfast.controller.state import ShellState
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import events as e
 from holdfast.model.cluster import NodeView
-from holdfast.model.orders import QuarantineNode
+from holdfast.model.orders import AnyOrder, QuarantineNode
 from holdfast.model.wire import Beat
 
 
@@ -300,6 +300,7 @@ def test_an_order_asked_for_again_while_its_failure_is_being_stored_is_not_lost(
             settings=Settings(),
             outcome=outcome,
             may_act=lambda: True,
+            storing=lambda: 0,
             state=ShellState,
         )
         executors.dispatch(order)
@@ -326,6 +327,55 @@ def test_an_order_that_is_seen_done_is_not_tried_again():
             await asyncio.sleep(60)
             assert house.world.asked == [order], "the order was carried out again after its end was stored"
             assert [event.id for event in await outcomes(controller)] == ["seen"]
+
+    run_virtual(work())
+
+
+@pytest.mark.parametrize(
+    ("settled_after_s", "batch"),
+    [
+        pytest.param(0.2, 0, id="during the try"),
+        pytest.param(0.7, 0, id="before the next try"),
+        pytest.param(5.0, 7, id="by what a slow disk is still storing"),
+    ],
+)
+def test_an_order_that_ended_while_it_ran_is_not_tried_again(settled_after_s: float, batch: int):
+    """Found by seed 63493: a release that was seen to have worked was tried again and undid a person's hold."""
+
+    async def work() -> None:
+        clock = VirtualClock()
+        tries: list[float] = []
+
+        class Liar(MemoryOrchestrator):
+            async def execute(self, order: AnyOrder) -> str:
+                tries.append(clock.now())
+                await clock.sleep(0.5)
+                raise TemporaryOrderError("timed out")
+
+        said: list[e.AnyEvent] = []
+
+        async def outcome(event: e.AnyEvent) -> int:
+            said.append(event)
+            return len(said)
+
+        executors = Executors(
+            orchestrator=Liar(clock),
+            repairs=[],
+            notifiers=[],
+            mailboxes=Mailboxes(),
+            clock=clock,
+            settings=Settings(),
+            outcome=outcome,
+            may_act=lambda: True,
+            storing=lambda: 0 if executors.acts.settled else batch,
+            state=ShellState,
+        )
+        executors.dispatch(QuarantineNode(id="c1.1", cause=1, node="n1"))
+        await clock.sleep(settled_after_s)
+        executors.settle("c1.1")
+        await until(lambda: executors.waiting == 0)
+        assert len(tries) == 1
+        assert said == []
 
     run_virtual(work())
 

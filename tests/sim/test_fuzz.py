@@ -60,7 +60,7 @@ REGRESSIONS = {
     12951: "a retry drained a node anew that a person had taken back before the order's outcome was told",
     32133: "an end that was proposed outlived the requeue that a person approved, which was ordered anew each minute",
     32176: "a trouble that was left alone while a person held the job left nothing to end the proof of what ran",
-    63493: "an order that was seen done was tried again, and undid what a person did since; the judge knew no holds",
+    63493: "an order that was seen done, but not stored yet, was tried again and undid what a person did since",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own where they were."""
 TWO_JOURNALS = {

@@ -419,7 +419,7 @@ def test_what_sets_something_anew_has_one_effect(tale):
     assert "order c21 had its effect 2 times" in [one.text for one in judged(tale.history)]
 
 
-@pytest.mark.parametrize(("after_s", "complains"), [(4.0, False), (11.0, True)])
+@pytest.mark.parametrize(("after_s", "complains"), [(4.0, False), (7.0, True)])
 def test_a_release_that_undoes_a_persons_hold_is_forgiven_only_while_nobody_can_know(tale, after_s, complains):
     """The command's answer was lost: its retry is under way when a person holds the job."""
     release = order(o.ReleaseJob, "c22", epoch=2)

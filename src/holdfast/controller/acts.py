@@ -58,14 +58,19 @@ async def within(
 class Acts:
     """What adapters are doing now."""
 
-    def __init__(self, clock: Clock, settings: Settings, may_act: Callable[[], bool]) -> None:
+    def __init__(
+        self, clock: Clock, settings: Settings, may_act: Callable[[], bool], storing: Callable[[], int]
+    ) -> None:
         self._clock = clock
         self._settings = settings
         self._may_act = may_act
+        self._storing = storing
         # In order of their beginning, not a set: a simulation must cut them off in the same order each time.
         self.running: dict[asyncio.Task[Any], None] = {}
         self.killed = False
         """Nothing is begun again."""
+        self.settled: set[str] = set()
+        """Orders that ended while they ran: not tried again, which could undo what came after their effect."""
         self._interrupted = False
 
     def interrupt(self) -> None:
@@ -79,18 +84,11 @@ class Acts:
         while not self._may_act():
             await self._clock.sleep(GATE_S)
 
-    async def attempt(
-        self,
-        order: o.AnyOrder,
-        act: Callable[[], Coroutine[Any, Any, T]],
-        limit_s: float,
-        *,
-        is_wanted: Callable[[], bool],
-    ) -> T:
-        """Do it; retry what is temporary, with growing pauses, until the order's limit or while it is wanted.
+    async def attempt(self, order: o.AnyOrder, act: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
+        """Do it; retry what is temporary, with growing pauses, until the order's limit.
 
         Raises:
-            OrderError: as `act` does; TemporaryOrderError when the limit is over, or a retry is not wanted.
+            OrderError: as `act` does; TemporaryOrderError when the limit is over.
         """
         pause_s = self._settings.retry_first_s
         await self.gate()
@@ -106,8 +104,8 @@ class Acts:
                 _log.warning("order is cut off: the lease was not renewed in time", order=order.id, kind=kind_of(order))
                 await self.gate()
                 deadline = self._clock.monotonic() + limit_s
-                if not is_wanted():
-                    raise TemporaryOrderError("cut off, and not wanted any more") from None
+                if order.id in self.settled:
+                    raise TemporaryOrderError("cut off, and its order has ended") from None
             except TimeoutError as error:
                 raise TemporaryOrderError(f"not done within {limit_s:g} s") from error
             except (TemporaryOrderError, LinkError) as error:
@@ -117,6 +115,9 @@ class Acts:
                 _log.info("order is tried again", order=order.id, kind=kind_of(order), why=str(error), in_s=wait_s)
                 await self._clock.sleep(wait_s)
                 pause_s = min(pause_s * 2, self._settings.retry_max_s)
+                batch = self._storing()
+                while batch and self._storing() == batch:
+                    await self._clock.sleep(GATE_S)  # the order's end may be in what is being stored
                 await self.gate()
-                if not is_wanted():
-                    raise TemporaryOrderError(f"{error} (not wanted any more)") from error
+                if order.id in self.settled:
+                    raise TemporaryOrderError(f"{error} (its order has ended)") from error

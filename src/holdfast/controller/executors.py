@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -45,6 +44,7 @@ class Executors:
         settings: Settings,
         outcome: Callable[[e.AnyEvent], Awaitable[int]],
         may_act: Callable[[], bool],
+        storing: Callable[[], int],
         state: Callable[[], ShellState],
     ) -> None:
         self._doers: list[Orchestrator | Repair] = [*repairs, orchestrator]
@@ -52,15 +52,13 @@ class Executors:
         self._mailboxes = mailboxes
         self._clock = clock
         self._settings = settings
-        self.acts = Acts(clock, settings, may_act)
+        self.acts = Acts(clock, settings, may_act, storing)
         self.outcomes = Outcomes(clock, outcome, state)
         self._lanes: dict[str, deque[o.AnyOrder]] = {}
         # In order of their beginning, not sets: a simulation must cut them off in the same order each time.
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._known: set[str] = set()
-        self._settled: set[str] = set()
-        """Orders that run although their end is stored."""
         self._reporting: set[str] = set()
         """Orders that have failed for now, whose outcome is on its way to the journal."""
         self._again: dict[str, o.AnyOrder] = {}
@@ -91,13 +89,12 @@ class Executors:
     def settle(self, order_id: str) -> None:
         """The order's end is stored, from wherever it came: do not begin it, nor hand it out, any more.
 
-        One that runs is left to finish: its effect is wanted, and half of it would be worse than twice. It is not tried
-        again: somebody may have changed since what it has done.
+        The try that runs is left to finish: half of it would be worse than twice. It is the last one.
         """
         self._mailboxes.settle(order_id)
         self._again.pop(order_id, None)
         if order_id in self._running:
-            self._settled.add(order_id)
+            self.acts.settled.add(order_id)
         else:
             self._known.discard(order_id)
 
@@ -144,7 +141,7 @@ class Executors:
                     del self._running[order.id]
                     self._known.discard(order.id)
                     self._reporting.discard(order.id)
-                    self._settled.discard(order.id)
+                    self.acts.settled.discard(order.id)
             queue.popleft()
             again = self._again.pop(order.id, None)
             if again is not None and not self._killed:
@@ -161,10 +158,9 @@ class Executors:
             if doer is None:
                 await self._by_mail(order)
                 return
-            detail = await self._act(order, lambda: doer.execute(order), self._limit(order))
+            detail = await self.acts.attempt(order, lambda: doer.execute(order), self._limit(order))
         except OrderError as error:
-            if order.id not in self._settled:
-                await self._failed(order, error)
+            await self._failed(order, error)
         except Exception as error:  # noqa: BLE001
             # An adapter's bug must not leave the order without an outcome for ever: the engine takes the next rung.
             _log.exception("order broke its adapter", order=order.id, kind=kind_of(order))
@@ -172,10 +168,9 @@ class Executors:
         else:
             await self.outcomes.done(order, detail)
 
-    async def _act(self, order: o.AnyOrder, act: Callable[[], Coroutine[Any, Any, str]], limit_s: float) -> str:
-        return await self.acts.attempt(order, act, limit_s, is_wanted=lambda: order.id not in self._settled)
-
     async def _failed(self, order: o.AnyOrder, error: OrderError) -> None:
+        if order.id in self.acts.settled:
+            return
         if isinstance(order, o.ValidateNode) and isinstance(error, PermanentOrderError):
             # The checks ran and said no: that is an outcome of the order, not its failure.
             await self.outcomes.done(order, str(error), passed=False)
@@ -217,7 +212,7 @@ class Executors:
                     told.add(index)
             return f"told by {len(told)} of {len(self._notifiers)}" if self._notifiers else "no notifier is configured"
 
-        detail = await self._act(order, tell, self._settings.notify_limit_s)
+        detail = await self.acts.attempt(order, tell, self._settings.notify_limit_s)
         await self.outcomes.done(order, detail)
 
 

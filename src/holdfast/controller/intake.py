@@ -68,6 +68,11 @@ class Intake:
         return self.recent.seq
 
     @property
+    def storing(self) -> int:
+        """The seq that a batch on its way to the disk begins with; 0: there is none."""
+        return self.seq + 1 if self.deciding else 0
+
+    @property
     def waiting(self) -> int:
         """Events that have arrived and are not being stored yet."""
         return self._arrived.qsize()

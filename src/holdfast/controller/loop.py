@@ -94,6 +94,7 @@ class Controller:
             settings=settings,
             outcome=self.submit,
             may_act=self.may_act,
+            storing=lambda: self._intake.storing,
             state=self.shell,
         )
         self._consequences = Consequences(executors, Timers(clock, self.submit), self.presence, self.shell)

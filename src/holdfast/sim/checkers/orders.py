@@ -16,8 +16,8 @@ from holdfast.sim.history import Held, History, OrderTook, RunBegan, Step
 OWN = (o.StartTimer, o.CancelTimer, o.Notify)
 """Orders that do nothing to the world."""
 _AGAINST_NODES = (o.QuarantineNode, o.ResetGpu, o.RebootNode, o.ReplaceNode, o.RetireNode)
-_UNSEEN_S = 10.0
-"""A command takes 5 s, and the look that it was decided on is as old as the wait between two."""
+_UNSEEN_S = 6.0
+"""A command takes 5 s, and the look that it was decided on may be a second old."""
 _AGAINST_JOBS = (o.RequeueHeld, o.GiveUp, o.StopAttempt, o.RestartInPlace, o.SaveAndStop)
 
 
