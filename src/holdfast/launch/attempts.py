@@ -78,7 +78,7 @@ class Attempts:
     ) -> None:
         self.fence = Fence()
         self.spec: AttemptSpec | None = None
-        """The newest attempt whose ranks were started."""
+        """The newest attempt whose ranks were told to start."""
         self.started_mono = 0.0
         self._place = place
         self._options = options

@@ -42,10 +42,10 @@ class Nodes(Protocol):
         """The leader goes on with the numbers that its record and its folder hold."""
 
     async def begun(self) -> None:
-        """The first attempt has been started."""
+        """The first attempt has been started, or this launcher leaves without it."""
 
     def attempt_started(self, *, in_place: bool) -> None:
-        """An attempt has been started."""
+        """An order to start an attempt has been carried out."""
 
     def check_save(self, attempt: int) -> None:
         """Raise PermanentOrderError when its ranks cannot be asked to save and stop."""
@@ -104,6 +104,9 @@ class LauncherNodes:
     def attempt_started(self, *, in_place: bool) -> None:
         """See `Nodes`. Lost nodes leave the job once it goes on without them."""
         del in_place
+        self._let_lost_go()
+
+    def _let_lost_go(self) -> None:
         lost = self.gone - self._let_go
         if lost and self._scheduler is not None:
             self._let_go |= lost
@@ -157,7 +160,7 @@ class LauncherNodes:
         if await scheduler.is_dead(node) and node not in self._crew.used:
             self._voice.say(f"{node}, which the job does not use now, is lost: neither it nor its slurmd answers")
             self.gone.add(node)
-            self.attempt_started(in_place=False)
+            self._let_lost_go()
         await asyncio.sleep(_SPARE_AGAIN_S)
         if self._crew.port is not None:
             self._crew.port.presence.handle(SpareChecked(node))

@@ -49,7 +49,7 @@ class Leader:
     """Leads one allocation; `nodes` is set before `attach`.
 
     Args:
-        ground: place, options and voice.
+        ground: what leader and follower stand on alike.
         policy: of the job.
         view: the job, as the engine is told of it.
         want_nodes: how many nodes an attempt takes.
@@ -204,7 +204,8 @@ class Leader:
     ) -> None:
         """Fence the attempts before it, start it on these nodes, and say so.
 
-        Raises TemporaryOrderError when the job is being ended from outside: this launcher is about to leave.
+        Raises TemporaryOrderError when this launcher was told before to end the job: it is about to leave. When it is
+        told meanwhile, nothing starts.
         """
         if self.leaving.shutdown.ending:
             raise TemporaryOrderError("the job is being ended from outside", retry_after_s=_LEAVING_S)

@@ -28,11 +28,12 @@ from holdfast.launch.core.shutdown import (
     Handed,
     Hurry,
     LeaseLost,
+    LossReport,
+    OwnReport,
     PassEnd,
     Settled,
     Shutdown,
     ShutdownAsk,
-    ShutdownReport,
     Stored,
     Superseded,
 )
@@ -119,8 +120,8 @@ class Leaving:
             self.why = why
             self.is_over.set_result(code)
 
-    def take(self, report: ShutdownReport) -> list[ShutdownAsk]:
-        """Have the core decide, and do what it asks, apart from what is waited for."""
+    def take(self, report: OwnReport) -> list[ShutdownAsk]:
+        """Have the core decide, and do what it asks."""
         asks = self.shutdown.handle(report)
         self._carry_out(asks)
         return asks
@@ -154,7 +155,8 @@ class Leaving:
         await asyncio.sleep(ask.after_s)
         self.finish(ask.finish.code, ask.finish.why)
 
-    async def _take_and_kill(self, report: ShutdownReport) -> None:
+    async def _take_loss(self, report: LossReport) -> None:
+        """As `take`; the ranks here are dead when it returns."""
         for ask in self.shutdown.handle(report):
             if isinstance(ask, KillRanks):
                 await self._crew.runner.end(ask.attempt, 0.0, why=ask.why)
@@ -205,13 +207,13 @@ class Leaving:
     async def lost_lease(self) -> None:
         """Our own lease has run out: kill this node's ranks; the followers' die because nothing is granted."""
         if (watch := self._observer.running()) is not None:
-            await self._take_and_kill(LeaseLost(watch.spec.attempt))
+            await self._take_loss(LeaseLost(watch.spec.attempt))
 
     async def superseded(self, epoch: int) -> None:
         """Another launcher has started an attempt of this job with a newer epoch."""
         self.last_words.is_superseded = True
         fence = self._attempts.fence
-        await self._take_and_kill(Superseded(epoch=epoch, own=fence.epoch, attempt=fence.attempt))
+        await self._take_loss(Superseded(epoch=epoch, own=fence.epoch, attempt=fence.attempt))
 
     def look_at_folder(self, unread: str, mono: float) -> None:
         """Nothing can be decided while the folder refuses: ranks that run go on; when none is left, we leave."""

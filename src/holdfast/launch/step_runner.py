@@ -104,6 +104,7 @@ class SrunPipes:
         self.drain()
         for number in list(self._read_ends):
             self._close(number)
+        self._log = self._on_lines = None
 
     def _close(self, number: int) -> None:
         end = self._read_ends.pop(number)

@@ -1,8 +1,8 @@
 """What the leader knows of its followers: when each was last heard, until when it may run ranks, and who is silent.
 
-Driven by `launch.link.LeaderPort`, which hears them, and by the leader's look ten times a second. Silence is not an
-end: a node counts as empty by its own word, by a proven end of its launcher, or by the end of the lease granted to it.
-Times are the leader's monotonic seconds.
+Driven by `launch.link.LeaderPort`, which hears them, and by `launch.launcher_nodes` ten times a second. Silence is not
+an end: a node counts as empty by its own word, by a proven end of its launcher, or by the end of the lease granted to
+it. Times are the leader's monotonic seconds.
 """
 
 from __future__ import annotations

@@ -106,9 +106,11 @@ class Handed(Struct, frozen=True, kw_only=True):
     is_told: bool
 
 
-ShutdownReport = (
-    Signalled | Interrupted | RankFell | AttemptOver | FolderRefused | Settled | LeaseLost | Superseded | Handed
-)
+LossReport = LeaseLost | Superseded
+"""Answered with `KillRanks`, which is waited for."""
+OwnReport = Signalled | Interrupted | RankFell | AttemptOver | FolderRefused | Settled | Handed
+"""Of our own job, which nobody takes from us."""
+ShutdownReport = OwnReport | LossReport
 
 
 class ExpectStop(Struct, frozen=True):
