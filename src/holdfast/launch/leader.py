@@ -144,9 +144,7 @@ class Leader:
         """Take authority over the job, going on with numbers and epochs where it was left. Raises FolderError."""
         self.attempts.resume(record)
         self.nodes.resumed(record, self.attempts.fence)
-        self.events.submit(
-            JobObserved(id=self.events.new_id(), at=time.time(), source="allocation", job=self._view),
-        )
+        self.events.submit(JobObserved(id=self.events.new_id(), at=time.time(), source="allocation", job=self._view))
         self.background.run(self._attach(self._say_attached()))
 
     def attach_again(self) -> None:
@@ -204,8 +202,7 @@ class Leader:
     ) -> None:
         """Fence the attempts before it, start it on these nodes, and say so.
 
-        Raises TemporaryOrderError when this launcher was told before to end the job: it is about to leave. When it is
-        told meanwhile, nothing starts.
+        Raises TemporaryOrderError when this launcher was told to end the job; told meanwhile, it starts nothing.
         """
         if self.leaving.shutdown.ending:
             raise TemporaryOrderError("the job is being ended from outside", retry_after_s=_LEAVING_S)
