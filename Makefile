@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SHELL  := /bin/bash
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo test unit lint format soak bench docs drills constraints clean guard slurm-packages prometheus-packages postgres-packages chromium-packages slurm-lab kubernetes-lab
+.PHONY: help install demo test unit lint format soak fuzz bench docs drills constraints clean guard slurm-packages prometheus-packages postgres-packages chromium-packages slurm-lab kubernetes-lab
 
 PROMETHEUS_PACKAGES := prometheus prometheus-alertmanager
 POSTGRES_PACKAGES := postgresql
@@ -127,6 +127,12 @@ format: install
 
 soak: install $(VENV)/.frameworks ## long randomised runs (an hour or so)
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+
+# The first seed comes from the commit, so that nobody can choose seeds that pass.
+fuzz: install ## SEEDS=10000 seeds of random faults for engine, controller and the launcher's cores (an hour on two cores)
+	@first=$$((0x$$(git rev-parse --short=7 HEAD | cut -c1-7))); \
+	  $(BIN)/python -m tests.sim.launch_core --from $$first --seeds $(or $(SEEDS),10000) && \
+	  $(BIN)/holdfast simulate fuzz --from $$first --seeds $(or $(SEEDS),10000) --jobs $$(nproc)
 
 bench: install ## every figure of the docs, beside what a user would pick instead
 	@$(PIP) install -c constraints.txt google-re2 defusedxml 2> >(grep -v WARNING >&2)

@@ -1,11 +1,14 @@
 """The launcher's core under virtual time: messages lost, late and doubled, cut links, paused processes, a second leader.
 
 `complaints(seed)` drives each core of `launch.core` and judges it by what its words promise, without its code. `BUGS` are
-changes of their text that must not go unseen.
+changes of their text that must not go unseen. To judge many seeds::
+
+    python -m tests.sim.launch_core --from 30000 --seeds 10000
 """
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import itertools
 import random
@@ -400,3 +403,20 @@ def planted(name: str) -> dict[str, ModuleType]:
         follows.Lease = made.Lease  # type: ignore[attr-defined]
         cores["follower"] = follows
     return cores
+
+
+def main() -> None:
+    """Judge seeds, and say which have something to complain of."""
+    parser = argparse.ArgumentParser(description="Judge the launcher's cores.")
+    parser.add_argument("--from", dest="first", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=200)
+    asked = parser.parse_args()
+    wrong = {seed: said for seed in range(asked.first, asked.first + asked.seeds) if (said := complaints(seed))}
+    for seed, said in wrong.items():
+        print(f"seed {seed}: {'; '.join(said)}")
+    print(f"launcher's cores, seeds {asked.first} to {asked.first + asked.seeds - 1}: {len(wrong)} seeds failed")
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
