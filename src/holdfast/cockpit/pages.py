@@ -38,7 +38,6 @@ SHOWN = 12
 EVENTS_BACK = 10_000
 """The page of one thing looks for its events among so many of the newest."""
 DEED_ROWS = 200
-WELL_FIRST = tuple(NodeState)
 
 Values = dict[str, Any]
 

@@ -29,7 +29,6 @@ DRILLS_MAX = 32
 FAULT_BEFORE_S = 60.0
 """Evidence older than this before the known start of the fault does not move its start: it may be of something else."""
 SEEN_MAX = 4096
-UNDIAGNOSED = Diagnosis(cause="unknown", summary="cause not known yet", fingerprint="unknown")
 RECOVERED = "recovered"
 GIVEN_UP = "given_up"
 CANCELLED = "cancelled"

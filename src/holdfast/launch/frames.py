@@ -21,7 +21,6 @@ from holdfast.launch.process import Exit
 from holdfast.model.evidence import Finding
 
 FRAME_MAX = 16 * 1024 * 1024
-_MAC_BYTES = 32
 NONCE_BYTES = 16
 
 

@@ -19,7 +19,6 @@ XIDS_PER_LOOK = 64
 _EVENT_XID = 8
 _FIELD_MEMORY_TEMPERATURE = 82
 _FIELD_RECOVERY_ACTION = 230
-_TIMEOUT = 10
 _ABSENT = {9: "the NVIDIA driver is not loaded", 12: "there is no libnvidia-ml.so.1"}
 _GONE = frozenset({15, 16})
 """NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED."""
