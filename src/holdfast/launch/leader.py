@@ -19,6 +19,7 @@ from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, LinkError, Tem
 from holdfast.launch.allocation import AllocationController
 from holdfast.launch.attempts import Attempts
 from holdfast.launch.core.fence import StartOrdered
+from holdfast.launch.core.lease import ATTACH_LEASE_S
 from holdfast.launch.core.shutdown import RankFell, Shutdown, Signalled, Stored
 from holdfast.launch.crew import Crew
 from holdfast.launch.frames import AnyReport, EndAsked
@@ -41,7 +42,6 @@ if TYPE_CHECKING:  # loaded when the first ranks run
 _LOOK_S = 0.1
 _LEASE_BACK_S = 60.0
 _LEAVING_S = 60.0
-_ATTACH_LEASE_S = 10.0
 _NEVER = 1 << 62
 
 
@@ -166,7 +166,7 @@ class Leader:
                 source=self.place.source,
                 job=self.place.job,
                 restart_count=self.place.restart_count,
-                lease_s=_ATTACH_LEASE_S,
+                lease_s=ATTACH_LEASE_S,
                 nodes=self.place.nodes,
                 ranks=self.want_nodes * self.crew.runner.local_ranks,
             )

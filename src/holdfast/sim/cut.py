@@ -44,6 +44,7 @@ SLOW_TICK_S = 2.0
 RESET_S = 0.5
 """From a node's end to the reset of its connections."""
 WAIT_S = 600.0
+"""For followers that do not come, and for a leader that does not come back, as by default in `RunOptions`."""
 
 
 class Led(Protocol):

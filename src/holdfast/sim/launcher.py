@@ -31,7 +31,7 @@ from holdfast.launch.core.fence import (
     StartOrdered,
     StartRanks,
 )
-from holdfast.launch.core.lease import YieldJob
+from holdfast.launch.core.lease import ATTACH_LEASE_S, YieldJob
 from holdfast.launch.core.shutdown import (
     AttemptOver,
     AwaitDecision,
@@ -57,7 +57,7 @@ from holdfast.model.policy import Mode
 from holdfast.model.wire import Beat
 from holdfast.sim.agents import Agents, finding
 from holdfast.sim.control import ControlPlane
-from holdfast.sim.cut import Followers, keep_own_lease
+from holdfast.sim.cut import WAIT_S, Followers, keep_own_lease
 from holdfast.sim.reports import AttemptReports
 from holdfast.sim.scheduler import Allocation, Job, Scheduler
 from holdfast.sim.store import Disk, SimJournal
@@ -70,8 +70,6 @@ LAUNCH_FAILS_S = 60.0
 POLL_S = 600.0
 LONG_POLL_S = 86400.0
 """When nobody kills controllers: a beat that waits is answered as soon as there is an order."""
-ATTACH_LEASE_S = 10.0
-FOLLOWERS_S = 600.0
 TOLD_S = 5.0
 LATE_S = 2.0
 LONG_S = 400 * 86400.0
@@ -350,7 +348,7 @@ class Launcher(Allocation):
 
     async def _start_first(self) -> None:
         want = self.job.plan.nodes
-        nodes = await self.lead.until_joined(want, FOLLOWERS_S)
+        nodes = await self.lead.until_joined(want, WAIT_S)
         if len(nodes) < want:
             self.exit(EXIT_RESTART_ME)
             return

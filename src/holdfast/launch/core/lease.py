@@ -12,6 +12,8 @@ from msgspec import Struct
 
 LEASE_MARGIN_S = 0.5
 """Between the end of a follower's lease and the moment its ranks are taken for dead: one tick and a SIGKILL."""
+ATTACH_LEASE_S = 10.0
+"""What a leader tells the controller of its own lease."""
 LEASE_AHEAD_S = 0.25
 """A follower's lease begins when it sends its beat, the leader's count of it when that is read."""
 _BEATS_PER_LEASE = 9
