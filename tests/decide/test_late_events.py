@@ -162,6 +162,32 @@ def test_a_person_who_holds_a_job_before_our_release_is_answered_keeps_it_held(p
     assert play.opened(o.ReleaseJob) == []
 
 
+def test_what_followed_from_a_bad_gpu_is_another_trouble_when_it_comes_without_one():
+    """The Xid explained the rank's death; the next death, elsewhere and without an Xid, has an incident of its own."""
+    play = Play().running()
+    play.crash(rank=5, node="n3")
+    play.xid("n3", 95)
+    play.through_queue(nodes=("n1", "n2", "n4", "n5"))
+    first = play.incident
+    assert first.diagnosis is not None
+    assert first.diagnosis.cause == "nvidia.xid.95"
+    play.crash(1, rank=7, node="n4")
+    second = next(incident for incident in play.engine.open_incidents() if incident is not first)
+    assert [finding.rule for finding in second.findings] == ["exit.signal.11"]
+    assert first.diagnosis.cause == "nvidia.xid.95"
+
+
+def test_late_hardware_evidence_explains_the_last_time_of_a_trouble_that_came_back():
+    """Signal 11, a restart, signal 11 again, and then the Xid: the kernel's line is near the second crash only."""
+    play = Play().running()
+    play.crash(rank=5, node="n3")
+    play.restart_in_place()
+    play.crash(1, rank=5, node="n3", at=play.now + 400)
+    play.xid("n3", 95, at=play.now + 10)
+    assert play.incident.diagnosis is not None
+    assert play.incident.diagnosis.cause == "nvidia.xid.95"
+
+
 def test_attempt_ended_twice_acts_once(inside):
     """The launcher's word repeated after a reconnect changes nothing."""
     inside.crash()

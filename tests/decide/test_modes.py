@@ -11,7 +11,7 @@ from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.evidence import Remedy
 from holdfast.model.orders import OrderStatus
-from holdfast.model.policy import Limits, Mode, Policy, Trouble
+from holdfast.model.policy import Brake, Limits, Mode, Policy, Trouble
 from holdfast.model.records import JobState, NodeState
 
 S = SchedulerState
@@ -298,6 +298,24 @@ def test_rejection_leaves_everything_as_it_is():
         play.say(e.Command.REJECT, order=record.order.id, why="I look at it")
     assert play.state is JobState.WATCHING
     assert play.engine.proposed_orders() == []
+
+
+def test_an_overtaken_proposal_leaves_the_node_to_people_while_its_return_is_under_way():
+    """A person vouched for it, it is proposed for quarantine anew, and the brake refuses the approval (seed 184706828).
+
+    The return that hangs is no plan for the node: without this it stayed suspect for ever once the return was done.
+    """
+    play = Play(modes={R.QUARANTINE: Mode.ADVISE}, brake=Brake(max_nodes=1, max_percent=100.0)).nodes()
+    play.xid("n2")
+    play.say(e.Command.APPROVE, order=proposal(play, o.QuarantineNode).order.id)
+    play.done(o.QuarantineNode)
+    play.say(e.Command.CONFIRM_HEALTHY, node="n2")
+    play.xid("n2", number=95)
+    play.say(e.Command.APPROVE, order=proposal(play, o.QuarantineNode).order.id)
+    assert play.opened(o.QuarantineNode) == []
+    assert not play.n().incident
+    play.done(o.ReturnNode)
+    assert play.ns() is NodeState.SUSPECT
 
 
 def test_a_proposal_lapses():

@@ -9,7 +9,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.evidence import Domain, EvidenceKind, Remedy
-from holdfast.model.policy import Waits
+from holdfast.model.policy import Mode, Waits
 from holdfast.model.records import JobState, Mark, NodeState
 
 S = SchedulerState
@@ -136,6 +136,15 @@ def test_our_old_drain_found_at_start_is_checked_and_lifted():
     assert kinds(play.do(e.NodeValidated, node="n1", passed=True)) == ["ReturnNode"]
     play.done(o.ReturnNode)
     assert play.ns("n1") is NodeState.HEALTHY
+
+
+def test_our_old_drain_found_where_policy_observes_is_told_and_left():
+    """Nothing is touched there, and whoever reads the node's story knows who lifts the drain."""
+    play = Play(modes={Remedy.QUARANTINE: Mode.OBSERVE})
+    orders = play.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    assert kinds(orders) == []
+    assert play.ns() is NodeState.HEALTHY
+    assert "whoever wants it back returns it" in play.n().story[-1]
 
 
 def test_an_admins_drain_found_at_start_is_left_alone():
@@ -327,6 +336,16 @@ def test_a_cleared_condition_clears_suspicion(idle):
     assert idle.engine.open_incidents() == []
 
 
+def test_a_fault_from_after_the_clearing_is_news_however_late_both_are_heard(idle):
+    """The node was cut off: link down, link up, Xid. It was well when the link came up, not when that was heard."""
+    clear_at = idle.now + 10
+    idle.finding("check.fabric_port_down", node="n2", domain=Domain.NETWORK, remedy=Remedy.QUARANTINE)
+    idle.fail(o.QuarantineNode, "no permission")
+    idle.do(e.FindingCleared, node="n2", rule="check.fabric_port_down", at=idle.now + 300, seen_at=clear_at)
+    assert idle.ns() is NodeState.HEALTHY
+    assert kinds(idle.xid("n2", seen_at=clear_at + 50)) == ["QuarantineNode"]
+
+
 def test_clearing_one_rule_leaves_the_others(idle):
     """A node-wide cancel would kill a fresh quarantine."""
     idle.plain()
@@ -372,6 +391,26 @@ def test_quarantine_that_fails_for_now_is_tried_again(idle):
     idle.fail(o.QuarantineNode, "time-out", permanent=False)
     assert idle.ns() is NodeState.QUARANTINED
     assert idle.fire("order:") == [order]
+
+
+def test_a_quarantine_that_is_seen_and_said_to_have_failed_is_a_fence(idle):
+    """The command worked and its answer said that it had not: our drain stands, and is in our care."""
+    idle.xid("n2")
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    idle.fail(o.QuarantineNode, "Access/permission denied")
+    assert idle.ns() is NodeState.REPAIRING
+    assert "n2 could not be quarantined" not in idle.notices()
+
+
+def test_a_retry_waits_until_the_scheduler_can_be_read_again(idle):
+    """A person may have returned the node meanwhile: what is not seen is not undone."""
+    idle.xid("n2")
+    order = idle.open(o.QuarantineNode)
+    idle.fail(o.QuarantineNode, "time-out", permanent=False)
+    idle.do(e.WatchBlind, blind=True, why="no answer")
+    assert kinds(idle.fire("order:")) == []
+    idle.do(e.WatchBlind, blind=False, why="")
+    assert order in idle.fire("order:")
 
 
 # --- other ------------------------------------------------------------------------------------------------------------

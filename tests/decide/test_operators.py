@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.decide.play import KEY, Play, kinds
+from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -232,6 +232,47 @@ def test_hold_after_the_release_takes_it_back():
     play.done(o.RequeueHeld)
     play.job(state=S.HELD)
     assert play.state is JobState.HELD
+    assert play.j.held_by == "mei"
+
+
+def test_a_hold_of_what_is_queued_already_costs_no_retry():
+    """No attempt has ended since the last restart that was counted: the person's wish is not a failure."""
+    play = Play().running()
+    play.until_release()
+    play.done(o.ReleaseJob)
+    play.job(state=S.PENDING)
+    play.say(C.HOLD, job=KEY)
+    play.done(o.RequeueHeld)
+    assert play.state is JobState.HELD
+    assert play.j.requeues == 1
+
+
+@pytest.mark.parametrize("first", ["launcher", "scheduler"])
+def test_a_hold_in_the_queue_ends_when_the_job_is_seen_to_run_whoever_says_so_first(first):
+    """Somebody let it go in the scheduler, and it started between two looks."""
+    play = Play().running()
+    play.until_release()
+    play.done(o.ReleaseJob)
+    play.job(state=S.PENDING)
+    play.job(state=S.HELD)
+    assert play.j.held_by == "a person"
+    if first == "launcher":
+        play.attach(restart_count=1)
+    play.job(state=S.RUNNING, nodes=NODES)
+    assert play.state is JobState.RESTARTING
+    assert not play.j.held_by
+
+
+def test_a_hold_outlives_a_start_that_it_did_not_keep_back():
+    """The scheduler had requeued and started the job before anybody held it: what runs is not stopped, nor let go."""
+    play = Play().running()
+    play.xid("n2")
+    play.say(C.HOLD, job=KEY)
+    play.done(o.RequeueHeld)
+    play.settle()
+    assert play.state is JobState.HELD
+    play.job(state=S.RUNNING, restart_count=1)
+    assert play.state is JobState.RESTARTING
     assert play.j.held_by == "mei"
 
 

@@ -60,6 +60,16 @@ REGRESSIONS = {
     12951: "a retry drained a node anew that a person had taken back before the order's outcome was told",
     32133: "an end that was proposed outlived the requeue that a person approved, which was ordered anew each minute",
     32176: "a trouble that was left alone while a person held the job left nothing to end the proof of what ran",
+    184706828: "a proposal that the brake overtook left a node suspect for ever, as a return of it was still under way",
+    184706939: "a node that the scheduler did not know was called given out: the judge missed that it could not exclude it",
+    184707144: "a retry retired a node that a person had returned while nobody could see it",
+    184707409: "a quarantine that worked and said that it had failed was in nobody's care once its node was well",
+    184708129: "a drain of ours was found where policy observes, and nobody was told of it",
+    184708367: "an Xid from after a link's recovery was called stale, since both were heard of late and at once",
+    184708446: "a rank's death that a bad GPU had explained made each later death the same trouble",
+    184708928: "a start that a person's hold had not kept back ended the hold",
+    184709071: "a hold in the queue outlasted the start that ended it, as the launcher told of it first",
+    184709639: "a person's hold of what was queued already was charged as a requeue",
     63493: "an order that was seen done, but not stored yet, was tried again and undid what a person did since",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own where they were."""

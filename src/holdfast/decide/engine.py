@@ -309,7 +309,11 @@ def _settle_timer(turn: Turn, name: str) -> None:
 
 def _order_timer(turn: Turn, name: str) -> None:
     record = turn.state.orders.get(name)
-    if record is not None and record.status is OrderStatus.PENDING:
+    if record is None or record.status is not OrderStatus.PENDING:
+        return
+    if turn.state.blind:  # a person may have undone by now what it was ordered for: it is looked at first
+        turn.timers.start(f"order:{name}", turn.policies.site.waits.order_s, record.order.incident)
+    else:
         turn.outgoing.orders.append(record.order)
 
 

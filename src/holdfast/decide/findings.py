@@ -171,10 +171,12 @@ def job_fault(turn: Turn, job: JobRecord, finding: Finding, known: IncidentRecor
 
 
 def _same_trouble(turn: Turn, job: JobRecord, finding: Finding) -> IncidentRecord | None:
-    """A recurrence before proof is the same incident; something unrelated opens its own."""
+    """A recurrence before proof is the same incident; something unrelated, or what only followed, opens its own."""
     print_of = finding.fingerprint or finding.rule
     for incident in reversed(incidents.open_of_job(turn, job)):
-        if any((known.fingerprint or known.rule) == print_of for known in incident.findings):
+        judged = incident.diagnosis.judged if incident.diagnosis is not None else ()
+        roots = {one.finding for one in judged if one.role is Role.ROOT}
+        if any((f.fingerprint or f.rule) == print_of and (not roots or f.id in roots) for f in incident.findings):
             return incident
     return None
 

@@ -13,6 +13,7 @@ from holdfast.decide.diagnosis import DiagnosisContext, diagnose
 from holdfast.decide.records import Turn
 from holdfast.decide.state import Drill
 from holdfast.model import story
+from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Diagnosis, Domain, Finding, Remedy, Role, Severity
 from holdfast.model.policy import Trouble
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, JobState, Mark, NodeRecord
@@ -316,7 +317,7 @@ def _diagnose(incident: IncidentRecord, job: JobRecord | None, attempt: AttemptR
         ranks=ranks_by_node(attempt) if attempt is not None else {},
         progress_at=progress_at if progress_at < first_said(incident, 0.0) else 0.0,
     )
-    made = diagnose(incident.findings, context)
+    made = diagnose(_last_seen(incident.findings), context)
     if made.cause != "unknown":
         return made
     # Trends, warnings and people's words are no candidates of a root cause, yet they are why this incident is open.
@@ -334,6 +335,15 @@ def _diagnose(incident: IncidentRecord, job: JobRecord | None, attempt: AttemptR
         fingerprint=first.fingerprint or first.rule,
         story=first.summary,
     )
+
+
+def _last_seen(findings: list[Finding]) -> list[Finding]:
+    """A trouble that came back is judged by its last time: evidence that came late explains that one, not the first."""
+    last: dict[tuple[str, JobKey | None], int] = {}
+    for finding in findings:
+        print_of = (finding.fingerprint or finding.rule, finding.job)
+        last[print_of] = max(last.get(print_of, 0), finding.attempt or 0)
+    return [f for f in findings if f.attempt is None or f.attempt == last[f.fingerprint or f.rule, f.job]]
 
 
 def ranks_by_node(attempt: AttemptRecord) -> dict[str, tuple[int, ...]]:

@@ -179,8 +179,7 @@ def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
     attempt = job.attempt
     again = grown or old.state in _QUEUED or old.state in ENDED
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD} and again:
-        turn.claim(job, Claim.HOLD_ENDED)
-        restart.runs(turn, job)
+        restart.runs(turn, job, old.state)
     elif grown and turn.can(job, JobTrigger.ADOPT) and not turn.orders.under_way(job.about, o.RequeueHeld):
         restart.adopt(turn, job, "the scheduler runs it again by itself")
         restart.runs(turn, job)
@@ -193,8 +192,7 @@ def _started_unseen(turn: Turn, job: JobRecord, old: JobView) -> None:
     grown = job.view.restart_count > old.restart_count
     started = job.view.state in _FAILURES and (grown or old.state in _QUEUED)
     if started and job.state is JobState.HELD and not turn.in_allocation:
-        turn.claim(job, Claim.HOLD_ENDED)
-        restart.runs(turn, job)
+        restart.runs(turn, job, old.state)
 
 
 def _ended(turn: Turn, job: JobRecord) -> None:
@@ -321,7 +319,7 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD}:
         attempt = job.attempt
         if attempt is None or event.restart_count > attempt.restart_count:
-            restart.runs(turn, job)
+            restart.runs(turn, job, job.view.state)
 
 
 def _starts_anew(job: JobRecord, restart_count: int) -> bool:

@@ -149,14 +149,17 @@ def _first_seen(turn: Turn, view: NodeView) -> None:
 
 def _found_drained(turn: Turn, node: NodeRecord) -> None:
     """A drain of ours that this engine does not remember: nobody else will lift it, so it is checked and lifted."""
-    if turn.mode(turn.policy_for(node), node.view.group, Remedy.QUARANTINE) is Mode.OBSERVE:
+    if not (node.view.drained and node.view.drain_reason.startswith(OWN_REASON)):
         return
-    if node.view.drained and node.view.drain_reason.startswith(OWN_REASON):
-        turn.move_node(node, NodeTrigger.QUARANTINE)
-        turn.move_node(node, NodeTrigger.FENCED)
-        node.drained_by_us = True
-        turn.tell(node, f"It was found drained by us ({node.view.drain_reason}).")
-        repair.validate(turn, node, "our old drain was found")
+    said = f"It was found drained by us ({node.view.drain_reason})"
+    if turn.mode(turn.policy_for(node), node.view.group, Remedy.QUARANTINE) is Mode.OBSERVE:
+        turn.tell(node, f"{said}; policy says observe, so whoever wants it back returns it.")
+        return
+    turn.move_node(node, NodeTrigger.QUARANTINE)
+    turn.move_node(node, NodeTrigger.FENCED)
+    node.drained_by_us = True
+    turn.tell(node, f"{said}.")
+    repair.validate(turn, node, "our old drain was found")
 
 
 def _warn(turn: Turn, node: NodeRecord) -> None:
@@ -252,12 +255,15 @@ def _taken_over(turn: Turn, node: NodeRecord) -> None:
     _clear(turn, node, f"a person drained it for a reason of their own ({node.view.drain_reason}); it is theirs now")
 
 
-def _clear(turn: Turn, node: NodeRecord, why: str) -> None:
-    """Back to healthy, without more ado."""
+def _clear(turn: Turn, node: NodeRecord, why: str, *, repaired: bool = True) -> None:
+    """Back to healthy, without more ado; not `repaired`: what it reports late of the time before still counts."""
+    clean_at = node.clean_at
     unbrake(turn, node)
     if node.phase is not NodeState.HEALTHY:
         turn.move_node(node, NodeTrigger.CLEARED)
     repair.clean(turn, node)
+    if not repaired:
+        node.clean_at = clean_at
     turn.tell(node, f"{why[0].upper()}{why[1:]}.")
     incident = repair.incident_of(turn, node)
     if incident is not None:
@@ -364,7 +370,7 @@ def back(turn: Turn, node: NodeRecord) -> None:
     incident = repair.incident_of(turn, node)
     path = incidents.path_of(incident)
     if _is_observed(turn, node) and incidents.is_lost(node) and not node.silent and node.view.alive is not False:
-        _clear(turn, node, "it runs again")
+        _clear(turn, node, "it runs again", repaired=False)
         return
     if incident is None or not path or not incidents.is_lost(node) or node.silent or node.phase not in _WAITING:
         return
@@ -375,9 +381,7 @@ def back(turn: Turn, node: NodeRecord) -> None:
     turn.stamp(incident, Mark.NODE_RETURNED)
     if node.phase is NodeState.SUSPECT:
         turn.orders.withdraw(node.about, f"it is back with {path}")
-        clean_at = node.clean_at
-        _clear(turn, node, f"it is back with {path}")
-        node.clean_at = clean_at  # nobody repaired it: what it reports late of the time before still counts
+        _clear(turn, node, f"it is back with {path}", repaired=False)
     elif node.phase is NodeState.DRAINING:
         repair.check_drained(turn, node)
 
@@ -572,7 +576,10 @@ def cleared(turn: Turn, event: e.FindingCleared) -> None:
 
 
 def quarantine_failed(turn: Turn, node: NodeRecord, why: str) -> None:
-    """It could not be fenced; a person must know."""
+    """It could not be fenced, and a person must know; a drain of ours that is seen all the same is its fence."""
+    if node.drained_by_us and node.view.drained:
+        repair.fenced(turn, node)
+        return
     incident = repair.incident_of(turn, node)
     if node.phase is NodeState.QUARANTINED:
         turn.move_node(node, NodeTrigger.SUSPECT)
@@ -587,7 +594,8 @@ def quarantine_failed(turn: Turn, node: NodeRecord, why: str) -> None:
 def not_approved(turn: Turn, node: NodeRecord, why: str) -> None:
     """A proposal about the node was rejected, lapsed or overtaken: it is left to people."""
     incident = repair.incident_of(turn, node)
-    if incident is not None and not turn.orders.about(node.about):
+    plans = turn.orders.about(node.about, o.QuarantineNode, o.ValidateNode, *repair.REPAIR_ORDERS)
+    if incident is not None and not plans:  # a return that is still under way is no plan for it
         repair.not_done(turn, node, incident, f"nothing is done about it: {why}")
 
 

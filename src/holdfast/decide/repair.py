@@ -316,11 +316,11 @@ def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: s
 
 
 def clean(turn: Turn, node: NodeRecord) -> None:
-    """From here on older evidence about it is stale."""
+    """Evidence about it from before this event is stale, by the clock of whoever says that it is well."""
     turn.timers.cancel(node.timer)
     turn.cleaned.append(node.name)
     node.findings = []
-    node.clean_at = turn.now
+    node.clean_at = min(turn.event.at or turn.now, turn.now)
     node.rung = 0
     node.drained_by_us = False
     node.gone = False

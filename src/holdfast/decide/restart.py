@@ -13,7 +13,7 @@ from holdfast.decide.records import Turn
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED
 from holdfast.model import orders as o
 from holdfast.model import story
-from holdfast.model.cluster import ENDED, NodeView
+from holdfast.model.cluster import ENDED, NodeView, SchedulerState
 from holdfast.model.evidence import Diagnosis, Remedy, Severity
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode, Proof, Trouble
@@ -253,7 +253,7 @@ def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: s
 
 def hold(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
     """It stays held while bad nodes are taken out of its reach."""
-    if not asked_for(turn, job, incident):
+    if not asked_for(turn, job, incident) and not _held_again(job):
         step_back(turn, job, diagnosis)
         broke = ladder.where_broke(job.attempt, incident)
         records.charge(job, Remedy.REQUEUE, diagnosis, broke, charged_nodes(diagnosis, broke), attempt=job.attempt)
@@ -268,6 +268,12 @@ def hold(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagno
         or not (known[name].clean_at and known[name].phase is NodeState.HEALTHY)
     )
     go_on_from_hold(turn, job)
+
+
+def _held_again(job: JobRecord) -> bool:
+    """Does a person hold what had been queued before, so that no attempt has ended since the last restart counted?"""
+    attempt = job.attempt
+    return bool(job.held_by) and attempt is not None and (attempt.restart_count, attempt.number) == job.charged
 
 
 def go_on_from_hold(turn: Turn, job: JobRecord) -> None:
@@ -335,8 +341,10 @@ def runs_already(turn: Turn, job: JobRecord) -> bool:
     return True
 
 
-def runs(turn: Turn, job: JobRecord) -> None:
-    """The scheduler runs it again."""
+def runs(turn: Turn, job: JobRecord, before: SchedulerState = SchedulerState.UNKNOWN) -> None:
+    """The scheduler runs it again; what it showed `before` as held, a person has let go."""
+    if before is SchedulerState.HELD:
+        turn.claim(job, Claim.HOLD_ENDED)
     turn.claim(job, Claim.STARTED)
     if not turn.can(job, JobTrigger.RUNS):
         return

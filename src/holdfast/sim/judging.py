@@ -57,9 +57,10 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
     "node.lost": ("scheduler.node_fail",),
     WARNING: ("nvidia.xid.95",),
     "check.fabric_port_down": ("nccl.ib.port",),
+    "straggler.rank": ("exit.restart_me",),
 }
-"""Causes that name the same fault as well: the scheduler's word for a node that went away under a job, a
-rank's for the link that its agent sees down."""
+"""Causes that name the same fault as well: the scheduler's word for a node that went away under a job, a rank's for the
+link that its agent sees down, and the exit of a job that its launcher has saved and stopped for it."""
 
 
 def complaints_about(result: SimResult, *, engine: EngineClass = Engine) -> list[Complaint]:

@@ -151,7 +151,7 @@ class Simulation:
         found: list[str] = []
         if self.control.active is None:
             found.append("no controller is active")
-        starved = self._starved() | self.operators.requests.holding.keys()
+        starved = self._starved() | self._kept_back()
         found += [
             f"incident {one.id} is open"
             for one in await journal.incidents(open_only=True)
@@ -183,12 +183,18 @@ class Simulation:
             and sum(node.name not in job.excluded for node in usable) < job.plan.nodes
         }
 
+    def _kept_back(self) -> set[str]:
+        """Jobs that a person has Holdfast hold, and that are held: such a wish about a job that runs stops nothing."""
+        jobs = self.scheduler.jobs
+        asked = (name for name in self.operators.requests.holding if name in jobs)
+        return {name for name in asked if jobs[name].state is SchedulerState.HELD}
+
     def _unfinished(self) -> list[Job]:
         """Jobs that have work left and could go on: they run, or there are nodes for them."""
-        usable = self._usable()
+        usable, kept_back = self._usable(), self._kept_back()
         found = []
         for job in self.scheduler.jobs.values():
-            if job.is_over or job.plan.work_s <= 0.0 or str(job.key) in self.operators.requests.holding:
+            if job.is_over or job.plan.work_s <= 0.0 or str(job.key) in kept_back:
                 continue
             enough = sum(node.name not in job.excluded for node in usable) >= job.plan.nodes
             if job.state in RUNS or job.state is SchedulerState.HELD or enough:

@@ -101,10 +101,15 @@ class _Spent:
 
     def shown(self, view: JobView) -> None:
         """The scheduler shows the job; what had ended and was queued once more by somebody else begins anew."""
-        if self._ended and view.state not in ENDED and view.restart_count - 1 not in self.requeued:
-            self.requeues = 0
+        if view.state not in ENDED:
+            self._queued_anew(view.restart_count)
         self._ended = view.state in ENDED
         self.starts = max(self.starts, view.restart_count)
+
+    def _queued_anew(self, restart_count: int) -> None:
+        if self._ended and restart_count - 1 not in self.requeued:
+            self.requeues = 0
+        self._ended = False
 
     def refuse(self, order: o.JobOrder) -> None:
         """An order about it came to nothing for good; a release that did has let it start no more."""
@@ -126,6 +131,7 @@ class _Spent:
             self.restart(paid=False)
         elif event.restart_count > before and not self.let:
             self.restarts += 1
+            self._queued_anew(event.restart_count)  # perhaps the first word of it, while nobody could look
         self.let = False
         self.attempt = event.attempt
 
@@ -308,7 +314,7 @@ def _note_hold(held: dict[JobKey, int], before: JobView | None, event: e.JobObse
     elif before.state is S.PENDING and view.state is S.HELD and before.restart_count == view.restart_count:
         held.setdefault(view.key, event.seq)
     elif before.state is not view.state and (
-        view.state is S.RUNNING or (before.state is S.HELD and view.state is S.PENDING)
+        view.state is S.RUNNING or (before.state is S.HELD and view.state is not S.UNKNOWN)  # it may have ended unseen
     ):
         held.pop(view.key, None)
 

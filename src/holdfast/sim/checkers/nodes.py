@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.events import Command
+from holdfast.model.evidence import Remedy
 from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
-from holdfast.model.policy import Brake
+from holdfast.model.policy import Brake, Mode
 from holdfast.model.records import NodeState
 from holdfast.sim.checkers.orders import first_given
 from holdfast.sim.history import PERSON, Drained, History, OrderTook, Resumed
@@ -223,6 +224,9 @@ def no_drain_is_forgotten(history: History) -> Iterator[str]:
         if isinstance(record.order, o.ReturnNode) and record.status is OrderStatus.FAILED
     }
     """What the scheduler would not return is left to whoever may, and people are told."""
+    if history.policies.site.mode_for(Remedy.QUARANTINE) is Mode.OBSERVE:
+        # A node that vanished and came back drained is not remembered; where policy observes, it is left as it is.
+        refused |= {step.event.node for step in history.steps if isinstance(step.event, e.NodeVanished)}
     for name, by in sorted(held.items()):
         node = states.get(name)
         if by.startswith(PERSON) or node is None or name in refused:

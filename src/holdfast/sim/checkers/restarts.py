@@ -36,7 +36,10 @@ class _Suspicion:
         """Node -> when it came to count as clean."""
         self._machine: dict[str, str] = {}
         self._drained: dict[str, bool] = {}
-        self._alive: dict[str, bool] = {}
+        self._alive: dict[str, bool | None] = {}
+        """Node -> what the scheduler says."""
+        self._vanished: set[str] = set()
+        """Nodes that the scheduler does not know now: it gives none of them out, and can exclude none."""
         self._spoke_at: dict[str, float] = {}
         """Node -> when its agent last said something of itself: a word of its loss from before that is over."""
 
@@ -68,11 +71,17 @@ class _Suspicion:
             if isinstance(order, o.ReturnNode):
                 self._clean(order.node, event)
 
+    def in_reach(self) -> dict[str, tuple[int, str]]:
+        """Bad nodes that the scheduler might give out: it knows them, and does not itself call them down."""
+        away = {node for node, since in self.bad.items() if since[1] == _LOST and self._alive.get(node) is False}
+        return {node: since for node, since in self.bad.items() if node not in self._vanished | away}
+
     def _observed(self, event: e.NodeObserved) -> None:
         view = event.node
+        self._vanished.discard(view.name)
         was_drained = self._drained.get(view.name, False)
         self._drained[view.name] = view.drained
-        self._alive[view.name] = view.alive is True
+        self._alive[view.name] = view.alive
         self._shows(view.name, view.instance_id, event)
         if view.alive is False:
             self.bad.setdefault(view.name, (event.seq, _LOST))
@@ -94,6 +103,8 @@ class _Suspicion:
             self._clean(node, event)
 
     def _clean(self, node: str, event: e.AnyEvent) -> None:
+        if isinstance(event, e.NodeVanished):
+            self._vanished.add(node)
         self.bad.pop(node, None)
         self._clean_at[node] = max(self._clean_at.get(node, 0.0), event.received_at)
         self.cleaned.setdefault(node, []).append(event.received_at)
@@ -145,7 +156,7 @@ def not_onto_a_bad_node(history: History) -> Iterator[str]:
         known.take(step.event, step.orders)
         for order in step.orders:
             if isinstance(order, _STARTS) and order.id not in at_order:
-                at_order[order.id] = dict(known.bad)
+                at_order[order.id] = known.in_reach()
                 ordered_at[order.id] = step.event.received_at
     for deed in history.deeds:
         if not isinstance(deed, RunBegan) or deed.by not in at_order:
