@@ -14,10 +14,10 @@ import pytest
 from tests.decide.play import KEY, Play
 
 from holdfast.adapters.catalogue_files import read_catalogue
+from holdfast.decide.waits import STUCK
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import to_finding
 from holdfast.detect.matcher import Matcher, StreamSource
-from holdfast.detect.rhythm import HangVerdict
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobView
@@ -186,12 +186,11 @@ def test_a_time_out_hides_a_fault_for_as_long_as_it_says(waited_ms: int, propose
 
 
 def test_a_hang_says_in_its_finding_how_long_nothing_moved() -> None:
-    """In the words of the hang detector itself, with and without the decimals of a short wait."""
-    for stuck_s in (1800.0, 650.25):
-        says = str(HangVerdict(limit="first_step", limit_s=1800.0, stuck_s=stuck_s, since=0.0))
-        found = Finding(id="f", rule="hang.first_step", at=5000.0, role=Role.ROOT, summary=says)
+    """By the watcher's own number, with and without the decimals of a short wait; no sentence is read."""
+    for stuck_s in ("1800", "650.25"):
+        found = Finding(id="f", rule="hang.first_step", at=5000.0, role=Role.ROOT, captures={STUCK: stuck_s})
         incident = IncidentRecord("i", 5000.0, findings=[found], marks={Mark.FAULT: 5000.0, Mark.DETECTED: 5001.0})
-        assert unseen_s(incident) == pytest.approx(stuck_s + 1.0, abs=0.1)
+        assert unseen_s(incident) == pytest.approx(float(stuck_s) + 1.0, abs=0.1)
 
 
 @pytest.mark.parametrize(("started_at", "proposed_n"), [(4500.0, 0), (4000.0, 1)])

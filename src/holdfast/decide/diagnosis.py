@@ -112,6 +112,7 @@ def attribute(findings: Sequence[Finding], context: DiagnosisContext) -> tuple[D
         rivals=rivals,
         helps=helps,
         charged=_charged(root, unique),
+        survived=survived,
         strange=_strange(unique) if root.weight <= Weight.EXIT else (),
     )
     made = Diagnosis(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from holdfast.model.evidence import Domain, Finding, JudgedFinding, Place, Role
 
@@ -63,9 +63,10 @@ def tell(
     rivals: tuple[Finding, ...],
     helps: bool | None,
     charged: bool,
+    survived: Collection[str] = (),
     strange: Sequence[Finding] = (),
 ) -> str:
-    """The story as one paragraph."""
+    """The story as one paragraph; `survived`: ids of findings after which the job made progress."""
     sentences = [f"{headline(root, ranks, nodes)[:-1]}: {_DOMAINS[root.domain]}."]
     by_id = {finding.id: finding for finding in findings}
     again = [by_id[j.finding] for j in judged if j.role is Role.ROOT and j.finding != root.id]
@@ -78,10 +79,10 @@ def tell(
         sentences.append(_cascade_sentence(root, cascade))
     if charged:
         sentences.append("The time-outs are charged to what happened when their wait began.")
-    survived = [j for j in judged if j.why == "the job made progress after it"]
-    if survived:
+    behind = [j for j in judged if j.finding in survived and j.role is Role.CONTEXT]
+    if behind:
         sentences.append(
-            f"{_number(len(survived), 'earlier error was', 'earlier errors were')} survived: progress came after."
+            f"{_number(len(behind), 'earlier error was', 'earlier errors were')} survived: progress came after."
         )
     if rivals:
         sentences.append(f"Not explained by it: {listed([rival.summary or rival.rule for rival in rivals])}.")

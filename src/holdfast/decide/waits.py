@@ -15,8 +15,6 @@ WAIT_MAX_S = 86400.0
 """No collective waits longer; a larger number is a misprint."""
 _SAID = (("elapsed_ms", 1e-3), ("timeout_ms", 1e-3), ("elapsed_s", 1.0), (STUCK, 1.0))
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?")
-_STOOD = re.compile(r"no progress for (\d{1,12}\.\d) s\b")
-"""How a hang's summary begins: findings of launchers before this one say it there alone."""
 
 
 def waited_s(finding: Finding) -> float:
@@ -26,8 +24,7 @@ def waited_s(finding: Finding) -> float:
     for name, unit_s in _SAID:
         if _NUMBER.fullmatch(text := finding.captures.get(name, "")):
             return min(WAIT_MAX_S, float(text) * unit_s)
-    stood = _STOOD.match(finding.summary) if has(finding.rule, Trait.HANG) else None
-    return min(WAIT_MAX_S, float(stood[1])) if stood is not None else 0.0
+    return 0.0
 
 
 def waited_share(finding: Finding) -> float:
