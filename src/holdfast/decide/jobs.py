@@ -80,10 +80,8 @@ def _id_given_anew(turn: Turn, key: JobKey) -> None:
 
 def _is_over(turn: Turn, job: JobRecord) -> None:
     """The scheduler confirms the end of a job that is given up or cancelled: its attempt ran until then."""
-    attempt = job.attempt
-    if job.view.state in ENDED and attempt is not None and not attempt.ended_at:
-        attempt.ended_at = turn.now
-        attempt.stopped = True
+    if job.view.state in ENDED:
+        records.end_with_its_run(turn, job)
 
 
 def _by_our_requeue(turn: Turn, job: JobRecord) -> bool:
@@ -146,10 +144,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
         return
     if not grown:
         return
-    attempt = job.attempt
-    if attempt is not None and not attempt.ended_at:
-        attempt.ended_at = turn.now
-        attempt.stopped = True
+    records.end_with_its_run(turn, job)
     turn.claim(job, Claim.REQUEUED)
     if state is JobState.WATCHING:
         turn.tell(job, "It was requeued by the scheduler or a person.")
@@ -373,13 +368,9 @@ def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
 
 def _take_over(turn: Turn, job: JobRecord, *, left: bool) -> None:
     incident = restart.incident_of(turn, job)
-    attempt = job.attempt
     if incident is None:
         return
-    if attempt is not None and not attempt.ended_at:
-        # The launcher's ranks end with its lease, so the attempt is over either way.
-        attempt.ended_at = turn.now
-        attempt.stopped = True
+    records.end_with_its_run(turn, job)  # the launcher's ranks end with its lease
     if turn.orders.under_way(job.about, o.RequeueHeld):
         return
     if job.state is JobState.EVACUATING or left:
@@ -425,9 +416,7 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
         return
     turn.claim(job, Claim.ESCALATED)
     turn.tell(job, f"Its launcher hands over: {event.why or 'no rung is left in its allocation'}.")
-    if attempt is not None and not attempt.ended_at:
-        attempt.ended_at = turn.now
-        attempt.stopped = True
+    records.end_with_its_run(turn, job)
     incident = restart.incident_of(turn, job)
     if incident is None or (attempt is not None and attempt.incident not in {"", incident.id}):
         findings.job_fault(turn, job, _from_launcher(turn, job, event))

@@ -494,6 +494,13 @@ def add_attempt(turn: Turn, job: JobRecord, attempt: AttemptRecord) -> None:
     turn.changes.add(job)
 
 
+def end_with_its_run(turn: Turn, job: JobRecord) -> None:
+    """The run of its newest attempt is over, and the attempt with it, although nobody told of its end."""
+    attempt = job.attempt
+    if attempt is not None and not attempt.ended_at:
+        attempt.ended_at, attempt.stopped = turn.now, True
+
+
 def attempt_of(event: e.AttemptStarted) -> AttemptRecord:
     """The attempt as its start tells of it."""
     return AttemptRecord(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.decide import incidents, ladder, nodes, restart
+from holdfast.decide import incidents, ladder, nodes, records, restart
 from holdfast.decide.machine import Claim, JobPlace
 from holdfast.decide.records import Turn
 from holdfast.errors import EXIT_RESTART_ME
@@ -670,10 +670,7 @@ def requeued(turn: Turn, job: JobRecord, restart_count: int) -> None:
         restart.requeue(turn, job, incident, f"it was started again meanwhile{', and has ended' if is_over else ''}")
         return
     turn.claim(job, Claim.QUEUED)
-    attempt = job.attempt
-    if attempt is not None and not attempt.ended_at:
-        attempt.ended_at = turn.now
-        attempt.stopped = True
+    records.end_with_its_run(turn, job)
     turn.stamp(incident, Mark.STOPPED)
     turn.stamp(incident, Mark.REQUEUED)
     attempt_is_over(turn, job, incident)
