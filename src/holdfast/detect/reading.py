@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.detect.catalogue import UNNAMED, Catalogue, StreamKind
-from holdfast.detect.dumped_stacks import StackFrame
 from holdfast.detect.finding_times import MACHINE, FindingTimes, Kept, first_failure, waits_of
 from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
 from holdfast.detect.flight import Dump, Missing, missing_ranks
@@ -27,6 +27,9 @@ from holdfast.detect.stack_groups import group_stacks
 from holdfast.detect.survived import HANDLED, IGNORED_TRACE_BYTES, THREAD_TRACE_BYTES, LogFile, set_aside
 from holdfast.detect.unnamed import best_left, ended_only, findings_of, names_a_cause, without_aftermath
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Role, Severity
+
+if TYPE_CHECKING:
+    from holdfast.telemetry.stacks import Frame
 
 KEPT_PER_TROUBLE = 12
 """Findings kept of one trouble (rule and fingerprint) and file; the others are counted."""
@@ -98,14 +101,14 @@ class RanksBeside:
         self.dumps = 0
         self._missing: Missing | None = None
         self._odd: tuple[int, ...] = ()
-        self._stacks: Mapping[int, Sequence[StackFrame]] = {}
+        self._stacks: Mapping[int, Sequence[Frame]] = {}
 
     def flight(self, dumps: Sequence[Dump]) -> None:
         """Flight-recorder dumps of the job's ranks."""
         self.dumps = len(dumps)
         self._missing = missing_ranks(dumps)
 
-    def stacks(self, stacks: Mapping[int, Sequence[StackFrame]]) -> None:
+    def stacks(self, stacks: Mapping[int, Sequence[Frame]]) -> None:
         """The calls of the thread that trains, by rank."""
         if len(stacks) > 1:
             self._odd = group_stacks(stacks)[1]
