@@ -74,7 +74,7 @@ class Node:
             "instance_id": self.known.instance_id,
             "dynamic": bool(self.dynamic),
             "address": self.facts.node_address(self.number),
-            "services": self.order(do="look") if self.is_on else {},
+            "services": self.ask("look")["services"] if self.is_on else {},
         }
 
     def prepare(self) -> None:
@@ -120,11 +120,11 @@ class Node:
         self.pid, self.link, self.unread = pid, ours, b""
 
     def greet(self) -> None:
-        """Wait for its hello. Raises LinkError with what it says instead."""
-        hello = self._read()
-        if hello.get("say") != "hello":
-            raise LinkError(str(hello.get("error", f"{self.name} did not come up")))
-        self.init = int(hello["init"])
+        """Wait until it is there. Raises LinkError with what it says instead."""
+        while (said := self._read())["say"] != "forked":
+            if said["say"] == "failed":
+                raise LinkError(said["error"])
+        self.init = int(said["init"])
 
     def start(self, service: Mapping[str, Any], *, is_boot: bool = False) -> None:
         """Have it start a service that does not run."""
@@ -134,8 +134,8 @@ class Node:
             extra += ["-b"] if is_boot and self.boots > 1 else []
             extra += ["-Z", "--conf", self.dynamic] if self.dynamic else []
         names = {"node": self.name, "folder": str(self.folder)}
-        self.order(
-            do="start",
+        self._order(
+            "serve",
             id=service["id"],
             argv=[*(word.format_map(names) for word in service["argv"]), *extra],
             env={key: value.format_map(names) for key, value in service["env"].items()},
@@ -171,19 +171,21 @@ class Node:
         send_signal(tree, sig)
         return len(tree)
 
-    def order(self, **order: Any) -> Any:
+    def ask(self, what: str, **facts: Any) -> dict[str, Any]:
         """Have its first process do something; returns the answer. Raises LinkError."""
+        nonce = uuid.uuid4().hex
+        self._order(what, nonce=nonce, **facts)
+        while (answer := self._read()).get("nonce") != nonce:
+            pass
+        return answer
+
+    def _order(self, what: str, **facts: Any) -> None:
         if self.link is None:
             raise LinkError(f"{self.name} is off")
-        nonce = uuid.uuid4().hex
         try:
-            self.link.sendall(json.dumps({**order, "nonce": nonce}).encode() + b"\n")
+            self.link.sendall(json.dumps({"do": what, **facts}).encode() + b"\n")
         except OSError as error:
             raise LinkError(f"{self.name} does not listen: {error}") from error
-        while True:
-            answer = self._read()
-            if answer.get("nonce") == nonce:
-                return answer["result"]
 
     def _read(self) -> dict[str, Any]:
         if self.link is None:
@@ -243,8 +245,6 @@ class Rack:
                 node.greet()
             if self.facts.settings.netns and fresh:
                 network.wire_nodes(self.facts, [(node.number, node.init) for node in fresh])
-                for node in fresh:
-                    self._join_network(node)
         except BaseException:  # also a signal: no half-made node is left
             for node in fresh:
                 self.power_off(node.name)
@@ -253,11 +253,6 @@ class Rack:
             for service in self.services:
                 node.start(service, is_boot=True)
         return [node.name for node in fresh]
-
-    def _join_network(self, node: Node) -> None:
-        said = node.order(do="network", lines=network.node_side(self.facts, node.number))
-        if said:
-            raise LinkError(f"{node.name}: its network cannot be set up: {said}")
 
     def power_off(self, name: str, ask: Mapping[str, Any] | None = None) -> object:  # noqa: ARG002 - a verb's shape
         """End everything on the node at once, as a power failure would."""
@@ -387,7 +382,8 @@ class Rack:
 
     def cut_off(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
         """Cut the node's network."""
-        self._needs_network("cut off")
+        if not self.facts.settings.netns:
+            raise RefusedError("a node can be cut off only in a lab with --netns: here all share one network")
         node = self._on(name)
         network.set_wire(self.facts, node.number, up=False)
         node.cut = True
@@ -401,10 +397,6 @@ class Rack:
             node.cut = False
         return None
 
-    def _needs_network(self, what: str) -> None:
-        if not self.facts.settings.netns:
-            raise RefusedError(f"a node can be {what} only in a lab with --netns: here all share one network")
-
     def start(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
         """Switch the node on, or start what of its services does not run."""
         node = self.node(name)
@@ -416,12 +408,12 @@ class Rack:
 
     def kill(self, name: str, ask: Mapping[str, Any]) -> object:
         """Signal one service of the node (slurmd unless `service` says otherwise), and nothing else."""
-        order = {"id": ask.get("service", "slurmd"), "sig": ask.get("sig", int(signal.SIGKILL)), "stop": True}
-        return self._on(name).order(do="signal", **order)
+        order = {"id": ask.get("service", "slurmd"), "sig": ask.get("sig", int(signal.SIGKILL))}
+        return self._on(name).ask("signal", **order)["ran"]
 
     def disk(self, name: str, ask: Mapping[str, Any]) -> object:
         """Fill the node's scratch file system, or free it."""
-        return self._on(name).order(do="fill" if ask["full"] else "free")
+        return self._on(name).ask("fill" if ask["full"] else "free")["how"]
 
     verbs: Mapping[str, Callable[[Rack, str, Mapping[str, Any]], object]] = {
         "crash": power_off,

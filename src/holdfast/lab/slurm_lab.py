@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.adapters.local.node_init import process_table, send_signal
+from holdfast.adapters.local.node_init import fill_up, process_table, send_signal
 from holdfast.adapters.local.processes import environment_of
 from holdfast.errors import LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.lab import machine, network, packages, slurm_conf
@@ -280,9 +280,7 @@ class SlurmLab:
         """Leave no space on the shared file system. Raises RefusedError when the lab has none of its own."""
         if not self.facts.settings.shared_mib:
             raise RefusedError("this lab has no shared file system of its own that could be filled")
-        with contextlib.suppress(OSError), (self.folder / "shared" / FILLER).open("wb", buffering=0) as file:
-            while True:  # until ENOSPC
-                file.write(b"\0" * (1 << 20))
+        fill_up(self.folder / "shared" / FILLER)
 
     def free_shared(self) -> None:
         """Undo `fill_shared`."""
