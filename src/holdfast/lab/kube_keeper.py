@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -32,9 +32,12 @@ from holdfast.errors import HoldfastError, LinkError, NotFoundError, PermanentOr
 from holdfast.lab.kube_build import KubeBinaries
 from holdfast.lab.kube_control import API, CONTROLLERS, DAEMONS, ETCD, ControlPlane
 from holdfast.lab.kube_kubelet import Kubelets
-from holdfast.lab.kube_logs import LogServer
+from holdfast.lab.kube_logs import serve_logs
 from holdfast.lab.kube_operator import Operator
 from holdfast.lab.waiting import ends
+
+if TYPE_CHECKING:
+    from aiohttp.web import AppRunner
 
 UP_S = 400.0
 POLL_S = 0.05
@@ -79,7 +82,7 @@ class KubeCluster(Cluster):
         self._codes: dict[str, int] = {}
         self._kubelets: Kubelets | None = None
         self._operator: Operator | None = None
-        self._logs: LogServer | None = None
+        self._logs: AppRunner | None = None
         self._api: KubeApi | None = None
 
     # --- what nodes say: their tasks are containers here ---
@@ -207,9 +210,7 @@ class KubeCluster(Cluster):
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
         try:
             await self.start_plane()
-            self._kubelets = Kubelets(
-                self.api, self.fleet.nodes, {}, gpus=self._kube.gpus, logs_port=self.plane.logs_port
-            )
+            self._kubelets = Kubelets(self.api, self.fleet.nodes, gpus=self._kube.gpus, logs_port=self.plane.logs_port)
             await self._serve_logs(self._kubelets)
             self._operator = Operator(self.api)
             self._keep(self._kubelets.run())
@@ -223,15 +224,17 @@ class KubeCluster(Cluster):
             await self._end_plane()
 
     async def _serve_logs(self, kubelets: Kubelets) -> None:
-        self._logs = LogServer(kubelets.log_of)
+        plane = self.plane
         try:
-            await self._logs.start(self.plane.logs_port, certificate=self.plane.certificate, key=self.plane.key)
+            self._logs = await serve_logs(
+                kubelets.log_of, plane.logs_port, certificate=plane.certificate, key=plane.key
+            )
         except OSError as error:
-            raise LinkError(f"the kubelets' port {self.plane.logs_port} cannot be opened: {error}") from error
+            raise LinkError(f"the kubelets' port {plane.logs_port} cannot be opened: {error}") from error
 
     async def _end_plane(self) -> None:
         if self._logs is not None:
-            await self._logs.close()
+            await self._logs.cleanup()
         if self._kubelets is not None:
             await self._kubelets.close()
         if self._api is not None:
