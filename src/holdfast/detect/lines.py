@@ -90,7 +90,7 @@ _MONTHS = {
 _STAMP = re.compile(
     r"""\s*[\[(]?(?:
       (?P<iy>\d{4})[-/](?P<im>\d\d)[-/](?P<id>\d\d)[T\s](?P<ih>\d\d):(?P<ii>\d\d):(?P<is>\d\d)(?P<if>[.,]\d{1,9})?
-      (?P<z>Z|[+-]\d\d:?\d\d)?
+      (?P<iz>Z|[+-]\d\d:?\d\d)?
     | (?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\s+)?(?P<bm>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<bd>\d{1,2})
       \s+(?P<bh>\d\d):(?P<bi>\d\d):(?P<bs>\d\d)(?P<bf>\.\d{1,9})?(?:\s(?P<by>\d{4}))?
     | (?:[0-9a-f]{1,4}\s\|\s)?(?P<um>\d\d)/(?P<ud>\d\d)/(?P<uy>\d{4})\s(?:\|\s)?
@@ -99,10 +99,10 @@ _STAMP = re.compile(
     )[\])]?(?:\s?[:|-])?\s?""",
     re.VERBOSE,
 )
-_STAMP_FORMS = tuple(
-    (f"{year}y", *(form + part for part in "mdhisf")) for form, year in (("i", "i"), ("b", "b"), ("u", "u"), ("g", "b"))
-)
-"""The groups of each form, from the year to the fraction; glog's has no year."""
+_STAMP_FORMS = {
+    form: (f"{year}y", *(form + part for part in "mdhisf")) for form, year in zip("ibug", "ibub", strict=True)
+}
+"""First letter of the groups of a form -> its groups, from the year to the fraction; glog's has no year."""
 _SYSLOG_HOST = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*)\s(?=(?:kernel|[A-Za-z_][\w./-]*(?:\[\d+\])?):)")
 _JOURNAL_HOST = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*)\s(?=(?:kernel|[A-Za-z_][\w.@-]*\[\d+\]):\s)")
 """After a stamp with its zone, any word may stand: what follows must surely be syslog's (rsyslog, journalctl)."""
@@ -225,7 +225,7 @@ def take_apart(text: str, year: int = 1970, learned: LearnedPrefixes | None = No
         elif at is None and (found := _STAMP.match(body)):
             at = _stamp(found, year)
             dated = int(found["iy"] or found["by"] or found["uy"] or 0) or None
-            syslog = _SYSLOG_HOST if found["bm"] else _JOURNAL_HOST if found["z"] else None
+            syslog = _SYSLOG_HOST if found["bm"] else _JOURNAL_HOST if found["iz"] else None
             in_brackets = found[0].lstrip()[0] in "[("  # dmesg's, which names no host
             if syslog is not None and not in_brackets and (host := syslog.match(body, found.end())):
                 node = host["host"]
@@ -268,12 +268,12 @@ def readings(line: Line) -> Iterator[tuple[str, str]]:
 
 
 def _stamp(found: re.Match[str], year: int) -> float | None:
-    own, month, *rest, fraction = next(parts for form in _STAMP_FORMS if (parts := found.group(*form))[1])
+    own, month, *rest, fraction = found.group(*_STAMP_FORMS[str(found.lastgroup)[0]])
     number, day, *time = _MONTHS.get(month) or int(month), *map(int, rest)
     if not (1 <= number <= 12 and 1 <= day <= 31):
         return None
     at = float(calendar.timegm((int(own or year), number, day, *time, 0, 0, 0)))
-    if (zone := found["z"]) and zone != "Z":
+    if (zone := found["iz"]) and zone != "Z":
         sign = -1 if zone[0] == "+" else 1
         at += sign * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
     return at + (float("0." + fraction[1:]) if fraction else 0.0)
