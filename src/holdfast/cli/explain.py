@@ -41,7 +41,7 @@ from holdfast.detect.explain import EvidenceLine, Explanation, explanation, with
 from holdfast.detect.hyperpod_rules import LogRule
 from holdfast.detect.lines import is_binary, looks_like_a_log, year_of
 from holdfast.detect.log_rule_reading import RuleReading
-from holdfast.detect.matcher import Matcher, ProgressReading
+from holdfast.detect.matcher import Matcher
 from holdfast.detect.reading import LogReading, source_of
 from holdfast.detect.stack_groups import training_stack
 from holdfast.errors import EXIT_FAILED, EXIT_NOTHING_TO_JUDGE, EXIT_OK, NoInputError, UserError
@@ -134,9 +134,8 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules
         # The year of stamps that carry none is that in which the file was last written.
         size, written = Path(name).stat().st_size, Path(name).stat().st_mtime
         at = min(at, written)
-    progress = ProgressReading.SAMPLED if size > SAMPLED_ABOVE else ProgressReading.EVERY
     # Lines of what can be read once only are counted on the way; those of files only where lines are shown.
-    stream = matcher.stream(source_of(name), progress, numbered=once)
+    stream = matcher.stream(source_of(name), sampled=size > SAMPLED_ABOVE, numbered=once)
     number = reading.file("standard input" if name == STDIN else name)
     if (told := elastic_error(name)) is not None:
         text, failed_at = told

@@ -10,7 +10,6 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 
 from msgspec import Struct
 
@@ -53,13 +52,6 @@ class StreamSource(Struct, frozen=True, omit_defaults=True):
     name: str = ""
     node: str = ""
     rank: int | None = None
-
-
-class ProgressReading(StrEnum):
-    """Whether every progress line is read, or only those of sampled blocks (faults never are sampled)."""
-
-    EVERY = "every"
-    SAMPLED = "sampled"
 
 
 class Match(Struct, frozen=True):
@@ -108,21 +100,15 @@ class Matcher:
         self.finders = {number: re.compile(text.encode("latin-1")) for number, text in finders.items()}
         self.compiled: dict[str, tuple[tuple[re.Pattern[str], ...], tuple[re.Pattern[str], ...]]] = {}
 
-    def stream(
-        self,
-        source: StreamSource,
-        progress: ProgressReading = ProgressReading.EVERY,
-        *,
-        numbered: bool = True,
-    ) -> LineStream:
+    def stream(self, source: StreamSource, *, sampled: bool = False, numbered: bool = True) -> LineStream:
         """A new stream from this source.
 
         Args:
             source: where the lines come from.
-            progress: whether progress is read from every block or only from samples and the end.
+            sampled: progress is read only from samples of the blocks and from the end; faults always from all.
             numbered: False leaves out the counting of lines, which costs about as much as the search itself.
         """
-        return LineStream(self, source, progress, numbered=numbered)
+        return LineStream(self, source, sampled=sampled, numbered=numbered)
 
     def unnamed(
         self, source: StreamSource, end: bytes, offset: int, at: float, *, lines_before: int | None = None
@@ -136,7 +122,7 @@ class Matcher:
             at: as for `LineStream.feed`.
             lines_before: how many lines stand before them; None leaves the matches without numbers.
         """
-        stream = LineStream(self, source, ProgressReading.EVERY, numbered=lines_before is not None)
+        stream = LineStream(self, source, sampled=False, numbered=lines_before is not None)
         stream.everything, stream.offset, stream.line_no = True, offset, lines_before or 0
         # A traceback that goes on to the end was the whole stream's to tell.
         return [m for m in stream.feed(end + b"\n", at) if m.rule.kind == UNNAMED]
@@ -213,7 +199,7 @@ class LineStream:
         flooding: the expressions that the last thinned block held.
     """
 
-    def __init__(self, matcher: Matcher, source: StreamSource, progress: ProgressReading, *, numbered: bool) -> None:
+    def __init__(self, matcher: Matcher, source: StreamSource, *, sampled: bool, numbered: bool) -> None:
         self.matcher = matcher
         self.source = source
         self.numbered = numbered
@@ -225,7 +211,7 @@ class LineStream:
         self.search = Search(matcher.databases, matcher.finders)
         self.coloured = False
         self.everything = False
-        self.sampled = progress is ProgressReading.SAMPLED
+        self.sampled = sampled
         self.ending = False
         self.allowance = float(JUDGED_FIRST)
         self.walks = float(WALKED_FIRST)

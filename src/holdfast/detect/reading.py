@@ -12,15 +12,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.detect.catalogue import UNNAMED, Catalogue, StreamKind
 from holdfast.detect.finding_times import MACHINE, FindingTimes, Kept, first_failure, waits_of
 from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
 from holdfast.detect.flight import Dump, Missing, missing_ranks
-from holdfast.detect.hyperpod_rules import finding_rule
-from holdfast.detect.log_rule_reading import RuleOutcome, is_hang
+from holdfast.detect.hyperpod_rules import RuleState
+from holdfast.detect.log_rule_reading import RuleOutcome
+from holdfast.detect.log_rule_watch import finding_of
 from holdfast.detect.matcher import Match, StreamSource
 from holdfast.detect.meaning import Trait, has, meaning
 from holdfast.detect.stack_groups import group_stacks
@@ -148,14 +148,6 @@ class RanksBeside:
             )
 
 
-class _Ruled(Struct, frozen=True):
-    """A finding of a HyperPod log rule, and where in the logs its line lies."""
-
-    finding: Finding
-    file: int
-    offset: int
-
-
 class LogReading:
     """Collects the matches of all logs of one job.
 
@@ -179,7 +171,8 @@ class LogReading:
         self.progress_at = 0.0
         self.ranks: dict[str, tuple[int, ...]] = {}
         self._troubles = Troubles()
-        self._ruled: dict[str, _Ruled] = {}
+        self._ruled: dict[str, tuple[Finding, int, int]] = {}
+        """Findings of log rules, with the log and the place in it."""
 
     def file(self, name: str) -> int:
         """Begin a log; its number is given to `take`."""
@@ -233,23 +226,13 @@ class LogReading:
 
     def ruled(self, number: int, outcomes: Sequence[RuleOutcome]) -> None:
         """What the job's own log rules say of this log."""
-        for outcome in outcomes:
-            change = outcome.change
-            if is_hang(change) and self.files[number].completed is not None:
+        file = self.files[number]
+        for change, offset in ((outcome.change, outcome.offset) for outcome in outcomes):
+            if change.after is RuleState.HANGING and file.completed is not None:
                 continue
-            finding = synthetic_finding(
-                self.catalogue,
-                finding_rule(change.after),
-                id=f"{number:06d}:rule:{change.rule}",
-                at=change.at,
-                place=Place(),
-                summary=f'Log rule "{change.rule}" is {change.after}: {change.why}',
-                kind=EvidenceKind.LOG,
-                text=change.text or f"{change.rule}: {change.why}",
-                captures={"what": change.rule} | ({"elapsed_s": f"{change.for_s:.0f}"} if change.for_s else {}),
-            )
-            shown = replace(finding.evidence[0], file=self.files[number].name)
-            self._ruled[finding.id] = _Ruled(replace(finding, evidence=(shown,)), number, outcome.offset)
+            finding = finding_of(self.catalogue, change, id=f"{number:06d}:rule:{change.rule}", place=Place())
+            shown = replace(finding.evidence[0], file=file.name)
+            self._ruled[finding.id] = replace(finding, evidence=(shown,)), number, offset
 
     def end(self, number: int, size: int) -> None:
         """The log is read to its end; it had so many bytes."""
@@ -277,7 +260,7 @@ class LogReading:
                 findings.append(finding)
         if all(f.domain is Domain.OPERATOR for f in findings if f.role is Role.ROOT):
             findings += self._silences()
-        findings += [ruled.finding for ruled in self._ruled.values()]
+        findings += [finding for finding, _, _ in self._ruled.values()]
         findings += self._without_name(findings, end)
         findings = best_left(findings)
         findings += self.beside.findings(self.catalogue, first if first is not None else end)
@@ -349,7 +332,7 @@ class LogReading:
     def place_of(self, finding_id: str) -> tuple[int, int] | None:
         """(file number, byte offset) of a finding's line, for counting its line number afterwards."""
         if (ruled := self._ruled.get(finding_id)) is not None:
-            return (ruled.file, ruled.offset) if ruled.offset >= 0 else None
+            return ruled[1:] if ruled[2] >= 0 else None
         kept = self._troubles.by_id.get(finding_id)
         return (kept.file, kept.match.offset) if kept is not None else None
 
