@@ -49,7 +49,6 @@ class StreamSource(Struct, frozen=True, omit_defaults=True):
     """Where a stream of lines comes from. `rank` and `node` hold when its lines do not say otherwise."""
 
     kind: StreamKind = StreamKind.OUTPUT
-    name: str = ""
     node: str = ""
     rank: int | None = None
 
@@ -72,7 +71,6 @@ class Match(Struct, frozen=True):
     rank: int | None = None
     node: str = ""
     at: float | None = None
-    seen_at: float = 0.0
     count: int = 1
     numbers: tuple[float, ...] = ()
 
@@ -420,7 +418,6 @@ class BlockReader:
         self.line_count = block.count(b"\n", start, stop) if stream.numbered else 0
         if stream.coloured:
             self.without_colours()
-        self.at = at
         self.year = stream.year or year_of(at)
         self.has_cr = False
         self.counted = self.start
@@ -570,7 +567,6 @@ class BlockReader:
             line.rank if line.rank is not None else self.stream.source.rank,
             line.node or self.stream.source.node,
             line.at,
-            self.at,
             len(numbers),
             numbers,
         )
@@ -714,7 +710,7 @@ class BlockReader:
         records = self.stream.records
         if len(records) >= OPEN_RECORDS_MAX:
             return
-        record = RECORDS[rule.record](rule.id, line.key, line.rank)
+        record = RECORDS[rule.record]()
         record.captures.update(captures)
         if rule.record == "nvrm" and line.node:
             # The lines that follow come without the host's name (journalctl).
@@ -739,7 +735,7 @@ class BlockReader:
             at = take_apart(text[stamp + len(SLURM_STAMP) :], self.year).at
         if at is None and rule.role in {Role.ROOT, Role.CASCADE}:
             at = self.time_before(start)
-        self.matches.append(Match(rule, line_no, offset, text[:TEXT_MAX], captures, rank, node, at, self.at))
+        self.matches.append(Match(rule, line_no, offset, text[:TEXT_MAX], captures, rank, node, at))
 
     def time_before(self, place: int) -> float | None:
         """The time on one of the lines shortly before this place; tracebacks and their like carry none."""

@@ -362,4 +362,4 @@ def source_of(name: str) -> StreamSource:
     node = ""
     if _KERNEL_NAME.search(name) and (found := _NODE_IN_NAME.search(name)):
         node = (found[1] or found[2] or "").removesuffix(".log")
-    return StreamSource(kind=StreamKind.ANY, name=name, node=node, rank=rank)
+    return StreamSource(kind=StreamKind.ANY, node=node, rank=rank)
