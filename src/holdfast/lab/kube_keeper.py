@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -55,7 +54,6 @@ class KubeFacts(Struct, frozen=True, kw_only=True):
     server: str
     kubeconfig: str
     port: int
-    gpus: int
 
 
 class KubeSettings(Struct, frozen=True, kw_only=True):
@@ -63,7 +61,6 @@ class KubeSettings(Struct, frozen=True, kw_only=True):
 
     binaries: KubeBinaries
     port: int
-    gpus: int
     crds: tuple[str, ...] = ()
     """Files of custom resource definitions (JSON or YAML) to install."""
     node_grace_s: int = 8
@@ -210,7 +207,9 @@ class KubeCluster(Cluster):
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
         try:
             await self.start_plane()
-            self._kubelets = Kubelets(self.api, self.fleet.nodes, gpus=self._kube.gpus, logs_port=self.plane.logs_port)
+            self._kubelets = Kubelets(
+                self.api, self.fleet.nodes, gpus=self.settings.node.gpus, logs_port=self.plane.logs_port
+            )
             await self._serve_logs(self._kubelets)
             self._operator = Operator(self.api)
             self._keep(self._kubelets.run())
@@ -249,7 +248,6 @@ class KubeCluster(Cluster):
             server=self.plane.server,
             kubeconfig=str(self.plane.kubeconfig),
             port=self._kube.port,
-            gpus=self._kube.gpus,
         )
         (self.settings.folder / FACTS).write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
 
@@ -343,23 +341,13 @@ def parse(argv: Sequence[str]) -> tuple[ClusterSettings, KubeSettings]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the keeper in the foreground; one per folder."""
     settings, kube = parse(sys.argv[1:] if argv is None else argv)
-    for sub in ("nodes", "jobs", "controller", "kube"):
-        (settings.folder / sub).mkdir(parents=True, exist_ok=True)
-    with (settings.folder / "cluster.lock").open("w", encoding="ascii") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.stderr.write(f"a lab runs in {settings.folder} already; `holdfast lab kubernetes down` ends it\n")
-            return 69
-        (settings.folder / "cluster.sock").unlink(missing_ok=True)
-        node_init.become_subreaper()
+    (settings.folder / "kube").mkdir(parents=True, exist_ok=True)
+
+    async def run() -> None:
         keep_in_memory(settings.folder / "kube" / "etcd")
-        asyncio.run(_run(settings, kube))
-    return 0
+        await KubeCluster(settings, kube).run()
 
-
-async def _run(settings: ClusterSettings, kube: KubeSettings) -> None:
-    await KubeCluster(settings, kube).run()
+    return cluster.hold(settings.folder, run, "lab kubernetes")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,6 @@ class KubeLab:
         kube = KubeSettings(
             binaries=found,
             port=settings.port or free_range(PORTS, os.getpid() * 7),
-            gpus=settings.gpus,
             crds=tuple(map(str, files)),
             node_grace_s=settings.node_grace_s,
         )
