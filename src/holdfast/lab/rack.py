@@ -254,7 +254,7 @@ class Rack:
                 node.start(service, is_boot=True)
         return [node.name for node in fresh]
 
-    def power_off(self, name: str, ask: Mapping[str, Any] | None = None) -> object:  # noqa: ARG002 - a verb's shape
+    def power_off(self, name: str) -> object:
         """End everything on the node at once, as a power failure would."""
         node = self.node(name)
         was_on, node.boot_at = node.is_on, None
@@ -294,21 +294,21 @@ class Rack:
 
     # --- reboots ---
 
-    def reboot(self, name: str, ask: Mapping[str, Any] | None = None) -> object:
+    def reboot(self, name: str, seconds: float | None = None) -> object:
         """Power off now, on again after `boot_s` (or `seconds`)."""
         node = self.node(name)
         self.power_off(name)
-        node.boot_at = time.monotonic() + float((ask or {}).get("seconds", self.facts.settings.boot_s))
+        node.boot_at = time.monotonic() + (self.facts.settings.boot_s if seconds is None else seconds)
         return node.boot_at
 
-    def replace(self, name: str, ask: Mapping[str, Any] | None = None) -> object:
+    def replace(self, name: str, seconds: float | None = None) -> object:
         """Another machine under the same name: new instance id, nothing left of the old one's disk."""
         node = self.node(name)
         self.power_off(name)
         for folder in (node.folder, self.facts.folder / "spool" / name):
             shutil.rmtree(folder, ignore_errors=True)
         node.known = structs.replace(node.known, instance_id=new_instance())
-        self.reboot(name, ask)
+        self.reboot(name, seconds)
         return node.known.instance_id
 
     def boot_what_is_due(self) -> float | None:
@@ -336,7 +336,7 @@ class Rack:
 
     # --- nodes that join and leave ---
 
-    def add(self, name: str, ask: Mapping[str, Any]) -> object:
+    def add(self, name: str, conf: str = "") -> object:
         """Switch on a node that slurm.conf does not name: `slurmd -Z`."""
         if not self.facts.settings.netns:
             raise RefusedError("nodes can join only a lab with --netns: each needs an address of its own")
@@ -346,12 +346,12 @@ class Rack:
             raise RefusedError(f'"{name}" is no node name: small letters, digits and -, at most 30')
         number = max((node.number for node in self.nodes.values()), default=0) + 1
         node = self._make(name, number)
-        node.dynamic = ask.get("conf") or slurm_conf.node_size(self.facts)
+        node.dynamic = conf or slurm_conf.node_size(self.facts)
         self._write_hosts()
         self.boot([name])
         return self.facts.node_address(number)
 
-    def remove(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - a verb's shape
+    def remove(self, name: str) -> object:
         """Take a node that joined away for good."""
         node = self.node(name)
         if not node.dynamic:
@@ -368,19 +368,19 @@ class Rack:
 
     # --- trouble ---
 
-    def hang(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - a verb's shape
+    def hang(self, name: str) -> object:
         """Stop every process of the node: there, but silent."""
         node = self._on(name)
         node.hung = True
         return node.signal_all(signal.SIGSTOP)
 
-    def unhang(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
+    def unhang(self, name: str) -> object:
         """Undo `hang`."""
         node = self._on(name)
         node.hung = False
         return node.signal_all(signal.SIGCONT)
 
-    def cut_off(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
+    def cut_off(self, name: str) -> object:
         """Cut the node's network."""
         if not self.facts.settings.netns:
             raise RefusedError("a node can be cut off only in a lab with --netns: here all share one network")
@@ -389,7 +389,7 @@ class Rack:
         node.cut = True
         return None
 
-    def heal(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
+    def heal(self, name: str) -> object:
         """Undo `cut_off`; a node that is not cut is fine."""
         node = self.node(name)
         if node.cut:
@@ -397,7 +397,7 @@ class Rack:
             node.cut = False
         return None
 
-    def start(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
+    def start(self, name: str) -> object:
         """Switch the node on, or start what of its services does not run."""
         node = self.node(name)
         if not node.is_on:
@@ -406,16 +406,15 @@ class Rack:
             node.start(service)
         return []
 
-    def kill(self, name: str, ask: Mapping[str, Any]) -> object:
-        """Signal one service of the node (slurmd unless `service` says otherwise), and nothing else."""
-        order = {"id": ask.get("service", "slurmd"), "sig": ask.get("sig", int(signal.SIGKILL))}
-        return self._on(name).ask("signal", **order)["ran"]
+    def kill(self, name: str, sig: int = signal.SIGKILL, service: str = "slurmd") -> object:
+        """Signal one service of the node, and nothing else; says whether it ran."""
+        return self._on(name).ask("signal", id=service, sig=int(sig))["ran"]
 
-    def disk(self, name: str, ask: Mapping[str, Any]) -> object:
+    def disk(self, name: str, *, full: bool) -> object:
         """Fill the node's scratch file system, or free it."""
-        return self._on(name).ask("fill" if ask["full"] else "free")["how"]
+        return self._on(name).ask("fill" if full else "free")["how"]
 
-    verbs: Mapping[str, Callable[[Rack, str, Mapping[str, Any]], object]] = {
+    verbs: Mapping[str, Callable[..., object]] = {
         "crash": power_off,
         "reboot": reboot,
         "replace": replace,
@@ -429,10 +428,6 @@ class Rack:
         "kill": kill,
         "disk": disk,
     }
-
-    def verb(self, verb: str, name: str, ask: Mapping[str, Any]) -> object:
-        """Do one thing to one node."""
-        return self.verbs[verb](self, name, ask)
 
     def _on(self, name: str) -> Node:
         node = self.node(name)

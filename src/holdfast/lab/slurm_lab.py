@@ -27,8 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from holdfast.adapters.local import processes
 from holdfast.adapters.local.node_init import fill_up, process_table, send_signal
-from holdfast.adapters.local.processes import environment_of
 from holdfast.errors import LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.lab import machine, network, packages, slurm_conf
 from holdfast.lab.keeper import MARK
@@ -352,7 +352,7 @@ def _marked(folder: Path) -> list[int]:
     while me in table:  # a job of the lab may end it
         ours.add(me)
         me = table[me]
-    return [pid for pid in table if pid not in ours and environment_of(pid).get(MARK) == str(folder)]
+    return [pid for pid in processes.marked(folder, MARK) if pid not in ours]
 
 
 def _is_unheard(states: Mapping[str, str], name: str) -> bool:
