@@ -29,7 +29,7 @@ import hyperscan
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.detect.catalogue import UNNAMED, StreamKind
 from holdfast.detect.database import hits
-from holdfast.detect.matcher import Matcher, ProgressReading, StreamSource
+from holdfast.detect.matcher import Matcher, StreamSource
 
 CHUNK = 1 << 20
 SECOND = 1_740_830_000.0
@@ -98,11 +98,9 @@ def cut(text: bytes) -> list[bytes]:
     return [text[i : i + CHUNK] for i in range(0, len(text), CHUNK)]
 
 
-def stream(
-    matcher: Matcher, pieces: list[bytes], total: int, progress: ProgressReading, *, numbered: bool
-) -> tuple[int, int]:
+def stream(matcher: Matcher, pieces: list[bytes], total: int, *, sampled: bool, numbered: bool) -> tuple[int, int]:
     """Feed the pieces again and again: (matches, lines of progress read)."""
-    source = matcher.stream(StreamSource(kind=StreamKind.OUTPUT), progress, numbered=numbered)
+    source = matcher.stream(StreamSource(kind=StreamKind.OUTPUT), sampled=sampled, numbered=numbered)
     matches = read = done = 0
     while done < total:
         for piece in pieces:
@@ -140,9 +138,9 @@ class Row:
 
     name: str
     pieces: list[bytes]
-    reading: ProgressReading
     alone: float
     """Hyperscan's own rate on this text, GB/s."""
+    sampled: bool = False
     numbered: bool = False
     wanted: float = 0.0
     took: list[tuple[float, float]] = field(default_factory=list)
@@ -297,19 +295,17 @@ def main() -> int:
         )
         alone[name] = size / took[0] / 1e9
         report(f"Hyperscan alone, {name}", size, took)
-    every, sampled = ProgressReading.EVERY, ProgressReading.SAMPLED
-
     rows = [
-        Row("no line matches, lines not counted", quiet_cut, every, alone["no line matches"], wanted=2.0),
-        Row("no line matches, lines counted", quiet_cut, every, alone["no line matches"], numbered=True),
-        Row("training output, every progress line read", busy_cut, every, alone["training output"], wanted=0.25),
-        Row("training output, progress sampled", busy_cut, sampled, alone["training output"], wanted=0.8),
-        Row("an NCCL warning on each line", flood_cut, sampled, alone["NCCL warnings"], wanted=0.1),
+        Row("no line matches, lines not counted", quiet_cut, alone["no line matches"], wanted=2.0),
+        Row("no line matches, lines counted", quiet_cut, alone["no line matches"], numbered=True),
+        Row("training output, every progress line read", busy_cut, alone["training output"], wanted=0.25),
+        Row("training output, progress sampled", busy_cut, alone["training output"], sampled=True, wanted=0.8),
+        Row("an NCCL warning on each line", flood_cut, alone["NCCL warnings"], sampled=True, wanted=0.1),
     ]
     for _ in range(options.turns):
         for row in rows:
             row.took.append(
-                best(lambda row=row: stream(matcher, row.pieces, total, row.reading, numbered=row.numbered), 1)
+                best(lambda row=row: stream(matcher, row.pieces, total, sampled=row.sampled, numbered=row.numbered), 1)
             )
     whole = min([row.report(total) for row in rows])
     if not options.quick:

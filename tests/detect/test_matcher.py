@@ -14,7 +14,6 @@ from holdfast.detect.matcher import (
     JUDGED_PER_MIB,
     WALKED_PER_MIB,
     BlockReader,
-    ProgressReading,
     StreamSource,
 )
 from holdfast.model.evidence import Place
@@ -244,7 +243,7 @@ def test_many_progress_lines_are_folded_and_all_read():
 
 def test_sampled_progress_still_knows_the_end():
     """With sampled progress every fault is found, and the last step is known."""
-    watch = stream(progress=ProgressReading.SAMPLED)
+    watch = stream(sampled=True)
     got = []
     for block in range(40):
         got += watch.feed(
@@ -345,7 +344,7 @@ def work_of(lines, monkeypatch, mib=12, measured=4):
     monkeypatch.setattr(BlockReader, "line", line)
     monkeypatch.setattr(search, "hits", hits)
     block = ("\n".join(lines) + "\n") * ((1 << 20) // sum(len(line) + 1 for line in lines))
-    reading = MATCHER.stream(StreamSource(), ProgressReading.SAMPLED)
+    reading = MATCHER.stream(StreamSource(), sampled=True)
     reading.walks, reading.allowance = 0.0, 0.0
     for _ in range(mib):
         reading.feed(block.encode(), 0.0)
@@ -382,7 +381,7 @@ def test_work_of_a_flood_of_every_rule(monkeypatch):
 
 def test_an_unended_traceback_is_told_after_a_flood(monkeypatch):
     """Lines are offered to it for so long only, and it is told when the stream ends."""
-    reading = MATCHER.stream(StreamSource(), ProgressReading.SAMPLED)
+    reading = MATCHER.stream(StreamSource(), sampled=True)
     reading.walks = 0.0
     calm = b"[rank0]: nothing of note in this line\n" * 2000
     reading.feed(b"[rank3]: Traceback (most recent call last):\n" + calm, 0.0)

@@ -10,7 +10,7 @@ from holdfast.detect.straggler import (
     Layout,
     StepTime,
     StragglerDetector,
-    step_times,
+    record,
     stragglers_of,
 )
 
@@ -150,7 +150,7 @@ def recorded(kind, *, stages=4, dp=8, steps=6, micro=8, seed=3):
                         }
                     )
                     rows.append({"step": step, "rank": rank, "optype": "forward-send", "duration": rng.random()})
-    return step_times(rows), Layout(stages={r: r // dp for r in range(stages * dp)})
+    return record(rows).steps, Layout(stages={r: r // dp for r in range(stages * dp)})
 
 
 def test_recordings():
@@ -195,9 +195,9 @@ def test_the_three_published_jobs(seed):
     """The worker is named alone, the long last stage as a stage although it has two ranks, uneven sequences blame nobody."""
 
     def found(kind):
-        return [
-            (s.kind, s.ranks if s.kind == "rank" else s.stage) for s in stragglers_of(step_times(published(kind, seed)))
-        ]
+        told = record(published(kind, seed))
+        slow = stragglers_of(told.steps, told.layout)
+        return [(s.kind, s.ranks if s.kind == "rank" else s.stage) for s in slow]
 
     assert found("AR") == [("rank", (0,))]
     assert found("ST") == [("stage", 3)]

@@ -2,7 +2,7 @@
 
 import json
 
-from holdfast.telemetry.stacks import Frame, ThreadStack, parse_faulthandler, parse_pyspy
+from holdfast.telemetry.stacks import Frame, ThreadStack, parse_dump, parse_faulthandler, parse_pyspy
 
 TWO_THREADS = """Thread 0x00007f1c2a7fc640 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
@@ -87,3 +87,12 @@ def test_pyspy_json():
     thread = {"pid": 1, "thread_id": 140, "thread_name": "MainThread", "os_thread_id": 4302, "active": True}
     text = json.dumps([{**thread, "owns_gil": True, "frames": [frame]}])
     assert parse_pyspy(text) == [ThreadStack(4302, True, (Frame("/tmp/train.py", 4, "busy"),), "MainThread", False)]
+
+
+def test_a_text_that_begins_as_a_dump_is_read_as_its_own_tool_wrote_it():
+    """py-spy's process line or a thread of faulthandler comes first; any other text is no dump."""
+    spy = 'Process 7: python train.py\nPython v3.11.2\n\nThread 7 (active): "MainThread"\n    train (train.py:3)\n'
+    assert parse_dump(f"\n{spy}") == parse_pyspy(spy)
+    assert parse_pyspy(spy)[0].frames == (Frame("train.py", 3, "train"),)
+    assert parse_dump(TWO_THREADS) == parse_faulthandler(TWO_THREADS)
+    assert parse_dump("Process 7: python train.py\nended\n") == parse_dump(f"step 1\n{TWO_THREADS}") == []

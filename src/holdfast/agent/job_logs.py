@@ -87,17 +87,17 @@ class LogWatch:
             self.rules.forget(path)
         for path, log in wanted.items():
             if path not in self._streams and len(self._streams) < FILES_MAX:
-                self._streams[path] = self._stream(path, StreamKind(log.kind))
+                self._streams[path] = self._stream(StreamKind(log.kind))
                 if log.log_rules:
                     self.rules.follow(path, log.log_rules, self._clock.now())
                 self._tailer.add(path, from_end=self._first)
         self._first = False
 
-    def _stream(self, path: str, kind: StreamKind) -> LineStream:
-        return self._matcher.stream(StreamSource(kind=kind, name=path, node=self._identity.name))
+    def _stream(self, kind: StreamKind) -> LineStream:
+        return self._matcher.stream(StreamSource(kind=kind, node=self._identity.name))
 
     def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
-        self._streams[path] = self._stream(path, self._streams[path].source.kind)
+        self._streams[path] = self._stream(self._streams[path].source.kind)
         self.rules.begin(path, self._clock.now())
 
     def _on_data(self, path: str, data: bytes) -> None:

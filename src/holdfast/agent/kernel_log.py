@@ -102,7 +102,7 @@ class KernelLog:
         """When a GPU reset was last seen in the log."""
 
     def _new_stream(self) -> LineStream:
-        source = StreamSource(kind=StreamKind.KERNEL, name=str(self.path), node=self._identity.name)
+        source = StreamSource(kind=StreamKind.KERNEL, node=self._identity.name)
         return self._matcher.stream(source)
 
     def start(self) -> None:

@@ -164,7 +164,7 @@ class SlurmOutput:
                     if followed.attempt is attempt and not followed.is_looked:
                         followed.is_looked = True
                         continue
-                    self._files[path] = _Followed(attempt, self._stream(path), now)
+                    self._files[path] = _Followed(attempt, self._stream(), now)
                     for data in followed.held:
                         self._on_data(path, data)
                     continue
@@ -172,7 +172,7 @@ class SlurmOutput:
                 position = self._tailer.position(path) if followed is not None else None
                 if followed is not None:
                     self._tailer.remove(path)
-                self._files[path] = _Followed(attempt, self._stream(path), now)
+                self._files[path] = _Followed(attempt, self._stream(), now)
                 self._tailer.add(path, position=position)
         for path, followed in list(self._files.items()):
             if now - followed.seen_at > LINGER_S:
@@ -183,8 +183,8 @@ class SlurmOutput:
             if run not in live and id(attempt) not in used:
                 del self._attempts[run]
 
-    def _stream(self, path: str) -> LineStream:
-        return self._matcher.stream(StreamSource(kind=StreamKind.OUTPUT, name=path, node=self._node))
+    def _stream(self) -> LineStream:
+        return self._matcher.stream(StreamSource(kind=StreamKind.OUTPUT, node=self._node))
 
     def _on_reset(self, path: str, why: str) -> None:
         """The file is another one now, or begins anew: most likely the next run's, which the next look will show."""

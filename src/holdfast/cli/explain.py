@@ -37,16 +37,17 @@ from holdfast.cli import screen
 from holdfast.cli.explain_page import page
 from holdfast.decide.diagnosis import DiagnosisContext, attribute
 from holdfast.detect.catalogue import Catalogue
-from holdfast.detect.dumped_stacks import HEAD, StackFrame, dumped_stack, is_dump
 from holdfast.detect.explain import EvidenceLine, Explanation, explanation, with_novelty
 from holdfast.detect.hyperpod_rules import LogRule
 from holdfast.detect.lines import is_binary, looks_like_a_log, year_of
 from holdfast.detect.log_rule_reading import RuleReading
-from holdfast.detect.matcher import Matcher, ProgressReading
+from holdfast.detect.matcher import Matcher
 from holdfast.detect.reading import LogReading, source_of
+from holdfast.detect.stack_groups import training_stack
 from holdfast.errors import EXIT_FAILED, EXIT_NOTHING_TO_JUDGE, EXIT_OK, NoInputError, UserError
 from holdfast.launch.novel_lines import job_folder, read_known
 from holdfast.model.evidence import Diagnosis, Finding
+from holdfast.telemetry.stacks import Frame, parse_dump
 
 STACK_FILE_MAX = 1 << 20
 NOVELTY_FILES = 8
@@ -120,12 +121,11 @@ def _readable(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return [name for name in names if name not in closed], told
 
 
-def _stack(name: str) -> tuple[StackFrame, ...]:
-    """What a stack dump holds; empty when the file is something else."""
+def _stack(name: str) -> tuple[Frame, ...]:
+    """The calls of the thread that trains, of a stack dump; empty when the file is something else."""
     if is_stream(name) or Path(name).stat().st_size > STACK_FILE_MAX:
         return ()
-    text = Path(name).read_text(encoding="utf-8", errors="replace")
-    return dumped_stack(text) if is_dump(text[:HEAD]) else ()
+    return training_stack(parse_dump(Path(name).read_text(encoding="utf-8", errors="replace")))
 
 
 def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules: Sequence[LogRule]) -> None:
@@ -134,9 +134,8 @@ def _read(reading: LogReading, matcher: Matcher, name: str, at: float, log_rules
         # The year of stamps that carry none is that in which the file was last written.
         size, written = Path(name).stat().st_size, Path(name).stat().st_mtime
         at = min(at, written)
-    progress = ProgressReading.SAMPLED if size > SAMPLED_ABOVE else ProgressReading.EVERY
     # Lines of what can be read once only are counted on the way; those of files only where lines are shown.
-    stream = matcher.stream(source_of(name), progress, numbered=once)
+    stream = matcher.stream(source_of(name), sampled=size > SAMPLED_ABOVE, numbered=once)
     number = reading.file("standard input" if name == STDIN else name)
     if (told := elastic_error(name)) is not None:
         text, failed_at = told

@@ -43,7 +43,8 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "gteq": operator.ge,
     "lteq": operator.le,
 }
-_LINE_MAX = 4096
+LINE_MAX = 4096
+"""Of a line so much is judged."""
 _KEYS: dict[str, Any] = {
     "name": str,
     "logPattern": str,
@@ -232,7 +233,7 @@ class LogRuleMonitor:
 
     def line(self, text: str, at: float) -> list[RuleChange]:
         """Take one line of any rank's output."""
-        text = text[:_LINE_MAX]
+        text = text[:LINE_MAX]
         return [change for watch in self._watches if (change := _changed(watch, *watch.line(text, at), at, text))]
 
     def tick(self, at: float) -> list[RuleChange]:

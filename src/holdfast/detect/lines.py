@@ -89,7 +89,8 @@ _MONTHS = {
 }
 _STAMP = re.compile(
     r"""\s*[\[(]?(?:
-      (?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T\s](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?(?P<z>Z|[+-]\d\d:?\d\d)?
+      (?P<iy>\d{4})[-/](?P<im>\d\d)[-/](?P<id>\d\d)[T\s](?P<ih>\d\d):(?P<ii>\d\d):(?P<is>\d\d)(?P<if>[.,]\d{1,9})?
+      (?P<iz>Z|[+-]\d\d:?\d\d)?
     | (?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\s+)?(?P<bm>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<bd>\d{1,2})
       \s+(?P<bh>\d\d):(?P<bi>\d\d):(?P<bs>\d\d)(?P<bf>\.\d{1,9})?(?:\s(?P<by>\d{4}))?
     | (?:[0-9a-f]{1,4}\s\|\s)?(?P<um>\d\d)/(?P<ud>\d\d)/(?P<uy>\d{4})\s(?:\|\s)?
@@ -98,6 +99,10 @@ _STAMP = re.compile(
     )[\])]?(?:\s?[:|-])?\s?""",
     re.VERBOSE,
 )
+_STAMP_FORMS = {
+    form: (f"{year}y", *(form + part for part in "mdhisf")) for form, year in zip("ibug", "ibub", strict=True)
+}
+"""First letter of the groups of a form -> its groups, from the year to the fraction; glog's has no year."""
 _SYSLOG_HOST = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*)\s(?=(?:kernel|[A-Za-z_][\w./-]*(?:\[\d+\])?):)")
 _JOURNAL_HOST = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*)\s(?=(?:kernel|[A-Za-z_][\w.@-]*\[\d+\]):\s)")
 """After a stamp with its zone, any word may stand: what follows must surely be syslog's (rsyslog, journalctl)."""
@@ -109,7 +114,6 @@ class Line(Struct, frozen=True, omit_defaults=True):
 
     body: str
     rank: int | None = None
-    local_rank: int | None = None
     node: str = ""
     at: float | None = None
     year: int | None = None
@@ -220,8 +224,8 @@ def take_apart(text: str, year: int = 1970, learned: LearnedPrefixes | None = No
             node = groups["pod"] or groups["ip"] or groups["service"] or node
         elif at is None and (found := _STAMP.match(body)):
             at = _stamp(found, year)
-            dated = int(found["y"] or found["by"] or found["uy"] or 0) or None
-            syslog = _SYSLOG_HOST if found["bm"] else _JOURNAL_HOST if found["z"] else None
+            dated = int(found["iy"] or found["by"] or found["uy"] or 0) or None
+            syslog = _SYSLOG_HOST if found["bm"] else _JOURNAL_HOST if found["iz"] else None
             in_brackets = found[0].lstrip()[0] in "[("  # dmesg's, which names no host
             if syslog is not None and not in_brackets and (host := syslog.match(body, found.end())):
                 node = host["host"]
@@ -238,7 +242,7 @@ def take_apart(text: str, year: int = 1970, learned: LearnedPrefixes | None = No
         rank = task if task is not None else local
     head = text[: len(text) - len(body)]
     key = "" if rank is None and not node else re.sub(r"[^\[\]A-Za-z0-9_/-]|\d+:\d+\S*|\d{4}-\S*", "", head)
-    line = Line(body, rank, local, node, at, dated, key if rank is None else f"{rank}/{node}")
+    line = Line(body, rank, node, at, dated, key if rank is None else f"{rank}/{node}")
     return line if learned is None else learned.told(line, year)
 
 
@@ -264,23 +268,12 @@ def readings(line: Line) -> Iterator[tuple[str, str]]:
 
 
 def _stamp(found: re.Match[str], year: int) -> float | None:
-    g = found.groupdict()
-    if g["y"]:
-        when = (int(g["y"]), int(g["mo"]), int(g["d"]), int(g["h"]), int(g["mi"]), int(g["s"]))
-        fraction, zone = g["f"], g["z"]
-    elif g["bm"]:
-        when = (int(g["by"] or year), _MONTHS[g["bm"]], int(g["bd"]), int(g["bh"]), int(g["bi"]), int(g["bs"]))
-        fraction, zone = g["bf"], ""
-    elif g["uy"]:
-        when = (int(g["uy"]), int(g["um"]), int(g["ud"]), int(g["uh"]), int(g["ui"]), int(g["us"]))
-        fraction, zone = g["uf"], ""
-    else:
-        when = (year, int(g["gm"]), int(g["gd"]), int(g["gh"]), int(g["gi"]), int(g["gs"]))
-        fraction, zone = g["gf"], ""
-    if not (1 <= when[1] <= 12 and 1 <= when[2] <= 31):
+    own, month, *rest, fraction = found.group(*_STAMP_FORMS[str(found.lastgroup)[0]])
+    number, day, *time = _MONTHS.get(month) or int(month), *map(int, rest)
+    if not (1 <= number <= 12 and 1 <= day <= 31):
         return None
-    at = float(calendar.timegm((*when, 0, 0, 0)))
-    if zone and zone != "Z":
+    at = float(calendar.timegm((int(own or year), number, day, *time, 0, 0, 0)))
+    if (zone := found["iz"]) and zone != "Z":
         sign = -1 if zone[0] == "+" else 1
         at += sign * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
     return at + (float("0." + fraction[1:]) if fraction else 0.0)

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
-from holdfast.detect.hyperpod_rules import LogRule, LogRuleMonitor, RuleChange, RuleState, finding_rule, searched
+from holdfast.detect.hyperpod_rules import LINE_MAX, LogRule, LogRuleMonitor, RuleChange, finding_rule, searched
 from holdfast.detect.lines import take_apart
 
-LINE_MAX = 4096
 STAMP_CHARS = 160
 LOOK_BACK_LINES = 40
 """How far back a time is looked for when a line has none."""
@@ -119,13 +118,10 @@ class RuleReading:
 def _lines_of(pattern: str) -> Callable[[bytes], Iterator[int]]:
     """Starts of lines that may match; the monitor decides."""
     if middle := searched(pattern):
-        return lambda block: (block.rfind(b"\n", 0, found.start()) + 1 for found in _found(middle, block))
+        found = re.compile(middle.encode()).finditer
+        return lambda block: (block.rfind(b"\n", 0, hit.start()) + 1 for hit in found(block))
     whole = re.compile(pattern)
     return lambda block: (start for start, line in _lines(block) if whole.match(line.decode("utf-8", "replace")))
-
-
-def _found(pattern: str, block: bytes) -> Iterator[re.Match[bytes]]:
-    return re.compile(pattern.encode()).finditer(block)
 
 
 def _lines(block: bytes) -> Iterator[tuple[int, bytes]]:
@@ -133,8 +129,3 @@ def _lines(block: bytes) -> Iterator[tuple[int, bytes]]:
     for line in block.split(b"\n"):
         yield start, line[:LINE_MAX]
         start += len(line) + 1
-
-
-def is_hang(change: RuleChange) -> bool:
-    """Whether time, not a line, brought it about."""
-    return change.after is RuleState.HANGING

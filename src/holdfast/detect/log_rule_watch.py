@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.findings import synthetic_finding
-from holdfast.detect.hyperpod_rules import LogRule, LogRuleMonitor, RuleChange, RuleState, finding_rule
+from holdfast.detect.hyperpod_rules import LINE_MAX, LogRule, LogRuleMonitor, RuleChange, RuleState, finding_rule
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import EvidenceKind, Finding, Place
 
 TICK_S = 1.0
 TOLD_MAX = 8
 """Findings of one rule and state in one attempt; a rule that flaps says no more after that."""
-LINE_MAX = 4096
 
 
 class LogRuleWatch:
@@ -88,27 +87,47 @@ class LogRuleWatch:
                 continue
             self._told[change.rule, change.after] = told
             self._said.append(f"{_sentence(change.rule, change.after)}: {change.why}")
-            if rule := finding_rule(change.after):
-                found.append(self._finding(rule, change, told))
+            if finding_rule(change.after):
+                found.append(self._finding(change, told))
         return found
 
-    def _finding(self, rule: str, change: RuleChange, told: int) -> Finding:
+    def _finding(self, change: RuleChange, told: int) -> Finding:
         # A line that does not come is no word about the rank whose output was watched; a fault's line is.
         # Where the job is not known, its node is what leads to it.
         placed = change.after is RuleState.FAULTED or self._job is None
-        return synthetic_finding(
+        return finding_of(
             self._catalogue(),
-            rule,
+            change,
             id=f"{self._id_prefix}/rule:{change.rule}:{change.after}:{told}",
-            at=change.at,
             place=Place(node=self._node, rank=self._rank) if placed else Place(),
             job=self._job,
             attempt=self._attempt,
-            summary=f"{_sentence(change.rule, change.after)}: {change.why}",
-            kind=EvidenceKind.LOG,
-            text=change.text or f"{change.rule}: {change.why}",
-            captures={"what": change.rule} | ({"elapsed_s": str(math.ceil(change.for_s))} if change.for_s else {}),
         )
+
+
+def finding_of(
+    catalogue: Catalogue,
+    change: RuleChange,
+    *,
+    id: str,  # noqa: A002 - the field's own name
+    place: Place,
+    job: JobKey | None = None,
+    attempt: int | None = None,
+) -> Finding:
+    """The finding that a change for the worse stands for."""
+    return synthetic_finding(
+        catalogue,
+        finding_rule(change.after),
+        id=id,
+        at=change.at,
+        place=place,
+        job=job,
+        attempt=attempt,
+        summary=f"{_sentence(change.rule, change.after)}: {change.why}",
+        kind=EvidenceKind.LOG,
+        text=change.text or f"{change.rule}: {change.why}",
+        captures={"what": change.rule} | ({"elapsed_s": str(math.ceil(change.for_s))} if change.for_s else {}),
+    )
 
 
 def _sentence(rule: str, state: RuleState) -> str:

@@ -10,7 +10,6 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 
 from msgspec import Struct
 
@@ -50,16 +49,8 @@ class StreamSource(Struct, frozen=True, omit_defaults=True):
     """Where a stream of lines comes from. `rank` and `node` hold when its lines do not say otherwise."""
 
     kind: StreamKind = StreamKind.OUTPUT
-    name: str = ""
     node: str = ""
     rank: int | None = None
-
-
-class ProgressReading(StrEnum):
-    """Whether every progress line is read, or only those of sampled blocks (faults never are sampled)."""
-
-    EVERY = "every"
-    SAMPLED = "sampled"
 
 
 class Match(Struct, frozen=True):
@@ -80,7 +71,6 @@ class Match(Struct, frozen=True):
     rank: int | None = None
     node: str = ""
     at: float | None = None
-    seen_at: float = 0.0
     count: int = 1
     numbers: tuple[float, ...] = ()
 
@@ -108,21 +98,15 @@ class Matcher:
         self.finders = {number: re.compile(text.encode("latin-1")) for number, text in finders.items()}
         self.compiled: dict[str, tuple[tuple[re.Pattern[str], ...], tuple[re.Pattern[str], ...]]] = {}
 
-    def stream(
-        self,
-        source: StreamSource,
-        progress: ProgressReading = ProgressReading.EVERY,
-        *,
-        numbered: bool = True,
-    ) -> LineStream:
+    def stream(self, source: StreamSource, *, sampled: bool = False, numbered: bool = True) -> LineStream:
         """A new stream from this source.
 
         Args:
             source: where the lines come from.
-            progress: whether progress is read from every block or only from samples and the end.
+            sampled: progress is read only from samples of the blocks and from the end; faults always from all.
             numbered: False leaves out the counting of lines, which costs about as much as the search itself.
         """
-        return LineStream(self, source, progress, numbered=numbered)
+        return LineStream(self, source, sampled=sampled, numbered=numbered)
 
     def unnamed(
         self, source: StreamSource, end: bytes, offset: int, at: float, *, lines_before: int | None = None
@@ -136,7 +120,7 @@ class Matcher:
             at: as for `LineStream.feed`.
             lines_before: how many lines stand before them; None leaves the matches without numbers.
         """
-        stream = LineStream(self, source, ProgressReading.EVERY, numbered=lines_before is not None)
+        stream = LineStream(self, source, sampled=False, numbered=lines_before is not None)
         stream.everything, stream.offset, stream.line_no = True, offset, lines_before or 0
         # A traceback that goes on to the end was the whole stream's to tell.
         return [m for m in stream.feed(end + b"\n", at) if m.rule.kind == UNNAMED]
@@ -213,7 +197,7 @@ class LineStream:
         flooding: the expressions that the last thinned block held.
     """
 
-    def __init__(self, matcher: Matcher, source: StreamSource, progress: ProgressReading, *, numbered: bool) -> None:
+    def __init__(self, matcher: Matcher, source: StreamSource, *, sampled: bool, numbered: bool) -> None:
         self.matcher = matcher
         self.source = source
         self.numbered = numbered
@@ -225,7 +209,7 @@ class LineStream:
         self.search = Search(matcher.databases, matcher.finders)
         self.coloured = False
         self.everything = False
-        self.sampled = progress is ProgressReading.SAMPLED
+        self.sampled = sampled
         self.ending = False
         self.allowance = float(JUDGED_FIRST)
         self.walks = float(WALKED_FIRST)
@@ -434,7 +418,6 @@ class BlockReader:
         self.line_count = block.count(b"\n", start, stop) if stream.numbered else 0
         if stream.coloured:
             self.without_colours()
-        self.at = at
         self.year = stream.year or year_of(at)
         self.has_cr = False
         self.counted = self.start
@@ -584,7 +567,6 @@ class BlockReader:
             line.rank if line.rank is not None else self.stream.source.rank,
             line.node or self.stream.source.node,
             line.at,
-            self.at,
             len(numbers),
             numbers,
         )
@@ -728,7 +710,7 @@ class BlockReader:
         records = self.stream.records
         if len(records) >= OPEN_RECORDS_MAX:
             return
-        record = RECORDS[rule.record](rule.id, line.key, line.rank)
+        record = RECORDS[rule.record]()
         record.captures.update(captures)
         if rule.record == "nvrm" and line.node:
             # The lines that follow come without the host's name (journalctl).
@@ -753,7 +735,7 @@ class BlockReader:
             at = take_apart(text[stamp + len(SLURM_STAMP) :], self.year).at
         if at is None and rule.role in {Role.ROOT, Role.CASCADE}:
             at = self.time_before(start)
-        self.matches.append(Match(rule, line_no, offset, text[:TEXT_MAX], captures, rank, node, at, self.at))
+        self.matches.append(Match(rule, line_no, offset, text[:TEXT_MAX], captures, rank, node, at))
 
     def time_before(self, place: int) -> float | None:
         """The time on one of the lines shortly before this place; tracebacks and their like carry none."""

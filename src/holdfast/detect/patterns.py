@@ -18,6 +18,9 @@ _parser: Any = importlib.import_module("re._parser")
 constants: Any = importlib.import_module("re._constants")
 
 REPEATS = (constants.MAX_REPEAT, constants.MIN_REPEAT, constants.POSSESSIVE_REPEAT)
+_REFUSING = (
+    constants.AT, constants.ASSERT, constants.ASSERT_NOT, constants.GROUPREF, constants.GROUPREF_EXISTS,
+)  # fmt: skip
 _WIDE = frozenset(range(256)) - {10}
 _CATEGORY: dict[Any, frozenset[int]] = {
     constants.CATEGORY_DIGIT: frozenset(b"0123456789"),
@@ -73,10 +76,9 @@ def _unsafe(seq: Any) -> str:
     neighbours = ""
     for op, arg in items:
         if op in REPEATS:
-            low, high, body = arg
-            unbounded = high is constants.MAXREPEAT or high > 64
+            low, _, body = arg
             chars = _chars(body)
-            if unbounded:
+            if _is_long(arg, 64):
                 if why := _ambiguous_rounds(body):
                     return why
                 if open_ended is not None and open_ended & _first(body) and op is not constants.POSSESSIVE_REPEAT:
@@ -105,7 +107,7 @@ def _ambiguous_rounds(body: Any) -> str:
     for op, arg in items:
         if op is constants.BRANCH and (why := _overlapping_branches(arg[1])):
             return why
-    if _seq_nullable(items):
+    if _nullable(items):
         return "a repeated group can match nothing" if items else ""
     for index, (op, arg) in enumerate(items):
         rest = items[index + 1 :] + items[:index]
@@ -142,13 +144,8 @@ def _too_many_wildcards(tree: Any) -> str:
 def _count_wildcards(seq: Any) -> int:
     total = 0
     for op, arg in seq:
-        if op in REPEATS:
-            wide = (arg[1] is constants.MAXREPEAT or arg[1] > 64) and len(_chars(arg[2])) > 128
-            total += 1 if wide else _count_wildcards(arg[2])
-        elif op is constants.BRANCH:
-            total += max((_count_wildcards(branch) for branch in arg[1]), default=0)
-        elif (inner := inner_of(op, arg)) is not None:
-            total += _count_wildcards(inner)
+        wide = op in REPEATS and _is_long(arg, 64) and len(_chars(arg[2])) > 128
+        total += 1 if wide else max(map(_count_wildcards, _parts(op, arg)), default=0)
     return total
 
 
@@ -174,12 +171,13 @@ def _parts(op: Any, arg: Any) -> list[Any]:
     return [] if inner is None else [inner]
 
 
+def _is_long(repeat: Any, most: int) -> bool:
+    """Whether a repeat may have more rounds than this."""
+    return bool(repeat[1] is constants.MAXREPEAT or repeat[1] > most)
+
+
 def _nullable(seq: Any) -> bool:
-    return _seq_nullable(list(seq))
-
-
-def _seq_nullable(items: list[Any]) -> bool:
-    return all(_item_nullable(op, arg) for op, arg in items)
+    return all(_item_nullable(op, arg) for op, arg in seq)
 
 
 def _item_nullable(op: Any, arg: Any) -> bool:
@@ -190,7 +188,7 @@ def _item_nullable(op: Any, arg: Any) -> bool:
     inner = inner_of(op, arg)
     if inner is not None:
         return _nullable(inner)
-    return op in {constants.AT, constants.ASSERT, constants.ASSERT_NOT, constants.GROUPREF}
+    return op in _REFUSING
 
 
 def _item_chars(op: Any, arg: Any) -> frozenset[int]:
@@ -202,12 +200,7 @@ def _item_chars(op: Any, arg: Any) -> frozenset[int]:
         return _WIDE
     if op is constants.IN:
         return bytes_of_set(arg)
-    if op in REPEATS:
-        return _chars(arg[2])
-    if op is constants.BRANCH:
-        return frozenset().union(*(_chars(branch) for branch in arg[1]))
-    inner = inner_of(op, arg)
-    return _chars(inner) if inner is not None else frozenset()
+    return frozenset().union(*map(_chars, _parts(op, arg)))
 
 
 def _chars(seq: Any) -> frozenset[int]:
@@ -233,16 +226,8 @@ def bytes_of_set(members: Any) -> frozenset[int]:
 def _first(seq: Any) -> set[int]:
     chars: set[int] = set()
     for op, arg in seq:
-        inner = inner_of(op, arg)
-        if op in REPEATS:
-            chars |= _first(arg[2])
-        elif op is constants.BRANCH:
-            for branch in arg[1]:
-                chars |= _first(branch)
-        elif inner is not None:
-            chars |= _first(inner)
-        else:
-            chars |= _item_chars(op, arg)
+        parts = _parts(op, arg)
+        chars |= set().union(*map(_first, parts)) if parts else _item_chars(op, arg)
         if not _item_nullable(op, arg):
             break
     return chars
@@ -259,7 +244,7 @@ LITERAL_MIN = 4
 """Shorter literals occur by chance in nearly every line."""
 
 
-def core(pattern: str, *, caseless: bool = False) -> str:
+def core(pattern: str) -> str:
     """The Hyperscan expression for this pattern: bounded, without anchors, groups or look-arounds.
 
     Raises:
@@ -268,7 +253,7 @@ def core(pattern: str, *, caseless: bool = False) -> str:
     text, quality = _best(parse(pattern))
     if quality < LITERAL_MIN:
         raise NoCoreError(f"no literal of {LITERAL_MIN} or more characters that every match contains")
-    return f"(?i){text}" if caseless or pattern.startswith("(?i)") else text
+    return f"(?i){text}" if pattern.startswith("(?i)") else text
 
 
 def number_finder(core: str, after: str) -> str | None:
@@ -299,15 +284,10 @@ def _best(seq: Any) -> tuple[str, int]:
     """The best window of neighbouring items, as (expression, length of its longest literal)."""
     windows: list[list[Any]] = [[]]
     for op, arg in seq:
-        if op is constants.AT or op in {
-            constants.ASSERT,
-            constants.ASSERT_NOT,
-            constants.GROUPREF,
-            constants.GROUPREF_EXISTS,
-        }:
+        if op in _REFUSING:
             # A word boundary or look-around only refuses; leaving it out widens the core, which is allowed.
             continue
-        if op in REPEATS and (arg[1] is constants.MAXREPEAT or arg[1] > 16) and len(_chars(arg[2])) > 64:
+        if op in REPEATS and _is_long(arg, 16) and len(_chars(arg[2])) > 64:
             windows.append([])
             continue
         windows[-1].append((op, arg))

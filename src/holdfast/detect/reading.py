@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.detect.catalogue import UNNAMED, Catalogue, StreamKind
-from holdfast.detect.dumped_stacks import StackFrame
 from holdfast.detect.finding_times import MACHINE, FindingTimes, Kept, first_failure, waits_of
 from holdfast.detect.findings import fingerprint, synthetic_finding, to_finding
 from holdfast.detect.flight import Dump, Missing, missing_ranks
-from holdfast.detect.hyperpod_rules import finding_rule
-from holdfast.detect.log_rule_reading import RuleOutcome, is_hang
+from holdfast.detect.hyperpod_rules import RuleState
+from holdfast.detect.log_rule_reading import RuleOutcome
+from holdfast.detect.log_rule_watch import finding_of
 from holdfast.detect.matcher import Match, StreamSource
 from holdfast.detect.meaning import Trait, has, meaning
 from holdfast.detect.stack_groups import group_stacks
 from holdfast.detect.survived import HANDLED, IGNORED_TRACE_BYTES, THREAD_TRACE_BYTES, LogFile, set_aside
 from holdfast.detect.unnamed import best_left, ended_only, findings_of, names_a_cause, without_aftermath
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Role, Severity
+
+if TYPE_CHECKING:
+    from holdfast.telemetry.stacks import Frame
 
 KEPT_PER_TROUBLE = 12
 """Findings kept of one trouble (rule and fingerprint) and file; the others are counted."""
@@ -98,14 +101,14 @@ class RanksBeside:
         self.dumps = 0
         self._missing: Missing | None = None
         self._odd: tuple[int, ...] = ()
-        self._stacks: Mapping[int, Sequence[StackFrame]] = {}
+        self._stacks: Mapping[int, Sequence[Frame]] = {}
 
     def flight(self, dumps: Sequence[Dump]) -> None:
         """Flight-recorder dumps of the job's ranks."""
         self.dumps = len(dumps)
         self._missing = missing_ranks(dumps)
 
-    def stacks(self, stacks: Mapping[int, Sequence[StackFrame]]) -> None:
+    def stacks(self, stacks: Mapping[int, Sequence[Frame]]) -> None:
         """The calls of the thread that trains, by rank."""
         if len(stacks) > 1:
             self._odd = group_stacks(stacks)[1]
@@ -145,14 +148,6 @@ class RanksBeside:
             )
 
 
-class _Ruled(Struct, frozen=True):
-    """A finding of a HyperPod log rule, and where in the logs its line lies."""
-
-    finding: Finding
-    file: int
-    offset: int
-
-
 class LogReading:
     """Collects the matches of all logs of one job.
 
@@ -176,7 +171,8 @@ class LogReading:
         self.progress_at = 0.0
         self.ranks: dict[str, tuple[int, ...]] = {}
         self._troubles = Troubles()
-        self._ruled: dict[str, _Ruled] = {}
+        self._ruled: dict[str, tuple[Finding, int, int]] = {}
+        """Findings of log rules, with the log and the place in it."""
 
     def file(self, name: str) -> int:
         """Begin a log; its number is given to `take`."""
@@ -230,23 +226,13 @@ class LogReading:
 
     def ruled(self, number: int, outcomes: Sequence[RuleOutcome]) -> None:
         """What the job's own log rules say of this log."""
-        for outcome in outcomes:
-            change = outcome.change
-            if is_hang(change) and self.files[number].completed is not None:
+        file = self.files[number]
+        for change, offset in ((outcome.change, outcome.offset) for outcome in outcomes):
+            if change.after is RuleState.HANGING and file.completed is not None:
                 continue
-            finding = synthetic_finding(
-                self.catalogue,
-                finding_rule(change.after),
-                id=f"{number:06d}:rule:{change.rule}",
-                at=change.at,
-                place=Place(),
-                summary=f'Log rule "{change.rule}" is {change.after}: {change.why}',
-                kind=EvidenceKind.LOG,
-                text=change.text or f"{change.rule}: {change.why}",
-                captures={"what": change.rule} | ({"elapsed_s": f"{change.for_s:.0f}"} if change.for_s else {}),
-            )
-            shown = replace(finding.evidence[0], file=self.files[number].name)
-            self._ruled[finding.id] = _Ruled(replace(finding, evidence=(shown,)), number, outcome.offset)
+            finding = finding_of(self.catalogue, change, id=f"{number:06d}:rule:{change.rule}", place=Place())
+            shown = replace(finding.evidence[0], file=file.name)
+            self._ruled[finding.id] = replace(finding, evidence=(shown,)), number, offset
 
     def end(self, number: int, size: int) -> None:
         """The log is read to its end; it had so many bytes."""
@@ -274,7 +260,7 @@ class LogReading:
                 findings.append(finding)
         if all(f.domain is Domain.OPERATOR for f in findings if f.role is Role.ROOT):
             findings += self._silences()
-        findings += [ruled.finding for ruled in self._ruled.values()]
+        findings += [finding for finding, _, _ in self._ruled.values()]
         findings += self._without_name(findings, end)
         findings = best_left(findings)
         findings += self.beside.findings(self.catalogue, first if first is not None else end)
@@ -346,7 +332,7 @@ class LogReading:
     def place_of(self, finding_id: str) -> tuple[int, int] | None:
         """(file number, byte offset) of a finding's line, for counting its line number afterwards."""
         if (ruled := self._ruled.get(finding_id)) is not None:
-            return (ruled.file, ruled.offset) if ruled.offset >= 0 else None
+            return ruled[1:] if ruled[2] >= 0 else None
         kept = self._troubles.by_id.get(finding_id)
         return (kept.file, kept.match.offset) if kept is not None else None
 
@@ -376,4 +362,4 @@ def source_of(name: str) -> StreamSource:
     node = ""
     if _KERNEL_NAME.search(name) and (found := _NODE_IN_NAME.search(name)):
         node = (found[1] or found[2] or "").removesuffix(".log")
-    return StreamSource(kind=StreamKind.ANY, name=name, node=node, rank=rank)
+    return StreamSource(kind=StreamKind.ANY, node=node, rank=rank)

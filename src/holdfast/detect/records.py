@@ -11,7 +11,7 @@ import re
 from msgspec import Struct
 
 from holdfast.detect.catalogue import UNNAMED, Catalogue, Rule
-from holdfast.detect.lines import Line, place_number
+from holdfast.detect.lines import Line
 from holdfast.model.evidence import Role
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
@@ -40,17 +40,11 @@ class Record:
     """A message under assembly.
 
     Attributes:
-        rule_id: the rule that opened it.
-        key: the writer that it belongs to.
         captures: what is known so far.
         complete: no further line belongs to it.
-        owned: the last line offered is part of the record and must not be judged as a line of its own.
     """
 
-    def __init__(self, rule_id: str, key: str, rank: int | None) -> None:
-        self.rule_id = rule_id
-        self.key = key
-        self.rank = rank
+    def __init__(self) -> None:
         self.captures: dict[str, str] = {}
         self.complete = False
         self.skipped = 0
@@ -69,8 +63,8 @@ class Record:
 class Traceback(Record):
     """From `Traceback (most recent call last):` to the exception's line."""
 
-    def __init__(self, rule_id: str, key: str, rank: int | None) -> None:
-        super().__init__(rule_id, key, rank)
+    def __init__(self) -> None:
+        super().__init__()
         self.frames: list[Frame] = []
 
     def offer(self, line: Line) -> bool:
@@ -129,7 +123,6 @@ class ElasticFailure(Record):
             self.captures["node"] = value
         elif name == "rank" and (found := re.match(r"(\d+) \(local_rank: (\d+)\)", value)):
             self.captures |= {"rank": found[1], "local_rank": found[2]}
-            self.rank = place_number(found[1])
         elif name == "exitcode" and (found := re.match(r"(-?\d+)(?: \(pid: (\d+)\))?", value)):
             self.captures["code"] = found[1]
             if found[2]:

@@ -148,7 +148,6 @@ class Rhythm:
         self._pause_factor = 1.0
         self._fired_at: float | None = None
         """When the ranks that were told to be behind had last moved."""
-        self._has_said_blind = False
         self._told_before = ""
         self._asked_at: float | None = None
         self._watching_since = float("-inf")
@@ -233,19 +232,6 @@ class Rhythm:
             # Should it have been an unannounced evaluation after all, the next attempt must get past it.
             self._pause_factor *= 2.0
         return verdict
-
-    def cannot_watch(self, now: float) -> str | None:
-        """One sentence, once, when this job gives nothing to judge its progress by; else None."""
-        if self._has_said_blind or self._attempt_at is None or self._told_before:
-            return None
-        told = [rank for rank in self._ranks.values() if not rank.tells_no_steps]
-        if told or now - self._attempt_at < self._rules.startup_s:
-            return None
-        self._has_said_blind = True
-        return (
-            "cannot watch this job for hangs: it writes neither telemetry nor progress lines that are known; "
-            "add `import holdfast.telemetry` and step_begin/step_end, or a progress pattern"
-        )
 
     # --- taking in ---
 

@@ -10,35 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from holdfast.model.events import StackGroup
 
+if TYPE_CHECKING:
+    from holdfast.telemetry.stacks import Frame, ThreadStack
+
 FRAMES_MAX = 16
 """Frames kept per group: evidence is bounded."""
-
-
-class FrameLike(Protocol):
-    """One call of a stack; telemetry's `Frame` is one."""
-
-    @property
-    def file(self) -> str: ...  # noqa: D102 - the names say it
-    @property
-    def line(self) -> int: ...  # noqa: D102
-    @property
-    def function(self) -> str: ...  # noqa: D102
-
-
-class ThreadLike(Protocol):
-    """One thread of a dump; telemetry's `ThreadStack` is one."""
-
-    @property
-    def current(self) -> bool: ...  # noqa: D102 - the names say it
-    @property
-    def name(self) -> str | None: ...  # noqa: D102
-    @property
-    def frames(self) -> Sequence[FrameLike]: ...  # noqa: D102
-
 
 _COLLECTIVE = re.compile(
     r"(?:^|_)(?:all_?reduce|reduce_?scatter|all_?gather|gather|scatter|all_?to_?all|broadcast|barrier|monitored_barrier"
@@ -52,7 +32,7 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|(?<=[<>_.-])\d+")
 _PREFIX = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python3(?:\.\d+)?)/")
 
 
-def training_stack(threads: Sequence[ThreadLike]) -> tuple[FrameLike, ...]:
+def training_stack(threads: Sequence[ThreadStack]) -> tuple[Frame, ...]:
     """The stack of the thread that trains: the main thread, as far as the dump tells.
 
     faulthandler names no threads; the kernel gives a signal to the main thread if it can, which the dump then calls
@@ -63,14 +43,14 @@ def training_stack(threads: Sequence[ThreadLike]) -> tuple[FrameLike, ...]:
         return ()
     for thread in with_calls:
         if thread.name == "MainThread":
-            return tuple(thread.frames)
+            return thread.frames
     for thread in with_calls:
         if thread.current and thread.name is None:
-            return tuple(thread.frames)
-    return tuple(with_calls[-1].frames)
+            return thread.frames
+    return with_calls[-1].frames
 
 
-def waits_in_collective(frames: Sequence[FrameLike]) -> bool:
+def waits_in_collective(frames: Sequence[Frame]) -> bool:
     """Whether this stack (innermost first) waits for other ranks.
 
     Only calls of PyTorch and of the socket library may lie between the innermost call and the collective: a function
@@ -89,7 +69,7 @@ def waits_in_collective(frames: Sequence[FrameLike]) -> bool:
 
 
 def group_stacks(
-    stacks: Mapping[int, Sequence[FrameLike]], silent: Collection[int] = ()
+    stacks: Mapping[int, Sequence[Frame]], silent: Collection[int] = ()
 ) -> tuple[tuple[StackGroup, ...], tuple[int, ...]]:
     """Group equal stacks and name the odd ranks.
 
@@ -110,7 +90,7 @@ def group_stacks(
     return groups, _odd(given, ordered, mute)
 
 
-def _odd(given: Mapping[int, Sequence[FrameLike]], groups: Sequence[Sequence[int]], mute: list[int]) -> tuple[int, ...]:
+def _odd(given: Mapping[int, Sequence[Frame]], groups: Sequence[Sequence[int]], mute: list[int]) -> tuple[int, ...]:
     waiting = {rank for rank, frames in given.items() if waits_in_collective(frames)}
     elsewhere = sorted(set(given) - waiting)
     total = len(given) + len(mute)
@@ -129,7 +109,7 @@ def _outside_majority(groups: Sequence[Sequence[int]], total: int) -> tuple[int,
     return tuple(sorted(rank for ranks in groups[1:] for rank in ranks))
 
 
-def _place(frames: Sequence[FrameLike]) -> tuple[tuple[str, str], ...]:
+def _place(frames: Sequence[Frame]) -> tuple[tuple[str, str], ...]:
     """What makes two stacks equal: files and functions without lines, addresses and installation folders."""
     return tuple(
         (_NUMBERS.sub("#", _PREFIX.sub("", frame.file.replace("\\", "/"))), _NUMBERS.sub("#", frame.function))
@@ -137,7 +117,7 @@ def _place(frames: Sequence[FrameLike]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _text(frames: Sequence[FrameLike]) -> tuple[str, ...]:
+def _text(frames: Sequence[Frame]) -> tuple[str, ...]:
     shown = tuple(f"{frame.function} ({frame.file}:{frame.line})" for frame in frames[:FRAMES_MAX])
     left = len(frames) - FRAMES_MAX
     return (*shown, f"... {left} more") if left > 0 else shown

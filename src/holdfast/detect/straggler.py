@@ -1,14 +1,14 @@
 """Who is slow: a rank, a node or a pipeline stage, from each rank's times per step.
 
-`holdfast stragglers` and `stragglers_of` feed one `StragglerDetector` with a recording, one sample per rank and step; a
-program that measures its ranks can feed it as it goes. Launchers measure no waits: they tell who is slow by where the
-ranks stand (`launch.slowdown`). Time passes only as steps.
+`stragglers_of` feeds one `StragglerDetector` with a recording, one sample per rank and step; a program that measures
+its ranks can feed it as it goes. Launchers measure no waits: they tell who is slow by where the ranks stand
+(`launch.slowdown`). Time passes only as steps.
 
 In synchronous training every rank's step takes equally long, since the quick wait for the slow. What tells them apart
 is the time a rank works: its step less its waiting in collectives (`wait_s`). When no waits are known, whole step times
 are compared, which serves for pipelines and for data loading outside the step.
 
-A rank is slow in a step when its work stands out from its peers (ranks of its stage): by `excess_min` of their median
+A rank is slow in a step when its work stands out from its peers (ranks of its stage): by `EXCESS_MIN` of their median
 and by four robust deviations (median absolute deviation), both those of the quick ones where up to half are clearly
 slow, and also from its own past, unless it was slow from the beginning. Three slow steps in a row report it; slow steps
 that come now and then count towards it and fade. Steps in which everyone is slow (evaluation, checkpoint, a pause of
@@ -32,6 +32,7 @@ FADE = 0.5
 """What one ordinary step takes away from the count of slow ones."""
 DEVIATIONS = 4.0
 EXCESS_MIN = 0.10
+"""How much slower than its peers a rank must be to matter."""
 NOISE_FLOOR = 0.015
 """Robust deviations are never taken to be smaller than this share of the median."""
 WARM_UP_STEPS = 5
@@ -50,15 +51,11 @@ MAD_TO_SIGMA = 1.4826
 
 
 class StepTime(Struct, frozen=True):
-    """One rank's times in one step, in seconds. `wait_s`: time in collectives, None when it is not known.
-
-    `stage` is its pipeline stage, where a recording tells it.
-    """
+    """One rank's times in one step, in seconds. `wait_s`: time in collectives, None when it is not known."""
 
     rank: int
     step_s: float
     wait_s: float | None = None
-    stage: int | None = None
 
 
 class Layout(Struct, frozen=True):
@@ -94,7 +91,7 @@ class _Rank:
         self.past: deque[float] = deque(maxlen=PAST_STEPS)
 
 
-def _middle(times: Sequence[float], excess_min: float) -> tuple[float, float]:
+def _middle(times: Sequence[float]) -> tuple[float, float]:
     """The median of sorted times and their robust deviation.
 
     Where a quarter to a half of them stand clearly above the rest, as when one of two nodes is slow, the rest's: the
@@ -104,7 +101,7 @@ def _middle(times: Sequence[float], excess_min: float) -> tuple[float, float]:
     gap, at = max((times[i + 1] - times[i], i + 1) for i in range(len(times) - 1))
     if half <= at <= few:
         middle, spread = _median_and_spread(times[:at])
-        if gap > max(excess_min * middle, DEVIATIONS * spread):
+        if gap > max(EXCESS_MIN * middle, DEVIATIONS * spread):
             return middle, spread
     return _median_and_spread(times)
 
@@ -119,7 +116,6 @@ class StragglerDetector:
 
     Args:
         layout: node and stage of the ranks.
-        excess_min: how much slower than its peers a rank must be to matter (0.1: a tenth).
         warm_up_steps: so many first steps are not judged.
         stage_steps: over so many steps pipeline stages are compared.
     """
@@ -128,12 +124,10 @@ class StragglerDetector:
         self,
         layout: Layout | None = None,
         *,
-        excess_min: float = EXCESS_MIN,
         warm_up_steps: int = WARM_UP_STEPS,
         stage_steps: int = STAGE_STEPS,
     ) -> None:
         self.layout = layout or Layout()
-        self.excess_min = excess_min
         self.warm_up_steps = warm_up_steps
         self.stage_steps = stage_steps
         self._ranks: dict[int, _Rank] = {}
@@ -158,7 +152,7 @@ class StragglerDetector:
             return []
         self._seen += 1
         work = {s.rank: max(1e-9, s.step_s - (s.wait_s or 0.0)) for s in samples}
-        middle, _ = _middle(sorted(work.values()), self.excess_min)
+        middle, _ = _middle(sorted(work.values()))
         if not ordinary or self._seen <= self.warm_up_steps:
             return []
         usual = median(self._medians) if self._medians else middle
@@ -173,17 +167,17 @@ class StragglerDetector:
         """Rank -> ratio to its peers, for those that stand out in this step."""
         slow: dict[int, float] = {}
         for peers in self._peers(work):
-            middle, spread = _middle(sorted(work[rank] for rank in peers), self.excess_min)
-            limit = middle + max(self.excess_min * middle, DEVIATIONS * max(spread, NOISE_FLOOR * middle))
+            middle, spread = _middle(sorted(work[rank] for rank in peers))
+            limit = middle + max(EXCESS_MIN * middle, DEVIATIONS * max(spread, NOISE_FLOOR * middle))
             for rank in peers:
                 ratio = work[rank] / middle
                 state = self._ranks.setdefault(rank, _Rank())
                 state.ratios.append(ratio)
                 before = 1.0 if self._is_new(rank) else median(state.past)
                 # A rank that has always had a little more to do is not slow for it; a new excess counts.
-                if work[rank] > limit and ratio > before * (1 + self.excess_min / 2):
+                if work[rank] > limit and ratio > before * (1 + EXCESS_MIN / 2):
                     slow[rank] = ratio
-                elif ratio < 1 + 2 * self.excess_min:
+                elif ratio < 1 + 2 * EXCESS_MIN:
                     state.past.append(ratio)
         for ranks in self._by_stage(work).values():
             # A whole stage that was never quicker has more to do: `_stages` tells of it.
@@ -340,7 +334,7 @@ def record(rows: Iterable[Mapping[str, Any]]) -> Recording:
             nodes[rank] = str(row["node"])
         if row.get("step_s") is not None:
             wait_s = None if row.get("wait_s") is None else float(row["wait_s"])
-            samples.setdefault(step, {})[rank] = StepTime(rank, float(row["step_s"]), wait_s, stages.get(rank))
+            samples.setdefault(step, {})[rank] = StepTime(rank, float(row["step_s"]), wait_s)
         else:
             by_type = sums.setdefault(step, {}).setdefault(rank, {})
             kind = str(row["optype"])
@@ -351,7 +345,7 @@ def record(rows: Iterable[Mapping[str, Any]]) -> Recording:
     for step, ranks in sums.items():
         for rank, types in ranks.items():
             time = sum(types.get(kind, 0.0) for kind in work)
-            samples.setdefault(step, {}).setdefault(rank, StepTime(rank, time, stage=stages.get(rank)))
+            samples.setdefault(step, {}).setdefault(rank, StepTime(rank, time))
     steps = {step: [sample for _, sample in sorted(samples[step].items())] for step in sorted(samples)}
     waits = bool(sums) or any(sample.wait_s is not None for ranks in steps.values() for sample in ranks)
     return Recording(steps, Layout(nodes, stages), seconds=not sums, has_waits=waits)
@@ -371,19 +365,11 @@ def _work_types(types: set[str]) -> list[str]:
     return computing
 
 
-def step_times(operations: Iterable[Mapping[str, Any]]) -> dict[int, list[StepTime]]:
-    """`record`'s samples alone: step -> one sample per rank, in order of steps."""
-    return {step: list(samples) for step, samples in record(operations).steps.items()}
-
-
-def stragglers_of(trace: Mapping[int, Sequence[StepTime]], layout: Layout | None = None) -> list[Straggler]:
+def stragglers_of(steps: Mapping[int, Sequence[StepTime]], layout: Layout) -> list[Straggler]:
     """Who is slow in a recorded stretch of steady training, however short (three steps or more).
 
-    A recording has no warm-up, and a stage counts as uneven when it was so in all of its steps. Without `layout` the
-    stages are those of the samples.
+    A recording has no warm-up, and a stage counts as uneven when it was so in all of its steps.
     """
-    if layout is None:
-        layout = Layout(stages={s.rank: s.stage for samples in trace.values() for s in samples if s.stage is not None})
-    few = max(SLOW_STEPS, min(STAGE_STEPS, len(trace)))
+    few = max(SLOW_STEPS, min(STAGE_STEPS, len(steps)))
     detector = StragglerDetector(layout, warm_up_steps=0, stage_steps=few)
-    return [straggler for step, samples in sorted(trace.items()) for straggler in detector.observe(step, samples)]
+    return [straggler for step, samples in sorted(steps.items()) for straggler in detector.observe(step, samples)]

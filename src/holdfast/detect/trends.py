@@ -7,6 +7,7 @@ near its limit: a job that starts makes everything warm, and then it levels off.
 from __future__ import annotations
 
 from collections import deque
+from statistics import StatisticsError, correlation, linear_regression
 
 
 class Course:
@@ -48,12 +49,7 @@ class Course:
 
 def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
     """Slope per second and coefficient of determination of the least-squares line."""
-    count = len(points)
-    mean_at = sum(at for at, _ in points) / count
-    mean = sum(value for _, value in points) / count
-    spread = sum((at - mean_at) ** 2 for at, _ in points)
-    moved = sum((value - mean) ** 2 for _, value in points)
-    if not spread or not moved:
+    try:
+        return linear_regression(*zip(*points, strict=True)).slope, correlation(*zip(*points, strict=True)) ** 2
+    except StatisticsError:
         return 0.0, 0.0
-    together = sum((at - mean_at) * (value - mean) for at, value in points)
-    return together / spread, together**2 / (spread * moved)

@@ -32,14 +32,13 @@ from holdfast.adapters.local.node_init import (
     end_descendants,
     mount_tmpfs,
     own_mounts,
-    process_table,
     quieted,
     reaped,
     send_signal,
     spawn,
     woken_by_signals,
 )
-from holdfast.adapters.local.processes import environment_of
+from holdfast.adapters.local.processes import marked
 from holdfast.adapters.local.sockets import socket_address
 from holdfast.errors import HoldfastError, LinkError, NotFoundError, RefusedError
 from holdfast.lab import machine, network
@@ -107,8 +106,9 @@ class Keeper:
         return self.rack.boot(ask["nodes"])
 
     def node(self, ask: Mapping[str, Any]) -> object:
-        """Do one thing to one node: a verb of the rack."""
-        return self.rack.verb(ask["verb"], ask["node"], ask)
+        """Do one thing to one node: a verb of the rack, with the facts that it takes."""
+        facts = {name: fact for name, fact in ask.items() if name not in {"op", "peer", "verb", "node"}}
+        return self.rack.verbs[ask["verb"]](self.rack, ask["node"], **facts)
 
     def rebooted(self, ask: Mapping[str, Any]) -> object:
         """A node's RebootProgram calls: the caller's own descent says which node."""
@@ -226,18 +226,14 @@ class Keeper:
             if daemon and daemon["pid"]:
                 self._end_daemon(daemon)
         end_descendants()
-        self._end_marked()
+        ours = {os.getpid(), os.getppid()}
+        # What others started for this lab, such as a controller, carries the mark.
+        send_signal(set(marked(self.folder, MARK)) - ours, signal.SIGKILL)
         if self.facts.settings.netns:
             network.remove_bridge(self.facts)
         if self.facts.settings.shared_mib:
             machine.go_back(self.outside)
             machine.unmount(shared_folder(self.facts))
-
-    def _end_marked(self) -> None:
-        """End what others started for this lab, such as a controller: it carries the mark."""
-        ours = {os.getpid(), os.getppid()}
-        pids = [pid for pid in process_table() if pid not in ours and environment_of(pid).get(MARK) == self.facts.dir]
-        send_signal(pids, signal.SIGKILL)
 
     def _end_daemon(self, daemon: dict[str, Any]) -> None:
         # A lab is thrown away: only a second to write things down.

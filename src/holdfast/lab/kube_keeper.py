@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -32,9 +31,12 @@ from holdfast.errors import HoldfastError, LinkError, NotFoundError, PermanentOr
 from holdfast.lab.kube_build import KubeBinaries
 from holdfast.lab.kube_control import API, CONTROLLERS, DAEMONS, ETCD, ControlPlane
 from holdfast.lab.kube_kubelet import Kubelets
-from holdfast.lab.kube_logs import LogServer
+from holdfast.lab.kube_logs import serve_logs
 from holdfast.lab.kube_operator import Operator
 from holdfast.lab.waiting import ends
+
+if TYPE_CHECKING:
+    from aiohttp.web import AppRunner
 
 UP_S = 400.0
 POLL_S = 0.05
@@ -52,7 +54,6 @@ class KubeFacts(Struct, frozen=True, kw_only=True):
     server: str
     kubeconfig: str
     port: int
-    gpus: int
 
 
 class KubeSettings(Struct, frozen=True, kw_only=True):
@@ -60,7 +61,6 @@ class KubeSettings(Struct, frozen=True, kw_only=True):
 
     binaries: KubeBinaries
     port: int
-    gpus: int
     crds: tuple[str, ...] = ()
     """Files of custom resource definitions (JSON or YAML) to install."""
     node_grace_s: int = 8
@@ -79,7 +79,7 @@ class KubeCluster(Cluster):
         self._codes: dict[str, int] = {}
         self._kubelets: Kubelets | None = None
         self._operator: Operator | None = None
-        self._logs: LogServer | None = None
+        self._logs: AppRunner | None = None
         self._api: KubeApi | None = None
 
     # --- what nodes say: their tasks are containers here ---
@@ -208,7 +208,7 @@ class KubeCluster(Cluster):
         try:
             await self.start_plane()
             self._kubelets = Kubelets(
-                self.api, self.fleet.nodes, {}, gpus=self._kube.gpus, logs_port=self.plane.logs_port
+                self.api, self.fleet.nodes, gpus=self.settings.node.gpus, logs_port=self.plane.logs_port
             )
             await self._serve_logs(self._kubelets)
             self._operator = Operator(self.api)
@@ -223,15 +223,17 @@ class KubeCluster(Cluster):
             await self._end_plane()
 
     async def _serve_logs(self, kubelets: Kubelets) -> None:
-        self._logs = LogServer(kubelets.log_of)
+        plane = self.plane
         try:
-            await self._logs.start(self.plane.logs_port, certificate=self.plane.certificate, key=self.plane.key)
+            self._logs = await serve_logs(
+                kubelets.log_of, plane.logs_port, certificate=plane.certificate, key=plane.key
+            )
         except OSError as error:
-            raise LinkError(f"the kubelets' port {self.plane.logs_port} cannot be opened: {error}") from error
+            raise LinkError(f"the kubelets' port {plane.logs_port} cannot be opened: {error}") from error
 
     async def _end_plane(self) -> None:
         if self._logs is not None:
-            await self._logs.close()
+            await self._logs.cleanup()
         if self._kubelets is not None:
             await self._kubelets.close()
         if self._api is not None:
@@ -246,7 +248,6 @@ class KubeCluster(Cluster):
             server=self.plane.server,
             kubeconfig=str(self.plane.kubeconfig),
             port=self._kube.port,
-            gpus=self._kube.gpus,
         )
         (self.settings.folder / FACTS).write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
 
@@ -340,23 +341,13 @@ def parse(argv: Sequence[str]) -> tuple[ClusterSettings, KubeSettings]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the keeper in the foreground; one per folder."""
     settings, kube = parse(sys.argv[1:] if argv is None else argv)
-    for sub in ("nodes", "jobs", "controller", "kube"):
-        (settings.folder / sub).mkdir(parents=True, exist_ok=True)
-    with (settings.folder / "cluster.lock").open("w", encoding="ascii") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.stderr.write(f"a lab runs in {settings.folder} already; `holdfast lab kubernetes down` ends it\n")
-            return 69
-        (settings.folder / "cluster.sock").unlink(missing_ok=True)
-        node_init.become_subreaper()
+    (settings.folder / "kube").mkdir(parents=True, exist_ok=True)
+
+    async def run() -> None:
         keep_in_memory(settings.folder / "kube" / "etcd")
-        asyncio.run(_run(settings, kube))
-    return 0
+        await KubeCluster(settings, kube).run()
 
-
-async def _run(settings: ClusterSettings, kube: KubeSettings) -> None:
-    await KubeCluster(settings, kube).run()
+    return cluster.hold(settings.folder, run, "lab kubernetes")
 
 
 if __name__ == "__main__":

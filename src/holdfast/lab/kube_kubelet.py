@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
+from holdfast.adapters.kubernetes.looks import Store
 from holdfast.adapters.local import node_init
 from holdfast.adapters.local.nodes import LocalNode
 from holdfast.errors import HoldfastError, LinkError, UsageError
@@ -30,7 +31,6 @@ BEAT_S = 1.0
 BACK_OFF_S = 0.5
 BACK_OFF_MAX_S = 20.0
 """A container that keeps ending waits so long before it is started again (a real kubelet: 10 s to 300 s)."""
-WATCH_S = 300
 _log = structlog.get_logger("holdfast.lab")
 
 
@@ -63,12 +63,10 @@ class PodRun:
 class Kubelets:
     """See the module. `nodes` is the keeper's fleet; it tells by `task_*`, `node_lost` and `nodes_changed`."""
 
-    def __init__(
-        self, api: KubeApi, nodes: Mapping[str, LocalNode], env: Mapping[str, str], *, gpus: int, logs_port: int
-    ) -> None:
+    def __init__(self, api: KubeApi, nodes: Mapping[str, LocalNode], *, gpus: int, logs_port: int) -> None:
         self._api = api
         self._nodes = nodes
-        self._env = env
+        self._store: Store[Json] = Store(api, "/api/v1/pods", dict, self._pods_changed)
         self._pods: dict[str, PodRun] = {}
         self._tasks: dict[str, tuple[PodRun, Run]] = {}
         self._work = Background()
@@ -80,7 +78,7 @@ class Kubelets:
         """Beat, watch and work until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._beats())
-            group.create_task(self._watch())
+            group.create_task(self._store.run())
 
     # --- what the fleet says ---
 
@@ -155,23 +153,12 @@ class Kubelets:
 
     # --- pods ---
 
-    async def _watch(self) -> None:
-        while True:
-            try:
-                items, version = await self._api.list_all("/api/v1/pods")
-                present = {pod["metadata"]["uid"] for pod in items}
-                for pod in items:
-                    self._see(pod)
-                for uid in [uid for uid in self._pods if uid not in present]:
-                    self._forget(uid)
-                async for event in self._api.watch("/api/v1/pods", version, for_s=WATCH_S):
-                    if event.type == "DELETED":
-                        self._forget(event.object["metadata"]["uid"])
-                    elif event.type != "BOOKMARK":
-                        self._see(event.object)
-            except (LinkError, ApiError) as error:
-                _log.info("kubelets list pods anew", why=str(error))
-                await asyncio.sleep(RETRY_S)
+    def _pods_changed(self) -> None:
+        for uid in self._pods.keys() - self._store.items.keys():
+            self._forget(uid)
+        for uid, pod in self._store.items.items():
+            if uid not in self._pods or self._pods[uid].pod is not pod:
+                self._see(pod)
 
     def _see(self, pod: Json) -> None:
         node = pod["spec"].get("nodeName", "")
@@ -284,7 +271,7 @@ class Kubelets:
         node.start_task(
             task,
             argv=[sys.executable, "-I", "-S", node_init.__file__, "--pod", *argv],
-            env={**node.environment(), **self._env, **{k: kube_token.moved(v, places) for k, v in own.items()}},
+            env={**node.environment(), **{k: kube_token.moved(v, places) for k, v in own.items()}},
             cwd=cwd if Path(cwd).is_dir() else "/",
             out=str(folder / f"{run.restarts}.log"),
         )

@@ -26,14 +26,15 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.adapters.kubernetes import library
-from holdfast.adapters.local import node_init, processes
+from holdfast.adapters.local import processes
 from holdfast.adapters.local.client import LocalOrchestrator
+from holdfast.adapters.local.daemon import end_cluster
 from holdfast.errors import LinkError, NotFoundError
 from holdfast.lab import kube_build, wire
 from holdfast.lab.kube_control import PORTS
 from holdfast.lab.kube_keeper import FACTS, KubeFacts, KubeSettings
 from holdfast.lab.settings import free_range
-from holdfast.lab.waiting import start_keeper, wait_gone, wait_until
+from holdfast.lab.waiting import start_keeper, wait_until
 
 MODULE = "holdfast.lab.kube_keeper"
 SOCKET = "cluster.sock"
@@ -101,7 +102,6 @@ class KubeLab:
         kube = KubeSettings(
             binaries=found,
             port=settings.port or free_range(PORTS, os.getpid() * 7),
-            gpus=settings.gpus,
             crds=tuple(map(str, files)),
             node_grace_s=settings.node_grace_s,
         )
@@ -203,17 +203,7 @@ def blocked(node: dict[str, Any]) -> bool:
 def down(folder: Path, *, limit_s: float = DOWN_S) -> bool:
     """End the lab of this folder, whoever started it, and what one that was killed left. False when nothing ran."""
     folder = folder.resolve()
-    pid = _keeper(folder)
-    if pid:
-        node_init.send_signal([pid], signal.SIGTERM)
-        try:
-            wait_gone(pid, "the lab's keeper", limit_s=limit_s)
-        except LinkError:
-            node_init.send_signal([pid], signal.SIGKILL)
-    ran = bool(pid) or bool(processes.marked(folder))
-    left = processes.end_all(lambda: processes.marked(folder))
-    if left:
-        raise LinkError(f"these processes of the lab in {folder} would not end: {left}")
+    ran = asyncio.run(end_cluster(folder, module=MODULE, limit_s=limit_s))
     _clear(folder)
     return ran
 
@@ -222,14 +212,6 @@ def _clear(folder: Path) -> None:
     """Drop etcd's records and the nodes' folders, which go with a lab; the controller's folder stays."""
     for sub in ("kube/etcd", "nodes"):
         shutil.rmtree(folder / sub, ignore_errors=True)
-
-
-def _keeper(folder: Path) -> int:
-    for pid in processes.marked(folder):
-        words = processes.command_of(pid)
-        if MODULE in words and str(folder) in words:
-            return pid
-    return 0
 
 
 def _facts(folder: Path) -> KubeFacts:

@@ -2,21 +2,22 @@
 
 `kube_keeper` starts it. Of what a kubelet serves it has `/containerLogs/NAMESPACE/POD/CONTAINER` alone, with
 `tailLines` and `limitBytes`; nothing is followed. TLS with the API server's own certificate, which asks for no proof of
-who a kubelet is, as by default. Time: a question that is not asked within `ASK_S` is dropped.
+who a kubelet is, as by default. No time passes here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import TYPE_CHECKING
 
-ASK_S = 10.0
-HEAD_MAX = 16 << 10
+if TYPE_CHECKING:
+    from aiohttp import web
+
 BYTES_MAX = 16 << 20
+END_S = 1.0
 
 
 def last_lines(data: bytes, lines: int | None, limit: int | None) -> bytes:
@@ -27,57 +28,40 @@ def last_lines(data: bytes, lines: int | None, limit: int | None) -> bytes:
     return data[:limit] if limit is not None else data
 
 
-def _number(query: dict[str, list[str]], name: str) -> int | None:
-    text = query.get(name, [""])[0]
-    return int(text) if text.isdecimal() else None
-
-
-class LogServer:
-    """See the module.
+async def serve_logs(
+    find: Callable[[str, str, str], Path | None], port: int, *, certificate: Path, key: Path
+) -> web.AppRunner:
+    """Listen on loopback until the runner's `cleanup`. Raises OSError.
 
     Args:
         find: the log of a container by namespace, pod and name of the container; None when there is none.
+        port: to listen on.
+        certificate: what is shown to those who ask.
+        key: the certificate's.
     """
+    from aiohttp import web  # noqa: PLC0415 - comes with kubernetes-asyncio
 
-    def __init__(self, find: Callable[[str, str, str], Path | None]) -> None:
-        self._find = find
-        self._server: asyncio.Server | None = None
-
-    async def start(self, port: int, *, certificate: Path, key: Path) -> None:
-        """Listen on loopback. Raises OSError."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=context, limit=HEAD_MAX)
-
-    async def close(self) -> None:
-        """Listen no more."""
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(ASK_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-            status, body = await self._answer(head.split(b" ", 2)[1].decode("ascii"))
-            words = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
-            writer.write(f"{words}Connection: close\r\n\r\n".encode() + body)
-            await writer.drain()
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-    async def _answer(self, target: str) -> tuple[str, bytes]:
-        asked = urlsplit(target)
-        words = [unquote(word) for word in asked.path.strip("/").split("/")]
-        if len(words) != 4 or words[0] != "containerLogs":
-            return "404 Not Found", b"not served here\n"
-        path = self._find(words[1], words[2], words[3])
+    async def answer(request: web.Request) -> web.Response:
+        asked = request.match_info
+        path = find(asked["namespace"], asked["pod"], asked["container"])
         data = await asyncio.to_thread(_read, path) if path is not None else None
         if data is None:
-            return "404 Not Found", b"no such container on this node\n"
-        query = parse_qs(asked.query)
-        return "200 OK", last_lines(data, _number(query, "tailLines"), _number(query, "limitBytes"))
+            raise web.HTTPNotFound(text="no such container on this node\n")
+        lines, limit = (_number(request.query.get(name, "")) for name in ("tailLines", "limitBytes"))
+        return web.Response(body=last_lines(data, lines, limit), content_type="text/plain")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    app = web.Application()
+    app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context).start()
+    return runner
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
 
 
 def _read(path: Path) -> bytes | None:

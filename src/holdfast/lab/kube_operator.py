@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
+from holdfast.adapters.kubernetes.looks import Store
 from holdfast.errors import LinkError
 from holdfast.lab.kube_nodes import stamp
 
@@ -34,38 +35,21 @@ class Operator:
     def __init__(self, api: KubeApi) -> None:
         self._api = api
         self._news = asyncio.Event()
-        self._known: dict[str, Json] = {}
-        self._pods: dict[str, Json] = {}
+        query = {"labelSelector": "training.kubeflow.org/operator-name"}
+        self._jobs: Store[Json] = Store(api, JOBS, dict, self._news.set)
+        self._pods: Store[Json] = Store(api, "/api/v1/pods", dict, self._news.set, query=query)
 
     async def run(self) -> None:
         """Work until cancelled. While PyTorchJob is not served here, look for it now and then."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow(JOBS, self._known))
-            group.create_task(
-                self._follow("/api/v1/pods", self._pods, {"labelSelector": "training.kubeflow.org/operator-name"})
-            )
+            group.create_task(self._jobs.run())
+            group.create_task(self._pods.run())
             group.create_task(self._work())
-
-    async def _follow(self, path: str, store: dict[str, Json], query: dict[str, str] | None = None) -> None:
-        while True:
-            try:
-                items, version = await self._api.list_all(path, query)
-                store.clear()
-                store.update({item["metadata"]["uid"]: item for item in items})
-                self._news.set()
-                async for event in self._api.watch(path, version, query):
-                    if event.type == "DELETED":
-                        store.pop(event.object["metadata"]["uid"], None)
-                    elif event.type != "BOOKMARK":
-                        store[event.object["metadata"]["uid"]] = event.object
-                    self._news.set()
-            except (LinkError, ApiError):
-                await asyncio.sleep(0.5)
 
     async def _work(self) -> None:
         while True:
             self._news.clear()
-            for job in list(self._known.values()):
+            for job in list(self._jobs.items.values()):
                 try:
                     await self._sync(job)
                 except (LinkError, ApiError) as error:
@@ -100,7 +84,7 @@ class Operator:
         uid = job["metadata"]["uid"]
         return {
             pod["metadata"]["name"]: pod
-            for pod in self._pods.values()
+            for pod in self._pods.items.values()
             if any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or [])
         }
 
@@ -163,7 +147,7 @@ class Operator:
         path = f"/apis/kubeflow.org/v1/namespaces/{job['metadata']['namespace']}/pytorchjobs/{job['metadata']['name']}"
         fresh = await self._api.patch(f"{path}/status", body)
         fresh["status"]["restarts"] = restarts if restarts is not None else status.get("restarts", 0)
-        self._known[job["metadata"]["uid"]] = fresh
+        self._jobs.take(fresh)
 
 
 def state_of(status: Json) -> str:

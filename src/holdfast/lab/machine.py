@@ -4,10 +4,7 @@ The keeper forks it (no exec: a fork of a small process costs a millisecond, and
 With a network of its own the node also gets its own process tree, host name and mounts, and this is its process 1: the
 kernel ends the whole node with it. Without, it is a child subreaper, and the keeper ends its descendants.
 
-The keeper holds the other end of a stream socket, one JSON object per line each way. End of file there means that the
-keeper is dead: the node then kills everything it has and exits.
-
-Time: services that are kept running are started again after a pause; else it waits on its socket and on SIGCHLD.
+Then it is the first process of an embedded node (`node_init`), which the keeper asks over a socket. No time passes.
 """
 
 from __future__ import annotations
@@ -16,11 +13,8 @@ import contextlib
 import ctypes
 import json
 import os
-import select
 import signal
 import socket
-import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,25 +26,19 @@ from holdfast.adapters.local.node_init import (
     MS_NOSUID,
     MS_REC,
     MS_SLAVE,
-    Service,
+    NodeInit,
     become_subreaper,
     die_with_parent,
-    end_descendants,
-    fill_tmp,
-    free_tmp,
     mount_tmpfs,
     own_mounts,
-    quieted,
-    reaped,
-    send_signal,
-    woken_by_signals,
 )
-from holdfast.os.programs import Command, run_blocking
 
 CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x04000000, 0x20000000, 0x40000000
 MNT_DETACH = 2
 MS_NOEXEC, MS_BIND = 0x8, 0x1000
 """Constants of <linux/sched.h> and <linux/mount.h>."""
+BEAT_S = 3600.0
+"""The keeper asks, and needs no beats."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -91,9 +79,10 @@ def run_forked(link: socket.socket, plan: MachinePlan) -> NoReturn:
         if plan.own_network:
             _enter_namespaces(link, plan)
         else:
-            _say(link, say="hello", init=os.getpid())
+            become_subreaper()
+            _say(link, say="forked", init=os.getpid())
         tmp = "tmpfs" if _mount_tmp(plan) else "folder"
-        Machine(link, plan, tmp).run()
+        NodeInit(link, folder=plan.folder, beat_s=BEAT_S, tmp=tmp).run()
         code = 0
     except BaseException as error:  # noqa: BLE001 - a forked child must end here whatever happens, and says why
         with contextlib.suppress(OSError):
@@ -130,7 +119,7 @@ def _enter_namespaces(link: socket.socket, plan: MachinePlan) -> None:
         bind(Path(plan.resolv), "/etc/resolv.conf")
     inner = os.fork()
     if inner:
-        _say(link, say="hello", init=inner)
+        _say(link, say="forked", init=inner)
         link.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(inner, 0)
@@ -149,126 +138,3 @@ def _mount_tmp(plan: MachinePlan) -> bool:
 
 def _say(link: socket.socket, **message: Any) -> None:
     link.sendall(json.dumps(message).encode() + b"\n")
-
-
-class Machine:
-    """State and loop of a node's first process."""
-
-    def __init__(self, link: socket.socket, plan: MachinePlan, tmp: str) -> None:
-        self.link = link
-        self.plan = plan
-        self.tmp = tmp
-        self.services: dict[str, Service] = {}
-        self.unread = b""
-        self.ended = False
-
-    # --- what the keeper can ask for; each returns what is answered ---
-
-    def network(self, order: Mapping[str, Any]) -> object:
-        """Set up the node's side of its wire."""
-        return run_blocking(Command(argv=("ip", "-batch", "-"), given=order["lines"].encode()), 10.0).err.strip()
-
-    def start(self, order: Mapping[str, Any]) -> object:
-        """Start a service that does not run; `again_s` above zero keeps it running."""
-        service = self.services.get(order["id"])
-        if service is None or not service.pid:
-            service = self.services[order["id"]] = Service(order)
-            self._start(service)
-        return service.pid
-
-    def signal(self, order: Mapping[str, Any]) -> object:
-        """Signal one service's own process (not its children); says whether it ran."""
-        service = self.services.get(order["id"])
-        if service is None:
-            return False
-        if order.get("stop"):
-            service.pause_s, service.start_at = 0.0, None
-        if not service.pid:
-            return False
-        send_signal([service.pid], order["sig"])
-        return True
-
-    def look(self, order: Mapping[str, Any]) -> object:  # noqa: ARG002 - all orders have one shape
-        """Which services run, and how the others ended."""
-        return {name: {"running": bool(s.pid), "code": s.code} for name, s in self.services.items()} | {
-            "tmp": {"running": self.tmp == "tmpfs", "code": None}
-        }
-
-    def fill(self, order: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
-        """Fill the node's scratch file system until it has no space left."""
-        written = fill_tmp(self.plan.folder, self.tmp)
-        if self.tmp == "tmpfs":
-            return f"{written} bytes written to the node's own tmpfs at {Path(self.plan.folder, 'tmp')}"
-        return f"emulated by the marker {self.plan.folder}/disk_full, because this user may not mount a tmpfs"
-
-    def free(self, order: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
-        """Undo `fill`."""
-        free_tmp(self.plan.folder)
-        return "freed"
-
-    does: Mapping[str, Callable[[Machine, Mapping[str, Any]], object]] = {
-        "network": network,
-        "start": start,
-        "signal": signal,
-        "look": look,
-        "fill": fill,
-        "free": free,
-    }
-
-    # --- the loop ---
-
-    def run(self) -> None:
-        """Serve until the keeper's end closes, then kill everything."""
-        if os.getpid() != 1:
-            become_subreaper()
-        wake = woken_by_signals(self._told_to_end, signal.SIGTERM)
-        while not self.ended:
-            self._reap()
-            pause = self._keep_running()
-            watched: list[Any] = [self.link, wake]
-            readable, _, _ = select.select(watched, [], [], pause)
-            if wake in readable:
-                quieted(wake)
-            if self.link in readable:
-                self._hear()
-        end_descendants()
-
-    def _told_to_end(self, *_: object) -> None:
-        self.ended = True
-
-    def _hear(self) -> None:
-        try:
-            data = self.link.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
-            self.ended = True
-            return
-        *lines, self.unread = (self.unread + data).split(b"\n")
-        for line in lines:
-            order = json.loads(line)
-            self._reap()
-            answer = self.does[order["do"]](self, order)
-            _say(self.link, say="answer", nonce=order["nonce"], result=answer)
-
-    def _start(self, service: Service) -> None:
-        try:
-            service.start()
-        except OSError as error:
-            with Path(service.order["out"]).open("a", encoding="utf-8") as log:
-                log.write(f"cannot start {service.order['argv'][0]}: {error}\n")
-
-    def _keep_running(self) -> float | None:
-        """Start what is due; seconds until the next one is."""
-        now = time.monotonic()
-        for service in self.services.values():
-            if service.start_at is not None and service.start_at <= now:
-                self._start(service)
-        due = [service.start_at for service in self.services.values() if service.start_at is not None]
-        return max(0.0, min(due) - now) if due else None
-
-    def _reap(self) -> None:
-        for pid, code in reaped():
-            for service in self.services.values():
-                if service.pid == pid:
-                    service.note_end(code)

@@ -52,20 +52,15 @@ def raise_bridge(facts: LabFacts) -> None:
 
 
 def wire_nodes(facts: LabFacts, nodes: Sequence[tuple[int, int]]) -> None:
-    """Give each node, by number and pid of its first process, a wire to the bridge."""
+    """Give each node, by number and pid of its first process, a wire to the bridge and an address. Raises LinkError."""
     lines = []
     for number, pid in nodes:
         lines.append(f"link add {facts.wire(number)} type veth peer name eth0 netns {pid}")
         lines.append(f"link set {facts.wire(number)} master {facts.bridge} up")
     _batch(lines)
-
-
-def node_side(facts: LabFacts, number: int) -> str:
-    """What the node's first process feeds to `ip -batch`."""
-    return (
-        f"addr add {facts.node_address(number)}/{PREFIX_BITS} dev eth0\nlink set eth0 up\nlink set lo up\n"
-        f"route add default via {facts.ctld_address}\n"
-    )
+    for number, pid in nodes:
+        lines = [f"addr add {facts.node_address(number)}/{PREFIX_BITS} dev eth0", "link set eth0 up", "link set lo up"]
+        _batch([*lines, f"route add default via {facts.ctld_address}"], within=pid)
 
 
 def drop_wires(facts: LabFacts, numbers: Iterable[int]) -> None:
@@ -98,8 +93,10 @@ def has_bridge(facts: LabFacts) -> bool:
     return Path("/sys/class/net", facts.bridge).exists()
 
 
-def _ip(args: Sequence[str], text: str = "") -> str:
-    ran = run_blocking(Command(argv=("ip", *args), given=text.encode()), IP_LIMIT_S)
+def _ip(args: Sequence[str], text: str = "", within: int = 0) -> str:
+    """Run `ip`, in the network of the process `within` if there is one."""
+    enter = ("nsenter", f"--net=/proc/{within}/ns/net") if within else ()
+    ran = run_blocking(Command(argv=(*enter, "ip", *args), given=text.encode()), IP_LIMIT_S)
     if ran.code is None:
         raise LinkError(f"`ip` cannot be run (Debian: iproute2): {ran.err or f'no answer within {IP_LIMIT_S:g} s'}")
     if ran.code:
@@ -107,6 +104,6 @@ def _ip(args: Sequence[str], text: str = "") -> str:
     return ran.out
 
 
-def _batch(lines: Sequence[str]) -> None:
+def _batch(lines: Sequence[str], within: int = 0) -> None:
     if lines:
-        _ip(["-batch", "-"], "\n".join(lines) + "\n")
+        _ip(["-batch", "-"], "\n".join(lines) + "\n", within)

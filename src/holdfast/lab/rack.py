@@ -74,7 +74,7 @@ class Node:
             "instance_id": self.known.instance_id,
             "dynamic": bool(self.dynamic),
             "address": self.facts.node_address(self.number),
-            "services": self.order(do="look") if self.is_on else {},
+            "services": self.ask("look")["services"] if self.is_on else {},
         }
 
     def prepare(self) -> None:
@@ -120,11 +120,11 @@ class Node:
         self.pid, self.link, self.unread = pid, ours, b""
 
     def greet(self) -> None:
-        """Wait for its hello. Raises LinkError with what it says instead."""
-        hello = self._read()
-        if hello.get("say") != "hello":
-            raise LinkError(str(hello.get("error", f"{self.name} did not come up")))
-        self.init = int(hello["init"])
+        """Wait until it is there. Raises LinkError with what it says instead."""
+        while (said := self._read())["say"] != "forked":
+            if said["say"] == "failed":
+                raise LinkError(said["error"])
+        self.init = int(said["init"])
 
     def start(self, service: Mapping[str, Any], *, is_boot: bool = False) -> None:
         """Have it start a service that does not run."""
@@ -134,8 +134,8 @@ class Node:
             extra += ["-b"] if is_boot and self.boots > 1 else []
             extra += ["-Z", "--conf", self.dynamic] if self.dynamic else []
         names = {"node": self.name, "folder": str(self.folder)}
-        self.order(
-            do="start",
+        self._order(
+            "serve",
             id=service["id"],
             argv=[*(word.format_map(names) for word in service["argv"]), *extra],
             env={key: value.format_map(names) for key, value in service["env"].items()},
@@ -171,19 +171,21 @@ class Node:
         send_signal(tree, sig)
         return len(tree)
 
-    def order(self, **order: Any) -> Any:
+    def ask(self, what: str, **facts: Any) -> dict[str, Any]:
         """Have its first process do something; returns the answer. Raises LinkError."""
+        nonce = uuid.uuid4().hex
+        self._order(what, nonce=nonce, **facts)
+        while (answer := self._read()).get("nonce") != nonce:
+            pass
+        return answer
+
+    def _order(self, what: str, **facts: Any) -> None:
         if self.link is None:
             raise LinkError(f"{self.name} is off")
-        nonce = uuid.uuid4().hex
         try:
-            self.link.sendall(json.dumps({**order, "nonce": nonce}).encode() + b"\n")
+            self.link.sendall(json.dumps({"do": what, **facts}).encode() + b"\n")
         except OSError as error:
             raise LinkError(f"{self.name} does not listen: {error}") from error
-        while True:
-            answer = self._read()
-            if answer.get("nonce") == nonce:
-                return answer["result"]
 
     def _read(self) -> dict[str, Any]:
         if self.link is None:
@@ -243,8 +245,6 @@ class Rack:
                 node.greet()
             if self.facts.settings.netns and fresh:
                 network.wire_nodes(self.facts, [(node.number, node.init) for node in fresh])
-                for node in fresh:
-                    self._join_network(node)
         except BaseException:  # also a signal: no half-made node is left
             for node in fresh:
                 self.power_off(node.name)
@@ -254,12 +254,7 @@ class Rack:
                 node.start(service, is_boot=True)
         return [node.name for node in fresh]
 
-    def _join_network(self, node: Node) -> None:
-        said = node.order(do="network", lines=network.node_side(self.facts, node.number))
-        if said:
-            raise LinkError(f"{node.name}: its network cannot be set up: {said}")
-
-    def power_off(self, name: str, ask: Mapping[str, Any] | None = None) -> object:  # noqa: ARG002 - a verb's shape
+    def power_off(self, name: str) -> object:
         """End everything on the node at once, as a power failure would."""
         node = self.node(name)
         was_on, node.boot_at = node.is_on, None
@@ -299,21 +294,21 @@ class Rack:
 
     # --- reboots ---
 
-    def reboot(self, name: str, ask: Mapping[str, Any] | None = None) -> object:
+    def reboot(self, name: str, seconds: float | None = None) -> object:
         """Power off now, on again after `boot_s` (or `seconds`)."""
         node = self.node(name)
         self.power_off(name)
-        node.boot_at = time.monotonic() + float((ask or {}).get("seconds", self.facts.settings.boot_s))
+        node.boot_at = time.monotonic() + (self.facts.settings.boot_s if seconds is None else seconds)
         return node.boot_at
 
-    def replace(self, name: str, ask: Mapping[str, Any] | None = None) -> object:
+    def replace(self, name: str, seconds: float | None = None) -> object:
         """Another machine under the same name: new instance id, nothing left of the old one's disk."""
         node = self.node(name)
         self.power_off(name)
         for folder in (node.folder, self.facts.folder / "spool" / name):
             shutil.rmtree(folder, ignore_errors=True)
         node.known = structs.replace(node.known, instance_id=new_instance())
-        self.reboot(name, ask)
+        self.reboot(name, seconds)
         return node.known.instance_id
 
     def boot_what_is_due(self) -> float | None:
@@ -341,7 +336,7 @@ class Rack:
 
     # --- nodes that join and leave ---
 
-    def add(self, name: str, ask: Mapping[str, Any]) -> object:
+    def add(self, name: str, conf: str = "") -> object:
         """Switch on a node that slurm.conf does not name: `slurmd -Z`."""
         if not self.facts.settings.netns:
             raise RefusedError("nodes can join only a lab with --netns: each needs an address of its own")
@@ -351,12 +346,12 @@ class Rack:
             raise RefusedError(f'"{name}" is no node name: small letters, digits and -, at most 30')
         number = max((node.number for node in self.nodes.values()), default=0) + 1
         node = self._make(name, number)
-        node.dynamic = ask.get("conf") or slurm_conf.node_size(self.facts)
+        node.dynamic = conf or slurm_conf.node_size(self.facts)
         self._write_hosts()
         self.boot([name])
         return self.facts.node_address(number)
 
-    def remove(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - a verb's shape
+    def remove(self, name: str) -> object:
         """Take a node that joined away for good."""
         node = self.node(name)
         if not node.dynamic:
@@ -373,27 +368,28 @@ class Rack:
 
     # --- trouble ---
 
-    def hang(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - a verb's shape
+    def hang(self, name: str) -> object:
         """Stop every process of the node: there, but silent."""
         node = self._on(name)
         node.hung = True
         return node.signal_all(signal.SIGSTOP)
 
-    def unhang(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
+    def unhang(self, name: str) -> object:
         """Undo `hang`."""
         node = self._on(name)
         node.hung = False
         return node.signal_all(signal.SIGCONT)
 
-    def cut_off(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
+    def cut_off(self, name: str) -> object:
         """Cut the node's network."""
-        self._needs_network("cut off")
+        if not self.facts.settings.netns:
+            raise RefusedError("a node can be cut off only in a lab with --netns: here all share one network")
         node = self._on(name)
         network.set_wire(self.facts, node.number, up=False)
         node.cut = True
         return None
 
-    def heal(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
+    def heal(self, name: str) -> object:
         """Undo `cut_off`; a node that is not cut is fine."""
         node = self.node(name)
         if node.cut:
@@ -401,11 +397,7 @@ class Rack:
             node.cut = False
         return None
 
-    def _needs_network(self, what: str) -> None:
-        if not self.facts.settings.netns:
-            raise RefusedError(f"a node can be {what} only in a lab with --netns: here all share one network")
-
-    def start(self, name: str, ask: Mapping[str, Any]) -> object:  # noqa: ARG002 - as above
+    def start(self, name: str) -> object:
         """Switch the node on, or start what of its services does not run."""
         node = self.node(name)
         if not node.is_on:
@@ -414,16 +406,15 @@ class Rack:
             node.start(service)
         return []
 
-    def kill(self, name: str, ask: Mapping[str, Any]) -> object:
-        """Signal one service of the node (slurmd unless `service` says otherwise), and nothing else."""
-        order = {"id": ask.get("service", "slurmd"), "sig": ask.get("sig", int(signal.SIGKILL)), "stop": True}
-        return self._on(name).order(do="signal", **order)
+    def kill(self, name: str, sig: int = signal.SIGKILL, service: str = "slurmd") -> object:
+        """Signal one service of the node, and nothing else; says whether it ran."""
+        return self._on(name).ask("signal", id=service, sig=int(sig))["ran"]
 
-    def disk(self, name: str, ask: Mapping[str, Any]) -> object:
+    def disk(self, name: str, *, full: bool) -> object:
         """Fill the node's scratch file system, or free it."""
-        return self._on(name).order(do="fill" if ask["full"] else "free")
+        return self._on(name).ask("fill" if full else "free")["how"]
 
-    verbs: Mapping[str, Callable[[Rack, str, Mapping[str, Any]], object]] = {
+    verbs: Mapping[str, Callable[..., object]] = {
         "crash": power_off,
         "reboot": reboot,
         "replace": replace,
@@ -437,10 +428,6 @@ class Rack:
         "kill": kill,
         "disk": disk,
     }
-
-    def verb(self, verb: str, name: str, ask: Mapping[str, Any]) -> object:
-        """Do one thing to one node."""
-        return self.verbs[verb](self, name, ask)
 
     def _on(self, name: str) -> Node:
         node = self.node(name)

@@ -27,8 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.adapters.local.node_init import process_table, send_signal
-from holdfast.adapters.local.processes import environment_of
+from holdfast.adapters.local import processes
+from holdfast.adapters.local.node_init import fill_up, process_table, send_signal
 from holdfast.errors import LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.lab import machine, network, packages, slurm_conf
 from holdfast.lab.keeper import MARK
@@ -280,9 +280,7 @@ class SlurmLab:
         """Leave no space on the shared file system. Raises RefusedError when the lab has none of its own."""
         if not self.facts.settings.shared_mib:
             raise RefusedError("this lab has no shared file system of its own that could be filled")
-        with contextlib.suppress(OSError), (self.folder / "shared" / FILLER).open("wb", buffering=0) as file:
-            while True:  # until ENOSPC
-                file.write(b"\0" * (1 << 20))
+        fill_up(self.folder / "shared" / FILLER)
 
     def free_shared(self) -> None:
         """Undo `fill_shared`."""
@@ -354,7 +352,7 @@ def _marked(folder: Path) -> list[int]:
     while me in table:  # a job of the lab may end it
         ours.add(me)
         me = table[me]
-    return [pid for pid in table if pid not in ours and environment_of(pid).get(MARK) == str(folder)]
+    return [pid for pid in processes.marked(folder, MARK) if pid not in ours]
 
 
 def _is_unheard(states: Mapping[str, str], name: str) -> bool:

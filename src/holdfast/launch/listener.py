@@ -46,9 +46,9 @@ class Listener:
         self._is_command = is_command
         self._novel = NovelLines(place.job_dir, place.node)
 
-    def stream(self, path: str, rank: int | None) -> LineStream:
+    def stream(self, rank: int | None) -> LineStream:
         """The matcher's stream of one log file; waits for the matcher. Raises ConfigError as loading it does."""
-        return self._matcher.get().stream(StreamSource(name=path, node=self._place.node, rank=rank))
+        return self._matcher.get().stream(StreamSource(node=self._place.node, rank=rank))
 
     def attempt(self, spec: AttemptSpec, at: float) -> Heard:
         """Begin to listen to an attempt that was started at `at` (Unix seconds)."""

@@ -321,7 +321,7 @@ class AttemptMaker:
             rank=rank,
             prefix=prefix,
             repeat=repeat,
-            stream=lambda: self._listener().stream(str(path), rank),
+            stream=lambda: self._listener().stream(rank),
             on_lines=lambda lines, at: listen().lines.lines(rank, lines, at),
         )
 

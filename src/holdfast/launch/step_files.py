@@ -84,7 +84,7 @@ class StepFiles:
             data = self._new_of(file)
             if data:
                 if file.stream is None:
-                    file.stream = matcher.stream(StreamSource(name=file.path, rank=file.rank))
+                    file.stream = matcher.stream(StreamSource(rank=file.rank))
                 found.append((file.path, file.rank, file.stream.feed(data, at)))
         return found
 

@@ -82,7 +82,7 @@ class StepFindings:
             return
         is_late = bool(self._waiting)
         if self._stream is None:
-            self._stream = self._matcher.get().stream(StreamSource(name="output.log"))
+            self._stream = self._matcher.get().stream(StreamSource())
             data, self._waiting = self._waiting + data, b""
         if data:
             at = time.time()

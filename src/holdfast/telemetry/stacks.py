@@ -1,6 +1,6 @@
 """Text of stack dumps to stacks: what `faulthandler` writes, and what `py-spy dump` prints.
 
-Called by the launcher, which groups equal stacks to name the odd rank out. Pure: no clock, no file.
+Called by the launcher, which groups equal stacks to name the odd rank out, and by `holdfast explain`. Pure.
 Lines of neither format are passed over, because dumps are cut short by dying processes and new versions of
 Python and py-spy add lines. An empty list means that no thread was found.
 """
@@ -77,6 +77,8 @@ def _close(stacks: list[ThreadStack], frames: list[Frame]) -> None:
 
 # "Thread 1234 (active+gil): "MainThread"", and "Thread 0x7F... (idle)" where py-spy knows no kernel thread.
 _SPY_THREAD = re.compile(r'^Thread (?P<id>0x[0-9a-fA-F]+|\d+) \((?P<state>[^)]*)\)(?:: "(?P<name>.*)")?$')
+_SPY_PROCESS = re.compile(r"Process \d+: ")
+_HEAD = 4096
 _SPY_FRAME = re.compile(r"^ {4}(?P<function>.+) \((?P<file>.+?)(?::(?P<line>\d+))?\)$")
 
 
@@ -102,6 +104,14 @@ def parse_pyspy(text: str) -> list[ThreadStack]:
             frames.append(Frame(call["file"], int(call["line"] or 0), call["function"]))
     _close(stacks, frames)
     return stacks
+
+
+def parse_dump(text: str) -> list[ThreadStack]:
+    """Read a text that begins as a dump of one process's stacks; empty when it is something else."""
+    begin = text[:_HEAD].lstrip()
+    if _SPY_PROCESS.match(begin) and any(_SPY_THREAD.match(line) for line in begin.splitlines()):
+        return parse_pyspy(text)
+    return parse_faulthandler(text) if _FAULT_THREAD.match(begin) else []
 
 
 def _pyspy_json(value: Any) -> list[ThreadStack]:

@@ -219,7 +219,7 @@ def findings(
 ) -> list[FindingSeen]:
     """What a pod's log says of its end. The same log gives the same ids, whoever reads it."""
     node = pod.spec.node_name
-    stream = matcher.stream(StreamSource(kind=StreamKind.OUTPUT, name=name, node=node))
+    stream = matcher.stream(StreamSource(kind=StreamKind.OUTPUT, node=node))
     rates = RuleRates()
     found: list[FindingSeen] = []
     for match in [*stream.feed(text, at), *stream.flush(at)]:

@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -384,27 +384,30 @@ def parse(argv: Sequence[str]) -> ClusterSettings:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the daemon in the foreground; one per folder."""
-    settings = parse(sys.argv[1:] if argv is None else argv)
+def hold(folder: Path, run: Callable[[], Coroutine[Any, Any, None]], what: str = "cluster") -> int:
+    """Run a daemon of this folder in the foreground, unless one does. `what`: its name on the command line."""
     for sub in ("nodes", "jobs", "controller"):
-        (settings.folder / sub).mkdir(parents=True, exist_ok=True)
-    with (settings.folder / "cluster.lock").open("w", encoding="ascii") as lock:
+        (folder / sub).mkdir(parents=True, exist_ok=True)
+    with (folder / "cluster.lock").open("w", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            sys.stderr.write(
-                f"holdfast cluster: a cluster runs in {settings.folder} already; `holdfast cluster down` ends it\n"
-            )
+            sys.stderr.write(f"holdfast {what}: one runs in {folder} already; `holdfast {what} down` ends it\n")
             return 69
-        (settings.folder / "cluster.sock").unlink(missing_ok=True)
+        (folder / "cluster.sock").unlink(missing_ok=True)
         node_init.become_subreaper()
-        asyncio.run(_run(settings))
+        asyncio.run(run())
     return 0
 
 
-async def _run(settings: ClusterSettings) -> None:
-    await Cluster(settings).run()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the daemon in the foreground; one per folder."""
+    settings = parse(sys.argv[1:] if argv is None else argv)
+
+    async def run() -> None:
+        await Cluster(settings).run()
+
+    return hold(settings.folder, run)
 
 
 if __name__ == "__main__":

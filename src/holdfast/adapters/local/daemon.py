@@ -24,6 +24,8 @@ from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.errors import LinkError
 from holdfast.os.daemons import start_daemon
 
+MODULE = "holdfast.adapters.local.cluster"
+
 
 class RunningCluster:
     """A daemon that this process started."""
@@ -96,7 +98,7 @@ def start_cluster(
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-m", "holdfast.adapters.local.cluster", "--dir", str(folder)]
+    argv = [sys.executable, "-m", MODULE, "--dir", str(folder)]
     argv += ["--nodes", str(nodes), "--spares", str(spares)]
     argv += ["--drill-ok"] * drill_ok + ["--no-agents"] * (not agents)
     argv += ["--parent-pid", str(os.getpid())] * follow + list(options)
@@ -117,22 +119,23 @@ class _Facts(Struct):
     pid: int = 0
 
 
-def daemon_pid(folder: Path) -> int:
-    """Pid of the daemon that runs in this folder, 0 when none does."""
+def daemon_pid(folder: Path, module: str = MODULE) -> int:
+    """Pid of the daemon that runs in this folder, 0 when none does. `module`: its program."""
     try:
         pid = msgspec.json.decode((folder / "cluster.json").read_bytes(), type=_Facts).pid
     except (OSError, msgspec.MsgspecError):
         return 0
     # The file outlives a daemon that was killed, and its pid may be another program's by now.
     command = processes.command_of(pid)
-    return pid if "holdfast.adapters.local.cluster" in command and str(folder) in command else 0
+    return pid if module in command and str(folder) in command else 0
 
 
-async def end_cluster(folder: Path, *, limit_s: float = 10.0) -> bool:
+async def end_cluster(folder: Path, *, module: str = MODULE, limit_s: float = 10.0) -> bool:
     """End the cluster that runs in this folder, whoever started it, and whatever an earlier one left running.
 
     Args:
         folder: the cluster's folder, resolved.
+        module: the daemon's program.
         limit_s: then the daemon is killed.
 
     Returns:
@@ -141,7 +144,7 @@ async def end_cluster(folder: Path, *, limit_s: float = 10.0) -> bool:
     Raises:
         LinkError: something of it would not end.
     """
-    pid = daemon_pid(folder)
+    pid = daemon_pid(folder, module)
     if pid:
         node_init.send_signal([pid], signal.SIGTERM)
         try:

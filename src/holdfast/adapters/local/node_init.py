@@ -1,7 +1,8 @@
-"""The first process of an embedded node: it starts, watches and ends everything that runs on that node.
+"""The first process of an embedded node, and of a Slurm lab's: it starts, watches and ends everything that runs there.
 
-The cluster daemon runs this file as a script (`python -I -S node_init.py ...`), one process per node; `-S` keeps its
-start under 30 ms, so it imports the standard library only. `processes` imports its primitives for the daemon's own use.
+A Slurm lab's keeper forks it (`lab.machine`). The cluster daemon runs this file as a script (`python -I -S
+node_init.py ...`), one process per node; `-S` keeps its start under 30 ms, so it imports the standard library only.
+`processes` imports its primitives for the daemon's own use.
 It is a child subreaper: whatever a job or an agent forks stays a descendant of this process, also after `setsid`, a
 double fork or a wiped environment. That is what makes "everything on this node" a set that can be killed.
 
@@ -205,25 +206,13 @@ def mount_tmpfs(folder: Path, size_bytes: int, *, mode: str = "0700") -> bool:
     return int(_libc.mount(b"holdfast", os.fsencode(folder), b"tmpfs", MS_NOSUID | MS_NODEV, options)) == 0
 
 
-def fill_tmp(folder: str, tmp: str) -> int:
-    """Leave no space on a node's scratch file system; says how many bytes that took.
-
-    Where it is a folder and no file system of its own (`tmp`), a marker stands for that.
-    """
-    if tmp != "tmpfs":
-        Path(folder, "disk_full").touch()
-        return 0
+def fill_up(file: Path) -> int:
+    """Have this file take all space of its file system; returns how many bytes that is."""
     written = 0
-    with contextlib.suppress(OSError), Path(folder, FILLER).open("wb", buffering=0) as file:  # ENOSPC is the aim
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as filler:  # ENOSPC is the aim
         while True:
-            written += file.write(b"\0" * (1 << 20))
+            written += filler.write(b"\0" * (1 << 20))
     return written
-
-
-def free_tmp(folder: str) -> None:
-    """Undo `fill_tmp`."""
-    Path(folder, FILLER).unlink(missing_ok=True)
-    Path(folder, "disk_full").unlink(missing_ok=True)
 
 
 def woken_by_signals(on_end: Callable[..., None], *ends: signal.Signals) -> int:
@@ -360,17 +349,43 @@ class NodeInit:
         self.kill_at[task] = min(self.kill_at.get(task, float("inf")), time.monotonic() + order["grace_s"])
 
     def serve(self, order: dict[str, Any]) -> None:
-        """Keep a service running."""
-        self.services[order["id"]] = Service(order)
+        """Start a service unless it runs; `again_s` above zero keeps it running."""
+        known = self.services.get(order["id"])
+        if known is None or not known.pid:
+            self.services[order["id"]] = Service(order)
+            self.keep_services()
+
+    def signal(self, order: dict[str, Any]) -> None:
+        """Signal a service's own process, not its children, and do not start it again; say whether it ran."""
+        service = self.services.get(order["id"])
+        pid = service.pid if service is not None else 0
+        if service is not None:
+            service.pause_s, service.start_at = 0.0, None
+        if pid:
+            send_signal([pid], order["sig"])
+        self.say("signalled", nonce=order["nonce"], ran=bool(pid))
+
+    def look(self, order: dict[str, Any]) -> None:
+        """Say which services run, and how the others ended."""
+        found = {name: {"running": bool(s.pid), "code": s.code} for name, s in self.services.items()}
+        found["tmp"] = {"running": self.tmp == "tmpfs", "code": None}
+        self.say("services", nonce=order["nonce"], services=found)
 
     def fill(self, order: dict[str, Any]) -> None:
-        """Fill the node's scratch file system until it has no space left."""
-        self.say("filled", nonce=order["nonce"], bytes=fill_tmp(self.folder, self.tmp), how=self.tmp)
+        """Fill the node's scratch file system until it has no space left, or leave a marker that stands for that."""
+        if self.tmp == "tmpfs":
+            tmp = Path(self.folder, "tmp")
+            how = f"{fill_up(Path(self.folder, FILLER))} bytes written to the node's own tmpfs at {tmp}"
+        else:
+            Path(self.folder, "disk_full").touch()
+            how = f"emulated by the marker {self.folder}/disk_full, because this user may not mount a tmpfs"
+        self.say("filled", nonce=order["nonce"], how=how)
 
     def free(self, order: dict[str, Any]) -> None:
         """Undo `fill`."""
-        free_tmp(self.folder)
-        self.say("filled", nonce=order["nonce"], bytes=0, how=self.tmp)
+        Path(self.folder, FILLER).unlink(missing_ok=True)
+        Path(self.folder, "disk_full").unlink(missing_ok=True)
+        self.say("filled", nonce=order["nonce"], how="freed")
 
     def off(self, order: dict[str, Any]) -> None:  # noqa: ARG002 - all orders have one shape
         """Shut the node down."""
@@ -380,6 +395,8 @@ class NodeInit:
         "start": start,
         "end": end,
         "serve": serve,
+        "signal": signal,
+        "look": look,
         "fill": fill,
         "free": free,
         "off": off,
@@ -427,7 +444,8 @@ class NodeInit:
                 try:
                     service.start()
                 except OSError as error:
-                    self.say("failed", id=service.order["id"], error=str(error))
+                    with Path(service.order["out"]).open("a", encoding="utf-8") as log:
+                        log.write(f"cannot start {service.order['argv'][0]}: {error}\n")
                 else:
                     self.say("started", id=service.order["id"], pid=service.pid)
 

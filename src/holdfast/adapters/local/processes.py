@@ -21,12 +21,15 @@ CLUSTER_MARK = "HOLDFAST_CLUSTER_DIR"
 
 def environment_of(pid: int) -> dict[str, str]:
     """The environment that a process was started with; empty when it is gone or not ours to read."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (entry.decode(errors="replace").partition("=") for entry in raw.split(b"\0") if entry)
+    pairs = (entry.decode(errors="replace").partition("=") for entry in _environ(pid) if entry)
     return {name: value for name, _, value in pairs}
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def command_of(pid: int) -> list[str]:
@@ -38,18 +41,10 @@ def command_of(pid: int) -> list[str]:
     return [part.decode(errors="replace") for part in raw.split(b"\0")]
 
 
-def marked(folder: Path) -> list[int]:
-    """Live processes of this machine that were started inside the embedded cluster of this folder."""
-    mark = f"{CLUSTER_MARK}={folder}".encode()
-    found = []
-    for pid in process_table():
-        try:
-            raw = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if mark in raw.split(b"\0"):
-            found.append(pid)
-    return found
+def marked(folder: Path, mark: str = CLUSTER_MARK) -> list[int]:
+    """Live processes of this machine that were started inside the embedded cluster, or the lab, of this folder."""
+    wanted = f"{mark}={folder}".encode()
+    return [pid for pid in process_table() if wanted in _environ(pid)]
 
 
 def end_all(look: Callable[[], Iterable[int]], *, limit_s: float = 5.0) -> list[int]:

@@ -35,7 +35,7 @@ class GpuError(Struct, frozen=True, kw_only=True):
 
 
 def _matched(lines: tuple[str, ...]) -> list[Match]:
-    stream = read_matcher(read_catalogue()).stream(StreamSource(kind=StreamKind.KERNEL, name="kernel log"))
+    stream = read_matcher(read_catalogue()).stream(StreamSource(kind=StreamKind.KERNEL))
     return stream.feed("".join(f"{line}\n" for line in lines).encode(), 0.0)
 
 
