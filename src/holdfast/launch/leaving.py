@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from holdfast.errors import EXIT_RESTART_ME
 from holdfast.launch.allocation import is_settled
 from holdfast.launch.attempts import Attempts
 from holdfast.launch.core.asks import Finish, KillRanks, Say
@@ -113,6 +114,11 @@ class Leaving:
     def has_begun(self) -> bool:
         """Told to end, or over."""
         return bool(self.shutdown.ending) or self.is_over.done()
+
+    def wants_requeue(self, code: int) -> bool:
+        """Left with this code, nothing is left to be done in this allocation, and the job is still ours."""
+        decides = self.shutdown.recovers and not self.shutdown.observes
+        return code == EXIT_RESTART_ME and decides and not self.last_words.is_superseded
 
     def finish(self, code: int, why: str = "") -> None:
         """Leave with this code; the first call counts."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.adapters.local.link import NodeLink
-from holdfast.errors import EXIT_RESTART_ME, UsageError
+from holdfast.errors import UsageError
 from holdfast.launch import process
 from holdfast.launch.folder import unusable
 from holdfast.launch.follower import Follower
@@ -73,12 +73,12 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
     try:
         made: list[Outfit] = []
         code, why = asyncio.run(run_on(ground, judge, made=made))
-        if code == EXIT_RESTART_ME and made:
+        if made and environ.get("SLURM_JOB_ID") and made[0].leader.leaving.wants_requeue(code):
             _requeue_on_slurm(ground, made[0].leader)
         if code and why:
             ground.voice.say(f"giving up with exit code {code}: {why}")
         if made and made[0].leader.nodes.has_let_go:
-            from holdfast.launch.own_srun import leave_own_srun  # noqa: PLC0415 - seldom, at the very end
+            from holdfast.launch.own_slurm_job import leave_own_srun  # noqa: PLC0415 - seldom, at the very end
 
             if owns:
                 shutil.rmtree(telemetry, ignore_errors=True)
@@ -90,16 +90,9 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
 
 
 def _requeue_on_slurm(ground: Ground, leader: Leader) -> None:
-    """Nothing is left to be done in this allocation, and no controller does it: the owner's right is enough."""
-    if (
-        not ground.environ.get("SLURM_JOB_ID")
-        or not leader.leaving.shutdown.recovers
-        or leader.leaving.shutdown.observes
-        or leader.leaving.last_words.is_superseded
-    ):
-        return
+    """No controller does it: the owner's right is enough."""
     from holdfast.adapters.slurm.own_job import OwnJob, job_name  # noqa: PLC0415 - once, at the very end
-    from holdfast.launch.own_requeue import requeue_own_job  # noqa: PLC0415
+    from holdfast.launch.own_slurm_job import requeue_own_job  # noqa: PLC0415
 
     own_job = OwnJob(job_name(ground.environ), ground.place.job_dir, ground.environ)
     refusal = requeue_own_job(leader, own_job, environ=ground.environ, voice=ground.voice)
@@ -204,7 +197,7 @@ async def _follow(ground: Ground) -> tuple[int, str]:
         code = await until_over(follower.is_over, tasks)
         await follower.leave(code)
         if follower.is_unled:
-            from holdfast.launch.calling_back import call_back  # noqa: PLC0415 - once, at the very end
+            from holdfast.launch.own_slurm_job import call_back  # noqa: PLC0415 - once, at the very end
 
             await call_back(ground.place.job_dir, ground.environ, ground.voice)
     finally:

@@ -18,7 +18,7 @@ from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.slurm.daemons import NodeAddress
 from holdfast.adapters.slurm.own_job import JobFacts, OwnJob, job_name
 from holdfast.adapters.slurm.steps import SrunCall, StepShape, read_call, shape_of
-from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED, EXIT_RESTART_ME, LinkError, OrderError
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED, LinkError, OrderError
 from holdfast.launch import process
 from holdfast.launch.allocation import Judge
 from holdfast.launch.ground import Ground
@@ -29,7 +29,6 @@ from holdfast.launch.leading import Outfit, job_view
 from holdfast.launch.link import OpenNetwork
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
-from holdfast.launch.own_requeue import requeue_own_job
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Exit
 from holdfast.launch.program import run_on
@@ -234,10 +233,11 @@ def _leave(code: int, why: str, supervisor: StepSupervisor, ground: Ground, scen
         own = watch.outcome().shell_code
     else:  # srun was never started
         own = code if code == EXIT_DO_NOT_REQUEUE else EXIT_FAILED
-    shutdown = leader.leaving.shutdown
-    if code == EXIT_RESTART_ME and shutdown.recovers and not shutdown.observes:
+    if leader.leaving.wants_requeue(code):
+        from holdfast.launch.own_slurm_job import requeue_own_job  # noqa: PLC0415 - once, at the very end
+
         refusal = requeue_own_job(leader, scene.job.own_job, environ=ground.environ, voice=ground.voice)
         ground.voice.say(f"{why}; the job is not requeued: {refusal}")
-    elif why and code != 128 + shutdown.ending:
+    elif why and code != 128 + leader.leaving.shutdown.ending:
         ground.voice.say(f"not run again: {why}")
     return own or EXIT_FAILED

@@ -57,7 +57,7 @@ async def _watch(folder: Path, job_id: str) -> int:
         await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
         await follower.leave(0)
         if follower.is_unled:
-            from holdfast.launch.calling_back import call_back  # noqa: PLC0415 - seldom, at the very end
+            from holdfast.launch.own_slurm_job import call_back  # noqa: PLC0415 - seldom, at the very end
 
             await call_back(folder, os.environ, voice)
     finally:
