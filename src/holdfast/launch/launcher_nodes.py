@@ -7,7 +7,6 @@ whose slurmd does not answer either is dead, and leaves the job before the sched
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +17,7 @@ from holdfast.launch.ground import Background
 from holdfast.launch.launcher_events import LauncherEvents
 from holdfast.launch.observer import Observer
 from holdfast.launch.output import Voice
-from holdfast.model.events import NodeGone, NodeHeard, NodeSilent
+from holdfast.model.events import NodeHeard, NodeSilent
 from holdfast.model.records import JobRecord
 
 if TYPE_CHECKING:
@@ -120,11 +119,8 @@ class LauncherNodes:
 
     def on_lost(self, node: str, evidence: str) -> None:
         """See `Nodes`. Its launcher is gone, and its ranks died with it."""
-        self._voice.say(f"{node} is lost: {evidence}")
         self.gone.add(node)
-        self._events.submit(
-            NodeGone(id=self._events.new_id(), at=time.time(), source=self._events.source, node=node, evidence=evidence)
-        )
+        self._events.node_gone(node, evidence)
         self._crew.lost(node)
 
     def look(self, at: float, mono: float) -> None:
@@ -139,15 +135,9 @@ class LauncherNodes:
                 case TellSilent():
                     if scheduler is not None:
                         scheduler.look_ahead(ask.node)
-                    self._events.submit(
-                        NodeSilent(
-                            id=self._events.new_id(), at=at, source=self._events.source, node=ask.node, for_s=ask.for_s
-                        )
-                    )
+                    self._events.submit(self._events.event(NodeSilent, at=at, node=ask.node, for_s=ask.for_s))
                 case TellHeard():
-                    self._events.submit(
-                        NodeHeard(id=self._events.new_id(), at=at, source=self._events.source, node=ask.node)
-                    )
+                    self._events.submit(self._events.event(NodeHeard, at=at, node=ask.node))
                 case CheckSpare() if scheduler is not None:
                     self._background.run(self._check_spare(ask.node, scheduler))
                 case _:
@@ -168,7 +158,6 @@ class LauncherNodes:
     async def _lease_over(self, node: str, at: float) -> None:
         if self._scheduler is not None and await self._scheduler.is_dead(node):
             self.on_lost(node, "it has not answered, and neither does its scheduler's daemon")
-        elif self._observer.watch is not None:
+        else:
             why = f"{node} has not answered, and its attempt lease has run out: its ranks are killed"
-            self._voice.say(why)
             self._observer.lease_over(node, why, at)

@@ -8,7 +8,6 @@ runs there. Made by `step`. Time passes in the asyncio loop.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
@@ -29,7 +28,6 @@ from holdfast.launch.place import JobPlace
 from holdfast.launch.step_crew import StepCrew
 from holdfast.launch.step_place import StepFloor, excluded_before, note_excluded
 from holdfast.launch.step_watchers import Watchers
-from holdfast.model.events import NodeGone
 from holdfast.model.records import JobRecord
 
 _SILENT_S = 1.4
@@ -163,12 +161,7 @@ class StepNodes:
 
     def _lost(self, node: str, evidence: str) -> None:
         if node in self._crew.used and not self._crew.is_empty:
-            self._voice.say(f"{node} is lost: {evidence}")
-            self._events.submit(
-                NodeGone(
-                    id=self._events.new_id(), at=time.time(), source=self._events.source, node=node, evidence=evidence
-                )
-            )
+            self._events.node_gone(node, evidence)
             self._crew.lost(node)
             return
         self._voice.say(f"{node}, which the step does not use now, is lost: {evidence}")
@@ -187,9 +180,8 @@ class StepNodes:
             quiet_s = port.presence.quiet_s(node, mono)
             if node in self._unreachable:
                 self._lost(node, _silence(quiet_s))
-            elif self._observer.watch is not None:
+            else:
                 why = f"the watcher of {node} has not answered for {quiet_s:.1f} s, so its lease is over"
-                self._voice.say(why)
                 self._observer.lease_over(node, why, at)
 
     def _look_at(self, node: str, presence: Presence, mono: float) -> None:
