@@ -13,7 +13,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.adapters.local.link import NodeLink
@@ -71,13 +71,12 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
     )
     process.become_subreaper()
     try:
-        made: list[Outfit] = []
-        code, why = asyncio.run(run_on(ground, judge, made=made))
-        if made and environ.get("SLURM_JOB_ID") and made[0].leader.leaving.wants_requeue(code):
-            _requeue_on_slurm(ground, made[0].leader)
+        code, why, leader = asyncio.run(_run(ground, judge))
+        if leader is not None and environ.get("SLURM_JOB_ID") and leader.leaving.wants_requeue(code):
+            _requeue_on_slurm(ground, leader)
         if code and why:
             ground.voice.say(f"giving up with exit code {code}: {why}")
-        if made and made[0].leader.nodes.has_let_go:
+        if leader is not None and leader.nodes.has_let_go:
             from holdfast.launch.own_slurm_job import leave_own_srun  # noqa: PLC0415 - seldom, at the very end
 
             if owns:
@@ -129,30 +128,24 @@ def _lease(environ: Mapping[str, str], options: RunOptions) -> float:
         raise UsageError(f"HOLDFAST_LEASE_S={text!r} must be a number of seconds") from error
 
 
-async def run_on(
-    ground: Ground,
-    judge: Judge,
-    outfit: Callable[[Ground], Outfit] | None = None,
-    made: list[Outfit] | None = None,
-) -> tuple[int, str]:
-    """Lead or follow to the end; returns the exit code and the reason for it.
+async def _run(ground: Ground, judge: Judge) -> tuple[int, str, Leader | None]:
+    if not ground.place.is_leader:
+        return *await run_on(ground, judge, None), None
+    from holdfast.launch.leading import ranks_outfit  # noqa: PLC0415 - followers need none of it
 
-    Args:
-        ground: where we are.
-        judge: for the leader.
-        outfit: makes another leader than that of ranks.
-        made: gets what the leader led with, to be asked when all is over.
-    """
+    outfit = ranks_outfit(ground, judge)
+    return *await run_on(ground, judge, outfit), outfit.leader
+
+
+async def run_on(ground: Ground, judge: Judge, outfit: Outfit | None) -> tuple[int, str]:
+    """Lead with this outfit, or follow, to the end; returns the exit code and the reason for it."""
     remove = [str(ground.telemetry)] if ground.owns_telemetry else []
     guard = process.start_guard(ground.tag, remove=remove)
     try:
-        if ground.place.is_leader:
-            from holdfast.launch.leading import lead, ranks_outfit  # noqa: PLC0415 - followers need none of it
+        if outfit is not None:
+            from holdfast.launch.leading import lead  # noqa: PLC0415 - as above
 
-            led = outfit(ground) if outfit is not None else ranks_outfit(ground, judge)
-            if made is not None:
-                made.append(led)
-            ended = await lead(ground, judge, led)
+            ended = await lead(ground, judge, outfit)
         else:
             ended = await _follow(ground)
         _bound_the_end(ground, ended[0])

@@ -26,7 +26,7 @@ from holdfast.launch.observer import Observer
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
 from holdfast.launch.step_crew import StepCrew
-from holdfast.launch.step_place import StepFloor, excluded_before, note_excluded
+from holdfast.launch.step_place import excluded_before, note_excluded
 from holdfast.launch.step_watchers import Watchers
 from holdfast.model.records import JobRecord
 
@@ -43,7 +43,8 @@ class StepJob(Struct, frozen=True):
     own_job: OwnJob
     addresses: Mapping[str, NodeAddress]
     """Where each node's slurmd listens."""
-    floor: StepFloor
+    floor: int
+    """The largest number of an attempt that other steps of the job have used."""
 
 
 class StepNodes:
@@ -99,7 +100,7 @@ class StepNodes:
         """See `Nodes`. Nodes that an earlier run, or another step of the job, was kept off come last."""
         known = frozenset(record.excluded) if record is not None else frozenset()
         self._crew.avoid = known | excluded_before(self._place.job_dir.parent)
-        fence.reserve(self._job.floor.attempt)
+        fence.reserve(self._job.floor)
 
     async def begun(self) -> None:
         """See `Nodes`. The watchers come after the tasks, which wait for nobody."""

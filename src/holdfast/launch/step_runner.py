@@ -140,7 +140,6 @@ class SrunStep(Struct, frozen=True):
         call: srun's command line.
         shape: of the step.
         base: environment that srun gets.
-        user: name of the user, for file-name patterns.
         telemetry: what the names of the tasks' folders of slots begin with, see `step_slots`.
         is_acting: ends of tasks are answered by us; otherwise the step is left as srun itself would have it.
     """
@@ -149,7 +148,6 @@ class SrunStep(Struct, frozen=True):
     call: SrunCall
     shape: StepShape
     base: Mapping[str, str]
-    user: str
     telemetry: str
     is_acting: bool
 
@@ -174,7 +172,7 @@ class SrunStep(Struct, frozen=True):
 
     def files(self, attempt: int) -> StepFiles:
         """The output files that the call asks for."""
-        return StepFiles(self.call, self.base, self.logs(attempt), user=self.user)
+        return StepFiles(self.call, self.base, self.logs(attempt), user=self.place.user)
 
     def environment(self, spec: AttemptSpec) -> dict[str, str]:
         """What srun and the tasks get."""

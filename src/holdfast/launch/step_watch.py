@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from holdfast.launch.ground import cancel_all
 from holdfast.launch.link import OpenNetwork
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
-from holdfast.launch.place import JobPlace
+from holdfast.launch.place import JobPlace, slurm_node
 from holdfast.launch.step_slots import ENV_PREFIX, StepSlots
 from holdfast.launch.step_tasks import WatchRunner
 from holdfast.model.cluster import JobKey
@@ -31,7 +30,7 @@ LEADER_AWAY_S = 60.0
 
 
 async def _watch(folder: Path, job_id: str) -> int:
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    node = slurm_node(os.environ)
     place = JobPlace(job=JobKey(cluster="slurm", id=job_id), job_dir=folder, node=node, node_rank=1, nodes=(node,))
     options = RunOptions(argv=("srun",), is_command=True, follower_wait_s=LEADER_AWAY_S)
     voice = Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
