@@ -66,7 +66,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, *, is_gone: bool) -> None:
 
 
 def call(folder: Path, **environ: str) -> None:
-    asyncio.run(own_slurm_job.call_back(folder, {**ENVIRON, **environ}, Voice(lambda: "")))
+    asyncio.run(own_slurm_job.call_back(folder, {**ENVIRON, **environ}, Voice()))
 
 
 def test_one_follower_of_all_calls_the_job_back(tmp_path: Path, told: list[str]) -> None:

@@ -85,12 +85,11 @@ class LauncherNodes:
         self._voice = voice
         self._background = background
         self._scheduler = scheduler
-        self._let_go: set[str] = set()
 
     @property
     def has_let_go(self) -> bool:
         """See `Nodes`. Whoever started the launchers may still wait for its own."""
-        return bool(self._let_go)
+        return self._scheduler is not None and self._scheduler.has_let_go
 
     def resumed(self, record: JobRecord | None, fence: Fence) -> None:
         """See `Nodes`. This job's launchers alone use its numbers."""
@@ -106,13 +105,12 @@ class LauncherNodes:
         self._let_lost_go()
 
     def _let_lost_go(self) -> None:
-        lost = self.gone - self._let_go
-        if lost and self._scheduler is not None:
-            self._let_go |= lost
+        if self._scheduler is not None:
             self._background.run(self._tell_let_go(self._scheduler))
 
     async def _tell_let_go(self, scheduler: SlurmNodes) -> None:
-        self._voice.say(await scheduler.let_go(self._let_go))
+        if said := await scheduler.let_go(self.gone):
+            self._voice.say(said)
 
     def check_save(self, attempt: int) -> None:
         """See `Nodes`. Every launcher passes the wish on."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -131,9 +132,8 @@ class OwnOutput:
 class Voice:
     """The launcher's own lines: to stderr as `[holdfast] ...`, and with the time into its log file."""
 
-    def __init__(self, clock: Callable[[], str], descriptor: int = 2) -> None:
-        self._clock = clock
-        self._output = OwnOutput(descriptor)
+    def __init__(self) -> None:
+        self._output = OwnOutput(2)
         self._file: Path | None = None
 
     def write_to(self, path: Path) -> None:
@@ -150,5 +150,6 @@ class Voice:
     def note(self, *lines: str) -> None:
         """Into the log file only."""
         if self._file is not None:
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
             with contextlib.suppress(OSError), self._file.open("a", encoding="utf-8") as file:
-                file.writelines(f"{self._clock()} {line}\n" for line in lines)
+                file.writelines(f"{now} {line}\n" for line in lines)

@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +58,7 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
         network=OpenNetwork() if place.node_dir is None else NodeLink(place.node_dir),
         options=options,
         environ=environ,
-        voice=Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S")),
+        voice=Voice(),
         matcher=LateMatcher(lambda: _load_matcher(options.rules)),
         log_rules=_log_rules(options),
         tag=tag,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,8 +31,9 @@ from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Exit
 from holdfast.launch.program import run_on
+from holdfast.launch.slurm_nodes import SlurmNodes
 from holdfast.launch.step_crew import StepCrew
-from holdfast.launch.step_nodes import StepJob, StepNodes
+from holdfast.launch.step_nodes import StepNodes
 from holdfast.launch.step_place import (
     allocated_nodes,
     check_allocation,
@@ -73,7 +73,9 @@ class _Scene(Struct):
     place: JobPlace
     call: SrunCall
     shape: StepShape
-    job: StepJob
+    own_job: OwnJob
+    slurm: SlurmNodes
+    floor: int
     telemetry: str
     """What the names of the tasks' folders of slots begin with, see `step_slots`."""
 
@@ -107,7 +109,7 @@ def launch_step(options: StepOptions, environ: Mapping[str, str], judge: Judge) 
         network=OpenNetwork(),
         options=run_options,
         environ=environ,
-        voice=Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S")),
+        voice=Voice(),
         matcher=LateMatcher(lambda: read_matcher(read_catalogue())),
         log_rules=(),
         tag=f"{scene.place.job}-{scene.place.node}-{secrets.token_hex(6)}",
@@ -141,7 +143,9 @@ def _look_around(options: StepOptions, call: SrunCall, environ: Mapping[str, str
     shape = shape_of(call, nodes, environ, spares=options.spares)
     floor = floor_of(root, folder)
     place = step_place(environ, folder, shape.candidates, addresses)
-    return _Scene(place, call, shape, StepJob(own_job, addresses, floor), new_prefix(place.job.id))
+    ours = place.nodes if place.node in place.nodes else (place.node, *place.nodes)
+    slurm = SlurmNodes(own_job, ours, addresses)
+    return _Scene(place, call, shape, own_job, slurm, floor, new_prefix(place.job.id))
 
 
 async def _nodes(own_job: OwnJob, environ: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, NodeAddress]]:
@@ -193,7 +197,8 @@ def _outfit(ground: Ground, scene: _Scene, policy_name: str, policy: Policy) -> 
     leader = Leader(ground, policy=policy, view=view, want_nodes=scene.shape.nodes, crew=crew, controller=controller)
     nodes = leader.nodes = StepNodes(
         place,
-        scene.job,
+        slurm=scene.slurm,
+        floor=scene.floor,
         crew=crew,
         watchers=Watchers(place, base, scene.telemetry, ground.voice),
         events=leader.events,
@@ -222,7 +227,7 @@ def _leave(code: int, why: str, supervisor: StepSupervisor, ground: Ground, scen
     if leader.leaving.wants_requeue(code):
         from holdfast.launch.own_slurm_job import requeue_own_job  # noqa: PLC0415 - once, at the very end
 
-        refusal = requeue_own_job(leader, scene.job.own_job, environ=ground.environ, voice=ground.voice)
+        refusal = requeue_own_job(leader, scene.own_job, environ=ground.environ, voice=ground.voice)
         ground.voice.say(f"{why}; the job is not requeued: {refusal}")
     elif why and code != 128 + leader.leaving.shutdown.ending:
         ground.voice.say(f"not run again: {why}")

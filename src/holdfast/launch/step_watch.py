@@ -11,7 +11,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ async def _watch(folder: Path, job_id: str) -> int:
     node = slurm_node(os.environ)
     place = JobPlace(job=JobKey(cluster="slurm", id=job_id), job_dir=folder, node=node, node_rank=1, nodes=(node,))
     options = RunOptions(argv=("srun",), is_command=True, follower_wait_s=LEADER_AWAY_S)
-    voice = Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
+    voice = Voice()
     voice.write_to(folder / "logs" / f"watcher-{node}.log")
     prefix = os.environ.get(ENV_PREFIX, "")
     follower = Follower(
