@@ -174,7 +174,7 @@ class Attempts:
             nodes=spec.nodes,
             ranks=spec.world_size,
             standby=self._crew.standbys_used > 0,
-            log_dir=str(place.job_dir / "logs" / f"attempt-{spec.attempt}"),
+            log_dir=str(place.logs(spec.attempt)),
         )
 
 

@@ -47,6 +47,10 @@ class JobPlace(Struct, frozen=True, kw_only=True):
         """Name of this job's launcher in events."""
         return f"launcher:{self.job}"
 
+    def logs(self, attempt: int) -> Path:
+        """Folder of an attempt's logs."""
+        return self.job_dir / "logs" / f"attempt-{attempt}"
+
 
 def read_place(environ: Mapping[str, str], *, job_dir: str, nnodes: int) -> JobPlace:
     """Find out where we are.

@@ -16,7 +16,7 @@ from holdfast.adapters.slurm.daemons import NodeAddress
 from holdfast.adapters.slurm.output import node_names
 from holdfast.adapters.slurm.own_job import JobFacts
 from holdfast.errors import UsageError, UserError
-from holdfast.launch.epoch import raise_epoch, read_epoch
+from holdfast.launch.epoch import newest_attempt, raise_epoch, read_epoch
 from holdfast.launch.folder import unusable
 from holdfast.launch.place import JobPlace, slurm_node, slurm_place
 
@@ -79,9 +79,8 @@ def floor_of(root: Path, own: Path) -> int:
             epoch = max(epoch, read_epoch(folder))
         except (OSError, UserError):
             continue
-        for logs in (folder / "logs").glob("attempt-*"):
-            number = logs.name.removeprefix("attempt-")
-            attempt = max(attempt, int(number)) if number.isdecimal() and folder != own else attempt
+        if folder != own:
+            attempt = max(attempt, newest_attempt(folder))
     if epoch:
         try:
             raise_epoch(own, epoch)
