@@ -13,14 +13,14 @@ import secrets
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.adapters.local.link import NodeLink
 from holdfast.errors import UsageError
 from holdfast.launch import process
 from holdfast.launch.folder import unusable
 from holdfast.launch.follower import Follower
-from holdfast.launch.ground import Ground, cancel_all, on_signals, until_over
+from holdfast.launch.ground import Ground, on_signals
 from holdfast.launch.late_matcher import LateMatcher
 from holdfast.launch.link import OpenNetwork
 from holdfast.launch.options import RunOptions
@@ -180,19 +180,4 @@ async def _follow(ground: Ground) -> tuple[int, str]:
         make_runner=ground.runner,
     )
     on_signals(follower.end_job, follower.runner.pass_signal)
-    tasks: list[asyncio.Task[Any]] = [
-        asyncio.create_task(follower.runner.watch()),
-        asyncio.create_task(follower.link.run()),
-        asyncio.create_task(follower.keep_lease()),
-    ]
-    try:
-        code = await until_over(follower.is_over, tasks)
-        await follower.leave(code)
-        if follower.is_unled:
-            from holdfast.launch.own_slurm_job import call_back  # noqa: PLC0415 - once, at the very end
-
-            await call_back(ground.place.job_dir, ground.environ, ground.voice)
-    finally:
-        await cancel_all(tasks)
-        await follower.runner.close(0.0)
-    return code, ""
+    return await follower.run(ground.environ), ""

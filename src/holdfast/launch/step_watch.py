@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from holdfast.launch.follower import Follower
 from holdfast.launch.ground import cancel_all
@@ -47,19 +46,11 @@ async def _watch(folder: Path, job_id: str) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # The scheduler is ending the job, or this step: the tasks hear of that themselves.
         loop.add_signal_handler(signum, follower.dismiss)
-    work = [follower.link.run(), follower.keep_lease(), follower.runner.watch()]
-    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in work]
     told = asyncio.create_task(_say_when_connected(follower))
     try:
-        over: asyncio.Future[Any] = follower.is_over
-        await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        await follower.leave(0)
-        if follower.is_unled:
-            from holdfast.launch.own_slurm_job import call_back  # noqa: PLC0415 - seldom, at the very end
-
-            await call_back(folder, os.environ, voice)
+        await follower.run(os.environ)
     finally:
-        await cancel_all([*tasks, told])
+        await cancel_all([told])
     return 0
 
 
