@@ -145,7 +145,6 @@ class Attempts:
         return AttemptSpec(
             attempt=ask.attempt,
             epoch=ask.epoch,
-            restart_count=place.restart_count,
             in_place=ask.in_place,
             nodes=nodes,
             local_ranks=tuple(crew.local_ranks(node) for node in nodes),

@@ -16,7 +16,6 @@ class AttemptSpec(Struct, frozen=True, kw_only=True):
 
     attempt: int
     epoch: int
-    restart_count: int = 0
     in_place: int = 0
     nodes: tuple[str, ...]
     local_ranks: tuple[int, ...]

@@ -6,7 +6,6 @@ Started by `program`, and by `step_watch` where Slurm runs the tasks. Time passe
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -66,10 +65,8 @@ class Follower:
         held = self.runner.attempt
         return Hello(
             node=self.place.node,
-            node_rank=self.place.node_rank,
             local_ranks=self.runner.local_ranks,
             address=self.place.address,
-            pid=os.getpid(),
             attempt=held.spec.attempt if held is not None and not held.is_gone else None,
         )
 

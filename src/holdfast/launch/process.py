@@ -127,7 +127,6 @@ class Child(_Watched):
     `on_exit` is called once, in the loop, with the child whose `exit` is then set. `exited` is set as well.
     """
 
-    name: str
     popen: subprocess.Popen[bytes]
     on_exit: Callable[[Child], None] | None = None
     exit: Exit | None = None
@@ -164,7 +163,6 @@ class Child(_Watched):
 
 
 def spawn(
-    name: str,
     argv: Sequence[str],
     *,
     env: Mapping[str, str],
@@ -198,7 +196,7 @@ def spawn(
         )
     except (OSError, ValueError) as error:
         raise PermanentOrderError(f"cannot start {argv[0]}: {error}") from error
-    child = Child(name=name, popen=popen, on_exit=on_exit)
+    child = Child(popen=popen, on_exit=on_exit)
     child.watch()
     return child
 
@@ -395,7 +393,7 @@ def start_guard(tag: str, *, remove: Sequence[str] = ()) -> Child:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    child = Child(name="guard", popen=popen)
+    child = Child(popen=popen)
     child.watch()
     return child
 

@@ -133,7 +133,6 @@ class StandbyPool:
         log = self._open_log()
         try:
             child = spawn(
-                "standby",
                 [sys.executable, "-u", str(_SCRIPT), str(theirs.fileno()), self._modules],
                 env=self._env,
                 cwd=self._cwd,

@@ -244,7 +244,6 @@ class StepRunner:
         self._slots.begin(spec.attempt)
         with self._pipes.opened() as ends:
             child = process.spawn(
-                "srun",
                 argv,
                 env=self._step.environment(spec),
                 stdin=0,
