@@ -87,13 +87,10 @@ def led(tmp_path: Path, work: Callable[[Leader, Node, Engine], Awaitable[None]],
             environ={},
             voice=Voice(),
             matcher=LateMatcher(lambda: MATCHER),
-            log_rules=(),
             tag="tag",
             telemetry=tmp_path,
-            owns_telemetry=False,
             local_ranks=2,
             lease_s=3.0,
-            may_renice=False,
         )
         crew = Crew(
             place,

@@ -111,13 +111,9 @@ def launch_step(options: StepOptions, environ: Mapping[str, str], judge: Judge) 
         environ=environ,
         voice=Voice(),
         matcher=LateMatcher(lambda: read_matcher(read_catalogue())),
-        log_rules=(),
         tag=f"{scene.place.job}-{scene.place.node}-{secrets.token_hex(6)}",
         telemetry=Path(scene.telemetry),
-        owns_telemetry=False,
-        local_ranks=1,
         lease_s=LEASE_S,
-        may_renice=False,
     )
     process.become_subreaper()
     code, why, supervisor = asyncio.run(_run(ground, judge, scene, options.policy, policy))
