@@ -12,7 +12,7 @@ import pytest
 from holdfast.adapters.slurm.daemons import NodeAddress
 from holdfast.adapters.slurm.own_job import JobFacts
 from holdfast.errors import TemporaryOrderError
-from holdfast.launch import calling_back
+from holdfast.launch import own_slurm_job
 from holdfast.launch.output import Voice
 
 ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
@@ -50,7 +50,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(OurJob, "restarts", 2)
     monkeypatch.setattr(OurJob, "refusal", "")
     OurJob.recalls = []
-    monkeypatch.setattr(calling_back, "OwnJob", OurJob)
+    monkeypatch.setattr(own_slurm_job, "OwnJob", OurJob)
     machine(monkeypatch, is_gone=True)
     lines: list[str] = []
     monkeypatch.setattr(Voice, "say", lambda _, *said: lines.extend(said))
@@ -62,11 +62,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, *, is_gone: bool) -> None:
         assert where == NodeAddress("node01", 6818)
         return is_gone
 
-    monkeypatch.setattr(calling_back, "answers_not", answers_not)
+    monkeypatch.setattr(own_slurm_job, "answers_not", answers_not)
 
 
 def call(folder: Path, **environ: str) -> None:
-    asyncio.run(calling_back.call_back(folder, {**ENVIRON, **environ}, Voice(lambda: "")))
+    asyncio.run(own_slurm_job.call_back(folder, {**ENVIRON, **environ}, Voice()))
 
 
 def test_one_follower_of_all_calls_the_job_back(tmp_path: Path, told: list[str]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import time
 
 from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.detect.matcher import Matcher, StreamSource
 from holdfast.launch.fold import AttemptFold
 from holdfast.launch.frames import LineSeen, SlotBrief
+from holdfast.launch.launcher_events import EventMaker
 from holdfast.launch.reading import OutputReader
 from holdfast.model.cluster import JobKey
 
@@ -15,8 +16,7 @@ JOB = JobKey("c", "7")
 
 
 def fold(restored: int | None = None) -> AttemptFold:
-    numbers = itertools.count()
-    return AttemptFold(JOB, 2, event_id=lambda: f"e{next(numbers)}", source="launcher:7", restored=lambda: restored)
+    return AttemptFold(JOB, 2, events=EventMaker("launcher:7", "e", time.time), restored=lambda: restored)
 
 
 def slot(rank: int, ended: int | None = None, *, first: int | None = None, **fields: object) -> SlotBrief:

@@ -58,7 +58,7 @@ def test_leaving_does_not_wait_for_a_follower_that_is_gone(tmp_path: Path):
             on_lost=lambda _node, _why: None,
         )
         await port.open()
-        hello = Hello(node="n2", node_rank=1, local_ranks=1, address="127.0.0.1", pid=1, attempt=None)
+        hello = Hello(node="n2", local_ranks=1, address="127.0.0.1", attempt=None)
         side = SimpleNamespace(
             hello=lambda: hello,
             next_beat=lambda: (Beat(beat=1), 1.0),

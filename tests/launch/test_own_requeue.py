@@ -16,7 +16,7 @@ LAUNCHER = """
     from types import SimpleNamespace as Plain
     from holdfast.errors import LinkError
     from holdfast.launch.leaving import LastWords
-    from holdfast.launch.own_requeue import requeue_own_job
+    from holdfast.launch.own_slurm_job import requeue_own_job
     from holdfast.model.policy import Policy
 
     class OwnJob:

@@ -46,7 +46,7 @@ def test_children_of_the_test_run_outlive_its_tests():
     other = subprocess.Popen([sys.executable, "-c", SLEEPER])
 
     async def case() -> None:
-        await process.end_trees([process.spawn("rank", [sys.executable, "-c", SLEEPER], env=os.environ)], grace_s=0.0)
+        await process.end_trees([process.spawn([sys.executable, "-c", SLEEPER], env=os.environ)], grace_s=0.0)
 
     try:
         run(case())
@@ -60,7 +60,7 @@ def test_an_end_is_seen_within_milliseconds():
     """By pidfd, with its signal."""
 
     async def case() -> tuple[Exit | None, float]:
-        child = process.spawn("rank", [sys.executable, "-c", SLEEPER], env=os.environ)
+        child = process.spawn([sys.executable, "-c", SLEEPER], env=os.environ)
         await asyncio.sleep(0.05)
         before = time.time()
         os.kill(child.pid, signal.SIGSEGV)
@@ -76,7 +76,7 @@ def test_a_program_that_does_not_exist_is_one_sentence():
     """Not a traceback of subprocess."""
 
     async def case() -> None:
-        process.spawn("rank", ["/no/such/program"], env={})
+        process.spawn(["/no/such/program"], env={})
 
     with pytest.raises(PermanentOrderError, match="cannot start /no/such/program"):
         run(case())
@@ -97,7 +97,7 @@ def test_ending_a_tree_takes_what_has_left_its_session(tmp_path: Path):
     )
 
     async def case() -> list[int]:
-        child = process.spawn("rank", [sys.executable, str(rank)], env=os.environ)
+        child = process.spawn([sys.executable, str(rank)], env=os.environ)
         while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < 2:
             await asyncio.sleep(0.01)
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
@@ -112,7 +112,7 @@ def test_a_stopped_process_still_ends_within_its_grace():
     """SIGTERM alone would wait for ever in a stopped process."""
 
     async def case() -> Exit | None:
-        child = process.spawn("rank", [sys.executable, "-c", SLEEPER], env=os.environ)
+        child = process.spawn([sys.executable, "-c", SLEEPER], env=os.environ)
         os.kill(child.pid, signal.SIGSTOP)
         await process.end_trees([child], grace_s=5.0)
         return child.exit
@@ -173,7 +173,7 @@ def test_the_guard_ends_what_a_killed_launcher_leaves(tmp_path: Path):
         f"    process.start_guard('t-1', remove=[{str(tmp_path / 'slots')!r}])\n"
         "    env = {**os.environ, process.TAG: 't-1'}\n"
         '    child = \'import subprocess,sys,time;subprocess.Popen([sys.executable,"-c","import time;time.sleep(60)"],start_new_session=True);print(1,flush=True);time.sleep(60)\'\n'
-        "    process.spawn('rank', [sys.executable, '-c', child], env=env, stdout=1)\n"
+        "    process.spawn([sys.executable, '-c', child], env=env, stdout=1)\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )

@@ -9,6 +9,7 @@ import secrets
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import AnyReport, SlotBrief, SlotsSeen
+from holdfast.launch.launcher_events import EventMaker
 from holdfast.launch.place import JobPlace, telemetry_root
 from holdfast.launch.step_slots import StepSlots, new_prefix, slots_folder
 from holdfast.launch.watch import AttemptWatch
@@ -170,7 +172,7 @@ def test_of_a_commands_rank_the_node_is_known_by_its_slot() -> None:
     )
     deaf: object = Deaf()
     watch = AttemptWatch(
-        JobKey(cluster="c", id="7"), spec, source="s", event_id=lambda: "i", catalogue=lambda: deaf,  # type: ignore[arg-type, return-value]
+        JobKey(cluster="c", id="7"), spec, events=EventMaker("s", "i", time.time), catalogue=lambda: deaf,  # type: ignore[arg-type, return-value]
         rhythm=deaf, slowdown=type("No", (), {"cleared": lambda _: []})(), restored=lambda: None,  # type: ignore[arg-type]
     )  # fmt: skip
     watch.slots_seen(SlotsSeen(attempt=0, at=1.0, slots=(SlotBrief(rank=1, phase="train"),)), "node1", 1.0, 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -10,6 +11,7 @@ from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.errors import EXIT_RESTART_ME
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.frames import Exit, RankEnded
+from holdfast.launch.launcher_events import EventMaker
 from holdfast.launch.watch import LEAVE_S, OWN_SIGNAL_S, AttemptWatch
 from holdfast.model.cluster import JobKey
 
@@ -25,7 +27,7 @@ def watching() -> AttemptWatch:
     spec = AttemptSpec(attempt=0, epoch=1, nodes=("n1", "n2"), local_ranks=(1, 1), master_addr="n1", master_port=1)
     deaf: object = Deaf()
     return AttemptWatch(
-        JobKey(cluster="c", id="7"), spec, source="s", event_id=lambda: "i", catalogue=read_catalogue,
+        JobKey(cluster="c", id="7"), spec, events=EventMaker("s", "i", time.time), catalogue=read_catalogue,
         rhythm=deaf, slowdown=type("No", (), {"cleared": lambda _: []})(), restored=lambda: None,  # type: ignore[arg-type]
     )  # fmt: skip
 

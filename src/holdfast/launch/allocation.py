@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from holdfast.errors import PermanentOrderError
-from holdfast.model.cluster import JobView, NodeView, WorldView
+from holdfast.errors import HoldfastError, LinkError, PermanentOrderError
+from holdfast.launch.core.shutdown import Stored
+from holdfast.model.cluster import JobKey, JobView, NodeView, WorldView
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder, CaptureStacks, Escalate, GiveUp, RestartInPlace, SaveAndStop, StopAttempt
 from holdfast.model.policy import Policy
@@ -21,6 +22,8 @@ from holdfast.ports import Journal, Notifier, Orchestrator
 
 MISSING_NODES_S = 30.0
 """How long a restart waits for nodes that have not joined (again) before another remedy is better."""
+
+_LATE_S = 2.0
 
 _ENDED = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED, JobState.WATCHING})
 
@@ -199,6 +202,30 @@ class AllocationOrchestrator:
             in_place=True,
         )
         return f"started on {', '.join(nodes)}"
+
+
+async def outcome(stored: asyncio.Future[int] | None, say: Callable[[str], object] = lambda _: None) -> Stored:
+    """Wait for what becomes of the event that tells an attempt's end; `say` takes why the engine refused it."""
+    try:
+        if stored is not None:
+            await stored
+    except LinkError:
+        return Stored.LOST
+    except HoldfastError as error:
+        say(f"the engine refused to judge the end of the attempt: {str(error).splitlines()[0]}")
+        return Stored.REFUSED
+    return Stored.TAKEN
+
+
+async def until_settled(controller: AllocationController, job: JobKey, is_awaited: Callable[[], bool]) -> bool:
+    """Wait until nothing more will be done about an attempt that ended by itself; False when nobody awaits that."""
+    while is_awaited():
+        found = await controller.journal.jobs(job=str(job))
+        pending = [known.order for known in await controller.journal.orders(pending_only=True)]
+        if is_settled(found[0] if found else None, pending):
+            return True
+        await controller.events_after(controller.seq, wait_s=_LATE_S)
+    return False
 
 
 def is_settled(job: JobRecord | None, pending: Iterable[AnyOrder]) -> bool:

@@ -14,6 +14,7 @@ from holdfast.launch.checkpoint_gate import before_start
 from holdfast.launch.core.fence import (
     EpochRaised,
     Fence,
+    FenceAsk,
     FenceReport,
     LaidOut,
     LayOut,
@@ -24,6 +25,7 @@ from holdfast.launch.core.fence import (
     Resumed,
     StartOrdered,
     StartRanks,
+    advance,
 )
 from holdfast.launch.core.lease import YieldJob
 from holdfast.launch.crew import Crew, free_port
@@ -40,7 +42,7 @@ from holdfast.model.records import JobRecord
 _START_LIMIT_S = 120.0
 
 
-class _Wanted(Struct, frozen=True):
+class _Wanted(Struct):
     """An attempt on its way to its ranks. `spec` is None until it is laid out."""
 
     nodes: tuple[str, ...]
@@ -114,27 +116,27 @@ class Attempts:
             OrderError: the epoch cannot be raised, or a node cannot start its ranks (now).
         """
         async with self._starting:
-            await self._advance(ordered, _Wanted(nodes, restore_step))
+            wanted = _Wanted(nodes, restore_step)
+            await advance(self.fence, ordered, lambda ask: self._carry_out(ask, wanted))
 
-    async def _advance(self, report: FenceReport, wanted: _Wanted) -> None:
-        """Take the steps to the attempt's ranks, one after the other."""
-        for ask in self.fence.handle(report):
-            match ask:
-                case LayOut():
-                    laid_out = structs.replace(wanted, spec=self._lay_out(ask, wanted))
-                    await self._advance(LaidOut(ask.attempt, ask.epoch), laid_out)
-                case RaiseEpoch():
-                    await self._advance(await _raise_epoch(self._place.job_dir, ask.epoch), wanted)
-                case YieldJob():
-                    await self._yield_job(ask.epoch)
-                case RenewLease():
-                    self._renew_lease(ask.since)
-                case PinCheckpoint():
-                    step = await before_start(self._options.checkpoints, wanted.restore_step, self._voice.say)
-                    pinned = Pinned(is_leaving=self._is_leaving())
-                    await self._advance(pinned, structs.replace(wanted, restore_step=step))
-                case StartRanks() if wanted.spec is not None:
-                    await self._start_ranks(structs.replace(wanted.spec, restore_step=wanted.restore_step))
+    async def _carry_out(self, ask: FenceAsk, wanted: _Wanted) -> FenceReport | None:
+        match ask:
+            case LayOut():
+                wanted.spec = self._lay_out(ask, wanted)
+                return LaidOut(ask.attempt, ask.epoch)
+            case RaiseEpoch():
+                return await _raise_epoch(self._place.job_dir, ask.epoch)
+            case YieldJob():
+                await self._yield_job(ask.epoch)
+            case RenewLease():
+                self._renew_lease(ask.since)
+            case PinCheckpoint():
+                options = self._options
+                wanted.restore_step = await before_start(options.checkpoints, wanted.restore_step, self._voice.say)
+                return Pinned(is_leaving=self._is_leaving())
+            case StartRanks() if wanted.spec is not None:
+                await self._start_ranks(structs.replace(wanted.spec, restore_step=wanted.restore_step))
+        return None
 
     def _lay_out(self, ask: LayOut, wanted: _Wanted) -> AttemptSpec:
         """Ranks over nodes, consecutive per node; the first node holds rank 0 and the rendezvous."""
@@ -143,7 +145,6 @@ class Attempts:
         return AttemptSpec(
             attempt=ask.attempt,
             epoch=ask.epoch,
-            restart_count=place.restart_count,
             in_place=ask.in_place,
             nodes=nodes,
             local_ranks=tuple(crew.local_ranks(node) for node in nodes),
@@ -162,10 +163,8 @@ class Attempts:
 
     def _started(self, spec: AttemptSpec) -> AttemptStarted:
         place = self._place
-        return AttemptStarted(
-            id=self._events.new_id(),
-            at=time.time(),
-            source=place.source,
+        return self._events.event(
+            AttemptStarted,
             job=place.job,
             attempt=spec.attempt,
             epoch=spec.epoch,
@@ -174,7 +173,7 @@ class Attempts:
             nodes=spec.nodes,
             ranks=spec.world_size,
             standby=self._crew.standbys_used > 0,
-            log_dir=str(place.job_dir / "logs" / f"attempt-{spec.attempt}"),
+            log_dir=str(place.logs(spec.attempt)),
         )
 
 

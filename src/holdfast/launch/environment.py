@@ -16,7 +16,6 @@ class AttemptSpec(Struct, frozen=True, kw_only=True):
 
     attempt: int
     epoch: int
-    restart_count: int = 0
     in_place: int = 0
     nodes: tuple[str, ...]
     local_ranks: tuple[int, ...]
@@ -47,12 +46,13 @@ class AttemptSpec(Struct, frozen=True, kw_only=True):
 def attempt_environment(
     base: Mapping[str, str], spec: AttemptSpec, *, job_dir: str, telemetry_dir: str
 ) -> dict[str, str]:
-    """What every process of the attempt on this node has, in script and in command mode."""
+    """What every process of the attempt on this node has; without memory for slots there is no `telemetry_dir`."""
     environ = dict(base)
     environ["HOLDFAST_JOB_DIR"] = job_dir
     environ["HOLDFAST_ATTEMPT"] = str(spec.attempt)
     environ["HOLDFAST_EPOCH"] = str(spec.epoch)
-    environ["HOLDFAST_TELEMETRY_DIR"] = telemetry_dir
+    if telemetry_dir:
+        environ["HOLDFAST_TELEMETRY_DIR"] = telemetry_dir
     environ.pop("HOLDFAST_RESTORE_STEP", None)
     if spec.restore_step is not None:
         environ["HOLDFAST_RESTORE_STEP"] = str(spec.restore_step)

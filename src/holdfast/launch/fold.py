@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from holdfast.detect.evaluations import Evaluations
 from holdfast.detect.rhythm import StepSample
 from holdfast.launch.frames import LineSeen, SlotBrief
+from holdfast.launch.launcher_events import EventMaker, Told
 from holdfast.model.cluster import JobKey, attempt_name
 from holdfast.model.events import AnyEvent, CheckpointSaved, FirstStepDone, StepReached
 from holdfast.ports import Sample
@@ -132,22 +134,18 @@ class AttemptFold:
     Args:
         job: its key.
         attempt: its number.
-        event_id: makes ids for events.
-        source: who says so.
+        events: makes what is told.
         restored: tells the step that the attempt resumed from, None when it is not written down.
     """
 
-    def __init__(
-        self, job: JobKey, attempt: int, *, event_id: Callable[[], str], source: str, restored: Callable[[], int | None]
-    ) -> None:
+    def __init__(self, job: JobKey, attempt: int, *, events: EventMaker, restored: Callable[[], int | None]) -> None:
         self.briefs: dict[int, SlotBrief] = {}
         self.has_first_step = False
         self.bad_loss: tuple[int | None, float] | None = None
         """(rank, loss) when a loss is not a finite number."""
         self._job = job
         self._attempt = attempt
-        self._event_id = event_id
-        self._source = source
+        self._events = events
         self._restored = restored
         self._lines: LineSeen | None = None
         self._early = EarlyLines()
@@ -248,12 +246,9 @@ class AttemptFold:
     def _first(self, step: int, at: float) -> AnyEvent:
         self.has_first_step = True
         resumed = self._restored()
-        return FirstStepDone(
-            id=self._event_id(),
-            at=at,
-            source=self._source,
-            job=self._job,
-            attempt=self._attempt,
+        return self._event(
+            FirstStepDone,
+            at,
             step=step,
             resumed_from=max(0, step - 1) if resumed is None else resumed,
         )
@@ -271,12 +266,9 @@ class AttemptFold:
         return events
 
     def _saved(self, step: int, at: float, path: str, *, durable: bool, took_s: float | None = None) -> AnyEvent:
-        return CheckpointSaved(
-            id=self._event_id(),
-            at=at,
-            source=self._source,
-            job=self._job,
-            attempt=self._attempt,
+        return self._event(
+            CheckpointSaved,
+            at,
             step=step,
             durable=durable,
             path=path,
@@ -295,11 +287,10 @@ class AttemptFold:
         if step is None or step <= self._told:
             return []
         self._told, self._told_at = step, at
-        return [
-            StepReached(
-                id=self._event_id(), at=at, source=self._source, job=self._job, attempt=self._attempt, step=step
-            )
-        ]
+        return [self._event(StepReached, at, step=step)]
+
+    def _event(self, kind: type[Told], at: float, **fields: Any) -> Told:
+        return self._events.event(kind, at=at, job=self._job, attempt=self._attempt, **fields)
 
     def samples(self, at: float) -> list[Sample]:
         """Points since the last call: step, loss, accuracy, step time and cost of saves of ranks, the checkpoint."""

@@ -6,13 +6,14 @@ Started by `program`, and by `step_watch` where Slurm runs the tasks. Time passe
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from holdfast.launch.core import follower as core
 from holdfast.launch.core.asks import Finish, KillRanks, Say
 from holdfast.launch.frames import AnyAsk, AnyReport, Beat, Bye, Hello, Welcome
+from holdfast.launch.ground import cancel_all, until_over
 from holdfast.launch.link import FollowerLink, Network
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
@@ -57,11 +58,6 @@ class Follower:
             now=time.monotonic(),
         )
 
-    @property
-    def is_unled(self) -> bool:
-        """Told to end while nobody leads: the leader may have gone with its machine."""
-        return self._core.is_unled
-
     # --- what the link wants of us ---
 
     def hello(self) -> Hello:
@@ -69,10 +65,8 @@ class Follower:
         held = self.runner.attempt
         return Hello(
             node=self.place.node,
-            node_rank=self.place.node_rank,
             local_ranks=self.runner.local_ranks,
             address=self.place.address,
-            pid=os.getpid(),
             attempt=held.spec.attempt if held is not None and not held.is_gone else None,
         )
 
@@ -134,7 +128,25 @@ class Follower:
             case _:
                 return
 
-    async def leave(self, code: int) -> None:
+    # --- from beginning to end ---
+
+    async def run(self, environ: Mapping[str, str]) -> int:
+        """Follow to the end; returns the exit code."""
+        work = [self.runner.watch(), self.link.run(), self.keep_lease()]
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in work]
+        try:
+            code = await until_over(self.is_over, tasks)
+            await self._leave(code)
+            if self._core.is_unled:
+                from holdfast.launch.own_slurm_job import call_back  # noqa: PLC0415 - once, at the very end
+
+                await call_back(self.place.job_dir, environ, self.voice)
+        finally:
+            await cancel_all(tasks)
+            await self.runner.close(0.0)
+        return code
+
+    async def _leave(self, code: int) -> None:
         """End what runs here and say goodbye."""
         await self.runner.close(0.0)
         finished = self._core.finished

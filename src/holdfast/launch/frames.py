@@ -83,14 +83,12 @@ class Beat(Report, frozen=True, kw_only=True, tag="beat"):
     """I am here. Numbered, so that a lease counts from when this was sent."""
 
     beat: int
-    standbys: int = 0
 
 
 class RanksStarted(Report, frozen=True, kw_only=True, tag="started"):
-    """All of this node's ranks run. `pids` by rank; empty in command mode."""
+    """All of this node's ranks run."""
 
     attempt: int
-    pids: dict[int, int] = {}
     standbys_used: int = 0
 
 
@@ -235,10 +233,8 @@ class Hello(Struct, frozen=True, kw_only=True):
     """First frame of a follower, under the connection's key: proves that it holds the secret."""
 
     node: str
-    node_rank: int
     local_ranks: int
     address: str = ""
-    pid: int = 0
     attempt: int | None = None
     """The attempt whose ranks still run there."""
 

@@ -38,13 +38,13 @@ class Ground(Struct):
     environ: Mapping[str, str]
     voice: Voice
     matcher: LateMatcher
-    log_rules: tuple[LogRule, ...]
     tag: str
     telemetry: Path
-    owns_telemetry: bool
-    local_ranks: int
     lease_s: float
-    may_renice: bool
+    log_rules: tuple[LogRule, ...] = ()
+    owns_telemetry: bool = False
+    local_ranks: int = 1
+    may_renice: bool = False
 
     def runner(self, report: Callable[[Any], None]) -> NodeRunner:
         """This node's runner."""

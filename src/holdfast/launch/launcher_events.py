@@ -7,20 +7,58 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar
 
-from holdfast.errors import HoldfastError, LinkError
+from holdfast.errors import LinkError, OrderError
 from holdfast.launch.allocation import AllocationController
-from holdfast.launch.core.shutdown import Stored
 from holdfast.launch.place import JobPlace
-from holdfast.model.events import AnyEvent
+from holdfast.model.events import AnyEvent, NodeGone, OrderDone, OrderFailed
+from holdfast.model.orders import AnyOrder
 from holdfast.model.records import JobRecord
+from holdfast.ports import Orchestrator
 
 _LAST_WORD_S = 30.0
 """A loaded machine may take that long to open the journal of a job that ends at once."""
 _LOOK_S = 0.1
 
 
-class LauncherEvents:
+Told = TypeVar("Told", bound=AnyEvent)
+
+
+class EventMaker:
+    """Makes the events of one source.
+
+    Args:
+        source: who says so.
+        prefix: what ids begin with.
+        clock: gives seconds since the epoch.
+    """
+
+    def __init__(self, source: str, prefix: str, clock: Callable[[], float]) -> None:
+        self.source = source
+        self._prefix = prefix
+        self._clock = clock
+        self._numbers = itertools.count(1)
+
+    def new_id(self) -> str:
+        """An id that was not given before."""
+        return f"{self._prefix}.{next(self._numbers)}"
+
+    def event(self, kind: type[Told], **fields: Any) -> Told:
+        """An event, now if its fields do not say when."""
+        return kind(**{"id": self.new_id(), "at": self._clock(), "source": self.source, **fields})
+
+
+async def order_outcome(order: AnyOrder, orchestrator: Orchestrator, maker: EventMaker) -> OrderDone | OrderFailed:
+    """Carry out an order of the cluster's controller; what came of it goes back with this launcher's other events."""
+    try:
+        detail = await orchestrator.execute(order)
+    except OrderError as error:
+        return maker.event(OrderFailed, order=order.id, why=str(error))
+    return maker.event(OrderDone, order=order.id, detail=detail)
+
+
+class LauncherEvents(EventMaker):
     """What this launcher tells its engine.
 
     Args:
@@ -30,17 +68,11 @@ class LauncherEvents:
     """
 
     def __init__(self, place: JobPlace, controller: AllocationController, say: Callable[[str], None]) -> None:
-        self.source = place.source
+        # The token makes ids unique over restarts of this launcher.
+        super().__init__(place.source, f"{place.source}/{place.restart_count}.{secrets.token_hex(3)}", time.time)
         self.controller = controller
-        self._job = str(place.job)
-        self._restart_count = place.restart_count
+        self._job = place.job
         self._say = say
-        self._token = secrets.token_hex(3)
-        self._numbers = itertools.count(1)
-
-    def new_id(self) -> str:
-        """An id, unique over restarts of this launcher."""
-        return f"{self.source}/{self._restart_count}.{self._token}.{next(self._numbers)}"
 
     def submit(self, *events: AnyEvent) -> asyncio.Future[int] | None:
         """Hand events to the engine, in order; the future is the last one's."""
@@ -49,18 +81,10 @@ class LauncherEvents:
             last = self.controller.submit(event)
         return last
 
-    async def outcome(self, stored: asyncio.Future[int] | None) -> Stored:
-        """Wait for what becomes of a submitted event."""
-        if stored is None:
-            return Stored.TAKEN
-        try:
-            await stored
-        except LinkError:
-            return Stored.LOST
-        except HoldfastError as error:
-            self._say(f"the engine refused to judge the end of the attempt: {str(error).splitlines()[0]}")
-            return Stored.REFUSED
-        return Stored.TAKEN
+    def node_gone(self, node: str, evidence: str) -> None:
+        """A node that the job uses is lost."""
+        self._say(f"{node} is lost: {evidence}")
+        self.submit(self.event(NodeGone, node=node, evidence=evidence))
 
     async def until_stored(self, event: AnyEvent, give_up: Callable[[float], bool]) -> int:
         """Hand one last event to the engine and wait for its number; `give_up` is asked with the monotonic time.
@@ -79,5 +103,5 @@ class LauncherEvents:
 
     async def job_record(self) -> JobRecord | None:
         """The engine's record of the job."""
-        found = await self.controller.journal.jobs(job=self._job)
+        found = await self.controller.journal.jobs(job=str(self._job))
         return found[0] if found else None

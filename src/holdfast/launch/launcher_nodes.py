@@ -7,7 +7,6 @@ whose slurmd does not answer either is dead, and leaves the job before the sched
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +17,7 @@ from holdfast.launch.ground import Background
 from holdfast.launch.launcher_events import LauncherEvents
 from holdfast.launch.observer import Observer
 from holdfast.launch.output import Voice
-from holdfast.model.events import NodeGone, NodeHeard, NodeSilent
+from holdfast.model.events import NodeHeard, NodeSilent
 from holdfast.model.records import JobRecord
 
 if TYPE_CHECKING:
@@ -86,12 +85,11 @@ class LauncherNodes:
         self._voice = voice
         self._background = background
         self._scheduler = scheduler
-        self._let_go: set[str] = set()
 
     @property
     def has_let_go(self) -> bool:
         """See `Nodes`. Whoever started the launchers may still wait for its own."""
-        return bool(self._let_go)
+        return self._scheduler is not None and self._scheduler.has_let_go
 
     def resumed(self, record: JobRecord | None, fence: Fence) -> None:
         """See `Nodes`. This job's launchers alone use its numbers."""
@@ -107,24 +105,20 @@ class LauncherNodes:
         self._let_lost_go()
 
     def _let_lost_go(self) -> None:
-        lost = self.gone - self._let_go
-        if lost and self._scheduler is not None:
-            self._let_go |= lost
+        if self._scheduler is not None:
             self._background.run(self._tell_let_go(self._scheduler))
 
     async def _tell_let_go(self, scheduler: SlurmNodes) -> None:
-        self._voice.say(await scheduler.let_go(self._let_go))
+        if said := await scheduler.let_go(self.gone):
+            self._voice.say(said)
 
     def check_save(self, attempt: int) -> None:
         """See `Nodes`. Every launcher passes the wish on."""
 
     def on_lost(self, node: str, evidence: str) -> None:
         """See `Nodes`. Its launcher is gone, and its ranks died with it."""
-        self._voice.say(f"{node} is lost: {evidence}")
         self.gone.add(node)
-        self._events.submit(
-            NodeGone(id=self._events.new_id(), at=time.time(), source=self._events.source, node=node, evidence=evidence)
-        )
+        self._events.node_gone(node, evidence)
         self._crew.lost(node)
 
     def look(self, at: float, mono: float) -> None:
@@ -139,15 +133,9 @@ class LauncherNodes:
                 case TellSilent():
                     if scheduler is not None:
                         scheduler.look_ahead(ask.node)
-                    self._events.submit(
-                        NodeSilent(
-                            id=self._events.new_id(), at=at, source=self._events.source, node=ask.node, for_s=ask.for_s
-                        )
-                    )
+                    self._events.submit(self._events.event(NodeSilent, at=at, node=ask.node, for_s=ask.for_s))
                 case TellHeard():
-                    self._events.submit(
-                        NodeHeard(id=self._events.new_id(), at=at, source=self._events.source, node=ask.node)
-                    )
+                    self._events.submit(self._events.event(NodeHeard, at=at, node=ask.node))
                 case CheckSpare() if scheduler is not None:
                     self._background.run(self._check_spare(ask.node, scheduler))
                 case _:
@@ -168,7 +156,6 @@ class LauncherNodes:
     async def _lease_over(self, node: str, at: float) -> None:
         if self._scheduler is not None and await self._scheduler.is_dead(node):
             self.on_lost(node, "it has not answered, and neither does its scheduler's daemon")
-        elif self._observer.watch is not None:
+        else:
             why = f"{node} has not answered, and its attempt lease has run out: its ranks are killed"
-            self._voice.say(why)
             self._observer.lease_over(node, why, at)

@@ -12,15 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, LinkError, TemporaryOrderError
 from holdfast.launch.allocation import AllocationController
 from holdfast.launch.attempts import Attempts
 from holdfast.launch.core.fence import StartOrdered
 from holdfast.launch.core.lease import ATTACH_LEASE_S
-from holdfast.launch.core.shutdown import RankFell, Shutdown, Signalled, Stored
+from holdfast.launch.core.shutdown import RankFell, Shutdown, Signalled
 from holdfast.launch.crew import Crew
 from holdfast.launch.frames import AnyReport, EndAsked
 from holdfast.launch.ground import Background, Ground
@@ -35,9 +33,6 @@ from holdfast.model.evidence import Remedy
 from holdfast.model.orders import Escalate
 from holdfast.model.policy import Mode, Policy
 from holdfast.model.records import JobRecord
-
-if TYPE_CHECKING:  # loaded when the first ranks run
-    from holdfast.launch.watch import AttemptWatch
 
 _LOOK_S = 0.1
 _LEASE_BACK_S = 60.0
@@ -126,7 +121,6 @@ class Leader:
         self._follower_wait_s = options.follower_wait_s
         self._view = view
         self._begun = asyncio.Event()
-        self._told_over: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self._attach_seq = 0
 
     @property
@@ -144,7 +138,7 @@ class Leader:
         """Take authority over the job, going on with numbers and epochs where it was left. Raises FolderError."""
         self.attempts.resume(record)
         self.nodes.resumed(record, self.attempts.fence)
-        self.events.submit(JobObserved(id=self.events.new_id(), at=time.time(), source="allocation", job=self._view))
+        self.events.submit(self.events.event(JobObserved, source="allocation", job=self._view))
         self.background.run(self._attach(self._say_attached()))
 
     def attach_again(self) -> None:
@@ -160,10 +154,8 @@ class Leader:
 
     def _say_attached(self) -> asyncio.Future[int]:
         return self.events.controller.submit(
-            LauncherAttached(
-                id=self.events.new_id(),
-                at=time.time(),
-                source=self.place.source,
+            self.events.event(
+                LauncherAttached,
                 job=self.place.job,
                 restart_count=self.place.restart_count,
                 lease_s=ATTACH_LEASE_S,
@@ -228,15 +220,7 @@ class Leader:
             asyncio.get_running_loop().call_later(_LOOK_S, self.on_all_gone, attempt)
             return
         stopped = self.leaving.shutdown.is_stopped(stop_asked=watch.stop_asked)
-        self.background.run(self._after_end(watch, self.observer.end(watch, stopped=stopped)))
-
-    async def _after_end(self, watch: AttemptWatch, told: asyncio.Future[int] | None) -> None:
-        stored = await self.events.outcome(told)
-        waits = self.leaving.attempt_over(watch, stored)
-        if stored is not Stored.LOST:
-            self._told_over[watch.spec.attempt].set()
-        if waits:
-            await self.leaving.until_decided(watch)
+        self.background.run(self.leaving.after_end(watch, self.observer.end(watch, stopped=stopped)))
 
     # --- what the engine orders ---
 
@@ -247,7 +231,7 @@ class Leader:
             return
         watch.stop_asked = True
         await self.crew.end(attempt, grace_s)
-        await self._told_over[attempt].wait()
+        await self.leaving.told_over[attempt].wait()
 
     async def capture_stacks(self, attempt: int, limit_s: float) -> None:
         """Dump, group, and say so."""

@@ -32,6 +32,7 @@ from holdfast.launch.crew import Crew
 from holdfast.launch.folder import unusable
 from holdfast.launch.ground import Ground, cancel_all, on_signals, until_over
 from holdfast.launch.late_controller import LateController
+from holdfast.launch.launcher_events import order_outcome
 from holdfast.launch.launcher_nodes import LauncherNodes
 from holdfast.launch.leader import Leader
 from holdfast.launch.link import LeaderPort
@@ -254,19 +255,7 @@ async def _open_port(leader: Leader, ground: Ground) -> None:
 
 
 async def _foreign_order(leader: Leader, orchestrator: Orchestrator, order: AnyOrder) -> None:
-    """An order of the cluster's controller: carry out, and send its outcome back with our other events."""
-    outcome: e.AnyEvent
-    try:
-        detail = await orchestrator.execute(order)
-    except OrderError as error:
-        outcome = e.OrderFailed(
-            id=leader.events.new_id(), at=time.time(), source=leader.place.source, order=order.id, why=str(error)
-        )
-    else:
-        outcome = e.OrderDone(
-            id=leader.events.new_id(), at=time.time(), source=leader.place.source, order=order.id, detail=detail
-        )
-    leader.events.submit(outcome)
+    leader.events.submit(await order_outcome(order, orchestrator, leader.events))
 
 
 async def _start_first(leader: Leader) -> None:

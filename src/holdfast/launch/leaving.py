@@ -7,13 +7,14 @@ folder that refuses do not.
 from __future__ import annotations
 
 import asyncio
-import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from holdfast.launch.allocation import is_settled
+from holdfast.errors import EXIT_RESTART_ME
+from holdfast.launch.allocation import outcome, until_settled
 from holdfast.launch.attempts import Attempts
 from holdfast.launch.core.asks import Finish, KillRanks, Say
 from holdfast.launch.core.shutdown import (
@@ -51,7 +52,6 @@ if TYPE_CHECKING:  # loaded when the first ranks run
     from holdfast.launch.uplink import Uplink
     from holdfast.launch.watch import AttemptWatch
 
-_LATE_S = 2.0
 _TOLD_S = 5.0
 
 
@@ -99,6 +99,8 @@ class Leaving:
         self.is_over: asyncio.Future[int] = background.is_over
         self.why = ""
         self.last_words = LastWords()
+        self.told_over: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        """The engine knows of these attempts that no process of them is left."""
         self._hurried = False
         self._place = place
         self._attempts = attempts
@@ -113,6 +115,11 @@ class Leaving:
     def has_begun(self) -> bool:
         """Told to end, or over."""
         return bool(self.shutdown.ending) or self.is_over.done()
+
+    def wants_requeue(self, code: int) -> bool:
+        """Left with this code, nothing is left to be done in this allocation, and the job is still ours."""
+        decides = self.shutdown.recovers and not self.shutdown.observes
+        return code == EXIT_RESTART_ME and decides and not self.last_words.is_superseded
 
     def finish(self, code: int, why: str = "") -> None:
         """Leave with this code; the first call counts."""
@@ -165,20 +172,18 @@ class Leaving:
 
     # --- the job's end ---
 
-    def attempt_over(self, watch: AttemptWatch, stored: Stored) -> bool:
-        """An attempt is over, and the engine was told or not. Returns whether the engine's decision is waited for."""
-        return AwaitDecision() in self.take(AttemptOver(_ended(watch), stored))
+    async def after_end(self, watch: AttemptWatch, told: asyncio.Future[int] | None) -> None:
+        """No process of the attempt is left. When nothing is to be done about it (observe, advise lapsed), leave."""
+        stored = await outcome(told, self._voice.say)
+        asks = self.take(AttemptOver(_ended(watch), stored))
+        if stored is not Stored.LOST:
+            self.told_over[watch.spec.attempt].set()
 
-    async def until_decided(self, watch: AttemptWatch) -> None:
-        """The attempt ended by itself. When nothing is to be done about it (observe, advise lapsed), leave."""
-        controller = self._events.controller
-        while self._attempts.fence.attempt == watch.spec.attempt and not self.is_over.done():
-            record = await self._events.job_record()
-            pending = [known.order for known in await controller.journal.orders(pending_only=True)]
-            if is_settled(record, pending):
-                self.take(Settled(_ended(watch)))
-                return
-            await controller.events_after(controller.seq, wait_s=_LATE_S)
+        def is_awaited() -> bool:
+            return self._attempts.fence.attempt == watch.spec.attempt and not self.is_over.done()
+
+        if AwaitDecision() in asks and await until_settled(self._events.controller, self._place.job, is_awaited):
+            self.take(Settled(_ended(watch)))
 
     async def escalate(self, order: Escalate) -> None:
         """Hand the job to the controller, which ends this allocation; without one, or given up for good, leave it."""
@@ -188,10 +193,8 @@ class Leaving:
         self.last_words.progressed = record.progressed if record is not None else 0
         controller = self._events.controller
         incidents = await controller.journal.incidents(open_only=True)
-        escalated = Escalated(
-            id=self._events.new_id(),
-            at=time.time(),
-            source=self._place.source,
+        escalated = self._events.event(
+            Escalated,
             job=self._place.job,
             attempt=order.attempt if record is None or record.attempt is None else record.attempt.number,
             diagnosis=incidents[0].diagnosis if incidents else None,
@@ -230,10 +233,8 @@ class Leaving:
         Raises:
             LinkError: the controller has ended, or the folder cannot be used, or somebody is in a hurry.
         """
-        left = LauncherLapsed(
-            id=self._events.new_id(),
-            at=time.time(),
-            source=self._place.source,
+        left = self._events.event(
+            LauncherLapsed,
             job=self._place.job,
             left=True,
             exit_code=code,

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from holdfast.errors import LinkError, WireError
@@ -453,9 +454,8 @@ def read_leader(job_dir: Path) -> LeaderFacts:
     """
     path = job_dir / LEADER_FILE
     try:
-        facts = json.loads(path.read_bytes())
-        return LeaderFacts(str(facts["node"]), str(facts["address"]), int(facts["port"]), str(facts["secret"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return msgspec.json.decode(path.read_bytes(), type=LeaderFacts)
+    except (OSError, msgspec.MsgspecError) as error:
         raise LinkError(f"{path}: {error}") from error
 
 

@@ -178,11 +178,7 @@ class NodeRunner:
         ranks = attempt.spec.ranks_of(self.place.node)
         what = "the command" if self.options.is_command else f"ranks {ranks.start} to {ranks.stop - 1}"
         self._voice.note(f"attempt {attempt.spec.attempt} (epoch {attempt.spec.epoch}): started {what}")
-        self.report(
-            RanksStarted(
-                attempt=attempt.spec.attempt, pids=attempt.ranks.pids(), standbys_used=attempt.ranks.standbys_used
-            )
-        )
+        self.report(RanksStarted(attempt=attempt.spec.attempt, standbys_used=attempt.ranks.standbys_used))
 
     # --- what happens here ---
 

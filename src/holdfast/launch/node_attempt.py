@@ -268,7 +268,7 @@ class AttemptMaker:
         Raises OSError when the job's folder cannot be used.
         """
         place, options = self._place, self._options
-        logs_dir = place.job_dir / "logs" / f"attempt-{spec.attempt}"
+        logs_dir = place.logs(spec.attempt)
         telemetry_dir = self._telemetry_root / f"a{spec.attempt}"
         telemetry_dir.mkdir(parents=True, exist_ok=True)
         self._voice.write_to(logs_dir / f"launcher-{place.node}.log")

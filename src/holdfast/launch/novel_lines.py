@@ -9,7 +9,6 @@ others when it starts. Times come in.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.detect.novelty import Novelty
+from holdfast.os.files import write_whole
 
 PENDING_LINES = 400
 """Lines of each rank that are held until the job has proved to be well after them."""
@@ -150,8 +150,5 @@ class NovelLines:
         if not now and at - self._saved_at < SAVE_EVERY_S:
             return
         self._saved_at, self._saved_count = at, self._known.learned
-        data = msgspec.json.encode(self._known.templates())
-        fresh = self._file.with_suffix(".new")
         with contextlib.suppress(OSError):
-            fresh.write_bytes(data)
-            os.replace(fresh, self._file)  # noqa: PTH105 - atomic, as everywhere
+            write_whole(self._file, msgspec.json.encode(self._known.templates()))

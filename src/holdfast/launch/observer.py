@@ -16,7 +16,7 @@ from holdfast.launch.crew import Crew
 from holdfast.launch.epoch import restored_step
 from holdfast.launch.frames import AnyReport, LineSeen, RankEnded, RanksGone, RankStack, SlotsSeen, Spotted
 from holdfast.launch.ground import Background
-from holdfast.launch.launcher_events import LauncherEvents
+from holdfast.launch.launcher_events import EventMaker, LauncherEvents
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
 from holdfast.model.events import AnyEvent
@@ -47,7 +47,7 @@ class Judgement:
         self._catalogue = catalogue
         self._rhythm: Rhythm | None = None
 
-    def watch(self, place: JobPlace, spec: AttemptSpec, started_mono: float, new_id: Callable[[], str]) -> AttemptWatch:
+    def watch(self, place: JobPlace, spec: AttemptSpec, started_mono: float, events: EventMaker) -> AttemptWatch:
         """The watch of an attempt that was started at this monotonic time."""
         from holdfast.detect.rhythm import Rhythm  # noqa: PLC0415 - ranks start without what judges them
         from holdfast.launch.slowdown import Slowdown  # noqa: PLC0415
@@ -59,8 +59,7 @@ class Judgement:
         return AttemptWatch(
             place.job,
             spec,
-            source=place.source,
-            event_id=new_id,
+            events=events,
             catalogue=self._catalogue,
             rhythm=self._rhythm,
             slowdown=Slowdown(self._policy.straggler.factor, self._policy.straggler.steps),
@@ -112,7 +111,7 @@ class Observer:
         """What is known of the newest attempt, None before the first."""
         spec = self._attempts.spec
         if spec is not None and (self._watch is None or self._watch.spec is not spec):
-            self._watch = self._judgement.watch(self._place, spec, self._attempts.started_mono, self._events.new_id)
+            self._watch = self._judgement.watch(self._place, spec, self._attempts.started_mono, self._events)
         return self._watch
 
     def running(self, attempt: int | None = None) -> AttemptWatch | None:
@@ -140,7 +139,7 @@ class Observer:
             case RankEnded():
                 self._rank_ended(watch, report, node)
             case RanksGone() if report.why:
-                self.lease_over(node, report.why, at)
+                self._submit(watch.lease_over(node, at, report.why))
             case _:
                 return
 
@@ -153,7 +152,7 @@ class Observer:
             return
         for other in self._crew.leases_run_out(time.monotonic()):
             why = f"{other} has not answered for as long as its attempt lease lasts: its ranks are killed"
-            self.lease_over(other, why, report.at)
+            self._submit(watch.lease_over(other, report.at, why))
         self._submit(events)
         self._voice.say(f"{report.who} on {node} ended with {report.exit.words}")
         self._on_fall(watch.spec.attempt)
@@ -161,6 +160,7 @@ class Observer:
     def lease_over(self, node: str, why: str, at: float) -> None:
         """A node's ranks were killed because its lease could not be renewed."""
         if (watch := self.watch) is not None:
+            self._voice.say(why)
             self._submit(watch.lease_over(node, at, why))
 
     def end(self, watch: AttemptWatch, *, stopped: bool) -> asyncio.Future[int] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ class RankLog:
         rank: the rank, None for a supervised command.
         prefix: put before each line that is repeated on the launcher's output.
         repeat: takes those lines, None when this rank's output is not repeated.
-        stream: makes the matcher's stream when there is something to match; None: nothing is matched.
+        stream: makes the matcher's stream when there is something to match.
         on_lines: takes complete lines as they are read, with the time.
     """
 
@@ -42,8 +43,8 @@ class RankLog:
         rank: int | None,
         prefix: bytes,
         repeat: Callable[[bytes], None] | None,
-        stream: Callable[[], LineStream] | None,
-        on_lines: Callable[[list[bytes], float], None] | None = None,
+        stream: Callable[[], LineStream],
+        on_lines: Callable[[list[bytes], float], None],
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
@@ -71,10 +72,9 @@ class RankLog:
                 break
             self._offset += len(data)
             self._take(data, at)
-            if self._stream is None and self._make_stream is not None:
+            if self._stream is None:
                 self._stream = self._make_stream()
-            if self._stream is not None:
-                matches += self._stream.feed(data, at)
+            matches += self._stream.feed(data, at)
         return matches
 
     def _take(self, data: bytes, at: float) -> None:
@@ -84,7 +84,7 @@ class RankLog:
             lines.append(self._carry)
             self._carry = b""
         self._tail.extend(line[:TAIL_LINE_CHARS].decode(errors="replace") for line in lines[-TAIL_LINES:])
-        if self._on_lines is not None and lines:
+        if lines:
             self._on_lines(lines, at)
         if self._repeat is not None and lines:
             self._repeat(b"".join(self._prefix + line + b"\n" for line in lines))
@@ -131,9 +131,8 @@ class OwnOutput:
 class Voice:
     """The launcher's own lines: to stderr as `[holdfast] ...`, and with the time into its log file."""
 
-    def __init__(self, clock: Callable[[], str], descriptor: int = 2) -> None:
-        self._clock = clock
-        self._output = OwnOutput(descriptor)
+    def __init__(self) -> None:
+        self._output = OwnOutput(2)
         self._file: Path | None = None
 
     def write_to(self, path: Path) -> None:
@@ -150,5 +149,6 @@ class Voice:
     def note(self, *lines: str) -> None:
         """Into the log file only."""
         if self._file is not None:
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
             with contextlib.suppress(OSError), self._file.open("a", encoding="utf-8") as file:
-                file.writelines(f"{self._clock()} {line}\n" for line in lines)
+                file.writelines(f"{now} {line}\n" for line in lines)

@@ -47,6 +47,10 @@ class JobPlace(Struct, frozen=True, kw_only=True):
         """Name of this job's launcher in events."""
         return f"launcher:{self.job}"
 
+    def logs(self, attempt: int) -> Path:
+        """Folder of an attempt's logs."""
+        return self.job_dir / "logs" / f"attempt-{attempt}"
+
 
 def read_place(environ: Mapping[str, str], *, job_dir: str, nnodes: int) -> JobPlace:
     """Find out where we are.
@@ -131,29 +135,41 @@ def _from_slurm(environ: Mapping[str, str], job_dir: str) -> JobPlace:
 
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     nodes = tuple(NodeSet(listed)) if listed else ()
-    node = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     in_step = environ.get("SLURM_STEP_ID", "").isdecimal() and "SLURM_NODEID" in environ
     if not in_step or not nodes:
         # The batch script's own shell: srun was not used, so there is this node alone.
-        nodes, rank = (node,), 0
+        nodes, rank = (slurm_node(environ),), 0
     else:
         rank = _number(environ, "SLURM_NODEID", 0)
-    job_id = environ["SLURM_JOB_ID"]
     submit = environ.get("SLURM_SUBMIT_DIR", ".")
-    folder = job_dir or environ.get("HOLDFAST_JOB_DIR") or f"{submit}/holdfast-run-{job_id}"
+    folder = job_dir or environ.get("HOLDFAST_JOB_DIR") or f"{submit}/holdfast-run-{environ['SLURM_JOB_ID']}"
+    address = environ.get("HOLDFAST_NODE_ADDRESS") or ("127.0.0.1" if len(nodes) == 1 else slurm_node(environ))
+    return slurm_place(environ, Path(folder).absolute(), nodes, rank=rank, address=address)
+
+
+def slurm_node(environ: Mapping[str, str]) -> str:
+    """This node, as Slurm calls it."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+
+
+def slurm_place(
+    environ: Mapping[str, str], folder: Path, nodes: tuple[str, ...], *, address: str, rank: int = 0
+) -> JobPlace:
+    """A place in an allocation of Slurm's. Raises UsageError."""
     return JobPlace(
         job=JobKey(
             cluster=environ.get("SLURM_CLUSTER_NAME", "slurm"),
-            id=job_id,
+            id=environ["SLURM_JOB_ID"],
             generation=_number(environ, "HOLDFAST_GENERATION", 1),
         ),
-        job_dir=Path(folder).absolute(),
-        node=node,
+        job_dir=folder,
+        node=slurm_node(environ),
         node_rank=rank,
         nodes=nodes,
-        address=environ.get("HOLDFAST_NODE_ADDRESS") or ("127.0.0.1" if len(nodes) == 1 else node),
+        address=address,
         restart_count=_number(environ, "SLURM_RESTART_COUNT", 0),
         name=environ.get("SLURM_JOB_NAME", ""),
+        user=environ.get("USER", "") or environ.get("LOGNAME", ""),
         partition=environ.get("SLURM_JOB_PARTITION", ""),
     )
 

@@ -10,12 +10,12 @@ long as the field has its rendezvous wait while nodes are replaced.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.errors import LinkError, UsageError
+from holdfast.os.files import write_whole
 
 FOLDER = "pods"
 POLL_S = 0.05
@@ -69,9 +69,7 @@ def peers(
         raise UsageError(f"this pod's node rank is {rank}, and there are {count} pods")
     place = folder / FOLDER / str(restart)
     place.mkdir(parents=True, exist_ok=True)
-    staged = place / f".{rank}.{os.getpid()}"
-    staged.write_text(node, encoding="utf-8")
-    staged.replace(place / str(rank))
+    write_whole(place / str(rank), node.encode())
     deadline = time.monotonic() + limit_s
     while True:
         names = [_read(place / str(other)) for other in range(count)]

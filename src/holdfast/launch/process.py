@@ -21,7 +21,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,20 +97,41 @@ _known: dict[int, Child] = {}
 """Children that somebody here waits for. Any other child of this process is an orphan that a rank left behind."""
 
 
+class _Watched:
+    """A process whose end is seen in the loop, by its pidfd."""
+
+    _pidfd = -1
+
+    def _watch(self, pid: int, ended: Callable[[], None]) -> None:
+        self._pidfd = os.pidfd_open(pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, ended)
+
+    def send(self, signum: int) -> None:
+        """Send a signal to the process alone; one that has ended is passed over."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signum)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
 @dataclass(eq=False)
-class Child:
+class Child(_Watched):
     """A process that this launcher started and waits for.
 
     `on_exit` is called once, in the loop, with the child whose `exit` is then set. `exited` is set as well.
     """
 
-    name: str
     popen: subprocess.Popen[bytes]
     on_exit: Callable[[Child], None] | None = None
     exit: Exit | None = None
     ended_at: float = 0.0
     exited: asyncio.Event = field(default_factory=asyncio.Event)
-    _pidfd: int = -1
 
     @property
     def pid(self) -> int:
@@ -120,32 +141,19 @@ class Child:
     def watch(self) -> None:
         """Begin to watch for the end. The pidfd is opened while the child cannot have been reaped yet."""
         _known[self.pid] = self
-        self._pidfd = os.pidfd_open(self.pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
+        self._watch(self.pid, self._ended)
 
     def _ended(self) -> None:
         returncode = self.popen.poll()
         if returncode is None:
             return
-        self._unwatch()
+        self.close()
         _known.pop(self.pid, None)
         self.ended_at = time.time()
         self.exit = Exit.from_returncode(returncode)
         self.exited.set()
         if self.on_exit is not None:
             self.on_exit(self)
-
-    def _unwatch(self) -> None:
-        if self._pidfd >= 0:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
-
-    def send(self, signum: int) -> None:
-        """Send a signal to the process alone; one that has ended is passed over."""
-        if self.exit is None and self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signum)
 
     def send_group(self, signum: int) -> None:
         """Send a signal to its process group. The group's number stays taken while any member or the zombie lives."""
@@ -155,7 +163,6 @@ class Child:
 
 
 def spawn(
-    name: str,
     argv: Sequence[str],
     *,
     env: Mapping[str, str],
@@ -189,7 +196,7 @@ def spawn(
         )
     except (OSError, ValueError) as error:
         raise PermanentOrderError(f"cannot start {argv[0]}: {error}") from error
-    child = Child(name=name, popen=popen, on_exit=on_exit)
+    child = Child(popen=popen, on_exit=on_exit)
     child.watch()
     return child
 
@@ -197,16 +204,24 @@ def spawn(
 # --- the tree below us ---
 
 
+def _stat(pid: int) -> list[bytes]:
+    """The fields of proc(5) from the state on, none when the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _table() -> Iterator[tuple[int, bytes, int]]:
+    """Process id, state and parent's id, of everything in /proc."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            yield int(entry.name), fields[0], int(fields[1])
+
+
 def parents() -> dict[int, int]:
     """Process id -> parent's id, of everything in /proc, zombies left out."""
-    found: dict[int, int] = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = Path(f"/proc/{entry.name}/stat").read_bytes().rpartition(b")")[2].split()
-                if fields[0] not in {b"Z", b"X"}:
-                    found[int(entry.name)] = int(fields[1])
-    return found
+    return {pid: parent for pid, state, parent in _table() if state not in {b"Z", b"X"}}
 
 
 def descendants(roots: Collection[int], table: Mapping[int, int] | None = None) -> set[int]:
@@ -236,10 +251,7 @@ def environ_of(pid: int) -> dict[str, str]:
 
 def state_of(pid: int) -> str:
     """The state letter of proc(5) (R S D T t Z...), empty when the process is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return ""
+    return b"".join(_stat(pid)[:1]).decode()
 
 
 NOT_RUNNING = frozenset({"", "Z", "X"})
@@ -248,11 +260,8 @@ NOT_RUNNING = frozenset({"", "Z", "X"})
 
 def zombie_exit(pid: int) -> Exit:
     """How a process that is not our child ended, from its zombie; unknown once its parent has reaped it."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return Exit.from_wait_status(int(fields[49])) if fields[0] == b"Z" else Exit()
-    except (OSError, IndexError, ValueError):
-        return Exit()
+    fields = _stat(pid)
+    return Exit.from_wait_status(int(fields[49])) if fields[:1] == [b"Z"] else Exit()
 
 
 def reaped_exit(pidfd: int) -> Exit:
@@ -266,7 +275,7 @@ def reaped_exit(pidfd: int) -> Exit:
     return Exit.from_wait_status(status) if mask & _PIDFD_INFO_EXIT else Exit()
 
 
-class Foreign:
+class Foreign(_Watched):
     """A process that we did not start (a rank below torchrun), watched by pidfd.
 
     `on_exit(pid, exit)` is called once in the loop. Raises ProcessLookupError when it is gone already.
@@ -275,8 +284,7 @@ class Foreign:
     def __init__(self, pid: int, on_exit: Callable[[int, Exit], None]) -> None:
         self.pid = pid
         self._on_exit = on_exit
-        self._pidfd = os.pidfd_open(pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
+        self._watch(pid, self._ended)
 
     def _ended(self) -> None:
         ended = zombie_exit(self.pid)
@@ -284,19 +292,6 @@ class Foreign:
             ended = reaped_exit(self._pidfd)
         self.close()
         self._on_exit(self.pid, ended)
-
-    def send(self, signum: int) -> None:
-        """Send a signal; one that has ended is passed over."""
-        if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signum)
-
-    def close(self) -> None:
-        """Stop watching."""
-        if self._pidfd >= 0:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
 
 
 def strangers() -> set[int]:
@@ -372,24 +367,13 @@ def reap(pid: int) -> None:
 
 def reap_strangers() -> None:
     """Collect zombies of orphans, leaving those that a `Child` waits for."""
-    for pid, parent in _zombies():
-        if parent == os.getpid() and pid not in _known:
-            reap(pid)
-
-
-def _zombies() -> list[tuple[int, int]]:
-    found = []
     with contextlib.suppress(ChildProcessError):
         # WNOWAIT leaves the zombie; it shows one at a time, so /proc is read only when there is any.
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = Path(f"/proc/{entry.name}/stat").read_bytes().rpartition(b")")[2].split()
-                if fields[0] == b"Z":
-                    found.append((int(entry.name), int(fields[1])))
-    return found
+            return
+    for pid, state, parent in _table():
+        if state == b"Z" and parent == os.getpid() and pid not in _known:
+            reap(pid)
 
 
 # --- the guard ---
@@ -409,7 +393,7 @@ def start_guard(tag: str, *, remove: Sequence[str] = ()) -> Child:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    child = Child(name="guard", popen=popen)
+    child = Child(popen=popen)
     child.watch()
     return child
 

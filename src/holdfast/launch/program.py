@@ -12,16 +12,15 @@ import os
 import secrets
 import shutil
 import signal
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from holdfast.adapters.local.link import NodeLink
-from holdfast.errors import EXIT_RESTART_ME, UsageError
+from holdfast.errors import UsageError
 from holdfast.launch import process
 from holdfast.launch.folder import unusable
 from holdfast.launch.follower import Follower
-from holdfast.launch.ground import Ground, cancel_all, on_signals, until_over
+from holdfast.launch.ground import Ground, on_signals
 from holdfast.launch.late_matcher import LateMatcher
 from holdfast.launch.link import OpenNetwork
 from holdfast.launch.options import RunOptions
@@ -59,7 +58,7 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
         network=OpenNetwork() if place.node_dir is None else NodeLink(place.node_dir),
         options=options,
         environ=environ,
-        voice=Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S")),
+        voice=Voice(),
         matcher=LateMatcher(lambda: _load_matcher(options.rules)),
         log_rules=_log_rules(options),
         tag=tag,
@@ -71,14 +70,13 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
     )
     process.become_subreaper()
     try:
-        made: list[Outfit] = []
-        code, why = asyncio.run(run_on(ground, judge, made=made))
-        if code == EXIT_RESTART_ME and made:
-            _requeue_on_slurm(ground, made[0].leader)
+        code, why, leader = asyncio.run(_run(ground, judge))
+        if leader is not None and environ.get("SLURM_JOB_ID") and leader.leaving.wants_requeue(code):
+            _requeue_on_slurm(ground, leader)
         if code and why:
             ground.voice.say(f"giving up with exit code {code}: {why}")
-        if made and made[0].leader.nodes.has_let_go:
-            from holdfast.launch.own_srun import leave_own_srun  # noqa: PLC0415 - seldom, at the very end
+        if leader is not None and leader.nodes.has_let_go:
+            from holdfast.launch.own_slurm_job import leave_own_srun  # noqa: PLC0415 - seldom, at the very end
 
             if owns:
                 shutil.rmtree(telemetry, ignore_errors=True)
@@ -90,16 +88,9 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
 
 
 def _requeue_on_slurm(ground: Ground, leader: Leader) -> None:
-    """Nothing is left to be done in this allocation, and no controller does it: the owner's right is enough."""
-    if (
-        not ground.environ.get("SLURM_JOB_ID")
-        or not leader.leaving.shutdown.recovers
-        or leader.leaving.shutdown.observes
-        or leader.leaving.last_words.is_superseded
-    ):
-        return
+    """No controller does it: the owner's right is enough."""
     from holdfast.adapters.slurm.own_job import OwnJob, job_name  # noqa: PLC0415 - once, at the very end
-    from holdfast.launch.own_requeue import requeue_own_job  # noqa: PLC0415
+    from holdfast.launch.own_slurm_job import requeue_own_job  # noqa: PLC0415
 
     own_job = OwnJob(job_name(ground.environ), ground.place.job_dir, ground.environ)
     refusal = requeue_own_job(leader, own_job, environ=ground.environ, voice=ground.voice)
@@ -136,30 +127,24 @@ def _lease(environ: Mapping[str, str], options: RunOptions) -> float:
         raise UsageError(f"HOLDFAST_LEASE_S={text!r} must be a number of seconds") from error
 
 
-async def run_on(
-    ground: Ground,
-    judge: Judge,
-    outfit: Callable[[Ground], Outfit] | None = None,
-    made: list[Outfit] | None = None,
-) -> tuple[int, str]:
-    """Lead or follow to the end; returns the exit code and the reason for it.
+async def _run(ground: Ground, judge: Judge) -> tuple[int, str, Leader | None]:
+    if not ground.place.is_leader:
+        return *await run_on(ground, judge, None), None
+    from holdfast.launch.leading import ranks_outfit  # noqa: PLC0415 - followers need none of it
 
-    Args:
-        ground: where we are.
-        judge: for the leader.
-        outfit: makes another leader than that of ranks.
-        made: gets what the leader led with, to be asked when all is over.
-    """
+    outfit = ranks_outfit(ground, judge)
+    return *await run_on(ground, judge, outfit), outfit.leader
+
+
+async def run_on(ground: Ground, judge: Judge, outfit: Outfit | None) -> tuple[int, str]:
+    """Lead with this outfit, or follow, to the end; returns the exit code and the reason for it."""
     remove = [str(ground.telemetry)] if ground.owns_telemetry else []
     guard = process.start_guard(ground.tag, remove=remove)
     try:
-        if ground.place.is_leader:
-            from holdfast.launch.leading import lead, ranks_outfit  # noqa: PLC0415 - followers need none of it
+        if outfit is not None:
+            from holdfast.launch.leading import lead  # noqa: PLC0415 - as above
 
-            led = outfit(ground) if outfit is not None else ranks_outfit(ground, judge)
-            if made is not None:
-                made.append(led)
-            ended = await lead(ground, judge, led)
+            ended = await lead(ground, judge, outfit)
         else:
             ended = await _follow(ground)
         _bound_the_end(ground, ended[0])
@@ -195,19 +180,4 @@ async def _follow(ground: Ground) -> tuple[int, str]:
         make_runner=ground.runner,
     )
     on_signals(follower.end_job, follower.runner.pass_signal)
-    tasks: list[asyncio.Task[Any]] = [
-        asyncio.create_task(follower.runner.watch()),
-        asyncio.create_task(follower.link.run()),
-        asyncio.create_task(follower.keep_lease()),
-    ]
-    try:
-        code = await until_over(follower.is_over, tasks)
-        await follower.leave(code)
-        if follower.is_unled:
-            from holdfast.launch.calling_back import call_back  # noqa: PLC0415 - once, at the very end
-
-            await call_back(ground.place.job_dir, ground.environ, ground.voice)
-    finally:
-        await cancel_all(tasks)
-        await follower.runner.close(0.0)
-    return code, ""
+    return await follower.run(ground.environ), ""

@@ -93,7 +93,6 @@ class RankSet:
             except TemporaryOrderError:
                 standby.dismiss()
                 continue
-            child.name = f"rank {rank}"
             self._adopt(rank, child)
             self.standbys_used += 1
             return True
@@ -101,8 +100,7 @@ class RankSet:
 
     def _spawn(self, rank: int | None, argv: list[str], env: dict[str, str]) -> None:
         log = self._logs[rank].descriptor
-        name = "command" if rank is None else f"rank {rank}"
-        self._adopt(rank, spawn(name, argv, env=env, stdout=log, stderr=log))
+        self._adopt(rank, spawn(argv, env=env, stdout=log, stderr=log))
 
     def _adopt(self, rank: int | None, child: Child) -> None:
         self.children[rank] = child

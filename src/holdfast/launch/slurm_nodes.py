@@ -7,7 +7,8 @@ default). Two daemons of one machine that fall silent together are the machine. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from holdfast.adapters.slurm.daemons import NodeAddress, daemon_answers
 from holdfast.adapters.slurm.own_job import OwnJob
@@ -23,12 +24,14 @@ class SlurmNodes:
     Args:
         own_job: asks the scheduler, once, when first needed.
         nodes: of the allocation.
+        known: where their daemons listen, if that is known already.
     """
 
-    def __init__(self, own_job: OwnJob, nodes: Sequence[str]) -> None:
+    def __init__(self, own_job: OwnJob, nodes: Sequence[str], known: Mapping[str, NodeAddress] | None = None) -> None:
         self._own_job = own_job
         self._nodes = tuple(nodes)
-        self._known: dict[str, NodeAddress] = {}
+        self._known: Mapping[str, NodeAddress] = known or {}
+        self._let_go: set[str] = set()
         self._asking = asyncio.Lock()
         self._ahead: dict[str, asyncio.Task[tuple[bool, float]]] = {}
 
@@ -47,16 +50,29 @@ class SlurmNodes:
                 return True
         return await self._probe(node)
 
-    async def let_go(self, lost: Collection[str]) -> str:
+    def address(self, node: str) -> NodeAddress | None:
+        """Where its daemon listens, as far as is known."""
+        return self._known.get(node)
+
+    @property
+    def has_let_go(self) -> bool:
+        """A lost node has left the job, or was to."""
+        return bool(self._let_go)
+
+    async def let_go(self, lost: AbstractSet[str]) -> str:
         """Shrink the job by its lost nodes, before the scheduler gives them up and ends the job with them.
 
-        Returns what became of it, as a sentence.
+        Returns what became of it, as a sentence; nothing when that was done before.
         """
-        keep = [node for node in self._nodes if node not in lost]
+        if lost <= self._let_go:
+            return ""
+        self._let_go |= lost
+        keep = [node for node in self._nodes if node not in self._let_go]
         try:
             await self._own_job.let_go(keep)
         except (OrderError, LinkError) as error:
-            return f"{', '.join(sorted(lost))} cannot leave the job, so Slurm ends the job at SlurmdTimeout: {error}"
+            names = ", ".join(sorted(self._let_go))
+            return f"{names} cannot leave the job, so Slurm ends the job at SlurmdTimeout: {error}"
         return f"the job goes on with {', '.join(keep)}"
 
     async def _look(self, node: str) -> tuple[bool, float]:

@@ -85,7 +85,7 @@ async def _by_pyspy(pid: int) -> list[ThreadStack]:
         )
     with tempfile.TemporaryFile() as out:
         argv = [str(program), "dump", "--json", "--nonblocking", "--pid", str(pid)]
-        child = spawn("py-spy", argv, env=os.environ, stdout=out.fileno(), stderr=out.fileno())
+        child = spawn(argv, env=os.environ, stdout=out.fileno(), stderr=out.fileno())
         try:
             await child.exited.wait()
         finally:

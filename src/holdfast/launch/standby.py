@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from holdfast.errors import TemporaryOrderError
 from holdfast.launch.process import Child, spawn
@@ -38,16 +38,7 @@ class Activation(Struct, frozen=True):
     def pack(self) -> bytes:
         """For `standby_main`, which reads it with the same interpreter's marshal."""
         orig = [sys.executable, "-u", *(["-m", self.module, *self.argv[1:]] if self.module else self.argv)]
-        return marshal.dumps(
-            {
-                "env": self.env,
-                "argv": self.argv,
-                "orig_argv": orig,
-                "cwd": self.cwd,
-                "script": self.script,
-                "module": self.module,
-            }
-        )
+        return marshal.dumps({**structs.asdict(self), "orig_argv": orig})
 
 
 class Standby:
@@ -142,7 +133,6 @@ class StandbyPool:
         log = self._open_log()
         try:
             child = spawn(
-                "standby",
                 [sys.executable, "-u", str(_SCRIPT), str(theirs.fileno()), self._modules],
                 env=self._env,
                 cwd=self._cwd,

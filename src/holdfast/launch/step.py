@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct, structs
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.slurm.daemons import NodeAddress
-from holdfast.adapters.slurm.own_job import JobFacts, OwnJob, job_name
+from holdfast.adapters.slurm.own_job import OwnJob, job_name
 from holdfast.adapters.slurm.steps import SrunCall, StepShape, read_call, shape_of
-from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED, EXIT_RESTART_ME, LinkError, OrderError
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED, LinkError, OrderError
 from holdfast.launch import process
 from holdfast.launch.allocation import Judge
 from holdfast.launch.ground import Ground
@@ -29,12 +28,12 @@ from holdfast.launch.leading import Outfit, job_view
 from holdfast.launch.link import OpenNetwork
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
-from holdfast.launch.own_requeue import requeue_own_job
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Exit
 from holdfast.launch.program import run_on
+from holdfast.launch.slurm_nodes import SlurmNodes
 from holdfast.launch.step_crew import StepCrew
-from holdfast.launch.step_nodes import StepJob, StepNodes
+from holdfast.launch.step_nodes import StepNodes
 from holdfast.launch.step_place import (
     allocated_nodes,
     check_allocation,
@@ -74,9 +73,11 @@ class _Scene(Struct):
     place: JobPlace
     call: SrunCall
     shape: StepShape
-    facts: JobFacts | None
-    job: StepJob
-    root: Path
+    own_job: OwnJob
+    slurm: SlurmNodes
+    floor: int
+    telemetry: str
+    """What the names of the tasks' folders of slots begin with, see `step_slots`."""
 
 
 def launch_step(options: StepOptions, environ: Mapping[str, str], judge: Judge) -> int:
@@ -103,60 +104,47 @@ def launch_step(options: StepOptions, environ: Mapping[str, str], judge: Judge) 
         stop_grace_s=_END_GRACE_S,
         lease_s=LEASE_S,
     )
-    telemetry = new_prefix(scene.place.job.id)
     ground = Ground(
         place=scene.place,
         network=OpenNetwork(),
         options=run_options,
         environ=environ,
-        voice=Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S")),
+        voice=Voice(),
         matcher=LateMatcher(lambda: read_matcher(read_catalogue())),
-        log_rules=(),
         tag=f"{scene.place.job}-{scene.place.node}-{secrets.token_hex(6)}",
-        telemetry=Path(telemetry),
-        owns_telemetry=False,
-        local_ranks=1,
+        telemetry=Path(scene.telemetry),
         lease_s=LEASE_S,
-        may_renice=False,
     )
     process.become_subreaper()
-    made: list[StepSupervisor] = []
-
-    def outfit(on: Ground) -> Outfit:
-        supervisor, outfit = _outfit(on, scene, options.policy, policy, telemetry)
-        made.append(supervisor)
-        return outfit
-
-    code, why = asyncio.run(_run(ground, judge, outfit, made))
-    return _leave(code, why, made[0], ground, scene)
+    code, why, supervisor = asyncio.run(_run(ground, judge, scene, options.policy, policy))
+    return _leave(code, why, supervisor, ground, scene)
 
 
 async def _run(
-    ground: Ground, judge: Judge, outfit: Callable[[Ground], Outfit], made: list[StepSupervisor]
-) -> tuple[int, str]:
+    ground: Ground, judge: Judge, scene: _Scene, policy_name: str, policy: Policy
+) -> tuple[int, str, StepSupervisor]:
+    supervisor, outfit = _outfit(ground, scene, policy_name, policy)
     try:
-        return await run_on(ground, judge, outfit)
+        return *await run_on(ground, judge, outfit), supervisor
     finally:
-        for supervisor in made:
-            await supervisor.leave_watchers()
+        await supervisor.leave_watchers()
 
 
 def _look_around(options: StepOptions, call: SrunCall, environ: Mapping[str, str]) -> _Scene:
     submit = environ.get("SLURM_SUBMIT_DIR", ".")
     root = Path(options.job_dir or f"{submit}/holdfast-run-{environ['SLURM_JOB_ID']}").absolute()
-    restart_count = int(environ.get("SLURM_RESTART_COUNT", "0") or 0)
-    folder = claim_folder(root, restart_count)
+    folder = claim_folder(root, int(environ.get("SLURM_RESTART_COUNT", "0") or 0))
     own_job = OwnJob(job_name(environ), folder, environ)
-    facts, nodes, addresses = asyncio.run(_facts(own_job, environ))
+    nodes, addresses = asyncio.run(_nodes(own_job, environ))
     shape = shape_of(call, nodes, environ, spares=options.spares)
     floor = floor_of(root, folder)
-    place = step_place(environ, folder, shape.candidates, addresses, restart_count)
-    return _Scene(place, call, shape, facts, StepJob(own_job, addresses, floor), root)
+    place = step_place(environ, folder, shape.candidates, addresses)
+    ours = place.nodes if place.node in place.nodes else (place.node, *place.nodes)
+    slurm = SlurmNodes(own_job, ours, addresses)
+    return _Scene(place, call, shape, own_job, slurm, floor, new_prefix(place.job.id))
 
 
-async def _facts(
-    own_job: OwnJob, environ: Mapping[str, str]
-) -> tuple[JobFacts | None, tuple[str, ...], dict[str, NodeAddress]]:
+async def _nodes(own_job: OwnJob, environ: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, NodeAddress]]:
     """What the scheduler says; the environment's word where it does not answer now."""
     try:
         facts = await own_job.facts()
@@ -164,14 +152,12 @@ async def _facts(
         facts = None
     nodes = allocated_nodes(environ, facts)
     try:
-        return facts, nodes, await own_job.addresses(nodes)
+        return nodes, await own_job.addresses(nodes)
     except (OrderError, LinkError):
-        return facts, nodes, {}
+        return nodes, {}
 
 
-def _outfit(
-    ground: Ground, scene: _Scene, policy_name: str, policy: Policy, telemetry: str
-) -> tuple[StepSupervisor, Outfit]:
+def _outfit(ground: Ground, scene: _Scene, policy_name: str, policy: Policy) -> tuple[StepSupervisor, Outfit]:
     place, options = ground.place, ground.options
     view = job_view(place, options)
     asked = view.recovery or RecoverySpec()
@@ -184,8 +170,7 @@ def _outfit(
             scene.call,
             scene.shape,
             base=base,
-            user=place.user,
-            telemetry=telemetry,
+            telemetry=scene.telemetry,
             is_acting=policy.modes.get(Remedy.RESTART_IN_PLACE, policy.mode) is Mode.ACT,
         ),
         matcher=ground.matcher,
@@ -208,9 +193,10 @@ def _outfit(
     leader = Leader(ground, policy=policy, view=view, want_nodes=scene.shape.nodes, crew=crew, controller=controller)
     nodes = leader.nodes = StepNodes(
         place,
-        scene.job,
+        slurm=scene.slurm,
+        floor=scene.floor,
         crew=crew,
-        watchers=Watchers(place, base, telemetry, ground.voice),
+        watchers=Watchers(place, base, scene.telemetry, ground.voice),
         events=leader.events,
         observer=leader.observer,
         voice=ground.voice,
@@ -234,10 +220,11 @@ def _leave(code: int, why: str, supervisor: StepSupervisor, ground: Ground, scen
         own = watch.outcome().shell_code
     else:  # srun was never started
         own = code if code == EXIT_DO_NOT_REQUEUE else EXIT_FAILED
-    shutdown = leader.leaving.shutdown
-    if code == EXIT_RESTART_ME and shutdown.recovers and not shutdown.observes:
-        refusal = requeue_own_job(leader, scene.job.own_job, environ=ground.environ, voice=ground.voice)
+    if leader.leaving.wants_requeue(code):
+        from holdfast.launch.own_slurm_job import requeue_own_job  # noqa: PLC0415 - once, at the very end
+
+        refusal = requeue_own_job(leader, scene.own_job, environ=ground.environ, voice=ground.voice)
         ground.voice.say(f"{why}; the job is not requeued: {refusal}")
-    elif why and code != 128 + shutdown.ending:
+    elif why and code != 128 + leader.leaving.shutdown.ending:
         ground.voice.say(f"not run again: {why}")
     return own or EXIT_FAILED

@@ -8,15 +8,10 @@ runs there. Made by `step`. Time passes in the asyncio loop.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from msgspec import Struct
-
-from holdfast.adapters.slurm.daemons import CONNECT_S, NodeAddress, answers_not, daemon_answers
-from holdfast.adapters.slurm.own_job import OwnJob
-from holdfast.errors import LinkError, OrderError, PermanentOrderError
+from holdfast.adapters.slurm.daemons import CONNECT_S, answers_not, daemon_answers
+from holdfast.errors import PermanentOrderError
 from holdfast.launch.core.fence import Fence
 from holdfast.launch.core.lease import LEASE_MARGIN_S
 from holdfast.launch.core.presence import Presence
@@ -26,10 +21,10 @@ from holdfast.launch.launcher_events import LauncherEvents
 from holdfast.launch.observer import Observer
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
+from holdfast.launch.slurm_nodes import SlurmNodes
 from holdfast.launch.step_crew import StepCrew
-from holdfast.launch.step_place import StepFloor, excluded_before, note_excluded
+from holdfast.launch.step_place import excluded_before, note_excluded
 from holdfast.launch.step_watchers import Watchers
-from holdfast.model.events import NodeGone
 from holdfast.model.records import JobRecord
 
 _SILENT_S = 1.4
@@ -39,21 +34,13 @@ _AGAIN_S = 1.0
 _AGAIN_MAX_S = 60.0
 
 
-class StepJob(Struct, frozen=True):
-    """The job that the step belongs to."""
-
-    own_job: OwnJob
-    addresses: Mapping[str, NodeAddress]
-    """Where each node's slurmd listens."""
-    floor: StepFloor
-
-
 class StepNodes:
     """Follows the nodes of a step (`launcher_nodes.Nodes`).
 
     Args:
         place: the supervisor's.
-        job: that the step belongs to.
+        slurm: the scheduler's side of the job's nodes.
+        floor: the largest number of an attempt that other steps of the job have used.
         crew: of the supervisor.
         watchers: not yet started.
         events: takes what is seen.
@@ -65,8 +52,9 @@ class StepNodes:
     def __init__(
         self,
         place: JobPlace,
-        job: StepJob,
         *,
+        slurm: SlurmNodes,
+        floor: int,
         crew: StepCrew,
         watchers: Watchers,
         events: LauncherEvents,
@@ -76,7 +64,8 @@ class StepNodes:
     ) -> None:
         self.watchers = watchers
         self._place = place
-        self._job = job
+        self._slurm = slurm
+        self._floor = floor
         self._crew = crew
         self._events = events
         self._observer = observer
@@ -84,7 +73,6 @@ class StepNodes:
         self._background = background
         self._checking: set[str] = set()
         self._unreachable: set[str] = set()
-        self._let_go: set[str] = set()
         self._told_slots = -1
 
     @property
@@ -95,13 +83,13 @@ class StepNodes:
     @property
     def has_let_go(self) -> bool:
         """See `Nodes`."""
-        return bool(self._let_go)
+        return self._slurm.has_let_go
 
     def resumed(self, record: JobRecord | None, fence: Fence) -> None:
         """See `Nodes`. Nodes that an earlier run, or another step of the job, was kept off come last."""
         known = frozenset(record.excluded) if record is not None else frozenset()
         self._crew.avoid = known | excluded_before(self._place.job_dir.parent)
-        fence.reserve(self._job.floor.attempt)
+        fence.reserve(self._floor)
 
     async def begun(self) -> None:
         """See `Nodes`. The watchers come after the tasks, which wait for nobody."""
@@ -148,7 +136,7 @@ class StepNodes:
         try:
             for pause_s in _PROBES_S:
                 await asyncio.sleep(pause_s)
-                if await answers_not(self._job.addresses.get(node)):
+                if await answers_not(self._slurm.address(node)):
                     self._lost(node, f"{evidence}, and its slurmd does not answer")
                     return
         finally:
@@ -163,18 +151,13 @@ class StepNodes:
 
     def _lost(self, node: str, evidence: str) -> None:
         if node in self._crew.used and not self._crew.is_empty:
-            self._voice.say(f"{node} is lost: {evidence}")
-            self._events.submit(
-                NodeGone(
-                    id=self._events.new_id(), at=time.time(), source=self._events.source, node=node, evidence=evidence
-                )
-            )
+            self._events.node_gone(node, evidence)
             self._crew.lost(node)
             return
         self._voice.say(f"{node}, which the step does not use now, is lost: {evidence}")
         self._crew.lost(node)
         if not self._crew.is_empty:
-            self._let_gone_go()
+            self._background.run(self._let_gone_go())
 
     def look(self, at: float, mono: float) -> None:
         """See `Nodes`."""
@@ -187,9 +170,8 @@ class StepNodes:
             quiet_s = port.presence.quiet_s(node, mono)
             if node in self._unreachable:
                 self._lost(node, _silence(quiet_s))
-            elif self._observer.watch is not None:
+            else:
                 why = f"the watcher of {node} has not answered for {quiet_s:.1f} s, so its lease is over"
-                self._voice.say(why)
                 self._observer.lease_over(node, why, at)
 
     def _look_at(self, node: str, presence: Presence, mono: float) -> None:
@@ -209,7 +191,7 @@ class StepNodes:
 
     async def _ask_daemon(self, node: str) -> None:
         try:
-            if not await daemon_answers(self._job.addresses.get(node)):
+            if not await daemon_answers(self._slurm.address(node)):
                 self._unreachable.add(node)
             else:
                 await asyncio.sleep(CONNECT_S)
@@ -222,28 +204,15 @@ class StepNodes:
         """See `Nodes`. Lost nodes are let go, so that the scheduler's later word ends nothing."""
         if in_place:
             self._background.run(self._note_excluded())
-        self._let_gone_go()
+        self._background.run(self._let_gone_go())
 
-    def _let_gone_go(self) -> None:
-        lost = self._crew.gone - self._let_go
-        if lost:
-            self._let_go |= lost
-            self._background.run(self._let_nodes_go())
+    async def _let_gone_go(self) -> None:
+        if said := await self._slurm.let_go(self._crew.gone - {self._place.node}):
+            self._voice.note(said)
 
     async def _note_excluded(self) -> None:
         record = await self._events.job_record()
         note_excluded(self._place.job_dir, {*(record.excluded if record is not None else ()), *self._crew.gone})
-
-    async def _let_nodes_go(self) -> None:
-        keep = [node for node in self._place.nodes if node not in self._crew.gone]
-        if self._place.node not in keep:
-            keep.insert(0, self._place.node)
-        try:
-            await self._job.own_job.let_go(keep)
-        except (OrderError, LinkError) as error:
-            self._voice.note(f"the lost nodes stay part of the job: {error}")
-        else:
-            self._voice.note(f"the job goes on with {', '.join(keep)}")
 
 
 def _silence(quiet_s: float) -> str:

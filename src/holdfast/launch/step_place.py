@@ -12,26 +12,16 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from msgspec import Struct
-
 from holdfast.adapters.slurm.daemons import NodeAddress
 from holdfast.adapters.slurm.output import node_names
 from holdfast.adapters.slurm.own_job import JobFacts
 from holdfast.errors import UsageError, UserError
-from holdfast.launch.epoch import raise_epoch, read_epoch
+from holdfast.launch.epoch import newest_attempt, raise_epoch, read_epoch
 from holdfast.launch.folder import unusable
-from holdfast.launch.place import JobPlace
-from holdfast.model.cluster import JobKey
+from holdfast.launch.place import JobPlace, slurm_node, slurm_place
 
 EXCLUDED_FILE = "excluded"
 _STEPS_MAX = 10_000
-
-
-class StepFloor(Struct, frozen=True):
-    """The largest numbers that other steps of the job have used."""
-
-    attempt: int = -1
-    epoch: int = 0
 
 
 def check_allocation(environ: Mapping[str, str]) -> None:
@@ -81,23 +71,22 @@ def claim_folder(root: Path, restart_count: int) -> Path:
     raise UsageError(f"{root}: {_STEPS_MAX} steps have been run from this script")
 
 
-def floor_of(root: Path, own: Path) -> StepFloor:
-    """What other steps of the job have used; the step's own epoch file is raised to it."""
+def floor_of(root: Path, own: Path) -> int:
+    """The largest number of an attempt that the job's other steps have used; the own epoch file is raised to theirs."""
     attempt, epoch = -1, 0
     for folder in root.glob("step-*"):
         try:
             epoch = max(epoch, read_epoch(folder))
         except (OSError, UserError):
             continue
-        for logs in (folder / "logs").glob("attempt-*"):
-            number = logs.name.removeprefix("attempt-")
-            attempt = max(attempt, int(number)) if number.isdecimal() and folder != own else attempt
+        if folder != own:
+            attempt = max(attempt, newest_attempt(folder))
     if epoch:
         try:
             raise_epoch(own, epoch)
         except OSError as error:
             raise unusable(root, error) from error
-    return StepFloor(attempt, epoch)
+    return attempt
 
 
 def note_excluded(folder: Path, nodes: Iterable[str]) -> None:
@@ -116,27 +105,8 @@ def excluded_before(root: Path) -> frozenset[str]:
 
 
 def step_place(
-    environ: Mapping[str, str],
-    folder: Path,
-    nodes: tuple[str, ...],
-    addresses: Mapping[str, NodeAddress],
-    restart_count: int,
+    environ: Mapping[str, str], folder: Path, nodes: tuple[str, ...], addresses: Mapping[str, NodeAddress]
 ) -> JobPlace:
     """The supervisor's place. In salloc it may run on a machine outside the allocation."""
-    here = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
-    known = addresses.get(here)
-    return JobPlace(
-        job=JobKey(
-            cluster=environ.get("SLURM_CLUSTER_NAME", "slurm"),
-            id=environ["SLURM_JOB_ID"],
-            generation=int(environ.get("HOLDFAST_GENERATION", "1") or 1),
-        ),
-        job_dir=folder,
-        node=here,
-        nodes=nodes,
-        address=known.address if known is not None else socket.gethostname(),
-        restart_count=restart_count,
-        name=environ.get("SLURM_JOB_NAME", ""),
-        user=environ.get("USER", "") or environ.get("LOGNAME", ""),
-        partition=environ.get("SLURM_JOB_PARTITION", ""),
-    )
+    known = addresses.get(slurm_node(environ))
+    return slurm_place(environ, folder, nodes, address=known.address if known is not None else socket.gethostname())

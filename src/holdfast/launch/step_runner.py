@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from holdfast.adapters.slurm.steps import SrunCall, StepShape, attempt_argv
 from holdfast.launch import process
-from holdfast.launch.environment import AttemptSpec
+from holdfast.launch.environment import AttemptSpec, attempt_environment
 from holdfast.launch.frames import (
     AnyAsk,
     AskEvacuate,
@@ -140,7 +140,6 @@ class SrunStep(Struct, frozen=True):
         call: srun's command line.
         shape: of the step.
         base: environment that srun gets.
-        user: name of the user, for file-name patterns.
         telemetry: what the names of the tasks' folders of slots begin with, see `step_slots`.
         is_acting: ends of tasks are answered by us; otherwise the step is left as srun itself would have it.
     """
@@ -149,7 +148,6 @@ class SrunStep(Struct, frozen=True):
     call: SrunCall
     shape: StepShape
     base: Mapping[str, str]
-    user: str
     telemetry: str
     is_acting: bool
 
@@ -168,29 +166,15 @@ class SrunStep(Struct, frozen=True):
         ended_by = "srun" if self.has_terminal else "us" if self.is_acting and not self.waits else "user"
         return attempt_argv(self.call, self.shape, spec.nodes, overlap=overlap, ended_by=ended_by)
 
-    def logs(self, attempt: int) -> Path:
-        """Folder of an attempt's logs."""
-        return self.place.job_dir / "logs" / f"attempt-{attempt}"
-
     def files(self, attempt: int) -> StepFiles:
         """The output files that the call asks for."""
-        return StepFiles(self.call, self.base, self.logs(attempt), user=self.user)
+        return StepFiles(self.call, self.base, self.place.logs(attempt), user=self.place.user)
 
     def environment(self, spec: AttemptSpec) -> dict[str, str]:
         """What srun and the tasks get."""
-        environ = dict(self.base)
-        environ |= {
-            "HOLDFAST_JOB_ID": self.place.job.id,
-            "HOLDFAST_JOB_DIR": str(self.place.job_dir),
-            "HOLDFAST_ATTEMPT": str(spec.attempt),
-            "HOLDFAST_EPOCH": str(spec.epoch),
-        }
-        if self.telemetry:
-            environ["HOLDFAST_TELEMETRY_DIR"] = slots_folder(self.telemetry, spec.attempt)
-        environ.pop("HOLDFAST_RESTORE_STEP", None)
-        if spec.restore_step is not None:
-            environ["HOLDFAST_RESTORE_STEP"] = str(spec.restore_step)
-        return environ
+        telemetry = slots_folder(self.telemetry, spec.attempt) if self.telemetry else ""
+        environ = attempt_environment(self.base, spec, job_dir=str(self.place.job_dir), telemetry_dir=telemetry)
+        return environ | {"HOLDFAST_JOB_ID": self.place.job.id}
 
 
 class StepAttempt:
@@ -250,7 +234,7 @@ class StepRunner:
 
     def start(self, spec: AttemptSpec, *, overlap: bool) -> None:
         """Start srun for this attempt. Raises PermanentOrderError."""
-        folder = self._step.logs(spec.attempt)
+        folder = self._place.logs(spec.attempt)
         log = _open_log(folder / "output.log")
         self._voice.write_to(folder / f"launcher-{self._place.node}.log")
         argv = self._step.argv(spec, overlap=overlap)
@@ -260,7 +244,6 @@ class StepRunner:
         self._slots.begin(spec.attempt)
         with self._pipes.opened() as ends:
             child = process.spawn(
-                "srun",
                 argv,
                 env=self._step.environment(spec),
                 stdin=0,

@@ -13,7 +13,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -31,7 +30,7 @@ from holdfast.launch.frames import (
     StacksDumped,
     StartRanks,
 )
-from holdfast.launch.process import descendants, parents
+from holdfast.launch.process import descendants, environ_of, parents
 from holdfast.launch.step_slots import StepSlots
 from holdfast.telemetry.slot import SlotError
 
@@ -49,20 +48,16 @@ def tasks_of(job_id: str, step_dir: str, epochs: Callable[[int], bool]) -> set[i
         step_dir: HOLDFAST_JOB_DIR, which tells steps of one job apart.
         epochs: which epochs are meant.
     """
-    job, folder = f"SLURM_JOB_ID={job_id}".encode(), f"HOLDFAST_JOB_DIR={step_dir}".encode()
     table = parents()
     found = set()
     for pid in table:
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
+        environ = environ_of(pid)
+        if (environ.get("SLURM_JOB_ID"), environ.get("HOLDFAST_JOB_DIR")) != (job_id, step_dir):
             continue
         # Only what slurmstepd started has a place among the tasks; srun and the supervisor have the rest alike.
-        if job not in environ or folder not in environ or not any(v.startswith(b"SLURM_PROCID=") for v in environ):
-            continue
-        epoch = next((v[15:] for v in environ if v.startswith(b"HOLDFAST_EPOCH=")), b"")
-        is_step = any(v.startswith(b"SLURM_STEP_ID=") and v[14:].isdigit() for v in environ)
-        if is_step and epoch.isdigit() and epochs(int(epoch)):
+        is_task = "SLURM_PROCID" in environ and environ.get("SLURM_STEP_ID", "").isdecimal()
+        epoch = environ.get("HOLDFAST_EPOCH", "")
+        if is_task and epoch.isdecimal() and epochs(int(epoch)):
             found.add(pid)
     found |= descendants(found, table)
     pid = os.getpid()

@@ -10,18 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 from holdfast.launch.follower import Follower
 from holdfast.launch.ground import cancel_all
 from holdfast.launch.link import OpenNetwork
 from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
-from holdfast.launch.place import JobPlace
+from holdfast.launch.place import JobPlace, slurm_node
 from holdfast.launch.step_slots import ENV_PREFIX, StepSlots
 from holdfast.launch.step_tasks import WatchRunner
 from holdfast.model.cluster import JobKey
@@ -31,10 +28,10 @@ LEADER_AWAY_S = 60.0
 
 
 async def _watch(folder: Path, job_id: str) -> int:
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    node = slurm_node(os.environ)
     place = JobPlace(job=JobKey(cluster="slurm", id=job_id), job_dir=folder, node=node, node_rank=1, nodes=(node,))
     options = RunOptions(argv=("srun",), is_command=True, follower_wait_s=LEADER_AWAY_S)
-    voice = Voice(lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
+    voice = Voice()
     voice.write_to(folder / "logs" / f"watcher-{node}.log")
     prefix = os.environ.get(ENV_PREFIX, "")
     follower = Follower(
@@ -49,19 +46,11 @@ async def _watch(folder: Path, job_id: str) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # The scheduler is ending the job, or this step: the tasks hear of that themselves.
         loop.add_signal_handler(signum, follower.dismiss)
-    work = [follower.link.run(), follower.keep_lease(), follower.runner.watch()]
-    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in work]
     told = asyncio.create_task(_say_when_connected(follower))
     try:
-        over: asyncio.Future[Any] = follower.is_over
-        await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        await follower.leave(0)
-        if follower.is_unled:
-            from holdfast.launch.calling_back import call_back  # noqa: PLC0415 - seldom, at the very end
-
-            await call_back(folder, os.environ, voice)
+        await follower.run(os.environ)
     finally:
-        await cancel_all([*tasks, told])
+        await cancel_all([told])
     return 0
 
 

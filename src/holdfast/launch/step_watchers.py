@@ -57,7 +57,7 @@ class Watchers:
         ]  # fmt: skip
         with contextlib.suppress(OSError), (self._place.job_dir / "logs" / "watchers.log").open("ab") as log:
             try:
-                child = process.spawn("watchers", argv, env=self._base, stdout=log.fileno(), stderr=log.fileno())
+                child = process.spawn(argv, env=self._base, stdout=log.fileno(), stderr=log.fileno())
             except PermanentOrderError as error:
                 self._voice.say(f"nodes cannot be watched: {error}")
                 return

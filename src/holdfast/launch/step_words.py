@@ -170,7 +170,7 @@ class StepWords:
         self._look_at_slots = look_at_slots
         self._waits = waits
         self._voice = voice
-        self._log = str(place.job_dir / "logs" / f"attempt-{spec.attempt}" / "output.log")
+        self._log = str(place.logs(spec.attempt) / "output.log")
         self._tail: list[str] = []
         self._is_cancel_told = False
         self._kept_back: list[tuple[str, RankEnded]] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,7 @@ from holdfast.errors import EXIT_RESTART_ME
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.fold import AttemptFold
 from holdfast.launch.frames import LineSeen, RankEnded, RankStack, SlotBrief, SlotsSeen, Spotted
+from holdfast.launch.launcher_events import EventMaker, Told
 from holdfast.launch.process import Exit
 from holdfast.launch.slowdown import Slowdown, SlowRank
 from holdfast.model.cluster import JobKey
@@ -105,16 +107,12 @@ class AttemptFindings:
     Args:
         job: its key.
         attempt: its number.
-        source: name of the launcher in events.
-        event_id: makes ids.
+        events: makes what is told.
         catalogue: gives a finding the domain and role of its rule.
     """
 
-    def __init__(
-        self, job: JobKey, attempt: int, *, source: str, event_id: Callable[[], str], catalogue: Callable[[], Catalogue]
-    ) -> None:
-        self.source = source
-        self.event_id = event_id
+    def __init__(self, job: JobKey, attempt: int, *, events: EventMaker, catalogue: Callable[[], Catalogue]) -> None:
+        self.events = events
         self._job = job
         self._attempt = attempt
         self._catalogue = catalogue
@@ -140,7 +138,7 @@ class AttemptFindings:
         finding = synthetic_finding(
             self._catalogue(),
             rule,
-            id=f"{self.event_id()}:{rule}{which and f':{which}'}",
+            id=f"{self.events.new_id()}:{rule}{which and f':{which}'}",
             at=at,
             place=place,
             job=self._job,
@@ -155,7 +153,11 @@ class AttemptFindings:
 
     def told(self, finding: Finding) -> FindingSeen:
         """The event that tells a finding."""
-        return FindingSeen(id=f"{finding.id}:seen", at=finding.at, source=self.source, finding=finding)
+        return FindingSeen(id=f"{finding.id}:seen", at=finding.at, source=self.events.source, finding=finding)
+
+    def event(self, kind: type[Told], at: float, **fields: Any) -> Told:
+        """An event about the attempt."""
+        return self.events.event(kind, at=at, job=self._job, attempt=self._attempt, **fields)
 
 
 class StragglerWatch:
@@ -217,11 +219,8 @@ class StragglerWatch:
     def cleared(self, at: float) -> list[AnyEvent]:
         """Ranks that are no longer slow."""
         nodes = {self._node_of(rank) for rank in self._slowdown.cleared()}
-        made = self._findings
-        return [
-            FindingCleared(id=made.event_id(), at=at, source=made.source, rule="straggler.rank", node=node)
-            for node in sorted(nodes)
-        ]
+        made = self._findings.events
+        return [made.event(FindingCleared, at=at, rule="straggler.rank", node=node) for node in sorted(nodes)]
 
 
 class AttemptWatch:
@@ -230,8 +229,7 @@ class AttemptWatch:
     Args:
         job: its key.
         spec: the attempt.
-        source: name of the launcher in events.
-        event_id: makes ids.
+        events: makes what is told.
         catalogue: gives exits and hangs their domain and role.
         rhythm: the job's hang detector.
         slowdown: the attempt's straggler detector.
@@ -243,21 +241,19 @@ class AttemptWatch:
         job: JobKey,
         spec: AttemptSpec,
         *,
-        source: str,
-        event_id: Callable[[], str],
+        events: EventMaker,
         catalogue: Callable[[], Catalogue],
         rhythm: Rhythm,
         slowdown: Slowdown,
         restored: Callable[[], int | None],
     ) -> None:
-        self.job = job
         self.spec = spec
-        self.fold = AttemptFold(job, spec.attempt, event_id=event_id, source=source, restored=restored)
+        self.fold = AttemptFold(job, spec.attempt, events=events, restored=restored)
         self.is_over = False
         self.stop_asked = False
         """We are ending it: what its ranks do now is no fault of theirs."""
         self.first_bad: RankEnded | None = None
-        self._findings = AttemptFindings(job, spec.attempt, source=source, event_id=event_id, catalogue=catalogue)
+        self._findings = AttemptFindings(job, spec.attempt, events=events, catalogue=catalogue)
         self._rhythm = rhythm
         self.slow = StragglerWatch(slowdown, self._findings, self._node_of)
         self._bad_loss_told = False
@@ -387,12 +383,9 @@ class AttemptWatch:
         expected = set(range(self.spec.world_size)) if not self._is_command else {stack.rank for stack in stacks}
         silent = expected - set(given) - {rank for rank in self.ends.by_rank if rank is not None}
         groups, odd = group_stacks(given, silent)
-        return StacksCaptured(
-            id=self._findings.event_id(),
-            at=at,
-            source=self._findings.source,
-            job=self.job,
-            attempt=self.spec.attempt,
+        return self._findings.event(
+            StacksCaptured,
+            at,
             groups=groups,
             odd_ranks=odd,
             silent_ranks=tuple(sorted(silent)),
@@ -445,12 +438,9 @@ class AttemptWatch:
         """No process of it is left."""
         self.is_over = True
         how = self.outcome()
-        return AttemptEnded(
-            id=self._findings.event_id(),
-            at=at,
-            source=self._findings.source,
-            job=self.job,
-            attempt=self.spec.attempt,
+        return self._findings.event(
+            AttemptEnded,
+            at,
             exit_code=how.code,
             signal=how.signal,
             stopped=stopped,

@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from holdfast.controller import Controller
 from holdfast.controller.state import key_text
-from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError, LinkError, OrderError
-from holdfast.launch.allocation import AllocationOrchestrator, is_settled
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError
+from holdfast.launch.allocation import AllocationOrchestrator, outcome, until_settled
 from holdfast.launch.core.asks import Finish, KillRanks
 from holdfast.launch.core.fence import (
     EpochRaised,
     Fence,
+    FenceAsk,
     FenceReport,
     LaidOut,
     LayOut,
@@ -30,6 +31,7 @@ from holdfast.launch.core.fence import (
     Resumed,
     StartOrdered,
     StartRanks,
+    advance,
 )
 from holdfast.launch.core.lease import ATTACH_LEASE_S, YieldJob
 from holdfast.launch.core.shutdown import (
@@ -48,6 +50,7 @@ from holdfast.launch.core.shutdown import (
     Stored,
     Superseded,
 )
+from holdfast.launch.launcher_events import EventMaker, order_outcome
 from holdfast.launch.process import Exit
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -71,15 +74,12 @@ POLL_S = 600.0
 LONG_POLL_S = 86400.0
 """When nobody kills controllers: a beat that waits is answered as soon as there is an order."""
 TOLD_S = 5.0
-LATE_S = 2.0
 LONG_S = 400 * 86400.0
 SIGTERM = 15
 LOOK_S = 0.5
 
-Told = TypeVar("Told", bound=e.AnyEvent)
 
-
-class LauncherVoice:
+class LauncherVoice(EventMaker):
     """What a launcher says: to its own engine, and once that has it, to the cluster's controller.
 
     Args:
@@ -90,31 +90,19 @@ class LauncherVoice:
     """
 
     def __init__(self, world: World, job: Job, leader: Node, agents: Agents) -> None:
+        source = f"launcher:{job.key}"
+        super().__init__(source, f"{source}/{job.restart_count}", lambda: world.clock_of(leader))
         self.world = world
         self.key = job.key
-        self.source = f"launcher:{job.key}"
         self.controller: Controller | None = None
         self.is_over = False
         """Nothing is said any more."""
         self._leader = leader
         self._agents = agents
-        self._prefix = f"{self.source}/{job.restart_count}"
-        self._number = 0
-
-    def _id(self) -> str:
-        self._number += 1
-        return f"{self._prefix}.{self._number}"
-
-    def _at(self) -> float:
-        return self.world.clock_of(self._leader)
-
-    def event(self, kind: type[Told], **fields: Any) -> Told:
-        """An event of this launcher, now."""
-        return kind(**{"id": self._id(), "at": self._at(), "source": self.source, **fields})
 
     def found(self, rule: str, place: Place, about: tuple[int, EvidenceKind], **fields: Any) -> e.FindingSeen:
         """A finding of this launcher, now, about an attempt and from such evidence."""
-        name, at = self._id(), self._at()
+        name, at = self.new_id(), self._clock()
         attempt, kind = about
         made = finding(
             rule, id=f"{name}:{rule}", at=at, place=place, job=self.key, attempt=attempt, kind=kind, **fields
@@ -359,26 +347,22 @@ class Launcher(Allocation):
         """Fence the attempts before it, and start it on these nodes."""
         if ordered.in_place:
             self.world.effect(f"{self.job.key}/a{ordered.attempt}")
-        await self._advance(ordered, nodes, step_max)
+        await advance(self.fence, ordered, lambda ask: self._carry_out(ask, nodes, step_max))
 
-    async def _advance(self, report: FenceReport, nodes: tuple[str, ...], step_max: int | None) -> None:
-        """Take the steps to the attempt's ranks, as `launch.attempts` does."""
-        for ask in self.fence.handle(report):
-            match ask:
-                case LayOut():
-                    await self._advance(LaidOut(ask.attempt, ask.epoch), nodes, step_max)
-                case RaiseEpoch():
-                    self.job.epoch = max(self.job.epoch, ask.epoch)
-                    await self._advance(EpochRaised(self.job.epoch, self.world.clock.monotonic()), nodes, step_max)
-                case YieldJob():
-                    await self.take(Superseded(epoch=ask.epoch, own=self.fence.epoch, attempt=self.fence.attempt))
-                case PinCheckpoint():
-                    is_leaving = self._leaving or bool(self.shutdown.ending)
-                    await self._advance(Pinned(is_leaving=is_leaving), nodes, step_max)
-                case StartRanks():
-                    self._start(nodes, step_max)
-                case _:
-                    pass
+    async def _carry_out(self, ask: FenceAsk, nodes: tuple[str, ...], step_max: int | None) -> FenceReport | None:
+        match ask:
+            case LayOut():
+                return LaidOut(ask.attempt, ask.epoch)
+            case RaiseEpoch():
+                self.job.epoch = max(self.job.epoch, ask.epoch)
+                return EpochRaised(self.job.epoch, self.world.clock.monotonic())
+            case YieldJob():
+                await self.take(Superseded(epoch=ask.epoch, own=self.fence.epoch, attempt=self.fence.attempt))
+            case PinCheckpoint():
+                return Pinned(is_leaving=self._leaving or bool(self.shutdown.ending))
+            case StartRanks():
+                self._start(nodes, step_max)
+        return None
 
     def _start(self, names: tuple[str, ...], step_max: int | None) -> None:
         job, number = self.job, self.fence.attempt
@@ -449,25 +433,17 @@ class Launcher(Allocation):
     async def _after_end(
         self, reports: AttemptReports, number: int, ended: Ended, told: asyncio.Future[int] | None
     ) -> None:
-        stored = Stored.TAKEN
-        try:
-            if told is not None:
-                await told
-        except LinkError:
-            stored = Stored.LOST
-        except HoldfastError:
-            stored = Stored.REFUSED
+        stored = await outcome(told)
         waits = await self.take(AttemptOver(ended, stored))
         if stored is not Stored.LOST:
             reports.told_over.set()
         controller = self.voice.controller
-        while waits and controller is not None and self.fence.attempt == number and not self._leaving:
-            found = await controller.journal.jobs(job=str(self.job.key))
-            pending = [known.order for known in await controller.journal.orders(pending_only=True)]
-            if is_settled(found[0] if found else None, pending):
-                await self.take(Settled(ended))
-                return
-            await controller.events_after(controller.seq, wait_s=LATE_S)
+
+        def is_awaited() -> bool:
+            return self.fence.attempt == number and not self._leaving
+
+        if waits and controller is not None and await until_settled(controller, self.job.key, is_awaited):
+            await self.take(Settled(ended))
 
     async def take(self, report: ShutdownReport) -> bool:
         """Do what the core asks; whether it waits for the engine's decision."""
@@ -561,14 +537,7 @@ class Launcher(Allocation):
             await self.world.clock.sleep(1.0)
 
     async def _foreign(self, order: o.AnyOrder) -> None:
-        outcome: e.AnyEvent
-        try:
-            detail = await self.orders.execute(order)
-        except OrderError as error:
-            outcome = self.voice.event(e.OrderFailed, order=order.id, why=str(error))
-        else:
-            outcome = self.voice.event(e.OrderDone, order=order.id, detail=detail)
-        self.voice.say(outcome)
+        self.voice.say(await order_outcome(order, self.orders, self.voice))
 
 
 class Lead:

@@ -1,10 +1,12 @@
 """When an attempt may start: its epoch is raised first, and every step before the ranks may still stop it.
 
-Driven by `launch.attempts`, one step after the other: each ask but `RenewLease` and `StartRanks` is answered by the
+Driven by `advance`, one step after the other: each ask but `RenewLease` and `StartRanks` is answered by the
 report that is named there, or by an error, which ends the start. Numbers that were given away are never used again.
 """
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
@@ -126,3 +128,12 @@ class Fence:
     def reserve(self, attempt: int) -> None:
         """Use no attempt's number up to this one: another step of the job has."""
         self.attempt = max(self.attempt, attempt)
+
+
+async def advance(
+    fence: Fence, report: FenceReport, carry_out: Callable[[FenceAsk], Awaitable[FenceReport | None]]
+) -> None:
+    """Take the steps to an attempt's ranks, one after the other; `carry_out` gives the report that an ask wants."""
+    for ask in fence.handle(report):
+        if (answer := await carry_out(ask)) is not None:
+            await advance(fence, answer, carry_out)
