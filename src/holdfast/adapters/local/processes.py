@@ -40,16 +40,7 @@ def command_of(pid: int) -> list[str]:
 
 def marked(folder: Path) -> list[int]:
     """Live processes of this machine that were started inside the embedded cluster of this folder."""
-    mark = f"{CLUSTER_MARK}={folder}".encode()
-    found = []
-    for pid in process_table():
-        try:
-            raw = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if mark in raw.split(b"\0"):
-            found.append(pid)
-    return found
+    return [pid for pid in process_table() if environment_of(pid).get(CLUSTER_MARK) == str(folder)]
 
 
 def end_all(look: Callable[[], Iterable[int]], *, limit_s: float = 5.0) -> list[int]:
