@@ -20,7 +20,7 @@ LARGER: dict[str, tuple[int, int]] = {
     "adapters:NodeOrders": (296, 8),
     "adapters:Outbox": (235, 16),
     "adapters:Reach": (75, 16),
-    "adapters:SqlJournal": (306, 11),
+    "adapters:SqlJournal": (251, 11),
     "adapters:Tailer": (284, 10),
     "agent:HealthWatch": (243, 16),
     "agent:KernelLog": (174, 20),

@@ -101,9 +101,9 @@ class Tailer:
 
     # --- life ---
 
-    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Begin to follow, inside this loop (the running one by default)."""
-        self._loop = loop or asyncio.get_running_loop()
+    def start(self) -> None:
+        """Begin to follow, inside the running loop."""
+        self._loop = asyncio.get_running_loop()
         if self._inotify is not None:
             self._loop.add_reader(self._inotify.fileno(), self._on_readable)
         for tail in list(self._tails.values()):
@@ -169,10 +169,6 @@ class Tailer:
     def paths(self) -> tuple[str, ...]:
         """The followed files."""
         return tuple(self._tails)
-
-    def polled(self, path: str | Path) -> bool:
-        """Whether the file is polled rather than watched."""
-        return self._tails[str(path)].poll
 
     def position(self, path: str | Path, pending: int = 0) -> Position | None:
         """How far the file was delivered, less `pending` bytes that the receiver has not used (a torn line)."""

@@ -45,7 +45,7 @@ def parse(text: str, file: str = "") -> dict[str, str]:
     """
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     if any(line.lower().startswith(("switchname=", "blockname=")) for line in lines):
-        return _of_slurm(lines, file)
+        return of_slurm(lines, file)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -64,8 +64,12 @@ def parse(text: str, file: str = "") -> dict[str, str]:
     return found
 
 
-def _of_slurm(lines: Sequence[str], file: str) -> dict[str, str]:
-    """Switches name their nodes or the switches below them; a node hangs on the lowest that names it."""
+def of_slurm(lines: Sequence[str], file: str = "") -> dict[str, str]:
+    """Switches name their nodes or the switches below them; a node hangs on the lowest that names it.
+
+    Raises:
+        ConfigError: what should be a set of nodes or switches is none.
+    """
     leaves: dict[str, str] = {}
     above: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
@@ -73,9 +77,9 @@ def _of_slurm(lines: Sequence[str], file: str) -> dict[str, str]:
         name = words.get("switchname") or words.get("blockname")
         if not name:
             continue
-        if words.get("switches"):
+        if below := _nodes(words.get("switches", ""), file, number):
             # A switch above others repeats their nodes in `scontrol show topology`.
-            above.update(dict.fromkeys(_nodes(words["switches"], file, number), name))
+            above.update(dict.fromkeys(below, name))
             continue
         for node in _nodes(words.get("nodes", ""), file, number):
             leaves.setdefault(node, name)

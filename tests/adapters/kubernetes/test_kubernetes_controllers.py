@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.adapters.journal.reading_postgres import PostgresReading
-from holdfast.adapters.kubernetes.node_orders import stamp
+from holdfast.adapters.kubernetes.api import stamp
 from holdfast.lab.kube_lab import KubeLab
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey, SchedulerState

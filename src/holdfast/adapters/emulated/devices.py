@@ -109,12 +109,8 @@ def prepare(folder: Path, gpus: Sequence[tuple[str, str]], *, machine: str = "",
 
 def environment(folder: Path, base: dict[str, str]) -> dict[str, str]:
     """`base` with the folder's library and commands in front of all others."""
-
-    def first(name: str, part: str) -> str:
-        rest = base.get(name, "")
-        return f"{folder / part}:{rest}" if rest else str(folder / part)
-
-    return base | {"PATH": first("PATH", "bin"), "LD_LIBRARY_PATH": first("LD_LIBRARY_PATH", "lib")}
+    first = {"PATH": "bin", "LD_LIBRARY_PATH": "lib"}
+    return base | {name: ":".join(filter(None, (str(folder / part), base.get(name)))) for name, part in first.items()}
 
 
 def root_of(node_dir: Path | None) -> Path:

@@ -1,20 +1,102 @@
 """The questions that are asked of a journal's tables, the same for SQLite and PostgreSQL. No time passes here.
 
-Called by `sql.py` (the controller's journal) and `reading_postgres.py` (the viewing commands).
+`Reads` is the reading half of `ports.Journal`, for `sql.py` (the controller's journal) and `reading_postgres.py` (the
+viewing commands).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Select, func, select, tuple_
 
 from holdfast.adapters.journal import schema
 from holdfast.errors import JournalError
+from holdfast.model.events import AnyEvent
 from holdfast.model.orders import OrderStatus
+from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.wire import decode, decode_event, decode_orders
+from holdfast.ports import Entry, Sample, Touched
 
+R = TypeVar("R")
 Rows = Select[Any]
+
+
+class Reads(ABC):
+    """The reading half of `ports.Journal`, for whoever can run a query."""
+
+    @abstractmethod
+    async def _rows(self, query: Rows) -> Sequence[Any]:
+        """The rows of a query. Raises JournalError."""
+
+    @abstractmethod
+    async def _payloads(self, table: str, query: Rows, read: Callable[[str], R]) -> list[R]:
+        """Payloads of a query on this table, as `read` understands them. Raises JournalError."""
+
+    async def _records(self, table: str, query: Rows, kind: type[R]) -> list[R]:
+        return await self._payloads(table, query, lambda payload: decode(payload, kind))
+
+    async def _entries(self, query: Rows) -> list[Entry]:
+        rows = await self._rows(query)
+        return [Entry(decode_event(row.payload), decode_orders(row.orders), Touched()) for row in rows]
+
+    async def events(self, *, after: int = 0, limit: int = 1000, newest: bool = False, **where: Any) -> list[AnyEvent]:
+        """See `ports.Journal.events`."""
+        found = await self._payloads("events", events(after, limit, where, newest=newest), decode_event)
+        return found[::-1] if newest else found
+
+    async def entries(self, *, after: int = 0, limit: int = 1000) -> list[Entry]:
+        """See `ports.Journal.entries`."""
+        return await self._entries(entries(after, limit))
+
+    async def entries_before(self, before: int, *, kinds: Sequence[str], limit: int = 100) -> list[Entry]:
+        """See `ports.Journal.entries_before`."""
+        return await self._entries(entries_before(before, kinds, limit))
+
+    async def jobs(self, *, job: str | Sequence[str] = "") -> list[JobRecord]:
+        """See `ports.Journal.jobs`."""
+        return await self._records("jobs", jobs(job), JobRecord)
+
+    async def nodes(self, *, node: str | Sequence[str] = "") -> list[NodeRecord]:
+        """See `ports.Journal.nodes`."""
+        return await self._records("nodes", nodes(node), NodeRecord)
+
+    async def brakes(self) -> list[BrakeRecord]:
+        """See `ports.Journal.brakes`."""
+        return await self._records("brakes", brakes(), BrakeRecord)
+
+    async def incidents(
+        self,
+        *,
+        incident: str = "",
+        open_only: bool = False,
+        limit: int = 1000,
+        before: tuple[float, str] | None = None,
+    ) -> list[IncidentRecord]:
+        """See `ports.Journal.incidents`."""
+        query = incidents(incident, open_only=open_only, limit=limit, before=before)
+        return await self._records("incidents", query, IncidentRecord)
+
+    async def orders(
+        self,
+        *,
+        order: str = "",
+        incident: str = "",
+        pending_only: bool = False,
+        limit: int = 1000,
+        before: tuple[float, str] | None = None,
+    ) -> list[OrderRecord]:
+        """See `ports.Journal.orders`."""
+        query = orders(order, incident, pending_only=pending_only, limit=limit, before=before)
+        return await self._records("orders", query, OrderRecord)
+
+    async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
+        """See `ports.Journal.samples`."""
+        rows = await self._rows(samples(series, subject, after=after))
+        return [Sample(row.series, row.subject, row.at, math.nan if row.value is None else row.value) for row in rows]
 
 
 def jobs(job: str | Sequence[str] = "") -> Rows:

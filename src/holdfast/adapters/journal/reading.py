@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -151,33 +151,27 @@ class JournalReading:
 
     async def jobs(self, *, job: str = "") -> list[JobRecord]:
         """See `ports.Journal.jobs`."""
-        where = ("WHERE id = ?", (job,)) if job else ("", ())
-        return self._records("jobs", JobRecord, *where, order="key")
+        return self._records("jobs", JobRecord, {"id": job}, order="key")
 
     async def nodes(self, *, node: str = "") -> list[NodeRecord]:
         """See `ports.Journal.nodes`."""
-        where = ("WHERE name = ?", (node,)) if node else ("", ())
-        return self._records("nodes", NodeRecord, *where, order="name")
+        return self._records("nodes", NodeRecord, {"name": node}, order="name")
 
     async def brakes(self) -> list[BrakeRecord]:
         """See `ports.Journal.brakes`."""
-        return self._records("brakes", BrakeRecord, order="name")
+        return self._records("brakes", BrakeRecord, {}, order="name")
 
     async def incidents(
         self, *, incident: str = "", open_only: bool = False, limit: int = 1000
     ) -> list[IncidentRecord]:
         """See `ports.Journal.incidents`."""
-        asked = [*(["id = ?"] if incident else []), *(["closed_at = 0.0"] if open_only else [])]
-        where = f"WHERE {' AND '.join(asked)}" if asked else ""
-        values = (incident,) if incident else ()
-        return self._records("incidents", IncidentRecord, where, values, order="opened_at DESC, id DESC", limit=limit)
+        asked = {"id": incident, "closed_at": 0.0 if open_only else ""}
+        return self._records("incidents", IncidentRecord, asked, order="opened_at DESC, id DESC", limit=limit)
 
     async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
         """See `ports.Journal.orders`."""
-        asked = [*(["incident = ?"] if incident else []), *(["status = ?"] if pending_only else [])]
-        where = f"WHERE {' AND '.join(asked)}" if asked else ""
-        values = (*((incident,) if incident else ()), *((OrderStatus.PENDING.value,) if pending_only else ()))
-        return self._records("orders", OrderRecord, where, values, order="issued_at DESC, id DESC", limit=limit)
+        asked = {"incident": incident, "status": OrderStatus.PENDING.value if pending_only else ""}
+        return self._records("orders", OrderRecord, asked, order="issued_at DESC, id DESC", limit=limit)
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
         """See `ports.Journal.samples`."""
@@ -225,8 +219,12 @@ class JournalReading:
     # --- rows ---
 
     def _records(
-        self, table: str, kind: type[R], where: str = "", values: tuple[Any, ...] = (), *, order: str, limit: int = -1
+        self, table: str, kind: type[R], asked: Mapping[str, str | float], *, order: str, limit: int = -1
     ) -> list[R]:
+        """Records whose columns are as asked; an empty text asks for nothing."""
+        chosen = {column: value for column, value in asked.items() if value != ""}
+        where = f"WHERE {' AND '.join(f'{column} = ?' for column in chosen)}" if chosen else ""
+        values = tuple(chosen.values())
         return list(self._decoded(table, lambda data: decode(data, kind), where, values, order=order, limit=limit))
 
     def _decoded(

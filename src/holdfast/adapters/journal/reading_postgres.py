@@ -7,7 +7,6 @@ version wrote it) is counted and left out. No time passes here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,10 +17,6 @@ from holdfast.adapters.journal import queries, schema
 from holdfast.adapters.journal.postgres import engine, is_journal, not_ours, shown, tables_of
 from holdfast.adapters.journal.sql import said_by
 from holdfast.errors import JournalError, NotFoundError, WireError
-from holdfast.model.events import AnyEvent
-from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
-from holdfast.model.wire import decode, decode_event, decode_orders
-from holdfast.ports import Entry, Sample, Touched
 
 R = TypeVar("R")
 
@@ -29,7 +24,7 @@ NAMED_MAX = 3
 """As many rows that cannot be understood are named; the rest is counted."""
 
 
-class PostgresReading:
+class PostgresReading(queries.Reads):
     """The reading half of `ports.Journal`, as of one moment."""
 
     def __init__(self, url: str) -> None:
@@ -89,46 +84,6 @@ class PostgresReading:
         if missing:
             self._notes.append(f"{missing} of {expected} events after the newest snapshot are missing.")
 
-    # --- the reading half of ports.Journal ---
-
-    async def jobs(self, *, job: str = "") -> list[JobRecord]:
-        """See `ports.Journal.jobs`."""
-        return self._records("jobs", queries.jobs(job), JobRecord)
-
-    async def nodes(self, *, node: str = "") -> list[NodeRecord]:
-        """See `ports.Journal.nodes`."""
-        return self._records("nodes", queries.nodes(node), NodeRecord)
-
-    async def brakes(self) -> list[BrakeRecord]:
-        """See `ports.Journal.brakes`."""
-        return self._records("brakes", queries.brakes(), BrakeRecord)
-
-    async def incidents(
-        self, *, incident: str = "", open_only: bool = False, limit: int = 1000
-    ) -> list[IncidentRecord]:
-        """See `ports.Journal.incidents`."""
-        query = queries.incidents(incident, open_only=open_only, limit=limit)
-        return self._records("incidents", query, IncidentRecord)
-
-    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
-        """See `ports.Journal.orders`."""
-        query = queries.orders(incident=incident, pending_only=pending_only, limit=limit)
-        return self._records("orders", query, OrderRecord)
-
-    async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
-        """See `ports.Journal.samples`."""
-        rows = self._rows(queries.samples(series, subject, after=after))
-        return [Sample(row.series, row.subject, row.at, math.nan if row.value is None else row.value) for row in rows]
-
-    async def events(self, *, after: int = 0, limit: int = 1000, **where: Any) -> list[AnyEvent]:
-        """See `ports.Journal.events`."""
-        return self._understood("events", queries.events(after, limit, where), decode_event)
-
-    async def entries(self, *, after: int = 0, limit: int = 1000) -> list[Entry]:
-        """See `ports.Journal.entries`."""
-        rows = self._rows(queries.entries(after, limit))
-        return [Entry(decode_event(row.payload), decode_orders(row.orders), Touched()) for row in rows]
-
     async def close(self) -> None:
         """Let go of the server."""
         self._connection.close()
@@ -136,19 +91,16 @@ class PostgresReading:
 
     # --- rows ---
 
-    def _records(self, table: str, query: Select[Any], kind: type[R]) -> list[R]:
-        return self._understood(table, query, lambda payload: decode(payload, kind))
-
-    def _understood(self, table: str, query: Select[Any], read: Callable[[str], R]) -> list[R]:
+    async def _payloads(self, table: str, query: Select[Any], read: Callable[[str], R]) -> list[R]:
         found: list[R] = []
-        for row in self._rows(query):
+        for row in await self._rows(query):
             try:
                 found.append(read(row.payload))
             except WireError as error:
                 self._odd.setdefault(table, []).append(str(error))
         return found
 
-    def _rows(self, query: Select[Any]) -> list[Any]:
+    async def _rows(self, query: Select[Any]) -> list[Any]:
         try:
             return list(self._connection.execute(query).all())
         except SQLAlchemyError as error:

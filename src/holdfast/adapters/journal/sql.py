@@ -8,7 +8,6 @@ fenced: it reads the lease row in its own transaction and refuses when a newer e
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -19,9 +18,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from holdfast.adapters.journal import queries, schema, series
 from holdfast.errors import FencedError, JournalBusyError, JournalError
 from holdfast.model.events import AnyEvent
-from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
-from holdfast.model.wire import decode, decode_event, decode_orders
-from holdfast.ports import Entry, LeaseRow, Sample, Touched
+from holdfast.model.wire import decode_event
+from holdfast.ports import Entry, LeaseRow, Sample
 
 R = TypeVar("R")
 
@@ -40,7 +38,7 @@ ROLLED_BACK = frozenset({"40001", "40P01"})
 """SQLSTATE of a serialisation failure and of a deadlock: nothing of the transaction has happened."""
 
 
-class SqlJournal:
+class SqlJournal(queries.Reads):
     """A `ports.Journal` in a relational store. Made by `open_journal`."""
 
     def __init__(self, writer: Engine, readers: Engine) -> None:
@@ -166,7 +164,8 @@ class SqlJournal:
             seq = page[-1].seq
 
     def _events_now(self, after: int) -> list[AnyEvent]:
-        return self._read_now(lambda connection: _events(connection, after, LOAD_PAGE, {}))
+        query = queries.events(after, LOAD_PAGE, {})
+        return self._read_now(lambda connection: [decode_event(payload) for payload in connection.scalars(query)])
 
     async def snapshot(self, state: bytes, seq: int) -> None:
         """See `ports.Journal.snapshot`. The newest two are kept."""
@@ -197,68 +196,12 @@ class SqlJournal:
         """See `ports.Journal.last_seq`."""
         return await self._read(queries.last_seq)
 
-    async def events(self, *, after: int = 0, limit: int = 1000, newest: bool = False, **where: Any) -> list[AnyEvent]:
-        """See `ports.Journal.events`."""
-        return await self._read(lambda connection: _events(connection, after, limit, where, newest=newest))
-
-    async def entries(self, *, after: int = 0, limit: int = 1000) -> list[Entry]:
-        """See `ports.Journal.entries`."""
-        return _entries(await self._rows(queries.entries(after, limit)))
-
-    async def entries_before(self, before: int, *, kinds: Sequence[str], limit: int = 100) -> list[Entry]:
-        """See `ports.Journal.entries_before`."""
-        return _entries(await self._rows(queries.entries_before(before, kinds, limit)))
-
-    # --- read models ---
-
-    async def jobs(self, *, job: str | Sequence[str] = "") -> list[JobRecord]:
-        """See `ports.Journal.jobs`."""
-        return await self._records(queries.jobs(job), JobRecord)
-
-    async def nodes(self, *, node: str | Sequence[str] = "") -> list[NodeRecord]:
-        """See `ports.Journal.nodes`."""
-        return await self._records(queries.nodes(node), NodeRecord)
-
-    async def brakes(self) -> list[BrakeRecord]:
-        """See `ports.Journal.brakes`."""
-        return await self._records(queries.brakes(), BrakeRecord)
-
-    async def incidents(
-        self,
-        *,
-        incident: str = "",
-        open_only: bool = False,
-        limit: int = 1000,
-        before: tuple[float, str] | None = None,
-    ) -> list[IncidentRecord]:
-        """See `ports.Journal.incidents`."""
-        query = queries.incidents(incident, open_only=open_only, limit=limit, before=before)
-        return await self._records(query, IncidentRecord)
-
-    async def orders(
-        self,
-        *,
-        order: str = "",
-        incident: str = "",
-        pending_only: bool = False,
-        limit: int = 1000,
-        before: tuple[float, str] | None = None,
-    ) -> list[OrderRecord]:
-        """See `ports.Journal.orders`."""
-        query = queries.orders(order, incident, pending_only=pending_only, limit=limit, before=before)
-        return await self._records(query, OrderRecord)
-
     # --- the series store ---
 
     async def add_samples(self, samples: Sequence[Sample]) -> None:
         """See `ports.Journal.add_samples`. Also thins and bounds the store, a little with each call."""
         if samples:
             await self._write(lambda connection: series.add(connection, samples), fenced=False)
-
-    async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
-        """See `ports.Journal.samples`."""
-        rows = await self._rows(queries.samples(series, subject, after=after))
-        return [Sample(row.series, row.subject, row.at, math.nan if row.value is None else row.value) for row in rows]
 
     # --- keeping house ---
 
@@ -306,9 +249,9 @@ class SqlJournal:
     async def _rows(self, query: Select[Any]) -> Sequence[Any]:
         return await self._read(lambda connection: connection.execute(query).all())
 
-    async def _records(self, query: Select[Any], kind: type[R]) -> list[R]:
+    async def _payloads(self, table: str, query: Select[Any], read: Callable[[str], R]) -> list[R]:  # noqa: ARG002 - see `Reads`
         # Decoded in the reader's thread: ten thousand nodes must not hold the caller's loop.
-        return await self._read(lambda connection: [decode(payload, kind) for payload in connection.scalars(query)])
+        return await self._read(lambda connection: [read(payload) for payload in connection.scalars(query)])
 
     def _read_now(self, work: Callable[[Connection], R]) -> R:
         try:
@@ -362,18 +305,6 @@ def _lease(connection: Connection) -> LeaseRow | None:
     row = connection.execute(select(schema.lease)).one_or_none()
     lease_s = connection.scalar(select(schema.meta.c.value).where(schema.meta.c.key == LEASE_S))
     return LeaseRow(row.holder, int(row.epoch), row.expires, float(lease_s or 0.0)) if row and row.epoch else None
-
-
-def _events(
-    connection: Connection, after: int, limit: int, where: dict[str, Any], *, newest: bool = False
-) -> list[AnyEvent]:
-    query = queries.events(after, limit, where, newest=newest)
-    found = [decode_event(payload) for payload in connection.scalars(query)]
-    return found[::-1] if newest else found
-
-
-def _entries(rows: Sequence[Any]) -> list[Entry]:
-    return [Entry(decode_event(row.payload), decode_orders(row.orders), Touched()) for row in rows]
 
 
 def _drop_events(connection: Connection, before: float) -> int:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -304,6 +306,11 @@ class KubeApi:
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
             said = str(error) or type(error).__name__
             raise LinkError(f"the watch of {path} at {self.server} broke: {said}") from error
+
+
+def stamp(at: float | None = None) -> str:
+    """Unix seconds, or now, as the API has it."""
+    return datetime.fromtimestamp(time.time() if at is None else at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 async def again_on_conflict(attempt: Callable[[], Awaitable[T]], whose: str) -> T:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import structlog
 
-from holdfast.adapters.kubernetes.api import MERGE, ApiError, KubeApi
+from holdfast.adapters.kubernetes.api import MERGE, ApiError, KubeApi, stamp
 from holdfast.errors import LinkError
 from holdfast.model.records import IncidentRecord
 
@@ -46,11 +46,11 @@ def body_of(record: IncidentRecord) -> dict[str, Any]:
         "nodesText": _short(record.nodes),
         "jobs": jobs[:LIST_MAX],
         "jobsText": _short(jobs),
-        "openedAt": _time(record.opened_at),
+        "openedAt": stamp(record.opened_at),
         "story": (diagnosis.story if diagnosis is not None else "")[:TEXT_MAX],
     }
     if closed:
-        status["closedAt"] = _time(record.closed_at)
+        status["closedAt"] = stamp(record.closed_at)
         status["seconds"] = max(0, round(record.closed_at - record.opened_at))
     meta = {"name": object_name(record.id), "labels": {"app.kubernetes.io/managed-by": "holdfast"}}
     return {"apiVersion": "holdfast.dev/v1", "kind": "Incident", "metadata": meta, "status": status}
@@ -59,10 +59,6 @@ def body_of(record: IncidentRecord) -> dict[str, Any]:
 def _short(names: Iterable[str]) -> str:
     found = list(names)
     return ",".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class IncidentMirror:

@@ -20,7 +20,7 @@ from holdfast.adapters.kubernetes.api import ApiError
 from holdfast.adapters.kubernetes.asks import HOLDFAST
 from holdfast.adapters.kubernetes.looks import Looks
 from holdfast.adapters.kubernetes.objects import Json, Node, seconds
-from holdfast.adapters.kubernetes.put_away import MANIFEST, PUT_AWAY, collection, write
+from holdfast.adapters.kubernetes.put_away import MANIFEST, collection, record, write
 from holdfast.errors import LinkError
 
 KIND = "Node"
@@ -36,18 +36,7 @@ def name_of(node: str) -> str:
 
 def kept(node: Node, namespace: str) -> Json:
     """The ConfigMap."""
-    about = {
-        "name": name_of(node.metadata.name),
-        "namespace": namespace,
-        "labels": {PUT_AWAY: "true"},
-        "annotations": {f"{HOLDFAST}/kind": KIND},
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": about,
-        "data": {MANIFEST: msgspec.json.encode(node).decode()},
-    }
+    return record(name_of(node.metadata.name), namespace, {"kind": KIND}, msgspec.json.encode(node).decode())
 
 
 def taken_out(config_map: Json) -> Node | None:

@@ -58,12 +58,8 @@ class _Versioned(Struct):
     metadata: _About
 
 
-class _ListAbout(Struct, rename="camel"):
-    resource_version: str = ""
-
-
 class _List(Struct):
-    metadata: _ListAbout
+    metadata: _About
     items: list[msgspec.Raw] | None = None
 
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 from msgspec import Struct
 
 from holdfast.adapters.kubernetes import patches
-from holdfast.adapters.kubernetes.api import MERGE, STRATEGIC, ApiError, KubeApi, again_on_conflict
+from holdfast.adapters.kubernetes.api import MERGE, STRATEGIC, ApiError, KubeApi, again_on_conflict, stamp
 from holdfast.adapters.kubernetes.asks import PENDING, UNSCHEDULABLE, Vocabulary
 from holdfast.adapters.kubernetes.kept_nodes import KeptNodes
 from holdfast.adapters.kubernetes.looks import Looks
@@ -76,11 +75,6 @@ def can(order: o.AnyOrder, by: Repairers) -> bool:
     return isinstance(order, o.QuarantineNode | o.ReturnNode | o.RetireNode)
 
 
-def stamp() -> str:
-    """Now, as the API has it."""
-    return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 class NodeOrders:
     """See the module."""
 
@@ -132,7 +126,8 @@ class NodeOrders:
             return "out of service already"
         repair = _REPAIRS.get(order.repair, "")
         await self.change(
-            order.node, lambda now: patches.quarantine(now, self._words, why=order.why, repair=repair, now=stamp())
+            order.node,
+            lambda now: patches.quarantine(now, self._words, why=order.why, repair=repair, now=stamp()),
         )
         await self.show(order.node)
         return f"cordoned and marked {PENDING.get(repair, 'Unschedulable')}"

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import structlog
 
-from holdfast.adapters.kubernetes.api import MERGE, ApiError
+from holdfast.adapters.kubernetes.api import MERGE, ApiError, stamp
 from holdfast.adapters.kubernetes.client import KubernetesOrchestrator
 from holdfast.adapters.kubernetes.objects import Json, Node, Pod, Workload
 from holdfast.errors import LinkError, TemporaryOrderError
@@ -103,7 +101,7 @@ class EventNotifier:
         """See ports.Notifier."""
         try:
             looks = await self._orchestrator.connect()
-            now = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            now = stamp()
             job = self._orchestrator.find(notice.job) if notice.job is not None else None
             node = looks.node(notice.node) if notice.node else None
             if job is not None and not job.put_away:

@@ -440,13 +440,13 @@ def _blame(pods: Sequence[Pod]) -> SchedulerState | None:
 
 
 def _worst(pods: Sequence[Pod]) -> Terminated | None:
-    ends = [end for pod in pods for end in _ends(pod)]
-    bad = [end for end in ends if end.exit_code != 0]
+    bad = [end for pod in pods for end in ends(pod) if end.exit_code != 0]
     # 143 is how the others end when they are told to; the one that began it ended otherwise.
     return next((end for end in bad if end.exit_code not in {143, 137}), bad[0] if bad else None)
 
 
-def _ends(pod: Pod) -> Iterator[Terminated]:
+def ends(pod: Pod) -> Iterator[Terminated]:
+    """How its containers ended, of those that have."""
     for container in pod.status.container_statuses or []:
         if container.state is not None and container.state.terminated is not None:
             yield container.state.terminated
@@ -457,9 +457,7 @@ def _reasons(pods: Sequence[Pod]) -> list[str]:
     found: list[str] = []
     for pod in pods:
         said = [pod.status.reason] if pod.status.reason and pod.status.phase == "Failed" else []
-        said += [
-            f"{end.reason} ({end.exit_code})" for end in _ends(pod) if end.reason not in {"Completed", "Error", ""}
-        ]
+        said += [f"{end.reason} ({end.exit_code})" for end in ends(pod) if end.reason not in {"Completed", "Error", ""}]
         for one in pod.status.conditions or []:
             if one.type == "PodScheduled" and one.status == "False" and one.reason == "Unschedulable":
                 said.append(f"FailedScheduling: {one.message}")

@@ -17,7 +17,7 @@ from pathlib import PurePath
 import structlog
 
 from holdfast.adapters.kubernetes.api import ApiError, KubeApi
-from holdfast.adapters.kubernetes.objects import Json, Pod, Workload, seconds, templates
+from holdfast.adapters.kubernetes.objects import Json, Pod, Workload, ends, seconds, templates
 from holdfast.adapters.tasks import end
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
@@ -164,10 +164,7 @@ class PodLogs:
 
 def status_of(pod: Pod) -> bytes:
     """What the kubelet says of the pod's end, as `kubectl describe` prints it; empty when that is nothing more."""
-    ends = [one.state.terminated for one in pod.status.container_statuses or [] if one.state is not None]
-    lines = [
-        f"Reason: {end.reason}" for end in ends if end is not None and end.reason not in {"", "Completed", "Error"}
-    ]
+    lines = [f"Reason: {end.reason}" for end in ends(pod) if end.reason not in {"", "Completed", "Error"}]
     if pod.status.phase == "Failed" and pod.status.reason:
         lines.append(f"{pod.status.reason}: {pod.status.message}"[:STATUS_CHARS])
     return "".join(f"{line}\n" for line in dict.fromkeys(lines)).encode()
@@ -185,9 +182,7 @@ def failed(pods: Iterable[Pod]) -> list[Pod]:
     now = time.time()
     found: list[tuple[bool, float, str, Pod]] = []
     for pod in pods:
-        states = [one.state.terminated for one in pod.status.container_statuses or [] if one.state is not None]
-        ends = [end for end in states if end is not None]
-        bad = [end for end in ends if end.exit_code != 0]
+        bad = [end for end in ends(pod) if end.exit_code != 0]
         if not bad and not (pod.status.phase == "Failed" and pod.status.reason):
             continue  # an evicted pod may have no container any more
         at = max((seconds(end.finished_at) for end in bad), default=0.0)

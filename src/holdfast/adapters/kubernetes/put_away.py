@@ -38,17 +38,22 @@ def collection(namespace: str) -> str:
 def record_of(job: Workload, manifest: Json, namespace: str) -> Json:
     """The ConfigMap that keeps the job while there is none: a controller that takes over finds it there."""
     bound = {"kind": job.kind.name, "namespace": job.namespace, "name": job.name, "uid": job.uid}
-    about = {
-        "name": record_name(job.kind.name, job.namespace, job.name),
-        "namespace": namespace,
-        "labels": {PUT_AWAY: "true"},
-        "annotations": {f"{HOLDFAST}/{key}": bound[key] for key in _BOUND},
-    }
     api_version = f"{job.kind.group}/{job.version}"
     whole = {**manifest, "apiVersion": api_version, "kind": job.kind.name}
     whole["metadata"] = {**manifest["metadata"], "name": job.name, "namespace": job.namespace, "uid": job.uid}
-    kept = {MANIFEST: json.dumps(whole, sort_keys=True)}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": kept}
+    name = record_name(job.kind.name, job.namespace, job.name)
+    return record(name, namespace, bound, json.dumps(whole, sort_keys=True))
+
+
+def record(name: str, namespace: str, notes: Mapping[str, str], manifest: str) -> Json:
+    """A record: a manifest, and in its annotations `holdfast.dev/...` whose it is."""
+    about = {
+        "name": name,
+        "namespace": namespace,
+        "labels": {PUT_AWAY: "true"},
+        "annotations": {f"{HOLDFAST}/{key}": value for key, value in notes.items()},
+    }
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {MANIFEST: manifest}}
 
 
 def record_name(kind: str, namespace: str, name: str) -> str:

@@ -1,7 +1,7 @@
 """Unix sockets in folders of any depth.
 
 A socket's path may have at most 107 bytes. A longer one is reached through `/proc/self/fd/<folder>/<name>`, which is
-always short. Used by the daemon (bind) and the client (connect). No time passes here.
+always short. Used by the embedded cluster and by `slurm/push`. No time passes here.
 """
 
 from __future__ import annotations

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from holdfast.errors import FencedError, JournalBusyError, JournalError
 from holdfast.model.events import AnyEvent
-from holdfast.model.orders import AnyOrder, OrderStatus
+from holdfast.model.orders import OrderStatus
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import decode, decode_event, decode_orders, encode, job_of, kind_of, node_of
 from holdfast.ports import Entry, LeaseRow, Sample, Touched
@@ -157,24 +159,16 @@ class MemoryJournal:
 
     def _after(self, seq: int) -> Iterator[_Row]:
         rows = self.store.rows
-        low, high = 0, len(rows)
-        while low < high:
-            middle = (low + high) // 2
-            if rows[middle].seq > seq:
-                high = middle
-            else:
-                low = middle + 1
-        return (rows[index] for index in range(low, len(rows)))
+        return (rows[index] for index in range(bisect_right(rows, seq, key=lambda row: row.seq), len(rows)))
 
     async def entries(self, *, after: int = 0, limit: int = 1000) -> list[Entry]:
         """See `ports.Journal.entries`."""
-        rows = [row for row, _ in zip(self._after(after), range(limit), strict=False)]
-        return [Entry(decode_event(row.payload), _orders(row), Touched()) for row in rows]
+        return [_entry(row) for row in islice(self._after(after), limit)]
 
     async def entries_before(self, before: int, *, kinds: Sequence[str], limit: int = 100) -> list[Entry]:
         """See `ports.Journal.entries_before`."""
-        rows = [row for row in reversed(self.store.rows) if row.seq < before and row.kind in kinds][:limit]
-        return [Entry(decode_event(row.payload), _orders(row), Touched()) for row in rows]
+        rows = (row for row in reversed(self.store.rows) if row.seq < before and row.kind in kinds)
+        return [_entry(row) for row in islice(rows, limit)]
 
     async def jobs(self, *, job: str | Sequence[str] = "") -> list[JobRecord]:
         """See `ports.Journal.jobs`."""
@@ -287,5 +281,5 @@ def _matches(row: _Row, where: dict[str, Any]) -> bool:
     return not kind or (row.kind == kind if isinstance(kind, str) else row.kind in kind)
 
 
-def _orders(row: _Row) -> list[AnyOrder]:
-    return decode_orders(row.orders)
+def _entry(row: _Row) -> Entry:
+    return Entry(decode_event(row.payload), decode_orders(row.orders), Touched())

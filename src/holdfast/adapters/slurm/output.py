@@ -20,7 +20,8 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from holdfast.errors import WireError
+from holdfast.adapters.topology import of_slurm
+from holdfast.errors import ConfigError, WireError
 
 NO_TASK = 0xFFFF_FFFE
 """Slurm's NO_VAL: "not an array task", as some versions print it."""
@@ -392,24 +393,10 @@ def facts_of_config(raw: str) -> ClusterFacts:
 
 def topology_of(raw: str) -> dict[str, str]:
     """Node -> path of switches from the top, `core/leaf1`, from `scontrol show topology`."""
-    leaf: dict[str, str] = {}
-    above: dict[str, str] = {}
-    for line in raw.splitlines():
-        told = dict(part.split("=", 1) for part in line.split() if "=" in part)
-        name = told.get("SwitchName", "")
-        if not name:
-            continue
-        if text(told.get("Switches", "")):
-            above.update(dict.fromkeys(node_names(told["Switches"]), name))
-        elif "Nodes" in told:
-            leaf.update(dict.fromkeys(node_names(told["Nodes"]), name))
-    paths: dict[str, str] = {}
-    for node, switch in leaf.items():
-        path = [switch]
-        while (higher := above.get(path[0])) is not None and higher not in path:
-            path.insert(0, higher)
-        paths[node] = "/".join(path)
-    return paths
+    try:
+        return of_slurm([line for line in raw.splitlines() if line.startswith("SwitchName=")])
+    except ConfigError:
+        return {}
 
 
 class JobEnd(Struct, frozen=True, kw_only=True):

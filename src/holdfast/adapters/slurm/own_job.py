@@ -23,7 +23,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from holdfast.adapters.slurm import commands
-from holdfast.adapters.slurm.daemons import NodeAddress
+from holdfast.adapters.slurm.daemons import NodeAddress, address_of
+from holdfast.adapters.slurm.node_output import nodes_of_text
 from holdfast.adapters.slurm.output import facts_of_config, node_names, text
 from holdfast.adapters.slurm.tool import is_queued
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
@@ -85,14 +86,7 @@ def read_addresses(told: str, port: int) -> dict[str, NodeAddress]:
         port: the cluster's SlurmdPort, since a node's line has `Port=` only where it differs; 0: not known. A node
             without any port is left out: nobody may conclude from a wrong port that nobody answers.
     """
-    found = {}
-    for line in told.splitlines():
-        fields = dict(_FIELD.findall(line))
-        name, own = fields.get("NodeName", ""), fields.get("Port", "")
-        where = int(own) if own.isdecimal() and own != "0" else port
-        if name and where:
-            found[name] = NodeAddress(fields.get("NodeAddr") or name, where)
-    return found
+    return {node.name: where for node in nodes_of_text(told) if (where := address_of(node, port)) is not None}
 
 
 def recall_script(job: str, excluded: Sequence[str], size: int) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
 
+from holdfast.adapters.local.sockets import socket_address
 from holdfast.errors import LinkError
 
 SOCKET = "slurm.sock"
@@ -40,7 +39,7 @@ class PushPort:
         try:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
-            with _short(path) as address:
+            with socket_address(path) as address:
                 listener.bind(address)
             path.chmod(0o600)
         except OSError as error:
@@ -82,16 +81,6 @@ class PushPort:
         self._socket = None
 
 
-@contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """Socket addresses have 107 bytes; a folder's descriptor makes any path short."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
-
-
 def push(folder: Path, what: str = "") -> None:
     """Send one push to the controller of this folder.
 
@@ -100,7 +89,7 @@ def push(folder: Path, what: str = "") -> None:
     """
     path = folder / SOCKET
     try:
-        with _short(path) as address, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        with socket_address(path) as address, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto(what.encode()[:200] or b"!", address)
     except BlockingIOError:
