@@ -104,10 +104,6 @@ class Cockpit:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def _changed(self, page: str) -> None:
-        """A page that does not follow events has something new to show."""
-        self.hub.changed(frozenset({page}), notable=False)
-
     async def _watch_health(self) -> None:
         last = self.pages.health()
         while True:

@@ -346,7 +346,7 @@ async def gather(
         data.measured = await _measured(journal, jobs, incidents)
     for done, record in enumerate(jobs, 1):
         if data.has_series:
-            data.series[str(record.key)] = await _series(journal, record.key, record, since)
+            data.series[str(record.key)] = await read_series(journal, record, since)
         if on_job is not None:
             on_job(done, len(jobs))
     return data
@@ -427,11 +427,12 @@ def _lives(record: JobRecord, since: float, until: float) -> bool:
     return any((attempt.ended_at or attempt.started_at) >= since or not attempt.ended_at for attempt in record.attempts)
 
 
-async def _series(journal: Records, key: JobKey, record: JobRecord, since: float) -> JobSeries:
+async def read_series(journal: Records, record: JobRecord, since: float = 0.0) -> JobSeries:
+    """What was sampled of a job's attempts from `since` on, Unix seconds."""
     series = JobSeries()
 
     async def points(name: str, attempt: int, *, of_ranks: bool = True) -> list[Point]:
-        subject = f"job:{key}({attempt})"
+        subject = f"job:{record.key}({attempt})"
         found = await journal.samples(name, f"{subject}*" if of_ranks else subject, after=since)
         return [Point(s.at, s.value) for s in (one_rank(found) if of_ranks else found)]
 
