@@ -11,7 +11,7 @@ from __future__ import annotations
 from holdfast.controller.figures import Figures
 from holdfast.controller.loop import Controller
 from holdfast.controller.settings import Settings
-from holdfast.controller.state import EngineFactory, EngineLike
+from holdfast.controller.state import EngineFactory
 from holdfast.model.answers import Health
 
-__all__ = ["Controller", "EngineFactory", "EngineLike", "Figures", "Health", "Settings"]
+__all__ = ["Controller", "EngineFactory", "Figures", "Health", "Settings"]
