@@ -7,6 +7,7 @@ parts of one. Times are those of the records; what is newer than the journal is 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
@@ -315,20 +316,8 @@ def _newest(job: JobLine) -> float:
 
 def natural(name: str) -> list[tuple[bool, int, str]]:
     """A key that sorts node2 before node10."""
-    parts: list[tuple[bool, int, str]] = []
-    digits, text = "", ""
-    for char in f"{name}\0":
-        if char.isascii() and char.isdigit():
-            if text:
-                parts.append((True, 0, text))
-                text = ""
-            digits += char
-        else:
-            if digits:
-                parts.append((False, int(digits[:18]), digits))
-                digits = ""
-            text += char
-    return parts
+    parts = re.findall(r"([0-9]+)|([^0-9]+)", name)
+    return [(False, int(digits[:18]), digits) if digits else (True, 0, text) for digits, text in parts]
 
 
 def _job_is(job: JobLine, state: str) -> bool:
