@@ -34,7 +34,7 @@ from holdfast.report.figures import (
     tells_steps,
     totals,
 )
-from holdfast.report.fleet import Economics, Fleet, Span, Stay, fleet, stays
+from holdfast.report.fleet import Economics, Fleet, Span, Stay, fleet
 from holdfast.report.interval import IntervalAdvice, advise
 from holdfast.report.objectives import Verdict, judge
 from holdfast.report.proposals import Facts, Proposal, proposals
@@ -245,7 +245,8 @@ class ReportData(Struct, dict=True):
         # Retention drops events and keeps incidents: the older of the two tells since when there is a history.
         known = [incident.opened_at for incident in self.history or self.incidents]
         known += [self.begins_at] if self.begins_at else []
-        return stays(self.nodes, known_since=min(known, default=self.made_at))
+        known_since = min(known, default=self.made_at)
+        return [(node.first_seen_at or known_since, node.left_at or inf) for node in self.nodes]
 
     @cached_property
     def fleet(self) -> Fleet:

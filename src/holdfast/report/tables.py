@@ -9,20 +9,6 @@ from holdfast.report.figures import CATEGORIES, Spread, Totals
 from holdfast.report.timeline import ORDER, timeline
 from holdfast.report.words import ENGLISH, Words
 
-HEADINGS: dict[Mark, str] = {
-    Mark.FAULT: "fault",
-    Mark.DETECTED: "detected",
-    Mark.DIAGNOSED: "diagnosed",
-    Mark.ISOLATED: "isolated",
-    Mark.STOPPED: "stopped",
-    Mark.REQUEUED: "requeued",
-    Mark.RELEASED: "released",
-    Mark.PLACED: "placed",
-    Mark.STARTED: "started",
-    Mark.FIRST_STEP: "first step",
-    Mark.PROVEN: "proven",
-}
-
 
 def seconds(value: float | None) -> str:
     """`0.042 s`, `1.3 s`, `2 min 05 s`, `3 h 07 min`, or a dash."""
@@ -72,13 +58,9 @@ def suspects(incident: IncidentRecord) -> str:
 def offsets(incident: IncidentRecord, words: Words = ENGLISH) -> list[tuple[str, str]]:
     """(heading, seconds after the fault) for every column of a timeline, a dash where a mark is not known."""
     known = timeline(incident).offsets
-    rows = []
-    for mark in ORDER:
-        if mark is Mark.FAULT:
-            rows.append((words.say(HEADINGS[mark]), words.clock(incident.marks.get(mark, 0.0))))
-        else:
-            rows.append((words.say(HEADINGS[mark]), f"+{known[mark]:.3f}" if mark in known else "-"))
-    return rows
+    values = {mark: f"+{known[mark]:.3f}" if mark in known else "-" for mark in ORDER}
+    values[Mark.FAULT] = words.clock(incident.marks.get(Mark.FAULT, 0.0))
+    return [(words.say(mark.value.replace("_", " ")), value) for mark, value in values.items()]
 
 
 def total_rows(totals: Totals, words: Words = ENGLISH) -> list[tuple[str, str, str]]:
