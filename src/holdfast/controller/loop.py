@@ -8,7 +8,7 @@ disk has consequences. A newer epoch in the journal ends this controller at once
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -125,10 +125,6 @@ class Controller:
     async def events_after(self, after: int, *, limit: int = 1000, wait_s: float = 0.0) -> list[e.AnyEvent]:
         """Events on disk with seq > after, oldest first; when there are none, waits up to `wait_s` for some."""
         return await self._intake.recent.after(after, limit=limit, wait_s=wait_s)
-
-    def subscribe(self, after: int) -> AsyncIterator[e.AnyEvent]:
-        """Events on disk with seq > after, and then each new one, until the controller ends."""
-        return self._intake.recent.follow(after)
 
     def shell(self) -> ShellState:
         """What the shell remembers; to be read only."""
