@@ -21,7 +21,7 @@ from holdfast.controller import Controller
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.model.policy import PolicySet
 from holdfast.model.records import IncidentRecord
-from holdfast.report.figures import spread
+from holdfast.report.figures import cause_of, spread
 from holdfast.report.fleet import Economics, Week
 from holdfast.report.gather import ReportData, gather
 from holdfast.report.section import Section
@@ -186,8 +186,8 @@ def _figures(data: ReportData, now: float) -> Figures:
     tables = [section for section in sections(data, "fleet") if section.key != "published"]
     return Figures(
         made_at=now,
-        totals=[(name, value, meaning) for name, value, meaning in total_rows(data.totals, data.words)],
-        badput=[(name, value) for name, value in badput_rows(data.totals, data.words)],
+        totals=total_rows(data.totals, data.words),
+        badput=badput_rows(data.totals, data.words),
         tables=[*tables[:2], downtime(data.counted), by_cause(data.counted), by_job(data), *tables[2:]],
         trend=data.fleet.weeks,
     )
@@ -271,8 +271,7 @@ def by_cause(incidents: Sequence[IncidentRecord]) -> Section:
     groups: dict[str, list[dict[str, float]]] = {}
     for one in incidents:
         if one.attempt_before is not None and not one.drill:
-            cause = one.diagnosis.cause if one.diagnosis is not None else "unknown"
-            groups.setdefault(cause, []).append(seconds_by_phase(one))
+            groups.setdefault(cause_of(one), []).append(seconds_by_phase(one))
     rows = []
     for cause, told in sorted(groups.items(), key=lambda item: -len(item[1]))[:20]:
         detect = spread(one["detect"] for one in told if "detect" in one)

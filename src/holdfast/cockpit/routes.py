@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
-import structlog
 from litestar import Request, Response, Router, get, post
 from litestar.exceptions import HTTPException
 from litestar.params import FromPath, FromQuery
@@ -43,8 +42,6 @@ HEADERS = {
 }
 HTML = "text/html; charset=utf-8"
 LIVE_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Content-Type": "text/event-stream"}
-
-_log = structlog.get_logger("holdfast.cockpit")
 
 
 class LogInError(RefusedError):
@@ -135,18 +132,13 @@ async def page(request: Request[Any, Any, Any], kind: str, name: str = "", **mor
         session = looker(request)
     query = str(request.url.query or "")
     live = f"{kind}:{name}" if name else kind
-    asked = Page.parse(f"{live}?{query}" if query else live) if not name else Page(kind, name, tuple(_asked(query)))
-    template, values = await cockpit.pages.values(asked)
+    template, values = await cockpit.pages.values(Page(kind, name, Page.parse(f"?{query}").asked))
     own = personal(request, session, live, query) | {"may_operate": may_order(session.identity, values)}
     html = rendering.whole(template, values | own | more)
     answer = Response(html, media_type=HTML)
     if fresh:
         answer.set_cookie(cookie(fresh, secure=is_secure(request)))
     return answer
-
-
-def _asked(query: str) -> tuple[tuple[str, str], ...]:
-    return Page.parse(f"x?{query}").asked
 
 
 def may_order(identity: Identity, values: dict[str, Any]) -> bool:
