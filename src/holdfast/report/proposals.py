@@ -171,9 +171,8 @@ def _hidden(facts: Facts, _: Fleet) -> Iterable[Proposal]:
 def _began(facts: Facts, incident: IncidentRecord) -> float:
     """When the attempt began that it ended; 0 when that is not known."""
     job = facts.job_of.get(incident.jobs[0]) if incident.jobs else None
-    if job is None:
-        return 0.0
-    return next((a.started_at for a in job.attempts if a.number == incident.attempt_before), 0.0)
+    attempt = job.numbered(incident.attempt_before) if job is not None else None
+    return attempt.started_at if attempt is not None else 0.0
 
 
 def unseen_s(incident: IncidentRecord, started_at: float = 0.0) -> float:

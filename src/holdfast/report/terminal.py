@@ -91,15 +91,11 @@ def story_panel(number: int, incident: IncidentRecord, words: Words = ENGLISH) -
 def render(data: ReportData, kind: str = "full") -> RenderableType:
     """The whole report, or its fleet's figures or summary."""
     say = data.words.say
-    if kind != "full":
-        return Group(
-            Text(say(data.title), style="bold"),
-            *(Text(say(f"Note: {note}"), style="dim") for note in data.notes),
-            *(section_table(section, data.words) for section in sections(data, kind)),
-        )
     parts: list[RenderableType] = [Text(say(data.title), style="bold")]
     parts.extend(Text(say(f"Note: {note}"), style="dim") for note in data.notes)
-    tables = sections(data, "full")
+    tables = sections(data, kind)
+    if kind != "full":
+        return Group(*parts, *(section_table(section, data.words) for section in tables))
     parts.extend(section_table(section, data.words) for section in tables if section.key == "executive")
     parts.extend(
         timeline_table(data.incidents[start : start + 4], data.words) for start in range(0, len(data.incidents), 4)
