@@ -194,7 +194,12 @@ class Reporter:
             LinkError: the controller has not seen its job or node yet.
         """
         check_bounds(structs.replace(beat, samples=[]))
-        await BEAT[self.kind](self, beat)
+        if self.kind is Kind.LAUNCHER:
+            await self.check_job(JobKey(beat.cluster, beat.job, beat.generation))
+            await self.check_job_nodes({beat.node})
+        elif beat.node != self.node or beat.job or self.kind is Kind.DRILL:
+            named = f"node {beat.node!r}{f', job {beat.job}' * bool(beat.job)}"
+            raise RefusedError(f"{self.source} may not beat for {named}")
         return structs.replace(beat, samples=[point for point in beat.samples if self._may_plot(point)])
 
     def _may_plot(self, point: SamplePoint) -> bool:
@@ -355,25 +360,6 @@ async def known_target(reporter: Reporter, event: e.AnyEvent) -> None:
             raise RefusedError(f"the scheduler has no job {job}")
 
 
-async def agent_beat(reporter: Reporter, beat: Beat) -> None:
-    """Check that an agent beats for its own node and for no job."""
-    if beat.node != reporter.node or beat.job:
-        raise RefusedError(
-            f"{reporter.source} may not beat for node {beat.node!r}{f', job {beat.job}' * bool(beat.job)}"
-        )
-
-
-async def launcher_beat(reporter: Reporter, beat: Beat) -> None:
-    """Check that a launcher beats for its own job, from a node of the job."""
-    await reporter.check_job(JobKey(beat.cluster, beat.job, beat.generation))
-    await reporter.check_job_nodes({beat.node})
-
-
-async def no_beat(reporter: Reporter, beat: Beat) -> None:
-    """Refuse the beat: drills send none."""
-    raise RefusedError(f"{reporter.source} may not beat for node {beat.node!r}")
-
-
 LAUNCHER_CONDITIONS = frozenset({"straggler.rank"})
 """Findings of launchers that are lifted when their condition is over; all others are agents' to clear."""
 
@@ -405,11 +391,6 @@ MAY: Mapping[type, Mapping[Kind, tuple[Check, ...]]] = {
 
 A launcher's `NodeGone` is a claim: `controller.claims` asks the scheduler before the engine gets it.
 """
-BEAT: Mapping[Kind, Callable[[Reporter, Beat], Awaitable[None]]] = {
-    Kind.AGENT: agent_beat,
-    Kind.LAUNCHER: launcher_beat,
-    Kind.DRILL: no_beat,
-}
 
 
 def _job(event: e.AnyEvent) -> JobKey | None:
