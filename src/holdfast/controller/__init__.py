@@ -1,7 +1,7 @@
 """The shell around the pure engine: journal first, then deeds. `Controller` is what `cli/` and the launcher run.
 
 `loop.py` puts the parts together; `intake.py` judges and stores; `consequences.py` acts on what is stored, by
-`executors.py`, `timers.py` and, for what launchers and agents must do, `mailbox.py`. `lease.py` keeps the lead.
+`executors.py` and, for what launchers and agents must do, `mailbox.py`. `lease.py` keeps the lead.
 `watch.py` looks at the orchestrator, `presence.py` takes beats; `fleet.py` is the cluster at a glance; `state.py` is
 what survives.
 """

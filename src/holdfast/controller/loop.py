@@ -16,7 +16,7 @@ import structlog
 from holdfast import __version__
 from holdfast.controller.acts import within
 from holdfast.controller.claims import Claims
-from holdfast.controller.consequences import Consequences
+from holdfast.controller.consequences import Consequences, Timers
 from holdfast.controller.doubts import Doubts
 from holdfast.controller.executors import Executors
 from holdfast.controller.figures import Figures
@@ -27,7 +27,6 @@ from holdfast.controller.mailbox import Mailboxes
 from holdfast.controller.presence import Presence
 from holdfast.controller.settings import Settings
 from holdfast.controller.state import EngineFactory, ShellState
-from holdfast.controller.timers import Timers
 from holdfast.controller.watch import Watch
 from holdfast.model import events as e
 from holdfast.model.answers import Health
