@@ -24,9 +24,8 @@ from holdfast.model.records import IncidentRecord
 from holdfast.report.figures import cause_of, spread
 from holdfast.report.fleet import Economics, Week
 from holdfast.report.gather import ReportData, gather
-from holdfast.report.section import Section
 from holdfast.report.sections import sections
-from holdfast.report.tables import badput_rows, percent, seconds, total_rows
+from holdfast.report.tables import Section, badput_rows, percent, seconds, total_rows
 from holdfast.report.timeline import seconds_by_phase
 
 DAY_S = 86400.0

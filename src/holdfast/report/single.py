@@ -12,9 +12,8 @@ from holdfast.report.figures import came_in, nodes_by_attempt
 from holdfast.report.fleet import job_gpus
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import still_share
-from holdfast.report.section import Section, table
 from holdfast.report.series import JobSeries
-from holdfast.report.tables import short
+from holdfast.report.tables import Section, short, table
 from holdfast.report.timeline import cut
 
 NOT_MEASURED = "not measured"

@@ -14,10 +14,9 @@ from rich.text import Text
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.figures import Totals
 from holdfast.report.gather import ReportData
-from holdfast.report.section import Section, spoken
 from holdfast.report.sections import sections
 from holdfast.report.single import incident_sections
-from holdfast.report.tables import badput_rows, cause, offsets, seconds, suspects, total_rows
+from holdfast.report.tables import Section, badput_rows, cause, offsets, seconds, spoken, suspects, total_rows
 from holdfast.report.timeline import timeline
 from holdfast.report.words import ENGLISH, Words
 
