@@ -14,7 +14,7 @@ from holdfast.errors import NotFoundError
 from holdfast.model.records import JobRecord
 from holdfast.ports import Sample
 from holdfast.report.gather import ReportData, read_series
-from holdfast.report.plots import loss_plot, step_plot
+from holdfast.report.plots import RED, loss_plot, over_time, scatter, step_plot
 from holdfast.report.series import Point
 
 POINTS_MAX = 1_500
@@ -91,12 +91,7 @@ async def ranks(controller: Controller, name: str) -> dict[str, Any]:
                 "hovertemplate": "%{y}: %{z:.3f} s<extra></extra>",
             }
         ],
-        "layout": {
-            "height": 300,
-            "margin": {"l": 70, "r": 10, "t": 10, "b": 40},
-            "xaxis": {"type": "date"},
-            "yaxis": {"type": "category"},
-        },
+        "layout": over_time({"type": "category"}, left=70),
     }
 
 
@@ -104,21 +99,14 @@ async def temperature(controller: Controller, node: str) -> dict[str, Any]:
     """Degrees of the hottest GPU of a node, over the last hours."""
     samples = await controller.journal.samples("gpu_temp", f"node:{node}", after=controller.clock.now() - WINDOW_S)
     points = thinned([Point(one.at, one.value) for one in samples])
-    line = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [round(point.x * 1000.0) for point in points],
-        "y": [point.y for point in points],
-        "line": {"color": "#D55E00", "width": 2},
-        "hovertemplate": "%{y:.0f} C<extra></extra>",
-    }
-    layout = {
-        "height": 300,
-        "margin": {"l": 50, "r": 10, "t": 10, "b": 40},
-        "xaxis": {"type": "date"},
-        "yaxis": {"title": {"text": "C"}},
-    }
-    return {"data": [line] if points else [], "layout": layout}
+    line = scatter(
+        "lines",
+        [round(point.x * 1000.0) for point in points],
+        [point.y for point in points],
+        line={"color": RED, "width": 2},
+        hovertemplate="%{y:.0f} C<extra></extra>",
+    )
+    return {"data": [line] if points else [], "layout": over_time({"title": {"text": "C"}})}
 
 
 def thinned(points: list[Point], most: int = POINTS_MAX) -> list[Point]:

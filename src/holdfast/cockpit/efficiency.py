@@ -24,6 +24,7 @@ from holdfast.model.records import IncidentRecord
 from holdfast.report.figures import cause_of, spread
 from holdfast.report.fleet import Economics, Week
 from holdfast.report.gather import ReportData, gather
+from holdfast.report.plots import BLUE, RED, SKY, over_time, scatter
 from holdfast.report.sections import sections
 from holdfast.report.tables import Section, badput_rows, percent, seconds, total_rows
 from holdfast.report.timeline import seconds_by_phase
@@ -193,8 +194,6 @@ def _figures(data: ReportData, now: float) -> Figures:
 
 
 CHARTS = ("failures", "times")
-BAR, LINE, OTHER = "#56B4E9", "#D55E00", "#0072B2"
-"""Of Okabe and Ito's set; every line also has a mark of its own."""
 
 
 def _failures_by_week(weeks: Sequence[Week]) -> dict[str, object]:
@@ -202,8 +201,8 @@ def _failures_by_week(weeks: Sequence[Week]) -> dict[str, object]:
     hours = [None if week.mtbf_s is None else week.mtbf_s / 3600.0 for week in weeks]
     rates = [week.per_1000_node_days for week in weeks]
     return _trend(
-        {"type": "bar", "name": "failures per 1000 node-days", "x": x, "y": rates, "marker": {"color": BAR}},
-        _line("MTBF (h)", x, hours, LINE, "circle") | {"yaxis": "y2"},
+        {"type": "bar", "name": "failures per 1000 node-days", "x": x, "y": rates, "marker": {"color": SKY}},
+        _line("MTBF (h)", x, hours, RED, "circle") | {"yaxis": "y2"},
         units=("per 1000 node-days", "h"),
     )
 
@@ -211,27 +210,25 @@ def _failures_by_week(weeks: Sequence[Week]) -> dict[str, object]:
 def _times_by_week(weeks: Sequence[Week]) -> dict[str, object]:
     x = [round(week.begins_at * 1000) for week in weeks]
     return _trend(
-        _line("MTTD (s)", x, [week.mttd_s for week in weeks], OTHER, "diamond"),
-        _line("MTTR (s)", x, [week.mttr_s for week in weeks], LINE, "circle") | {"yaxis": "y2"},
+        _line("MTTD (s)", x, [week.mttd_s for week in weeks], BLUE, "diamond"),
+        _line("MTTR (s)", x, [week.mttr_s for week in weeks], RED, "circle") | {"yaxis": "y2"},
         units=("MTTD, s", "MTTR, s"),
     )
 
 
 def _line(name: str, x: Sequence[int], y: Sequence[float | None], colour: str, mark: str) -> dict[str, object]:
     looks = {"line": {"color": colour}, "marker": {"symbol": mark, "size": 9}}
-    return {"type": "scatter", "mode": "lines+markers", "name": name, "x": x, "y": y} | looks
+    return scatter("lines+markers", x, y, name=name, **looks)
 
 
 def _trend(*traces: dict[str, object], units: tuple[str, str]) -> dict[str, object]:
     """Two series over the weeks' begins, the second one with a scale of its own on the right."""
-    layout = {
-        "height": 300,
-        "margin": {"l": 50, "r": 60, "t": 10, "b": 40},
-        "xaxis": {"type": "date"},
-        "yaxis": {"title": {"text": units[0]}, "rangemode": "tozero"},
-        "yaxis2": {"title": {"text": units[1]}, "overlaying": "y", "side": "right", "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": -0.25},
-    }
+    layout = over_time(
+        {"title": {"text": units[0]}, "rangemode": "tozero"},
+        right=60,
+        yaxis2={"title": {"text": units[1]}, "overlaying": "y", "side": "right", "rangemode": "tozero"},
+        legend={"orientation": "h", "y": -0.25},
+    )
     return {"data": list(traces), "layout": layout}
 
 
