@@ -12,6 +12,7 @@ from calendar import monthrange
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 from msgspec import Struct
@@ -130,7 +131,7 @@ class Efficiency:
         found = self._kept.get(asked)
         return found is None or now - found.made_at > KEPT_S
 
-    def chart(self, page: Page, name: str) -> dict[str, object]:
+    def chart(self, page: Page, name: str) -> dict[str, Any]:
         """A trend by week as a figure: `failures` (rate and MTBF) or `times` (MTTD and MTTR); empty until it is there.
 
         Raises:
@@ -196,7 +197,7 @@ def _figures(data: ReportData, now: float) -> Figures:
 CHARTS = ("failures", "times")
 
 
-def _failures_by_week(weeks: Sequence[Week]) -> dict[str, object]:
+def _failures_by_week(weeks: Sequence[Week]) -> dict[str, Any]:
     x = [round(week.begins_at * 1000) for week in weeks]
     hours = [None if week.mtbf_s is None else week.mtbf_s / 3600.0 for week in weeks]
     rates = [week.per_1000_node_days for week in weeks]
@@ -207,7 +208,7 @@ def _failures_by_week(weeks: Sequence[Week]) -> dict[str, object]:
     )
 
 
-def _times_by_week(weeks: Sequence[Week]) -> dict[str, object]:
+def _times_by_week(weeks: Sequence[Week]) -> dict[str, Any]:
     x = [round(week.begins_at * 1000) for week in weeks]
     return _trend(
         _line("MTTD (s)", x, [week.mttd_s for week in weeks], BLUE, "diamond"),
@@ -216,12 +217,12 @@ def _times_by_week(weeks: Sequence[Week]) -> dict[str, object]:
     )
 
 
-def _line(name: str, x: Sequence[int], y: Sequence[float | None], colour: str, mark: str) -> dict[str, object]:
+def _line(name: str, x: Sequence[int], y: Sequence[float | None], colour: str, mark: str) -> dict[str, Any]:
     looks = {"line": {"color": colour}, "marker": {"symbol": mark, "size": 9}}
     return scatter("lines+markers", x, y, name=name, **looks)
 
 
-def _trend(*traces: dict[str, object], units: tuple[str, str]) -> dict[str, object]:
+def _trend(*traces: dict[str, Any], units: tuple[str, str]) -> dict[str, Any]:
     """Two series over the weeks' begins, the second one with a scale of its own on the right."""
     layout = over_time(
         {"title": {"text": units[0]}, "rangemode": "tozero"},
