@@ -340,8 +340,8 @@ def test_a_long_poll_wakes_with_the_commit_and_ends_with_its_time():
     run_virtual(work())
 
 
-def test_a_subscriber_sees_every_event_in_order_until_the_end():
-    """`subscribe` first gives what is stored, then what comes, and ends with the controller."""
+def test_a_reader_sees_every_event_in_order_until_the_end():
+    """`events_after` first gives what is stored, then what comes, and its wait ends with the controller."""
 
     async def work() -> None:
         house = House(watch=False)
@@ -349,8 +349,8 @@ def test_a_subscriber_sees_every_event_in_order_until_the_end():
         seen: list[int] = []
 
         async def follow() -> None:
-            async for event in controller.subscribe(0):
-                seen.append(event.seq)
+            while not controller.ended:
+                seen.extend(one.seq for one in await controller.events_after(max(seen, default=0), wait_s=3600.0))
 
         async with running(controller):
             await controller.submit(finding("x", "a"))

@@ -65,9 +65,12 @@ class Cluster:
 
     async def until(self, fits: Callable[[e.AnyEvent], bool], limit_s: float = 20.0) -> e.AnyEvent:
         async with asyncio.timeout(limit_s):
-            async for event in self.controller.subscribe(0):
-                if fits(event):
-                    return event
+            after = 0
+            while not self.controller.ended:
+                for event in await self.controller.events_after(after, wait_s=limit_s):
+                    after = event.seq
+                    if fits(event):
+                        return event
         raise AssertionError("the controller ended")
 
     async def heard(self) -> list[e.AnyEvent]:

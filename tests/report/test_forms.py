@@ -16,9 +16,8 @@ from holdfast.report.gather import ReportData, one_rank
 from holdfast.report.html import render_html, render_markdown
 from holdfast.report.json_form import render_json
 from holdfast.report.plots import loss_plot, step_plot
-from holdfast.report.section import Section
 from holdfast.report.series import JobSeries, Point
-from holdfast.report.tables import offsets, seconds
+from holdfast.report.tables import Section, offsets, seconds
 from holdfast.report.terminal import ROWS_MAX, render, section_table
 
 HOSTILE = "</script><img src=x onerror=alert(1)> [red]x[/red] |*_`"

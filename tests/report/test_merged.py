@@ -8,6 +8,7 @@ import io
 import pytest
 from tests.report.test_forms import report
 
+from holdfast.controller.fleet import incident_line
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey, NodeView
 from holdfast.model.evidence import Diagnosis, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
@@ -104,7 +105,7 @@ def test_others_like_it_are_found_by_fingerprint_then_by_cause() -> None:
         with_cause("i-2", "exit.signal.11", "segv elsewhere", 200.0),
         with_cause("i-3", "torch.cuda.oom", "oom", 300.0),
     ]
-    got = similar(own, others)
+    got = similar(incident_line(own), map(incident_line, others))
     assert [(one.incident, one.is_same_fingerprint, one.recovered_s) for one in got] == [
         ("i-1", True, 4.0),
         ("i-2", False, 4.0),

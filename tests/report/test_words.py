@@ -24,8 +24,8 @@ from holdfast.report.html import render_html, render_markdown
 from holdfast.report.proposals import RULES, SPEEDUPS
 from holdfast.report.sections import KINDS
 from holdfast.report.single import incident_sections
-from holdfast.report.tables import HEADINGS, total_rows
-from holdfast.report.timeline import PHASE_NAMES
+from holdfast.report.tables import total_rows
+from holdfast.report.timeline import ORDER, PHASE_NAMES
 from holdfast.report.words import COUNTS, JAPANESE, STORY, Words
 
 JA = Words("ja", "Asia/Tokyo")
@@ -70,7 +70,12 @@ def test_every_fixed_label_and_verdict_has_a_japanese_form() -> None:
     made = rich_data()
     labels = [row[0] for make in (of.overview, of.ran, of.money) for row in make(made).rows]
     labels += [row[0] for row in total_rows(made.totals)] + [row[2] for row in total_rows(made.totals)]
-    labels += [*HEADINGS.values(), *PHASE_NAMES.values(), *SPEEDUPS.values(), *of.MISSION_CONTROL.values()]
+    labels += [
+        *(mark.value.replace("_", " ") for mark in ORDER),
+        *PHASE_NAMES.values(),
+        *SPEEDUPS.values(),
+        *of.MISSION_CONTROL.values(),
+    ]
     labels += ["PASS", "FAIL", "no data", "recovered", "given_up", "cancelled", "observed", "open"]
     labels += [entry.name for entry in DEFINITIONS if entry.symbol in {"MTTD", "MTTR", "MTTP", "MTBF", "ETTR"}]
     labels += [proposal.what for proposal in made.proposals] + [proposal.evidence for proposal in made.proposals]

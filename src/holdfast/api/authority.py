@@ -100,15 +100,19 @@ class Reporter:
 
     async def check_known(self, nodes: Iterable[str], hint: str = "") -> None:
         """Return when the scheduler has all of these nodes. Raises as `check_itself`."""
-        missing = {node for node in nodes if node not in self.shell.nodes}
-        if missing and await self.look():
-            missing = {node for node in missing if node not in self.shell.nodes}
-        if missing:
-            what = f"the scheduler has no node {min(missing)!r}"
+        wanted = set(nodes)
+        if not await self.finds(lambda: wanted <= self.shell.nodes.keys()):
+            what = f"the scheduler has no node {min(wanted - self.shell.nodes.keys())!r}"
             raise RefusedError(f"{what}: {hint}" if hint else what)
 
-    async def look(self) -> bool:
-        """A look at the cluster that began after this request did, once for each request. Always True.
+    async def finds(self, known: Callable[[], bool]) -> bool:
+        """Is this known of the cluster, now or after a `look`? Raises as that."""
+        if not known():
+            await self.look()
+        return known()
+
+    async def look(self) -> None:
+        """A look at the cluster that began after this request did, once for each request.
 
         Raises:
             LinkError: the scheduler cannot be read, or has answered in part: what is missing is not known to be absent.
@@ -117,7 +121,6 @@ class Reporter:
             self._looked = await self.controller.watch.look_again()
         if not self._looked:
             raise LinkError("the scheduler has answered in part only: come back later")
-        return True
 
     async def check_event(self, event: e.AnyEvent) -> e.AnyEvent:
         """The event, when it is this reporter's to say and its fields are within their bounds.
@@ -194,7 +197,12 @@ class Reporter:
             LinkError: the controller has not seen its job or node yet.
         """
         check_bounds(structs.replace(beat, samples=[]))
-        await BEAT[self.kind](self, beat)
+        if self.kind is Kind.LAUNCHER:
+            await self.check_job(JobKey(beat.cluster, beat.job, beat.generation))
+            await self.check_job_nodes({beat.node})
+        elif beat.node != self.node or beat.job or self.kind is Kind.DRILL:
+            named = f"node {beat.node!r}{f', job {beat.job}' * bool(beat.job)}"
+            raise RefusedError(f"{self.source} may not beat for {named}")
         return structs.replace(beat, samples=[point for point in beat.samples if self._may_plot(point)])
 
     def _may_plot(self, point: SamplePoint) -> bool:
@@ -306,9 +314,7 @@ async def job_here(reporter: Reporter, event: e.AnyEvent) -> None:
     if job is None:
         return
     lately = reporter.controller.clock.now() - LEFT_KEPT_S
-    if reporter.node not in reporter.shell.nodes_of(job, left_after=lately):
-        await reporter.look()
-    if reporter.node not in reporter.shell.nodes_of(job, left_after=lately):
+    if not await reporter.finds(lambda: reporter.node in reporter.shell.nodes_of(job, left_after=lately)):
         raise RefusedError(f"{reporter.source} may not speak of job {job}, which is not on its node")
 
 
@@ -349,29 +355,8 @@ async def known_target(reporter: Reporter, event: e.AnyEvent) -> None:
     """Check that the scheduler has the node and the job of a drill."""
     await reporter.check_known(nodes_named(event))
     job = _job(event)
-    if job is not None and not reporter.shell.has_job(job):
-        await reporter.look()
-        if not reporter.shell.has_job(job):
-            raise RefusedError(f"the scheduler has no job {job}")
-
-
-async def agent_beat(reporter: Reporter, beat: Beat) -> None:
-    """Check that an agent beats for its own node and for no job."""
-    if beat.node != reporter.node or beat.job:
-        raise RefusedError(
-            f"{reporter.source} may not beat for node {beat.node!r}{f', job {beat.job}' * bool(beat.job)}"
-        )
-
-
-async def launcher_beat(reporter: Reporter, beat: Beat) -> None:
-    """Check that a launcher beats for its own job, from a node of the job."""
-    await reporter.check_job(JobKey(beat.cluster, beat.job, beat.generation))
-    await reporter.check_job_nodes({beat.node})
-
-
-async def no_beat(reporter: Reporter, beat: Beat) -> None:
-    """Refuse the beat: drills send none."""
-    raise RefusedError(f"{reporter.source} may not beat for node {beat.node!r}")
+    if job is not None and not await reporter.finds(lambda: reporter.shell.has_job(job)):
+        raise RefusedError(f"the scheduler has no job {job}")
 
 
 LAUNCHER_CONDITIONS = frozenset({"straggler.rank"})
@@ -405,11 +390,6 @@ MAY: Mapping[type, Mapping[Kind, tuple[Check, ...]]] = {
 
 A launcher's `NodeGone` is a claim: `controller.claims` asks the scheduler before the engine gets it.
 """
-BEAT: Mapping[Kind, Callable[[Reporter, Beat], Awaitable[None]]] = {
-    Kind.AGENT: agent_beat,
-    Kind.LAUNCHER: launcher_beat,
-    Kind.DRILL: no_beat,
-}
 
 
 def _job(event: e.AnyEvent) -> JobKey | None:

@@ -24,13 +24,6 @@ BUCKETS_MAX = 4096
 """Clients that are remembered; beyond it the one not heard for longest starts anew."""
 
 
-class Rate(Struct, frozen=True):
-    """So many requests a second in the long run, and so many at once."""
-
-    per_s: float
-    burst: float
-
-
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[api.limits]` of holdfast.toml."""
 
@@ -58,9 +51,9 @@ class LimitGate:
         limits = limits if limits is not None else Limits()
         self._limits = limits
         self._now = now
-        self._people = _Buckets(Rate(limits.requests_per_s, limits.requests_burst))
-        self._reports = _Buckets(Rate(limits.reports_per_s, limits.reports_burst))
-        self._refusals = _Buckets(Rate(limits.refusals_per_s, limits.refusals_burst))
+        self._people = _Buckets(limits.requests_per_s, limits.requests_burst)
+        self._reports = _Buckets(limits.reports_per_s, limits.reports_burst)
+        self._refusals = _Buckets(limits.refusals_per_s, limits.refusals_burst)
         self._streams: dict[str, int] = {}
         self.refused = 0
         """Requests that were told to come back later."""
@@ -110,19 +103,19 @@ class LimitGate:
 class _Buckets:
     """One leaky bucket per client; the level is what was asked for and has not drained yet."""
 
-    def __init__(self, rate: Rate) -> None:
-        self._rate = rate
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s, self._burst = per_s, burst
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, client: str, now: float) -> float:
         """Count one; returns 0.0, or after how many seconds there will be room."""
         level, at = self._levels.pop(client, (0.0, now))
-        level = max(0.0, level - (now - at) * self._rate.per_s)
-        full = level + 1.0 > self._rate.burst
+        level = max(0.0, level - (now - at) * self._per_s)
+        full = level + 1.0 > self._burst
         self._levels[client] = (level if full else level + 1.0, now)
         if len(self._levels) > BUCKETS_MAX:
             self._levels.popitem(last=False)
-        return (level + 1.0 - self._rate.burst) / self._rate.per_s if full else 0.0
+        return (level + 1.0 - self._burst) / self._per_s if full else 0.0
 
 
 def address_of(connection: ASGIConnection[Any, Any, Any, Any]) -> str:

@@ -8,7 +8,6 @@ family; a test compares. Time passes only as the clock of the controller says.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -21,7 +20,7 @@ from prometheus_client.registry import Collector
 from holdfast import __version__
 from holdfast.api.limits import LimitGate
 from holdfast.controller import Controller
-from holdfast.controller.figures import BOUNDS_S
+from holdfast.controller.figures import Histogram
 from holdfast.controller.fleet import Fleet, NodeLine
 from holdfast.model import events as e
 from holdfast.model.cluster import SchedulerState
@@ -47,25 +46,10 @@ PHASES: tuple[tuple[str, Mark, Mark], ...] = (
 """Phases of an incident: name, from which mark to which. `recover` is the MTTR of docs/definitions.md."""
 
 
-class Histogram:
-    """Counts of durations by upper bound."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(PHASE_BOUNDS_S) + 1)
-        self._sum = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count one."""
-        self._counts[bisect_left(PHASE_BOUNDS_S, seconds)] += 1
-        self._sum += seconds
-
-    def give(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Put it into a family."""
-        family.add_metric(labels, _buckets(PHASE_BOUNDS_S, self._counts), self._sum)
-
-
-def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
-    return list(zip([*map(str, bounds), "+Inf"], accumulate(counts), strict=True))
+def _put(family: HistogramMetricFamily, labels: Sequence[str], told: Histogram) -> None:
+    family.add_metric(
+        labels, list(zip([*map(str, told.bounds), "+Inf"], accumulate(told.counts), strict=True)), told.sum_s
+    )
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]) -> Metric:
@@ -93,7 +77,7 @@ class Tally:
         self.opened = 0
         self.closed: Counter[tuple[str, str]] = Counter()
         self.lost_steps = 0
-        self.phases = {name: Histogram() for name, _, _ in PHASES}
+        self.phases = {name: Histogram(PHASE_BOUNDS_S) for name, _, _ in PHASES}
         self._open: set[str] = set()
 
     def take(self, entries: Sequence[Entry]) -> None:
@@ -251,7 +235,7 @@ class ControllerCollector(Collector):
             "holdfast_recovery_phase_seconds", "Phases of closed incidents.", labels=["phase"]
         )
         for name, histogram in tally.phases.items():
-            histogram.give(phases, [name])
+            _put(phases, [name], histogram)
         yield phases
 
     def _counters(self) -> Iterator[Metric]:
@@ -271,5 +255,5 @@ class ControllerCollector(Collector):
             "holdfast_api_refused", "Requests told to come back later.", value=self._limits.refused
         )
         appends = HistogramMetricFamily("holdfast_journal_append_seconds", "Time of one transaction.")
-        appends.add_metric([], _buckets(BOUNDS_S, figures.append_buckets), figures.append_s)
+        _put(appends, [], figures.appends)
         yield appends

@@ -15,6 +15,7 @@ from holdfast.cli import screen
 from holdfast.cli.cluster_tables import for_people
 from holdfast.cli.json_forms import form
 from holdfast.cli.records import Records
+from holdfast.controller.fleet import incident_line
 from holdfast.errors import UsageError, UserError
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import IncidentRecord
@@ -101,7 +102,7 @@ def _as_markdown(incident: IncidentRecord, lines: list[Line], words: Words) -> s
 
 async def read_similar(records: Records, incident: IncidentRecord) -> list[Similar]:
     """Others like it, of all that the journal holds."""
-    return similar(incident, await records.incidents(limit=100_000))
+    return similar(incident_line(incident), map(incident_line, await records.incidents(limit=100_000)))
 
 
 def similar_table(found: list[Similar]) -> RenderableType:

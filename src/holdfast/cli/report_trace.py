@@ -14,15 +14,13 @@ from rich.text import Text
 from holdfast.cli import screen
 from holdfast.cli.records import Records
 from holdfast.errors import UsageError
-from holdfast.model.events import AnyEvent
 from holdfast.model.toml_lines import did_you_mean
-from holdfast.report.gather import ReportData
+from holdfast.report.gather import ReportData, events_of
 from holdfast.report.terminal import ROWS_MAX
 from holdfast.report.trace import FIGURES, Source, Told, Trace, trace, wanted
 from holdfast.report.words import Words
 
 VERSION = 1
-PAGE = 1000
 
 
 def figure_named(text: str) -> str:
@@ -45,19 +43,10 @@ async def read_trace(records: Records, data: ReportData, figure: str, *, whole: 
         incidents, jobs = incidents[:ROWS_MAX], jobs[:ROWS_MAX]
     told = Told()
     for name in sorted({str(job.key) for job in jobs} | {str(key) for i in incidents for key in i.jobs}):
-        told.add(name, await _all(records, job=name))
+        told.add(name, await events_of(records, job=name))
     for incident in incidents:
-        told.add(incident.id, await _all(records, incident=incident.id))
+        told.add(incident.id, await events_of(records, incident=incident.id))
     return trace(data, figure, told)
-
-
-async def _all(records: Records, **where: str) -> list[AnyEvent]:
-    found: list[AnyEvent] = []
-    after = 0
-    while page := await records.events(after=after, limit=PAGE, **where):
-        found += page
-        after = page[-1].seq
-    return found
 
 
 def show_trace(found: Trace, words: Words) -> None:

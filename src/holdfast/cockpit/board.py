@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 
-from msgspec import Struct
-
 from holdfast.controller.fleet import Changed, Fleet, is_for_people
 from holdfast.errors import ConfigError
 from holdfast.model import events as e
@@ -18,6 +16,7 @@ from holdfast.model.orders import Notify, OrderStatus
 from holdfast.model.policy import Mode, PolicySet
 from holdfast.model.policy_toml import parse_policy
 from holdfast.ports import Entry, Journal
+from holdfast.report.gather import events_of
 
 DEEDS_MAX = 5_000
 REFUSALS_MAX = 1_000
@@ -27,13 +26,6 @@ DEEDS = ("operator_command", "policy_loaded", "controller_started", "drill_run")
 Deed = e.OperatorCommand | e.PolicyLoaded | e.ControllerStarted | e.DrillRun
 OnChange = Callable[[frozenset[str], bool], None]
 """Called with the keys of the pages that changed, and whether a person should see it at once."""
-
-
-class Refusal(Struct, frozen=True):
-    """Why the engine did not do what a person asked."""
-
-    title: str
-    text: str
 
 
 class Board:
@@ -47,8 +39,8 @@ class Board:
         self.policy: e.PolicyLoaded | None = None
         self.modes: dict[str, dict[str, Mode]] = {}
         """What people said: group -> rung -> mode; the empty name means all."""
-        self.refusals: OrderedDict[str, Refusal] = OrderedDict()
-        """By id of the command."""
+        self.refusals: OrderedDict[str, Notify] = OrderedDict()
+        """Why the engine did not do what a person asked, by id of the command."""
         self.changed_at: dict[str, int] = {}
         """Node -> number of the event that last changed how it looks."""
         self.layout = 0
@@ -61,21 +53,12 @@ class Board:
 
     async def load(self, journal: Journal) -> None:
         """Read what people did, once. `take` may be called meanwhile."""
-        older = await self._old_deeds(journal)
+        found = [one for kind in DEEDS for one in await events_of(journal, kind=kind) if isinstance(one, Deed)]
         newer = list(self.deeds)
         known = {deed.id for deed in newer}
         self.deeds.clear()
-        for deed in [*(one for one in older if one.id not in known), *newer]:
+        for deed in [*sorted((one for one in found if one.id not in known), key=lambda one: one.seq), *newer]:
             self._keep_deed(deed)
-
-    async def _old_deeds(self, journal: Journal) -> list[Deed]:
-        found: list[Deed] = []
-        for kind in DEEDS:
-            after = 0
-            while page := await journal.events(after=after, limit=1000, kind=kind):
-                found += [one for one in page if isinstance(one, Deed)]
-                after = page[-1].seq
-        return sorted(found, key=lambda one: one.seq)
 
     # --- keeping ---
 
@@ -140,7 +123,7 @@ class Board:
                 self.modes[deed.group] = {"": Mode(deed.value)}
 
     def _keep_refusal(self, notice: Notify) -> None:
-        self.refusals[notice.topic.removeprefix("command:")] = Refusal(notice.title, notice.text)
+        self.refusals[notice.topic.removeprefix("command:")] = notice
         if len(self.refusals) > REFUSALS_MAX:
             self.refusals.popitem(last=False)
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from msgspec import Struct
-
 from holdfast.controller import Controller
 from holdfast.errors import NotFoundError
-from holdfast.model.events import AnyEvent
-from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
-from holdfast.ports import Journal, Sample
-from holdfast.report.gather import ReportData, gather
-from holdfast.report.plots import loss_plot, step_plot
+from holdfast.model.records import JobRecord
+from holdfast.ports import Sample
+from holdfast.report.gather import ReportData, read_series
+from holdfast.report.plots import RED, loss_plot, over_time, scatter, step_plot
 from holdfast.report.series import Point
 
 POINTS_MAX = 1_500
@@ -29,69 +26,31 @@ ATTEMPTS = 12
 WINDOW_S = 6 * 3600.0
 
 
-class _OneJob(Struct):
-    """The reading half of a journal, narrowed to one job: so a chart costs what the job has, not what the fleet has."""
-
-    journal: Journal
-    record: JobRecord
-    found: list[IncidentRecord]
-
-    async def jobs(self, *, job: str = "") -> list[JobRecord]:  # noqa: ARG002 - as in `report.gather.Records`
-        return [self.record]
-
-    async def nodes(self, *, node: str = "") -> list[NodeRecord]:  # noqa: ARG002
-        return []
-
-    async def incidents(self, *, incident: str = "", open_only: bool = False, limit: int = 0) -> list[IncidentRecord]:  # noqa: ARG002
-        return self.found
-
-    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 0) -> list[OrderRecord]:  # noqa: ARG002
-        return []
-
-    async def events(self, *, after: int = 0, limit: int = 0, **where: Any) -> list[AnyEvent]:  # noqa: ARG002
-        return []
-
-    async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
-        return await self.journal.samples(series, subject, after=after)
-
-
 async def steps(controller: Controller, name: str, incidents: list[str]) -> dict[str, Any]:
     """Step over wall time: attempts, durable checkpoints, incidents."""
-    data = await _gathered(controller, name, incidents[:50])
-    series = data.series.get(name)
-    if series is not None:
-        for attempt, points in series.steps.items():
-            series.steps[attempt] = thinned(points)
-        series.checkpoints = thinned(series.checkpoints)
-    return step_plot(data, name)
+    return step_plot(await _gathered(controller, name, incidents[:50]), name)
 
 
 async def losses(controller: Controller, name: str) -> dict[str, Any]:
     """Loss over step, a line per attempt: what was computed again lies on what was there before."""
-    data = await _gathered(controller, name, [])
-    series = data.series.get(name)
-    if series is not None:
-        for attempt, points in series.losses.items():
-            series.losses[attempt] = thinned(points)
-    made = loss_plot(data, name)
+    made = loss_plot(await _gathered(controller, name, []), name)
     made["layout"]["height"] = 300
     made["layout"]["legend"]["y"] = -0.35
     return made
 
 
 async def _gathered(controller: Controller, name: str, incidents: list[str]) -> ReportData:
-    """The newest attempts of a job, and these incidents of it."""
+    """The newest attempts of a job, thinned, and these incidents of it: a chart costs what the job has."""
     record = await _job(controller, name)
     record.attempts = record.attempts[-ATTEMPTS:]
     found = [one for ident in incidents for one in await controller.journal.incidents(incident=ident)]
-    return await gather(
-        _OneJob(controller.journal, record, found),
-        title="",
-        cluster="",
-        now=controller.clock.now(),
-        job=name,
-        with_details=False,
-    )
+    series = await read_series(controller.journal, record)
+    for kept in (series.steps, series.losses):
+        for attempt, points in kept.items():
+            kept[attempt] = thinned(points)
+    series.checkpoints = thinned(series.checkpoints)
+    found.sort(key=lambda one: one.opened_at)
+    return ReportData("", "", controller.clock.now(), [record], [], found, {name: series})
 
 
 async def ranks(controller: Controller, name: str) -> dict[str, Any]:
@@ -132,12 +91,7 @@ async def ranks(controller: Controller, name: str) -> dict[str, Any]:
                 "hovertemplate": "%{y}: %{z:.3f} s<extra></extra>",
             }
         ],
-        "layout": {
-            "height": 300,
-            "margin": {"l": 70, "r": 10, "t": 10, "b": 40},
-            "xaxis": {"type": "date"},
-            "yaxis": {"type": "category"},
-        },
+        "layout": over_time({"type": "category"}, left=70),
     }
 
 
@@ -145,21 +99,14 @@ async def temperature(controller: Controller, node: str) -> dict[str, Any]:
     """Degrees of the hottest GPU of a node, over the last hours."""
     samples = await controller.journal.samples("gpu_temp", f"node:{node}", after=controller.clock.now() - WINDOW_S)
     points = thinned([Point(one.at, one.value) for one in samples])
-    line = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [round(point.x * 1000.0) for point in points],
-        "y": [point.y for point in points],
-        "line": {"color": "#D55E00", "width": 2},
-        "hovertemplate": "%{y:.0f} C<extra></extra>",
-    }
-    layout = {
-        "height": 300,
-        "margin": {"l": 50, "r": 10, "t": 10, "b": 40},
-        "xaxis": {"type": "date"},
-        "yaxis": {"title": {"text": "C"}},
-    }
-    return {"data": [line] if points else [], "layout": layout}
+    line = scatter(
+        "lines",
+        [round(point.x * 1000.0) for point in points],
+        [point.y for point in points],
+        line={"color": RED, "width": 2},
+        hovertemplate="%{y:.0f} C<extra></extra>",
+    )
+    return {"data": [line] if points else [], "layout": over_time({"title": {"text": "C"}})}
 
 
 def thinned(points: list[Point], most: int = POINTS_MAX) -> list[Point]:

@@ -11,10 +11,10 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from holdfast.api.auth import TokenBook
-from holdfast.cockpit import rendering
+from holdfast.cockpit import charts, rendering
 from holdfast.cockpit.board import Board
 from holdfast.cockpit.drills import NONE, DrillRoom
 from holdfast.cockpit.efficiency import Efficiency
@@ -28,6 +28,8 @@ from holdfast.controller import Controller
 from holdfast.controller.fleet import Fleet
 from holdfast.drill.calendar import Calendar
 
+CHARTED = frozenset({"job", "node", "validation", "efficiency"})
+"""Kinds of pages that have charts."""
 HEALTH_S = 0.5
 """Between two looks at the controller's own health, which changes without an event when the disk refuses."""
 
@@ -104,9 +106,22 @@ class Cockpit:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def _changed(self, page: str) -> None:
-        """A page that does not follow events has something new to show."""
-        self.hub.changed(frozenset({page}), notable=False)
+    async def chart(self, page: Page, chart: str) -> dict[str, Any]:
+        """The data of a chart of one of the pages that are `CHARTED`."""
+        match page.kind, chart:
+            case "job", "ranks":
+                return await charts.ranks(self.controller, page.name)
+            case "job", "loss":
+                return await charts.losses(self.controller, page.name)
+            case "job", _:
+                incidents = [line.id for line in self.fleet.incidents_of(job=page.name)]
+                return await charts.steps(self.controller, page.name, incidents)
+            case "node", _:
+                return await charts.temperature(self.controller, page.name)
+            case "validation", _:
+                return await self.validations.chart(page.name, chart)
+            case _:
+                return self.efficiency.chart(page, chart)
 
     async def _watch_health(self) -> None:
         last = self.pages.health()

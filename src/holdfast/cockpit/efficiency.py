@@ -12,6 +12,7 @@ from calendar import monthrange
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 from msgspec import Struct
@@ -21,12 +22,12 @@ from holdfast.controller import Controller
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.model.policy import PolicySet
 from holdfast.model.records import IncidentRecord
-from holdfast.report.figures import spread
+from holdfast.report.figures import cause_of, spread
 from holdfast.report.fleet import Economics, Week
 from holdfast.report.gather import ReportData, gather
-from holdfast.report.section import Section
+from holdfast.report.plots import BLUE, RED, SKY, over_time, scatter
 from holdfast.report.sections import sections
-from holdfast.report.tables import badput_rows, percent, seconds, total_rows
+from holdfast.report.tables import Section, badput_rows, percent, seconds, total_rows
 from holdfast.report.timeline import seconds_by_phase
 
 DAY_S = 86400.0
@@ -130,7 +131,7 @@ class Efficiency:
         found = self._kept.get(asked)
         return found is None or now - found.made_at > KEPT_S
 
-    def chart(self, page: Page, name: str) -> dict[str, object]:
+    def chart(self, page: Page, name: str) -> dict[str, Any]:
         """A trend by week as a figure: `failures` (rate and MTBF) or `times` (MTTD and MTTR); empty until it is there.
 
         Raises:
@@ -186,53 +187,49 @@ def _figures(data: ReportData, now: float) -> Figures:
     tables = [section for section in sections(data, "fleet") if section.key != "published"]
     return Figures(
         made_at=now,
-        totals=[(name, value, meaning) for name, value, meaning in total_rows(data.totals, data.words)],
-        badput=[(name, value) for name, value in badput_rows(data.totals, data.words)],
+        totals=total_rows(data.totals, data.words),
+        badput=badput_rows(data.totals, data.words),
         tables=[*tables[:2], downtime(data.counted), by_cause(data.counted), by_job(data), *tables[2:]],
         trend=data.fleet.weeks,
     )
 
 
 CHARTS = ("failures", "times")
-BAR, LINE, OTHER = "#56B4E9", "#D55E00", "#0072B2"
-"""Of Okabe and Ito's set; every line also has a mark of its own."""
 
 
-def _failures_by_week(weeks: Sequence[Week]) -> dict[str, object]:
+def _failures_by_week(weeks: Sequence[Week]) -> dict[str, Any]:
     x = [round(week.begins_at * 1000) for week in weeks]
     hours = [None if week.mtbf_s is None else week.mtbf_s / 3600.0 for week in weeks]
     rates = [week.per_1000_node_days for week in weeks]
     return _trend(
-        {"type": "bar", "name": "failures per 1000 node-days", "x": x, "y": rates, "marker": {"color": BAR}},
-        _line("MTBF (h)", x, hours, LINE, "circle") | {"yaxis": "y2"},
+        {"type": "bar", "name": "failures per 1000 node-days", "x": x, "y": rates, "marker": {"color": SKY}},
+        _line("MTBF (h)", x, hours, RED, "circle") | {"yaxis": "y2"},
         units=("per 1000 node-days", "h"),
     )
 
 
-def _times_by_week(weeks: Sequence[Week]) -> dict[str, object]:
+def _times_by_week(weeks: Sequence[Week]) -> dict[str, Any]:
     x = [round(week.begins_at * 1000) for week in weeks]
     return _trend(
-        _line("MTTD (s)", x, [week.mttd_s for week in weeks], OTHER, "diamond"),
-        _line("MTTR (s)", x, [week.mttr_s for week in weeks], LINE, "circle") | {"yaxis": "y2"},
+        _line("MTTD (s)", x, [week.mttd_s for week in weeks], BLUE, "diamond"),
+        _line("MTTR (s)", x, [week.mttr_s for week in weeks], RED, "circle") | {"yaxis": "y2"},
         units=("MTTD, s", "MTTR, s"),
     )
 
 
-def _line(name: str, x: Sequence[int], y: Sequence[float | None], colour: str, mark: str) -> dict[str, object]:
+def _line(name: str, x: Sequence[int], y: Sequence[float | None], colour: str, mark: str) -> dict[str, Any]:
     looks = {"line": {"color": colour}, "marker": {"symbol": mark, "size": 9}}
-    return {"type": "scatter", "mode": "lines+markers", "name": name, "x": x, "y": y} | looks
+    return scatter("lines+markers", x, y, name=name, **looks)
 
 
-def _trend(*traces: dict[str, object], units: tuple[str, str]) -> dict[str, object]:
+def _trend(*traces: dict[str, Any], units: tuple[str, str]) -> dict[str, Any]:
     """Two series over the weeks' begins, the second one with a scale of its own on the right."""
-    layout = {
-        "height": 300,
-        "margin": {"l": 50, "r": 60, "t": 10, "b": 40},
-        "xaxis": {"type": "date"},
-        "yaxis": {"title": {"text": units[0]}, "rangemode": "tozero"},
-        "yaxis2": {"title": {"text": units[1]}, "overlaying": "y", "side": "right", "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": -0.25},
-    }
+    layout = over_time(
+        {"title": {"text": units[0]}, "rangemode": "tozero"},
+        right=60,
+        yaxis2={"title": {"text": units[1]}, "overlaying": "y", "side": "right", "rangemode": "tozero"},
+        legend={"orientation": "h", "y": -0.25},
+    )
     return {"data": list(traces), "layout": layout}
 
 
@@ -271,8 +268,7 @@ def by_cause(incidents: Sequence[IncidentRecord]) -> Section:
     groups: dict[str, list[dict[str, float]]] = {}
     for one in incidents:
         if one.attempt_before is not None and not one.drill:
-            cause = one.diagnosis.cause if one.diagnosis is not None else "unknown"
-            groups.setdefault(cause, []).append(seconds_by_phase(one))
+            groups.setdefault(cause_of(one), []).append(seconds_by_phase(one))
     rows = []
     for cause, told in sorted(groups.items(), key=lambda item: -len(item[1]))[:20]:
         detect = spread(one["detect"] for one in told if "detect" in one)

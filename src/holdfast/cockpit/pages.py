@@ -7,6 +7,7 @@ parts of one. Times are those of the records; what is newer than the journal is 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
@@ -19,7 +20,7 @@ from holdfast.api.operate import etag_of, gist_of
 from holdfast.cockpit import phases
 from holdfast.cockpit.board import Board
 from holdfast.controller import Controller
-from holdfast.controller.fleet import JobLine, NodeLine
+from holdfast.controller.fleet import JobLine, NodeLine, incident_line
 from holdfast.errors import NotFoundError
 from holdfast.model import events as e
 from holdfast.model.orders import CancelTimer, OrderStatus, StartTimer
@@ -282,20 +283,8 @@ class Pages:
             "bars": phases.bars(timeline(incident)),
             "offsets": offsets(incident),
             "fingerprints": sorted(incident.fingerprints),
-            "similar": similar(incident, [one for one in await self._like(page.name) if one.id != page.name]),
+            "similar": similar(incident_line(incident), self._board.fleet.incidents.values()),
         }
-
-    async def _like(self, incident: str) -> list[Any]:
-        """Whole records of the few incidents that the board takes for similar."""
-        own = self._board.fleet.incidents.get(incident)
-        if own is None:
-            return []
-        ids = [
-            line.id for line in reversed(self._board.fleet.incidents.values())
-            if line.id != incident and (line.fingerprints & own.fingerprints or (own.cause and line.cause == own.cause))
-        ]  # fmt: skip
-        found = [await self._controller.journal.incidents(incident=one) for one in ids[:10]]
-        return [records[0] for records in found if records]
 
     async def _events(self, **where: Any) -> list[e.AnyEvent]:
         """Of the newest `EVENTS_BACK` events those about one thing, oldest first."""
@@ -315,20 +304,8 @@ def _newest(job: JobLine) -> float:
 
 def natural(name: str) -> list[tuple[bool, int, str]]:
     """A key that sorts node2 before node10."""
-    parts: list[tuple[bool, int, str]] = []
-    digits, text = "", ""
-    for char in f"{name}\0":
-        if char.isascii() and char.isdigit():
-            if text:
-                parts.append((True, 0, text))
-                text = ""
-            digits += char
-        else:
-            if digits:
-                parts.append((False, int(digits[:18]), digits))
-                digits = ""
-            text += char
-    return parts
+    parts = re.findall(r"([0-9]+)|([^0-9]+)", name)
+    return [(False, int(digits[:18]), digits) if digits else (True, 0, text) for digits, text in parts]
 
 
 def _job_is(job: JobLine, state: str) -> bool:

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from holdfast.controller.fleet import NodeLine
 from holdfast.model.orders import AnyOrder
 from holdfast.model.wire import kind_of
-from holdfast.report.tables import percent, seconds
+from holdfast.report.tables import percent, seconds, utc
 
 PART = "part_"
 LETTERS = {
@@ -59,12 +59,11 @@ def show_time(at: float, style: str = "clock", now: float | None = None) -> Mark
     if not at:
         return Markup("<span>-</span>")
     moment = datetime.fromtimestamp(at, UTC)
-    whole = moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
     text = moment.strftime("%H:%M:%S UTC") if style == "clock" else moment.strftime("%Y-%m-%d %H:%M:%S UTC")
     if style == "age" and now is not None:
         text = f"{age(at, now)} ago"
     return Markup('<time datetime="{}" data-at="{:.3f}" data-style="{}" title="{}">{}</time>').format(
-        moment.isoformat(), at, style, whole, text
+        moment.isoformat(), at, style, utc(at), text
     )
 
 
@@ -78,7 +77,7 @@ def _link(kind: str, name: object, text: object = "") -> Markup:
     return Markup('<a href="{}">{}</a>').format(path(kind, name), text or name)
 
 
-def links(kind: str, names: Iterable[object], most: int = 8) -> Markup:
+def links(names: Iterable[object], kind: str, most: int = 8) -> Markup:
     """Several links in a row, bounded."""
     shown = list(names)
     made = Markup(", ").join(_link(kind, name) for name in shown[:most])
@@ -99,7 +98,7 @@ def _environment() -> Environment:
         state=show_state,
         seconds=seconds,
         percent=percent,
-        links=_linked,
+        links=links,
         kind=_kind,
         page=_with_page,
     )
@@ -109,10 +108,6 @@ def _environment() -> Environment:
     for name in ("lists", "evidence", "deeds"):
         environment.globals[name] = environment.get_template(f"{name}.html").module
     return environment
-
-
-def _linked(names: Iterable[object], kind: str) -> Markup:
-    return links(kind, names)
 
 
 COMMANDS = {

@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
-import structlog
 from litestar import Request, Response, Router, get, post
 from litestar.exceptions import HTTPException
 from litestar.params import FromPath, FromQuery
@@ -19,8 +18,8 @@ from litestar.status_codes import HTTP_200_OK, HTTP_303_SEE_OTHER
 
 from holdfast import __version__
 from holdfast.api.auth import LOCAL, Identity, Role
-from holdfast.cockpit import charts, deeds, files, rendering
-from holdfast.cockpit.cockpit import Cockpit
+from holdfast.cockpit import deeds, files, rendering
+from holdfast.cockpit.cockpit import CHARTED, Cockpit
 from holdfast.cockpit.pages import Page
 from holdfast.cockpit.sessions import COOKIE, Session, cookie, is_from_here, is_same
 from holdfast.errors import HoldfastError, LinkError, NotFoundError, RefusedError
@@ -43,8 +42,6 @@ HEADERS = {
 }
 HTML = "text/html; charset=utf-8"
 LIVE_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Content-Type": "text/event-stream"}
-
-_log = structlog.get_logger("holdfast.cockpit")
 
 
 class LogInError(RefusedError):
@@ -135,18 +132,13 @@ async def page(request: Request[Any, Any, Any], kind: str, name: str = "", **mor
         session = looker(request)
     query = str(request.url.query or "")
     live = f"{kind}:{name}" if name else kind
-    asked = Page.parse(f"{live}?{query}" if query else live) if not name else Page(kind, name, tuple(_asked(query)))
-    template, values = await cockpit.pages.values(asked)
+    template, values = await cockpit.pages.values(Page(kind, name, Page.parse(f"?{query}").asked))
     own = personal(request, session, live, query) | {"may_operate": may_order(session.identity, values)}
     html = rendering.whole(template, values | own | more)
     answer = Response(html, media_type=HTML)
     if fresh:
         answer.set_cookie(cookie(fresh, secure=is_secure(request)))
     return answer
-
-
-def _asked(query: str) -> tuple[tuple[str, str], ...]:
-    return Page.parse(f"x?{query}").asked
 
 
 def may_order(identity: Identity, values: dict[str, Any]) -> bool:
@@ -176,54 +168,30 @@ def personal(request: Request[Any, Any, Any], session: Session, live: str, query
     }
 
 
-@get("/")
-async def overview(request: Request[Any, Any, Any]) -> Response[str]:
-    """The fleet at a glance."""
-    return await page(request, "overview")
-
-
-LISTS = ("jobs", "nodes", "incidents", "orders", "audit", "drills", "settings", "validation")
-
-
-@get([f"/{kind}" for kind in LISTS])
-async def a_list(request: Request[Any, Any, Any]) -> Response[str]:
-    """Jobs, nodes, incidents, orders, audit and the other pages without a name."""
-    return await page(request, request.url.path.strip("/"))
-
-
-@get("/jobs/{name:path}")
-async def a_job(request: Request[Any, Any, Any], name: FromPath[str], chart: FromQuery[str] = "") -> Response[Any]:
-    """One job, or a chart of it."""
-    if not chart:
-        return await page(request, "job", named(name))
+async def page_or_chart(request: Request[Any, Any, Any], kind: str, name: str, chart: str) -> Response[Any]:
+    """A page, or the data of a chart of it, where it has any."""
+    if not chart or kind not in CHARTED:
+        return await page(request, kind, name)
     looker(request)
-    cockpit = of(request)
-    if chart == "ranks":
-        return figure(await charts.ranks(cockpit.controller, named(name)))
-    if chart == "loss":
-        return figure(await charts.losses(cockpit.controller, named(name)))
-    lines = cockpit.fleet.incidents_of(job=named(name))
-    return figure(await charts.steps(cockpit.controller, named(name), [line.id for line in lines]))
+    made = await of(request).chart(Page(kind, name, Page.parse(f"?{request.url.query or ''}").asked), chart)
+    return Response(msgspec.json.encode(made), media_type="application/json")
 
 
-@get("/nodes/{name:path}")
-async def a_node(request: Request[Any, Any, Any], name: FromPath[str], chart: FromQuery[str] = "") -> Response[Any]:
-    """One node, or a chart of it."""
-    if not chart:
-        return await page(request, "node", named(name))
-    looker(request)
-    return figure(await charts.temperature(of(request).controller, named(name)))
+LISTS = ("jobs", "nodes", "incidents", "orders", "audit", "drills", "settings", "validation", "efficiency")
+ONE_OF = {"jobs": "job", "nodes": "node", "orders": "order", "validation": "validation"}
+"""First part of the address of one thing -> its page."""
 
 
-@get("/validation/{name:path}")
-async def a_validation(
-    request: Request[Any, Any, Any], name: FromPath[str], chart: FromQuery[str] = ""
-) -> Response[Any]:
-    """What validations said of one node, or a chart of one figure."""
-    if not chart:
-        return await page(request, "validation", named(name))
-    looker(request)
-    return figure(await of(request).validations.chart(named(name), chart))
+@get(["/", *(f"/{kind}" for kind in LISTS)])
+async def a_list(request: Request[Any, Any, Any], chart: FromQuery[str] = "") -> Response[Any]:
+    """The fleet at a glance, jobs, nodes, incidents, orders, audit and the other pages without a name."""
+    return await page_or_chart(request, request.url.path.strip("/") or "overview", "", chart)
+
+
+@get([f"/{kind}/{{name:path}}" for kind in ONE_OF])
+async def one_thing(request: Request[Any, Any, Any], name: FromPath[str], chart: FromQuery[str] = "") -> Response[Any]:
+    """One job, one node, one order, where a person says yes or no, or what validations said of one node."""
+    return await page_or_chart(request, ONE_OF[request.url.path.split("/")[1]], named(name), chart)
 
 
 @get("/incidents/{name:path}")
@@ -238,15 +206,6 @@ async def an_incident(
         found = await cockpit.replayer.ask(named(name), policy[:100])
     more = {"presets": sorted(cockpit.replayer.presets), "asked_policy": policy, "what_if": found}
     return await page(request, "incident", named(name), **more)
-
-
-@get("/efficiency")
-async def efficiency(request: Request[Any, Any, Any], chart: FromQuery[str] = "") -> Response[Any]:
-    """Where the time went, or a chart of it."""
-    if not chart:
-        return await page(request, "efficiency")
-    looker(request)
-    return figure(of(request).efficiency.chart(Page.parse(f"efficiency?{request.url.query or ''}"), chart))
 
 
 @post("/settings", status_code=HTTP_200_OK)
@@ -285,12 +244,6 @@ async def run_drill(request: Request[Any, Any, Any]) -> Redirect:
     return Redirect("/drills", status_code=HTTP_303_SEE_OTHER)
 
 
-@get("/orders/{name:path}")
-async def an_order(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[str]:
-    """One order, where a person says yes or no."""
-    return await page(request, "order", named(name))
-
-
 @post("/operate", status_code=HTTP_303_SEE_OTHER)
 async def operate(request: Request[Any, Any, Any]) -> Redirect:
     """A person's word. What came of it stands on the page that follows."""
@@ -298,11 +251,6 @@ async def operate(request: Request[Any, Any, Any]) -> Redirect:
     session.flash, session.flash_is_bad = await deeds.deed(of(request).controller, session.identity, form)
     session.draft = form.get("why", "")[:2000] if session.flash_is_bad else ""
     return Redirect(local_path(form.get("next", "/")), status_code=HTTP_303_SEE_OTHER)
-
-
-def figure(made: dict[str, Any]) -> Response[bytes]:
-    """A chart's data."""
-    return Response(msgspec.json.encode(made), media_type="application/json")
 
 
 def named(text: object) -> str:
@@ -398,7 +346,5 @@ def _on_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any
 _STATUS: dict[type[Exception], int] = {NotFoundError: 404, RefusedError: 403, LinkError: 503}
 
 HANDLERS = [
-    efficiency, change_policy, run_drill,
-    overview, a_list, a_job, a_node, a_validation, an_incident, an_order, operate, live, log_in_page, log_in, log_out,
-    static,
+    a_list, one_thing, an_incident, change_policy, run_drill, operate, live, log_in_page, log_in, log_out, static,
 ]  # fmt: skip

@@ -25,6 +25,7 @@ from litestar.datastructures import Cookie
 from msgspec import Struct
 
 from holdfast.api.auth import Identity, TokenBook
+from holdfast.os.files import write_whole
 from holdfast.ports import Clock
 
 COOKIE = "holdfast_session"
@@ -95,12 +96,8 @@ class SessionBook:
         if self._file is None or self.is_open_to_all:
             return
         kept = [Kept(name, one.identity.id, one.csrf, one.seen_at) for name, one in self._sessions.items()]
-        staged = self._file.with_name(f".{self._file.name}.new")
         try:
-            staged.touch(mode=0o600)
-            staged.chmod(0o600)
-            staged.write_bytes(msgspec.json.encode(kept))
-            staged.replace(self._file)
+            write_whole(self._file, msgspec.json.encode(kept), mode=0o600)
         except OSError as error:
             _log.warning("who is logged in was not written down: they log in again after a restart", why=str(error))
 

@@ -1,6 +1,7 @@
 """What follows from an entry once it is on disk: orders are begun or withdrawn, timers started or cancelled.
 
-`loop.py` calls it after every commit, and at a start for what was under way. No time passes here.
+`loop.py` calls it after every commit, and at a start for what was under way. Timers wait by the clock port; what must
+survive a restart is in `ShellState.timers`, and one that was overdue then fires at once.
 """
 
 from __future__ import annotations
@@ -10,13 +11,42 @@ from collections.abc import Callable, Mapping, Sequence
 from holdfast.controller.executors import Executors
 from holdfast.controller.presence import Presence
 from holdfast.controller.state import ShellState, Waiting
-from holdfast.controller.timers import Timers
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.ports import Entry
+from holdfast.ports import Clock, Entry
 
 UNWANTED = frozenset({o.OrderStatus.WITHDRAWN, o.OrderStatus.REJECTED, o.OrderStatus.EXPIRED})
 SETTLED = frozenset({o.OrderStatus.DONE, o.OrderStatus.FAILED})
+
+
+class Timers:
+    """Names and what cancels each."""
+
+    def __init__(self, clock: Clock, submit: Callable[[e.AnyEvent], object]) -> None:
+        self._clock = clock
+        self._submit = submit
+        self._cancels: dict[str, Callable[[], None]] = {}
+
+    def start(self, name: str, waiting: Waiting) -> None:
+        """Wait until it is due; one of the same name that waits already is replaced."""
+        self.cancel(name)
+        after_s = max(0.0, waiting.due - self._clock.now())
+        self._cancels[name] = self._clock.call_later(after_s, lambda: self._fire(name, waiting))
+
+    def cancel(self, name: str) -> None:
+        """Forget it."""
+        cancel = self._cancels.pop(name, None)
+        if cancel is not None:
+            cancel()
+
+    def clear(self) -> None:
+        """Forget all."""
+        for name in list(self._cancels):
+            self.cancel(name)
+
+    def _fire(self, name: str, waiting: Waiting) -> None:
+        self._cancels.pop(name, None)
+        self._submit(e.TimerFired(id=waiting.event_id, at=self._clock.now(), source="controller", timer=name))
 
 
 class Consequences:

@@ -116,8 +116,5 @@ class Doubts:
         for text, lease in list(state.launchers.items()):
             if self._presence.node_of(f"launcher:{text}") == node:
                 self._presence.say_lapsed(text, lease)
-        gone = e.NodeGone(
-            id=self._presence.announcer.next_id(), at=self._clock.now(), source="controller", node=node, evidence=why
-        )
         _log.warning("a node is gone", node=node, why=why, noticed_by=name)
-        self._presence.announcer.say(f"gone:{node}", gone)
+        self._presence.announcer.say(f"gone:{node}", e.NodeGone, node=node, evidence=why)

@@ -63,7 +63,6 @@ class Executors:
         """Orders that have failed for now, whose outcome is on its way to the journal."""
         self._again: dict[str, o.AnyOrder] = {}
         """Of these, the ones that the engine has asked for once more before their task had ended."""
-        self._killed = False
 
     @property
     def waiting(self) -> int:
@@ -75,7 +74,7 @@ class Executors:
         if order.id in self._reporting:
             # Its failure may be stored already, and nobody would ask a third time.
             self._again[order.id] = order
-        if order.id in self._known or self._killed:
+        if order.id in self._known or self.acts.killed:
             return
         self._known.add(order.id)
         lane = self._lane(order)
@@ -109,7 +108,7 @@ class Executors:
 
     async def kill(self) -> None:
         """End everything now. What was not finished stays pending in the journal."""
-        self._killed = self.acts.killed = True
+        self.acts.killed = True
         tasks = [*self._tasks, *self._running.values()]
         for task in tasks:
             task.cancel()
@@ -144,7 +143,7 @@ class Executors:
                     self.acts.settled.discard(order.id)
             queue.popleft()
             again = self._again.pop(order.id, None)
-            if again is not None and not self._killed:
+            if again is not None and not self.acts.killed:
                 self._known.add(again.id)
                 queue.append(again)
         del self._lanes[lane]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
@@ -14,6 +15,20 @@ BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 """Upper bounds of the histogram of append times."""
 
 
+class Histogram:
+    """Durations counted by upper bound. `counts` has one more, for what is above the last bound."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum_s += seconds
+
+
 class Figures(Struct):
     """Counts since this controller started."""
 
@@ -24,15 +39,11 @@ class Figures(Struct):
     refused: int = 0
     not_theirs: Counter[str] = field(default_factory=Counter)
     """Events and beats that were not their reporter's to say, by kind of reporter."""
-    appends: int = 0
-    append_s: float = 0.0
-    append_buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    appends: Histogram = field(default_factory=lambda: Histogram(BOUNDS_S))
 
     def committed(self, entries: Sequence[Entry], took_s: float) -> None:
         """Count one transaction."""
-        self.appends += 1
-        self.append_s += took_s
-        self.append_buckets[next((n for n, bound in enumerate(BOUNDS_S) if took_s <= bound), len(BOUNDS_S))] += 1
+        self.appends.add(took_s)
         for entry in entries:
             kind = kind_of(entry.event)
             self.events[kind] += 1

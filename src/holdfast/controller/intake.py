@@ -17,7 +17,8 @@ from holdfast.controller.figures import Figures
 from holdfast.controller.patience import Patience
 from holdfast.controller.recent import Recent
 from holdfast.controller.settings import Settings
-from holdfast.controller.state import EngineFactory, EngineLike, ShellState, pack, unpack
+from holdfast.controller.state import EngineFactory, ShellState, pack, unpack
+from holdfast.decide.engine import Engine
 from holdfast.errors import FencedError, HoldfastError, LinkError, WireError
 from holdfast.model import events as e
 from holdfast.model.wire import encode, kind_of
@@ -45,7 +46,7 @@ class Intake:
         self._settings = settings
         self._make_engine = make_engine
         self._committed = committed
-        self._engine: EngineLike | None = None
+        self._engine: Engine | None = None
         self._arrived: asyncio.Queue[Arrival] = asyncio.Queue()
         self._snapshot_seq = 0
         self.shell = ShellState()
@@ -56,7 +57,7 @@ class Intake:
         """A batch is on its way to the disk: the engine is ahead of the journal."""
 
     @property
-    def engine(self) -> EngineLike:
+    def engine(self) -> Engine:
         """The engine, once the journal is replayed."""
         if self._engine is None:
             raise HoldfastError("the controller does not run yet")

@@ -8,7 +8,7 @@ disk has consequences. A newer epoch in the journal ends this controller at once
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -16,7 +16,7 @@ import structlog
 from holdfast import __version__
 from holdfast.controller.acts import within
 from holdfast.controller.claims import Claims
-from holdfast.controller.consequences import Consequences
+from holdfast.controller.consequences import Consequences, Timers
 from holdfast.controller.doubts import Doubts
 from holdfast.controller.executors import Executors
 from holdfast.controller.figures import Figures
@@ -27,7 +27,6 @@ from holdfast.controller.mailbox import Mailboxes
 from holdfast.controller.presence import Presence
 from holdfast.controller.settings import Settings
 from holdfast.controller.state import EngineFactory, ShellState
-from holdfast.controller.timers import Timers
 from holdfast.controller.watch import Watch
 from holdfast.model import events as e
 from holdfast.model.answers import Health
@@ -125,10 +124,6 @@ class Controller:
     async def events_after(self, after: int, *, limit: int = 1000, wait_s: float = 0.0) -> list[e.AnyEvent]:
         """Events on disk with seq > after, oldest first; when there are none, waits up to `wait_s` for some."""
         return await self._intake.recent.after(after, limit=limit, wait_s=wait_s)
-
-    def subscribe(self, after: int) -> AsyncIterator[e.AnyEvent]:
-        """Events on disk with seq > after, and then each new one, until the controller ends."""
-        return self._intake.recent.follow(after)
 
     def shell(self) -> ShellState:
         """What the shell remembers; to be read only."""

@@ -51,7 +51,7 @@ class Presence:
         self._settings = settings
         self._mailboxes = mailboxes
         self._state = state
-        self.announcer = Announcer(submit, self._settled)
+        self.announcer = Announcer(clock, submit, self._settled)
         self._heard: dict[str, float] = {}
         self._node_of: dict[str, str] = {}
         """Launcher -> the node that it beats from."""
@@ -115,16 +115,15 @@ class Presence:
     def _agent(self, beat: Beat, state: ShellState) -> None:
         if not beat.boot_id or state.agents.get(beat.node) == (beat.boot_id, beat.instance_id):
             return
-        attached = e.AgentAttached(
-            id=self.announcer.next_id(),
-            at=self._clock.now(),
+        self.announcer.say(
+            f"agent:{beat.node}:{beat.boot_id}:{beat.instance_id}",
+            e.AgentAttached,
             source=beat.source,
             node=beat.node,
             boot_id=beat.boot_id,
             instance_id=beat.instance_id,
             drill_ok=beat.drill_ok,
         )
-        self.announcer.say(f"agent:{beat.node}:{beat.boot_id}:{beat.instance_id}", attached)
 
     def _keep(self, beat: Beat) -> None:
         for point in beat.samples:
@@ -211,16 +210,7 @@ class Presence:
                 earliest = min(earliest, now - quiet_s + self._settings.silent_after_s)
             else:
                 earliest = 0.0
-                self.announcer.say(
-                    f"silent:{node}",
-                    e.NodeSilent(
-                        id=self.announcer.next_id(),
-                        at=self._clock.now(),
-                        source="controller",
-                        node=node,
-                        for_s=round(quiet_s, 1),
-                    ),
-                )
+                self.announcer.say(f"silent:{node}", e.NodeSilent, node=node, for_s=round(quiet_s, 1))
         for text, lease in state.launchers.items():
             if f"launcher:{text}" in self._held:
                 continue
@@ -235,26 +225,14 @@ class Presence:
 
     def say_lapsed(self, text: str, lease: Lease) -> None:
         """The launcher of this key is not there any more."""
-        self.announcer.say(
-            f"lapsed:{text}",
-            e.LauncherLapsed(
-                id=self.announcer.next_id(),
-                at=self._clock.now(),
-                source="controller",
-                job=lease.job,
-                restart_count=lease.restart_count,
-            ),
-        )
+        self.announcer.say(f"lapsed:{text}", e.LauncherLapsed, job=lease.job, restart_count=lease.restart_count)
 
     def attached(self, event: e.LauncherAttached) -> None:
         """A launcher has just attached by an event: that counts as a beat, or it would lapse at the next tick."""
         self._hear(f"launcher:{key_text(event.job)}", self._clock.monotonic(), event.lease_s)
 
     def _say_heard(self, node: str) -> None:
-        self.announcer.say(
-            f"heard:{node}",
-            e.NodeHeard(id=self.announcer.next_id(), at=self._clock.now(), source="controller", node=node),
-        )
+        self.announcer.say(f"heard:{node}", e.NodeHeard, node=node)
 
     def _settled(self, what: str) -> None:
         if what.partition(":")[2] and f"node:{what.partition(':')[2]}" in self._held:

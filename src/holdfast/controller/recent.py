@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
 
 from holdfast.controller.acts import within
 from holdfast.model.events import AnyEvent
@@ -70,10 +69,3 @@ class Recent:
             start = after + 1 - self._events[0].seq
             return [self._events[index] for index in range(start, min(start + limit, len(self._events)))]
         return await self._journal.events(after=after, limit=limit)
-
-    async def follow(self, after: int) -> AsyncIterator[AnyEvent]:
-        """Events on disk with seq > after, and then each new one, until `close`."""
-        while not self.closed:
-            for event in await self.after(after, limit=1000, wait_s=3600.0):
-                after = event.seq
-                yield event

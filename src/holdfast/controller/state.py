@@ -6,40 +6,19 @@ gives it again, and a snapshot holds it beside the engine's bytes. Called by `lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct, field
 
+from holdfast.decide.engine import Engine
 from holdfast.errors import WireError
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView
-from holdfast.model.records import OrderRecord, Touched
 
-
-class EngineLike(Protocol):
-    """What the controller needs of `decide.engine.Engine`."""
-
-    def handle(self, event: e.AnyEvent) -> list[o.AnyOrder]:
-        """Judge one event; returns the orders to carry out."""
-
-    def touched(self) -> Touched:
-        """Records that the last event changed."""
-
-    def snapshot(self) -> bytes:
-        """The whole state."""
-
-    def pending_orders(self) -> Sequence[OrderRecord]:
-        """Orders that were given and have no outcome yet; timers may be among them."""
-
-
-class EngineFactory(Protocol):
-    """Makes the engine: anew (None), or from what `snapshot` gave."""
-
-    def __call__(self, state: bytes | None) -> EngineLike:
-        """Raises WireError when the state cannot be read."""
+EngineFactory = Callable[[bytes | None], Engine]
+"""Makes the engine: anew (None), or from what `snapshot` gave. Raises WireError when that cannot be read."""
 
 
 class Waiting(Struct, frozen=True):
@@ -202,7 +181,7 @@ class Snapshot(Struct):
 SNAPSHOT_VERSION = 1
 
 
-def pack(engine: EngineLike, shell: ShellState) -> bytes:
+def pack(engine: Engine, shell: ShellState) -> bytes:
     """Bytes of a snapshot."""
     return msgspec.msgpack.encode(Snapshot(SNAPSHOT_VERSION, shell, engine.snapshot()))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 
 import structlog
 
@@ -23,6 +24,7 @@ from holdfast.ports import Clock, Orchestrator
 
 _log = structlog.get_logger("holdfast.controller")
 
+E = TypeVar("E", bound=e.AnyEvent)
 RETRY_FIRST_S = 0.2
 AGAIN_S = 0.5
 """Between the begins of two looks that somebody asked for by `look_again`."""
@@ -73,9 +75,7 @@ class Watch:
                 why = str(error) or f"no answer within {self._settings.observe_limit_s:g} s"
                 if self._clock.monotonic() - blind_since >= self._settings.blind_after_s and not self._state().blind:
                     _log.warning("the orchestrator cannot be read", why=why)
-                    await self._submit(
-                        e.WatchBlind(id=self._id(), at=self._clock.now(), source=self._name, blind=True, why=why)
-                    )
+                    await self._submit(self._event(e.WatchBlind, blind=True, why=why))
                 await self._clock.sleep(retry_s)
                 retry_s = min(retry_s * 2, self._settings.watch_s)
                 continue
@@ -136,9 +136,7 @@ class Watch:
         self.tried.set()
         stored = [self._submit(event) for event in (*self._differences(world), *self._sight(world))]
         if self._state().blind:
-            stored.append(
-                self._submit(e.WatchBlind(id=self._id(), at=self._clock.now(), source=self._name, blind=False))
-            )
+            stored.append(self._submit(self._event(e.WatchBlind, blind=False)))
         for done in await asyncio.gather(*stored, return_exceptions=True):
             if isinstance(done, BaseException):
                 # It is not in `state()`, so the next look finds the same difference and tries again.
@@ -150,23 +148,23 @@ class Watch:
             known = state.nodes.get(node.name)
             # Most of a large cluster is the very value that was told before, when its adapter keeps them.
             if known is not node and known != node:
-                yield e.NodeObserved(id=self._id(), at=world.at, source=self._name, node=node)
+                yield self._event(e.NodeObserved, world.at, node=node)
                 if node.asked and (known is None or known.asked != node.asked):
                     yield self._ask_of_person(node, world.at)
         for job in world.jobs:
             seen = state.jobs.get(key_text(job.key))
             if seen is not job and seen != job:
-                yield e.JobObserved(id=self._id(), at=world.at, source=self._name, job=job)
+                yield self._event(e.JobObserved, world.at, job=job)
         if not world.complete:
             return
         jobs, nodes = {key_text(job.key) for job in world.jobs}, {node.name for node in world.nodes}
         hidden = {one.kind for one in world.unseen}
         for text, job in state.jobs.items():
             if text not in jobs and job_kind(job.key) not in hidden:
-                yield e.JobVanished(id=self._id(), at=world.at, source=self._name, job=job.key)
+                yield self._event(e.JobVanished, world.at, job=job.key)
         for name in state.nodes:
             if name not in nodes:
-                yield e.NodeVanished(id=self._id(), at=world.at, source=self._name, node=name)
+                yield self._event(e.NodeVanished, world.at, node=name)
 
     def _sight(self, world: WorldView) -> Iterator[e.AnyEvent]:
         """Kinds of jobs that have not been readable for a while, and those that are again."""
@@ -179,25 +177,24 @@ class Watch:
             if expected and kind not in state.unseen and now - self._unseen_since[kind] >= self._settings.blind_after_s:
                 said = why or "the scheduler does not serve this kind any more"
                 _log.warning("jobs of one kind cannot be read", kind=kind, why=said)
-                yield e.WatchBlind(
-                    id=self._id(), at=self._clock.now(), source=self._name, blind=True, kind=kind, why=said
-                )
+                yield self._event(e.WatchBlind, blind=True, kind=kind, why=said)
         for kind in state.unseen:
             if kind not in hidden:
-                yield e.WatchBlind(id=self._id(), at=self._clock.now(), source=self._name, blind=False, kind=kind)
+                yield self._event(e.WatchBlind, blind=False, kind=kind)
 
     def _ask_of_person(self, node: NodeView, at: float) -> e.OperatorCommand:
         """A person wrote the wish for a repair onto the node itself: that is an operator's command like any other."""
-        return e.OperatorCommand(
-            id=self._id(),
-            at=at,
-            source=self._name,
+        return self._event(
+            e.OperatorCommand,
+            at,
             command=e.Command(node.asked),
             who=f"a person, by the node's {'reason' if node.drain_reason else 'label'}",
             why=node.drain_reason,
             node=node.name,
         )
 
-    def _id(self) -> str:
+    def _event(self, kind: Callable[..., E], at: float | None = None, /, **fields: Any) -> E:
+        """What the watch says of itself, or of the world as it was at that time."""
         self._counter += 1
-        return f"watch:{self.epoch}.{self._counter}"
+        name = f"watch:{self.epoch}.{self._counter}"
+        return kind(id=name, at=self._clock.now() if at is None else at, source=self._name, **fields)

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.figures import cause_of, domain_of
 from holdfast.report.gather import ReportData
-from holdfast.report.section import spoken
 from holdfast.report.sections import sections
 from holdfast.report.single import incident_sections
+from holdfast.report.tables import spoken
 from holdfast.report.timeline import timeline
 
 HEADINGS = (

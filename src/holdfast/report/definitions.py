@@ -146,7 +146,7 @@ def definition(symbol: str) -> Definition:
     Raises:
         KeyError: there is none.
     """
-    for entry in DEFINITIONS:
-        if entry.symbol == symbol:
-            return entry
-    raise KeyError(symbol)
+    return _BY_SYMBOL[symbol]
+
+
+_BY_SYMBOL = {entry.symbol: entry for entry in DEFINITIONS}

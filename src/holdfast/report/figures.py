@@ -43,8 +43,6 @@ class Accounting(Struct, frozen=True):
     badput: dict[str, float]
     up_s: float
     """Time in which an attempt's processes were running."""
-    steps_kept: int
-    """The best step of the attempts that began before the span's end."""
     steps_lost: int
     untold_s: float = 0.0
     """Of a job that nobody tells steps of: time in which its processes ran; whether they trained is not known."""
@@ -133,7 +131,7 @@ def account(
     key = job.key
     ended = {i.attempt_before: i for i in incidents if i.attempt_before is not None and key in i.jobs}
     rows: list[Cuts] = []
-    kept = lost = 0
+    lost = 0
     reached: int | None = None
     last_of_all = len(attempts) - 1
     for index, (attempt, end) in enumerate(zip(attempts, ends(attempts, now), strict=True)):
@@ -144,7 +142,6 @@ def account(
         if steps and since <= first_step_at(attempt) < until:
             lost += steps
         if last is not None:
-            kept = last if last > kept and attempt.started_at < until else kept
             reached = last if reached is None or last > reached else reached
     spent, up = _spent(rows, since, until)
     wall = 0.0
@@ -157,7 +154,7 @@ def account(
         # Until its fault each attempt was starting, loading or training: which of them nobody knows.
         untold = spent["startup"] + spent["load"]
         spent["startup"] = spent["load"] = 0.0
-    return Accounting(str(key), wall, spent.pop(PRODUCTIVE), spent, up, kept, lost, untold, load_s)
+    return Accounting(str(key), wall, spent.pop(PRODUCTIVE), spent, up, lost, untold, load_s)
 
 
 def _placed(attempts: Sequence[AttemptRecord]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ depend on the question: an hour of history would look calmer over 30 days than o
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, inf, sqrt
 from statistics import fmean, linear_regression
 
@@ -38,16 +38,6 @@ WEEK_S = 7 * 86400.0
 DAY_S = 86400.0
 Stay = tuple[float, float]
 """From when a node was observed, and until when; infinite: it is still there."""
-
-
-def stays(nodes: Iterable[NodeRecord], *, known_since: float) -> list[Stay]:
-    """When each node was observed, in the order of `nodes`.
-
-    Args:
-        nodes: of the cluster, those that left it among them.
-        known_since: when the history begins; for a node whose record does not say when it was first seen.
-    """
-    return [(node.first_seen_at or known_since, node.left_at or inf) for node in nodes]
 
 
 def node_days(found: Sequence[Stay], since: float, until: float) -> float:

@@ -34,7 +34,7 @@ from holdfast.report.figures import (
     tells_steps,
     totals,
 )
-from holdfast.report.fleet import Economics, Fleet, Span, Stay, fleet, stays
+from holdfast.report.fleet import Economics, Fleet, Span, Stay, fleet
 from holdfast.report.interval import IntervalAdvice, advise
 from holdfast.report.objectives import Verdict, judge
 from holdfast.report.proposals import Facts, Proposal, proposals
@@ -245,7 +245,8 @@ class ReportData(Struct, dict=True):
         # Retention drops events and keeps incidents: the older of the two tells since when there is a history.
         known = [incident.opened_at for incident in self.history or self.incidents]
         known += [self.begins_at] if self.begins_at else []
-        return stays(self.nodes, known_since=min(known, default=self.made_at))
+        known_since = min(known, default=self.made_at)
+        return [(node.first_seen_at or known_since, node.left_at or inf) for node in self.nodes]
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -335,18 +336,18 @@ async def gather(
     first = await journal.events(limit=1)
     data.begins_at = first[0].received_at if first else 0.0
     # Also those after the span: a person's help for an incident of the span may have come later.
-    commands = [one for one in await _events(journal, "operator_command") if since <= one.at <= now]
+    commands = [one for one in await events_of(journal, kind="operator_command") if since <= one.at <= now]
     data.commands = [one for one in commands if isinstance(one, OperatorCommand)]
     data.has_series = with_series or (with_details and sum(len(j.attempts) for j in jobs) <= SERIES_MAX)
     if with_details:
         for kind in DETAILS:
-            data.events += [one for one in await _events(journal, kind) if since <= one.at <= (until or now)]
+            data.events += [one for one in await events_of(journal, kind=kind) if since <= one.at <= (until or now)]
         told = await journal.orders(incident=incident, limit=10_000)
         data.notices = [record for record in told if isinstance(record.order, Notify)]
         data.measured = await _measured(journal, jobs, incidents)
     for done, record in enumerate(jobs, 1):
         if data.has_series:
-            data.series[str(record.key)] = await _series(journal, record.key, record, since)
+            data.series[str(record.key)] = await read_series(journal, record, since)
         if on_job is not None:
             on_job(done, len(jobs))
     return data
@@ -358,14 +359,14 @@ async def policies_in(records: Records, presets: Mapping[str, str]) -> PolicySet
     Raises:
         ConfigError: they name a preset that is not among `presets`.
     """
-    newest = (await _events(records, "policy_loaded"))[-1:]
+    newest = (await events_of(records, kind="policy_loaded"))[-1:]
     found = [parse_policy(one.toml, one.file, presets) for one in newest if isinstance(one, PolicyLoaded)]
     return found[0] if found else PolicySet()
 
 
 async def _complete(journal: Records, record: JobRecord) -> tuple[JobRecord, str]:
     """The job with the attempts before those of its record, and a sentence about those that nothing tells of."""
-    told = [one for kind in attempts.KINDS for one in await _events(journal, kind, job=str(record.key))]
+    told = [one for kind in attempts.KINDS for one in await events_of(journal, kind=kind, job=str(record.key))]
     whole = structs.replace(record, attempts=[*attempts.earlier(record, told), *record.attempts])
     first = whole.attempts[0].number
     if first == 0 or len(record.attempts) < ATTEMPTS_MAX:
@@ -408,11 +409,11 @@ async def _measured(
     return measured
 
 
-async def _events(journal: Records, kind: str, **where: str) -> list[AnyEvent]:
-    """Every event of a kind, oldest first; `where`: further conditions, as in `ports.Journal.events`."""
+async def events_of(journal: Records, **where: str) -> list[AnyEvent]:
+    """Every such event, oldest first; `where`: as in `ports.Journal.events`."""
     found: list[AnyEvent] = []
     after = 0
-    while page := await journal.events(after=after, limit=1000, kind=kind, **where):
+    while page := await journal.events(after=after, limit=1000, **where):
         found += page
         after = page[-1].seq
     return found
@@ -427,11 +428,12 @@ def _lives(record: JobRecord, since: float, until: float) -> bool:
     return any((attempt.ended_at or attempt.started_at) >= since or not attempt.ended_at for attempt in record.attempts)
 
 
-async def _series(journal: Records, key: JobKey, record: JobRecord, since: float) -> JobSeries:
+async def read_series(journal: Records, record: JobRecord, since: float = 0.0) -> JobSeries:
+    """What was sampled of a job's attempts from `since` on, Unix seconds."""
     series = JobSeries()
 
     async def points(name: str, attempt: int, *, of_ranks: bool = True) -> list[Point]:
-        subject = f"job:{key}({attempt})"
+        subject = f"job:{record.key}({attempt})"
         found = await journal.samples(name, f"{subject}*" if of_ranks else subject, after=since)
         return [Point(s.at, s.value) for s in (one_rank(found) if of_ranks else found)]
 

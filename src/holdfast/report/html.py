@@ -15,10 +15,9 @@ from holdfast.report.definitions import DEFINITIONS
 from holdfast.report.gather import ReportData
 from holdfast.report.phase_colours import NUMBERS, css
 from holdfast.report.plots import accuracy_plot, loss_plot, step_plot
-from holdfast.report.section import spoken
 from holdfast.report.sections import sections
 from holdfast.report.single import incident_sections, slowest
-from holdfast.report.tables import badput_rows, offsets, total_rows
+from holdfast.report.tables import badput_rows, offsets, spoken, total_rows
 from holdfast.report.templating import render
 from holdfast.report.timeline import timeline
 

@@ -9,31 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec import Struct
-
 from holdfast.model.records import Mark
 from holdfast.report.timeline import PHASE_NAMES
 
-
-class Tone(Struct, frozen=True):
-    """A phase's colour on a light ground and on a dark one, as `#rrggbb`."""
-
-    light: str
-    dark: str
-
-
-COLOURS: Mapping[Mark, Tone] = {
-    Mark.DETECTED: Tone("#D55E00", "#F07A2E"),
-    Mark.DIAGNOSED: Tone("#9A6A00", "#F3BD55"),
-    Mark.ISOLATED: Tone("#C2407F", "#E58BBF"),
-    Mark.STOPPED: Tone("#5B2A86", "#A678DE"),
-    Mark.REQUEUED: Tone("#2A8BC5", "#7CCBF7"),
-    Mark.RELEASED: Tone("#6B7F00", "#A8B400"),
-    Mark.PLACED: Tone("#00447C", "#3F86DC"),
-    Mark.STARTED: Tone("#6B737B", "#8D97A2"),
-    Mark.FIRST_STEP: Tone("#009169", "#1FA37C"),
-    Mark.PROVEN: Tone("#14532D", "#C9F5B5"),
+COLOURS: Mapping[Mark, tuple[str, str]] = {
+    Mark.DETECTED: ("#D55E00", "#F07A2E"),
+    Mark.DIAGNOSED: ("#9A6A00", "#F3BD55"),
+    Mark.ISOLATED: ("#C2407F", "#E58BBF"),
+    Mark.STOPPED: ("#5B2A86", "#A678DE"),
+    Mark.REQUEUED: ("#2A8BC5", "#7CCBF7"),
+    Mark.RELEASED: ("#6B7F00", "#A8B400"),
+    Mark.PLACED: ("#00447C", "#3F86DC"),
+    Mark.STARTED: ("#6B737B", "#8D97A2"),
+    Mark.FIRST_STEP: ("#009169", "#1FA37C"),
+    Mark.PROVEN: ("#14532D", "#C9F5B5"),
 }
+"""Of the time before each mark, on a light ground and on a dark one."""
 
 NUMBERS: Mapping[str, int] = {name: number for number, name in enumerate(PHASE_NAMES.values())}
 """Number of each phase by its name: class `t3` of a page's elements has the colour of phase 3."""
@@ -42,8 +33,7 @@ NUMBERS: Mapping[str, int] = {name: number for number, name in enumerate(PHASE_N
 def css() -> str:
     """Classes `t0`, `t1`, ... with a phase's `fill` and `background`, by the reader's scheme or the page's switch."""
     tones = [COLOURS[mark] for mark in PHASE_NAMES]
-    light = " ".join(f"--t{number}: {tone.light};" for number, tone in enumerate(tones))
-    dark = " ".join(f"--t{number}: {tone.dark};" for number, tone in enumerate(tones))
+    light, dark = (" ".join(f"--t{number}: {tone[side]};" for number, tone in enumerate(tones)) for side in (0, 1))
     classes = " ".join(
         f".t{number} {{ fill: var(--t{number}); background: var(--t{number}); }}" for number in range(len(tones))
     )

@@ -5,7 +5,7 @@ Colours are Okabe and Ito's set, which people with colour-blindness can tell apa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.model.records import IncidentRecord, Mark
@@ -23,34 +23,44 @@ def _moment(at: float) -> float:
     return round(at * 1000.0, 1)
 
 
+def scatter(
+    mode: str, x: Sequence[float], y: Sequence[float | None], *, name: str = "", **looks: Any
+) -> dict[str, Any]:
+    """A line or marks."""
+    return {"type": "scatter", "mode": mode, **({"name": name} if name else {}), "x": x, "y": y, **looks}
+
+
+def over_time(y: dict[str, Any], *, left: int = 50, right: int = 10, **more: Any) -> dict[str, Any]:
+    """Layout of a small chart; `y` is its axis."""
+    margin = {"l": left, "r": right, "t": 10, "b": 40}
+    return {"height": 300, "margin": margin, "xaxis": {"type": "date"}, "yaxis": y, **more}
+
+
 def step_plot(data: ReportData, job: str) -> dict[str, Any]:
     """Step over wall time: a line per attempt, a band from fault to first step per incident, marks for checkpoints."""
     series = data.series.get(job, JobSeries())
     say = data.words.say
     traces: list[dict[str, Any]] = []
     for number, points in series.steps.items():
-        traces.append(
-            {
-                "type": "scattergl" if len(points) > 5000 else "scatter",
-                "mode": "lines",
-                "name": f"{job}({number})",
-                "x": [_moment(point.x) for point in points],
-                "y": [point.y for point in points],
-                "line": {"color": ATTEMPT_COLOURS[number % len(ATTEMPT_COLOURS)], "width": 2.5},
-                "hovertemplate": say("step") + " %{y}<br>%{x|%H:%M:%S.%L}<extra>%{fullData.name}</extra>",
-            }
+        made = scatter(
+            "lines",
+            [_moment(point.x) for point in points],
+            [point.y for point in points],
+            name=f"{job}({number})",
+            line={"color": ATTEMPT_COLOURS[number % len(ATTEMPT_COLOURS)], "width": 2.5},
+            hovertemplate=say("step") + " %{y}<br>%{x|%H:%M:%S.%L}<extra>%{fullData.name}</extra>",
         )
+        traces.append(made | {"type": "scattergl" if len(points) > 5000 else "scatter"})
     if series.checkpoints:
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": say("durable checkpoint"),
-                "x": [_moment(point.x) for point in series.checkpoints],
-                "y": [point.y for point in series.checkpoints],
-                "marker": {"symbol": "diamond", "size": 8, "color": ORANGE},
-                "hovertemplate": say("durable checkpoint") + ": " + say("step") + " %{y}<extra></extra>",
-            }
+            scatter(
+                "markers",
+                [_moment(point.x) for point in series.checkpoints],
+                [point.y for point in series.checkpoints],
+                name=say("durable checkpoint"),
+                marker={"symbol": "diamond", "size": 8, "color": ORANGE},
+                hovertemplate=say("durable checkpoint") + ": " + say("step") + " %{y}<extra></extra>",
+            )
         )
     incidents = [i for i in data.incidents if any(str(key) == job for key in i.jobs)]
     shapes = [band for incident in incidents for band in _bands(incident)]
@@ -116,15 +126,14 @@ def _by_attempt(data: ReportData, job: str, kept: Mapping[int, list[Point]]) -> 
 
 
 def _line(name: str, points: list[Point], colour: str, width: int, step: str) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": [point.x for point in points],
-        "y": [point.y for point in points],
-        "line": {"color": colour, "width": width},
-        "hovertemplate": step + " %{x}: %{y:.4f}<extra>" + name + "</extra>",
-    }
+    return scatter(
+        "lines",
+        [point.x for point in points],
+        [point.y for point in points],
+        name=name,
+        line={"color": colour, "width": width},
+        hovertemplate=step + " %{x}: %{y:.4f}<extra>" + name + "</extra>",
+    )
 
 
 def _bands(incident: IncidentRecord) -> list[dict[str, Any]]:

@@ -32,6 +32,10 @@ class Proposal(Struct, frozen=True):
     gain: str
 
 
+Found = tuple[str, str, str]
+"""What to change, the evidence and the gain."""
+
+
 class Facts(Struct, frozen=True):
     """What the rules look at, beside the fleet's figures."""
 
@@ -47,19 +51,18 @@ class Rule(Struct, frozen=True):
 
     name: str
     when: str
-    look: Callable[[Facts, Fleet], Iterable[Proposal]]
+    look: Callable[[Facts, Fleet], Iterable[Found]]
 
 
 def proposals(facts: Facts, fleet: Fleet) -> list[Proposal]:
     """What all rules find, in the order of the list."""
-    return [found for rule in RULES for found in rule.look(facts, fleet)]
+    return [Proposal(rule.name, *found) for rule in RULES for found in rule.look(facts, fleet)]
 
 
-def _interval(facts: Facts, _: Fleet) -> Iterable[Proposal]:
+def _interval(facts: Facts, _: Fleet) -> Iterable[Found]:
     for advice in facts.intervals:
         if advice.is_off and not advice.drills and advice.best_s is not None and advice.actual_s is not None:
-            yield Proposal(
-                "checkpoint-interval",
+            yield (
                 f"save job {advice.job} every {advice.best_s:.0f} s instead of every {advice.actual_s:.0f} s",
                 advice.says,
                 _interval_gain(advice),
@@ -72,7 +75,7 @@ def _interval_gain(advice: IntervalAdvice) -> str:
     return f"{100 * (advice.loss_actual - advice.loss_best):.1f} % of the job's time"
 
 
-def _slowest(facts: Facts, _: Fleet) -> Iterable[Proposal]:
+def _slowest(facts: Facts, _: Fleet) -> Iterable[Found]:
     """The phase on which most of the recoveries' time goes, when it is more than half.
 
     Left out are those that needed another try: their marks are those of the last one, so that a phase holds the others.
@@ -85,8 +88,7 @@ def _slowest(facts: Facts, _: Fleet) -> Iterable[Proposal]:
         return
     name, seconds = max(total.items(), key=lambda item: item[1])
     if seconds > whole / 2:
-        yield Proposal(
-            "slowest-phase",
+        yield (
             SPEEDUPS.get(name, f'look at the phase "{name}"'),
             f'"{name}" took {seconds:.1f} of {whole:.1f} s ({100 * seconds / whole:.0f} %) of {len(real)} recoveries',
             f"up to {seconds / len(real):.1f} s per recovery",
@@ -116,11 +118,10 @@ SPEEDUPS = {
 }
 
 
-def _spares(facts: Facts, _: Fleet) -> Iterable[Proposal]:
+def _spares(facts: Facts, _: Fleet) -> Iterable[Found]:
     waited = [w for i in facts.counted if (w := _wait_for_nodes(i)) > 60.0]
     if waited:
-        yield Proposal(
-            "spares",
+        yield (
             "keep one more spare node",
             f"{len(waited)} recoveries waited more than a minute for nodes, the longest {max(waited) / 60:.0f} min",
             f"{sum(waited) / 3600:.1f} hours of waiting",
@@ -132,38 +133,35 @@ def _wait_for_nodes(incident: IncidentRecord) -> float:
     return span(incident, Mark.RELEASED, Mark.PLACED) or 0.0
 
 
-def _lemons(_: Facts, fleet: Fleet) -> Iterable[Proposal]:
+def _lemons(_: Facts, fleet: Fleet) -> Iterable[Found]:
     for name, offences in fleet.lemons:
         if offences >= 3:
-            yield Proposal(
-                "lemon",
+            yield (
                 f"take {name} out of the cluster for good",
                 f"it was fenced {offences} times within 28 days",
                 f"about {offences} failures in 28 days",
             )
 
 
-def _false(_: Facts, fleet: Fleet) -> Iterable[Proposal]:
+def _false(_: Facts, fleet: Fleet) -> Iterable[Found]:
     if fleet.fenced >= 5 and fleet.false_alarms * 5 > fleet.fenced:
-        yield Proposal(
-            "false-alarms",
+        yield (
             "let the rules that fenced these nodes only advise ([modes] quarantine = advise) until they are mended",
             f"{fleet.false_alarms} of {fleet.fenced} fenced nodes came back without any repair",
             f"{fleet.false_alarms} nodes not fenced",
         )
 
 
-def _hidden(facts: Facts, _: Fleet) -> Iterable[Proposal]:
+def _hidden(facts: Facts, _: Fleet) -> Iterable[Found]:
     # The attempt is looked up only where its start can matter: a year has 100,000 incidents.
     old = [incident for incident in facts.counted if unseen_s(incident) >= NCCL_TIMEOUT_S]
     unseen = [(incident, unseen_s(incident, _began(facts, incident))) for incident in old]
     late = [(incident, seconds) for incident, seconds in unseen if seconds >= NCCL_TIMEOUT_S]
+    names, minutes = ", ".join(incident.id for incident, _ in late[:5]), NCCL_TIMEOUT_S / 60
     if late:
-        yield Proposal(
-            "hidden-by-time-out",
+        yield (
             "switch hang detection on for these jobs ([hang] enabled) and give their scripts telemetry",
-            f"{len(late)} faults were noticed only {NCCL_TIMEOUT_S / 60:.0f} minutes or more after they happened:"
-            f" {', '.join(incident.id for incident, _ in late[:5])}",
+            f"{len(late)} faults were noticed only {minutes:.0f} minutes or more after they happened: {names}",
             f"{sum(seconds for _, seconds in late) / 3600:.1f} hours of detection",
         )
 
@@ -171,9 +169,8 @@ def _hidden(facts: Facts, _: Fleet) -> Iterable[Proposal]:
 def _began(facts: Facts, incident: IncidentRecord) -> float:
     """When the attempt began that it ended; 0 when that is not known."""
     job = facts.job_of.get(incident.jobs[0]) if incident.jobs else None
-    if job is None:
-        return 0.0
-    return next((a.started_at for a in job.attempts if a.number == incident.attempt_before), 0.0)
+    attempt = job.numbered(incident.attempt_before) if job is not None else None
+    return attempt.started_at if attempt is not None else 0.0
 
 
 def unseen_s(incident: IncidentRecord, started_at: float = 0.0) -> float:
@@ -192,11 +189,10 @@ def unseen_s(incident: IncidentRecord, started_at: float = 0.0) -> float:
     return max(0.0, detected - began)
 
 
-def _unknown(facts: Facts, fleet: Fleet) -> Iterable[Proposal]:
+def _unknown(facts: Facts, fleet: Fleet) -> Iterable[Found]:
     unknown = sum(1 for incident in failures_of(facts.counted) if not _has_cause(incident))
     if unknown * 5 > max(fleet.failures, 4):
-        yield Proposal(
-            "unknown-causes",
+        yield (
             "add rules for what these jobs print (holdfast explain, holdfast catalogue test)",
             f"{unknown} of {fleet.failures} failures have no known cause",
             "",
@@ -237,8 +233,3 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 """All rules; the docs list is generated from it."""
-
-
-def listed() -> Sequence[tuple[str, str]]:
-    """(name, when) of every rule, for the docs."""
-    return [(rule.name, rule.when) for rule in RULES]

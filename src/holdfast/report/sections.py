@@ -19,9 +19,8 @@ from holdfast.report.fleet import Fleet, is_beyond_chance
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import Verdict
 from holdfast.report.published import FLEETS
-from holdfast.report.section import Section, spoken, table
 from holdfast.report.series import JobSeries, Point
-from holdfast.report.tables import percent, seconds, short
+from holdfast.report.tables import Section, percent, seconds, short, spoken, table
 from holdfast.report.training_time import in_total
 
 

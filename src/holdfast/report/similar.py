@@ -6,12 +6,11 @@ trouble on another machine is found; incidents whose cause agrees but whose fing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from msgspec import Struct
 
-from holdfast.model.records import IncidentRecord, Mark
-from holdfast.report.timeline import span
+from holdfast.controller.fleet import IncidentLine
 
 
 class Similar(Struct, frozen=True):
@@ -27,24 +26,12 @@ class Similar(Struct, frozen=True):
     """From the fault to the first new step."""
 
 
-def similar(incident: IncidentRecord, others: Sequence[IncidentRecord], *, limit: int = 10) -> list[Similar]:
+def similar(own: IncidentLine, others: Iterable[IncidentLine], *, limit: int = 10) -> list[Similar]:
     """Others like this one, same fingerprints first, newest first within each."""
-    own = incident.fingerprints
-    cause = incident.diagnosis.cause if incident.diagnosis else ""
     found = []
     for other in others:
-        if other.id == incident.id:
-            continue
-        same = bool(own & other.fingerprints)
-        if same or (cause not in {"", "unknown"} and other.diagnosis is not None and other.diagnosis.cause == cause):
-            found.append(
-                Similar(
-                    other.id,
-                    other.opened_at,
-                    same,
-                    tuple(remedy.value for remedy in other.remedies),
-                    other.outcome or "open",
-                    span(other, Mark.FAULT, Mark.FIRST_STEP),
-                )
-            )
+        same = bool(own.fingerprints & other.fingerprints)
+        if other.id != own.id and (same or (own.cause not in {"", "unknown"} and other.cause == own.cause)):
+            outcome = other.outcome or "open"
+            found.append(Similar(other.id, other.opened_at, same, other.remedies, outcome, other.recover_s))
     return sorted(found, key=lambda one: (not one.is_same_fingerprint, -one.opened_at))[:limit]

@@ -12,9 +12,8 @@ from holdfast.report.figures import came_in, nodes_by_attempt
 from holdfast.report.fleet import job_gpus
 from holdfast.report.gather import ReportData
 from holdfast.report.objectives import still_share
-from holdfast.report.section import Section, table
 from holdfast.report.series import JobSeries
-from holdfast.report.tables import short
+from holdfast.report.tables import Section, short, table
 from holdfast.report.timeline import cut
 
 NOT_MEASURED = "not measured"
@@ -86,9 +85,10 @@ def _caught_up(data: ReportData, incident: IncidentRecord) -> float | None:
     points = series.steps.get(incident.attempt_after, [])
     at = next((point.x for point in points if point.y >= incident.step_before), None)
     job = data.job_of.get(incident.jobs[0])
-    ended = [a.ended_at for a in job.attempts if a.number == incident.attempt_after] if job is not None else []
+    attempt = job.numbered(incident.attempt_after) if job is not None else None
     # How far it had come at its end does not tell when it had come there.
-    return None if at in ended and len(points) > 1 and points[-1].y > incident.step_before else at
+    at_its_end = attempt is not None and at == attempt.ended_at
+    return None if at_its_end and len(points) > 1 and points[-1].y > incident.step_before else at
 
 
 def affected(data: ReportData, incident: IncidentRecord) -> Section:
@@ -104,7 +104,7 @@ def _stopped(data: ReportData, incident: IncidentRecord) -> list[JobRecord]:
 
 
 def _came_back(data: ReportData, job: JobRecord, incident: IncidentRecord) -> str:
-    again = next((a for a in job.attempts if a.number == incident.attempt_after), None)
+    again = job.numbered(incident.attempt_after)
     ordered = [
         c for c in data.commands
         if c.job == job.key and c.at >= incident.opened_at and (not incident.closed_at or c.at <= incident.closed_at)

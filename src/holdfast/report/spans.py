@@ -12,6 +12,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 from holdfast.model.records import IncidentRecord, Mark
+from holdfast.report.figures import cause_of
 from holdfast.report.timeline import NODE_ORDER, PHASE_NAMES, timeline
 
 FINDINGS_MAX = 50
@@ -54,11 +55,9 @@ def spans(incident: IncidentRecord, cluster: str = "") -> list[Span]:
     start = min(marks.get(Mark.FAULT, marks.get(Mark.DETECTED, incident.opened_at)), incident.closed_at)
     trace_id = _number(16, cluster, incident.id)
     root = _number(8, cluster, incident.id)
-    diagnosis = incident.diagnosis
-    cause = diagnosis.cause if diagnosis is not None else "unknown"
     made = [
         Span(
-            f"incident {cause}", trace_id, root, 0, start, max(start, incident.closed_at),
+            f"incident {cause_of(incident)}", trace_id, root, 0, start, max(start, incident.closed_at),
             _attributes(incident, cluster), _findings(incident),
             "given up" if incident.outcome == "given_up" else "",
         )

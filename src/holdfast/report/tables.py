@@ -1,6 +1,10 @@
-"""Rows that every form of report shows, as plain strings: incident timelines, totals, lost time. Pure."""
+"""Tables that every form of report shows, as plain strings: sections, incident timelines, totals, lost time. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
 
 from holdfast.model.evidence import Place
 from holdfast.model.records import IncidentRecord, Mark
@@ -8,20 +12,6 @@ from holdfast.report.definitions import definition
 from holdfast.report.figures import CATEGORIES, Spread, Totals
 from holdfast.report.timeline import ORDER, timeline
 from holdfast.report.words import ENGLISH, Words
-
-HEADINGS: dict[Mark, str] = {
-    Mark.FAULT: "fault",
-    Mark.DETECTED: "detected",
-    Mark.DIAGNOSED: "diagnosed",
-    Mark.ISOLATED: "isolated",
-    Mark.STOPPED: "stopped",
-    Mark.REQUEUED: "requeued",
-    Mark.RELEASED: "released",
-    Mark.PLACED: "placed",
-    Mark.STARTED: "started",
-    Mark.FIRST_STEP: "first step",
-    Mark.PROVEN: "proven",
-}
 
 
 def seconds(value: float | None) -> str:
@@ -72,13 +62,9 @@ def suspects(incident: IncidentRecord) -> str:
 def offsets(incident: IncidentRecord, words: Words = ENGLISH) -> list[tuple[str, str]]:
     """(heading, seconds after the fault) for every column of a timeline, a dash where a mark is not known."""
     known = timeline(incident).offsets
-    rows = []
-    for mark in ORDER:
-        if mark is Mark.FAULT:
-            rows.append((words.say(HEADINGS[mark]), words.clock(incident.marks.get(mark, 0.0))))
-        else:
-            rows.append((words.say(HEADINGS[mark]), f"+{known[mark]:.3f}" if mark in known else "-"))
-    return rows
+    values = {mark: f"+{known[mark]:.3f}" if mark in known else "-" for mark in ORDER}
+    values[Mark.FAULT] = words.clock(incident.marks.get(Mark.FAULT, 0.0))
+    return [(words.say(mark.value.replace("_", " ")), value) for mark, value in values.items()]
 
 
 def total_rows(totals: Totals, words: Words = ENGLISH) -> list[tuple[str, str, str]]:
@@ -119,3 +105,42 @@ def _spread(spread: Spread) -> str:
     if not spread.n:
         return "-"
     return f"{seconds(spread.mean)} (n={spread.n}, p95 {seconds(spread.p95)})"
+
+
+class Section(Struct, frozen=True):
+    """One table. Columns named in `numbers` are set to the right."""
+
+    key: str
+    title: str
+    intro: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[str] = frozenset()
+
+
+def table(
+    key: str,
+    title: str,
+    intro: str,
+    headings: Sequence[str],
+    rows: Iterable[tuple[str, ...]],
+    *,
+    numbers: Sequence[str] = (),
+) -> Section:
+    """A table in English; without rows it has no introduction."""
+    found = tuple(rows)
+    return Section(key, title, intro if found else "", tuple(headings), found, frozenset(numbers))
+
+
+def spoken(section: Section, words: Words) -> Section:
+    """The same table in the report's language; `numbers` names its columns in that language."""
+    if words.language == "en":
+        return section
+    return Section(
+        section.key,
+        words.say(section.title),
+        words.say(section.intro),
+        tuple(words.say(heading) for heading in section.headings),
+        tuple(tuple(words.say(value) for value in row) for row in section.rows),
+        frozenset(words.say(heading) for heading in section.numbers),
+    )

@@ -14,10 +14,9 @@ from rich.text import Text
 from holdfast.model.records import IncidentRecord, Mark
 from holdfast.report.figures import Totals
 from holdfast.report.gather import ReportData
-from holdfast.report.section import Section, spoken
 from holdfast.report.sections import sections
 from holdfast.report.single import incident_sections
-from holdfast.report.tables import badput_rows, cause, offsets, seconds, suspects, total_rows
+from holdfast.report.tables import Section, badput_rows, cause, offsets, seconds, spoken, suspects, total_rows
 from holdfast.report.timeline import timeline
 from holdfast.report.words import ENGLISH, Words
 
@@ -91,15 +90,11 @@ def story_panel(number: int, incident: IncidentRecord, words: Words = ENGLISH) -
 def render(data: ReportData, kind: str = "full") -> RenderableType:
     """The whole report, or its fleet's figures or summary."""
     say = data.words.say
-    if kind != "full":
-        return Group(
-            Text(say(data.title), style="bold"),
-            *(Text(say(f"Note: {note}"), style="dim") for note in data.notes),
-            *(section_table(section, data.words) for section in sections(data, kind)),
-        )
     parts: list[RenderableType] = [Text(say(data.title), style="bold")]
     parts.extend(Text(say(f"Note: {note}"), style="dim") for note in data.notes)
-    tables = sections(data, "full")
+    tables = sections(data, kind)
+    if kind != "full":
+        return Group(*parts, *(section_table(section, data.words) for section in tables))
     parts.extend(section_table(section, data.words) for section in tables if section.key == "executive")
     parts.extend(
         timeline_table(data.incidents[start : start + 4], data.words) for start in range(0, len(data.incidents), 4)

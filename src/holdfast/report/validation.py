@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from holdfast import __version__
 from holdfast.report.html import plotly_script
-from holdfast.report.plots import BLUE, RED
+from holdfast.report.plots import BLUE, RED, scatter
 from holdfast.report.templating import plain, render
 from holdfast.report.words import ENGLISH
 from holdfast.validate.history import Trend
@@ -101,13 +101,12 @@ def plots_of(found: Sequence[Trend]) -> list[dict[str, Any]]:
 
 def _plot(item: str, found: Sequence[Trend]) -> dict[str, Any]:
     traces = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": trend.node,
-            "x": [round(point.at * 1000.0, 1) for point in trend.points],
-            "y": [point.value for point in trend.points],
-        }
+        scatter(
+            "lines+markers",
+            [round(point.at * 1000.0, 1) for point in trend.points],
+            [point.value for point in trend.points],
+            name=trend.node,
+        )
         for trend in found
     ]
     shapes = [

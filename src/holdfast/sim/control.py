@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 from holdfast.controller import Controller, Settings
-from holdfast.controller.state import EngineLike, unpack
+from holdfast.controller.state import unpack
+from holdfast.decide.engine import Engine
 from holdfast.decide.invariants import check
 from holdfast.errors import FencedError, HoldfastError, JournalBusyError, JournalError, LinkError
 from holdfast.model import events as e
@@ -26,30 +27,20 @@ RESEND_S = 2.0
 DAY_S = 86400.0
 
 
-class EngineClass(Protocol):
-    """What `decide.engine.Engine` is as a class; a planted bug is a subclass of it."""
-
-    def __call__(self, policies: PolicySet, *, scope: str = ..., presets: Mapping[str, str] | None = ...) -> EngineLike:
-        """A new engine."""
-
-    def restore(self, data: bytes, policies: PolicySet, *, presets: Mapping[str, str] | None = ...) -> EngineLike:
-        """One from a snapshot."""
-
-
 class Watched:
     """An engine under observation: what it refuses is written down, its invariants are checked after every event."""
 
-    def __init__(self, engine: EngineLike, refused: Callable[[e.AnyEvent, Exception], None], *, checked: bool) -> None:
+    def __init__(self, engine: Engine, refused: Callable[[e.AnyEvent, Exception], None], *, checked: bool) -> None:
         self._engine = engine
         self._refused = refused
         self._checked = checked
 
     def handle(self, event: e.AnyEvent) -> list[o.AnyOrder]:
-        """See `EngineLike`."""
+        """See `Engine.handle`."""
         try:
             orders = self._engine.handle(event)
             if self._checked:
-                check(self._engine.state, self._engine.index)  # type: ignore[attr-defined]
+                check(self._engine.state, self._engine.index)
         except Exception as error:
             # Whatever it is, it is a bug of the engine, and the controller goes on in its own way.
             self._refused(event, error)
@@ -92,7 +83,7 @@ class ControlPlane:
         clock: Clock,
         policies: PolicySet,
         presets: Mapping[str, str],
-        engine: EngineClass,
+        engine: type[Engine],
         orchestrator: Orchestrator,
         repair: Repair,
     ) -> None:
@@ -118,14 +109,14 @@ class ControlPlane:
 
     # --- lives of controllers ---
 
-    def make_engine(self, scope: str, state: bytes | None) -> EngineLike:
+    def make_engine(self, scope: str, state: bytes | None) -> Engine:
         """The engine under test, watched."""
         made = (
             self.engine(self.policies, scope=scope, presets=self.presets)
             if state is None
             else self.engine.restore(state, self.policies, presets=self.presets)
         )
-        return cast("EngineLike", Watched(made, self._refuse, checked=self.world.options.check))
+        return cast("Engine", Watched(made, self._refuse, checked=self.world.options.check))
 
     def _refuse(self, event: e.AnyEvent, error: Exception) -> None:
         text = f"{kind_of(event)} {event.id}: {error!r}"

@@ -22,7 +22,6 @@ from msgspec import Struct, structs
 from holdfast.decide.engine import Engine
 from holdfast.errors import UsageError
 from holdfast.sim.checkers import Complaint
-from holdfast.sim.control import EngineClass
 from holdfast.sim.faults import plan
 from holdfast.sim.judging import complaints_about
 from holdfast.sim.options import SHARES, SimOptions, changed, draw
@@ -101,7 +100,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 # --- one trial --------------------------------------------------------------------------------------------------------
 
 
-def examine(trial: Trial, *, engine: EngineClass = Engine, twice: bool = False) -> Verdict:
+def examine(trial: Trial, *, engine: type[Engine] = Engine, twice: bool = False) -> Verdict:
     """Run it and have it judged. An error inside the run is a complaint, too.
 
     Args:
@@ -165,7 +164,7 @@ def _ends_within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def shrunk(verdict: Verdict, *, engine: EngineClass = Engine, tries: int = TRIES_MAX) -> Verdict:
+def shrunk(verdict: Verdict, *, engine: type[Engine] = Engine, tries: int = TRIES_MAX) -> Verdict:
     """The same failure with as few faults and options as possible: one of its judges still complains."""
     trial, judges = verdict.trial, verdict.judges
     found = verdict

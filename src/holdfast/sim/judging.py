@@ -19,7 +19,6 @@ from holdfast.model.wire import encode, kind_of
 from holdfast.sim.checkers import Complaint, judged
 from holdfast.sim.checkers.journal import Replayed, job_name
 from holdfast.sim.checkers.observe import observes
-from holdfast.sim.control import EngineClass
 from holdfast.sim.faults import WARNING
 from holdfast.sim.history import (
     PERSON,
@@ -63,7 +62,7 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
 link that its agent sees down, and the exit of a job that its launcher has saved and stopped for it."""
 
 
-def complaints_about(result: SimResult, *, engine: EngineClass = Engine) -> list[Complaint]:
+def complaints_about(result: SimResult, *, engine: type[Engine] = Engine) -> list[Complaint]:
     """Everything that is wrong with a run of this engine; empty: nothing."""
     said = [Complaint("engine_refuses_nothing", text) for text in result.refused]
     history = history_of(result)
@@ -89,7 +88,7 @@ def history_of(result: SimResult) -> History:
     )
 
 
-def replayed(events: Sequence[AnyEvent], policies: PolicySet, kind: EngineClass = Engine) -> Replayed:
+def replayed(events: Sequence[AnyEvent], policies: PolicySet, kind: type[Engine] = Engine) -> Replayed:
     """A fresh engine with the journal's events: its orders, and the records that it came to."""
     engine = kind(policies, presets=packaged_presets())
     orders: list[list[AnyOrder]] = []

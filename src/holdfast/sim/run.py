@@ -27,7 +27,7 @@ from holdfast.model.policy_toml import parse_policy
 from holdfast.model.records import JobState, NodeState
 from holdfast.sim.agents import Agents
 from holdfast.sim.breaking import Breaker
-from holdfast.sim.control import ControlPlane, EngineClass
+from holdfast.sim.control import ControlPlane
 from holdfast.sim.faults import plan
 from holdfast.sim.launcher import Launcher
 from holdfast.sim.operators import Operators
@@ -48,7 +48,7 @@ Progress = Callable[[float, float], None]
 class Simulation:
     """Everything of one run; `simulate` makes it. Tests may reach into `world`, `scheduler` and `control`."""
 
-    def __init__(self, options: SimOptions, *, engine: EngineClass = Engine) -> None:
+    def __init__(self, options: SimOptions, *, engine: type[Engine] = Engine) -> None:
         presets = packaged_presets()
         self.options = options
         self.faults: tuple[Fault, ...] = plan(options)
@@ -258,7 +258,7 @@ def _quiet() -> Iterator[None]:
 def simulate(
     options: SimOptions,
     *,
-    engine: EngineClass = Engine,
+    engine: type[Engine] = Engine,
     at_calm: Callable[[Simulation], None] | None = None,
     progress: Progress | None = None,
 ) -> SimResult:
