@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.model.records import IncidentRecord
+from holdfast.report.attempts import earlier
 from holdfast.report.gather import ReportData
 from holdfast.sim.options import DAY_S, JobPlan, SimOptions
 from holdfast.sim.record import Happening, SimResult
@@ -29,7 +30,9 @@ PLAN = SimOptions(
 
 def both(plan: SimOptions) -> tuple[SimResult, ReportData]:
     result = simulate(plan)
-    made = ReportData("t", "sim", result.ended_at, result.jobs, result.nodes, result.incidents, since=result.started_at)
+    told = [entry.event for entry in result.entries()]
+    jobs = [msgspec.structs.replace(job, attempts=[*earlier(job, told), *job.attempts]) for job in result.jobs]
+    made = ReportData("t", "sim", result.ended_at, jobs, result.nodes, result.incidents, since=result.started_at)
     return result, made
 
 
