@@ -13,6 +13,7 @@ from holdfast.model.cluster import NodeView, SchedulerState
 from holdfast.model.events import Command
 from holdfast.model.evidence import Diagnosis, Remedy
 from holdfast.model.orders import OrderStatus
+from holdfast.model.policy import Brake, Mode, Policy, PolicySet
 from holdfast.model.records import JobState
 from holdfast.sim.checkers import came_to_rest_in_time, judged
 from holdfast.sim.checkers.journal import Replayed, records_of
@@ -454,3 +455,61 @@ def test_an_old_word_of_a_loss_is_over_when_the_agent_has_spoken_since(tale, age
     tale.took(release)
     tale.deed(RunBegan, job=JOB, epoch=3, nodes=("n3", "n4"), by="c22")
     assert ("not_onto_a_bad_node" in said_by(tale.history)) is complains
+
+
+def _gone_again(tale):
+    tale.event(e.NodeGone, node="n4", evidence="its lease ended")
+
+
+@pytest.mark.parametrize(
+    ("after_loss", "complains"),
+    [
+        ((), True),
+        ((lambda tale: tale.event(e.NodeVanished, node="n4"),), False),
+        ((lambda tale: tale.node("n4", alive=False),), False),
+        ((lambda tale: tale.event(e.NodeVanished, node="n4"), lambda tale: tale.node("n4"), _gone_again), True),
+    ],
+)
+def test_what_the_scheduler_does_not_know_or_calls_down_is_out_of_reach(tale, after_loss, complains):
+    """It gives out neither, and cannot exclude the first; when it is known again, and lost again, it counts."""
+    release = order(o.ReleaseJob, "c22", epoch=3)
+    tale.event(e.NodeGone, node="n4", evidence="its lease ended")
+    for tell in after_loss:
+        tell(tale)
+        if not complains:
+            tale.event(e.NodeGone, node="n4", evidence="its lease ended")
+    tale.event(e.TimerFired, release, timer="t")
+    tale.deed(RunBegan, job=JOB, epoch=3, nodes=("n3", "n4"), by="c22")
+    assert ("not_onto_a_bad_node" in said_by(tale.history)) is complains
+
+
+@pytest.mark.parametrize(("ended", "complains"), [(True, False), (False, True)])
+def test_a_job_that_was_queued_anew_unseen_has_new_retries(tale, ended, complains):
+    """It had ended, and its launcher's start is the first word of a run that we did not order."""
+    for number in range(2):
+        tale.event(e.TimerFired, order(o.ReleaseJob, f"c2{number}", epoch=3 + number), timer="x")
+        start = {"epoch": 3 + number, "nodes": ("n2",), "ranks": 8, "restart_count": 2 + number}
+        tale.event(e.AttemptStarted, job=JOB, attempt=2 + number, **start)
+    if ended:
+        tale.job(SchedulerState.FAILED, restart_count=3)
+    tale.event(e.AttemptStarted, job=JOB, attempt=4, epoch=5, nodes=("n2",), ranks=8, restart_count=4)
+    tale.event(e.TimerFired, order(o.ReleaseJob, "c29", epoch=6), timer="x")
+    assert ("budgets_hold" in said_by(tale.history)) is complains
+
+
+def test_a_held_job_that_ran_and_failed_unseen_was_let_go(tale):
+    """The scheduler shows it held, and then failed: whoever held it has released it in between."""
+    tale.job(SchedulerState.PENDING, restart_count=1)
+    tale.job(SchedulerState.HELD, restart_count=1)
+    tale.job(SchedulerState.FAILED, restart_count=1)
+    tale.event(e.TimerFired, order(o.ReleaseJob, "c20", epoch=3), timer="x")
+    assert "holds_are_respected" not in said_by(tale.history)
+
+
+@pytest.mark.parametrize(("mode", "complains"), [(Mode.OBSERVE, False), (Mode.ACT, True)])
+def test_a_drain_that_nobody_remembers_is_left_where_policy_observes(tale, mode, complains):
+    """The node vanished and came back drained: only who may act on nodes has to lift it."""
+    tale.history.policies = PolicySet(site=Policy(modes={Remedy.QUARANTINE: mode}, brake=Brake(max_nodes=1)))
+    tale.deed(Drained, node="n1", by="c1")
+    tale.event(e.NodeVanished, node="n1")
+    assert ("no_drain_is_forgotten" in said_by(tale.history)) is complains
