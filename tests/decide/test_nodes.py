@@ -346,6 +346,17 @@ def test_a_fault_from_after_the_clearing_is_news_however_late_both_are_heard(idl
     assert kinds(idle.xid("n2", seen_at=clear_at + 50)) == ["QuarantineNode"]
 
 
+def test_a_node_that_came_back_to_the_cluster_suspect_and_drained_by_us_is_returned(idle):
+    """It vanished while we had it drained, and its fault ended after it was known again (seed 184710285)."""
+    drained(idle)
+    idle.do(e.NodeVanished, node="n2")
+    idle.finding("check.fabric_port_down", node="n2", domain=Domain.NETWORK, remedy=Remedy.QUARANTINE)
+    idle.fail(o.QuarantineNode, "no node n2")
+    idle.node("n2", alive=True, drained=True, drain_reason="[holdfast] Xid 74", group="gpu")
+    assert kinds(idle.do(e.FindingCleared, node="n2", rule="check.fabric_port_down")) == ["ValidateNode"]
+    assert idle.n().drained_by_us
+
+
 def test_clearing_one_rule_leaves_the_others(idle):
     """A node-wide cancel would kill a fresh quarantine."""
     idle.plain()

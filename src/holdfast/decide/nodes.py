@@ -214,7 +214,7 @@ def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, do
     elif machine:
         _swapped(turn, node)
     elif not booting and _is_observed(turn, node):
-        _clear(turn, node, "it has booted anew, so what was seen before is stale")
+        _well_again(turn, node, "it has booted anew, so what was seen before is stale")
     elif not booting:
         back(turn, node)
     return True
@@ -269,6 +269,12 @@ def _clear(turn: Turn, node: NodeRecord, why: str, *, repaired: bool = True) -> 
     if incident is not None:
         incidents.node_settled(turn, incident, node, f"{why}.")
     node.incident = ""
+
+
+def _well_again(turn: Turn, node: NodeRecord, why: str, *, repaired: bool = True) -> None:
+    """Nothing is held against it any more. It may have come back to the cluster drained by us, and suspect."""
+    _clear(turn, node, why, repaired=repaired)
+    _found_drained(turn, node)
 
 
 def vanished(turn: Turn, event: e.NodeVanished) -> None:
@@ -370,7 +376,7 @@ def back(turn: Turn, node: NodeRecord) -> None:
     incident = repair.incident_of(turn, node)
     path = incidents.path_of(incident)
     if _is_observed(turn, node) and incidents.is_lost(node) and not node.silent and node.view.alive is not False:
-        _clear(turn, node, "it runs again", repaired=False)
+        _well_again(turn, node, "it runs again", repaired=False)
         return
     if incident is None or not path or not incidents.is_lost(node) or node.silent or node.phase not in _WAITING:
         return
@@ -381,7 +387,7 @@ def back(turn: Turn, node: NodeRecord) -> None:
     turn.stamp(incident, Mark.NODE_RETURNED)
     if node.phase is NodeState.SUSPECT:
         turn.orders.withdraw(node.about, f"it is back with {path}")
-        _clear(turn, node, f"it is back with {path}", repaired=False)
+        _well_again(turn, node, f"it is back with {path}", repaired=False)
     elif node.phase is NodeState.DRAINING:
         repair.check_drained(turn, node)
 
@@ -569,7 +575,7 @@ def cleared(turn: Turn, event: e.FindingCleared) -> None:
     if node.phase is NodeState.SUSPECT:
         turn.orders.withdraw(node.about, "the fault is gone")
         unbrake(turn, node)
-        _clear(turn, node, "the fault is gone")
+        _well_again(turn, node, "the fault is gone")
     elif node.phase is NodeState.DRAINING:
         turn.orders.withdraw(node.about, "the fault is gone", *repair.REPAIR_ORDERS)
         repair.check_drained(turn, node)

@@ -11,7 +11,7 @@ from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Finding
 from holdfast.model.orders import AnyOrder, OrderStatus
 from holdfast.model.wire import kind_of
-from holdfast.sim.history import Held, History, OrderTook, RunBegan, Step
+from holdfast.sim.history import PERSON, Held, History, OrderTook, Resumed, RunBegan, Step
 
 OWN = (o.StartTimer, o.CancelTimer, o.Notify)
 """Orders that do nothing to the world."""
@@ -91,21 +91,24 @@ def _one_effect(history: History) -> Iterator[str]:
 
     What sets something (a job's excluded nodes) may set it anew after an older order's command, withdrawn and hung for
     minutes, has set it otherwise: that is no second effect, but the first one kept. What one call does in one moment (a
-    node is drained and handed to a person) is one effect. A release whose answer was lost and that was tried again
-    while nobody could know yet of a person's hold lifts that hold: no scheduler says whose hold it is.
+    node is drained and handed to a person) is one effect. A release or a drain whose answer was lost is tried again,
+    which undoes what a person did meanwhile and nobody can know yet: no scheduler says whose hold it is, or who lifted
+    a drain.
     """
     times: Counter[str] = Counter()
     newest: dict[JobKey, str] = {}
     took_at: dict[str, float] = {}
-    held_at: dict[JobKey, float] = {}
+    undone_at: dict[JobKey | str | None, float] = {}
     for deed in history.deeds:
         if isinstance(deed, Held):
-            held_at[deed.job] = deed.at
+            undone_at[deed.job] = deed.at
+        elif isinstance(deed, Resumed) and deed.by.startswith(PERSON):
+            undone_at[deed.node] = deed.at
         if not isinstance(deed, OrderTook) or not deed.changed or took_at.get(deed.order) == deed.at:
             continue
         before, took_at[deed.order] = took_at.get(deed.order), deed.at
-        held = held_at.get(deed.job) if deed.job is not None and deed.kind == "release_job" else None
-        if held is not None and before is not None and before < held and deed.at - held <= _UNSEEN_S:
+        undone = undone_at.get({"release_job": deed.job, "quarantine_node": deed.node}.get(deed.kind))
+        if undone is not None and before is not None and before < undone and deed.at - undone <= _UNSEEN_S:
             continue
         if deed.kind == "set_excluded" and deed.job is not None:
             if newest.get(deed.job) != deed.order:

@@ -15,9 +15,7 @@ from holdfast.sim.history import PERSON, History, Resumed, RunBegan
 
 _STARTS = (o.ReleaseJob, o.RestartInPlace)
 _LOST = "node.lost"
-_LEFT_TO_PEOPLE = frozenset(
-    {OrderStatus.PROPOSED, OrderStatus.EXPIRED, OrderStatus.REJECTED, OrderStatus.WITHDRAWN, OrderStatus.FAILED}
-)
+_LEFT_TO_PEOPLE = frozenset(OrderStatus) - {OrderStatus.PENDING, OrderStatus.DONE}
 """A node whose quarantine has come to this is in service by a person's word, or for want of one."""
 _CLOCKS_S = 60.0
 """Clocks of nodes go wrong by so much at most."""
@@ -137,8 +135,8 @@ def _condemns(finding: Finding) -> bool:
 def not_onto_a_bad_node(history: History) -> Iterator[str]:
     """When we let a job start, none of its nodes was known bad at the moment of the order, and still when it began.
 
-    A bad node that is drained is out of reach, and need not be excluded. When a person lifts its drain after the order,
-    and the scheduler gives it out in the same moment, it is the person who let the job run there: nobody could know.
+    A bad node that is drained is out of reach, and need not be excluded. When a person lifts its drain, and nobody has
+    seen that yet when the scheduler gives it out, it is the person who let the job run there.
     """
     known = _Suspicion(fences=history.policies.site.mode_for(Remedy.QUARANTINE) is Mode.ACT)
     lifted: dict[str, list[float]] = {}
@@ -150,6 +148,7 @@ def not_onto_a_bad_node(history: History) -> Iterator[str]:
         for record in history.orders
         if isinstance(record.order, o.QuarantineNode) and record.status in _LEFT_TO_PEOPLE
     }
+    told_at = {step.event.seq: step.event.received_at for step in history.steps}
     at_order: dict[str, dict[str, tuple[int, str]]] = {}
     ordered_at: dict[str, float] = {}
     for step in history.steps:
@@ -163,7 +162,8 @@ def not_onto_a_bad_node(history: History) -> Iterator[str]:
             continue
         for node in deed.nodes:
             seen = at_order[deed.by].get(node)
-            well = [*known.cleaned.get(node, ()), *lifted.get(node, ())]
-            healed = any(ordered_at[deed.by] <= at <= deed.at for at in well)
+            healed = any(ordered_at[deed.by] <= at <= deed.at for at in known.cleaned.get(node, ()))
+            if seen is not None:
+                healed |= any(told_at[seen[0]] <= at <= deed.at for at in lifted.get(node, ()))
             if seen is not None and not healed and node not in refused:
                 yield (f"{deed.by} let job {deed.job} run on {node}, known bad since event {seen[0]} ({seen[1]})")
