@@ -361,6 +361,15 @@ def test_escalation_of_an_older_attempt_is_ignored(play):
     assert play.state is JobState.PROVING
 
 
+def test_escalation_of_a_run_that_somebody_has_ended_since_is_ignored(play):
+    """The launcher was cut off; meanwhile a person cancelled the job and queued it again (seed 390001138)."""
+    play.running()
+    play.job(state=S.CANCELLED)
+    play.job(state=S.PENDING, restart_count=1, nodes=())
+    assert kinds(play.do(e.Escalated, job=KEY, attempt=0, why="no rung is left", source="launcher:7")) == []
+    assert play.state is JobState.WATCHING
+
+
 def test_escalation_during_a_requeue_only_adds_what_it_knows(play):
     """No second requeue; the nodes it names are excluded as well."""
     play.xid("n2")

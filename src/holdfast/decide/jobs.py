@@ -404,8 +404,10 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
     if attempt is not None and event.attempt < attempt.number:
         return
     restart.exclude(turn, job, event.exclude_nodes)
+    is_late = attempt is not None and attempt.restart_count < job.view.restart_count  # its run is over
     if (
-        turn.orders.under_way(job.about, o.RequeueHeld)
+        is_late
+        or turn.orders.under_way(job.about, o.RequeueHeld)
         or job.in_queue
         or job.state
         in {
