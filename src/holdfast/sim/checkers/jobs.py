@@ -229,8 +229,7 @@ def _count(spent: dict[JobKey, _Spent], event: e.AnyEvent, given: dict[str, tupl
             spent.setdefault(event.job.key, _Spent()).shown(event.job)
         case e.OperatorCommand() if event.job is not None and event.command in {Command.REQUEUE, Command.RELEASE}:
             count = spent.setdefault(event.job, _Spent())
-            count.progress()
-            count.asked = True
+            count.requeues, count.asked = 0, True  # restarts before it are what they were: a loop may be known by then
         case _:
             pass
 
