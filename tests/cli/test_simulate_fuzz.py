@@ -43,6 +43,13 @@ def test_a_bug_is_printed_with_options_and_command(holdfast: Holdfast) -> None:
     assert failure["options"]["seed"] == SEED
 
 
+def test_a_failing_seed_is_told_of_at_once(holdfast: Holdfast) -> None:
+    """On standard error: thousands of seeds take hours, and making them small comes after the last."""
+    with planted("budget not reset"):
+        ran = holdfast("simulate", "fuzz", "--seeds", "2", "--from", str(SEED), "--no-shrink")
+    assert f"seed {SEED} fails: budgets_hold" in ran.err
+
+
 def test_faults_are_named_for_one_seed_only(holdfast: Holdfast) -> None:
     """Ids of another seed mean nothing."""
     assert "--seeds 1" in holdfast("simulate", "fuzz", "--only", "gpu-1", "--seeds", "2").sentence

@@ -69,6 +69,8 @@ REGRESSIONS = {
     184708446: "a rank's death that a bad GPU had explained made each later death the same trouble",
     184708928: "a start that a person's hold had not kept back ended the hold",
     184709071: "a hold in the queue outlasted the start that ended it, as the launcher told of it first",
+    184710285: "a node that came back to the cluster suspect and drained by us stayed drained when its fault was gone",
+    390001138: "a late escalation of a run that had been cancelled requeued what its owner had queued since",
     184709639: "a person's hold of what was queued already was charged as a requeue",
     63493: "an order that was seen done, but not stored yet, was tried again and undid what a person did since",
 }

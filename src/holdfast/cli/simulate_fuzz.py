@@ -52,6 +52,9 @@ def fuzz(
             nonlocal events
             events += verdict.events
             bar.update(task, advance=1)
+            if not verdict.ok and seeds > 1:
+                judges = ", ".join(sorted(verdict.judges))
+                bar.console.print(f"seed {verdict.trial.seed} fails: {judges}", highlight=False)
 
         names = None if only is None else _split(only)
         failed = search(range(first, first + seeds), processes=jobs, only=names, off=_split(off), on_verdict=note)
