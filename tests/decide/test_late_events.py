@@ -177,6 +177,21 @@ def test_what_followed_from_a_bad_gpu_is_another_trouble_when_it_comes_without_o
     assert first.diagnosis.cause == "nvidia.xid.95"
 
 
+def test_a_crash_that_comes_back_is_one_incident_also_when_its_exception_explains_the_exit():
+    """The exit is heard of first each time, and is a consequence of the exception that is read a moment later."""
+    play = Play().running()
+    for attempt in (0, 1):
+        play.crash(attempt)
+        play.finding(
+            "python.exception", job=KEY, attempt=attempt, rank=5, node="n3", domain=Domain.APPLICATION,
+            seen_at=play.now - 1.0, source="launcher:7", summary="ValueError: no",
+        )  # fmt: skip
+        if attempt == 0:
+            play.restart_in_place()
+    assert play.incident.diagnosis is not None
+    assert play.incident.diagnosis.cause == "python.exception"
+
+
 def test_late_hardware_evidence_explains_the_last_time_of_a_trouble_that_came_back():
     """Signal 11, a restart, signal 11 again, and then the Xid: the kernel's line is near the second crash only."""
     play = Play().running()

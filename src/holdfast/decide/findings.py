@@ -171,11 +171,15 @@ def job_fault(turn: Turn, job: JobRecord, finding: Finding, known: IncidentRecor
 
 
 def _same_trouble(turn: Turn, job: JobRecord, finding: Finding) -> IncidentRecord | None:
-    """A recurrence before proof is the same incident; something unrelated, or what only followed, opens its own."""
+    """A recurrence before proof is the same incident; something unrelated opens its own.
+
+    So does what followed from a bad node, such as a rank's death: that node has been left since.
+    """
     print_of = finding.fingerprint or finding.rule
     for incident in reversed(incidents.open_of_job(turn, job)):
-        judged = incident.diagnosis.judged if incident.diagnosis is not None else ()
-        roots = {one.finding for one in judged if one.role is Role.ROOT}
+        made = incident.diagnosis
+        left = made is not None and ladder.trouble_of(made) in ladder.NODE_TROUBLES
+        roots = {one.finding for one in made.judged if one.role is Role.ROOT} if made is not None and left else set()
         if any((f.fingerprint or f.rule) == print_of and (not roots or f.id in roots) for f in incident.findings):
             return incident
     return None

@@ -51,6 +51,8 @@ _BY_DOMAIN = {
     Domain.UNKNOWN: Trouble.UNKNOWN,
 }
 NODE_KEY = "node:"
+NODE_TROUBLES = frozenset({Trouble.HARDWARE, Trouble.NODE_LOST})
+"""Troubles of nodes, which a job leaves."""
 EXEMPT = frozenset({Trouble.HARDWARE, Trouble.NODE_LOST, Trouble.NETWORK, Trouble.PLATFORM, Trouble.BAD_NUMBERS})
 """Troubles whose recurrence says nothing about the job: another node may fail in the same way. Bad numbers have their
 own way of going on (one checkpoint further back). All of them still use up the job's budgets."""

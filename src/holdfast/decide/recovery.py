@@ -25,7 +25,6 @@ _BEGINS = frozenset({JobState.WATCHING, JobState.PROVING, JobState.RESTARTING})
 _UNDECIDED = Diagnosis(cause="unknown", fingerprint="unknown")
 _WAYS = (o.RequeueHeld, o.GiveUp, o.RestartInPlace)
 """While one of these is under way, or a person is asked for it, nothing else is decided."""
-_NODE_TROUBLES = frozenset({Trouble.HARDWARE, Trouble.NODE_LOST})
 
 
 def recoverable(turn: Turn, job: JobRecord) -> bool:
@@ -511,7 +510,7 @@ def _exclude_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diag
     attempt = job.attempt
     used = attempt.nodes if attempt is not None and attempt.nodes else job.view.nodes
     trouble = ladder.trouble_of(diagnosis)
-    if trouble in _NODE_TROUBLES or (trouble is Trouble.STRAGGLER and turn.policy_of(job).straggler.exclude):
+    if trouble in ladder.NODE_TROUBLES or (trouble is Trouble.STRAGGLER and turn.policy_of(job).straggler.exclude):
         restart.exclude(turn, job, diagnosis.nodes)
     limits = ladder.limits_of(turn.policy_of(job), job.view.recovery)
     charged = restart.charged_nodes(diagnosis, ladder.where_broke(attempt, incident))
@@ -523,7 +522,7 @@ def _exclude_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diag
 
 def _fence_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
     """When the diagnosis, not a single finding, shows a bad node (an ECC error in a rank's log), fence it too."""
-    if turn.in_allocation or ladder.trouble_of(diagnosis) not in _NODE_TROUBLES:
+    if turn.in_allocation or ladder.trouble_of(diagnosis) not in ladder.NODE_TROUBLES:
         return
     roots = {judged.finding for judged in diagnosis.judged if judged.role == "root"}
     for finding in [f for f in incident.findings if f.id in roots]:
