@@ -625,14 +625,14 @@ def prove_timer(turn: Turn, job: JobRecord) -> None:
     wait(turn, job)
 
 
-def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: str) -> None:
-    """The job is over: nothing is waited for any more."""
+def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: str, *, by: str = "") -> None:
+    """The job is over: nothing is waited for any more, but the order `by` which it is ended."""
     if job.over:
         return
     for record in turn.orders.about(job.about, o.RequeueHeld):
         if record.status is OrderStatus.PENDING and isinstance(record.order, o.RequeueHeld):
             job.requeue_dropped = record.order.restart_count
-    turn.orders.withdraw(job.about, why)
+    turn.orders.withdraw(job.about, why, but=by)
     turn.timers.cancel(job.timer)
     turn.move_job(job, trigger)
     turn.tell(job, f"{why[0].upper()}{why[1:]}.")
