@@ -388,3 +388,17 @@ print(sorted(heavy & (set(sys.modules) - before)), sorted(m for m in sys.modules
 """
     out, _ = run(start, code)
     assert out == "[] ['holdfast', 'holdfast.telemetry', 'holdfast.telemetry.layout', 'holdfast.telemetry.writer']\n"
+
+
+def test_the_stack_signal_does_not_end_a_process_whose_interpreter_ends(start):
+    """faulthandler lets go of it before the process is gone: a rank that leaves must not look like one that was killed."""
+    code = """
+import faulthandler, os
+from holdfast import telemetry
+from holdfast.telemetry.signals import STACK_SIGNAL
+telemetry.step_begin(1)
+faulthandler.unregister(STACK_SIGNAL)
+os.kill(os.getpid(), STACK_SIGNAL)
+raise SystemExit(3)
+"""
+    run(start, code, rc=3)

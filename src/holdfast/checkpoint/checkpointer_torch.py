@@ -219,7 +219,7 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for the save under way, give signals back; call it on every rank at the end, or use `with`."""
         self.wait()
-        self._world.settle()
+        self._world.close()
         self._leaving.release()
 
     def __enter__(self) -> Self:
