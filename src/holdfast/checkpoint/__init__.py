@@ -16,10 +16,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.checkpointer_torch import EX_RESTART, Checkpointer
+    from holdfast.checkpoint.checkpointer_torch import Checkpointer
     from holdfast.checkpoint.errors import CheckpointError, FencedError, RestoreError, SaveError
     from holdfast.checkpoint.fence import Fence
     from holdfast.checkpoint.folder_repair import Repair, repair
+    from holdfast.checkpoint.leaving import EX_RESTART
     from holdfast.checkpoint.manifest import Manifest, Problem, Verdict
     from holdfast.checkpoint.state_torch import not_finite
     from holdfast.checkpoint.store import CheckpointInfo, CheckpointStore, scan, verify
@@ -46,7 +47,7 @@ __all__ = [
 
 _HOME = {
     "Checkpointer": "checkpointer_torch",
-    "EX_RESTART": "checkpointer_torch",
+    "EX_RESTART": "leaving",
     "not_finite": "state_torch",
     "CheckpointError": "errors",
     "FencedError": "errors",

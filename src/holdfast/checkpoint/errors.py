@@ -8,8 +8,6 @@
 Every message is one sentence that names the place. Time plays no part here.
 """
 
-__all__ = ["CheckpointError", "FencedError", "RestoreError", "SaveError"]
-
 
 class CheckpointError(Exception):
     """Base of everything `holdfast.checkpoint` raises on purpose."""

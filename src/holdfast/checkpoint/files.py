@@ -17,8 +17,6 @@ import xxhash
 
 from holdfast.checkpoint.manifest import FileEntry
 
-__all__ = ["HashingFile", "copy_hashed", "fsync_folder", "hash_file", "is_full", "rename_bad"]
-
 BAD = "bad-"
 """Begins the name of a checkpoint that must not be loaded and is kept for a person."""
 

@@ -13,7 +13,8 @@ from enum import IntEnum
 from types import FrameType
 from typing import Any
 
-__all__ = ["Leaving", "Wish"]
+EX_RESTART = 85
+"""Exit code for "the state is saved, start me again"."""
 
 
 class Wish(IntEnum):

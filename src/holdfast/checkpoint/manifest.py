@@ -13,20 +13,6 @@ from typing import Any
 
 import xxhash
 
-__all__ = [
-    "MANIFEST_NAME",
-    "FileEntry",
-    "Manifest",
-    "ManifestError",
-    "Problem",
-    "Verdict",
-    "checkpoint_name",
-    "decode",
-    "digest",
-    "encode",
-    "parse_name",
-]
-
 MANIFEST_NAME = "manifest.json"
 FORMAT = "holdfast-checkpoint"
 VERSION = 1
@@ -209,7 +195,7 @@ def decode(content: bytes) -> Manifest:
 
 
 def _from_body(raw: dict[str, Any]) -> Manifest:
-    files = tuple(FileEntry(_inside(e["path"]), int(e["size"]), str(e["xxh3_128"])) for e in raw["files"])
+    files = tuple(FileEntry(inside(e["path"]), int(e["size"]), str(e["xxh3_128"])) for e in raw["files"])
     return Manifest(
         step=int(raw["step"]),
         epoch=int(raw["epoch"]),
@@ -223,8 +209,8 @@ def _from_body(raw: dict[str, Any]) -> Manifest:
     )
 
 
-def _inside(path: str) -> str:
-    """Refuse a path that would lead out of the checkpoint's folder."""
+def inside(path: str) -> str:
+    """The path, relative to the checkpoint's folder. Raises ValueError when it leads out of it."""
     parts = PurePosixPath(path)
     if not path or parts.is_absolute() or ".." in parts.parts:
         raise ValueError(f"path {path!r} leaves the checkpoint's folder")

@@ -38,8 +38,6 @@ from holdfast.checkpoint.manifest import (
     parse_name,
 )
 
-__all__ = ["CheckpointInfo", "CheckpointStore", "PendingCheckpoint", "pinned_step", "scan", "verify"]
-
 MANIFEST_BYTES_MAX = 64 << 20
 TMP, OLD = ".tmp-", ".old-"
 

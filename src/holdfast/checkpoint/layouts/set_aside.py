@@ -17,8 +17,6 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.files import fsync_folder, rename_bad
 from holdfast.checkpoint.layouts.frameworks import DEEPSPEED_TRACKER, MEGATRON_TRACKER, ForeignCheckpoint
 
-__all__ = ["Aside", "set_aside"]
-
 
 @dataclass(frozen=True, slots=True)
 class Aside:
