@@ -7,7 +7,7 @@ writer and is shown to people only, never compared.
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -151,19 +151,9 @@ def encode(manifest: Manifest) -> bytes:
     The hash lets a reader tell a torn or flipped manifest from a good one: sizes and hashes of other
     files cannot be trusted when the list itself may have changed.
     """
-    body = {
-        "format": FORMAT,
-        "version": VERSION,
-        "step": manifest.step,
-        "epoch": manifest.epoch,
-        "attempt": manifest.attempt,
-        "world_size": manifest.world_size,
-        "saved_at": manifest.saved_at,
-        "writer": manifest.writer,
-        "layout": manifest.layout,
-        "files": [{"path": e.path, "size": e.size, "xxh3_128": e.xxh3_128} for e in manifest.files],
-        "extra": manifest.extra,
-    }
+    body = {"format": FORMAT, "version": VERSION}
+    body |= {one.name: getattr(manifest, one.name) for one in fields(manifest)}
+    body["files"] = [{"path": e.path, "size": e.size, "xxh3_128": e.xxh3_128} for e in manifest.files]
     try:
         canonical = _canonical(body)
     except (TypeError, ValueError) as error:

@@ -14,7 +14,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from holdfast.adapters.kubernetes.api import KubeApi
-from holdfast.client import AsyncClient
 from holdfast.drill.eyes import ControllerEyes
 from holdfast.drill.kinds import Kind, Reach
 from holdfast.drill.ports import FaultPort
@@ -74,8 +73,8 @@ class SiteStage:
             settings.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"[drill.site] folder: {settings.folder} cannot be made here: {error.strerror}") from error
-        self._eyes = ControllerEyes(AsyncClient(settings.url, settings.token, ca_file=settings.ca_file))
-        if not await self._eyes.is_ready():
+        self._eyes = ControllerEyes(settings.url, settings.token, ca_file=settings.ca_file)
+        if not await self._eyes.healthy():
             raise LinkError(f"the controller at {settings.url} does not answer, or does not see its cluster")
         if settings.scheduler == "slurm":
             conf = Path(settings.place) if settings.place else None
@@ -121,7 +120,7 @@ class SiteStage:
         deadline = self._clock.monotonic() + _KNOWN_S
         while self._clock.monotonic() < deadline:
             try:
-                if found := await self.eyes.client.jobs(job=name):
+                if found := await self.eyes.jobs(job=name):
                     return found[-1].key
             except NotFoundError:
                 pass
@@ -151,7 +150,7 @@ def lacking_on_site(kind: Kind, settings: SiteSettings) -> str:
         return "breaks more than the job: only on a cluster that is brought up for drills"
     if settings.config.command and (kind.reach is Reach.FILES or kind.needs):
         return "needs the drills' own workload"
-    return kind.lacking("local")
+    return ""
 
 
 def fitted(scenario: Scenario, config: SiteConfig) -> Scenario:
