@@ -72,6 +72,21 @@ class CheckpointInfo:
         """True when manifest and sizes are right; hashes are checked by `verify`."""
         return self.problem is None
 
+    @property
+    def layout(self) -> str:
+        """How the state lies in the files."""
+        return self.manifest.layout if self.manifest is not None else "holdfast"
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of all files, None when the manifest cannot be read."""
+        return self.manifest.size if self.manifest is not None else None
+
+    @property
+    def saved_at(self) -> float:
+        """Unix seconds by the writer's clock; 0.0 when the manifest cannot be read."""
+        return self.manifest.saved_at if self.manifest is not None else 0.0
+
 
 def scan(folder: Path | str) -> list[CheckpointInfo]:
     """Published checkpoints of a folder, newest step first; a missing folder holds none.
