@@ -121,8 +121,7 @@ class _Drill:
             if self._is_over(seen, result.incident) or clock.monotonic() >= deadline:
                 break
             self.seq = await self.site.eyes.wait(self.seq, _LOOK_S)
-        if self.injection is not None:
-            await self.injection.undo()
+        await self.undo()
         await self._settle(seen, result)
         result.checks = [*judge(scenario, seen, result.incident), *self._damage_check(result.incident)]
         return result
