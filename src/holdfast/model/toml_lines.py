@@ -7,7 +7,6 @@ numbers, so `Places` has it read the text once more, statement by statement. Pur
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import re
 import tomllib
@@ -265,7 +264,7 @@ class Places:
     """Where each key, table and array element stands in a text that `tomllib` has taken.
 
     `tomllib` is asked after each line: a header or a pair ends with the first line that makes it whole, and what is new
-    inside an array shows as soon as its brackets are closed for a try.
+    inside an array shows once its brackets are closed for a try, or by itself where a line holds whole elements.
 
     Attributes:
         lines: path -> 1-based line.
@@ -274,20 +273,29 @@ class Places:
     def __init__(self, text: str) -> None:
         self.lines: dict[Path, int] = {}
         self._counts: dict[Path, int] = {}
+        """Elements so far: of arrays of tables, and of an array that is open."""
         table: Path = ()
+        array: Path | None = None
         said, first = "", 1
         for number, line in enumerate(text.split("\n"), start=1):
             said += f"{line}\n"
-            found, is_whole = _so_far(said)
-            if found is None:
-                continue
-            if said.lstrip().startswith("["):
-                table = self._header(found, first)
+            more = _parsed(f"x = [{line}\n]") if array is not None else None
+            if array is not None and more is not None:
+                self._note(more["x"], array, number, self._counts[array])
+                self._counts[array] += len(more["x"])
             else:
-                self._note(found, table, first)
+                array = None
+                found, closing = _so_far(said)
+                if found is None:
+                    continue
+                if said.lstrip().startswith("["):
+                    table = self._header(found, first)
+                else:
+                    self._note(found, table, first)
+                    array = self._open(found, table) if closing == "]" else None
+                if not closing:
+                    said = ""
             first = number + 1
-            if is_whole:
-                said = ""
 
     def line(self, path: Path) -> int:
         """The line of the key or element at this path, else of its nearest parent in the text, else 0."""
@@ -309,16 +317,31 @@ class Places:
         self.lines[path] = line
         return path
 
-    def _note(self, value: Any, path: Path, line: int) -> None:
-        parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    def _open(self, found: Any, path: Path) -> Path:
+        """The array that a pair is in the middle of."""
+        while isinstance(found, dict):
+            ((key, found),) = found.items()
+            path = (*path, key)
+        self._counts[path] = len(found)
+        return path
+
+    def _note(self, value: Any, path: Path, line: int, start: int = 0) -> None:
+        parts = value.items() if isinstance(value, dict) else enumerate(value, start) if isinstance(value, list) else ()
         for key, inner in parts:
             self.lines.setdefault((*path, key), line)
             self._note(inner, (*path, key), line)
 
 
-def _so_far(text: str) -> tuple[dict[str, Any] | None, bool]:
-    """What a beginning of TOML holds, None inside a text of several lines; and whether nothing of it is open."""
+def _so_far(text: str) -> tuple[dict[str, Any] | None, str]:
+    """What a beginning of TOML holds, None inside a text of several lines; and the brackets that it still lacks."""
     for closing in _CLOSINGS:
-        with contextlib.suppress(tomllib.TOMLDecodeError):
-            return tomllib.loads(text + closing), not closing
-    return None, False
+        if (found := _parsed(text + closing)) is not None:
+            return found, closing
+    return None, ""
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
