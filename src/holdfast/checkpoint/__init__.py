@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.checkpointer_torch import Checkpointer
-    from holdfast.checkpoint.errors import CheckpointError, FencedError, RestoreError, SaveError
+    from holdfast.checkpoint.errors import EX_RESTART, CheckpointError, FencedError, RestoreError, SaveError
     from holdfast.checkpoint.fence import Fence
     from holdfast.checkpoint.folder_repair import Repair, repair
-    from holdfast.checkpoint.leaving import EX_RESTART
     from holdfast.checkpoint.manifest import Manifest, Problem, Verdict
     from holdfast.checkpoint.state_torch import not_finite
     from holdfast.checkpoint.store import CheckpointInfo, CheckpointStore, scan, verify
@@ -47,7 +46,7 @@ __all__ = [
 
 _HOME = {
     "Checkpointer": "checkpointer_torch",
-    "EX_RESTART": "leaving",
+    "EX_RESTART": "errors",
     "not_finite": "state_torch",
     "CheckpointError": "errors",
     "FencedError": "errors",

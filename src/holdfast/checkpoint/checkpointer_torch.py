@@ -22,9 +22,9 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 import torch
 
 from holdfast import telemetry
-from holdfast.checkpoint.errors import CheckpointError, FencedError, RestoreError, SaveError
+from holdfast.checkpoint.errors import EX_RESTART, CheckpointError, FencedError, RestoreError, SaveError
 from holdfast.checkpoint.fence import Fence
-from holdfast.checkpoint.leaving import EX_RESTART, Leaving, Wish
+from holdfast.checkpoint.leaving import Leaving, Wish
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.staging_torch import Stager
 from holdfast.checkpoint.state_torch import (

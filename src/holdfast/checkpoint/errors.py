@@ -8,6 +8,9 @@
 Every message is one sentence that names the place. Time plays no part here.
 """
 
+EX_RESTART = 85
+"""Exit code for "the state is saved, start me again"."""
+
 
 class CheckpointError(Exception):
     """Base of everything `holdfast.checkpoint` raises on purpose."""

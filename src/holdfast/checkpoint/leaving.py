@@ -13,9 +13,6 @@ from enum import IntEnum
 from types import FrameType
 from typing import Any
 
-EX_RESTART = 85
-"""Exit code for "the state is saved, start me again"."""
-
 
 class Wish(IntEnum):
     """What is wanted at the next step boundary; the strongest of all ranks' wishes counts."""

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast import telemetry
-from holdfast.checkpoint.errors import CheckpointError, SaveError
-from holdfast.checkpoint.leaving import EX_RESTART
+from holdfast.checkpoint.errors import EX_RESTART, CheckpointError, SaveError
 from holdfast.checkpoint.manifest import digest
 from holdfast.checkpoint.store import CheckpointStore, pinned_step, verify
 from holdfast.workload.arguments import Options, Progress, RankPlace, parse
