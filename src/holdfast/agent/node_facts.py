@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import psutil
 from msgspec import Struct
 
 from holdfast.errors import ConfigError
@@ -102,7 +103,7 @@ def read_machine(name: str = "", *, drill_ok: bool = False) -> tuple[NodeIdentit
         name=name or socket.gethostname().partition(".")[0],
         boot_id=_line(Path("/proc/sys/kernel/random/boot_id")),
         instance_id=_line(Path("/etc/machine-id")),
-        booted_at=_booted_at(Path("/proc/stat")),
+        booted_at=psutil.boot_time(),
         drill_ok=drill_ok,
     )
     return identity, GpuTable(driver_gpus())
@@ -122,14 +123,6 @@ def current_boot_id(node_dir: Path | None) -> str:
     return (
         read_embedded(node_dir)[0].boot_id if node_dir is not None else _line(Path("/proc/sys/kernel/random/boot_id"))
     )
-
-
-def _booted_at(stat: Path) -> float:
-    try:
-        lines = stat.read_text(encoding="ascii").splitlines()
-        return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), 0.0)
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 def _line(path: Path) -> str:

@@ -14,8 +14,6 @@ import torch.distributed as dist
 
 from holdfast.checkpoint.errors import CheckpointError
 
-__all__ = ["World"]
-
 T = TypeVar("T")
 
 

@@ -100,7 +100,7 @@ class Board(Watcher):
         attempt = self.record.attempt
         if attempt is None:
             return
-        points = await eyes.client.samples("step", f"job:{self.key}({attempt.number})*")
+        points = await eyes.samples("step", f"job:{self.key}({attempt.number})*")
         step = max([point.value for point in points[-8:]], default=float(attempt.first_step or 0))
         self.bar.update(self.tasks[self.job.name], completed=step)
 
