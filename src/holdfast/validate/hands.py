@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.errors import LinkError
+from holdfast.os.frames import Frames
 from holdfast.validate.registry import Options, limit_of
 from holdfast.validate.results import StepResult
 from holdfast.validate.running import run_step
-from holdfast.validate.wire import LINE_MAX, Answer, Ask, Hello, admit, hear, say
+from holdfast.validate.wire import Answer, Ask, Hello, admit, hear
 
 SILENT_S = 60.0
 LINE_GRACE_S = 30.0
@@ -60,7 +61,7 @@ class _Line:
     """The line to one worker."""
 
     hello: Hello
-    writer: asyncio.StreamWriter
+    frames: Frames
     asked: dict[int, _Asked] = field(default_factory=dict)
 
 
@@ -92,7 +93,7 @@ class Fleet:
         try:
             # One socket for both families: asyncio would take another free port for each.
             listening = socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=4096)
-            self._server = await asyncio.start_server(self._knock, sock=listening, limit=LINE_MAX)
+            self._server = await asyncio.start_server(self._knock, sock=listening)
         except OSError as error:
             raise LinkError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
         port_taken: int = self._server.sockets[0].getsockname()[1]
@@ -114,8 +115,8 @@ class Fleet:
         """Send the workers home."""
         for line in self._lines.values():
             with contextlib.suppress(OSError):
-                await say(line.writer, Ask(leave=True))
-                line.writer.close()
+                await line.frames.send(Ask(leave=True))
+                line.frames.close()
         if self._server is not None:
             self._server.close()
         tasks = tuple(self._tasks)
@@ -133,22 +134,22 @@ class Fleet:
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            hello = await admit(reader, writer, self._secret)
+            hello, frames = await admit(reader, writer, self._secret)
         except LinkError:
             writer.close()
             return
         if hello.node in self._lines:
             # A second task on one node adds nothing, and would measure the first one.
-            await say(writer, Ask(leave=True))
-            writer.close()
+            await frames.send(Ask(leave=True))
+            frames.close()
             return
-        line = self._lines[hello.node] = _Line(hello, writer)
+        line = self._lines[hello.node] = _Line(hello, frames)
         if len(self._lines) >= self._expected:
             self._joined.set()
         try:
             while True:
                 async with asyncio.timeout(SILENT_S):
-                    answer = await hear(reader, Answer)
+                    answer = await hear(frames, Answer)
                 self._take(line, answer)
         except TimeoutError:
             self._lose(hello.node, f"it said nothing for {SILENT_S:g} s")
@@ -171,7 +172,7 @@ class Fleet:
         for asked in line.asked.values():
             if not asked.done.done():
                 asked.done.set_result(StepResult(step=asked.step, error=f"{name} was lost: {why}"))
-        line.writer.close()
+        line.frames.close()
 
     # --- steps ---
 
@@ -185,7 +186,7 @@ class Fleet:
         limit = limit_of(step, options)
         try:
             async with asyncio.timeout(limit + LINE_GRACE_S):
-                await say(line.writer, Ask(number=number, step=step, options=options, limit_s=limit))
+                await line.frames.send(Ask(number=number, step=step, options=options, limit_s=limit))
                 return await asked.done
         except TimeoutError:
             return StepResult(step=step, hung=True, error=f"{node} did not end it within {limit:g} s")
