@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from msgspec import Struct
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.checkpoint import CheckpointError, CheckpointInfo, Problem, Verdict, repair, scan, verify
+from holdfast.checkpoint import CheckpointError, Problem, Verdict, repair, scan, verify
 from holdfast.checkpoint.layouts import ForeignCheckpoint, recognise, set_aside, verify_foreign
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group
-from holdfast.cli.json_forms import fields_of
+from holdfast.cli.json_forms import fields_of, form
 from holdfast.errors import EXIT_FAILED, NotFoundError, UserError
-
-VERSION = 1
 
 app = group("List, verify and repair checkpoints, whoever saved them.")
 
@@ -43,7 +42,8 @@ class Listed(Struct, frozen=True):
     size: int | None
     saved_at: float | None
     problem: str | None
-    verify: Callable[[bool], Verdict]
+    verify: Callable[..., Verdict]
+    """With `full`: all of it is read."""
     epoch: int | None = None
     attempt: str | None = None
     world_size: int | None = None
@@ -70,42 +70,35 @@ def _found(folder: Path) -> list[Listed]:
 
 
 def _own(folder: Path) -> list[Listed]:
-    return [_listed(info) for info in scan(folder)]
+    return [
+        Listed(
+            name=info.name,
+            path=info.path,
+            layout=manifest.layout if manifest else "holdfast",
+            step=info.step,
+            size=manifest.size if manifest else None,
+            saved_at=manifest.saved_at if manifest else None,
+            problem=info.problem,
+            verify=partial(verify, info.path),
+            epoch=info.epoch,
+            attempt=manifest.attempt if manifest else None,
+            world_size=manifest.world_size if manifest else None,
+        )
+        for info in scan(folder)
+        for manifest in (info.manifest,)
+    ]
 
 
 def _foreign(folder: Path) -> list[Listed]:
-    return [_listed_foreign(found) for found in recognise(folder)]
-
-
-def _listed_foreign(found: ForeignCheckpoint) -> Listed:
-    return Listed(
-        name=found.name,
-        path=found.path,
-        layout=found.layout,
-        step=found.step,
-        size=found.size,
-        saved_at=found.saved_at or None,
-        problem=str(found.problem) if found.problem else None,
-        verify=lambda full: verify_foreign(found, full=full),
-        foreign=found,
-    )
-
-
-def _listed(info: CheckpointInfo) -> Listed:
-    manifest = info.manifest
-    return Listed(
-        name=info.name,
-        path=info.path,
-        layout=manifest.layout if manifest else "holdfast",
-        step=info.step,
-        size=manifest.size if manifest else None,
-        saved_at=manifest.saved_at if manifest else None,
-        problem=info.problem,
-        verify=lambda full: verify(info.path, full=full),
-        epoch=info.epoch,
-        attempt=manifest.attempt if manifest else None,
-        world_size=manifest.world_size if manifest else None,
-    )
+    return [
+        Listed(
+            **fields_of(found, "name path layout step size saved_at?"),
+            problem=str(found.problem) if found.problem else None,
+            verify=partial(verify_foreign, found),
+            foreign=found,
+        )
+        for found in recognise(folder)
+    ]
 
 
 def _bytes(count: int) -> str:
@@ -130,7 +123,7 @@ def list_checkpoints(folder: FolderArgument) -> Answer:
     """
     found = _found(folder)
     return Answer(
-        lambda: {"version": VERSION, "folder": str(folder), "checkpoints": [_info_form(i) for i in found]},
+        lambda: form(folder=str(folder), checkpoints=[_info_form(info) for info in found]),
         lambda: [_list_table(found) if found else f"No checkpoints in {folder}."],
     )
 
@@ -181,7 +174,7 @@ def verify_checkpoints(
     verdicts = _verify(found, full=not quick)
     pairs = list(zip(found, verdicts, strict=True))
     return Answer(
-        lambda: {"version": VERSION, "folder": str(folder), "checkpoints": [_verdict_form(*pair) for pair in pairs]},
+        lambda: form(folder=str(folder), checkpoints=[_verdict_form(*pair) for pair in pairs]),
         lambda: _verdict_lines(verdicts),
         0 if all(verdict.ok for verdict in verdicts) else EXIT_FAILED,
     )
@@ -201,13 +194,11 @@ def _verify(found: list[Listed], *, full: bool) -> list[Verdict]:
     """Verify one after another, with a bar on standard error when somebody watches."""
     columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True))
     verdicts = []
-    with Progress(
-        *columns, console=screen.error_console(), transient=True, disable=not screen.stderr_is_terminal()
-    ) as bar:
+    with screen.progress(*columns) as bar:
         task = bar.add_task("", total=sum(info.size or 0 for info in found))
         for info in found:
             try:
-                verdict = info.verify(full)
+                verdict = info.verify(full=full)
             except (CheckpointError, OSError) as error:
                 # Removed or made unreadable since it was listed: that is a verdict, too.
                 verdict = Verdict(info.name, "quick", None, (Problem("unreadable", info.name, str(error)),))
@@ -225,12 +216,10 @@ def _note(verdict: Verdict) -> Text:
 def _verdict_form(info: Listed, verdict: Verdict) -> dict[str, Any]:
     return {
         "checkpoint": verdict.name,
-        "ok": verdict.ok,
-        "level": verdict.level,
+        **fields_of(verdict, "ok level"),
         "step": info.step if info.foreign is not None or verdict.manifest is None else verdict.manifest.step,
         "layout": info.layout,
-        "bytes_read": verdict.bytes_read,
-        "problems": [{"kind": p.kind, "path": p.path, "detail": p.detail} for p in verdict.problems],
+        **fields_of(verdict, "bytes_read problems"),
     }
 
 
@@ -260,9 +249,8 @@ def repair_checkpoints(
     resumes = next((info for info in _found(folder) if info.problem is None), None)
     lines = [screen.clean(_deed(deed)) for deed in done] or ["Nothing had to be repaired."]
     lines.append(f"The job resumes from {resumes.name}." if resumes else "None can be trusted.")
-    form = {"version": VERSION, "folder": str(folder), "repaired": done}
-    form["resumes_from"] = resumes.name if resumes else None
-    return Answer(lambda: form, lambda: lines, 0 if resumes else EXIT_FAILED)
+    made = form(folder=str(folder), repaired=done, resumes_from=resumes.name if resumes else None)
+    return Answer(lambda: made, lambda: lines, 0 if resumes else EXIT_FAILED)
 
 
 def _deed(deed: dict[str, Any]) -> str:

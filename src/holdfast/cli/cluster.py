@@ -21,13 +21,13 @@ from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.adapters.local.daemon import daemon_pid, end_cluster, start_cluster
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group
+from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.options import DirOption, OptionSet
 from holdfast.errors import EXIT_FAILED, LinkError, NotFoundError
 from holdfast.model.cluster import ENDED, JobView, NodeView, RecoverySpec, SchedulerState, WorldView
 from holdfast.wiring.settings import default_folder
 
 T = TypeVar("T")
-VERSION = 1
 
 app = group("Run an embedded cluster of real processes on this machine.")
 
@@ -63,7 +63,7 @@ def up(given: UpOptions) -> Answer:
     except BaseException:  # also Ctrl-C: a cluster that did not come up is not left behind
         running.end()
         raise
-    form = {"version": VERSION, "dir": str(folder), "pid": running.process.pid, "nodes": nodes, "spares": spares}
+    made = form(dir=str(folder), pid=running.process.pid, nodes=nodes, spares=spares)
     spare = f" and {spares} spare" if spares else ""
     where = f" --dir {folder}" if given.cluster_dir is not None else ""
     lines = [
@@ -71,7 +71,7 @@ def up(given: UpOptions) -> Answer:
         f"  holdfast cluster submit{where} --nodes {min(2, nodes)} -- hostname",
         f"  holdfast cluster down{where}",
     ]
-    return Answer(lambda: form, lambda: lines)
+    return Answer(lambda: made, lambda: lines)
 
 
 @app.command()
@@ -81,7 +81,7 @@ def down(*, cluster_dir: DirOption = None) -> Answer:
     folder = _folder(cluster_dir)
     ran = asyncio.run(end_cluster(folder))
     said = f"cluster in {folder} is down" if ran else f"no cluster ran in {folder}"
-    return Answer(lambda: {"version": VERSION, "dir": str(folder), "ran": ran}, lambda: [said])
+    return Answer(lambda: form(dir=str(folder), ran=ran), lambda: [said])
 
 
 @app.command()
@@ -90,9 +90,8 @@ def status(*, cluster_dir: DirOption = None) -> Answer:
     """Show nodes and jobs as the scheduler sees them."""
     folder = _folder(cluster_dir)
     world = _ask(folder, LocalOrchestrator(folder / "cluster.sock").observe())
-    form: dict[str, Any] = {"version": VERSION, "dir": str(folder), "pid": daemon_pid(folder)}
-    form |= {"cluster": world.cluster, "at": world.at, "nodes": world.nodes, "jobs": world.jobs}
-    return Answer(lambda: form, lambda: _tables(world))
+    made = form(dir=str(folder), pid=daemon_pid(folder), **fields_of(world, "cluster at nodes jobs"))
+    return Answer(lambda: made, lambda: _tables(world))
 
 
 class SubmitOptions(OptionSet, frozen=True):
@@ -136,11 +135,11 @@ def submit(
     job = _ask(folder, submitted)
     if not given.wait:
         said = f"job {job.key.id} is queued; its output: {job.job_dir}/output.log"
-        return Answer(lambda: {"version": VERSION, "job": job}, lambda: [said])
+        return Answer(lambda: form(job=job), lambda: [said])
     ended = _ask(folder, _until_ended(orchestrator, job.key.id))
     said = f"job {ended.key.id} {ended.state.value}{f': {ended.reason}' if ended.reason else ''}"
     code = 0 if ended.state is SchedulerState.COMPLETED else ended.exit_code or EXIT_FAILED
-    return Answer(lambda: {"version": VERSION, "job": ended}, lambda: [said], code)
+    return Answer(lambda: form(job=ended), lambda: [said], code)
 
 
 @app.command()

@@ -23,7 +23,7 @@ from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group, taking
 from holdfast.cli.drill_schedule import app as schedule_app
 from holdfast.cli.inject import inject
-from holdfast.cli.json_forms import fields_of
+from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.options import ConfigOption, JsonOption, OptionSet
 from holdfast.drill.kinds import KINDS, SLURM
 from holdfast.drill.results import DrillResult, DrillRun, render_junit, run_form
@@ -96,9 +96,7 @@ def list_drills() -> Answer:
     found = shipped()
     rows = ((one.name, one.kind, one.definition.target, one.title) for one in found.values())
     table = screen.table("drill", "kind", "hits", "what happens", rows=rows, keep=("drill", "kind"))
-    return Answer(
-        lambda: {"version": 1, "drills": [_list_form(scenario) for scenario in found.values()]}, lambda: [table]
-    )
+    return Answer(lambda: form(drills=list(map(_list_form, found.values()))), lambda: [table])
 
 
 @app.command()

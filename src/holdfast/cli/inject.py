@@ -18,6 +18,7 @@ from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.agent.node_facts import read_embedded
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering
+from holdfast.cli.json_forms import form
 from holdfast.cli.options import DirOption
 from holdfast.errors import NotFoundError, RefusedError, UsageError
 from holdfast.model.toml_lines import did_you_mean
@@ -55,9 +56,9 @@ def inject(
         raise UsageError(str(error)) from error
     if line and devices_dir is None:
         asyncio.run(LocalOrchestrator(folder / "cluster.sock").do("kmsg", node, text=line))
-    form = {"version": 1, "kind": kind, "node": node, "gpu": gpu, "kernel_line": line, "emulated": True}
+    made = form(kind=kind, node=node, gpu=gpu, kernel_line=line, emulated=True)
     said = f"injected into emulated GPU {gpu} of {node or where}: {kind} ({FAULTS[kind].about})"
-    return Answer(lambda: form, lambda: [said, *([f"kernel log: {line}"] if line else [])])
+    return Answer(lambda: made, lambda: [said, *([f"kernel log: {line}"] if line else [])])
 
 
 def _of_node(folder: Path, node: str) -> Path:
@@ -74,4 +75,4 @@ def _of_node(folder: Path, node: str) -> Path:
 def _list() -> Answer:
     faults = {name: fault.about for name, fault in FAULTS.items()}
     table = screen.table("fault", "what happens", rows=faults.items(), keep=("fault",))
-    return Answer(lambda: {"version": 1, "faults": faults}, lambda: [table])
+    return Answer(lambda: form(faults=faults), lambda: [table])

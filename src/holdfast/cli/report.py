@@ -15,7 +15,6 @@ from pathlib import Path
 
 import typer
 from msgspec import Struct
-from rich.progress import Progress
 
 from holdfast.cli import screen
 from holdfast.cli.absent import missing
@@ -150,12 +149,7 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
     """Read everything, with a bar on standard error while a large journal is read."""
     given = asked.given
     await _check_names(records, given.job, given.incident)
-    with Progress(
-        *Progress.get_default_columns(),
-        console=screen.error_console(),
-        transient=True,
-        disable=not screen.stderr_is_terminal(),
-    ) as bar:
+    with screen.progress() as bar:
         task = bar.add_task("reading", total=None)
 
         async def span(begin: float, end: float) -> ReportData:

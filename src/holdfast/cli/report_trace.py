@@ -12,6 +12,7 @@ import msgspec
 from rich.text import Text
 
 from holdfast.cli import screen
+from holdfast.cli.json_forms import form
 from holdfast.cli.records import Records
 from holdfast.errors import UsageError
 from holdfast.model.toml_lines import did_you_mean
@@ -19,8 +20,6 @@ from holdfast.report.gather import ReportData, events_of
 from holdfast.report.terminal import ROWS_MAX
 from holdfast.report.trace import FIGURES, Source, Told, Trace, trace, wanted
 from holdfast.report.words import Words
-
-VERSION = 1
 
 
 def figure_named(text: str) -> str:
@@ -80,4 +79,4 @@ def _event(point: Source) -> str:
 
 def trace_form(found: Trace) -> dict[str, Any]:
     """`{version, figure, value, unit, formula, arithmetic, parts}`; the parts as they are."""
-    return {"version": VERSION, **msgspec.structs.asdict(found)}
+    return form(**msgspec.structs.asdict(found))

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
@@ -21,6 +21,9 @@ from rich.text import Text
 
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import IncidentRecord, JobState, NodeState
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 # Escape sequences, other control characters and marks that turn the direction of writing: a log line could move the
 # cursor, colour the screen or hide what it says. Line breaks stay.
@@ -89,9 +92,14 @@ def printable(text: str) -> str:
     return _UNSAFE.sub("", text)
 
 
+def pretty(form: object) -> bytes:
+    """A stable form as JSON that people can read."""
+    return msgspec.json.format(msgspec.json.encode(form), indent=2)
+
+
 def say_json(form: object) -> None:
     """Print a stable form."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(form), indent=2).decode())
+    typer.echo(pretty(form).decode())
 
 
 def say(line: str, *, err: bool = False) -> None:
@@ -99,9 +107,12 @@ def say(line: str, *, err: bool = False) -> None:
     typer.echo(printable(line), err=err)
 
 
-def stderr_is_terminal() -> bool:
-    """Is somebody watching, so that a progress bar makes sense?"""
-    return sys.stderr.isatty()
+def progress(*columns: ProgressColumn) -> Progress:
+    """A bar on standard error, where somebody watches; nothing of it stays."""
+    from rich.progress import Progress  # noqa: PLC0415 - only what takes long shows one
+
+    shown = columns or Progress.get_default_columns()
+    return Progress(*shown, console=error_console(), transient=True, disable=not sys.stderr.isatty())
 
 
 def state(word: str) -> Text:

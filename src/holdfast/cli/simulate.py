@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
 from holdfast.cli.answer import taking
-from holdfast.cli.json_forms import fields_of
+from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.options import JsonOption, OptionSet
 from holdfast.cli.simulate_fuzz import fuzz
 from holdfast.cli.simulate_replay import show_replay
@@ -34,7 +34,6 @@ from holdfast.sim.ledger import CATEGORIES
 from holdfast.sim.page import bars, names_of, render
 from holdfast.sim.what_if import Answer, Case, Question, ask
 
-VERSION = 1
 RATES = {"llama3": LLAMA3_RATE, "rsc1": META_RSC1, "rsc2": META_RSC2}
 """Published rates by name, failures per 1000 node-days."""
 CASES_MAX = 64
@@ -167,15 +166,8 @@ def _rate(text: str) -> float:
 
 
 def _ask(question: Question, cases: list[Case], seeds: range, parallel: int) -> list[Answer]:
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeRemainingColumn(),
-        console=screen.error_console(),
-        transient=True,
-        disable=not screen.stderr_is_terminal(),
-    ) as bar:
+    percent = TextColumn("{task.percentage:3.0f} %")
+    with screen.progress(TextColumn("{task.description}"), BarColumn(), percent, TimeRemainingColumn()) as bar:
         task = bar.add_task(f"{len(cases) * len(seeds)} runs", total=1.0)
         return ask(question, cases, seeds, processes=parallel, on_part=lambda part: bar.advance(task, part))
 
@@ -250,17 +242,15 @@ def _is_llama3(question: Question) -> bool:
 
 
 def _form(question: Question, answers: list[Answer], seed: int) -> dict[str, Any]:
-    return {
-        "version": VERSION,
+    return form(
         **fields_of(question, "gpus days jobs"),
-        "failures_per_1000_node_days": question.failures,
-        "causes": question.causes,
-        **fields_of(question, "save_s start_s load_s in_place_s"),
-        "first_seed": seed,
-        "published_ettr": LLAMA3_ETTR if question.causes == "llama3" and _is_llama3(question) else None,
-        "categories": CATEGORIES,
-        "cases": [_case_form(answer) for answer in answers],
-    }
+        failures_per_1000_node_days=question.failures,
+        **fields_of(question, "causes save_s start_s load_s in_place_s"),
+        first_seed=seed,
+        published_ettr=LLAMA3_ETTR if question.causes == "llama3" and _is_llama3(question) else None,
+        categories=CATEGORIES,
+        cases=[_case_form(answer) for answer in answers],
+    )
 
 
 def _case_form(answer: Answer) -> dict[str, Any]:

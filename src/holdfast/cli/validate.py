@@ -20,6 +20,7 @@ from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, taking
+from holdfast.cli.json_forms import form
 from holdfast.cli.options import JsonOption
 from holdfast.cli.validate_options import SECRET, JournalUrl, ValidateOptions
 from holdfast.cli.validate_pages import export, history_answer, keep, print_run
@@ -133,7 +134,7 @@ def baselines() -> Answer:
         for one in known.values()
     )
     table = screen.table("baseline", "matches", "figures", "source", rows=rows, keep=("baseline",))
-    return Answer(lambda: {"version": 1, "baselines": list(known.values())}, lambda: [table])
+    return Answer(lambda: form(baselines=list(known.values())), lambda: [table])
 
 
 @app.command()
@@ -142,7 +143,7 @@ def suites() -> Answer:
     """List the suites."""
     rows = ((one.name, "yes" if one.quick else "", one.about, one.needs) for one in SUITES.values())
     table = screen.table("suite", "by default", "what", "needs", rows=rows, keep=("suite",))
-    return Answer(lambda: {"version": 1, "suites": list(SUITES.values())}, lambda: [table])
+    return Answer(lambda: form(suites=list(SUITES.values())), lambda: [table])
 
 
 class Advice:
