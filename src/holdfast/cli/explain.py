@@ -46,7 +46,7 @@ from holdfast.detect.reading import LogReading, source_of
 from holdfast.detect.stack_groups import training_stack
 from holdfast.errors import EXIT_FAILED, EXIT_NOTHING_TO_JUDGE, EXIT_OK, NoInputError, UserError
 from holdfast.launch.novel_lines import job_folder, read_known
-from holdfast.model.evidence import Diagnosis, Finding
+from holdfast.model.evidence import Diagnosis
 from holdfast.telemetry.stacks import Frame, parse_dump
 
 STACK_FILE_MAX = 1 << 20
@@ -221,12 +221,10 @@ def _number(reading: LogReading, diagnosis: Diagnosis) -> None:
         numbers = line_numbers(reading.files[number].name, list(by_offset))
         for offset, indexes in by_offset.items():
             for index in indexes:
-                findings[index] = _with_line(findings[index], numbers.get(offset, 0))
+                first, *others = findings[index].evidence
+                evidence = (replace(first, line=numbers.get(offset, 0)), *others)
+                findings[index] = replace(findings[index], evidence=evidence)
     reading.findings = tuple(findings)
-
-
-def _with_line(finding: Finding, line: int) -> Finding:
-    return replace(finding, evidence=(replace(finding.evidence[0], line=line), *finding.evidence[1:]))
 
 
 def explain(
@@ -255,7 +253,7 @@ def explain(
     explained = explain_logs(
         paths,
         matcher=matcher,
-        log_rules=_log_rules(log_rules),
+        log_rules=read_log_rules(log_rules) if log_rules is not None else (),
         warn=lambda text: complaints.print(f"warning: {text}", markup=False),
     )
     if html is not None:
@@ -267,13 +265,6 @@ def explain(
     if explained.is_unrecognised:
         raise typer.Exit(EXIT_NOTHING_TO_JUDGE)
     raise typer.Exit(EXIT_OK if explained.verdict == "healthy" else EXIT_FAILED)
-
-
-def _log_rules(path: Path | None) -> tuple[LogRule, ...]:
-    if path is None:
-        return ()
-
-    return read_log_rules(path)
 
 
 _STYLES = {"healthy": "bold green", "fault": "bold red", "unknown": "bold yellow"}

@@ -76,7 +76,7 @@ def report(given: ReportOptions) -> None:
         raise UsageError(f"--json and --format {given.form} name two forms: give one of them")
     suffix = given.output.suffix if given.output is not None else ""
     at = screen.now()
-    where = _where(given.cluster_dir, given.url, given.journal, given.config)
+    where = _where(given)
     words, templates = house_style(given.zone, given.language, given.templates, given.config)
     since, until = (at - parse_last(last), 0.0) if last else parse_month(month, words, at) if month else (0.0, 0.0)
     alerts_of = _prometheus(given.prometheus, given.kind, given.config)
@@ -227,18 +227,18 @@ def parse_month(text: str, words: Words, now: float, *, back: int = 0) -> tuple[
     return begin, end if end <= now else 0.0
 
 
-def _where(cluster_dir: Path | None, url: str | None, journal: str | None, config: Path | None) -> Where:
+def _where(given: ReportOptions) -> Where:
     """A folder is read from its journal when it has one: its controller may be dead."""
-    if cluster_dir is None:
-        return Where(None, url, journal, config)
-    if url is not None or journal is not None:
-        raise UsageError("--dir, --url and --journal name different sources: give one of them")
-    if not os.path.isdir(cluster_dir):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be read
-        raise NotFoundError(f"--dir: there is no folder {cluster_dir}")
-    for path in (cluster_dir / "controller" / "journal.db", cluster_dir / "journal.db"):
-        if os.path.exists(path):  # noqa: PTH110 - as above
-            return Where(journal=str(path))
-    return Where(cluster_dir, None, None, config)
+    folder = given.cluster_dir
+    if folder is not None:
+        if given.url is not None or given.journal is not None:
+            raise UsageError("--dir, --url and --journal name different sources: give one of them")
+        if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be read
+            raise NotFoundError(f"--dir: there is no folder {folder}")
+        for path in (folder / "controller" / "journal.db", folder / "journal.db"):
+            if os.path.exists(path):  # noqa: PTH110 - as above
+                return Where(journal=str(path))
+    return given.fill(Where)
 
 
 async def _check_names(records: Records, job: str, incident: str) -> None:

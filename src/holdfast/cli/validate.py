@@ -7,6 +7,7 @@ fit (also with warnings), 1 not fit, 69 nobody joined. A node that only served t
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import shutil
 import sys
@@ -77,7 +78,7 @@ def validate(
         leader=given.leader,
         secret=_secret(given.leader, os.environ),
         join_s=given.join_s,
-        advise=Advice(),
+        advise=advice,
         progress=_progress(quiet=given.quiet or json),
     )
     found = asyncio.run(run_session(session))
@@ -146,21 +147,12 @@ def suites() -> Answer:
     return Answer(lambda: form(suites=list(SUITES.values())), lambda: [table])
 
 
-class Advice:
-    """What the catalogue advises about an error's text. The matcher is loaded at the first error."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-
-    def __call__(self, text: str) -> str:
-        """Advice, or an empty string."""
-        if text not in self._known:
-            matcher = read_matcher(read_catalogue())
-            stream = matcher.stream(StreamSource(kind=StreamKind.OUTPUT))
-            found = [*stream.feed(f"{text}\n".encode(), 0.0), *stream.flush(0.0)]
-            advised = [words for match in found if (words := match.rule.advice or match.rule.title)]
-            self._known[text] = advised[0] if advised else ""
-        return self._known[text]
+@functools.cache
+def advice(text: str) -> str:
+    """What the catalogue advises about an error's text, or nothing. The matcher is loaded at the first error."""
+    stream = read_matcher(read_catalogue()).stream(StreamSource(kind=StreamKind.OUTPUT))
+    found = [*stream.feed(f"{text}\n".encode(), 0.0), *stream.flush(0.0)]
+    return next((words for match in found if (words := match.rule.advice or match.rule.title)), "")
 
 
 def _words(listed: list[str] | None) -> tuple[str, ...]:

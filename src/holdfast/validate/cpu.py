@@ -19,8 +19,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from holdfast.os.files import text_of
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict, text_of
+from holdfast.validate.results import Item, Verdict
 
 BLOCK = 1 << 16
 PARTS = 5

@@ -24,10 +24,10 @@ from holdfast.adapters.kubernetes.own_pod import set_role
 from holdfast.controller import Controller
 from holdfast.controller.election import Elector, keep, until_free, win
 from holdfast.errors import FencedError, HoldfastError, JournalBusyError, JournalDamagedError, JournalError, UsageError
+from holdfast.os.files import BOOT_ID, text_of
 from holdfast.ports import Entry
 
 MIRRORED_AT_START = 200
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _log = structlog.get_logger("holdfast.controller")
 
@@ -37,11 +37,8 @@ def holder_name(folder: Path, journal: str) -> str:
 
     A journal that several machines share needs more than their host names, which cloned machines have in common.
     """
-    name = f"controller@{socket.gethostname()}:{folder}"
-    try:
-        return f"{name} ({BOOT_ID.read_text().strip()[:8]})" if is_postgres(journal) else name
-    except OSError:
-        return name
+    boot = text_of(BOOT_ID)[:8] if is_postgres(journal) else ""
+    return f"controller@{socket.gethostname()}:{folder}" + (f" ({boot})" if boot else "")
 
 
 async def open_patiently(url: str, *, standby: bool, pause_s: float) -> SqlJournal:
