@@ -9,21 +9,19 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import Progress, ProgressColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import IncidentRecord, JobState, NodeState
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
 
 # Escape sequences, other control characters and marks that turn the direction of writing: a log line could move the
 # cursor, colour the screen or hide what it says. Line breaks stay.
@@ -109,8 +107,6 @@ def say(line: str, *, err: bool = False) -> None:
 
 def progress(*columns: ProgressColumn) -> Progress:
     """A bar on standard error, where somebody watches; nothing of it stays."""
-    from rich.progress import Progress  # noqa: PLC0415 - only what takes long shows one
-
     shown = columns or Progress.get_default_columns()
     return Progress(*shown, console=error_console(), transient=True, disable=not sys.stderr.isatty())
 

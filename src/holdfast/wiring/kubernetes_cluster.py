@@ -14,16 +14,15 @@ import structlog
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.kubernetes import library
 from holdfast.adapters.kubernetes.check_pod import template_place
-from holdfast.adapters.kubernetes.client import KubernetesOrchestrator, KubernetesSettings
-from holdfast.adapters.kubernetes.node_orders import Repairers
+from holdfast.adapters.kubernetes.client import KubernetesOrchestrator
 from holdfast.adapters.kubernetes.notices import EventNotifier
 from holdfast.adapters.kubernetes.pod_logs import PodLogs
+from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.controller import Controller
 from holdfast.model.events import FindingSeen
 from holdfast.model.evidence import Remedy
 from holdfast.ports import Notifier, Orchestrator
 from holdfast.wiring.engines import Engines
-from holdfast.wiring.settings import KubernetesConfig
 
 _log = structlog.get_logger("holdfast.kubernetes")
 
@@ -31,13 +30,7 @@ _log = structlog.get_logger("holdfast.kubernetes")
 def make_kubernetes(
     context: str, folder: Path | None, config: KubernetesConfig, *, namespace: str = ""
 ) -> KubernetesOrchestrator:
-    """The adapter for this context of the kubeconfig; an empty one means the current, or the pod's own account.
-
-    Args:
-        context: of the kubeconfig.
-        folder: where the adapter keeps what it must remember.
-        config: `[kubernetes]` of holdfast.toml.
-        namespace: of the controller's own pod; empty: see `KubernetesSettings`.
+    """The adapter, with what is as `KubernetesOrchestrator` takes it.
 
     Raises:
         UsageError: kubernetes-asyncio is not installed.
@@ -46,25 +39,7 @@ def make_kubernetes(
     library.load()
     if config.check_template:
         template_place(config.check_template)
-    repairers = Repairers(
-        reboot=config.reboot_program,
-        replace=config.replace_program,
-        by_label=config.repair_by_label,
-        limit_s=config.repair_limit_s,
-        evict_s=config.evict_s,
-    )
-    return KubernetesOrchestrator(
-        KubernetesSettings(
-            context=context,
-            kubeconfig=Path(config.kubeconfig).expanduser() if config.kubeconfig else None,
-            folder=folder,
-            cluster=config.cluster,
-            namespace=namespace,
-            prefix=config.prefix,
-            repairers=repairers,
-            check_template=config.check_template,
-        )
-    )
+    return KubernetesOrchestrator(config, context=context, folder=folder, namespace=namespace)
 
 
 def attach(

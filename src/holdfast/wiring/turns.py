@@ -60,7 +60,7 @@ async def open_patiently(url: str, *, standby: bool, pause_s: float) -> SqlJourn
 
 @contextlib.asynccontextmanager
 async def _connected(kubeconfig: str) -> AsyncIterator[KubeApi]:
-    api = await KubeApi.connect(kubeconfig=Path(kubeconfig) if kubeconfig else None)
+    api = await KubeApi.connect(kubeconfig=kubeconfig)
     try:
         yield api
     finally:
