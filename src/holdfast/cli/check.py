@@ -29,6 +29,7 @@ from holdfast.agent.process import DEFAULT_STATE
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering
 from holdfast.cli.json_forms import fields_of, form
+from holdfast.cli.options import AgentConfigOption
 from holdfast.errors import HoldfastError, UsageError
 
 MARKS = {
@@ -49,31 +50,19 @@ def check(
         typer.Argument(metavar="NAME...", help="Checks, as --list shows them; `gpu-*` takes all that begin so."),
     ] = None,
     *,
-    mode: Annotated[
-        Mode | None, typer.Option("--mode", help="All checks of this mode. Default without names: periodic.")
-    ] = None,
+    mode: Annotated[Mode | None, typer.Option(help="All checks of this mode. Default without names: periodic.")] = None,
     list_checks: Annotated[bool, typer.Option("--list", help="List the checks, run none.")] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Print the [profile] that describes this node as it is, run none.")
     ] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            envvar="HOLDFAST_AGENT_CONFIG",
-            help="agent.toml. Default: /etc/holdfast/agent.toml, if any.",
-        ),
-    ] = None,
+    config: AgentConfigOption = None,
     node_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", envvar="HOLDFAST_NODE_DIR", help="An embedded node's folder: its emulated GPUs."),
     ] = None,
     limit: Annotated[
         float | None,
-        typer.Option(
-            "--limit", metavar="SECONDS", min=0.1, help="For all checks together; without an answer by then: UNKNOWN."
-        ),
+        typer.Option(metavar="SECONDS", min=0.1, help="For all checks together; without an answer by then: UNKNOWN."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print problems only.")] = False,
 ) -> Answer | None:

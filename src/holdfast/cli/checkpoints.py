@@ -230,7 +230,7 @@ def repair_checkpoints(
     *,
     mirror: Annotated[
         list[Path] | None,
-        typer.Option("--mirror", metavar="DIR", help="A copy to fetch damaged ones from (holdfast.checkpoint only)."),
+        typer.Option(metavar="DIR", help="A copy to fetch damaged ones from (holdfast.checkpoint only)."),
     ] = None,
 ) -> Answer:
     """Set damaged checkpoints aside, so that the newest good one is used. They are renamed to bad-NAME.

@@ -94,7 +94,7 @@ async def _saves(records: Records, job: str) -> list[Save]:
 def nodes(
     *,
     every: Annotated[bool, typer.Option("--all", help="A row for every node, however many there are.")] = False,
-    state: Annotated[str | None, typer.Option("--state", metavar="STATE", help="Only nodes in this state.")] = None,
+    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only nodes in this state.")] = None,
     where: Where,
 ) -> Answer:
     """List nodes and their state. Many nodes are folded by group and state: `node[0001-1990]`."""
@@ -118,7 +118,7 @@ def nodes(
 def incidents(
     *,
     open_only: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="The newest N.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The newest N.")] = 50,
     where: Where,
 ) -> Answer:
     """List incidents, newest first."""
@@ -141,7 +141,6 @@ class IncidentOptions(OptionSet, frozen=True):
     only: Annotated[
         str,
         typer.Option(
-            "--only",
             metavar="TEXT,...",
             help="Of --timeline: who said it (kernel, application, scheduler, agent, launcher, controller, person), "
             "sources, events or places that begin so.",

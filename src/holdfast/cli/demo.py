@@ -143,7 +143,7 @@ class DemoChoices(OptionSet, frozen=True):
     ] = Path("holdfast-demo")
     on: Annotated[
         Literal["local", "slurm", "kubernetes"],
-        typer.Option("--on", help="Where it runs: an embedded cluster, or a real Slurm or Kubernetes here."),
+        typer.Option(help="Where it runs: an embedded cluster, or a real Slurm or Kubernetes here."),
     ] = "local"
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False
 

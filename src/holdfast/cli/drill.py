@@ -59,9 +59,8 @@ class RunChoices(OptionSet, frozen=True):
     on: Annotated[
         On,
         typer.Option(
-            "--on",
             help="Where: an embedded cluster, a real Slurm or Kubernetes here, or `site`: the running cluster of "
-            "holdfast.toml.",
+            "holdfast.toml."
         ),
     ] = "local"
     config: ConfigOption = None
@@ -71,21 +70,17 @@ class RunChoices(OptionSet, frozen=True):
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", "-debug", help="Tell what becomes of the job, line by line.")
     ] = False
-    workload: Annotated[Literal["counter", "gpt"], typer.Option("--workload", help="What trains meanwhile.")] = (
-        "counter"
-    )
-    launcher: Annotated[Literal["holdfast", "torchrun"], typer.Option("--launcher", help="What starts the ranks.")] = (
-        "holdfast"
-    )
-    seed: Annotated[int, typer.Option("--seed", help="Decides which rank or node is hit.")] = 1
-    repeat: Annotated[int, typer.Option("--repeat", min=1, metavar="N", help="Each drill N times.")] = 1
+    workload: Annotated[Literal["counter", "gpt"], typer.Option(help="What trains meanwhile.")] = "counter"
+    launcher: Annotated[Literal["holdfast", "torchrun"], typer.Option(help="What starts the ranks.")] = "holdfast"
+    seed: Annotated[int, typer.Option(help="Decides which rank or node is hit.")] = 1
+    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Each drill N times.")] = 1
     fresh: Annotated[bool, typer.Option("--fresh", help="A cluster of its own for every drill.")] = False
-    policy: Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="The controller's policy.")] = None
+    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="The controller's policy.")] = None
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Keep results, reports and logs in this new folder.")
+        Path | None, typer.Option(metavar="DIR", help="Keep results, reports and logs in this new folder.")
     ] = None
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder even when everything has passed.")] = False
-    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML for CI.")] = None
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML for CI.")] = None
     json: JsonOption = False
 
 

@@ -233,10 +233,10 @@ def explain(
         typer.Argument(help="Logs: files (.gz, .zst, .xz, .bz2 too), folders, or - for standard input."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the documented JSON form.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Also write a self-contained page.")] = None,
-    rules: Annotated[list[Path] | None, typer.Option("--rules", help="A folder of the site's own rules.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a self-contained page.")] = None,
+    rules: Annotated[list[Path] | None, typer.Option(help="A folder of the site's own rules.")] = None,
     log_rules: Annotated[
-        Path | None, typer.Option("--log-rules", help="HyperPod's log rules of the job (YAML, JSON; a manifest too).")
+        Path | None, typer.Option(help="HyperPod's log rules of the job (YAML, JSON; a manifest too).")
     ] = None,
 ) -> None:
     """Say why a job failed, from any log file: cause, suspects, evidence, and whether a restart would help.

@@ -29,10 +29,10 @@ from holdfast.wiring.settings import default_folder
 def inject(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="What breaks; `list` shows all.")],
     *,
-    node: Annotated[str, typer.Option("--node", metavar="NAME", help="The embedded node.")] = "",
-    gpu: Annotated[int, typer.Option("--gpu", min=0, help="Index of the GPU.")] = 0,
-    link: Annotated[int, typer.Option("--link", min=0, max=17, help="Number of the NVLink.")] = 0,
-    value: Annotated[int, typer.Option("--value", help="How much: see `list`.")] = 1,
+    node: Annotated[str, typer.Option(metavar="NAME", help="The embedded node.")] = "",
+    gpu: Annotated[int, typer.Option(min=0, help="Index of the GPU.")] = 0,
+    link: Annotated[int, typer.Option(min=0, max=17, help="Number of the NVLink.")] = 0,
+    value: Annotated[int, typer.Option(help="How much: see `list`.")] = 1,
     cluster_dir: DirOption = None,
     devices_dir: Annotated[
         Path | None, typer.Option("--devices", metavar="DIR", help="A folder of emulated devices, in place of a node.")

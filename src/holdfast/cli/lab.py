@@ -47,14 +47,14 @@ class UpOptions(OptionSet, frozen=True):
     dbd: Annotated[bool, typer.Option("--dbd", help="Accounting: slurmdbd and a MariaDB of its own.")] = False
     rest: Annotated[bool, typer.Option("--rest", help="slurmrestd on a Unix socket.")] = False
     defaults: Annotated[bool, typer.Option("--defaults", help="Keep Slurm's own time-outs, which are long.")] = False
-    gpus: Annotated[int, typer.Option("--gpus", metavar="K", help="Fake GPUs of each node.")] = 8
+    gpus: Annotated[int, typer.Option(metavar="K", help="Fake GPUs of each node.")] = 8
     agents: Annotated[bool, typer.Option("--agents", help="Run `holdfast agent` on every node.")] = False
     devices: Annotated[
         bool, typer.Option("--emulated-devices", help="With --agents: emulated GPUs and dcgmi on every node.")
     ] = False
-    port: Annotated[int, typer.Option("--port", metavar="BASE", help="First port; 0: a free range.")] = 0
-    boot_s: Annotated[float, typer.Option("--boot-s", min=0.0, help="Seconds that a reboot takes.")] = 2.0
-    conf: Annotated[Path | None, typer.Option("--conf", metavar="FILE", help="Lines to append to slurm.conf.")] = None
+    port: Annotated[int, typer.Option(metavar="BASE", help="First port; 0: a free range.")] = 0
+    boot_s: Annotated[float, typer.Option(min=0.0, help="Seconds that a reboot takes.")] = 2.0
+    conf: Annotated[Path | None, typer.Option(metavar="FILE", help="Lines to append to slurm.conf.")] = None
 
 
 def up(
@@ -175,9 +175,7 @@ KIND = Kind(
 def add(
     node: NodeArgument,
     *,
-    conf: Annotated[
-        str, typer.Option("--conf", metavar="WORDS", help='What it offers, such as "CPUs=4 Feature=spare".')
-    ] = "",
+    conf: Annotated[str, typer.Option(metavar="WORDS", help='What it offers, such as "CPUs=4 Feature=spare".')] = "",
     lab_dir: Path | None = None,
 ) -> str:
     """Have a machine join that slurm.conf does not name (slurmd -Z). Needs a lab with --netns."""

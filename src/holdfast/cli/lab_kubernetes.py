@@ -46,10 +46,10 @@ def build() -> Answer:
 class UpOptions(OptionSet, frozen=True):
     """What `up` is asked for, as `KubeLabSettings` has it."""
 
-    gpus: Annotated[int, typer.Option("--gpus", metavar="K", help="Fake GPUs of each node.")] = 8
+    gpus: Annotated[int, typer.Option(metavar="K", help="Fake GPUs of each node.")] = 8
     agents: Annotated[bool, typer.Option("--agents/--no-agents", help="Run `holdfast agent` on every node.")] = True
-    port: Annotated[int, typer.Option("--port", metavar="BASE", help="First of five ports; 0: a free range.")] = 0
-    boot_s: Annotated[float, typer.Option("--boot-s", min=0.0, help="Seconds that a reboot takes.")] = 1.0
+    port: Annotated[int, typer.Option(metavar="BASE", help="First of five ports; 0: a free range.")] = 0
+    boot_s: Annotated[float, typer.Option(min=0.0, help="Seconds that a reboot takes.")] = 1.0
 
 
 def up(

@@ -20,7 +20,7 @@ from holdfast.cli.options import ConfigOption
 from holdfast.errors import NotFoundError
 from holdfast.model.policy import Policy, PolicySet
 from holdfast.model.policy_toml import parse_policy
-from holdfast.model.toml_lines import did_you_mean
+from holdfast.model.toml_lines import did_you_mean, written
 from holdfast.wiring.settings import load_settings
 
 app = answer.group("Check or show a policy file.")
@@ -48,8 +48,8 @@ def show(
         Path | None, typer.Argument(metavar="[FILE]", help="Default: `policy` in holdfast.toml, else the defaults.")
     ] = None,
     *,
-    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="A shipped preset instead.")] = "",
-    group: Annotated[str, typer.Option("--group", metavar="NAME", help="What holds for this partition.")] = "",
+    preset: Annotated[str, typer.Option(metavar="NAME", help="A shipped preset instead.")] = "",
+    group: Annotated[str, typer.Option(metavar="NAME", help="What holds for this partition.")] = "",
     config: ConfigOption = None,
 ) -> Answer:
     """Print a policy with its defaults, as a policy file in TOML."""
@@ -120,15 +120,5 @@ def toml_lines(policy: Policy) -> list[str]:
 
 def _line(key: str, value: object, usual: object) -> str:
     if value == usual:
-        return f"{key} = {_toml(value)}"
-    return f"{key} = {_toml(value)}  # ({'default: ' + _toml(usual) if usual is not None else 'default: as mode'})"
-
-
-def _toml(value: object) -> str:
-    plain = msgspec.to_builtins(value)
-    if isinstance(plain, bool):
-        return str(plain).lower()
-    if isinstance(plain, list | tuple):
-        return "[" + ", ".join(_toml(part) for part in plain) + "]"
-    # JSON's strings are TOML's basic strings; numbers are written alike.
-    return msgspec.json.encode(plain).decode()
+        return f"{key} = {written(value)}"
+    return f"{key} = {written(value)}  # ({'default: ' + written(usual) if usual is not None else 'default: as mode'})"

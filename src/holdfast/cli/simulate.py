@@ -45,11 +45,11 @@ app.command("fuzz")(fuzz)
 class Request(OptionSet, frozen=True):
     """The options of `holdfast simulate`."""
 
-    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="GPUs that train, without spares.")] = 1024
-    days: Annotated[float, typer.Option("--days", metavar="D", help="Length of the run in days.")] = 7.0
+    gpus: Annotated[int, typer.Option(metavar="N", min=1, help="GPUs that train, without spares.")] = 1024
+    days: Annotated[float, typer.Option(metavar="D", help="Length of the run in days.")] = 7.0
     policy: Annotated[
         list[Path] | None,
-        typer.Option("--policy", metavar="FILE", help="Policy file; several are compared. Default: Holdfast's own."),
+        typer.Option(metavar="FILE", help="Policy file; several are compared. Default: Holdfast's own."),
     ] = None
     checkpoint: Annotated[
         list[float] | None,
@@ -60,28 +60,20 @@ class Request(OptionSet, frozen=True):
         ),
     ] = None
     spares: Annotated[
-        list[int] | None, typer.Option("--spares", metavar="N", help="Spare nodes; several are compared. Default: 8.")
+        list[int] | None, typer.Option(metavar="N", help="Spare nodes; several are compared. Default: 8.")
     ] = None
-    seeds: Annotated[
-        int, typer.Option("--seeds", metavar="N", min=1, help="Runs of each case, each its own faults.")
-    ] = 1
-    seed: Annotated[int, typer.Option("--seed", metavar="SEED", min=0, help="The first seed.")] = 0
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Jobs of equal size that share the GPUs.")] = 1
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each case, each its own faults.")] = 1
+    seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="The first seed.")] = 0
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Jobs of equal size that share the GPUs.")] = 1
     failures: Annotated[
-        str,
-        typer.Option(
-            "--failures", metavar="RATE", help="Per 1000 node-days: a number, llama3 (3.79), rsc1 (6.50), rsc2 (2.34)."
-        ),
+        str, typer.Option(metavar="RATE", help="Per 1000 node-days: a number, llama3 (3.79), rsc1 (6.50), rsc2 (2.34).")
     ] = "llama3"
     causes: Annotated[
-        str, typer.Option("--causes", metavar="TABLE", help="Which causes they have: llama3, node, gpu, software.")
+        str, typer.Option(metavar="TABLE", help="Which causes they have: llama3, node, gpu, software.")
     ] = "llama3"
-    lemons: Annotated[float, typer.Option("--lemons", metavar="SHARE", min=0, max=1, help="Share of lemons.")] = 0.0
+    lemons: Annotated[float, typer.Option(metavar="SHARE", min=0, max=1, help="Share of lemons.")] = 0.0
     scale_exponent: Annotated[
-        float,
-        typer.Option(
-            "--scale-exponent", metavar="X", min=0, max=2, help="The rate grows with (nodes/128) to this power."
-        ),
+        float, typer.Option(metavar="X", min=0, max=2, help="The rate grows with (nodes/128) to this power.")
     ] = 0.0
     save_s: Annotated[
         float, typer.Option("--save", metavar="S", min=0, help="A checkpoint keeps the job from training so long.")
@@ -91,10 +83,10 @@ class Request(OptionSet, frozen=True):
     in_place_s: Annotated[
         float, typer.Option("--in-place", metavar="S", min=0, help="As --start, inside an allocation that is kept.")
     ] = 15.0
-    parallel: Annotated[int, typer.Option("--parallel", metavar="K", min=1, help="Runs beside each other.")] = 1
-    replay: Annotated[
-        str, typer.Option("--replay", metavar="JOURNAL", help="Judge this recorded history by --policy instead.")
-    ] = ""
+    parallel: Annotated[int, typer.Option(metavar="K", min=1, help="Runs beside each other.")] = 1
+    replay: Annotated[str, typer.Option(metavar="JOURNAL", help="Judge this recorded history by --policy instead.")] = (
+        ""
+    )
     everything: Annotated[bool, typer.Option("--all", help="With --replay: also incidents that went the same way.")] = (
         False
     )

@@ -23,14 +23,14 @@ SHRUNK_MAX = 10
 
 def fuzz(
     *,
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="How many seeds.")] = 200,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="How many seeds.")] = 200,
     first: Annotated[int, typer.Option("--from", metavar="SEED", min=0, help="The first seed.")] = 0,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="K", min=1, help="Runs beside each other.")] = 1,
+    jobs: Annotated[int, typer.Option(metavar="K", min=1, help="Runs beside each other.")] = 1,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="IDS", help="Only these planned faults happen (comma separated).")
+        str | None, typer.Option(metavar="IDS", help="Only these planned faults happen (comma separated).")
     ] = None,
     off: Annotated[
-        str, typer.Option("--off", metavar="NAMES", help="Options of the swarm that are set to zero (comma separated).")
+        str, typer.Option(metavar="NAMES", help="Options of the swarm that are set to zero (comma separated).")
     ] = "",
     shrink: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Make failing seeds small.")] = True,
     json: JsonOption = False,

@@ -52,15 +52,11 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what it is for: shown in the audit.")],
     role: Annotated[
         str,
-        typer.Option(
-            "--role", help="viewer (read), owner (and command the own jobs), agent (report), operator (all of these)."
-        ),
+        typer.Option(help="viewer (read), owner (and command the own jobs), agent (report), operator (all of these)."),
     ] = "viewer",
-    only: Annotated[
-        str, typer.Option("--only", metavar="SOURCE", help="For agents: the one source it may report as.")
-    ] = "",
+    only: Annotated[str, typer.Option(metavar="SOURCE", help="For agents: the one source it may report as.")] = "",
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="Not accepted after this: 12h, 30d, 8w. Default: never.")
+        str, typer.Option(metavar="TIME", help="Not accepted after this: 12h, 30d, 8w. Default: never.")
     ] = "",
     kept: BookOptions,
 ) -> Answer:

@@ -114,11 +114,9 @@ def _finish(run: Run, given: ValidateOptions, folder: Path | None, *, json: bool
 @answering
 def history(
     *,
-    node: Annotated[str, typer.Option("--node", metavar="NAME", help="One node. Default: all.")] = "",
-    item: Annotated[list[str] | None, typer.Option("--item", metavar="NAME", help="Figures. Default: all.")] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Also write FILE: .html, .csv or .json.")
-    ] = None,
+    node: Annotated[str, typer.Option(metavar="NAME", help="One node. Default: all.")] = "",
+    item: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Figures. Default: all.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write FILE: .html, .csv or .json.")] = None,
     journal: JournalUrl = "",
 ) -> Answer:
     """Say how figures have moved over all runs. It shows ageing, and changes with what changed beside them."""

@@ -113,12 +113,12 @@ class KubeApi:
         """How many requests were made, watches included."""
 
     @classmethod
-    async def connect(cls, context: str = "", kubeconfig: Path | str = "") -> KubeApi:
+    async def connect(cls, context: str = "", kubeconfig: Path | str | None = None) -> KubeApi:
         """Read how to reach the API server; nothing is sent yet.
 
         Args:
             context: of the kubeconfig; empty: its current one, or the pod's own service account.
-            kubeconfig: the file; empty: KUBECONFIG or `~/.kube/config`.
+            kubeconfig: the file; None or empty: KUBECONFIG or `~/.kube/config`.
 
         Raises:
             ConfigError: there is no usable kubeconfig, context or service account.
