@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from jinja2 import Environment
 from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
@@ -34,7 +35,6 @@ from holdfast.adapters.log_files import (
 )
 from holdfast.adapters.log_rule_files import read_log_rules
 from holdfast.cli import screen
-from holdfast.cli.explain_page import page
 from holdfast.decide.diagnosis import DiagnosisContext, attribute
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.explain import EvidenceLine, Explanation, explanation, with_novelty
@@ -316,3 +316,39 @@ def _suspects(explained: Explanation) -> str:
 
 def _plain(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Holdfast: {{ e.summary }}</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
+h1 { font-size: 1.4rem; } .fault { color: #b3261e; } .healthy { color: #1b6e37; } .unknown { color: #8a6100; }
+dl { display: grid; grid-template-columns: 10rem 1fr; gap: .3rem 1rem; } dt { color: #555; } dd { margin: 0; }
+table { border-collapse: collapse; width: 100%; font-size: .85rem; } td { padding: .25rem .5rem; vertical-align: top; }
+td.text { font-family: ui-monospace, monospace; overflow-wrap: anywhere; } tr.root { background: #fdecea; }
+td.place { white-space: nowrap; color: #555; }
+@media (prefers-color-scheme: dark) { body { background: #16181b; color: #e6e6e6; } tr.root { background: #45211f; }
+  dt, td.place { color: #a5a5a5; } }
+</style></head><body>
+<h1><span class="{{ e.verdict }}">{{ e.verdict }}</span>: {{ e.summary }}</h1>
+<p>{{ e.story }}</p>
+{% if e.verdict != "healthy" %}<dl>
+<dt>cause</dt><dd>{{ e.cause }}</dd><dt>domain</dt><dd>{{ e.domain }}</dd>
+{% if e.suspects.nodes %}<dt>nodes</dt><dd>{{ e.suspects.nodes | join(", ") }}</dd>{% endif %}
+{% if e.suspects.ranks %}<dt>ranks</dt><dd>{{ e.suspects.ranks | join(", ") }}</dd>{% endif %}
+{% if e.suspects.gpus %}<dt>GPUs</dt><dd>{{ e.suspects.gpus | join(", ") }}</dd>{% endif %}
+<dt>confidence</dt><dd>{{ "%.0f" | format(e.confidence * 100) }} %</dd>
+<dt>restart helps</dt><dd>{{ {true: "yes", false: "no", none: "cannot be told"}[e.restart_helps] }}</dd>
+{% if advice %}<dt>what to do</dt><dd>{{ advice }}</dd>{% endif %}</dl>{% endif %}
+{% if e.evidence %}<h2>Evidence</h2><table>
+{% for line in e.evidence %}<tr class="{{ line.role }}"><td>{{ line.role }}</td>
+<td class="place">{{ line.file }}:{{ line.line }}</td><td class="text">{{ line.text }}</td><td>{{ line.rule }}</td></tr>
+{% endfor %}</table>{% endif %}
+</body></html>
+"""
+
+
+def page(explained: Explanation, catalogue: Catalogue) -> str:
+    """One self-contained page; every text from a log is escaped."""
+    advice = catalogue.get(explained.cause).advice
+    return Environment(autoescape=True).from_string(_PAGE).render(e=explained, advice=advice)

@@ -17,16 +17,16 @@ import typer
 from msgspec import Struct
 
 from holdfast.cli import screen
-from holdfast.cli.absent import missing
 from holdfast.cli.answer import taking
 from holdfast.cli.house_style import house_style
 from holdfast.cli.options import Where
 from holdfast.cli.pdf import print_pdf
 from holdfast.cli.records import Records, notes_of, policies_of, read, writer_of
-from holdfast.cli.report_drills import drills_cut_short
 from holdfast.cli.report_options import Format, Kind, ReportOptions
 from holdfast.cli.report_trace import figure_named, read_trace, show_trace, trace_form
+from holdfast.drill.calendar import checked, held
 from holdfast.errors import NotFoundError, UsageError, UserError
+from holdfast.model.events import DrillFired
 from holdfast.report.csv_form import render_csv
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import ReportData, gather
@@ -245,9 +245,9 @@ async def _check_names(records: Records, job: str, incident: str) -> None:
     if job:
         known = [str(record.key) for record in await records.jobs()]
         if job not in known:
-            raise missing("job", job, known)
+            raise screen.missing("job", job, known)
     if incident and not await records.incidents(incident=incident):
-        raise missing("incident", incident, [record.id for record in await records.incidents()])
+        raise screen.missing("incident", incident, [record.id for record in await records.incidents()])
 
 
 def _text(data: ReportData, form: Format, kind: Kind, templates: Path | None) -> str:
@@ -278,3 +278,32 @@ def _write(path: Path, form: Format, data: ReportData, kind: Kind, templates: Pa
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
     screen.say(f"{path}", err=True)
+
+
+def drills_cut_short(config: Path | None, data: ReportData, now: float) -> list[str]:
+    """A sentence for each aborted run of `[[drill.schedule]]` that had injected faults into this cluster.
+
+    A drill's process that is killed leaves nothing in the journal but what it had injected. Its folder tells: no
+    results, and no word of why. Times are Unix seconds.
+    """
+    fired = [event for event in data.events if isinstance(event, DrillFired)]
+    if not fired:
+        return []
+    settings = load_settings(config)
+    found = settings.config.drill
+    try:
+        calendar = checked(found.schedule, settings.path(found.results))
+    except UsageError:
+        return []  # `holdfast drill schedule` says what is wrong with it
+    told = []
+    for one in calendar.schedules:
+        for run in held(calendar, one, now, most=1000):
+            end = run.started_at + one.limit_min * 60.0
+            names = [event.drill for event in fired if run.started_at <= event.at <= end]
+            if run.state == "aborted" and names:
+                told.append(
+                    f"Drill run {one.name} of {data.words.time(run.started_at)} did not come to its end"
+                    f" ({run.detail or 'aborted'}): of it {', '.join(names[:8])} had been injected, and what"
+                    " they broke may not have been undone."
+                )
+    return told

@@ -57,18 +57,14 @@ def show_trace(found: Trace, words: Words) -> None:
     table = screen.table("of", "value", "point", "time", "event", right=("value",))
     rows = ((part, number, point) for part in found.parts for number, point in enumerate(part.points))
     for part, number, point in islice(rows, ROWS_MAX):
-        first = number == 0
+        first, step = number == 0, "" if point.step is None else f" (step {point.step})"
         table.add_row(
             Text(screen.clean(part.of) if first else ""), f"{part.value:.3f}" if first else "",
-            _point(point), words.time(point.at), Text(_event(point)),
+            point.name + step, words.time(point.at), Text(_event(point)),
         )  # fmt: skip
     out.print(table)
     if left := sum(1 for _ in rows):
         out.print(Text(f"{left} points more, of {len(found.parts)} parts in all: --json has them.", style="dim"))
-
-
-def _point(point: Source) -> str:
-    return point.name if point.step is None else f"{point.name} (step {point.step})"
 
 
 def _event(point: Source) -> str:

@@ -20,8 +20,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.errors import NotFoundError
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import IncidentRecord, JobState, NodeState
+from holdfast.model.toml_lines import nearest
 
 # Escape sequences, other control characters and marks that turn the direction of writing: a log line could move the
 # cursor, colour the screen or hide what it says. Line breaks stay.
@@ -70,11 +72,6 @@ def console() -> Console:
     return PlainConsole(soft_wrap=False)
 
 
-def error_console() -> Console:
-    """Standard error: progress, so that output stays clean for pipes."""
-    return PlainConsole(stderr=True)
-
-
 def now() -> float:
     """Unix seconds, for ages."""
     return time.time()
@@ -108,7 +105,7 @@ def say(line: str, *, err: bool = False) -> None:
 def progress(*columns: ProgressColumn) -> Progress:
     """A bar on standard error, where somebody watches; nothing of it stays."""
     shown = columns or Progress.get_default_columns()
-    return Progress(*shown, console=error_console(), transient=True, disable=not sys.stderr.isatty())
+    return Progress(*shown, console=PlainConsole(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
 def state(word: str) -> Text:
@@ -189,6 +186,16 @@ def span(seconds: float) -> str:
     if seconds < 2 * 86400:
         return f"{seconds / 3600:.0f} h"
     return f"{seconds / 86400:.0f} d"
+
+
+def missing(kind: str, name: str, known: Sequence[str]) -> NotFoundError:
+    """`no node "nod07"; did you mean "node07"?`. Numbers and ids have no nearest one worth naming."""
+    near = nearest(name, known) if kind == "node" else None
+    if near is not None:
+        hint = f'; did you mean "{near}"?'
+    else:
+        hint = f"; `holdfast {kind}s` lists them" if known else f"; there are no {kind}s"
+    return NotFoundError(f'no {kind} "{name}"{hint}')
 
 
 def fold(names: Iterable[str]) -> str:

@@ -39,7 +39,7 @@ def make_kubernetes(
     library.load()
     if config.check_template:
         template_place(config.check_template)
-    return KubernetesOrchestrator(config, context=context, folder=folder, namespace=namespace)
+    return KubernetesOrchestrator(config, context, folder, namespace)
 
 
 def attach(

@@ -113,12 +113,13 @@ class KubeApi:
         """How many requests were made, watches included."""
 
     @classmethod
-    async def connect(cls, context: str = "", kubeconfig: Path | str | None = None) -> KubeApi:
+    async def connect(cls, context: str = "", kubeconfig: Path | str | None = None, own: str = "") -> KubeApi:
         """Read how to reach the API server; nothing is sent yet.
 
         Args:
             context: of the kubeconfig; empty: its current one, or the pod's own service account.
             kubeconfig: the file; None or empty: KUBECONFIG or `~/.kube/config`.
+            own: Holdfast's own namespace, where nobody else writes; empty: that of the pod it runs in, if any.
 
         Raises:
             ConfigError: there is no usable kubeconfig, context or service account.
@@ -145,7 +146,7 @@ class KubeApi:
                 f"no way to an API server (context {context or 'current'!r}): {error}", file=where
             ) from error
         configuration.connection_pool_maxsize = 0
-        return cls(configuration, make_connections(configuration), cluster=cluster, namespace=namespace.strip())
+        return cls(configuration, make_connections(configuration), cluster=cluster, namespace=own or namespace.strip())
 
     async def close(self) -> None:
         """Close all connections."""

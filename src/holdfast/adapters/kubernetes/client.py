@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,23 +53,13 @@ _log = structlog.get_logger("holdfast.kubernetes")
 
 
 class KubernetesOrchestrator:
-    """See the module.
-
-    Args:
-        config: what the site says about its Kubernetes.
-        context: of the kubeconfig; empty: its current one, or the pod's own account.
-        folder: where the adapter keeps what it must remember.
-        namespace: Holdfast's own, where nobody else writes; empty: that of the pod it runs in, else `holdfast`.
-    """
+    """See the module. `folder` keeps what must be remembered; `context` and `own` are as `KubeApi.connect` has them."""
 
     name = "kubernetes"
 
-    def __init__(
-        self, config: KubernetesConfig, *, context: str = "", folder: Path | None = None, namespace: str = ""
-    ) -> None:
+    def __init__(self, config: KubernetesConfig, context: str = "", folder: Path | None = None, own: str = "") -> None:
         self.config = config
-        self._context = context
-        self._namespace = namespace
+        self._connect = partial(KubeApi.connect, context, config.kubeconfig, own)
         self.memory = Memory(folder)
         self.pod_logs: PodLogs | None = None
         """Reads what failed pods said last; None: nobody wants to know."""
@@ -78,7 +69,6 @@ class KubernetesOrchestrator:
         """Nodes of whose health nothing was said yet: name and group."""
         self._mark_after = 0.0
         self._words = Vocabulary(prefix=self.config.prefix)
-        self._api: KubeApi | None = None
         self._looks: Looks | None = None
         self._jobs: JobOrders | None = None
         self._nodes: NodeOrders | None = None
@@ -94,9 +84,9 @@ class KubernetesOrchestrator:
     @property
     def api(self) -> KubeApi:
         """The way to the API server. Raises LinkError before the first look."""
-        if self._api is None:
+        if self._looks is None:
             raise LinkError("the API server has not been looked at yet")
-        return self._api
+        return self._looks.api
 
     async def connect(self) -> Looks:
         """Read the kubeconfig and make the copies; they are empty until `observe`.
@@ -106,9 +96,8 @@ class KubernetesOrchestrator:
         """
         async with self._connecting:
             if self._looks is None:
-                self._api = await KubeApi.connect(self._context, self.config.kubeconfig)
-                own = self._namespace or self._api.namespace or NAMESPACE
-                looks = Looks(self._api, namespace=own)
+                api = await self._connect()
+                looks = Looks(api, namespace=api.namespace or NAMESPACE)
                 self._jobs = JobOrders(looks, find=self.find)
                 self._nodes = NodeOrders(looks, self._words, self.config)
                 if self.config.check_template:
@@ -309,9 +298,8 @@ class KubernetesOrchestrator:
             await self.pod_logs.close()
         if self._looks is not None:
             await self._looks.close()
-        if self._api is not None:
-            await self._api.close()
-        self._api = self._looks = None
+            await self._looks.api.close()
+        self._looks = None
 
 
 def raise_if_unseen(key: JobKey, looks: Looks) -> None:
