@@ -69,6 +69,13 @@ def _found(folder: Path) -> list[Listed]:
     return []
 
 
+def _some(folder: Path) -> list[Listed]:
+    """As `_found`; at least one."""
+    if found := _found(folder):
+        return found
+    raise NotFoundError(f"there are no checkpoints in {folder}")
+
+
 def _own(folder: Path) -> list[Listed]:
     return [
         Listed(
@@ -168,9 +175,7 @@ def verify_checkpoints(
     What holdfast.checkpoint saved has a hash of every file; torch.save keeps a checksum of every record; safetensors
     and what torch.save wrote before version 1.6 keep none, so that only missing and cut files are found.
     """
-    found = _found(folder)
-    if not found:
-        raise NotFoundError(f"there are no checkpoints in {folder}")
+    found = _some(folder)
     verdicts = _verify(found, full=not quick)
     pairs = list(zip(found, verdicts, strict=True))
     return Answer(
@@ -239,9 +244,7 @@ def repair_checkpoints(
     tracker of Megatron-LM and DeepSpeed is made to name the newest good one. Run it while no job writes there. Exit
     code 1 when none is good.
     """
-    found = _found(folder)
-    if not found:
-        raise NotFoundError(f"there are no checkpoints in {folder}")
+    found = _some(folder)
     try:
         done = _repair_foreign(found) if found[0].foreign is not None else _repair_own(folder, mirror or [])
     except CheckpointError as error:

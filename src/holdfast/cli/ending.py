@@ -1,6 +1,6 @@
-"""How the command ends when something goes wrong: one sentence and an exit code, never a traceback.
+"""How the command ends: with one sentence and an exit code when something goes wrong, or by becoming srun.
 
-Called by `entry` and `main`, of which the first must not load the command-line library. No time passes here.
+`spoken` is called by `entry` and `main`, of which the first must not load the command-line library. No time passes.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
-from holdfast.errors import EXIT_INTERNAL, HoldfastError
+from holdfast.errors import EXIT_INTERNAL, EXIT_UNAVAILABLE, HoldfastError
 
 EXTRAS = {
     "psycopg": "postgres", "boto3": "aws", "botocore": "aws",
@@ -46,3 +47,12 @@ def spoken() -> Iterator[None]:
         more = f"pip install {name}" if name in USERS_OWN else more
         sys.stderr.write(f"holdfast: {name} is not installed: {more}\n")
         sys.exit(EXIT_INTERNAL)
+
+
+def become_srun(arguments: Sequence[str]) -> NoReturn:
+    """This process becomes srun. Raises SystemExit where it cannot be run."""
+    try:
+        os.execvp("srun", ["srun", *arguments])  # noqa: S606 - this process becomes srun
+    except OSError as error:
+        sys.stderr.write(f"holdfast: cannot run srun: {error.strerror}\n")
+        sys.exit(EXIT_UNAVAILABLE)

@@ -21,13 +21,14 @@ from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, taking
+from holdfast.cli.ending import become_srun
 from holdfast.cli.json_forms import form
 from holdfast.cli.options import JsonOption
 from holdfast.cli.validate_options import SECRET, JournalUrl, ValidateOptions
 from holdfast.cli.validate_pages import export, history_answer, keep, print_run
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.matcher import StreamSource
-from holdfast.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
+from holdfast.errors import EXIT_FAILED, UsageError
 from holdfast.os.programs import Command, run_blocking
 from holdfast.validate.baselines import as_toml, learned, packaged
 from holdfast.validate.place import Place, place_of
@@ -178,17 +179,13 @@ def _become_srun(nodes: str, partition: str) -> None:
     """Call srun for this very command, without --nodes; this process becomes it."""
     if not shutil.which("srun"):
         raise UsageError("--nodes needs Slurm's srun on the PATH")
-    argv = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
+    argv = ["--ntasks-per-node=1", "--kill-on-bad-exit=0"]
     argv += [f"--partition={partition}"] if partition else []
     if nodes == "all":
         argv.append(f"--nodelist={screen.fold(_idle(partition))}")
     else:
         argv.append(f"--nodes={nodes}" if nodes.isdigit() else f"--nodelist={nodes}")
-    try:
-        os.execvp("srun", [*argv, *without(own_command(sys.argv), ("--nodes", "--partition"))])  # noqa: S606 - becomes srun
-    except OSError as error:
-        screen.say(f"holdfast: cannot run srun: {error.strerror}", err=True)
-        raise typer.Exit(EXIT_UNAVAILABLE) from error
+    become_srun([*argv, *without(own_command(sys.argv), ("--nodes", "--partition"))])
 
 
 def own_command(argv: Sequence[str]) -> list[str]:

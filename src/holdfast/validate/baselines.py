@@ -39,15 +39,15 @@ class Expected(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the figure comes from; without one the file's own."""
 
 
-class Match(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which nodes it is for. All that is said must hold; nothing said: none, it must be named."""
+class Kind(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node is. Of a baseline: which nodes it is for; all that is said must hold, nothing said means none."""
 
     gpu: str = ""
-    """Part of the GPU's name."""
+    """The GPU's name; of a baseline a part of it."""
     instance: str = ""
-    """Beginning of the cloud's instance type."""
+    """The cloud's instance type; of a baseline its beginning."""
     cpu: str = ""
-    """Part of the processor's name."""
+    """The processor's name; of a baseline a part of it."""
 
 
 class Baseline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,17 +56,9 @@ class Baseline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     about: str = ""
     source: str = ""
-    match: Match = Match()
+    match: Kind = Kind()
     expected: dict[str, Expected] = {}
     """By item, such as `"gpu.matmul.bfloat16"`."""
-
-
-class Kind(Struct, frozen=True):
-    """What a node is, as baselines match it."""
-
-    gpu: str = ""
-    instance: str = ""
-    cpu: str = ""
 
 
 def parse(text: str, file: str = "") -> Baseline:
@@ -123,9 +115,9 @@ def choose(asked: str, kind: Kind) -> Baseline | None:
     return max(fitting, key=lambda one: sum(map(bool, astuple(one.match))), default=None)
 
 
-def matches(match: Match, kind: Kind) -> bool:
+def matches(match: Kind, kind: Kind) -> bool:
     """Does it hold for this node?"""
-    return match != Match() and (
+    return match != Kind() and (
         match.gpu.lower() in kind.gpu.lower()
         and match.cpu.lower() in kind.cpu.lower()
         and kind.instance.startswith(match.instance)
