@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -49,19 +49,22 @@ async def _keep(run: Run, url: str) -> list[Trend]:
 
 def export(run: Run, found: Sequence[Trend], path: Path) -> None:
     """Write the run in the form that the file's name asks for. Raises UsageError for another."""
-    match path.suffix.lower():
-        case ".json":
-            data = screen.pretty(run)
-        case ".csv":
-            data = as_csv(run).encode()
-        case ".md":
-            data = render_markdown(run, found).encode()
-        case ".html" | ".htm":
-            data = render_html(run, found).encode()
-        case _:
-            raise UsageError(f"--report {path}: name a .html, .md, .json or .csv")
+    _write(
+        path,
+        html=lambda: render_html(run, found).encode(),
+        md=lambda: render_markdown(run, found).encode(),
+        json=lambda: screen.pretty(run),
+        csv=lambda: as_csv(run).encode(),
+    )
+
+
+def _write(path: Path, **forms: Callable[[], bytes]) -> None:
+    suffix = {".htm": "html"}.get(path.suffix.lower(), path.suffix.lower().removeprefix("."))
+    if suffix not in forms:
+        *most, last = (f".{name}" for name in forms)
+        raise UsageError(f"--report {path}: name a {', '.join(most)} or {last}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    path.write_bytes(forms[suffix]())
 
 
 def as_csv(run: Run) -> str:
@@ -141,7 +144,13 @@ def history_answer(url: str, *, node: str, items: tuple[str, ...], report: Path 
     if not found:
         raise NotFoundError(f"no history of {node or 'any node'}{': ' + ', '.join(items) if items else ''}")
     if report is not None:
-        _export_history(found, report)
+        points = [(one.node, one.item, point.at, point.value) for one in found for point in one.points]
+        _write(
+            report,
+            html=lambda: render_history(found).encode(),
+            csv=lambda: csv_lines([("node", "item", "at", "value"), *points]).encode(),
+            json=lambda: screen.pretty(form(trends=found)),
+        )
     ends = ((trend, trend.points[0].value, trend.points[-1].value) for trend in found)
     rows = ((one.node, one.item, len(one.points), f"{a:.4g}", f"{z:.4g}", one.told) for one, a, z in ends)
     headings = ("node", "item", "runs", "first", "last", "what")
@@ -156,17 +165,3 @@ async def _history(url: str, node: str, items: tuple[str, ...]) -> list[Trend]:
     finally:
         await journal.close()
     return [trend for trend in found if not items or trend.item in items]
-
-
-def _export_history(found: Sequence[Trend], path: Path) -> None:
-    match path.suffix.lower():
-        case ".json":
-            data = screen.pretty(form(trends=found))
-        case ".csv":
-            points = [(one.node, one.item, point.at, point.value) for one in found for point in one.points]
-            data = csv_lines([("node", "item", "at", "value"), *points]).encode()
-        case ".html" | ".htm":
-            data = render_history(found).encode()
-        case _:
-            raise UsageError(f"--report {path}: name a .html, .csv or .json")
-    path.write_bytes(data)

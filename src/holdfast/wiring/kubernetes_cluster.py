@@ -1,4 +1,4 @@
-"""Wires `--cluster kubernetes:[CONTEXT]` and `[kubernetes]` of holdfast.toml to the adapter.
+"""Has the adapter of Kubernetes and its controller know of each other.
 
 Called by `holdfast controller` when it starts on such a cluster, and imported only there. No time passes here.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
-from holdfast.adapters.kubernetes import library
-from holdfast.adapters.kubernetes.check_pod import template_place
 from holdfast.adapters.kubernetes.client import KubernetesOrchestrator
 from holdfast.adapters.kubernetes.notices import EventNotifier
 from holdfast.adapters.kubernetes.pod_logs import PodLogs
@@ -25,21 +22,6 @@ from holdfast.ports import Notifier, Orchestrator
 from holdfast.wiring.engines import Engines
 
 _log = structlog.get_logger("holdfast.kubernetes")
-
-
-def make_kubernetes(
-    context: str, folder: Path | None, config: KubernetesConfig, *, namespace: str = ""
-) -> KubernetesOrchestrator:
-    """The adapter, with what is as `KubernetesOrchestrator` takes it.
-
-    Raises:
-        UsageError: kubernetes-asyncio is not installed.
-        ConfigError: a setting is not understood.
-    """
-    library.load()
-    if config.check_template:
-        template_place(config.check_template)
-    return KubernetesOrchestrator(config, context, folder, namespace)
 
 
 def attach(

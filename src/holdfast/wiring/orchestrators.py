@@ -28,7 +28,8 @@ def make_orchestrator(
     """The adapter for what `--cluster` names. `folder` is where it may keep what it must remember.
 
     Raises:
-        UsageError: a kind of cluster that is not known here.
+        UsageError: a kind of cluster that is not known here, or its library is not installed.
+        ConfigError: a setting is not understood.
     """
     kind, _, place = cluster.partition(":")
     if kind == "local" and place:
@@ -41,10 +42,15 @@ def make_orchestrator(
             raise UsageError(f"--cluster {cluster!r}: there is no file {conf}")
         return SlurmOrchestrator(slurm or SlurmConfig(), conf=conf, folder=folder)
     if kind == "kubernetes":
-        from holdfast.wiring.kubernetes_cluster import make_kubernetes  # noqa: PLC0415 - each kind loads its own
+        from holdfast.adapters.kubernetes import check_pod, library  # noqa: PLC0415 - each kind loads its own
+        from holdfast.adapters.kubernetes.client import KubernetesOrchestrator  # noqa: PLC0415
 
+        library.load()
+        kubernetes = kubernetes or KubernetesConfig()
+        if kubernetes.check_template:
+            check_pod.template_place(kubernetes.check_template)
         own = os.environ.get("HOLDFAST_POD", "").partition("/")[0]
-        return make_kubernetes(place, folder, kubernetes or KubernetesConfig(), namespace=own)
+        return KubernetesOrchestrator(kubernetes, place, folder, own)
     raise UsageError(
         f"--cluster {cluster!r} is not known here: write slurm:[SLURM_CONF], kubernetes:[CONTEXT] or "
         "local:/path/to/cluster.sock"
