@@ -75,9 +75,13 @@ class Frames:
         self._writer = writer
         self._codec = codec
 
+    def post(self, message: Struct) -> None:
+        """Write one frame, and wait neither for its way nor for a word that the connection is broken."""
+        self._writer.write(self._codec.pack(message))
+
     async def send(self, message: Struct) -> None:
         """Write one frame. Raises OSError when the connection is broken."""
-        self._writer.write(self._codec.pack(message))
+        self.post(message)
         await self._writer.drain()
 
     async def receive(self, form: Any) -> Any:

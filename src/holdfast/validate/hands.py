@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,13 +20,12 @@ from holdfast.os.frames import Frames
 from holdfast.validate.registry import Options, limit_of
 from holdfast.validate.results import StepResult
 from holdfast.validate.running import run_step
+from holdfast.validate.step import Tell
 from holdfast.validate.wire import Answer, Ask, Hello, admit, hear
 
 SILENT_S = 60.0
 LINE_GRACE_S = 30.0
 """A worker kills its step at the limit and says so; the leader waits so much longer."""
-
-Tell = Callable[[Mapping[str, float | str]], None]
 
 
 class Alone:
@@ -37,22 +36,17 @@ class Alone:
         self.lost: dict[str, str] = {}
         self._env = env
 
-    async def ask(self, node: str, step: str, options: Options, on_told: Tell | None = None) -> StepResult:
+    async def ask(self, node: str, step: str, options: Options, on_told: Tell = lambda _told: None) -> StepResult:
         """Have a step run; never raises for what becomes of it."""
         del node
-
-        async def tell(told: Mapping[str, float | str]) -> None:
-            if on_told is not None:
-                on_told(told)
-
-        return await run_step(step, options, env=self._env, on_told=tell)
+        return await run_step(step, options, env=self._env, on_told=on_told)
 
 
 class _Asked(NamedTuple):
     """A step that a worker runs."""
 
     step: str
-    on_told: Tell | None
+    on_told: Tell
     done: asyncio.Future[StepResult]
 
 
@@ -160,7 +154,7 @@ class Fleet:
         asked = line.asked.get(answer.number)
         if asked is None:
             return
-        if answer.told and asked.on_told is not None:
+        if answer.told:
             asked.on_told(answer.told)
         if answer.result is not None and not asked.done.done():
             asked.done.set_result(answer.result)
@@ -176,7 +170,7 @@ class Fleet:
 
     # --- steps ---
 
-    async def ask(self, node: str, step: str, options: Options, on_told: Tell | None = None) -> StepResult:
+    async def ask(self, node: str, step: str, options: Options, on_told: Tell = lambda _told: None) -> StepResult:
         """Have a step run; never raises for what becomes of it."""
         line = self._lines.get(node)
         if line is None or node in self.lost:

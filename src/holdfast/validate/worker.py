@@ -67,11 +67,13 @@ class Worker:
         if asked.step not in STEPS:
             result = StepResult(step=asked.step, error="this version of Holdfast has no such step")
         else:
-
-            async def tell(told: Mapping[str, float | str]) -> None:
-                await frames.send(Answer(number=asked.number, told=dict(told)))
-
-            result = await run_step(asked.step, asked.options, env=self._env, limit_s=asked.limit_s, on_told=tell)
+            result = await run_step(
+                asked.step,
+                asked.options,
+                env=self._env,
+                limit_s=asked.limit_s,
+                on_told=lambda told: frames.post(Answer(number=asked.number, told=told)),
+            )
         await frames.send(Answer(number=asked.number, result=result))
 
     async def _beat(self, frames: Frames) -> None:
