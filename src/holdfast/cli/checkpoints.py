@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,9 +20,8 @@ from holdfast.checkpoint import CheckpointError, CheckpointInfo, Problem, Verdic
 from holdfast.checkpoint.layouts import ForeignCheckpoint, recognise, set_aside, verify_foreign
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group
+from holdfast.cli.json_forms import fields_of, form
 from holdfast.errors import EXIT_FAILED, NotFoundError, UserError
-
-VERSION = 1
 
 app = group("List, verify and repair checkpoints, whoever saved them.")
 
@@ -54,6 +53,13 @@ def _found(folder: Path) -> Sequence[Found]:
     return []
 
 
+def _some(folder: Path) -> Sequence[Found]:
+    """As `_found`; at least one."""
+    if found := _found(folder):
+        return found
+    raise NotFoundError(f"there are no checkpoints in {folder}")
+
+
 def _bytes(count: int) -> str:
     """`1.4 GiB`."""
     if count < 1024:
@@ -76,7 +82,7 @@ def list_checkpoints(folder: FolderArgument) -> Answer:
     """
     found = _found(folder)
     return Answer(
-        lambda: {"version": VERSION, "folder": str(folder), "checkpoints": [_info_form(info) for info in found]},
+        lambda: form(folder=str(folder), checkpoints=[_info_form(info) for info in found]),
         lambda: [_list_table(found) if found else f"No checkpoints in {folder}."],
     )
 
@@ -133,13 +139,11 @@ def verify_checkpoints(
     What holdfast.checkpoint saved has a hash of every file; torch.save keeps a checksum of every record; safetensors
     and what torch.save wrote before version 1.6 keep none, so that only missing and cut files are found.
     """
-    found = _found(folder)
-    if not found:
-        raise NotFoundError(f"there are no checkpoints in {folder}")
+    found = _some(folder)
     verdicts = _verify(found, full=not quick)
     pairs = list(zip(found, verdicts, strict=True))
     return Answer(
-        lambda: {"version": VERSION, "folder": str(folder), "checkpoints": [_verdict_form(*pair) for pair in pairs]},
+        lambda: form(folder=str(folder), checkpoints=[_verdict_form(*pair) for pair in pairs]),
         lambda: _verdict_lines(verdicts),
         0 if all(verdict.ok for verdict in verdicts) else EXIT_FAILED,
     )
@@ -159,9 +163,7 @@ def _verify(found: Sequence[Found], *, full: bool) -> list[Verdict]:
     """Verify one after another, with a bar on standard error when somebody watches."""
     columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True))
     verdicts = []
-    with Progress(
-        *columns, console=screen.error_console(), transient=True, disable=not screen.stderr_is_terminal()
-    ) as bar:
+    with screen.progress(*columns) as bar:
         task = bar.add_task("", total=sum(info.size or 0 for info in found))
         for info in found:
             try:
@@ -186,12 +188,10 @@ def _note(verdict: Verdict) -> Text:
 def _verdict_form(info: Found, verdict: Verdict) -> dict[str, Any]:
     return {
         "checkpoint": verdict.name,
-        "ok": verdict.ok,
-        "level": verdict.level,
+        **fields_of(verdict, "ok level"),
         "step": info.step if verdict.manifest is None else verdict.manifest.step,
         "layout": info.layout,
-        "bytes_read": verdict.bytes_read,
-        "problems": [{"kind": p.kind, "path": p.path, "detail": p.detail} for p in verdict.problems],
+        **fields_of(verdict, "bytes_read problems"),
     }
 
 
@@ -202,7 +202,7 @@ def repair_checkpoints(
     *,
     mirror: Annotated[
         list[Path] | None,
-        typer.Option("--mirror", metavar="DIR", help="A copy to fetch damaged ones from (holdfast.checkpoint only)."),
+        typer.Option(metavar="DIR", help="A copy to fetch damaged ones from (holdfast.checkpoint only)."),
     ] = None,
 ) -> Answer:
     """Set damaged checkpoints aside, so that the newest good one is used. They are renamed to bad-NAME.
@@ -211,9 +211,7 @@ def repair_checkpoints(
     tracker of Megatron-LM and DeepSpeed is made to name the newest good one. Run it while no job writes there. Exit
     code 1 when none is good.
     """
-    found = _found(folder)
-    if not found:
-        raise NotFoundError(f"there are no checkpoints in {folder}")
+    found = _some(folder)
     try:
         own = isinstance(found[0], CheckpointInfo)
         done = _repair_own(folder, mirror or []) if own else _repair_foreign(found)
@@ -222,9 +220,8 @@ def repair_checkpoints(
     resumes = next((info for info in _found(folder) if info.ok), None)
     lines = [screen.clean(_deed(deed)) for deed in done] or ["Nothing had to be repaired."]
     lines.append(f"The job resumes from {resumes.name}." if resumes else "None can be trusted.")
-    form = {"version": VERSION, "folder": str(folder), "repaired": done}
-    form["resumes_from"] = resumes.name if resumes else None
-    return Answer(lambda: form, lambda: lines, 0 if resumes else EXIT_FAILED)
+    made = form(folder=str(folder), repaired=done, resumes_from=resumes.name if resumes else None)
+    return Answer(lambda: made, lambda: lines, 0 if resumes else EXIT_FAILED)
 
 
 def _deed(deed: dict[str, Any]) -> str:

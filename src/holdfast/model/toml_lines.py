@@ -46,6 +46,15 @@ def load_toml(text: str, file: str = "") -> dict[str, Any]:
         raise ConfigError(f"not valid TOML: {_AT_LINE.sub('', words)}", file=file, line=line) from error
 
 
+def written(value: object) -> str:
+    """A value as TOML has it, on one line: text, a number, a truth, or a list of these."""
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, list | tuple):
+        return "[" + ", ".join(map(written, plain)) + "]"
+    # JSON's strings are TOML's basic strings; numbers and truths are written alike.
+    return msgspec.json.encode(plain).decode()
+
+
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice the person most likely meant, or None. One that differs only in case or dashes comes first."""
     known = list(choices)
