@@ -128,7 +128,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
         _held_meanwhile(turn, job, old)
         return
     if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
-        if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD and job.in_queue:
+        if view.state is SchedulerState.PENDING and old.state is not SchedulerState.PENDING and job.in_queue:
             # Our release's effect is seen before its outcome: tried again later, it would undo a person's hold.
             turn.orders.complete(job.about, "it is seen released", o.ReleaseJob)
             restart.released(turn, job)
