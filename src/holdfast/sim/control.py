@@ -105,7 +105,6 @@ class ControlPlane:
         self.launchers: dict[str, Attached] = {}
         """Those that run now, by their job's key."""
         world.on_heard = self._heard
-        world.on_boot = self._boot
 
     # --- lives of controllers ---
 
@@ -282,9 +281,6 @@ class ControlPlane:
         launcher = self.launchers.get(node.job)
         if launcher is not None:
             launcher.vouch()
-
-    def _boot(self, node: Node) -> None:
-        self._heard(node)
 
     async def _speak(self, node: Node, controller: Controller) -> None:
         """Its agent beats; from now on it is vouched for until it cannot be heard."""

@@ -184,7 +184,7 @@ class Launcher(Allocation):
         world = self.world
         if not self.leader.reachable:
             await world.clock.sleep(LAUNCH_FAILS_S)
-            world.not_answering(self.leader)
+            world.give_up(self.leader)
             self.job.reason = "NodeFail"
             self.scheduler.over(self.job, self, SchedulerState.NODE_FAIL, code=None, signal=None)
             return

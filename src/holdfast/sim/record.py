@@ -6,8 +6,8 @@ seconds; `at - VIRTUAL_START` is the time since the run's beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct, field
 
@@ -17,6 +17,8 @@ from holdfast.ports import Entry
 
 if TYPE_CHECKING:
     from holdfast.sim.options import SimOptions
+
+T = TypeVar("T")
 
 
 class Fault(Struct, frozen=True, kw_only=True):
@@ -43,6 +45,10 @@ class Fault(Struct, frozen=True, kw_only=True):
     """A draw in [0, 1) of its own, for whatever else must be chosen."""
     remedy: str = ""
     """What mends it: `reset`, `reboot`, `replace`; empty: nothing need be mended."""
+
+    def picks(self, among: Sequence[T]) -> T:
+        """One of these, by its luck."""
+        return among[int(self.luck * len(among))]
 
 
 class Happening(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,12 +128,6 @@ class Ledger(Struct):
     failures: int = 0
     """Attempts that ended before their time."""
     completed: bool = False
-
-    @property
-    def goodput(self) -> float:
-        """As ETTR, without the time before the first step of all."""
-        rest = self.wall_s - self.badput.get("startup", 0.0)
-        return self.productive_s / rest if rest > 0 else 0.0
 
     @property
     def ettr(self) -> float:

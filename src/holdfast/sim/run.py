@@ -31,7 +31,7 @@ from holdfast.sim.control import ControlPlane
 from holdfast.sim.faults import plan
 from holdfast.sim.launcher import Launcher
 from holdfast.sim.operators import Operators
-from holdfast.sim.options import JobPlan, SimOptions
+from holdfast.sim.options import SimOptions
 from holdfast.sim.orchestrator import SimOrchestrator
 from holdfast.sim.record import Fault, Ledger, SimResult
 from holdfast.sim.repair_shop import SimRepair
@@ -74,8 +74,8 @@ class Simulation:
 
     def _storage_back(self) -> None:
         for job in self.scheduler.jobs.values():
-            if job.allocation is not None and job.allocation.attempt is not None:
-                job.allocation.attempt.storage_is_back()
+            if job.attempt is not None:
+                job.attempt.storage_is_back()
 
     async def run(
         self, *, progress: Progress | None = None, at_calm: Callable[[Simulation], None] | None = None
@@ -121,10 +121,7 @@ class Simulation:
             if job.arrives_s <= 0.0:
                 self.scheduler.submit(job)
             else:
-                self.world.later(job.arrives_s, functools.partial(self._submit, job))
-
-    def _submit(self, job: JobPlan) -> None:
-        self.scheduler.submit(job)
+                self.world.later(job.arrives_s, functools.partial(self.scheduler.submit, job))
 
     def _begin_calm(self) -> None:
         """Faults stop: what lasts ends, disks work, a controller runs, and people let go of what they held."""
@@ -236,9 +233,9 @@ class Simulation:
     def _ledgers(self) -> list[Ledger]:
         found = []
         for job in [*self.scheduler.gone, *self.scheduler.jobs.values()]:
-            attempt = job.allocation.attempt if job.allocation is not None else None
+            trains = job.attempt is not None and job.attempt.is_well
             kept_s = (
-                attempt.position() if attempt is not None and attempt.is_well else max(job.saved.points, default=0.0)
+                job.attempt.position() if job.attempt is not None and trains else max(job.saved.points, default=0.0)
             )
             found.append(job.account.close(self.world.now(), kept_s))
         return found

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from holdfast.model.cluster import ENDED, JobKey, JobView, RecoverySpec, SchedulerState, WorldView
 from holdfast.sim.ledger import Account
 from holdfast.sim.options import JobPlan
+from holdfast.sim.record import Fault
 from holdfast.sim.store import Disk
 from holdfast.sim.training import Attempt, Saved, Watcher
 from holdfast.sim.world import Node, World
@@ -123,14 +124,14 @@ class Job:
         self.names: tuple[str, ...] = ()
 
     @property
+    def attempt(self) -> Attempt | None:
+        """The attempt that runs on its nodes, or ran there last."""
+        return self.allocation.attempt if self.allocation is not None else None
+
+    @property
     def is_over(self) -> bool:
         """Has it ended, as the scheduler sees it?"""
         return self.state in ENDED
-
-    @property
-    def is_failed(self) -> bool:
-        """Has it ended otherwise than its owner wanted?"""
-        return self.state in {SchedulerState.FAILED, SchedulerState.NODE_FAIL}
 
     @property
     def want(self) -> int:
@@ -164,25 +165,19 @@ class Scheduler:
         self.look_soon()
         return job
 
-    def forget(self, job: Job) -> None:
-        """Its id is used again: the scheduler knows it no more."""
-        del self.jobs[str(job.key)]
-        self.gone.append(job)
-        self.world.on_change()
-
     def running_on(self, node: Node) -> Job | None:
         """The job whose allocation holds the node."""
         job = self.jobs.get(node.job) if node.job else None
         return job if job is not None and job.state in RUNS else None
 
-    def one_of(self, luck: float, *, queued: bool = False) -> Job | None:
+    def one_of(self, fault: Fault, *, queued: bool = False) -> Job | None:
         """One of the jobs with an end that run, or else are queued."""
         found = [
             job
             for job in self.jobs.values()
             if (job.state in RUNS) is not queued and not job.is_over and job.plan.work_s > 0.0
         ]
-        return found[int(luck * len(found))] if found else None
+        return fault.picks(found) if found else None
 
     # --- views ---
 
@@ -431,5 +426,7 @@ class Scheduler:
     def reuse_id(self, job: Job) -> Job:
         """Its owner cancels it; later the same id is a new job."""
         self.cancel(job, who="owner")
-        self.forget(job)
+        del self.jobs[str(job.key)]
+        self.gone.append(job)
+        self.world.on_change()
         return self.submit(replace(job.plan, arrives_s=0.0), job.key.generation + 1)

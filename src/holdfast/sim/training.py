@@ -286,16 +286,13 @@ class Attempt:
         self._break()
         self.watcher.stalled(fault)
 
-    def pauses(self, fault: str) -> bool:
-        """Nothing moves until it `goes_on`. False when it does not train."""
-        if self.phase != TRAIN:
-            return False
+    def pauses(self, fault: str) -> None:
+        """Nothing moves until it `goes_on`. To be asked while it trains."""
         self._stop_waiting()
         self._settle()
         self._enter("stall")
         self._paused = True
         self.watcher.stalled(fault)
-        return True
 
     def goes_on(self) -> None:
         """The pause is over, unless the attempt is."""

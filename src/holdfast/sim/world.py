@@ -1,7 +1,7 @@
 """The simulated machines: what is up, what is broken, what is reachable; and the record of all that truly happens.
 
-Everything else of the simulation acts through it. It knows nothing of Holdfast: the control plane listens by `on_heard`
-and `on_boot`. Time is the clock's, which in a simulation is virtual; waiting is `later`.
+Everything else of the simulation acts through it. It knows nothing of Holdfast: the control plane listens by
+`on_heard`. Time is the clock's, which in a simulation is virtual; waiting is `later`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,6 @@ class World:
         self.effects: dict[str, int] = {}
         self.on_heard: Callable[[Node], None] = _nobody
         """The node can be heard now, or cannot any more."""
-        self.on_boot: Callable[[Node], None] = _nobody
         self.on_registered: Callable[[Node], None] = _nobody
         """The scheduler hears from a node that has booted."""
         self.on_lost: Callable[[Node, str], None] = _nobody
@@ -159,7 +158,7 @@ class World:
         """What the node takes the time for."""
         return self.now() + node.offset_s + node.rate_ppm * 1e-6 * self.clock.monotonic()
 
-    def later(self, seconds: float, do: Callable[[], None]) -> Callable[[], None]:
+    def later(self, seconds: float, do: Callable[[], object]) -> Callable[[], None]:
         """Do it after so long; the returned function forgets it."""
         return self.clock.call_later(seconds, do)
 
@@ -248,7 +247,7 @@ class World:
         self.say("node_down", fault=fault, who=who, node=node.name, detail=why)
         self.on_heard(node)
         self.on_lost(node, fault)
-        self._watch_down(node)
+        self.later(self.options.down_s, lambda: self.give_up(node))
 
     def come_up(self, node: Node, *, who: str, machine: bool = False, order: str = "") -> None:
         """It boots, perhaps as another machine."""
@@ -265,7 +264,7 @@ class World:
         node.known_down = node.known_down and bool(node.cuts)
         self.say("node_up", who=who, node=node.name, order=order, detail=f"{node.machine} {node.boot}")
         self.touch(node)
-        self.on_boot(node)
+        self.on_heard(node)
         self.on_registered(node)
 
     def cut(self, node: Node, fault: str) -> None:
@@ -274,7 +273,7 @@ class World:
         self.say("node_cut", fault=fault, who="fault", node=node.name)
         self.on_heard(node)
         self.on_lost(node, fault)
-        self._watch_down(node)
+        self.later(self.options.down_s, lambda: self.give_up(node))
 
     def heal(self, node: Node, fault: str) -> None:
         """Its network is back."""
@@ -335,15 +334,8 @@ class World:
         self.touch(node)
         return True
 
-    def _watch_down(self, node: Node) -> None:
-        """The scheduler gives a node up that has not answered for long."""
-        self.later(self.options.down_s, lambda: self._given_up(node))
-
-    def not_answering(self, node: Node) -> None:
-        """The scheduler could not start anything there."""
-        self._given_up(node)
-
-    def _given_up(self, node: Node) -> None:
+    def give_up(self, node: Node) -> None:
+        """The scheduler has had no answer for long, or could not start anything there: to it the node is down."""
         if not node.reachable and not node.known_down:
             node.known_down = True
             self.touch(node)
