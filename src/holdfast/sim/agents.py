@@ -200,18 +200,15 @@ class Agents:
         machine = node.machine if node is not None else ""
         delay_s = options.message_s + options.message_jitter_s * world.dice("messages").random()
         if world.chance("messages", options.message_loss):
-            world.count("messages_lost")
             delay_s += LOST_AGAIN_S
         arrives = world.now() + delay_s
         if world.chance("messages", options.message_reorder):
-            world.count("messages_reordered")
             arrives += 5.0 * world.dice("messages").random()
         else:
             # One source's events keep their order.
             arrives = max(arrives, self._last.get(event.source, 0.0) + 1e-3)
             self._last[event.source] = arrives
         if world.chance("messages", options.message_duplicate):
-            world.count("messages_doubled")
             world.later(arrives - world.now() + 1.0, lambda: self._arrive(replace(event), node, machine))
         world.later(arrives - world.now(), lambda: self._arrive(event, node, machine))
 

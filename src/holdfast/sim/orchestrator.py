@@ -70,7 +70,6 @@ class SimOrchestrator:
     async def execute(self, order: o.AnyOrder) -> str:
         """See `ports.Orchestrator.execute`."""
         world, options = self._world, self._world.options
-        world.count("commands")
         await world.clock.sleep(options.command_s / 2)
         if world.scheduler_mute or world.chance("command", options.command_fail):
             world.say("command_failed", order=order.id, detail=kind_of(order))

@@ -6,17 +6,16 @@ seconds; `at - VIRTUAL_START` is the time since the run's beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from msgspec import Struct, field
 
 from holdfast.model.cluster import WorldView
-from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Entry
-
-if TYPE_CHECKING:
-    from holdfast.sim.options import SimOptions
+from holdfast.sim.options import SimOptions
+from holdfast.sim.store import Disk
 
 T = TypeVar("T")
 
@@ -159,7 +158,6 @@ class SimResult(Struct, kw_only=True):
     """Oldest first."""
     orders: list[OrderRecord]
     """Oldest first."""
-    brakes: list[BrakeRecord]
     events: int
     orders_given: int
     digest: str
@@ -172,15 +170,15 @@ class SimResult(Struct, kw_only=True):
     """Order id -> how often it changed the world."""
     state: bytes
     """The engine's snapshot at the end."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """Further counts: looks, commits, kills, messages lost..."""
-    read_entries: Callable[[], Iterator[Entry]] | None = None
-    read_journal: Callable[[], Iterator[bytes]] | None = None
+    counts: dict[str, int]
+    """Further counts: looks, kills, refused, resubmitted."""
+    disk: Disk
+    """What is kept of the journal."""
 
     def entries(self) -> Iterator[Entry]:
         """Every event with its orders, oldest first."""
-        return self.read_entries() if self.read_entries is not None else iter(())
+        return self.disk.entries()
 
     def journal(self) -> bytes:
         """The canonical journal, as `holdfast export` writes it."""
-        return b"".join(self.read_journal()) if self.read_journal is not None else b""
+        return b"".join(self.disk.lines())

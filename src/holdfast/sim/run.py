@@ -217,7 +217,6 @@ class Simulation:
             nodes=await journal.nodes(),
             incidents=incidents[::-1],
             orders=(await journal.orders(limit=10**9))[::-1],
-            brakes=await journal.brakes(),
             events=disk.events,
             orders_given=disk.orders,
             digest=disk.digest.hexdigest(),
@@ -226,8 +225,7 @@ class Simulation:
             effects=world.effects,
             state=await self.control.state(),
             counts=world.counts,
-            read_entries=disk.entries,
-            read_journal=disk.lines,
+            disk=disk,
         )
 
     def _ledgers(self) -> list[Ledger]:

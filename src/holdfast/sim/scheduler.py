@@ -266,7 +266,6 @@ class Scheduler:
         if have < want:
             return False
         for one in victims:
-            self.world.count("preempted")
             self.requeue(one, held=False, who="scheduler")
         return True
 

@@ -200,9 +200,9 @@ class World:
             )
         )
 
-    def count(self, name: str, by: int = 1) -> None:
+    def count(self, name: str) -> None:
         """Count something for the figures."""
-        self.counts[name] = self.counts.get(name, 0) + by
+        self.counts[name] = self.counts.get(name, 0) + 1
 
     def effect(self, order: str) -> None:
         """An order changed the world."""

@@ -104,7 +104,7 @@ def _one_effect(history: History) -> Iterator[str]:
             undone_at[deed.job] = deed.at
         elif isinstance(deed, Resumed) and deed.by.startswith(PERSON):
             undone_at[deed.node] = deed.at
-        if not isinstance(deed, OrderTook) or not deed.changed or took_at.get(deed.order) == deed.at:
+        if not isinstance(deed, OrderTook) or took_at.get(deed.order) == deed.at:
             continue
         before, took_at[deed.order] = took_at.get(deed.order), deed.at
         undone = undone_at.get({"release_job": deed.job, "quarantine_node": deed.node}.get(deed.kind))
@@ -126,7 +126,7 @@ def _requeued_once(history: History) -> Iterator[str]:
     for deed in history.deeds:
         if isinstance(deed, RunBegan):
             open_since.pop(deed.job, None)
-        elif isinstance(deed, OrderTook) and deed.changed and deed.job is not None:
+        elif isinstance(deed, OrderTook) and deed.job is not None:
             if deed.kind == "release_job":
                 open_since.pop(deed.job, None)
             elif deed.kind == "requeue_held":
@@ -195,7 +195,7 @@ def _places(finding: Finding) -> set[str]:
 def _effects_have_orders(history: History) -> Iterator[str]:
     given = first_given(history)
     for deed in history.deeds:
-        if not isinstance(deed, OrderTook) or not deed.changed or deed.order.startswith("a"):
+        if not isinstance(deed, OrderTook) or deed.order.startswith("a"):
             continue  # orders of a launcher's own engine (a...) stand in the launcher's journal
         found = given.get(deed.order)
         if found is None:
