@@ -33,21 +33,14 @@ class Allocation(Watcher):
 
     def begin(self) -> None:
         """Start."""
-        plan = self.job.plan
-        nodes = self.nodes[: plan.nodes]
-        number = self.job.restart_count
-        self.attempt = Attempt(
-            self.scheduler.world,
-            plan,
-            str(self.job.key),
-            number,
-            nodes,
-            self.job.saved,
-            self.job.account,
-            self,
-            step_max=self.job.step_max,
-        )
-        self.attempt.begin(plan.start_s)
+        job = self.job
+        self.attempt = self.attempt_of(job.restart_count, self.nodes[: job.plan.nodes], self, job.step_max)
+        self.attempt.begin(job.plan.start_s)
+
+    def attempt_of(self, number: int, nodes: tuple[Node, ...], watcher: Watcher, step_max: int | None) -> Attempt:
+        """An attempt of the job, not yet begun."""
+        job, world = self.job, self.scheduler.world
+        return Attempt(world, job.plan, str(job.key), number, nodes, job.saved, job.account, watcher, step_max=step_max)
 
     def kill(self, why: str) -> None:
         """The scheduler ends everything of it."""
