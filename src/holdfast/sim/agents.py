@@ -36,32 +36,9 @@ def catalogue() -> Catalogue:
     return load_catalogue(packaged_sources())
 
 
-def finding(
-    rule: str,
-    *,
-    id: str,  # noqa: A002 - the field's own name
-    at: float,
-    place: Place,
-    job: JobKey | None = None,
-    attempt: int | None = None,
-    summary: str = "",
-    kind: EvidenceKind = EvidenceKind.EXIT,
-    captures: dict[str, str] | None = None,
-) -> Finding:
-    """A finding as the catalogue describes its rule."""
-    return synthetic_finding(
-        catalogue(),
-        rule,
-        id=id,
-        at=at,
-        place=place,
-        job=job,
-        attempt=attempt,
-        summary=summary,
-        kind=kind,
-        text=rule,
-        captures=captures,
-    )
+def finding(rule: str, **fields: Any) -> Finding:
+    """A finding as the catalogue describes its rule; `fields` as `synthetic_finding` takes them."""
+    return synthetic_finding(catalogue(), rule, text=rule, **fields)
 
 
 class Agents:

@@ -167,18 +167,15 @@ class Simulation:
         found += [f"job {job.key} is {job.state} in the scheduler" for job in self._unfinished()]
         return found
 
-    def _usable(self) -> list[Node]:
-        return [node for node in self.world.nodes.values() if not node.drained and node.up and not node.cuts]
+    def _fits(self, job: Job) -> bool:
+        """Are enough nodes in service for it? Retired ones may never come back."""
+        usable = [node.name for node in self.world.nodes.values() if not node.drained and node.up and not node.cuts]
+        return sum(name not in job.excluded for name in usable) >= job.plan.nodes
 
     def _starved(self) -> set[str]:
-        """Jobs that wait for nodes of which too few are left: retired ones may never come back."""
-        usable = self._usable()
-        return {
-            str(job.key)
-            for job in self.scheduler.jobs.values()
-            if job.state is SchedulerState.PENDING
-            and sum(node.name not in job.excluded for node in usable) < job.plan.nodes
-        }
+        """Jobs that wait for nodes of which too few are left."""
+        waiting = (job for job in self.scheduler.jobs.values() if job.state is SchedulerState.PENDING)
+        return {str(job.key) for job in waiting if not self._fits(job)}
 
     def _kept_back(self) -> set[str]:
         """Jobs that a person has Holdfast hold, and that are held: such a wish about a job that runs stops nothing."""
@@ -188,15 +185,14 @@ class Simulation:
 
     def _unfinished(self) -> list[Job]:
         """Jobs that have work left and could go on: they run, or there are nodes for them."""
-        usable, kept_back = self._usable(), self._kept_back()
-        found = []
-        for job in self.scheduler.jobs.values():
-            if job.is_over or job.plan.work_s <= 0.0 or str(job.key) in kept_back:
-                continue
-            enough = sum(node.name not in job.excluded for node in usable) >= job.plan.nodes
-            if job.state in RUNS or job.state is SchedulerState.HELD or enough:
-                found.append(job)
-        return found
+        kept_back = self._kept_back()
+        able = RUNS | {SchedulerState.HELD}
+        return [
+            job
+            for name, job in self.scheduler.jobs.items()
+            if not job.is_over and job.plan.work_s > 0.0 and name not in kept_back
+            if job.state in able or self._fits(job)
+        ]
 
     async def _result(self, unrest: list[str]) -> SimResult:
         disk, world = self.control.disk, self.world

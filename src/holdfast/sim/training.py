@@ -152,7 +152,9 @@ class Attempt:
 
     def _started(self) -> None:
         # Also of one that is broken already: its other ranks come up, and its launcher says so.
-        self.world.say("attempt_started", job=self.name, detail=str(self.number), nodes=[n.name for n in self.nodes])
+        self.world.say(
+            "attempt_started", job=self.name, detail=str(self.number), nodes=tuple(n.name for n in self.nodes)
+        )
         self.account.ledger.attempts += 1
         self.watcher.started()
         if not self.is_well:

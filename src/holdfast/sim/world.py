@@ -7,7 +7,8 @@ Everything else of the simulation acts through it. It knows nothing of Holdfast:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Any
 
 from holdfast.model.cluster import NodeView
 from holdfast.model.orders import Notify
@@ -21,31 +22,6 @@ OWN_REASON = "[holdfast]"
 
 class Node:
     """One place in the cluster, and the machine that stands there now."""
-
-    __slots__ = (
-        "apart",
-        "boots",
-        "broken",
-        "cuts",
-        "drained",
-        "failed_check",
-        "hidden",
-        "index",
-        "job",
-        "known_down",
-        "lemon",
-        "links",
-        "machines",
-        "name",
-        "offset_s",
-        "rate_ppm",
-        "reason",
-        "retired",
-        "spare",
-        "topology",
-        "up",
-        "view",
-    )
 
     def __init__(self, index: int, path: str, *, spare: bool, lemon: bool, offset_s: float, rate_ppm: float) -> None:
         self.index = index
@@ -173,32 +149,9 @@ class World:
         """Does it happen, with this probability? Never in the calm."""
         return share > 0.0 and not self.calm and self.dice(name).random() < share
 
-    def say(
-        self,
-        what: str,
-        *,
-        fault: str = "",
-        who: str = "",
-        order: str = "",
-        node: str = "",
-        job: str = "",
-        detail: str = "",
-        nodes: Iterable[str] = (),
-    ) -> None:
-        """Write down what truly happened."""
-        self.truth.append(
-            Happening(
-                at=self.now(),
-                what=what,
-                fault=fault,
-                who=who,
-                order=order,
-                node=node,
-                job=job,
-                detail=detail,
-                nodes=tuple(nodes),
-            )
-        )
+    def say(self, what: str, **fields: Any) -> None:
+        """Write down what truly happened; `fields` are those of a `Happening`."""
+        self.truth.append(Happening(at=self.now(), what=what, **fields))
 
     def count(self, name: str) -> None:
         """Count something for the figures."""
