@@ -60,7 +60,7 @@ class Notices:
     async def send(self, notice: o.Notify) -> None:
         """See `ports.Notifier`."""
         self._world.say("notice", who="controller", order=notice.id, node=notice.node, detail=notice.title)
-        self._world.effect(notice.id)
+        self._world.effects[notice.id] += 1
         self._world.on_notice(notice)
 
 
@@ -188,7 +188,7 @@ class ControlPlane:
         """The active controller is killed, and started again a little later."""
         lives, self._lives = self._lives, []
         self.world.say("controller_killed", fault=fault, who="fault")
-        self.world.count("kills")
+        self.world.counts["kills"] += 1
         for life in lives:
             life.cancel()
         self.active = None

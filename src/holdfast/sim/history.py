@@ -1,8 +1,8 @@
 """What a judge is given: the journal as it was stored, and what truly happened in the simulated world meanwhile.
 
-The world writes `Deed`s, in order, at the moment they take effect; `run` adds the journal's steps and records at the
-end. Judges (`sim/checkers`) compare the two and know nothing else. All times are seconds of the simulation's one true
-clock, which nodes and controllers may read wrongly; a journal's own times are those that its controller saw.
+`run` fills in the records of a run at its end, `judging` the journal's steps and, from the world's happenings, the
+`Deed`s. Judges (`sim/checkers`) compare the two and know nothing else. All times are seconds of the simulation's one
+true clock, which nodes and controllers may read wrongly; a journal's own times are those that its controller saw.
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ class History(Struct, kw_only=True):
     steps: list[Step] = field(default_factory=list)
     """The journal, oldest first."""
     orders: list[OrderRecord] = field(default_factory=list)
+    """Oldest first."""
     incidents: list[IncidentRecord] = field(default_factory=list)
-    """Open and closed."""
+    """Open and closed, oldest first."""
     jobs: list[JobRecord] = field(default_factory=list)
     nodes: list[NodeRecord] = field(default_factory=list)
     deeds: list[AnyDeed] = field(default_factory=list)

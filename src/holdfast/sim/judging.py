@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec import structs
+
 from holdfast.adapters.policy_files import packaged_presets
 from holdfast.decide.engine import Engine
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder
 from holdfast.model.policy import PolicySet
-from holdfast.model.policy_toml import parse_policy
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord
 from holdfast.model.wire import encode, kind_of
 from holdfast.sim.checkers import Complaint, judged
@@ -75,16 +76,10 @@ def complaints_about(result: SimResult, *, engine: type[Engine] = Engine) -> lis
 def history_of(result: SimResult) -> History:
     """The run as its judges see it."""
     deeds = _Deeds(result)
-    return History(
+    return structs.replace(
+        result,
         steps=[Step(entry.event, tuple(entry.orders)) for entry in result.entries()],
-        orders=result.orders,
-        incidents=result.incidents,
-        jobs=result.jobs,
-        nodes=result.nodes,
         deeds=[deed for happening in result.truth for deed in deeds.of(happening)],
-        policies=parse_policy(result.options.policy, "", packaged_presets()),
-        ended_at=result.ended_at,
-        final=result.world,
     )
 
 
@@ -110,7 +105,7 @@ class _Deeds:
         self._faults: dict[str, Fault] = {fault.id: fault for fault in result.faults}
         self._kinds = {record.order.id: kind_of(record.order) for record in result.orders}
         self._keys: dict[str, JobKey] = {str(job.key): job.key for job in result.jobs}
-        self._keys |= {str(job.key): job.key for job in result.world.jobs}
+        self._keys |= {str(job.key): job.key for job in result.final.jobs}
         self._machines: dict[str, str] = {}
         self._let: dict[str, str] = {}
         """Job -> the order or person that let it start next."""
@@ -150,7 +145,7 @@ class _Deeds:
             return None
         if name not in self._keys:
             plain, _, generation = name.partition("#")
-            self._keys[name] = JobKey(self._result.world.cluster, plain, int(generation or 1))
+            self._keys[name] = JobKey(self._result.final.cluster, plain, int(generation or 1))
         return self._keys[name]
 
     def _of_job(self, one: Happening, key: JobKey, by: str) -> Iterator[AnyDeed]:

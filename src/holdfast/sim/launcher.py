@@ -63,7 +63,7 @@ from holdfast.sim.control import ControlPlane
 from holdfast.sim.cut import WAIT_S, Followers, keep_own_lease
 from holdfast.sim.reports import AttemptReports, LauncherVoice
 from holdfast.sim.scheduler import Allocation, Job, Scheduler
-from holdfast.sim.store import Disk, SimJournal
+from holdfast.sim.store import SimJournal
 from holdfast.sim.world import Node
 
 KILL_S = 0.1
@@ -143,10 +143,7 @@ class Launcher(Allocation):
             self.job.reason = "NodeFail"
             self.scheduler.over(self.job, self, SchedulerState.NODE_FAIL, code=None, signal=None)
             return
-        disk = self.job.disk
-        if disk is None:
-            disk = self.job.disk = Disk()
-        journal = SimJournal(disk, world.clock, lean=not world.options.keep_journal)
+        journal = SimJournal(self.job.disk, world.clock, lean=not world.options.keep_journal)
         self.voice.controller = Controller(
             journal,
             lambda state: self.control.make_engine("allocation", state),
@@ -162,10 +159,7 @@ class Launcher(Allocation):
         self.run(self.voice.controller.run())
         await self.voice.controller.ready.wait()
         self.fence.handle(Resumed(epoch=self.job.epoch, folder_attempt=self.job.attempts - 1))
-        self.voice.say(
-            self.voice.event(e.JobObserved, source="allocation", job=self.scheduler.view_of(self.job)),
-            forward=False,
-        )
+        self.voice.tell(e.JobObserved, forward=False, source="allocation", job=self.scheduler.view_of(self.job))
         self.attach()
         self.voice.controller.presence.hold(self.address)
         self.vouch()
@@ -174,15 +168,13 @@ class Launcher(Allocation):
 
     def attach(self) -> None:
         """Take authority over the job; once more when the controller has forgotten us."""
-        self.voice.say(
-            self.voice.event(
-                e.LauncherAttached,
-                job=self.job.key,
-                restart_count=self.restart_count,
-                lease_s=ATTACH_LEASE_S,
-                nodes=tuple(node.name for node in self.nodes),
-                ranks=self.job.plan.nodes * self.world.options.gpus_per_node,
-            )
+        self.voice.tell(
+            e.LauncherAttached,
+            job=self.job.key,
+            restart_count=self.restart_count,
+            lease_s=ATTACH_LEASE_S,
+            nodes=tuple(node.name for node in self.nodes),
+            ranks=self.job.plan.nodes * self.world.options.gpus_per_node,
         )
 
     def vouch(self) -> None:
@@ -211,11 +203,8 @@ class Launcher(Allocation):
         if self.is_leaving:
             return
         if self.leader.reachable and self.voice.controller is not None:
-            self.voice.say(
-                self.voice.event(
-                    e.LauncherLapsed, job=self.job.key, left=True, exit_code=code, restart_count=self.restart_count
-                )
-            )
+            count = self.restart_count
+            self.voice.tell(e.LauncherLapsed, job=self.job.key, left=True, exit_code=code, restart_count=count)
         self._end_here()
 
     def _end_here(self) -> None:
@@ -265,7 +254,7 @@ class Launcher(Allocation):
 
     def tell_node(self, kind: type[e.NodeSilent | e.NodeHeard | e.NodeGone], node: str, **fields: Any) -> None:
         """Say something of a node; whether it is heard here says nothing of whether the cluster hears it."""
-        self.voice.say(self.voice.event(kind, node=node, **fields), forward=kind is e.NodeGone)
+        self.voice.tell(kind, forward=kind is e.NodeGone, node=node, **fields)
 
     @property
     def epoch(self) -> int:
@@ -296,7 +285,7 @@ class Launcher(Allocation):
     async def start(self, ordered: StartOrdered, nodes: tuple[str, ...], step_max: int | None) -> None:
         """Fence the attempts before it, and start it on these nodes."""
         if ordered.in_place:
-            self.world.effect(f"{self.job.key}/a{ordered.attempt}")
+            self.world.effects[f"{self.job.key}/a{ordered.attempt}"] += 1
         await advance(self.fence, ordered, lambda ask: self._carry_out(ask, nodes, step_max))
 
     async def _carry_out(self, ask: FenceAsk, nodes: tuple[str, ...], step_max: int | None) -> FenceReport | None:
@@ -521,7 +510,7 @@ class Lead:
             return
         incidents = await controller.journal.incidents(open_only=True)
         self.is_handed = False
-        escalated = launcher.voice.event(
+        launcher.voice.tell(
             e.Escalated,
             job=launcher.job.key,
             attempt=order.attempt,
@@ -529,7 +518,6 @@ class Lead:
             exclude_nodes=order.exclude_nodes,
             why=order.why,
         )
-        launcher.voice.say(escalated)
         deadline = clock.monotonic() + TOLD_S
         while not self.is_handed and clock.monotonic() < deadline:
             await clock.sleep(LOOK_S)

@@ -12,8 +12,8 @@ from typing import TypeVar
 from msgspec import Struct, field
 
 from holdfast.model.cluster import WorldView
-from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Entry
+from holdfast.sim.history import History
 from holdfast.sim.options import SimOptions
 from holdfast.sim.store import Disk
 
@@ -134,8 +134,8 @@ class Ledger(Struct):
         return self.productive_s / self.wall_s if self.wall_s > 0 else 0.0
 
 
-class SimResult(Struct, kw_only=True):
-    """See the module. `entries()` and `journal()` need `keep_journal`."""
+class SimResult(History, kw_only=True):
+    """See the module. `entries()` and `journal()` need `keep_journal`; `judging.history_of` adds steps and deeds."""
 
     options: SimOptions
     faults: tuple[Fault, ...]
@@ -144,20 +144,12 @@ class SimResult(Struct, kw_only=True):
     started_at: float
     calm_at: float
     """When faults stopped."""
-    ended_at: float
     converged: bool
     """Everything came to rest within `converge_s` (True as well when there was no such phase)."""
     unrest: list[str]
     """What had not come to rest: one line each."""
-    world: WorldView
-    """The scheduler's last state."""
+    final: WorldView
     ledgers: list[Ledger]
-    jobs: list[JobRecord]
-    nodes: list[NodeRecord]
-    incidents: list[IncidentRecord]
-    """Oldest first."""
-    orders: list[OrderRecord]
-    """Oldest first."""
     events: int
     orders_given: int
     digest: str

@@ -71,7 +71,7 @@ class SimRepair:
         }[type(order)]
         self._work[order.id] = asyncio.Event()
         world.say("node_repair", who="controller", order=order.id, node=node.name, detail=kind)
-        world.effect(order.id)
+        world.effects[order.id] += 1
         if kind != "reset":
             world.later(BOOT_DOWN_S, lambda: world.go_down(node, "", kind, who="repair"))
         spread = world.dice("repair").uniform(0.8, 1.2)

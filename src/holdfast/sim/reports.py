@@ -52,6 +52,10 @@ class LauncherVoice(EventMaker):
         )
         return e.FindingSeen(id=name, at=at, source=self.source, finding=made)
 
+    def tell(self, kind: type[Told], *, forward: bool = True, **fields: Any) -> None:
+        """Make an event of the launcher, now, and say it."""
+        self.say(self.event(kind, **fields), forward=forward)
+
     def say(self, event: e.AnyEvent, *, forward: bool = True) -> asyncio.Future[int] | None:
         """Hand an event to our own engine, and then, with `forward`, to the cluster's controller."""
         if self.controller is None or self.is_over:
@@ -107,7 +111,7 @@ class AttemptReports(Watcher):
 
     def tell(self, kind: type[Told], **fields: Any) -> None:
         """Say something of this attempt."""
-        self._voice.say(self._voice.event(kind, job=self._voice.key, attempt=self._number, **fields))
+        self._voice.tell(kind, job=self._voice.key, attempt=self._number, **fields)
 
     def found(self, rule: str, node: str, kind: EvidenceKind, *, summary: str = "", stuck_s: float = 0.0) -> None:
         """A finding about this attempt while it runs, behind the step that it had reached."""

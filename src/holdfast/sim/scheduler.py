@@ -107,7 +107,7 @@ class Job:
         self.signal: int | None = None
         self.allocation: Allocation | None = None
         self.step_max: int | None = None
-        self.disk: Disk | None = None
+        self.disk = Disk()
         """Its launchers' journal, in the job's folder."""
         self.attempts = 0
         """How many attempts its launchers have made."""
@@ -325,7 +325,7 @@ class Scheduler:
     def _resubmit(self, job: Job) -> None:
         """Its owner finds it ended, for instance given up, and has it queued again."""
         if job.is_over and str(job.key) in self.jobs:
-            self.world.count("resubmitted")
+            self.world.counts["resubmitted"] += 1
             self.requeue(job, held=False, who="owner")
 
     def _lost(self, node: Node, fault: str) -> None:

@@ -7,6 +7,7 @@ Everything else of the simulation acts through it. It knows nothing of Holdfast:
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -96,8 +97,9 @@ class World:
         self.scheduler_mute: set[str] = set()
         """Faults that keep the scheduler from answering."""
         self.truth: list[Happening] = []
-        self.counts: dict[str, int] = {}
-        self.effects: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.effects: Counter[str] = Counter()
+        """Order id -> how often it changed the world."""
         self.on_heard: Callable[[Node], None] = _nobody
         """The node can be heard now, or cannot any more."""
         self.on_registered: Callable[[Node], None] = _nobody
@@ -152,15 +154,6 @@ class World:
     def say(self, what: str, **fields: Any) -> None:
         """Write down what truly happened; `fields` are those of a `Happening`."""
         self.truth.append(Happening(at=self.now(), what=what, **fields))
-
-    def count(self, name: str) -> None:
-        """Count something for the figures."""
-        self.counts[name] = self.counts.get(name, 0) + 1
-
-    def effect(self, order: str) -> None:
-        """An order changed the world."""
-        if order:
-            self.effects[order] = self.effects.get(order, 0) + 1
 
     # --- what the scheduler shows of a node ---
 
