@@ -130,20 +130,38 @@ def _to_attempt(
     return keep
 
 
+def _to_node(
+    *kinds: str, when: Callable[[Node], bool] = lambda node: node.up, why: str = "the node does not run"
+) -> Callable[[Callable[[Breaker, Fault, Node], None]], Effect]:
+    """What a fault does to its node, and to the job there; when the node is not such as it needs, it is missed."""
+
+    def keep(function: Callable[[Breaker, Fault, Node], None]) -> Effect:
+        @_effect(*kinds)
+        def effect(breaker: Breaker, fault: Fault) -> None:
+            node = breaker.node_of(fault)
+            if not when(node):
+                breaker.missed(fault, why)
+                return
+            breaker.took(fault, breaker.scheduler.running_on(node))
+            function(breaker, fault, node)
+
+        return effect
+
+    return keep
+
+
 # --- nodes ---
 
 
-@_effect("gpu")
-def gpu(breaker: Breaker, fault: Fault) -> None:
+@_to_node("gpu")
+def gpu(breaker: Breaker, fault: Fault, node: Node) -> None:
     """A part breaks: the kernel says so, and a rank there dies."""
-    broken = _breaks_machine(breaker, fault)
-    if broken is None:
-        return
-    attempt = breaker.on(broken)
+    breaker.world.break_part(node, fault.id, fault.remedy, fault.label)
+    attempt = breaker.on(node)
     if fault.luck < breaker.world.options.attribution:
-        _seen(breaker, broken, fault, attempt)
+        _seen(breaker, node, fault, attempt)
     if attempt is not None:
-        attempt.breaks(broken.name, "exit.signal.6", fault.id)
+        attempt.breaks(node.name, "exit.signal.6", fault.id)
 
 
 def _seen(breaker: Breaker, node: Node, fault: Fault, attempt: Attempt | None, rule: str = "") -> None:
@@ -173,14 +191,9 @@ def batch(breaker: Breaker, fault: Fault) -> None:
     hit[1].breaks(nodes[0].name, "exit.signal.6", fault.id)
 
 
-@_effect("warning")
-def warning(breaker: Breaker, fault: Fault) -> None:
+@_to_node("warning")
+def warning(breaker: Breaker, fault: Fault, node: Node) -> None:
     """A part will break some minutes after its agent has said so."""
-    node = breaker.node_of(fault)
-    if not node.up:
-        breaker.missed(fault, "the node does not run")
-        return
-    breaker.took(fault, breaker.scheduler.running_on(node))
     machine = node.machine
     breaker.agents.sees(node, fault.cause, gpu=0)
 
@@ -209,14 +222,9 @@ def prolog(breaker: Breaker, fault: Fault) -> None:
     breaker.operators.looks_after(node)
 
 
-@_effect("vanishing")
-def vanishing(breaker: Breaker, fault: Fault) -> None:
+@_to_node("vanishing", when=lambda node: not node.job and not node.hidden, why="a job runs there")
+def vanishing(breaker: Breaker, fault: Fault, node: Node) -> None:
     """The scheduler does not know the node for a while: it was taken out of the configuration."""
-    node = breaker.node_of(fault)
-    if node.job or node.hidden:
-        breaker.missed(fault, "a job runs there")
-        return
-    breaker.took(fault)
     node.hidden = True
     breaker.world.touch(node)
 
@@ -228,23 +236,11 @@ def vanishing(breaker: Breaker, fault: Fault) -> None:
     breaker.lasts(fault, known_again)
 
 
-@_effect("node")
-def node(breaker: Breaker, fault: Fault) -> None:
-    """It stops."""
-    broken = _breaks_machine(breaker, fault)
-    if broken is not None:
-        breaker.world.go_down(broken, fault.id, fault.label)
-
-
-def _breaks_machine(breaker: Breaker, fault: Fault) -> Node | None:
-    """A part of the fault's node is broken from here on. None: the node does not run."""
-    node = breaker.node_of(fault)
-    if not node.up:
-        breaker.missed(fault, "the node does not run")
-        return None
-    breaker.took(fault, breaker.scheduler.running_on(node))
+@_to_node("node")
+def stop(breaker: Breaker, fault: Fault, node: Node) -> None:
+    """The node stops."""
     breaker.world.break_part(node, fault.id, fault.remedy, fault.label)
-    return node
+    breaker.world.go_down(node, fault.id, fault.label)
 
 
 @_effect("switch", "rack")
@@ -309,11 +305,9 @@ def crash(breaker: Breaker, fault: Fault, job: Job, attempt: Attempt) -> None:
     attempt.breaks(fault.picks(attempt.nodes).name, fault.cause, fault.id)
 
 
-@_effect("cable")
-def cable(breaker: Breaker, fault: Fault) -> None:
+@_to_node("cable", when=lambda _: True)
+def cable(breaker: Breaker, fault: Fault, node: Node) -> None:
     """A link of the node is down: ranks there cannot reach their peers, on whatever machine, until it is up."""
-    node = breaker.node_of(fault)
-    breaker.took(fault, breaker.scheduler.running_on(node))
     node.links[fault.id] = fault.label
     seen = node.up and fault.luck < breaker.world.options.attribution
     if seen:

@@ -139,23 +139,33 @@ class ControlPlane:
             snapshot_every=options.snapshot_every if watch else min(200, options.snapshot_every),
         )
 
+    def controller(
+        self, disk: Disk, scope: str, orchestrator: Orchestrator, *, holder: str, lease_s: float
+    ) -> tuple[SimJournal, Controller]:
+        """A controller over this disk, not yet running, and its journal."""
+        is_cluster = scope == "cluster"
+        journal = SimJournal(disk, self._clock, lean=not self.world.options.keep_journal)
+        return journal, Controller(
+            journal,
+            lambda state: self.make_engine(scope, state),
+            orchestrator,
+            [self._repair] if is_cluster else [],
+            [Notices(self.world)] if is_cluster else [],
+            self._clock,
+            holder=holder,
+            scope=scope,
+            lease_s=lease_s,
+            settings=self.settings(watch=is_cluster),
+        )
+
     def start(self, holder: str = "controller") -> None:
         """Start a controller, which waits for the lease if another is active."""
         self._lives.append(asyncio.ensure_future(self._live(holder)))
 
     async def _live(self, holder: str) -> None:
         while not self._closed:
-            journal = SimJournal(self.disk, self._clock, lean=not self.world.options.keep_journal)
-            controller = Controller(
-                journal,
-                lambda state: self.make_engine("cluster", state),
-                self._orchestrator,
-                [self._repair],
-                [Notices(self.world)],
-                self._clock,
-                holder=holder,
-                lease_s=self.world.options.lease_s,
-                settings=self.settings(),
+            journal, controller = self.controller(
+                self.disk, "cluster", self._orchestrator, holder=holder, lease_s=self.world.options.lease_s
             )
             ready = asyncio.ensure_future(self._greet(controller, journal))
             try:

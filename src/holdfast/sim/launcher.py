@@ -13,7 +13,6 @@ import functools
 from collections.abc import Coroutine
 from typing import Any
 
-from holdfast.controller import Controller
 from holdfast.controller.state import key_text
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError
 from holdfast.launch.allocation import AllocationOrchestrator, outcome, until_settled
@@ -63,7 +62,6 @@ from holdfast.sim.control import ControlPlane
 from holdfast.sim.cut import WAIT_S, Followers, keep_own_lease
 from holdfast.sim.reports import AttemptReports, LauncherVoice
 from holdfast.sim.scheduler import Allocation, Job, Scheduler
-from holdfast.sim.store import SimJournal
 from holdfast.sim.world import Node
 
 KILL_S = 0.1
@@ -143,18 +141,8 @@ class Launcher(Allocation):
             self.job.reason = "NodeFail"
             self.scheduler.over(self.job, self, SchedulerState.NODE_FAIL, code=None, signal=None)
             return
-        journal = SimJournal(self.job.disk, world.clock, lean=not world.options.keep_journal)
-        self.voice.controller = Controller(
-            journal,
-            lambda state: self.control.make_engine("allocation", state),
-            self.orders,
-            [],
-            [],
-            world.clock,
-            holder="launcher",
-            scope="allocation",
-            lease_s=LONG_S,
-            settings=self.control.settings(watch=False),
+        _, self.voice.controller = self.control.controller(
+            self.job.disk, "allocation", self.orders, holder="launcher", lease_s=LONG_S
         )
         self.run(self.voice.controller.run())
         await self.voice.controller.ready.wait()
