@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from itertools import chain
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import IncidentRecord, OrderRecord
@@ -92,13 +92,8 @@ def form(cases: Sequence[Case], then: Told, now: Told, **facts: Any) -> dict[str
                 "cause": {"then": case.cause_then or None, "now": case.cause_now or None},
                 "outcome": {"then": case.outcome_then or None, "now": case.outcome_now or None},
                 "orders": [
-                    {
-                        "after_s": round(line.after_s, 3),
-                        "then": line.then or None,
-                        "now": line.now or None,
-                        "why": line.why,
-                        "assumed": line.assumed,
-                    }
+                    structs.asdict(line)
+                    | {"after_s": round(line.after_s, 3), "then": line.then or None, "now": line.now or None}
                     for line in case.lines
                 ],
             }

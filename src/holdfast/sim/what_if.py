@@ -7,7 +7,7 @@ cases can make a difference. Durations are virtual seconds. Every run is the rea
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from statistics import fmean, stdev
 
@@ -240,35 +240,26 @@ def ask(
         formula = formula_ettr(question.job_nodes, question.rate, u0_s, question.save_s, interval_s)
         answers.append(Answer(case, interval_s, formula))
     work = [(answer, seed) for answer in answers for seed in seeds]
-    made = _beside(question, work, processes, on_part) if processes > 1 else _in_turn(question, work, on_part)
-    for (answer, _), run in zip(work, made, strict=True):
-        answer.runs.append(run)
+    tell = on_part or (lambda _: None)
+    if processes > 1:
+        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            made = [(answer, pool.submit(run_one, question, answer.case, seed)) for answer, seed in work]
+            for answer, run in made:
+                answer.runs.append(run.result())
+                tell(1.0 / len(work))
+        return answers
+    for answer, seed in work:
+        answer.runs.append(run_one(question, answer.case, seed, _in_parts(len(work), tell)))
     return answers
 
 
-def _in_turn(
-    question: Question, work: Sequence[tuple[Answer, int]], on_part: Callable[[float], None] | None
-) -> Iterator[Run]:
-    for answer, seed in work:
-        told = 0.0
+def _in_parts(runs: int, tell: Callable[[float], None]) -> Progress:
+    """Progress of one of so many runs, told as shares of all work."""
+    told = 0.0
 
-        def progress(done_s: float, total_s: float) -> None:
-            nonlocal told
-            if on_part is not None:
-                on_part((done_s / total_s - told) / len(work))
-            told = done_s / total_s
+    def progress(done_s: float, total_s: float) -> None:
+        nonlocal told
+        tell((done_s / total_s - told) / runs)
+        told = done_s / total_s
 
-        yield run_one(question, answer.case, seed, progress)
-
-
-def _beside(
-    question: Question,
-    work: Sequence[tuple[Answer, int]],
-    processes: int,
-    on_part: Callable[[float], None] | None,
-) -> Iterator[Run]:
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for made in [pool.submit(run_one, question, answer.case, seed) for answer, seed in work]:
-            yield made.result()
-            if on_part is not None:
-                on_part(1.0 / len(work))
+    return progress
