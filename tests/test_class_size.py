@@ -30,14 +30,14 @@ LARGER: dict[str, tuple[int, int]] = {
     "detect:LineStream": (161, 23),
     "detect:LogFile": (66, 21),
     "detect:Rhythm": (298, 20),
-    "sim:Attempt": (276, 18),
+    "sim:Attempt": (275, 18),
     "sim:ControlPlane": (218, 17),
     "sim:Job": (43, 22),
-    "sim:Launcher": (434, 15),
-    "sim:Node": (86, 22),
-    "sim:Scheduler": (295, 4),
-    "sim:World": (240, 18),
-    "sim:_Shadow": (169, 19),
+    "sim:Launcher": (334, 14),
+    "sim:Node": (61, 22),
+    "sim:Scheduler": (290, 4),
+    "sim:World": (201, 18),
+    "sim:_Shadow": (165, 19),
 }
 """Lines and attributes of classes that are over today; lower a number when its class shrinks, add none."""
 

@@ -29,7 +29,7 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None:
         """Wait."""
 
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Callable[[], None]:
         """Have `callback` called once; the returned function cancels it."""
 
 

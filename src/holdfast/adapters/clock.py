@@ -37,7 +37,7 @@ class SystemClock:
         """Wait."""
         await asyncio.sleep(seconds)
 
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Callable[[], None]:
         """Have `callback` called once by the running loop; the returned function cancels it."""
         return asyncio.get_running_loop().call_later(seconds, callback).cancel
 

@@ -28,7 +28,6 @@ from holdfast.sim.causes import (
     LLAMA3_RATE,
     META_RSC1,
     META_RSC2,
-    TABLES,
 )
 from holdfast.sim.ledger import CATEGORIES
 from holdfast.sim.page import bars, names_of, render
@@ -96,7 +95,7 @@ class Request(OptionSet, frozen=True):
 
     def question(self) -> Question:
         """What all cases share. Raises UsageError."""
-        return self.fill(Question, failures=_rate(self.failures), causes=_table(self.causes))
+        return self.fill(Question, failures=_rate(self.failures))
 
     def cases(self) -> list[Case]:
         """Every combination of what was named. Raises UsageError for too many."""
@@ -140,12 +139,6 @@ def simulate(context: typer.Context, request: Request) -> None:
     _print(question, answers, request.seeds, plot=request.plot)
     if request.page is not None:
         screen.say(f"Written: {request.page}")
-
-
-def _table(name: str) -> str:
-    if name not in TABLES:
-        raise UsageError(f"no table of causes {name!r}: use {', '.join(TABLES)}")
-    return name
 
 
 def _rate(text: str) -> float:

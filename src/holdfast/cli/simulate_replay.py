@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
+from holdfast.cli.json_forms import fields_of
 from holdfast.cli.records import open_journal_file
 from holdfast.errors import NotFoundError, UsageError
 from holdfast.ports import Entry
-from holdfast.sim.counterfactual import Replayed, Told, replay, scope_of
+from holdfast.sim.counterfactual import Replayed, Told, recorded_in, replay
 from holdfast.sim.side_by_side import Case, Line, compare, form, totals
-
-PAGE = 5000
 
 
 def show_replay(journal: str, policy: Path | None, *, show_all: bool = False, json: bool = False) -> None:
@@ -44,17 +42,10 @@ def show_replay(journal: str, policy: Path | None, *, show_all: bool = False, js
     entries, then = asyncio.run(_read(journal))
     if not entries:
         raise NotFoundError(f"the journal {journal} holds no events, so there is nothing to replay")
-    made = replay(entries, policies, recorded=then.orders, scope=scope_of(entries), presets=presets)
+    made = replay(entries, policies, recorded=then.orders, presets=presets)
     cases = compare(then, made.told)
     if json:
-        facts: dict[str, Any] = {
-            "journal": journal,
-            "policy": str(policy),
-            "events": made.events,
-            "first_at": made.first_at,
-            "last_at": made.last_at,
-            "complete": made.complete,
-        }
+        facts = {"journal": journal, "policy": str(policy), **fields_of(made, "events first_at last_at complete")}
         screen.say_json(form(cases, then, made.told, **facts))
     else:
         _print(cases, then, made, policy=str(policy), show_all=show_all)
@@ -63,17 +54,9 @@ def show_replay(journal: str, policy: Path | None, *, show_all: bool = False, js
 async def _read(name: str) -> tuple[list[Entry], Told]:
     journal = open_journal_file(name)
     try:
-        entries: list[Entry] = []
-        while page := await journal.entries(after=entries[-1].event.seq if entries else 0, limit=PAGE):
-            entries += page
-        everything = max(1000, len(entries))
-        told = Told(
-            incidents=await journal.incidents(limit=everything),
-            orders=await journal.orders(limit=everything * 10),
-        )
+        return await recorded_in(journal)
     finally:
         await journal.close()
-    return entries, told
 
 
 def _print(cases: list[Case], then: Told, made: Replayed, *, policy: str, show_all: bool) -> None:

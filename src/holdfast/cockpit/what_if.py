@@ -15,11 +15,10 @@ from holdfast.controller import Controller
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.model.policy_toml import parse_policy
 from holdfast.ports import Entry
-from holdfast.sim.counterfactual import Told, replay, scope_of
+from holdfast.sim.counterfactual import Told, recorded_in, replay
 from holdfast.sim.side_by_side import Line, compare
 
 EVENTS_MAX = 20_000
-PAGE = 1_000
 
 
 class WhatIf(Struct, frozen=True):
@@ -50,18 +49,14 @@ class Replayer:
             said = f"this journal has {self._controller.seq} events, more than a page waits for"
             return WhatIf(preset, (), f"Not replayed: {said}. Ask `holdfast simulate --replay` for it.")
         async with self._lock:
-            journal = self._controller.journal
-            entries: list[Entry] = []
-            while page := await journal.entries(after=entries[-1].event.seq if entries else 0, limit=PAGE):
-                entries += page
-            then = Told(incidents=await journal.incidents(limit=EVENTS_MAX), orders=await journal.orders(limit=10**6))
+            entries, then = await recorded_in(self._controller.journal)
             return await asyncio.to_thread(_answer, entries, then, incident, preset, self.presets)
 
 
 def _answer(entries: Sequence[Entry], then: Told, incident: str, preset: str, presets: Mapping[str, str]) -> WhatIf:
     try:
         policies = parse_policy(f'preset = "{preset}"\n', "", presets)
-        made = replay(entries, policies, recorded=then.orders, scope=scope_of(entries), presets=presets)
+        made = replay(entries, policies, recorded=then.orders, presets=presets)
         cases = compare(then, made.told)
     except HoldfastError as error:
         return WhatIf(preset, (), f"It could not be replayed: {error}")

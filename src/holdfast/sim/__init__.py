@@ -16,7 +16,7 @@ What is in a result (`record.py`, every field documented there):
 - `faults`: the whole plan, drawn before the run, each with id, time, kind, true cause and place; `truth`: what truly
   happened, in order (`record.WORDS` explains each word), with who did it and by which order;
 - `entries()`: every event of the journal with its orders; `journal()`: the same as canonical bytes; `digest`;
-- records at the end (`jobs`, `nodes`, `incidents`, `orders`, `brakes`), the scheduler's last `world`, `state`: the
+- records at the end (`jobs`, `nodes`, `incidents`, `orders`), `final`: the scheduler's last view, `state`: the
   engine's snapshot, replayed from the journal;
 - `refused`: events that the engine refused or that broke an invariant (each is a bug); `effects`: order id -> how often
   it changed the world; `converged` and `unrest`: did everything come to rest after faults had stopped;

@@ -36,32 +36,9 @@ def catalogue() -> Catalogue:
     return load_catalogue(packaged_sources())
 
 
-def finding(
-    rule: str,
-    *,
-    id: str,  # noqa: A002 - the field's own name
-    at: float,
-    place: Place,
-    job: JobKey | None = None,
-    attempt: int | None = None,
-    summary: str = "",
-    kind: EvidenceKind = EvidenceKind.EXIT,
-    captures: dict[str, str] | None = None,
-) -> Finding:
-    """A finding as the catalogue describes its rule."""
-    return synthetic_finding(
-        catalogue(),
-        rule,
-        id=id,
-        at=at,
-        place=place,
-        job=job,
-        attempt=attempt,
-        summary=summary,
-        kind=kind,
-        text=rule,
-        captures=captures,
-    )
+def finding(rule: str, **fields: Any) -> Finding:
+    """A finding as the catalogue describes its rule; `fields` as `synthetic_finding` takes them."""
+    return synthetic_finding(catalogue(), rule, text=rule, **fields)
 
 
 class Agents:
@@ -200,18 +177,15 @@ class Agents:
         machine = node.machine if node is not None else ""
         delay_s = options.message_s + options.message_jitter_s * world.dice("messages").random()
         if world.chance("messages", options.message_loss):
-            world.count("messages_lost")
             delay_s += LOST_AGAIN_S
         arrives = world.now() + delay_s
         if world.chance("messages", options.message_reorder):
-            world.count("messages_reordered")
             arrives += 5.0 * world.dice("messages").random()
         else:
             # One source's events keep their order.
             arrives = max(arrives, self._last.get(event.source, 0.0) + 1e-3)
             self._last[event.source] = arrives
         if world.chance("messages", options.message_duplicate):
-            world.count("messages_doubled")
             world.later(arrives - world.now() + 1.0, lambda: self._arrive(replace(event), node, machine))
         world.later(arrives - world.now(), lambda: self._arrive(event, node, machine))
 

@@ -6,6 +6,7 @@ Time is the world's.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from holdfast.model.records import RUNS
 from holdfast.sim.agents import Agents
 from holdfast.sim.control import ControlPlane
+from holdfast.sim.ledger import TRAIN
 from holdfast.sim.operators import Operators
 from holdfast.sim.record import Fault
 from holdfast.sim.scheduler import Job, Scheduler
@@ -84,33 +86,16 @@ class Breaker:
     def training(self, fault: Fault) -> tuple[Job, Attempt] | None:
         """The attempt on the fault's node, or else any that runs."""
         job = self.scheduler.running_on(self.node_of(fault))
-        if job is None or _attempt_of(job) is None:
-            running = [
-                one for one in self.scheduler.jobs.values() if one.state in RUNS and _attempt_of(one) is not None
-            ]
-            if not running:
-                return None
-            job = running[int(fault.luck * len(running))]
-        attempt = _attempt_of(job)
-        return (job, attempt) if attempt is not None else None
-
-    def well(self, fault: Fault) -> tuple[Job, Attempt] | None:
-        """As `training`, when nothing is wrong with the attempt; else it is written down that the fault is missed."""
-        hit = self.training(fault)
-        if hit is not None and hit[1].is_well:
-            return hit
-        self.missed(fault, "no job trains")
-        return None
+        if job is None or job.attempt is None:
+            running = [one for one in self.scheduler.jobs.values() if one.state in RUNS and one.attempt is not None]
+            job = fault.picks(running) if running else None
+        return (job, job.attempt) if job is not None and job.attempt is not None else None
 
     def on(self, node: Node) -> Attempt | None:
         """The attempt that uses the node."""
         job = self.scheduler.running_on(node)
-        attempt = _attempt_of(job) if job is not None else None
+        attempt = job.attempt if job is not None else None
         return attempt if attempt is not None and node in attempt.nodes else None
-
-
-def _attempt_of(job: Job) -> Attempt | None:
-    return job.allocation.attempt if job.allocation is not None else None
 
 
 Effect = Callable[[Breaker, Fault], None]
@@ -126,20 +111,58 @@ def _effect(*kinds: str) -> Callable[[Effect], Effect]:
     return keep
 
 
+def _to_attempt(
+    *kinds: str, when: Callable[[Attempt], bool] = lambda attempt: attempt.is_well, why: str = "no job trains"
+) -> Callable[[Callable[[Breaker, Fault, Job, Attempt], None]], Effect]:
+    """What a fault does to the attempt that it hits; when none is such as it needs, it is missed."""
+
+    def keep(function: Callable[[Breaker, Fault, Job, Attempt], None]) -> Effect:
+        @_effect(*kinds)
+        def effect(breaker: Breaker, fault: Fault) -> None:
+            hit = breaker.training(fault)
+            if hit is None or not when(hit[1]):
+                breaker.missed(fault, why)
+                return
+            breaker.took(fault, hit[0])
+            function(breaker, fault, *hit)
+
+        return effect
+
+    return keep
+
+
+def _to_node(
+    *kinds: str, when: Callable[[Node], bool] = lambda node: node.up, why: str = "the node does not run"
+) -> Callable[[Callable[[Breaker, Fault, Node], None]], Effect]:
+    """What a fault does to its node, and to the job there; when the node is not such as it needs, it is missed."""
+
+    def keep(function: Callable[[Breaker, Fault, Node], None]) -> Effect:
+        @_effect(*kinds)
+        def effect(breaker: Breaker, fault: Fault) -> None:
+            node = breaker.node_of(fault)
+            if not when(node):
+                breaker.missed(fault, why)
+                return
+            breaker.took(fault, breaker.scheduler.running_on(node))
+            function(breaker, fault, node)
+
+        return effect
+
+    return keep
+
+
 # --- nodes ---
 
 
-@_effect("gpu")
-def gpu(breaker: Breaker, fault: Fault) -> None:
+@_to_node("gpu")
+def gpu(breaker: Breaker, fault: Fault, node: Node) -> None:
     """A part breaks: the kernel says so, and a rank there dies."""
-    broken = _breaks_machine(breaker, fault)
-    if broken is None:
-        return
-    attempt = breaker.on(broken)
+    breaker.world.break_part(node, fault.id, fault.remedy, fault.label)
+    attempt = breaker.on(node)
     if fault.luck < breaker.world.options.attribution:
-        _seen(breaker, broken, fault, attempt)
+        _seen(breaker, node, fault, attempt)
     if attempt is not None:
-        attempt.breaks(broken.name, "exit.signal.6", fault.id)
+        attempt.breaks(node.name, "exit.signal.6", fault.id)
 
 
 def _seen(breaker: Breaker, node: Node, fault: Fault, attempt: Attempt | None, rule: str = "") -> None:
@@ -169,14 +192,9 @@ def batch(breaker: Breaker, fault: Fault) -> None:
     hit[1].breaks(nodes[0].name, "exit.signal.6", fault.id)
 
 
-@_effect("warning")
-def warning(breaker: Breaker, fault: Fault) -> None:
+@_to_node("warning")
+def warning(breaker: Breaker, fault: Fault, node: Node) -> None:
     """A part will break some minutes after its agent has said so."""
-    node = breaker.node_of(fault)
-    if not node.up:
-        breaker.missed(fault, "the node does not run")
-        return
-    breaker.took(fault, breaker.scheduler.running_on(node))
     machine = node.machine
     breaker.agents.sees(node, fault.cause, gpu=0)
 
@@ -205,14 +223,9 @@ def prolog(breaker: Breaker, fault: Fault) -> None:
     breaker.operators.looks_after(node)
 
 
-@_effect("vanishing")
-def vanishing(breaker: Breaker, fault: Fault) -> None:
+@_to_node("vanishing", when=lambda node: not node.job and not node.hidden, why="a job runs there")
+def vanishing(breaker: Breaker, fault: Fault, node: Node) -> None:
     """The scheduler does not know the node for a while: it was taken out of the configuration."""
-    node = breaker.node_of(fault)
-    if node.job or node.hidden:
-        breaker.missed(fault, "a job runs there")
-        return
-    breaker.took(fault)
     node.hidden = True
     breaker.world.touch(node)
 
@@ -224,38 +237,27 @@ def vanishing(breaker: Breaker, fault: Fault) -> None:
     breaker.lasts(fault, known_again)
 
 
-@_effect("node")
-def node(breaker: Breaker, fault: Fault) -> None:
-    """It stops."""
-    broken = _breaks_machine(breaker, fault)
-    if broken is not None:
-        breaker.world.go_down(broken, fault.id, fault.label)
-
-
-def _breaks_machine(breaker: Breaker, fault: Fault) -> Node | None:
-    """A part of the fault's node is broken from here on. None: the node does not run."""
-    node = breaker.node_of(fault)
-    if not node.up:
-        breaker.missed(fault, "the node does not run")
-        return None
-    breaker.took(fault, breaker.scheduler.running_on(node))
+@_to_node("node")
+def stop(breaker: Breaker, fault: Fault, node: Node) -> None:
+    """The node stops."""
     breaker.world.break_part(node, fault.id, fault.remedy, fault.label)
-    return node
+    breaker.world.go_down(node, fault.id, fault.label)
 
 
 @_effect("switch", "rack")
 def cut_off(breaker: Breaker, fault: Fault) -> None:
     """A switch: its nodes lose their network until it is back."""
     breaker.took(fault)
-    for name in fault.group:
-        breaker.world.cut(breaker.world.nodes[name], fault.id)
-    breaker.lasts(fault, lambda: _heal(breaker, fault))
+    group = [breaker.world.nodes[name] for name in fault.group]
+    for node in group:
+        breaker.world.cut(node, fault.id)
 
+    def healed() -> None:
+        for node in group:
+            breaker.world.heal(node, fault.id)
+        breaker.scheduler.look_soon()
 
-def _heal(breaker: Breaker, fault: Fault) -> None:
-    for name in fault.group:
-        breaker.world.heal(breaker.world.nodes[name], fault.id)
-    breaker.scheduler.look_soon()
+    breaker.lasts(fault, healed)
 
 
 @_effect("power")
@@ -297,21 +299,16 @@ def partition(breaker: Breaker, fault: Fault) -> None:
 # --- jobs ---
 
 
-@_effect("crash", "link")
-def crash(breaker: Breaker, fault: Fault) -> None:
-    """A rank ends by itbreaker."""
-    hit = breaker.well(fault)
-    if hit is None:
-        return
-    breaker.took(fault, hit[0])
-    hit[1].breaks(hit[1].nodes[int(fault.luck * len(hit[1].nodes))].name, fault.cause, fault.id)
+@_to_attempt("crash", "link")
+def crash(breaker: Breaker, fault: Fault, job: Job, attempt: Attempt) -> None:
+    """A rank ends by itself."""
+    del breaker, job
+    attempt.breaks(fault.picks(attempt.nodes).name, fault.cause, fault.id)
 
 
-@_effect("cable")
-def cable(breaker: Breaker, fault: Fault) -> None:
+@_to_node("cable", when=lambda _: True)
+def cable(breaker: Breaker, fault: Fault, node: Node) -> None:
     """A link of the node is down: ranks there cannot reach their peers, on whatever machine, until it is up."""
-    node = breaker.node_of(fault)
-    breaker.took(fault, breaker.scheduler.running_on(node))
     node.links[fault.id] = fault.label
     seen = node.up and fault.luck < breaker.world.options.attribution
     if seen:
@@ -328,48 +325,34 @@ def cable(breaker: Breaker, fault: Fault) -> None:
     breaker.lasts(fault, up_again)
 
 
-@_effect("hang")
-def hang(breaker: Breaker, fault: Fault) -> None:
+@_to_attempt("hang")
+def hang(breaker: Breaker, fault: Fault, job: Job, attempt: Attempt) -> None:
     """Nothing moves."""
-    hit = breaker.well(fault)
-    if hit is None:
-        return
-    breaker.took(fault, hit[0])
-    hit[1].stalls(fault.id)
+    del breaker, job
+    attempt.stalls(fault.id)
 
 
-@_effect("pause")
-def pause(breaker: Breaker, fault: Fault) -> None:
+@_to_attempt("pause", when=lambda attempt: attempt.phase == TRAIN)
+def pause(breaker: Breaker, fault: Fault, job: Job, attempt: Attempt) -> None:
     """Nothing moves for a while, and then it does."""
-    hit = breaker.training(fault)
-    if hit is None or not hit[1].pauses(fault.id):
-        breaker.missed(fault, "no job trains")
-        return
-    breaker.took(fault, hit[0])
-    breaker.lasts(fault, hit[1].goes_on)
+    del job
+    attempt.pauses(fault.id)
+    breaker.lasts(fault, attempt.goes_on)
 
 
-@_effect("drill")
-def drill(breaker: Breaker, fault: Fault) -> None:
+@_to_attempt("drill")
+def drill(breaker: Breaker, fault: Fault, job: Job, attempt: Attempt) -> None:
     """A person's drill kills a rank, and says so."""
-    hit = breaker.well(fault)
-    if hit is None:
-        return
-    breaker.took(fault, hit[0])
-    node = hit[1].nodes[int(fault.luck * len(hit[1].nodes))]
-    breaker.operators.requests.drills(fault.id, hit[0], node)
-    hit[1].breaks(node.name, fault.cause, fault.id)
+    node = fault.picks(attempt.nodes)
+    breaker.operators.requests.drills(fault.id, job, node)
+    attempt.breaks(node.name, fault.cause, fault.id)
 
 
-@_effect("corruption")
-def corruption(breaker: Breaker, fault: Fault) -> None:
+@_to_attempt("corruption", when=lambda attempt: attempt.is_well and attempt.has_trained)
+def corruption(breaker: Breaker, fault: Fault, job: Job, attempt: Attempt) -> None:
     """Numbers go bad."""
-    hit = breaker.training(fault)
-    if hit is None or not hit[1].is_well or not hit[1].has_trained:
-        breaker.missed(fault, "no job trains")
-        return
-    breaker.took(fault, hit[0])
-    hit[1].goes_bad(hit[1].nodes[int(fault.luck * len(hit[1].nodes))].name, fault.id)
+    del breaker, job
+    attempt.goes_bad(fault.picks(attempt.nodes).name, fault.id)
 
 
 @_effect("straggler")
@@ -399,15 +382,11 @@ def storage(breaker: Breaker, fault: Fault) -> None:
     breaker.lasts(fault, back)
 
 
-@_effect("preemption")
-def preemption(breaker: Breaker, fault: Fault) -> None:
+@_to_attempt("preemption", when=lambda _: True, why="no job runs")
+def preemption(breaker: Breaker, fault: Fault, job: Job, attempt: Attempt) -> None:
     """The scheduler requeues a job for something more important."""
-    hit = breaker.training(fault)
-    if hit is None:
-        breaker.missed(fault, "no job runs")
-        return
-    breaker.took(fault, hit[0])
-    breaker.scheduler.requeue(hit[0], held=False, who="scheduler")
+    del fault, attempt
+    breaker.scheduler.requeue(job, held=False, who="scheduler")
 
 
 @_effect("reuse")
@@ -417,30 +396,20 @@ def reuse(breaker: Breaker, fault: Fault) -> None:
     if not waiting:
         breaker.missed(fault, "no job")
         return
-    job = waiting[int(fault.luck * len(waiting))]
+    job = fault.picks(waiting)
     breaker.took(fault, job)
-    work_s = min(job.plan.work_s, 1800.0)
-    job.plan = replace(job.plan, work_s=work_s)
+    job.plan = replace(job.plan, work_s=min(job.plan.work_s, 1800.0))
     breaker.scheduler.reuse_id(job)
 
 
-@_effect("operator")
-def operator(breaker: Breaker, fault: Fault) -> None:
-    """A person interferes."""
-    done = breaker.operators.interferes(fault)
-    if done:
+@_effect("operator", "command")
+def person(breaker: Breaker, fault: Fault) -> None:
+    """A person interferes, or asks Holdfast for something."""
+    operators = breaker.operators
+    if operators.asks(fault) if fault.kind == "command" else operators.interferes(fault):
         breaker.took(fault)
     else:
-        breaker.missed(fault, "nothing to interfere with")
-
-
-@_effect("command")
-def command(breaker: Breaker, fault: Fault) -> None:
-    """A person asks Holdfast for something."""
-    if breaker.operators.asks(fault):
-        breaker.took(fault)
-    else:
-        breaker.missed(fault, "nothing to ask for")
+        breaker.missed(fault, "nothing to ask for" if fault.kind == "command" else "nothing to interfere with")
 
 
 @_effect("blind")
@@ -473,11 +442,7 @@ def disk_full(breaker: Breaker, fault: Fault) -> None:
     """The journal cannot be written for a while."""
     breaker.took(fault)
     breaker.control.disk.full = True
-
-    def space() -> None:
-        breaker.control.disk.full = False
-
-    breaker.lasts(fault, space)
+    breaker.lasts(fault, functools.partial(setattr, breaker.control.disk, "full", False))
 
 
 @_effect("torn")
@@ -492,8 +457,4 @@ def slow_disk(breaker: Breaker, fault: Fault) -> None:
     """Each transaction takes seconds."""
     breaker.took(fault)
     breaker.control.disk.slow_s = 0.1 + 5.0 * fault.luck
-
-    def fast() -> None:
-        breaker.control.disk.slow_s = 0.0
-
-    breaker.lasts(fault, fast)
+    breaker.lasts(fault, functools.partial(setattr, breaker.control.disk, "slow_s", 0.0))

@@ -60,7 +60,7 @@ class Notices:
     async def send(self, notice: o.Notify) -> None:
         """See `ports.Notifier`."""
         self._world.say("notice", who="controller", order=notice.id, node=notice.node, detail=notice.title)
-        self._world.effect(notice.id)
+        self._world.effects[notice.id] += 1
         self._world.on_notice(notice)
 
 
@@ -105,7 +105,6 @@ class ControlPlane:
         self.launchers: dict[str, Attached] = {}
         """Those that run now, by their job's key."""
         world.on_heard = self._heard
-        world.on_boot = self._boot
 
     # --- lives of controllers ---
 
@@ -140,23 +139,33 @@ class ControlPlane:
             snapshot_every=options.snapshot_every if watch else min(200, options.snapshot_every),
         )
 
+    def controller(
+        self, disk: Disk, scope: str, orchestrator: Orchestrator, *, holder: str, lease_s: float
+    ) -> tuple[SimJournal, Controller]:
+        """A controller over this disk, not yet running, and its journal."""
+        is_cluster = scope == "cluster"
+        journal = SimJournal(disk, self._clock, lean=not self.world.options.keep_journal)
+        return journal, Controller(
+            journal,
+            lambda state: self.make_engine(scope, state),
+            orchestrator,
+            [self._repair] if is_cluster else [],
+            [Notices(self.world)] if is_cluster else [],
+            self._clock,
+            holder=holder,
+            scope=scope,
+            lease_s=lease_s,
+            settings=self.settings(watch=is_cluster),
+        )
+
     def start(self, holder: str = "controller") -> None:
         """Start a controller, which waits for the lease if another is active."""
         self._lives.append(asyncio.ensure_future(self._live(holder)))
 
     async def _live(self, holder: str) -> None:
         while not self._closed:
-            journal = SimJournal(self.disk, self._clock, lean=not self.world.options.keep_journal)
-            controller = Controller(
-                journal,
-                lambda state: self.make_engine("cluster", state),
-                self._orchestrator,
-                [self._repair],
-                [Notices(self.world)],
-                self._clock,
-                holder=holder,
-                lease_s=self.world.options.lease_s,
-                settings=self.settings(),
+            journal, controller = self.controller(
+                self.disk, "cluster", self._orchestrator, holder=holder, lease_s=self.world.options.lease_s
             )
             ready = asyncio.ensure_future(self._greet(controller, journal))
             try:
@@ -189,7 +198,7 @@ class ControlPlane:
         """The active controller is killed, and started again a little later."""
         lives, self._lives = self._lives, []
         self.world.say("controller_killed", fault=fault, who="fault")
-        self.world.count("kills")
+        self.world.counts["kills"] += 1
         for life in lives:
             life.cancel()
         self.active = None
@@ -282,9 +291,6 @@ class ControlPlane:
         launcher = self.launchers.get(node.job)
         if launcher is not None:
             launcher.vouch()
-
-    def _boot(self, node: Node) -> None:
-        self._heard(node)
 
     async def _speak(self, node: Node, controller: Controller) -> None:
         """Its agent beats; from now on it is vouched for until it cannot be heard."""

@@ -14,7 +14,7 @@ import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
@@ -26,7 +26,9 @@ from holdfast.model.policy import PolicySet
 from holdfast.model.records import IncidentRecord, OrderRecord
 from holdfast.model.wire import kind_of
 from holdfast.ports import Entry
+from holdfast.report.gather import Records
 
+ALL = 10**9
 OWN = (o.StartTimer, o.CancelTimer, o.Notify)
 """Orders that do nothing to the world."""
 PAIR_S = 600.0
@@ -65,6 +67,21 @@ class Replayed(Struct, kw_only=True):
     """False: the journal has dropped its oldest events, so the engine began without knowing what was before."""
 
 
+class Recorded(Records, Protocol):
+    """A journal read directly, which also holds what each event led to."""
+
+    async def entries(self, *, after: int = 0) -> list[Entry]:
+        """See `ports.Journal.entries`."""
+
+
+async def recorded_in(journal: Recorded) -> tuple[list[Entry], Told]:
+    """Everything that a journal holds: its events with their orders, oldest first, and what the engine did then."""
+    entries: list[Entry] = []
+    while page := await journal.entries(after=entries[-1].event.seq if entries else 0):
+        entries += page
+    return entries, Told(incidents=await journal.incidents(limit=ALL), orders=await journal.orders(limit=ALL))
+
+
 def key_of(order: AnyOrder) -> Key:
     """What an order does, and to whom: the same for the same deed of two engines."""
     about = getattr(order, "node", "") or str(getattr(order, "job", ""))
@@ -76,7 +93,7 @@ def replay(
     policies: PolicySet,
     *,
     recorded: Iterable[OrderRecord] = (),
-    scope: str = "cluster",
+    scope: str = "",
     presets: Mapping[str, str] | None = None,
 ) -> Replayed:
     """Hand recorded entries to an engine with these policies.
@@ -85,13 +102,13 @@ def replay(
         entries: the journal's events with the orders that they led to, oldest first.
         policies: the other policy.
         recorded: the journal's orders; people's answers to proposals are found by them.
-        scope: whose journal it is, see `scope_of`.
+        scope: whose journal it is; empty: as it says itself.
         presets: texts of presets, as for the engine.
 
     Raises:
         EngineError: the engine cannot take a recorded event (a bug).
     """
-    shadow = _Shadow(Engine(policies, scope=scope, presets=presets), _usual(entries))
+    shadow = _Shadow(Engine(policies, scope=scope or scope_of(entries), presets=presets), _usual(entries))
     shadow.proposals = {record.order.id: key_of(record.order) for record in recorded}
     for entry in entries:
         shadow.take(entry)
@@ -158,7 +175,7 @@ class _Shadow:
         """Recorded orders that the own engine has not given yet."""
         self._own: dict[str, str] = {}
         """Recorded order -> own order."""
-        self._outcomes: dict[str, tuple[e.AnyEvent, float]] = {}
+        self._outcomes: dict[str, tuple[e.OrderDone | e.OrderFailed, float]] = {}
         """Recorded order -> its outcome and how long it took."""
         self._given_at: dict[str, float] = {}
         """Recorded order -> when it was given."""
@@ -192,7 +209,8 @@ class _Shadow:
                 return
             if not ripe or outcome_at <= timer_at:
                 at, _, event, own = heapq.heappop(self._due)
-                self._guess(own)
+                if own in self.records:
+                    self._guessed.add(self.records[own].order.incident)
                 self._handle(event, max(at, self._now))
             else:
                 del self._timers[timer]
@@ -237,7 +255,7 @@ class _Shadow:
             self._own[recorded] = order.id
             known = self._outcomes.get(recorded)
             if known is not None:
-                self._later(known[1], _answer(known[0], order.id), "")
+                self._later(known[1], structs.replace(known[0], order=order.id), "")
             return
         self._open[key].append((order.id, self._now))
         for event in _imagined(order, self._seq):
@@ -260,11 +278,6 @@ class _Shadow:
     def _later(self, after_s: float, event: e.AnyEvent, own: str) -> None:
         heapq.heappush(self._due, (self._now + after_s, next(self._counter), event, own))
 
-    def _guess(self, own: str) -> None:
-        record = self.records.get(own)
-        if record is not None and record.order.incident:
-            self._guessed.add(record.order.incident)
-
     # --- events ---
 
     def _translated(self, event: e.AnyEvent, now: float) -> e.AnyEvent | None:
@@ -273,7 +286,7 @@ class _Shadow:
             case e.OrderDone() | e.OrderFailed():
                 self._outcomes[event.order] = (event, now - self._given_at.get(event.order, now))
                 own = self._own.get(event.order)
-                return _answer(event, own) if own is not None else None
+                return structs.replace(event, order=own) if own is not None else None
             case e.TimerFired():
                 timer = self._timer_like(event.timer, now)
                 return structs.replace(event, timer=timer) if timer else None
@@ -302,12 +315,6 @@ class _Shadow:
         """The own proposal of the same deed; empty: there is none."""
         found = (record.order for record in self.engine.proposed_orders())
         return next((order.id for order in found if key_of(order) == key), "")
-
-
-def _answer(outcome: e.AnyEvent, own: str) -> e.AnyEvent:
-    """The outcome of a recorded order, as that of the own one."""
-    fields: dict[str, Any] = {"order": own}
-    return structs.replace(outcome, **fields)
 
 
 def _imagined(order: AnyOrder, seq: int) -> list[e.AnyEvent]:

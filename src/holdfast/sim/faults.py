@@ -111,14 +111,9 @@ def node_name(index: int) -> str:
     return f"n{index + 1:04d}"
 
 
-def switch_of(options: SimOptions, index: int) -> int:
-    """Number of the leaf switch that a node hangs on."""
-    return index // options.nodes_per_switch
-
-
 def topology(options: SimOptions, index: int) -> str:
     """Failure domain path of a node: `feed0/rack1/switch3`."""
-    switch = switch_of(options, index)
+    switch = index // options.nodes_per_switch
     rack = switch // options.switches_per_rack
     return f"feed{rack // options.racks_per_feed}/rack{rack}/switch{switch}"
 
@@ -127,12 +122,6 @@ def lemons(options: SimOptions) -> list[int]:
     """Which machines are lemons from the start."""
     dice = luck(options, "lemons")
     return [index for index in range(options.nodes) if dice.random() < options.lemons]
-
-
-def failures_per_day(options: SimOptions, nodes: int) -> float:
-    """Failures of components a day on so many of the nodes."""
-    growth = power(options.nodes / options.scale_from, options.scale_exponent)
-    return options.failures / 1000.0 * nodes * growth
 
 
 def _times(dice: random.Random, per_day: float, until_s: float) -> Iterator[float]:
@@ -150,12 +139,9 @@ def _components(options: SimOptions) -> Iterator[Fault]:
     table = TABLES.get(options.causes)
     if table is None:
         raise UsageError(f"no table of causes {options.causes!r}: use {', '.join(TABLES)}")
-    if options.spares_apart:
-        at_work = options.nodes - options.spares
-        yield from _failures(options, table, "components", 0, at_work)
-        yield from _failures(options, table, "spares", at_work, options.spares)
-    else:
-        yield from _failures(options, table, "components", 0, options.nodes)
+    at_work = options.nodes - (options.spares if options.spares_apart else 0)
+    yield from _failures(options, table, "components", 0, at_work)
+    yield from _failures(options, table, "spares", at_work, options.nodes - at_work)
 
 
 def _failures(options: SimOptions, table: tuple[Cause, ...], name: str, first: int, nodes: int) -> Iterator[Fault]:
@@ -167,26 +153,24 @@ def _failures(options: SimOptions, table: tuple[Cause, ...], name: str, first: i
     share = weight / (weight + nodes - len(bad)) if weight else 0.0
     good = sorted(set(range(first, first + nodes)) - set(bad))
     chances = list(itertools.accumulate(cause.count for cause in table))
-    for number, at in enumerate(_times(dice, failures_per_day(options, nodes), options.fault_s), 1):
+    growth = power(options.nodes / options.scale_from, options.scale_exponent)
+    per_day = options.failures / 1000.0 * nodes * growth
+    for number, at in enumerate(_times(dice, per_day, options.fault_s), 1):
         of_lemon = bool(bad) and dice.random() < share
         index = bad[int(dice.random() * len(bad))] if of_lemon else good[int(dice.random() * len(good))]
         pick = dice.random() * chances[-1]
         cause = table[next(place for place, edge in enumerate(chances) if pick < edge)]
-        yield _of_cause(f"{prefix}{cause.kind}-{number}", at, index, cause, dice, lemon=of_lemon)
-
-
-def _of_cause(name: str, at: float, index: int, cause: Cause, dice: random.Random, *, lemon: bool) -> Fault:
-    return Fault(
-        id=name,
-        at_s=at,
-        kind=cause.kind,
-        cause=cause.rule,
-        label=cause.label,
-        node=node_name(index),
-        machine=machine_name(index) if lemon else "",
-        luck=dice.random(),
-        remedy=cause.remedy,
-    )
+        yield Fault(
+            id=f"{prefix}{cause.kind}-{number}",
+            at_s=at,
+            kind=cause.kind,
+            cause=cause.rule,
+            label=cause.label,
+            node=node_name(index),
+            machine=machine_name(index) if of_lemon else "",
+            luck=dice.random(),
+            remedy=cause.remedy,
+        )
 
 
 def machine_name(index: int, number: int = 0) -> str:

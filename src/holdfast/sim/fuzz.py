@@ -8,6 +8,7 @@ bounds how long a run may take before it counts as one that never ends.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import shlex
 import signal
@@ -212,36 +213,30 @@ def search(
     """
     trials = [Trial(seed=seed, only=only, off=off) for seed in seeds]
     failed = []
-    for verdict in _verdicts(trials, processes):
-        if on_verdict is not None:
-            on_verdict(verdict)
-        if not verdict.ok:
-            failed.append(verdict)
+    with _mapper(processes, len(trials), CHUNK) as each:
+        for verdict in each(_examined, trials):
+            if on_verdict is not None:
+                on_verdict(verdict)
+            if not verdict.ok:
+                failed.append(verdict)
     return failed
 
 
 def shrink_all(verdicts: Sequence[Verdict], *, processes: int = 1) -> list[Verdict]:
     """Each failure made small."""
-    if processes <= 1 or len(verdicts) <= 1:
-        return [shrunk(verdict) for verdict in verdicts]
-    with _pool(processes) as pool:
-        return list(pool.map(shrunk, verdicts))
+    with _mapper(processes, len(verdicts), 1) as each:
+        return list(each(shrunk, verdicts))
 
 
-def _verdicts(trials: Sequence[Trial], processes: int) -> Iterable[Verdict]:
-    if processes <= 1 or len(trials) <= CHUNK:
-        return map(_examined, trials)
-    return _spread(trials, processes)
-
-
-def _spread(trials: Sequence[Trial], processes: int) -> Iterator[Verdict]:
-    with _pool(processes) as pool:
-        yield from pool.map(_examined, trials, chunksize=CHUNK)
-
-
-def _pool(processes: int) -> ProcessPoolExecutor:
+@contextlib.contextmanager
+def _mapper(processes: int, count: int, chunk: int) -> Iterator[Callable[..., Iterable[Verdict]]]:
+    """`map`, over so many processes when there is more than a chunk of work."""
+    if processes <= 1 or count <= chunk:
+        yield map
+        return
     # Spawned, not forked: a child must not inherit half of this process's threads and locks.
-    return ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield functools.partial(pool.map, chunksize=chunk)
 
 
 def _examined(trial: Trial) -> Verdict:

@@ -1,8 +1,8 @@
 """What a judge is given: the journal as it was stored, and what truly happened in the simulated world meanwhile.
 
-The world writes `Deed`s, in order, at the moment they take effect; `run` adds the journal's steps and records at the
-end. Judges (`sim/checkers`) compare the two and know nothing else. All times are seconds of the simulation's one true
-clock, which nodes and controllers may read wrongly; a journal's own times are those that its controller saw.
+`run` fills in the records of a run at its end, `judging` the journal's steps and, from the world's happenings, the
+`Deed`s. Judges (`sim/checkers`) compare the two and know nothing else. All times are seconds of the simulation's one
+true clock, which nodes and controllers may read wrongly; a journal's own times are those that its controller saw.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.model.cluster import JobKey, SchedulerState, WorldView
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder
 from holdfast.model.policy import PolicySet
-from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
+from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord, OrderRecord
 
 PERSON = "person:"
 """Prefix of `by` in deeds that a person did behind Holdfast's back."""
@@ -31,7 +31,7 @@ class Deed(Struct, frozen=True, kw_only=True, tag_field="deed"):
 
 
 class OrderTook(Deed, frozen=True, kw_only=True, tag="order_took"):
-    """An order reached the scheduler, a machine or a launcher. `changed`: it had an effect (else it was so already)."""
+    """An order had its effect on the scheduler, a machine or a launcher."""
 
     order: str
     kind: str
@@ -40,7 +40,6 @@ class OrderTook(Deed, frozen=True, kw_only=True, tag="order_took"):
     node: str = ""
     instance_id: str = ""
     """The machine that was behind the node's name at that moment."""
-    changed: bool = True
 
 
 class Drained(Deed, frozen=True, kw_only=True, tag="drained"):
@@ -136,11 +135,11 @@ class History(Struct, kw_only=True):
     steps: list[Step] = field(default_factory=list)
     """The journal, oldest first."""
     orders: list[OrderRecord] = field(default_factory=list)
+    """Oldest first."""
     incidents: list[IncidentRecord] = field(default_factory=list)
-    """Open and closed."""
+    """Open and closed, oldest first."""
     jobs: list[JobRecord] = field(default_factory=list)
     nodes: list[NodeRecord] = field(default_factory=list)
-    brakes: list[BrakeRecord] = field(default_factory=list)
     deeds: list[AnyDeed] = field(default_factory=list)
     """What truly happened, oldest first."""
     policies: PolicySet = field(default_factory=PolicySet)

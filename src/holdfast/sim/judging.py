@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import structs
 
 from holdfast.adapters.policy_files import packaged_presets
 from holdfast.decide.engine import Engine
@@ -13,7 +15,6 @@ from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder
 from holdfast.model.policy import PolicySet
-from holdfast.model.policy_toml import parse_policy
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord
 from holdfast.model.wire import encode, kind_of
 from holdfast.sim.checkers import Complaint, judged
@@ -74,17 +75,11 @@ def complaints_about(result: SimResult, *, engine: type[Engine] = Engine) -> lis
 
 def history_of(result: SimResult) -> History:
     """The run as its judges see it."""
-    return History(
+    deeds = _Deeds(result)
+    return structs.replace(
+        result,
         steps=[Step(entry.event, tuple(entry.orders)) for entry in result.entries()],
-        orders=result.orders,
-        incidents=result.incidents,
-        jobs=result.jobs,
-        nodes=result.nodes,
-        brakes=result.brakes,
-        deeds=_Deeds(result).all(),
-        policies=parse_policy(result.options.policy, "", packaged_presets()),
-        ended_at=result.ended_at,
-        final=result.world,
+        deeds=[deed for happening in result.truth for deed in deeds.of(happening)],
     )
 
 
@@ -110,31 +105,39 @@ class _Deeds:
         self._faults: dict[str, Fault] = {fault.id: fault for fault in result.faults}
         self._kinds = {record.order.id: kind_of(record.order) for record in result.orders}
         self._keys: dict[str, JobKey] = {str(job.key): job.key for job in result.jobs}
-        self._keys |= {str(job.key): job.key for job in result.world.jobs}
+        self._keys |= {str(job.key): job.key for job in result.final.jobs}
         self._machines: dict[str, str] = {}
         self._let: dict[str, str] = {}
         """Job -> the order or person that let it start next."""
         self._epochs: dict[str, int] = {}
-        self._runs: dict[tuple[str, str], int] = {}
-        """(job, attempt number) -> epoch of the run that it belongs to."""
-        self._made: list[AnyDeed] = []
+        self._attempted: dict[str, int] = {}
+        """Job -> epoch of its newest run that has made an attempt."""
 
-    def all(self) -> list[AnyDeed]:
-        """All of them, in order."""
-        for happening in self._result.truth:
-            if happening.order and happening.what in _EFFECTS:
-                self._took(happening)
-            if happening.what.startswith("node_"):
-                self._of_node(happening)
-            elif happening.what.startswith(("job_", "attempt_", "checkpoint")):
-                self._of_job(happening)
-            elif happening.what == "fault":
-                self._of_fault(happening)
-            elif happening.what == "calm":
+    def of(self, one: Happening) -> Iterator[AnyDeed]:
+        """The deeds of the next happening."""
+        at, node, by, key = one.at, one.node, _by(one), self._key(one.job)
+        machine = self._machines.get(node, "")
+        if one.order and one.what in _EFFECTS:
+            kind = self._kinds.get(one.order, "")
+            yield OrderTook(at=at, order=one.order, kind=kind, job=key, node=node, instance_id=machine)
+        match one.what:
+            case "node_up":
+                self._machines[node] = one.detail.partition(" ")[0]
+            case "node_drained":
+                yield Drained(at=at, node=node, by=by, reason=one.detail)
+            case "node_resumed":
+                yield Resumed(at=at, node=node, by=by)
+            case "node_mended":
+                yield NodeMended(at=at, node=node, instance_id=machine, by=by)
+            case "fault":
+                fault = self._faults[one.fault]
+                rules = (fault.cause, *_ALSO.get(fault.cause, ())) if fault.cause else ()
+                yield Faulted(at=at, fault=fault.id, kind=fault.kind, rules=rules, node=node or fault.node, job=key)
+            case "calm":
                 # The run ends as soon as all is at rest, so it has always had the time it needed.
-                bound_s = max(0.0, self._result.ended_at - happening.at)
-                self._made.append(FaultsOver(at=happening.at, bound_s=bound_s))
-        return self._made
+                yield FaultsOver(at=at, bound_s=max(0.0, self._result.ended_at - at))
+            case _ if key is not None:
+                yield from self._of_job(one, key, by)
 
     def _key(self, name: str) -> JobKey | None:
         """The job's key; jobs that no journal knows (their id was used again) are told from their name."""
@@ -142,81 +145,33 @@ class _Deeds:
             return None
         if name not in self._keys:
             plain, _, generation = name.partition("#")
-            self._keys[name] = JobKey(self._result.world.cluster, plain, int(generation or 1))
+            self._keys[name] = JobKey(self._result.final.cluster, plain, int(generation or 1))
         return self._keys[name]
 
-    def _took(self, happening: Happening) -> None:
-        self._made.append(
-            OrderTook(
-                at=happening.at,
-                order=happening.order,
-                kind=self._kinds.get(happening.order, ""),
-                job=self._key(happening.job),
-                node=happening.node,
-                instance_id=self._machines.get(happening.node, ""),
-            )
-        )
-
-    def _of_node(self, one: Happening) -> None:
-        node, at, machine = one.node, one.at, self._machines.get(one.node, "")
+    def _of_job(self, one: Happening, key: JobKey, by: str) -> Iterator[AnyDeed]:
         match one.what:
-            case "node_up":
-                self._machines[node] = one.detail.partition(" ")[0]
-            case "node_drained":
-                self._made.append(Drained(at=at, node=node, by=_by(one), reason=one.detail))
-            case "node_resumed":
-                self._made.append(Resumed(at=at, node=node, by=_by(one)))
-            case "node_mended":
-                self._made.append(NodeMended(at=at, node=node, instance_id=machine, by=_by(one)))
-            case _:
-                pass
-
-    def _of_job(self, one: Happening) -> None:
-        key = self._key(one.job)
-        if key is None:
-            return
-        match one.what:
-            case "job_released":
-                self._let[one.job] = _by(one)
             case "job_held":
-                self._made.append(Held(at=one.at, job=key, by=_by(one)))
-            case "job_requeued":
-                if not one.order:
-                    self._let[one.job] = _by(one)
+                yield Held(at=one.at, job=key, by=by)
+            case "job_released":
+                self._let[one.job] = by
+            case "job_requeued" if not one.order:
+                self._let[one.job] = by
             case "job_started":
-                self._began(one, key, self._let.pop(one.job, SCHEDULER))
+                yield self._began(one, key, self._let.pop(one.job, SCHEDULER))
             case "attempt_started":
-                self._attempt(one, key)
+                # The first attempt of a start is that start's run; each further one is restarted in place.
+                if self._attempted.get(one.job) == self._epochs.get(one.job, 0):
+                    yield self._began(one, key, "launcher")
+                self._attempted[one.job] = self._epochs.get(one.job, 0)
             case "checkpoint":
-                step, _, attempt = one.detail.partition(" ")
-                epoch = self._runs.get((one.job, attempt), self._epochs.get(one.job, 0))
-                self._made.append(Wrote(at=one.at, job=key, epoch=epoch, step=int(step)))
-            case "job_ended":
-                if one.detail == "cancelled":
-                    self._made.append(Cancelled(at=one.at, job=key, by=_by(one)))
-            case _:
-                pass
+                epoch = self._epochs.get(one.job, 0)
+                yield Wrote(at=one.at, job=key, epoch=epoch, step=int(one.detail))
+            case "job_ended" if one.detail == "cancelled":
+                yield Cancelled(at=one.at, job=key, by=by)
 
-    def _began(self, one: Happening, key: JobKey, by: str) -> None:
+    def _began(self, one: Happening, key: JobKey, by: str) -> RunBegan:
         epoch = self._epochs[one.job] = self._epochs.get(one.job, 0) + 1
-        self._made.append(RunBegan(at=one.at, job=key, epoch=epoch, nodes=one.nodes, by=by))
-
-    def _attempt(self, one: Happening, key: JobKey) -> None:
-        """The first attempt of a start is that start's run; each further one is restarted in place."""
-        epoch = self._epochs.get(one.job, 0)
-        if epoch in {self._runs[name] for name in self._runs if name[0] == one.job}:
-            self._began(one, key, one.order or "launcher")
-        self._runs[one.job, one.detail] = self._epochs.get(one.job, 0)
-
-    def _of_fault(self, one: Happening) -> None:
-        fault = self._faults.get(one.fault)
-        if fault is None:
-            return
-        rules = (fault.cause, *_ALSO.get(fault.cause, ())) if fault.cause else ()
-        node = one.node or fault.node
-        self._made.append(
-            Faulted(at=one.at, fault=fault.id, kind=fault.kind, rules=rules, node=node, job=self._key(one.job))
-        )
+        return RunBegan(at=one.at, job=key, epoch=epoch, nodes=one.nodes, by=by)
 
 
 def _by(one: Happening) -> str:

@@ -13,7 +13,6 @@ import functools
 from collections.abc import Coroutine
 from typing import Any
 
-from holdfast.controller import Controller
 from holdfast.controller.state import key_text
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, HoldfastError
 from holdfast.launch.allocation import AllocationOrchestrator, outcome, until_settled
@@ -51,22 +50,20 @@ from holdfast.launch.core.shutdown import (
     Stored,
     Superseded,
 )
-from holdfast.launch.launcher_events import EventMaker, order_outcome
+from holdfast.launch.launcher_events import order_outcome
 from holdfast.launch.process import Exit
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobView, SchedulerState
-from holdfast.model.evidence import EvidenceKind, Place, Remedy
+from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Mode
 from holdfast.model.wire import Beat
-from holdfast.sim.agents import Agents, finding
+from holdfast.sim.agents import Agents
 from holdfast.sim.control import ControlPlane
 from holdfast.sim.cut import WAIT_S, Followers, keep_own_lease
-from holdfast.sim.reports import AttemptReports
+from holdfast.sim.reports import AttemptReports, LauncherVoice
 from holdfast.sim.scheduler import Allocation, Job, Scheduler
-from holdfast.sim.store import Disk, SimJournal
-from holdfast.sim.training import Attempt
-from holdfast.sim.world import Node, World
+from holdfast.sim.world import Node
 
 KILL_S = 0.1
 """From an order to end all ranks until none is left."""
@@ -78,50 +75,6 @@ TOLD_S = 5.0
 LONG_S = 400 * 86400.0
 SIGTERM = 15
 LOOK_S = 0.5
-
-
-class LauncherVoice(EventMaker):
-    """What a launcher says: to its own engine, and once that has it, to the cluster's controller.
-
-    Args:
-        world: gives the time.
-        job: that it leads.
-        leader: the node that it runs on.
-        agents: carry its events to the controller.
-    """
-
-    def __init__(self, world: World, job: Job, leader: Node, agents: Agents) -> None:
-        source = f"launcher:{job.key}"
-        super().__init__(source, f"{source}/{job.restart_count}", lambda: world.clock_of(leader))
-        self.world = world
-        self.key = job.key
-        self.controller: Controller | None = None
-        self.is_over = False
-        """Nothing is said any more."""
-        self._leader = leader
-        self._agents = agents
-
-    def found(self, rule: str, place: Place, about: tuple[int, EvidenceKind], **fields: Any) -> e.FindingSeen:
-        """A finding of this launcher, now, about an attempt and from such evidence."""
-        name, at = self.new_id(), self._clock()
-        attempt, kind = about
-        made = finding(
-            rule, id=f"{name}:{rule}", at=at, place=place, job=self.key, attempt=attempt, kind=kind, **fields
-        )
-        return e.FindingSeen(id=name, at=at, source=self.source, finding=made)
-
-    def say(self, event: e.AnyEvent, *, forward: bool = True) -> asyncio.Future[int] | None:
-        """Hand an event to our own engine, and then, with `forward`, to the cluster's controller."""
-        if self.controller is None or self.is_over:
-            return None
-        stored = self.controller.submit(event)
-        if forward:
-            stored.add_done_callback(lambda done: self._forward(event, done))
-        return stored
-
-    def _forward(self, event: e.AnyEvent, done: asyncio.Future[int]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            self._agents.send(event, self._leader)
 
 
 class Launcher(Allocation):
@@ -150,8 +103,8 @@ class Launcher(Allocation):
         self.reports: AttemptReports | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._did: set[str] = set()
-        self._is_handed = False
-        self._leaving = False
+        self.is_leaving = False
+        """It has left, or is about to."""
 
     # --- life ---
 
@@ -178,40 +131,24 @@ class Launcher(Allocation):
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None and not self._leaving:
+        if not task.cancelled() and (error := task.exception()) is not None and not self.is_leaving:
             raise error
 
     async def _lead(self) -> None:
         world = self.world
         if not self.leader.reachable:
             await world.clock.sleep(LAUNCH_FAILS_S)
-            world.not_answering(self.leader)
+            world.give_up(self.leader)
             self.job.reason = "NodeFail"
             self.scheduler.over(self.job, self, SchedulerState.NODE_FAIL, code=None, signal=None)
             return
-        disk = self.job.disk
-        if disk is None:
-            disk = self.job.disk = Disk()
-        journal = SimJournal(disk, world.clock, lean=not world.options.keep_journal)
-        self.voice.controller = Controller(
-            journal,
-            lambda state: self.control.make_engine("allocation", state),
-            self.orders,
-            [],
-            [],
-            world.clock,
-            holder="launcher",
-            scope="allocation",
-            lease_s=LONG_S,
-            settings=self.control.settings(watch=False),
+        _, self.voice.controller = self.control.controller(
+            self.job.disk, "allocation", self.orders, holder="launcher", lease_s=LONG_S
         )
         self.run(self.voice.controller.run())
         await self.voice.controller.ready.wait()
         self.fence.handle(Resumed(epoch=self.job.epoch, folder_attempt=self.job.attempts - 1))
-        self.voice.say(
-            self.voice.event(e.JobObserved, source="allocation", job=self.scheduler.view_of(self.job)),
-            forward=False,
-        )
+        self.voice.tell(e.JobObserved, forward=False, source="allocation", job=self.scheduler.view_of(self.job))
         self.attach()
         self.voice.controller.presence.hold(self.address)
         self.vouch()
@@ -220,15 +157,13 @@ class Launcher(Allocation):
 
     def attach(self) -> None:
         """Take authority over the job; once more when the controller has forgotten us."""
-        self.voice.say(
-            self.voice.event(
-                e.LauncherAttached,
-                job=self.job.key,
-                restart_count=self.restart_count,
-                lease_s=ATTACH_LEASE_S,
-                nodes=tuple(node.name for node in self.nodes),
-                ranks=self.job.plan.nodes * self.world.options.gpus_per_node,
-            )
+        self.voice.tell(
+            e.LauncherAttached,
+            job=self.job.key,
+            restart_count=self.restart_count,
+            lease_s=ATTACH_LEASE_S,
+            nodes=tuple(node.name for node in self.nodes),
+            ranks=self.job.plan.nodes * self.world.options.gpus_per_node,
         )
 
     def vouch(self) -> None:
@@ -236,14 +171,14 @@ class Launcher(Allocation):
         controller = self.control.active
         if controller is None:
             return
-        if self.leader.heard and not self._leaving and self.voice.controller is not None:
+        if self.leader.heard and not self.is_leaving and self.voice.controller is not None:
             controller.presence.hold(self.address)
         else:
             controller.presence.let_go(self.address)
 
     def kill(self, why: str) -> None:
         """The scheduler ends it: ranks stop, it says good-bye if it still can."""
-        if self._leaving:
+        if self.is_leaving:
             return
         attempt = self.attempt
         self.shutdown.handle(Signalled(signum=SIGTERM, attempt=self.fence.attempt, has_ranks=attempt is not None))
@@ -254,19 +189,16 @@ class Launcher(Allocation):
         self._leave(128 + SIGTERM)
 
     def _leave(self, code: int) -> None:
-        if self._leaving:
+        if self.is_leaving:
             return
         if self.leader.reachable and self.voice.controller is not None:
-            self.voice.say(
-                self.voice.event(
-                    e.LauncherLapsed, job=self.job.key, left=True, exit_code=code, restart_count=self.restart_count
-                )
-            )
+            count = self.restart_count
+            self.voice.tell(e.LauncherLapsed, job=self.job.key, left=True, exit_code=code, restart_count=count)
         self._end_here()
 
     def _end_here(self) -> None:
         # What was said so far still goes to the engine, and nothing more.
-        self._leaving = self.voice.is_over = True
+        self.is_leaving = self.voice.is_over = True
         self.vouch()
         if self.control.launchers.get(str(self.job.key)) is self:
             del self.control.launchers[str(self.job.key)]
@@ -279,7 +211,7 @@ class Launcher(Allocation):
 
     def exit(self, code: int) -> None:
         """This launcher ends by itself, and the scheduler sees it."""
-        if self._leaving:
+        if self.is_leaving:
             return
         if self.attempt is not None and not self.attempt.is_over:
             self.attempt.end("launcher left")
@@ -311,12 +243,7 @@ class Launcher(Allocation):
 
     def tell_node(self, kind: type[e.NodeSilent | e.NodeHeard | e.NodeGone], node: str, **fields: Any) -> None:
         """Say something of a node; whether it is heard here says nothing of whether the cluster hears it."""
-        self.voice.say(self.voice.event(kind, node=node, **fields), forward=kind is e.NodeGone)
-
-    @property
-    def is_leaving(self) -> bool:
-        """It has left, or is about to."""
-        return self._leaving
+        self.voice.tell(kind, forward=kind is e.NodeGone, node=node, **fields)
 
     @property
     def epoch(self) -> int:
@@ -347,7 +274,7 @@ class Launcher(Allocation):
     async def start(self, ordered: StartOrdered, nodes: tuple[str, ...], step_max: int | None) -> None:
         """Fence the attempts before it, and start it on these nodes."""
         if ordered.in_place:
-            self.world.effect(f"{self.job.key}/a{ordered.attempt}")
+            self.world.effects[f"{self.job.key}/a{ordered.attempt}"] += 1
         await advance(self.fence, ordered, lambda ask: self._carry_out(ask, nodes, step_max))
 
     async def _carry_out(self, ask: FenceAsk, nodes: tuple[str, ...], step_max: int | None) -> FenceReport | None:
@@ -362,7 +289,7 @@ class Launcher(Allocation):
             case YieldJob():
                 await self.take(Superseded(epoch=ask.epoch, own=self.fence.epoch, attempt=self.fence.attempt))
             case PinCheckpoint():
-                return Pinned(is_leaving=self._leaving or bool(self.shutdown.ending))
+                return Pinned(is_leaving=self.is_leaving or bool(self.shutdown.ending))
             case StartRanks():
                 self._start(nodes, step_max)
         return None
@@ -374,39 +301,22 @@ class Launcher(Allocation):
             self.voice,
             number,
             names,
-            on_started=self._say_started,
+            on_started=lambda: self._say_started(names),
             on_fall=lambda: self.run(self.take(RankFell(number))),
-            on_finished=lambda: self._ranks_gone(Exit(code=0)),
+            on_finished=lambda: self.ranks_gone(Exit(code=0)),
         )
         nodes = tuple(node for node in self.nodes if node.name in names)
-        attempt = Attempt(
-            self.world,
-            job.plan,
-            str(self.job.key),
-            number,
-            nodes,
-            job.saved,
-            job.account,
-            self.reports,
-            step_max=step_max,
-        )
-        self.attempt = self.reports.attempt = attempt
-        attempt.begin(job.plan.in_place_s if self.fence.in_place else job.plan.start_s)
+        self.attempt = self.reports.attempt = self.attempt_of(number, nodes, self.reports, step_max)
+        self.attempt.begin(job.plan.in_place_s if self.fence.in_place else job.plan.start_s)
 
-    @property
-    def _running(self) -> Attempt:
-        if self.attempt is None:
-            raise HoldfastError("a launcher was told of an attempt before it made one")
-        return self.attempt
-
-    def _say_started(self) -> None:
+    def _say_started(self, names: tuple[str, ...]) -> None:
         if self.reports is not None:
             self.reports.tell(
                 e.AttemptStarted,
                 epoch=self.fence.epoch,
                 restart_count=self.restart_count,
                 in_place=self.fence.in_place,
-                nodes=tuple(node.name for node in self._running.nodes),
+                nodes=names,
                 ranks=self.job.plan.nodes * self.world.options.gpus_per_node,
             )
         self.lead.begun.set()
@@ -421,9 +331,9 @@ class Launcher(Allocation):
         if not attempt.is_over:
             attempt.end(why)
             if self.reports is not None:
-                self._ranks_gone(self.reports.exit)
+                self.ranks_gone(self.reports.exit)
 
-    def _ranks_gone(self, how: Exit) -> None:
+    def ranks_gone(self, how: Exit) -> None:
         """No process of the newest attempt is left: tell the engine, and see what that means for us."""
         reports, number = self.reports, self.newest
         if reports is None:
@@ -443,7 +353,7 @@ class Launcher(Allocation):
         controller = self.voice.controller
 
         def is_awaited() -> bool:
-            return self.fence.attempt == number and not self._leaving
+            return self.fence.attempt == number and not self.is_leaving
 
         if waits and controller is not None and await until_settled(controller, self.job.key, is_awaited):
             await self.take(Settled(ended))
@@ -470,56 +380,18 @@ class Launcher(Allocation):
                     pass
         return waits
 
-    async def stop(self, attempt: int, grace_s: float) -> None:
-        """End it; returns when it is over and that is stored."""
-        reports = self.reports
-        if self.newest == attempt and reports is not None:
-            reports.stop_asked = True
-            await self.end_ranks(attempt, "stopped", grace_s)
-            await reports.told_over.wait()
-
-    def saved_and_stopped(self, number: int) -> None:
-        """All ranks have saved, on request, and stop."""
-        attempt = self.attempt
-        if attempt is None or attempt.number != number or not attempt.is_well or self._leaving:
-            return
-        attempt.saves_now()
-        attempt.end("saved and stopped")
-        self._ranks_gone(Exit(code=EXIT_RESTART_ME))
-
-    async def escalate(self, order: o.Escalate) -> None:
-        """Hand the job to the controller, or leave."""
-        controller = self.voice.controller
-        if controller is None:
-            return
-        incidents = await controller.journal.incidents(open_only=True)
-        self._is_handed = False
-        escalated = self.voice.event(
-            e.Escalated,
-            job=self.job.key,
-            attempt=order.attempt,
-            diagnosis=incidents[0].diagnosis if incidents else None,
-            exclude_nodes=order.exclude_nodes,
-            why=order.why,
-        )
-        self.voice.say(escalated)
-        deadline = self.world.clock.monotonic() + TOLD_S
-        while not self._is_handed and self.world.clock.monotonic() < deadline:
-            await self.world.clock.sleep(LOOK_S)
-        await self.take(Handed(code=order.exit_code, why=order.why, is_told=self._is_handed))
+    # --- what the cluster's controller asks for ---
 
     def handed_over(self) -> None:
         """The cluster's controller has our `Escalated`."""
-        self._is_handed = True
-
-    # --- what the cluster's controller asks for ---
+        self.lead.is_handed = True
 
     async def _mail(self) -> None:
         """Beats that wait for orders; each order once."""
         key = self.job.key
         beat = Beat(source=self.voice.source, cluster=key.cluster, job=key.id, generation=key.generation)
         wait_s = POLL_S if self.world.options.keep_journal else LONG_POLL_S
-        while not self._leaving:
+        while not self.is_leaving:
             controller = self.control.active
             if controller is None or not self.leader.heard:
                 await self.world.clock.sleep(5.0)
@@ -550,6 +422,8 @@ class Lead:
         self._launcher = launcher
         self._world = launcher.world
         self.begun = asyncio.Event()
+        self.is_handed = False
+        """Has the cluster's controller the job?"""
 
     @property
     def attempt(self) -> int:
@@ -592,7 +466,11 @@ class Lead:
 
     async def stop_attempt(self, attempt: int, grace_s: float) -> None:
         """See `allocation.Lead`."""
-        await self._launcher.stop(attempt, grace_s)
+        reports = self._launcher.reports
+        if self.attempt == attempt and reports is not None:
+            reports.stop_asked = True
+            await self._launcher.end_ranks(attempt, "stopped", grace_s)
+            await reports.told_over.wait()
 
     async def capture_stacks(self, attempt: int, limit_s: float) -> None:
         """See `allocation.Lead`."""
@@ -602,16 +480,42 @@ class Lead:
             reports.tell(e.StacksCaptured)
 
     def save_and_stop(self, attempt: int, why: str) -> None:
-        """See `allocation.Lead`."""
+        """See `allocation.Lead`. A save takes a while."""
         del why
-        self._world.later(self._launcher.job.plan.save_s, lambda: self._launcher.saved_and_stopped(attempt))
+        launcher = self._launcher
+
+        def saved() -> None:
+            run = launcher.attempt
+            if run is not None and run.number == attempt and run.is_well and not launcher.is_leaving:
+                run.saves_now()
+                run.end("saved and stopped")
+                launcher.ranks_gone(Exit(code=EXIT_RESTART_ME))
+
+        self._world.later(launcher.job.plan.save_s, saved)
 
     async def escalate(self, order: o.Escalate) -> None:
         """See `allocation.Lead`."""
-        await self._launcher.escalate(order)
+        launcher, clock = self._launcher, self._world.clock
+        controller = launcher.voice.controller
+        if controller is None:
+            return
+        incidents = await controller.journal.incidents(open_only=True)
+        self.is_handed = False
+        launcher.voice.tell(
+            e.Escalated,
+            job=launcher.job.key,
+            attempt=order.attempt,
+            diagnosis=incidents[0].diagnosis if incidents else None,
+            exclude_nodes=order.exclude_nodes,
+            why=order.why,
+        )
+        deadline = clock.monotonic() + TOLD_S
+        while not self.is_handed and clock.monotonic() < deadline:
+            await clock.sleep(LOOK_S)
+        await launcher.take(Handed(code=order.exit_code, why=order.why, is_told=self.is_handed))
 
     async def give_up(self, why: str) -> None:
         """See `allocation.Lead`."""
         del why
-        await self._launcher.stop(self.attempt, 0.0)
+        await self.stop_attempt(self.attempt, 0.0)
         self._launcher.exit(EXIT_DO_NOT_REQUEUE)

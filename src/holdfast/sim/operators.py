@@ -35,11 +35,11 @@ class Operators:
             self._requeue,
             self._hold,
             self._cancel,
-            self.requests.drain,
-            self.requests.give_back,
-            self.requests.requeue,
-            self.requests.give_up,
-            self.requests.reset_brake,
+            self.requests.of_node(e.Command.DRAIN),
+            self.requests.of_node(e.Command.RETURN),
+            self.requests.of_job(e.Command.REQUEUE),
+            self.requests.of_job(e.Command.GIVE_UP),
+            lambda _: self.requests.ask(e.Command.RESET_BRAKE, group="batch"),
         )
         return deeds[int(fault.luck * 1e4) % len(deeds)](fault)
 
@@ -50,12 +50,9 @@ class Operators:
     def tidy(self) -> None:
         """The calm: nothing stays drained or held by a person."""
         for node in self._world.nodes.values():
-            if node.drained and not node.reason.startswith(OWN_REASON):
-                self._world.resume(node, who=WHO)
+            self._back(node)
         for job in self._scheduler.jobs.values():
-            if job.state is SchedulerState.HELD and job.reason == "JobHeldUser":
-                job.reason = ""
-                self._scheduler.release(job, who=WHO)
+            self._let_go(job)
         self.requests.tidy()
         options = self._world.options
         left_alone = self.requests.modes_set or "mode" in options.policy or self._world.counts.get("refused")
@@ -73,25 +70,22 @@ class Operators:
             elif node.heard:
                 self.requests.ask(e.Command.CONFIRM_HEALTHY, node=node.name)
         for name, job in self._scheduler.jobs.items():
-            attempt = job.allocation.attempt if job.allocation is not None else None
+            stands_still = job.state in RUNS and job.attempt is not None and job.attempt.stands_still
             if job.state is SchedulerState.HELD and name not in self.requests.holding:
                 self._scheduler.release(job, who=WHO)
-            elif job.is_failed or (job.state in RUNS and attempt is not None and attempt.stands_still):
+            elif stands_still or job.state in {SchedulerState.FAILED, SchedulerState.NODE_FAIL}:
                 self._scheduler.requeue(job, held=False, who=WHO)
         self._world.later(BACK_S, self._clean_up)
 
-    def _node(self, fault: Fault) -> Node:
-        return self._world.nodes[fault.node]
-
     def looks_after(self, node: Node) -> None:
-        """Have a person return what the scheduler has drained, an hour later."""
+        """Have a person return what somebody else than Holdfast has drained, an hour later."""
         self._world.later(BACK_S, lambda: self._back(node))
 
     def _drain(self, fault: Fault) -> bool:
-        node = self._node(fault)
+        node = self._world.nodes[fault.node]
         done = self._world.drain(node, "maintenance (ada)", who=WHO)
         if done:
-            self._world.later(BACK_S, lambda: self._back(node))
+            self.looks_after(node)
         return done
 
     def _back(self, node: Node) -> None:
@@ -104,7 +98,7 @@ class Operators:
         drained = [node for node in self._world.nodes.values() if node.drained and not node.retired]
         if not drained:
             return False
-        node = drained[int(fault.luck * len(drained))]
+        node = fault.picks(drained)
         self._world.resume(node, who=WHO)
         self._scheduler.look_soon()
         return True
@@ -114,19 +108,19 @@ class Operators:
         ours = [node for node in self._world.nodes.values() if node.drained and node.reason.startswith(OWN_REASON)]
         if not ours:
             return False
-        node = ours[int(fault.luck * len(ours))]
+        node = fault.picks(ours)
         node.reason = "mine now (ada)"
         self._world.say("node_drained", who=WHO, node=node.name, detail=node.reason)
         self._world.touch(node)
-        self._world.later(BACK_S, lambda: self._back(node))
+        self.looks_after(node)
         return True
 
     def _requeue(self, fault: Fault) -> bool:
-        job = self._scheduler.one_of(fault.luck)
+        job = self._scheduler.one_of(fault)
         return job is not None and self._scheduler.requeue(job, held=False, who=WHO)
 
     def _hold(self, fault: Fault) -> bool:
-        job = self._scheduler.one_of(fault.luck, queued=True)
+        job = self._scheduler.one_of(fault, queued=True)
         return job is not None and self._hold_in_queue(job)
 
     def _hold_in_queue(self, job: Job) -> bool:
@@ -143,7 +137,7 @@ class Operators:
             self._scheduler.release(job, who=WHO)
 
     def _cancel(self, fault: Fault) -> bool:
-        job = self._scheduler.one_of(fault.luck)
+        job = self._scheduler.one_of(fault)
         return job is not None and self._scheduler.cancel(job, who=WHO)
 
     def _requeue_finished(self, fault: Fault) -> bool:
@@ -151,5 +145,4 @@ class Operators:
         over = [job for job in self._scheduler.jobs.values() if job.is_over]
         if not over:
             return False
-        job = over[int(fault.luck * len(over))]
-        return self._scheduler.requeue(job, held=False, who=WHO)
+        return self._scheduler.requeue(fault.picks(over), held=False, who=WHO)

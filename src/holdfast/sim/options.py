@@ -15,6 +15,9 @@ from msgspec import Struct, structs
 from holdfast.errors import UsageError
 
 DAY_S = 86400.0
+GPUS_PER_NODE = 8
+SCALE_FROM = 128
+"""Nodes of the cluster whose rate of failures is given."""
 
 
 class JobPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +59,7 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     # --- the cluster ---
     nodes: int = 8
-    gpus_per_node: int = 8
+    gpus_per_node: int = GPUS_PER_NODE
     spares: int = 0
     """The last so many of `nodes` are marked as spares."""
     nodes_per_switch: int = 16
@@ -86,7 +89,7 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which causes they have: `llama3` (its 419 stops by count), `node` (losses of a node only), `gpu`, `software`."""
     scale_exponent: float = 0.0
     """Rate per node grows with (nodes / scale_from) to this power: MTBF falls faster than 1/N when above 0."""
-    scale_from: int = 128
+    scale_from: int = SCALE_FROM
     spares_apart: bool = False
     """Spares fail by a stream of luck of their own: then their number changes no fault of the other nodes."""
     lemons: float = 0.0
@@ -206,11 +209,6 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     watch_pause_s: float = 0.5
     """Between two looks at the scheduler."""
     snapshot_every: int = 5000
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of the whole cluster."""
-        return self.nodes * self.gpus_per_node
 
     def lines(self) -> list[str]:
         """Every option as `name = value`, for printing."""

@@ -7,6 +7,7 @@ The controller calls it. "Ensure" semantics as in real adapters; each change tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
@@ -40,7 +41,7 @@ class SimOrchestrator:
 
     async def observe(self) -> WorldView:
         """One snapshot."""
-        self._world.count("looks")
+        self._world.counts["looks"] += 1
         if self._world.scheduler_mute:
             raise LinkError("slurm_load_jobs error: Unable to contact slurm controller")
         self._changed.clear()
@@ -70,14 +71,13 @@ class SimOrchestrator:
     async def execute(self, order: o.AnyOrder) -> str:
         """See `ports.Orchestrator.execute`."""
         world, options = self._world, self._world.options
-        world.count("commands")
         await world.clock.sleep(options.command_s / 2)
         if world.scheduler_mute or world.chance("command", options.command_fail):
             world.say("command_failed", order=order.id, detail=kind_of(order))
             raise TemporaryOrderError("slurm_load_jobs error: Unable to contact slurm controller")
         if world.chance("refused", options.command_refuse):
             world.say("command_refused", order=order.id, detail=kind_of(order))
-            world.count("refused")
+            world.counts["refused"] += 1
             self._refused.add(order.id)
             raise PermanentOrderError("Access/permission denied")
         if world.chance("command", options.command_hang):
@@ -96,13 +96,9 @@ class SimOrchestrator:
 
     def _late(self, order: o.AnyOrder) -> None:
         """The command is carried out after all, unless its order had its effect in the meantime."""
-        if self._world.calm or self._world.effects.get(order.id) or order.id in self._refused:
-            return
-        try:
-            self._carry_out(order)
-        except PermanentOrderError:
-            # There is nobody any more who could be told.
-            return
+        if not (self._world.calm or self._world.effects[order.id] or order.id in self._refused):
+            with contextlib.suppress(PermanentOrderError):  # there is nobody any more who could be told
+                self._carry_out(order)
 
     def _carry_out(self, order: o.AnyOrder) -> bool:
         if isinstance(order, o.JobOrder):
@@ -112,7 +108,7 @@ class SimOrchestrator:
         else:
             raise PermanentOrderError(f"the scheduler has no way to {kind_of(order)}")
         if changed:
-            self._world.effect(order.id)
+            self._world.effects[order.id] += 1
         return changed
 
     def _to_job(self, order: o.JobOrder) -> bool:
@@ -142,7 +138,7 @@ class SimOrchestrator:
     def _to_node(self, order: o.NodeOrder) -> bool:
         node = self._world.nodes.get(order.node)
         if node is None or node.hidden:
-            self._world.count("refused")
+            self._world.counts["refused"] += 1
             raise PermanentOrderError(f"no node {order.node}")
         if order.instance_id and order.instance_id != node.machine:
             raise PermanentOrderError(f"{order.node} is another machine now")

@@ -14,7 +14,7 @@ from holdfast import __version__
 from holdfast.report.html import plotly_script
 from holdfast.report.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 from holdfast.sim.ledger import CATEGORIES
-from holdfast.sim.what_if import Answer, Case
+from holdfast.sim.what_if import Answer
 
 COLOURS = (SKY, PURPLE, "#F0E442", ORANGE, "#999999", "#555555", "#8C564B", RED, BLUE)
 """One for each category, in their order."""
@@ -24,7 +24,8 @@ FULL, EIGHTHS = "█", " ▏▎▍▌▋▊▉"
 def names_of(answers: Sequence[Answer]) -> list[str]:
     """What tells the cases apart, in a few words each."""
     cases = [answer.case for answer in answers]
-    several = [len({_part(case, index) for case in cases}) > 1 for index in range(3)]
+    choices = zip(*((case.policy_name, case.checkpoint_s, case.spares) for case in cases), strict=True)
+    several = [len(set(chosen)) > 1 for chosen in choices]
     made = []
     for answer in answers:
         parts = [
@@ -35,10 +36,6 @@ def names_of(answers: Sequence[Answer]) -> list[str]:
         kept = [part for part, differs in zip(parts, several, strict=True) if differs]
         made.append(", ".join(kept or parts[:1]))
     return made
-
-
-def _part(case: Case, index: int) -> object:
-    return (case.policy_name, case.checkpoint_s, case.spares)[index]
 
 
 def _interval(answer: Answer) -> str:

@@ -6,17 +6,18 @@ seconds; `at - VIRTUAL_START` is the time since the run's beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from msgspec import Struct, field
 
 from holdfast.model.cluster import WorldView
-from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.ports import Entry
+from holdfast.sim.history import History
+from holdfast.sim.options import SimOptions
+from holdfast.sim.store import Disk
 
-if TYPE_CHECKING:
-    from holdfast.sim.options import SimOptions
+T = TypeVar("T")
 
 
 class Fault(Struct, frozen=True, kw_only=True):
@@ -43,6 +44,10 @@ class Fault(Struct, frozen=True, kw_only=True):
     """A draw in [0, 1) of its own, for whatever else must be chosen."""
     remedy: str = ""
     """What mends it: `reset`, `reboot`, `replace`; empty: nothing need be mended."""
+
+    def picks(self, among: Sequence[T]) -> T:
+        """One of these, by its luck."""
+        return among[int(self.luck * len(among))]
 
 
 class Happening(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -124,19 +129,13 @@ class Ledger(Struct):
     completed: bool = False
 
     @property
-    def goodput(self) -> float:
-        """As ETTR, without the time before the first step of all."""
-        rest = self.wall_s - self.badput.get("startup", 0.0)
-        return self.productive_s / rest if rest > 0 else 0.0
-
-    @property
     def ettr(self) -> float:
         """Effective training time ratio: productive over wall time; 0.0 before anything ran."""
         return self.productive_s / self.wall_s if self.wall_s > 0 else 0.0
 
 
-class SimResult(Struct, kw_only=True):
-    """See the module. `entries()` and `journal()` need `keep_journal`."""
+class SimResult(History, kw_only=True):
+    """See the module. `entries()` and `journal()` need `keep_journal`; `judging.history_of` adds steps and deeds."""
 
     options: SimOptions
     faults: tuple[Fault, ...]
@@ -145,21 +144,12 @@ class SimResult(Struct, kw_only=True):
     started_at: float
     calm_at: float
     """When faults stopped."""
-    ended_at: float
     converged: bool
     """Everything came to rest within `converge_s` (True as well when there was no such phase)."""
     unrest: list[str]
     """What had not come to rest: one line each."""
-    world: WorldView
-    """The scheduler's last state."""
+    final: WorldView
     ledgers: list[Ledger]
-    jobs: list[JobRecord]
-    nodes: list[NodeRecord]
-    incidents: list[IncidentRecord]
-    """Oldest first."""
-    orders: list[OrderRecord]
-    """Oldest first."""
-    brakes: list[BrakeRecord]
     events: int
     orders_given: int
     digest: str
@@ -172,15 +162,15 @@ class SimResult(Struct, kw_only=True):
     """Order id -> how often it changed the world."""
     state: bytes
     """The engine's snapshot at the end."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """Further counts: looks, commits, kills, messages lost..."""
-    read_entries: Callable[[], Iterator[Entry]] | None = None
-    read_journal: Callable[[], Iterator[bytes]] | None = None
+    counts: dict[str, int]
+    """Further counts: looks, kills, refused, resubmitted."""
+    disk: Disk
+    """What is kept of the journal."""
 
     def entries(self) -> Iterator[Entry]:
         """Every event with its orders, oldest first."""
-        return self.read_entries() if self.read_entries is not None else iter(())
+        return self.disk.entries()
 
     def journal(self) -> bytes:
         """The canonical journal, as `holdfast export` writes it."""
-        return b"".join(self.read_journal()) if self.read_journal is not None else b""
+        return b"".join(self.disk.lines())

@@ -71,7 +71,7 @@ class SimRepair:
         }[type(order)]
         self._work[order.id] = asyncio.Event()
         world.say("node_repair", who="controller", order=order.id, node=node.name, detail=kind)
-        world.effect(order.id)
+        world.effects[order.id] += 1
         if kind != "reset":
             world.later(BOOT_DOWN_S, lambda: world.go_down(node, "", kind, who="repair"))
         spread = world.dice("repair").uniform(0.8, 1.2)
@@ -79,19 +79,14 @@ class SimRepair:
 
     def _end(self, node: Node, order: o.NodeOrder, kind: str) -> None:
         world = self._world
-        if world.chance("repair", world.options.repair_fail):
+        works = not world.chance("repair", world.options.repair_fail)
+        if works:
+            world.mend(node, kind, who="repair", order=order.id)
+        else:
             world.say("node_repair_failed", who="repair", order=order.id, node=node.name, detail=kind)
             if kind == "replace":
                 self._failed[order.id] = "no machine of this type is available"
-            if kind != "reset":
-                world.come_up(node, who="repair", order=order.id)
-        elif kind == "replace":
-            for fault in list(node.broken):
-                world.say("node_mended", fault=fault, who="repair", order=order.id, node=node.name)
-            world.come_up(node, who="repair", machine=True, order=order.id)
-        else:
-            world.mend(node, kind, who="repair", order=order.id)
-            if kind == "reboot":
-                world.come_up(node, who="repair", order=order.id)
+        if kind != "reset":
+            world.come_up(node, who="repair", machine=works and kind == "replace", order=order.id)
         self._work[order.id].set()
         self._scheduler.look_soon()

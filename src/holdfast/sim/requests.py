@@ -68,45 +68,35 @@ class Requests:
         self._agents.send(event, None)
         return True
 
-    def drain(self, fault: Fault) -> bool:
-        """Keep new work off a node."""
-        self._drained.append(fault.node)
-        return self.ask(e.Command.DRAIN, node=fault.node)
+    def of_node(self, command: e.Command) -> Callable[[Fault], bool]:
+        """Ask for this of the fault's node; what is drained is returned in the calm."""
 
-    def drain_with_jobs(self, fault: Fault) -> bool:
-        """Keep new work off a node and have its jobs leave."""
-        self._drained.append(fault.node)
-        return self.ask(e.Command.EVACUATE, node=fault.node)
+        def asked(fault: Fault) -> bool:
+            if command in {e.Command.DRAIN, e.Command.EVACUATE}:
+                self._drained.append(fault.node)
+            return self.ask(command, node=fault.node)
 
-    def give_back(self, fault: Fault) -> bool:
-        """Return a node."""
-        return self.ask(e.Command.RETURN, node=fault.node)
+        return asked
 
-    def requeue(self, fault: Fault) -> bool:
-        """Requeue a job that runs."""
-        job = self._scheduler.one_of(fault.luck)
-        return job is not None and self.ask(e.Command.REQUEUE, job=job.key)
+    def of_job(self, command: e.Command) -> Callable[[Fault], bool]:
+        """Ask for this of a job that runs."""
 
-    def give_up(self, fault: Fault) -> bool:
-        """End a job for good."""
-        job = self._scheduler.one_of(fault.luck)
-        return job is not None and self.ask(e.Command.GIVE_UP, job=job.key)
+        def asked(fault: Fault) -> bool:
+            job = self._scheduler.one_of(fault)
+            return job is not None and self.ask(command, job=job.key)
 
-    def reset_brake(self, fault: Fault) -> bool:
-        """Let the brake go."""
-        del fault
-        return self.ask(e.Command.RESET_BRAKE, group="batch")
+        return asked
 
     def asks(self, fault: Fault) -> bool:
         """One request to Holdfast, chosen by the fault's luck. False when there is nothing to ask for."""
         requests: tuple[Callable[[Fault], bool], ...] = (
             self._hold,
             self._hold,
-            self._evacuate,
+            self.of_job(e.Command.EVACUATE),
             lambda fault: self._repair(fault, e.Command.REBOOT),
             lambda fault: self._repair(fault, e.Command.REPLACE),
-            lambda fault: self.ask(e.Command.CONFIRM_HEALTHY, node=fault.node),
-            self.drain_with_jobs,
+            self.of_node(e.Command.CONFIRM_HEALTHY),
+            self.of_node(e.Command.EVACUATE),
             self._mode,
             lambda _: self.ask(e.Command.DRAIN, node="ghost"),
             self._load_policy,
@@ -126,7 +116,7 @@ class Requests:
         self._agents.send(fired, None)
 
     def _hold(self, fault: Fault) -> bool:
-        job = self._scheduler.one_of(fault.luck, queued=fault.luck * 1e3 % 1.0 < 0.3)
+        job = self._scheduler.one_of(fault, queued=fault.luck * 1e3 % 1.0 < 0.3)
         if job is None or str(job.key) in self.holding:
             return False
         name = str(job.key)
@@ -139,10 +129,6 @@ class Requests:
         key = self.holding.pop(name, None)
         if key is not None:
             self.ask(e.Command.RELEASE, job=key)
-
-    def _evacuate(self, fault: Fault) -> bool:
-        job = self._scheduler.one_of(fault.luck)
-        return job is not None and self.ask(e.Command.EVACUATE, job=job.key)
 
     def _repair(self, fault: Fault, command: e.Command) -> bool:
         retired = [node.name for node in self._world.nodes.values() if node.retired]
@@ -182,7 +168,7 @@ class Requests:
         if not calm and word > share:
             return
         command = e.Command.REJECT if not calm and word < share / 4 else e.Command.APPROVE
-        self._world.later(wait_s, lambda: self._decide(command, rest[:-1]))
+        self._world.later(wait_s, functools.partial(self.ask, command, order=rest[:-1]))
 
     def _look_into(self, notice: Notify) -> None:
         """Hold a job that has just failed, or that waits for nodes again, until its owner has looked."""
@@ -195,10 +181,4 @@ class Requests:
                 self._world.later(BACK_S, lambda: self._release(str(job.key)))
                 self.ask(e.Command.HOLD, job=job.key)
         elif " is released" in notice.title and self._world.chance("holds", 0.5):
-            self._world.later(120.0, functools.partial(self._wait_in_queue, job))
-
-    def _wait_in_queue(self, job: Job) -> None:
-        self._hold_in_queue(job)
-
-    def _decide(self, command: e.Command, order: str) -> None:
-        self.ask(command, order=order)
+            self._world.later(120.0, functools.partial(self._hold_in_queue, job))

@@ -31,7 +31,7 @@ from holdfast.sim.control import ControlPlane
 from holdfast.sim.faults import plan
 from holdfast.sim.launcher import Launcher
 from holdfast.sim.operators import Operators
-from holdfast.sim.options import JobPlan, SimOptions
+from holdfast.sim.options import SimOptions
 from holdfast.sim.orchestrator import SimOrchestrator
 from holdfast.sim.record import Fault, Ledger, SimResult
 from holdfast.sim.repair_shop import SimRepair
@@ -74,8 +74,8 @@ class Simulation:
 
     def _storage_back(self) -> None:
         for job in self.scheduler.jobs.values():
-            if job.allocation is not None and job.allocation.attempt is not None:
-                job.allocation.attempt.storage_is_back()
+            if job.attempt is not None:
+                job.attempt.storage_is_back()
 
     async def run(
         self, *, progress: Progress | None = None, at_calm: Callable[[Simulation], None] | None = None
@@ -121,10 +121,7 @@ class Simulation:
             if job.arrives_s <= 0.0:
                 self.scheduler.submit(job)
             else:
-                self.world.later(job.arrives_s, functools.partial(self._submit, job))
-
-    def _submit(self, job: JobPlan) -> None:
-        self.scheduler.submit(job)
+                self.world.later(job.arrives_s, functools.partial(self.scheduler.submit, job))
 
     def _begin_calm(self) -> None:
         """Faults stop: what lasts ends, disks work, a controller runs, and people let go of what they held."""
@@ -172,18 +169,15 @@ class Simulation:
         found += [f"job {job.key} is {job.state} in the scheduler" for job in self._unfinished()]
         return found
 
-    def _usable(self) -> list[Node]:
-        return [node for node in self.world.nodes.values() if not node.drained and node.up and not node.cuts]
+    def _fits(self, job: Job) -> bool:
+        """Are enough nodes in service for it? Retired ones may never come back."""
+        usable = [node.name for node in self.world.nodes.values() if not node.drained and node.up and not node.cuts]
+        return sum(name not in job.excluded for name in usable) >= job.plan.nodes
 
     def _starved(self) -> set[str]:
-        """Jobs that wait for nodes of which too few are left: retired ones may never come back."""
-        usable = self._usable()
-        return {
-            str(job.key)
-            for job in self.scheduler.jobs.values()
-            if job.state is SchedulerState.PENDING
-            and sum(node.name not in job.excluded for node in usable) < job.plan.nodes
-        }
+        """Jobs that wait for nodes of which too few are left."""
+        waiting = (job for job in self.scheduler.jobs.values() if job.state is SchedulerState.PENDING)
+        return {str(job.key) for job in waiting if not self._fits(job)}
 
     def _kept_back(self) -> set[str]:
         """Jobs that a person has Holdfast hold, and that are held: such a wish about a job that runs stops nothing."""
@@ -193,15 +187,14 @@ class Simulation:
 
     def _unfinished(self) -> list[Job]:
         """Jobs that have work left and could go on: they run, or there are nodes for them."""
-        usable, kept_back = self._usable(), self._kept_back()
-        found = []
-        for job in self.scheduler.jobs.values():
-            if job.is_over or job.plan.work_s <= 0.0 or str(job.key) in kept_back:
-                continue
-            enough = sum(node.name not in job.excluded for node in usable) >= job.plan.nodes
-            if job.state in RUNS or job.state is SchedulerState.HELD or enough:
-                found.append(job)
-        return found
+        kept_back = self._kept_back()
+        able = RUNS | {SchedulerState.HELD}
+        return [
+            job
+            for name, job in self.scheduler.jobs.items()
+            if not job.is_over and job.plan.work_s > 0.0 and name not in kept_back
+            if job.state in able or self._fits(job)
+        ]
 
     async def _result(self, unrest: list[str]) -> SimResult:
         disk, world = self.control.disk, self.world
@@ -216,13 +209,13 @@ class Simulation:
             ended_at=world.now(),
             converged=not unrest,
             unrest=unrest,
-            world=self.scheduler.snapshot(),
+            final=self.scheduler.snapshot(),
+            policies=self.control.policies,
             ledgers=self._ledgers(),
             jobs=await journal.jobs(),
             nodes=await journal.nodes(),
             incidents=incidents[::-1],
             orders=(await journal.orders(limit=10**9))[::-1],
-            brakes=await journal.brakes(),
             events=disk.events,
             orders_given=disk.orders,
             digest=disk.digest.hexdigest(),
@@ -231,16 +224,15 @@ class Simulation:
             effects=world.effects,
             state=await self.control.state(),
             counts=world.counts,
-            read_entries=disk.entries,
-            read_journal=disk.lines,
+            disk=disk,
         )
 
     def _ledgers(self) -> list[Ledger]:
         found = []
         for job in [*self.scheduler.gone, *self.scheduler.jobs.values()]:
-            attempt = job.allocation.attempt if job.allocation is not None else None
+            trains = job.attempt is not None and job.attempt.is_well
             kept_s = (
-                attempt.position() if attempt is not None and attempt.is_well else max(job.saved.points, default=0.0)
+                job.attempt.position() if job.attempt is not None and trains else max(job.saved.points, default=0.0)
             )
             found.append(job.account.close(self.world.now(), kept_s))
         return found

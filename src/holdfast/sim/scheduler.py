@@ -14,6 +14,7 @@ from holdfast.model.cluster import ENDED, JobKey, JobView, RecoverySpec, Schedul
 from holdfast.model.records import RUNS
 from holdfast.sim.ledger import Account
 from holdfast.sim.options import JobPlan
+from holdfast.sim.record import Fault
 from holdfast.sim.store import Disk
 from holdfast.sim.training import Attempt, Saved, Watcher
 from holdfast.sim.world import Node, World
@@ -32,21 +33,14 @@ class Allocation(Watcher):
 
     def begin(self) -> None:
         """Start."""
-        plan = self.job.plan
-        nodes = self.nodes[: plan.nodes]
-        number = self.job.restart_count
-        self.attempt = Attempt(
-            self.scheduler.world,
-            plan,
-            str(self.job.key),
-            number,
-            nodes,
-            self.job.saved,
-            self.job.account,
-            self,
-            step_max=self.job.step_max,
-        )
-        self.attempt.begin(plan.start_s)
+        job = self.job
+        self.attempt = self.attempt_of(job.restart_count, self.nodes[: job.plan.nodes], self, job.step_max)
+        self.attempt.begin(job.plan.start_s)
+
+    def attempt_of(self, number: int, nodes: tuple[Node, ...], watcher: Watcher, step_max: int | None) -> Attempt:
+        """An attempt of the job, not yet begun."""
+        job, world = self.job, self.scheduler.world
+        return Attempt(world, job.plan, str(job.key), number, nodes, job.saved, job.account, watcher, step_max=step_max)
 
     def kill(self, why: str) -> None:
         """The scheduler ends everything of it."""
@@ -113,7 +107,7 @@ class Job:
         self.signal: int | None = None
         self.allocation: Allocation | None = None
         self.step_max: int | None = None
-        self.disk: Disk | None = None
+        self.disk = Disk()
         """Its launchers' journal, in the job's folder."""
         self.attempts = 0
         """How many attempts its launchers have made."""
@@ -123,14 +117,14 @@ class Job:
         self.names: tuple[str, ...] = ()
 
     @property
+    def attempt(self) -> Attempt | None:
+        """The attempt that runs on its nodes, or ran there last."""
+        return self.allocation.attempt if self.allocation is not None else None
+
+    @property
     def is_over(self) -> bool:
         """Has it ended, as the scheduler sees it?"""
         return self.state in ENDED
-
-    @property
-    def is_failed(self) -> bool:
-        """Has it ended otherwise than its owner wanted?"""
-        return self.state in {SchedulerState.FAILED, SchedulerState.NODE_FAIL}
 
     @property
     def want(self) -> int:
@@ -164,25 +158,19 @@ class Scheduler:
         self.look_soon()
         return job
 
-    def forget(self, job: Job) -> None:
-        """Its id is used again: the scheduler knows it no more."""
-        del self.jobs[str(job.key)]
-        self.gone.append(job)
-        self.world.on_change()
-
     def running_on(self, node: Node) -> Job | None:
         """The job whose allocation holds the node."""
         job = self.jobs.get(node.job) if node.job else None
         return job if job is not None and job.state in RUNS else None
 
-    def one_of(self, luck: float, *, queued: bool = False) -> Job | None:
+    def one_of(self, fault: Fault, *, queued: bool = False) -> Job | None:
         """One of the jobs with an end that run, or else are queued."""
         found = [
             job
             for job in self.jobs.values()
             if (job.state in RUNS) is not queued and not job.is_over and job.plan.work_s > 0.0
         ]
-        return found[int(luck * len(found))] if found else None
+        return fault.picks(found) if found else None
 
     # --- views ---
 
@@ -271,7 +259,6 @@ class Scheduler:
         if have < want:
             return False
         for one in victims:
-            self.world.count("preempted")
             self.requeue(one, held=False, who="scheduler")
         return True
 
@@ -338,7 +325,7 @@ class Scheduler:
     def _resubmit(self, job: Job) -> None:
         """Its owner finds it ended, for instance given up, and has it queued again."""
         if job.is_over and str(job.key) in self.jobs:
-            self.world.count("resubmitted")
+            self.world.counts["resubmitted"] += 1
             self.requeue(job, held=False, who="owner")
 
     def _lost(self, node: Node, fault: str) -> None:
@@ -431,5 +418,7 @@ class Scheduler:
     def reuse_id(self, job: Job) -> Job:
         """Its owner cancels it; later the same id is a new job."""
         self.cancel(job, who="owner")
-        self.forget(job)
+        del self.jobs[str(job.key)]
+        self.gone.append(job)
+        self.world.on_change()
         return self.submit(replace(job.plan, arrives_s=0.0), job.key.generation + 1)

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
+from itertools import chain
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from holdfast.model.orders import AnyOrder, OrderStatus
+from holdfast.model.orders import OrderStatus
 from holdfast.model.records import IncidentRecord, OrderRecord
 from holdfast.model.wire import kind_of
-from holdfast.sim.counterfactual import OWN, Key, Told, key_of
+from holdfast.sim.counterfactual import OWN, Told, key_of
 
 VERSION = 1
 NEAR_S = 120.0
@@ -64,8 +65,7 @@ def compare(then: Told, now: Told) -> list[Case]:
         mine = left_orders.pop(left.id, []) if left is not None else []
         other = right_orders.pop(right.id, []) if right is not None else []
         cases.append(_case(left, right, mine, other, now.assumed))
-    rest_left = [record for records in left_orders.values() for record in records]
-    rest_right = [record for records in right_orders.values() for record in records]
+    rest_left, rest_right = ([*chain(*orders.values())] for orders in (left_orders, right_orders))
     if rest_left or rest_right:
         cases.append(_case(None, None, rest_left, rest_right, now.assumed))
     return sorted(cases, key=lambda case: (case.opened_at, case.incident))
@@ -92,13 +92,8 @@ def form(cases: Sequence[Case], then: Told, now: Told, **facts: Any) -> dict[str
                 "cause": {"then": case.cause_then or None, "now": case.cause_now or None},
                 "outcome": {"then": case.outcome_then or None, "now": case.outcome_now or None},
                 "orders": [
-                    {
-                        "after_s": round(line.after_s, 3),
-                        "then": line.then or None,
-                        "now": line.now or None,
-                        "why": line.why,
-                        "assumed": line.assumed,
-                    }
+                    structs.asdict(line)
+                    | {"after_s": round(line.after_s, 3), "then": line.then or None, "now": line.now or None}
                     for line in case.lines
                 ],
             }
@@ -174,21 +169,10 @@ def _outcome(incident: IncidentRecord | None) -> str:
 def _lines(
     mine: Sequence[OrderRecord], other: Sequence[OrderRecord], opened: float, assumed: frozenset[str]
 ) -> Iterable[Line]:
-    keys_left: list[tuple[Key, bool]] = [_key(record) for record in mine]
-    keys_right: list[tuple[Key, bool]] = [_key(record) for record in other]
+    keys_left, keys_right = ([(key_of(one.order), one.status in _NOT_DONE) for one in side] for side in (mine, other))
     matcher = SequenceMatcher(None, keys_left, keys_right, autojunk=False)
-    for what, a, b, c, d in matcher.get_opcodes():
-        if what == "equal":
-            for left, right in zip(mine[a:b], other[c:d], strict=True):
-                yield Line(
-                    after_s=left.issued_at - opened,
-                    then=words(left),
-                    now=words(right),
-                    why=left.order.why,
-                    assumed=right.order.id in assumed,
-                )
-            continue
-        for one, another in _beside(mine[a:b], other[c:d]):
+    for _, a, b, c, d in matcher.get_opcodes():
+        for one, another in _in_line(mine[a:b], other[c:d]):
             shown = one or another
             if shown is not None:
                 yield Line(
@@ -200,10 +184,10 @@ def _lines(
                 )
 
 
-def _beside(
+def _in_line(
     left: Sequence[OrderRecord], right: Sequence[OrderRecord]
 ) -> Iterable[tuple[OrderRecord | None, OrderRecord | None]]:
-    """Orders that differ, on one line when they are about the same node or job."""
+    """Orders of both sides, on one line when they are about the same node or job."""
     others = list(right)
     for one in left:
         if others and key_of(others[0].order)[1] == key_of(one.order)[1]:
@@ -214,24 +198,11 @@ def _beside(
         yield None, another
 
 
-def _key(record: OrderRecord) -> tuple[Key, bool]:
-    return key_of(record.order), _asked(record)
-
-
-def _asked(record: OrderRecord) -> bool:
-    """Was it only proposed or noted?"""
-    return record.status in _NOT_DONE
-
-
 def words(record: OrderRecord) -> str:
     """An order in a few words: `replace node node07`, `requeue held 1778 (proposed)`."""
     order = record.order
     kind, about = key_of(order)
-    text = f"{kind.replace('_', ' ')} {about}{_more(order)}"
-    status = record.status
-    return f"{text} ({status})" if status in _NOT_DONE else text
-
-
-def _more(order: AnyOrder) -> str:
     nodes = getattr(order, "nodes", ()) or getattr(order, "exclude_nodes", ())
-    return f" without {', '.join(nodes)}" if nodes else ""
+    more = f" without {', '.join(nodes)}" if nodes else ""
+    status = f" ({record.status})" if record.status in _NOT_DONE else ""
+    return f"{kind.replace('_', ' ')} {about}{more}{status}"

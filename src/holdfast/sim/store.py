@@ -29,15 +29,15 @@ class Disk(MemoryStore):
         self.torn: Callable[[], bool] | None = None
         """Set: the next transaction is cut in the middle. Returns whether it was stored; the writer is killed."""
 
-    def lines(self) -> Iterator[bytes]:
-        """The canonical journal, as far as it is kept."""
-        for row in self.rows:
-            yield b'{"seq":%d,"event":%b,"orders":%b}\n' % (row.seq, row.payload, row.orders)
+    def lines(self, first: int = 0) -> Iterator[bytes]:
+        """The canonical journal, as far as it is kept, from the `first` row on."""
+        return (
+            b'{"seq":%d,"event":%b,"orders":%b}\n' % (row.seq, row.payload, row.orders) for row in self.rows[first:]
+        )
 
     def entries(self) -> Iterator[Entry]:
         """Every event that is kept, with its orders."""
-        for row in self.rows:
-            yield Entry(decode_event(row.payload), decode_orders(row.orders), Touched())
+        return (Entry(decode_event(row.payload), decode_orders(row.orders), Touched()) for row in self.rows)
 
 
 class SimJournal(MemoryJournal):
@@ -60,11 +60,11 @@ class SimJournal(MemoryJournal):
         if torn is not None and not torn():
             await asyncio.Event().wait()  # the writer is killed here, and nothing was stored
         if self._lean:
-            entries = [Entry(entry.event, entry.orders, _lean(entry.touched)) for entry in entries]
+            # Only what figures are made of: jobs on thousands of nodes are large, and nobody looks at them meanwhile.
+            entries = [Entry(one.event, one.orders, Touched(incidents=one.touched.incidents)) for one in entries]
         await super().append(entries)
         disk = self.disk
-        for row in disk.rows[len(disk.rows) - len(entries) :]:
-            line = b'{"seq":%d,"event":%b,"orders":%b}\n' % (row.seq, row.payload, row.orders)
+        for line in disk.lines(len(disk.rows) - len(entries)):
             disk.digest.update(line)
             disk.written += len(line)
         disk.events += len(entries)
@@ -95,8 +95,3 @@ class SimJournal(MemoryJournal):
     async def _pass(self) -> None:
         if self.gate is not None:
             await self.gate.wait()
-
-
-def _lean(touched: Touched) -> Touched:
-    """Only what figures are made of: jobs on thousands of nodes are large, and nobody looks at them meanwhile."""
-    return Touched(incidents=touched.incidents)

@@ -152,7 +152,9 @@ class Attempt:
 
     def _started(self) -> None:
         # Also of one that is broken already: its other ranks come up, and its launcher says so.
-        self.world.say("attempt_started", job=self.name, detail=str(self.number), nodes=[n.name for n in self.nodes])
+        self.world.say(
+            "attempt_started", job=self.name, detail=str(self.number), nodes=tuple(n.name for n in self.nodes)
+        )
         self.account.ledger.attempts += 1
         self.watcher.started()
         if not self.is_well:
@@ -286,16 +288,13 @@ class Attempt:
         self._break()
         self.watcher.stalled(fault)
 
-    def pauses(self, fault: str) -> bool:
-        """Nothing moves until it `goes_on`. False when it does not train."""
-        if self.phase != TRAIN:
-            return False
+    def pauses(self, fault: str) -> None:
+        """Nothing moves until it `goes_on`. To be asked while it trains."""
         self._stop_waiting()
         self._settle()
         self._enter("stall")
         self._paused = True
         self.watcher.stalled(fault)
-        return True
 
     def goes_on(self) -> None:
         """The pause is over, unless the attempt is."""

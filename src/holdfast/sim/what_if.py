@@ -7,7 +7,7 @@ cases can make a difference. Durations are virtual seconds. Every run is the rea
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from statistics import fmean, stdev
 
@@ -17,9 +17,12 @@ from holdfast.errors import UsageError
 from holdfast.sim.causes import best_interval_s, formula_ettr
 from holdfast.sim.faults import power
 from holdfast.sim.ledger import CATEGORIES
-from holdfast.sim.options import DAY_S, JobPlan, SimOptions
-from holdfast.sim.record import Ledger, SimResult
+from holdfast.sim.options import DAY_S, GPUS_PER_NODE, SCALE_FROM, JobPlan, SimOptions
+from holdfast.sim.record import SimResult
 from holdfast.sim.run import Progress, simulate
+
+COMMAND_S = 0.3
+"""A scheduler's command; three of them bring a job through the queue in about a second, as measured on Slurm."""
 
 
 class Question(Struct, frozen=True, kw_only=True):
@@ -29,7 +32,6 @@ class Question(Struct, frozen=True, kw_only=True):
     days: float
     jobs: int = 1
     """So many jobs of equal size share the GPUs."""
-    gpus_per_node: int = 8
     failures: float
     """Per 1000 node-days."""
     causes: str = "llama3"
@@ -38,19 +40,12 @@ class Question(Struct, frozen=True, kw_only=True):
     load_s: float = 120.0
     lemons: float = 0.0
     scale_exponent: float = 0.0
-    scale_from: int = 128
-    resubmit_s: float = 3600.0
-    command_s: float = 0.3
-    """A scheduler's command; three of them bring a job through the queue in about a second, as measured on Slurm."""
-    hang_s: float = 30.0
-    tick_s: float = 0.5
-    watch_pause_s: float = 0.5
     in_place_s: float = 5.0
 
     @property
     def nodes(self) -> int:
         """Nodes that the jobs use, without spares."""
-        return self.gpus // self.gpus_per_node
+        return self.gpus // GPUS_PER_NODE
 
     @property
     def job_nodes(self) -> int:
@@ -60,7 +55,7 @@ class Question(Struct, frozen=True, kw_only=True):
     @property
     def rate(self) -> float:
         """Failures per node and second."""
-        growth = power(self.nodes / self.scale_from, self.scale_exponent) if self.scale_exponent else 1.0
+        growth = power(self.nodes / SCALE_FROM, self.scale_exponent) if self.scale_exponent else 1.0
         return self.failures * growth / 1000.0 / DAY_S
 
 
@@ -130,8 +125,8 @@ class Answer(Struct):
 
 def check(question: Question, cases: Sequence[Case]) -> None:
     """Raise UsageError with one clear sentence when a question makes no sense."""
-    if question.gpus < question.gpus_per_node or question.gpus % question.gpus_per_node:
-        raise UsageError(f"--gpus {question.gpus} is no multiple of the {question.gpus_per_node} GPUs of a node")
+    if question.gpus < GPUS_PER_NODE or question.gpus % GPUS_PER_NODE:
+        raise UsageError(f"--gpus {question.gpus} is no multiple of the {GPUS_PER_NODE} GPUs of a node")
     if question.jobs < 1 or question.nodes % question.jobs:
         raise UsageError(f"{question.nodes} nodes cannot be shared by {question.jobs} jobs of equal size")
     if not 0 < question.days <= 3660:
@@ -162,14 +157,13 @@ def options_for(question: Question, case: Case, seed: int) -> SimOptions:
             start_s=question.start_s,
             load_s=question.load_s,
             in_place_s=min(question.in_place_s, question.start_s),
-            resubmit_s=question.resubmit_s,
+            resubmit_s=3600.0,
         )
         for number in range(question.jobs)
     )
     return SimOptions(
         seed=seed,
         nodes=question.nodes + case.spares,
-        gpus_per_node=question.gpus_per_node,
         spares=case.spares,
         nodes_per_switch=32,
         jobs=jobs,
@@ -179,26 +173,23 @@ def options_for(question: Question, case: Case, seed: int) -> SimOptions:
         failures=question.failures,
         causes=question.causes,
         scale_exponent=question.scale_exponent,
-        scale_from=question.scale_from,
         lemons=question.lemons,
         spares_apart=True,
-        command_s=question.command_s,
-        hang_s=question.hang_s,
+        command_s=COMMAND_S,
         lease_s=4 * DAY_S,
-        tick_s=question.tick_s,
-        watch_pause_s=question.watch_pause_s,
     )
 
 
 def summary(seed: int, result: SimResult) -> Run:
     """What is kept of one run."""
     ledgers = result.ledgers
-    wall_s = sum(one.wall_s for one in ledgers)
+    wall_s, productive_s = sum(one.wall_s for one in ledgers), sum(one.productive_s for one in ledgers)
+    badput_s = {name: sum(one.badput[name] for one in ledgers) for name in CATEGORIES}
     return Run(
         seed=seed,
-        ettr=_share(ledgers, lambda one: one.productive_s, wall_s),
-        goodput=_share(ledgers, lambda one: one.productive_s, wall_s - sum(one.badput["startup"] for one in ledgers)),
-        badput={name: _share(ledgers, lambda one, name=name: one.badput[name], wall_s) for name in CATEGORIES},  # type: ignore[misc]
+        ettr=_share(productive_s, wall_s),
+        goodput=_share(productive_s, wall_s - badput_s["startup"]),
+        badput={name: _share(lost_s, wall_s) for name, lost_s in badput_s.items()},
         faults=sum(happening.what == "fault" for happening in result.truth),
         failures=sum(one.failures for one in ledgers),
         attempts=sum(one.attempts for one in ledgers),
@@ -212,8 +203,8 @@ def summary(seed: int, result: SimResult) -> Run:
     )
 
 
-def _share(ledgers: Sequence[Ledger], of: Callable[[Ledger], float], wall_s: float) -> float:
-    return sum(of(one) for one in ledgers) / wall_s if wall_s > 0 else 0.0
+def _share(part_s: float, wall_s: float) -> float:
+    return part_s / wall_s if wall_s > 0 else 0.0
 
 
 def run_one(question: Question, case: Case, seed: int, progress: Progress | None = None) -> Run:
@@ -249,35 +240,26 @@ def ask(
         formula = formula_ettr(question.job_nodes, question.rate, u0_s, question.save_s, interval_s)
         answers.append(Answer(case, interval_s, formula))
     work = [(answer, seed) for answer in answers for seed in seeds]
-    made = _beside(question, work, processes, on_part) if processes > 1 else _in_turn(question, work, on_part)
-    for (answer, _), run in zip(work, made, strict=True):
-        answer.runs.append(run)
+    tell = on_part or (lambda _: None)
+    if processes > 1:
+        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            made = [(answer, pool.submit(run_one, question, answer.case, seed)) for answer, seed in work]
+            for answer, run in made:
+                answer.runs.append(run.result())
+                tell(1.0 / len(work))
+        return answers
+    for answer, seed in work:
+        answer.runs.append(run_one(question, answer.case, seed, _in_parts(len(work), tell)))
     return answers
 
 
-def _in_turn(
-    question: Question, work: Sequence[tuple[Answer, int]], on_part: Callable[[float], None] | None
-) -> Iterator[Run]:
-    for answer, seed in work:
-        told = 0.0
+def _in_parts(runs: int, tell: Callable[[float], None]) -> Progress:
+    """Progress of one of so many runs, told as shares of all work."""
+    told = 0.0
 
-        def progress(done_s: float, total_s: float) -> None:
-            nonlocal told
-            if on_part is not None:
-                on_part((done_s / total_s - told) / len(work))
-            told = done_s / total_s
+    def progress(done_s: float, total_s: float) -> None:
+        nonlocal told
+        tell((done_s / total_s - told) / runs)
+        told = done_s / total_s
 
-        yield run_one(question, answer.case, seed, progress)
-
-
-def _beside(
-    question: Question,
-    work: Sequence[tuple[Answer, int]],
-    processes: int,
-    on_part: Callable[[float], None] | None,
-) -> Iterator[Run]:
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for made in [pool.submit(run_one, question, answer.case, seed) for answer, seed in work]:
-            yield made.result()
-            if on_part is not None:
-                on_part(1.0 / len(work))
+    return progress

@@ -1,13 +1,15 @@
 """The simulated machines: what is up, what is broken, what is reachable; and the record of all that truly happens.
 
-Everything else of the simulation acts through it. It knows nothing of Holdfast: the control plane listens by `on_heard`
-and `on_boot`. Time is the clock's, which in a simulation is virtual; waiting is `later`.
+Everything else of the simulation acts through it. It knows nothing of Holdfast: the control plane listens by
+`on_heard`. Time is the clock's, which in a simulation is virtual; waiting is `later`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 from holdfast.model.cluster import NodeView
 from holdfast.model.orders import Notify
@@ -21,31 +23,6 @@ OWN_REASON = "[holdfast]"
 
 class Node:
     """One place in the cluster, and the machine that stands there now."""
-
-    __slots__ = (
-        "apart",
-        "boots",
-        "broken",
-        "cuts",
-        "drained",
-        "failed_check",
-        "hidden",
-        "index",
-        "job",
-        "known_down",
-        "lemon",
-        "links",
-        "machines",
-        "name",
-        "offset_s",
-        "rate_ppm",
-        "reason",
-        "retired",
-        "spare",
-        "topology",
-        "up",
-        "view",
-    )
 
     def __init__(self, index: int, path: str, *, spare: bool, lemon: bool, offset_s: float, rate_ppm: float) -> None:
         self.index = index
@@ -120,11 +97,11 @@ class World:
         self.scheduler_mute: set[str] = set()
         """Faults that keep the scheduler from answering."""
         self.truth: list[Happening] = []
-        self.counts: dict[str, int] = {}
-        self.effects: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.effects: Counter[str] = Counter()
+        """Order id -> how often it changed the world."""
         self.on_heard: Callable[[Node], None] = _nobody
         """The node can be heard now, or cannot any more."""
-        self.on_boot: Callable[[Node], None] = _nobody
         self.on_registered: Callable[[Node], None] = _nobody
         """The scheduler hears from a node that has booted."""
         self.on_lost: Callable[[Node, str], None] = _nobody
@@ -159,7 +136,7 @@ class World:
         """What the node takes the time for."""
         return self.now() + node.offset_s + node.rate_ppm * 1e-6 * self.clock.monotonic()
 
-    def later(self, seconds: float, do: Callable[[], None]) -> Callable[[], None]:
+    def later(self, seconds: float, do: Callable[[], object]) -> Callable[[], None]:
         """Do it after so long; the returned function forgets it."""
         return self.clock.call_later(seconds, do)
 
@@ -174,41 +151,9 @@ class World:
         """Does it happen, with this probability? Never in the calm."""
         return share > 0.0 and not self.calm and self.dice(name).random() < share
 
-    def say(
-        self,
-        what: str,
-        *,
-        fault: str = "",
-        who: str = "",
-        order: str = "",
-        node: str = "",
-        job: str = "",
-        detail: str = "",
-        nodes: Iterable[str] = (),
-    ) -> None:
-        """Write down what truly happened."""
-        self.truth.append(
-            Happening(
-                at=self.now(),
-                what=what,
-                fault=fault,
-                who=who,
-                order=order,
-                node=node,
-                job=job,
-                detail=detail,
-                nodes=tuple(nodes),
-            )
-        )
-
-    def count(self, name: str, by: int = 1) -> None:
-        """Count something for the figures."""
-        self.counts[name] = self.counts.get(name, 0) + by
-
-    def effect(self, order: str) -> None:
-        """An order changed the world."""
-        if order:
-            self.effects[order] = self.effects.get(order, 0) + 1
+    def say(self, what: str, **fields: Any) -> None:
+        """Write down what truly happened; `fields` are those of a `Happening`."""
+        self.truth.append(Happening(at=self.now(), what=what, **fields))
 
     # --- what the scheduler shows of a node ---
 
@@ -248,7 +193,7 @@ class World:
         self.say("node_down", fault=fault, who=who, node=node.name, detail=why)
         self.on_heard(node)
         self.on_lost(node, fault)
-        self._watch_down(node)
+        self.later(self.options.down_s, lambda: self.give_up(node))
 
     def come_up(self, node: Node, *, who: str, machine: bool = False, order: str = "") -> None:
         """It boots, perhaps as another machine."""
@@ -265,7 +210,7 @@ class World:
         node.known_down = node.known_down and bool(node.cuts)
         self.say("node_up", who=who, node=node.name, order=order, detail=f"{node.machine} {node.boot}")
         self.touch(node)
-        self.on_boot(node)
+        self.on_heard(node)
         self.on_registered(node)
 
     def cut(self, node: Node, fault: str) -> None:
@@ -274,7 +219,7 @@ class World:
         self.say("node_cut", fault=fault, who="fault", node=node.name)
         self.on_heard(node)
         self.on_lost(node, fault)
-        self._watch_down(node)
+        self.later(self.options.down_s, lambda: self.give_up(node))
 
     def heal(self, node: Node, fault: str) -> None:
         """Its network is back."""
@@ -335,15 +280,8 @@ class World:
         self.touch(node)
         return True
 
-    def _watch_down(self, node: Node) -> None:
-        """The scheduler gives a node up that has not answered for long."""
-        self.later(self.options.down_s, lambda: self._given_up(node))
-
-    def not_answering(self, node: Node) -> None:
-        """The scheduler could not start anything there."""
-        self._given_up(node)
-
-    def _given_up(self, node: Node) -> None:
+    def give_up(self, node: Node) -> None:
+        """The scheduler has had no answer for long, or could not start anything there: to it the node is down."""
         if not node.reachable and not node.known_down:
             node.known_down = True
             self.touch(node)

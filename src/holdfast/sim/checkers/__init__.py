@@ -9,6 +9,7 @@ How time passes: not at all; a history brings its times.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from msgspec import Struct
 
@@ -80,17 +81,11 @@ def judged(history: History, replay: Replay | None = None) -> list[Complaint]:
     """All complaints: safety always, liveness when there was time for it, the replay when one is given."""
     is_live = came_to_rest_in_time(history) and not observes(history)  # who only observes brings nothing about
     judges = [*SAFETY, *(LIVENESS if is_live else ())]
-    said = [Complaint(judge.__name__, text) for judge in judges for text in _first(judge(history))]
+    said = [Complaint(judge.__name__, text) for judge in judges for text in islice(judge(history), COMPLAINTS_MAX)]
     if replay is not None:
-        said += [Complaint("replay_is_the_same", text) for text in _first(replay_is_the_same(history, replay))]
+        found = islice(replay_is_the_same(history, replay), COMPLAINTS_MAX)
+        said += [Complaint("replay_is_the_same", text) for text in found]
     return said
-
-
-def _first(texts: Iterator[str]) -> Iterator[str]:
-    for number, text in enumerate(texts):
-        if number >= COMPLAINTS_MAX:
-            return
-        yield text
 
 
 __all__ = ["LIVENESS", "SAFETY", "Complaint", "Judge", "Replay", "came_to_rest_in_time", "judged"]

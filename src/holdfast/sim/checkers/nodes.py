@@ -128,7 +128,7 @@ def _in_the_world(history: History) -> Iterator[str]:
                     freed[deed.node] = deed.at
                 elif before.startswith(PERSON):
                     yield f"{deed.by} lifted the drain of {before} from {deed.node}"
-            case OrderTook() if deed.changed and deed.node:
+            case OrderTook() if deed.node:
                 found = given.get(deed.order)
                 if found is None or not isinstance(found[0], _ON_THE_MACHINE):
                     continue

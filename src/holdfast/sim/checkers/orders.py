@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
-from holdfast.model.evidence import Finding
 from holdfast.model.orders import AnyOrder, OrderStatus
 from holdfast.model.wire import kind_of
 from holdfast.sim.history import PERSON, Held, History, OrderTook, Resumed, RunBegan, Step
@@ -104,7 +103,7 @@ def _one_effect(history: History) -> Iterator[str]:
             undone_at[deed.job] = deed.at
         elif isinstance(deed, Resumed) and deed.by.startswith(PERSON):
             undone_at[deed.node] = deed.at
-        if not isinstance(deed, OrderTook) or not deed.changed or took_at.get(deed.order) == deed.at:
+        if not isinstance(deed, OrderTook) or took_at.get(deed.order) == deed.at:
             continue
         before, took_at[deed.order] = took_at.get(deed.order), deed.at
         undone = undone_at.get({"release_job": deed.job, "quarantine_node": deed.node}.get(deed.kind))
@@ -126,7 +125,7 @@ def _requeued_once(history: History) -> Iterator[str]:
     for deed in history.deeds:
         if isinstance(deed, RunBegan):
             open_since.pop(deed.job, None)
-        elif isinstance(deed, OrderTook) and deed.changed and deed.job is not None:
+        elif isinstance(deed, OrderTook) and deed.job is not None:
             if deed.kind == "release_job":
                 open_since.pop(deed.job, None)
             elif deed.kind == "requeue_held":
@@ -174,7 +173,7 @@ def _spoken_of(event: e.AnyEvent) -> set[str]:
     """Nodes about which this event says something that may count against them."""
     match event:
         case e.FindingSeen():
-            return _places(event.finding)
+            return {event.finding.place.node} - {""}
         case e.NodeGone() | e.NodeSilent():
             return {event.node}
         case e.NodeObserved() if event.node.alive is False or event.node.drained:
@@ -188,17 +187,12 @@ def _spoken_of(event: e.AnyEvent) -> set[str]:
             return set()
 
 
-def _places(finding: Finding) -> set[str]:
-    return {finding.place.node} if finding.place.node else set()
-
-
 def _effects_have_orders(history: History) -> Iterator[str]:
     given = first_given(history)
     for deed in history.deeds:
-        if not isinstance(deed, OrderTook) or not deed.changed or deed.order.startswith("a"):
+        if not isinstance(deed, OrderTook) or deed.order.startswith("a"):
             continue  # orders of a launcher's own engine (a...) stand in the launcher's journal
-        found = given.get(deed.order)
-        if found is None:
+        if deed.order not in given:
             yield f"{deed.kind} {deed.order} had an effect at {deed.at:.3f}, and the journal does not know of it"
 
 
