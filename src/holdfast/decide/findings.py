@@ -8,7 +8,10 @@ that has since been returned are stale. Only its own time and the event's count 
 from __future__ import annotations
 
 from holdfast.decide import incidents, ladder, nodes, recovery, restart
-from holdfast.decide.records import Turn
+from holdfast.decide.records import job as job_record
+from holdfast.decide.records import node as node_record
+from holdfast.decide.records.incident import OBSERVED
+from holdfast.decide.records.turn import Turn
 from holdfast.model import events as e
 from holdfast.model import story
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
@@ -98,7 +101,7 @@ def _job_fault(turn: Turn, job: JobRecord, finding: Finding) -> None:
     if attempt is not None and attempt.incident and known is None:
         if attempt.ended_at:
             return  # the incident that ended this attempt is closed: nothing is left to be done about it
-        attempt.incident = ""  # what was told of before is over, and the attempt lives: this is something new
+        job_record.ends_by(job, "")  # what was told of before is over, and the attempt lives: this is something new
     if known is not None and _already_handled(turn, known, job, finding):
         return
     if not _may_begin(finding):
@@ -159,9 +162,8 @@ def job_fault(turn: Turn, job: JobRecord, finding: Finding, known: IncidentRecor
     incident = known or _same_trouble(turn, job, finding) or _by_domain(turn, keys)
     if known is not None and job.state is JobState.WATCHING:
         incident = None  # what was told of before is another matter
-        if job.attempt is not None:
-            job.attempt.incident = ""
-        incidents.job_settled(turn, known, job, incidents.OBSERVED, "something else came.")
+        job_record.ends_by(job, "")
+        incidents.job_settled(turn, known, job, OBSERVED, "something else came.")
     if incident is None:
         incident = incidents.open_new(turn, finding)
     else:
@@ -230,7 +232,7 @@ def node_gone(turn: Turn, name: str, evidence: str) -> None:
         node = nodes.record_of(turn, name)
     if node.gone or node.phase in {NodeState.REPAIRING, NodeState.VALIDATING, NodeState.RETIRED}:
         return
-    node.gone = True
+    node_record.lost(turn, node)
     node_fault(turn, _lost(turn, name, evidence))
 
 

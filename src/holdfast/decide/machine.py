@@ -422,11 +422,6 @@ def move(table: Mapping[S, Mapping[G, S]], state: S, trigger: G, *, story: tuple
         raise InvalidTransition(f"no move {trigger} from {state} (from there only: {known})", story=story) from None
 
 
-def can(table: Mapping[S, Mapping[G, S]], state: S, trigger: G) -> bool:
-    """Is there such a line?"""
-    return trigger in table[state]
-
-
 def mermaid(table: Mapping[S, Mapping[G, S]]) -> str:
     """The table as a mermaid state diagram; triggers between the same two states share an arrow."""
     lines = ["stateDiagram-v2", f"    [*] --> {next(iter(table))}"]
