@@ -12,12 +12,14 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role
+from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Brake, Policy, PolicySet
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, JobState, NodeRecord, NodeState, slug
 
 KEY = JobKey("c", "7")
 NODES = ("n1", "n2", "n3", "n4")
 S = SchedulerState
+TIMERS = (o.StartTimer, o.CancelTimer)
 QUIET = (o.StartTimer, o.CancelTimer, o.Notify)
 
 
@@ -59,6 +61,8 @@ class Play:
         orders = self.engine.handle(event)
         self.all.extend(orders)
         invariants.check(self.engine.state, self.engine.index)
+        for order in orders:  # a controller that is killed now gives it again only when it is known as pending
+            assert isinstance(order, TIMERS) or self.engine.state.orders[order.id].status is OrderStatus.PENDING, order
         for record in self.engine.touched().incidents:
             if record.closed_at and record not in self.closed:
                 self.closed.append(record)

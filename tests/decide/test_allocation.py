@@ -321,3 +321,16 @@ def test_ids_of_both_engines_never_meet():
     ours = {record.order.id for record in above.engine.pending_orders()}
     theirs = {record.order.id for record in inside.engine.pending_orders()}
     assert not ours & theirs
+
+
+def test_a_node_that_is_lost_before_the_first_attempt_starts_is_left_all_the_same():
+    """The launcher chose it, then lost it, and then says that all processes are started: nobody tells of it again."""
+    play = Play(scope="allocation")
+    play.job(nodes=NODES)
+    play.attach()
+    play.do(e.NodeGone, node="n2", evidence="it has not answered", source="launcher:7")
+    play.settle()
+    orders = play.start(0)
+    play.ended(0)
+    assert kinds([*orders, *play.settle()])[-1] == "Escalate"
+    assert play.open(o.Escalate).exclude_nodes == ("n2",)

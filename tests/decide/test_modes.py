@@ -438,3 +438,13 @@ def test_an_end_that_was_proposed_is_taken_back_when_the_requeue_is_approved():
     assert play.opened(o.GiveUp) == []
     play.done(o.RequeueHeld)
     assert play.state is JobState.DIAGNOSING
+
+
+def test_an_end_that_is_approved_is_not_taken_back_by_the_jobs_own_end():
+    """Found by seed 184709922: a controller that was killed before it had ended the job forgot that it was to."""
+    play = Play(mode=Mode.ADVISE, limits=Limits(max_requeues=0, max_in_place=0)).plain()
+    play.crash()
+    order = play.open(o.GiveUp)
+    play.say(e.Command.APPROVE, order=order.id)
+    assert play.state is JobState.GIVEN_UP
+    assert play.engine.state.orders[order.id].status is OrderStatus.PENDING

@@ -424,6 +424,31 @@ def test_a_retry_waits_until_the_scheduler_can_be_read_again(idle):
     assert order in idle.fire("order:")
 
 
+def test_what_needs_no_scheduler_is_tried_again_while_the_scheduler_cannot_be_read(idle):
+    """A reset goes by mail to the node's agent, a notice to people."""
+    drained(idle, number=1, remedy=Remedy.RESET_GPU)
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 1")
+    idle.fail(o.ResetGpu, "time-out", permanent=False)
+    order = idle.open(o.ResetGpu)
+    idle.do(e.WatchBlind, blind=True, why="no answer")
+    assert order in idle.fire("order:")
+
+
+def test_a_quarantine_that_takes_effect_after_a_person_vouched_for_the_node_is_lifted(idle):
+    """The command hung, the person spoke, and then it took effect: nobody else would ever lift our drain."""
+    idle.xid("n2")
+    idle.fail(o.QuarantineNode, "not done within 120 s", permanent=False)
+    idle.say(e.Command.CONFIRM_HEALTHY, node="n2")
+    if idle.opened(o.ReturnNode):
+        idle.done(o.ReturnNode)
+    assert idle.ns() is NodeState.HEALTHY
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    assert idle.ns() is NodeState.VALIDATING
+    idle.done(o.ValidateNode)
+    idle.do(e.NodeValidated, node="n2", passed=True)
+    assert idle.open(o.ReturnNode)
+
+
 # --- other ------------------------------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,10 @@ REGRESSIONS = {
     184710285: "a node that came back to the cluster suspect and drained by us stayed drained when its fault was gone",
     390001138: "a late escalation of a run that had been cancelled requeued what its owner had queued since",
     184709639: "a person's hold of what was queued already was charged as a requeue",
+    184709922: "an end that a person had approved was forgotten when the controller was killed before it was done",
+    184710253: "a node that was lost before its job's first attempt was said to have started was never left",
+    195000072: "a quarantine that took effect after a person had vouched for the node was in nobody's care",
+    390000259: "a person's hold of a job that was queued before our requeue was answered was taken for ours",
     63493: "an order that was seen done, but not stored yet, was tried again and undid what a person did since",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own where they were."""

@@ -497,6 +497,14 @@ def test_a_job_that_was_queued_anew_unseen_has_new_retries(tale, ended, complain
     assert ("budgets_hold" in said_by(tale.history)) is complains
 
 
+def test_a_start_by_the_scheduler_itself_counts_as_a_restart_also_without_a_launcher(tale):
+    """It was preempted and runs again with no progress in between: the fault has come back once all the same."""
+    for number in range(3):
+        tale.job(SchedulerState.RUNNING, restart_count=number, nodes=("n2",))
+    tale.event(e.TimerFired, order(o.GiveUp, "c20", remedy=Remedy.STOP, why="crash loop"), timer="x")
+    assert said_by(tale.history) == set()
+
+
 def test_a_held_job_that_ran_and_failed_unseen_was_let_go(tale):
     """The scheduler shows it held, and then failed: whoever held it has released it in between."""
     tale.job(SchedulerState.PENDING, restart_count=1)

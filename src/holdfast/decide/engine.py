@@ -283,11 +283,15 @@ def _about(kind: str, look: Callable[[Turn, Any], None]) -> Callable[[Turn, str]
     return fired
 
 
+_UNDONE_BY_PEOPLE = (o.JobOrder, o.QuarantineNode, o.ReturnNode, o.RetireNode)
+"""Commands to a scheduler: while it cannot be read, a person may have undone what they were ordered for."""
+
+
 def _order_timer(turn: Turn, name: str) -> None:
     record = turn.state.orders.get(name)
     if record is None or record.status is not OrderStatus.PENDING:
         return
-    if turn.state.blind:  # a person may have undone by now what it was ordered for: it is looked at first
+    if turn.state.blind and isinstance(record.order, _UNDONE_BY_PEOPLE):  # it is looked at first
         turn.timers.start(f"order:{name}", turn.policies.site.waits.order_s, record.order.incident)
     else:
         turn.outgoing.orders.append(record.order)

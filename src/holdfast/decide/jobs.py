@@ -20,7 +20,7 @@ from holdfast.model import orders as o
 from holdfast.model import story
 from holdfast.model.cluster import ENDED, JobKey, JobView, SchedulerState
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Severity
-from holdfast.model.records import AttemptRecord, Authority, JobRecord, JobState, JobTrigger, Mark
+from holdfast.model.records import AttemptRecord, Authority, IncidentRecord, JobRecord, JobState, JobTrigger, Mark
 
 LATE_S = 900.0
 """A job that is first seen after its failure is recovered when that is not longer ago; schedulers forget soon after."""
@@ -128,6 +128,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
     state = job.state
     grown = view.restart_count > old.restart_count
     if state is JobState.STOPPING and turn.orders.under_way(job.about, o.RequeueHeld):
+        _held_meanwhile(turn, job, old)
         return
     if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
         if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD and job.in_queue:
@@ -161,6 +162,20 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
 def _lacks_nodes(reason: str) -> bool:
     text = reason.casefold()
     return any(word in text for word in ("resource", "node", "unavailable", "insufficient"))
+
+
+def _held_meanwhile(turn: Turn, job: JobRecord, old: JobView) -> None:
+    """Our requeue is under way, and the job was queued by somebody else before it: a hold is a person's.
+
+    Ours queues and holds at once, so it is never seen queued without the hold.
+    """
+    if job.view.restart_count > old.restart_count:
+        return
+    if job.view.state is SchedulerState.HELD and old.state is SchedulerState.PENDING:
+        turn.claim(job, Claim.HELD, "a person")
+        turn.tell_all(restart.incident_of(turn, job), job, "a person holds it in the queue.")
+    elif job.view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD and job.held_by:
+        turn.claim(job, Claim.HOLD_ENDED)
 
 
 def _held_by_person(turn: Turn, job: JobRecord) -> None:
@@ -617,6 +632,17 @@ def started(turn: Turn, job: JobRecord, at: float) -> None:
     where = f" on {story.listed(attempt.nodes)}" if attempt is not None and attempt.nodes else ""
     turn.tell_all(incident, job, f"{job.name} is started{where}.")
     restart.wait(turn, job)
+    lost = _lost_before_start(turn, job, incident)
+    if incident is not None and lost is not None:
+        recovery.fault(turn, job, incident, lost, leave=lost.place.node)
+
+
+def _lost_before_start(turn: Turn, job: JobRecord, incident: IncidentRecord | None) -> Finding | None:
+    """Evidence against a node of the new attempt: its launcher chose the node before it lost it."""
+    if not turn.in_allocation or incident is None or job.attempt is None:
+        return None
+    left = set(job.attempt.nodes) & set(job.excluded)
+    return next((finding for finding in reversed(incident.findings) if finding.place.node in left), None)
 
 
 def attempt_ended(turn: Turn, event: e.AttemptEnded) -> None:

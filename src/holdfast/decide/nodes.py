@@ -96,6 +96,8 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
             _taken_over(turn, node)
         elif same_machine and not old.drained and _is_being_fenced(turn, node):
             node_record.drain_is_ours(turn, node)  # seen before the order's outcome: whoever lifts it now lifts ours
+        elif same_machine and not old.drained and node.phase is NodeState.HEALTHY and not node.incident:
+            _found_drained(turn, node)  # a quarantine that was taken back took effect after all
     elif old.drained:
         ours = same_machine and node.drained_by_us and not _being_returned(turn, node)
         lifted = bool(old.failed_check) and set(node.findings) == {
@@ -130,7 +132,7 @@ def _is_theirs(view: NodeView) -> bool:
 
 
 def _found_drained(turn: Turn, node: NodeRecord) -> None:
-    """A drain of ours that this engine does not remember: nobody else will lift it, so it is checked and lifted."""
+    """A drain of ours that nobody has in mind any more: nobody else will lift it, so it is checked and lifted."""
     if not (node.view.drained and node.view.drain_reason.startswith(OWN_REASON)):
         return
     said = f"It was found drained by us ({node.view.drain_reason})"

@@ -346,7 +346,8 @@ def approved(turn: Turn, job: JobRecord, order: o.JobOrder) -> None:
     elif isinstance(order, o.GiveUp):
         incident_record.tried(turn, incident, Remedy.STOP)
         turn.notify(incident.id, Severity.FATAL, f"{job.name} was given up", order.why, job=job.key)
-        restart.finish(turn, job, JobTrigger.GIVE_UP, GIVEN_UP, f"given up: {order.why}")
+        why = f"given up: {order.why}"
+        restart.finish(turn, job, JobTrigger.GIVE_UP, GIVEN_UP, why, by=order.id)
 
 
 def not_approved(turn: Turn, job: JobRecord, why: str) -> None:

@@ -582,11 +582,11 @@ def prove_timer(turn: Turn, job: JobRecord) -> None:
     wait(turn, job)
 
 
-def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: str) -> None:
-    """The job is over: nothing is waited for any more."""
+def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: str, *, by: str = "") -> None:
+    """The job is over: nothing is waited for any more, but the order `by` which it is ended."""
     if job.over:
         return
-    job_record.over(turn, job, trigger, why)
+    job_record.over(turn, job, trigger, why, by)
     if outcome == RECOVERED:
         _recovered(turn, job, why)
     for incident in incidents.open_of_job(turn, job):

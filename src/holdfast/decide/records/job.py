@@ -122,12 +122,12 @@ def proven(turn: Turn, job: JobRecord, why: str) -> None:
     turn.tell(job, f"Recovered: {why}.")
 
 
-def over(turn: Turn, job: JobRecord, trigger: JobTrigger, why: str) -> None:
-    """It is over, and nothing is waited for: orders about it are taken back, its timer stops."""
+def over(turn: Turn, job: JobRecord, trigger: JobTrigger, why: str, by: str) -> None:
+    """It is over: orders about it are taken back except the one `by` which it is ended, and its timer stops."""
     for record in turn.orders.about(job.about, o.RequeueHeld):
         if record.status is OrderStatus.PENDING and isinstance(record.order, o.RequeueHeld):
             job.requeue_dropped = record.order.restart_count
-    turn.orders.withdraw(job.about, why)
+    turn.orders.withdraw(job.about, why, but=by)
     turn.timers.cancel(job.timer)
     turn.move_job(job, trigger)
     turn.tell(job, f"{why[0].upper()}{why[1:]}.")

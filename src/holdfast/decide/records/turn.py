@@ -203,10 +203,11 @@ class OpenOrders:
         """Is one of these ordered, and not merely proposed?"""
         return any(record.status is OrderStatus.PENDING for record in self.about(about, *kinds))
 
-    def withdraw(self, about: str, why: str, *kinds: type[o.Order]) -> None:
-        """Take back open orders (all but notices, or only those kinds)."""
+    def withdraw(self, about: str, why: str, *kinds: type[o.Order], but: str = "") -> None:
+        """Take back open orders (all but notices, or only those kinds), except the one with this id."""
         for record in self.about(about, *kinds):
-            self.settle(record.order.id, OrderStatus.WITHDRAWN, why)
+            if record.order.id != but:
+                self.settle(record.order.id, OrderStatus.WITHDRAWN, why)
 
     def complete(self, about: str, detail: str, *kinds: type[o.Order]) -> None:
         """Settle pending orders as done; proposed ones have become pointless."""

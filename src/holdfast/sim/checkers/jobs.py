@@ -81,6 +81,8 @@ class _Spent:
         """Newest attempt at the last restart: what that one still reports is no progress since."""
         self.starts = 0
         """The scheduler's restart count."""
+        self._run = -1
+        """Restart count of the newest run that was seen."""
         self.start_at_release = 0
         self.asked = False
         """A person has asked for a restart, and it has not been let start since."""
@@ -105,6 +107,21 @@ class _Spent:
             self._queued_anew(view.restart_count)
         self._ended = view.state in ENDED
         self.starts = max(self.starts, view.restart_count)
+        if view.state is SchedulerState.RUNNING:
+            self._runs(view.restart_count)
+
+    def _runs(self, restart_count: int) -> None:
+        """The scheduler runs it for the first time by this count: by our release, or by somebody else.
+
+        What the scheduler or a person started anew was a restart, too: the same crash has then come back all the same.
+        """
+        if restart_count <= self._run:
+            return
+        if self._run >= 0 and not self.let:
+            self.restarts += 1
+            self._queued_anew(restart_count)  # perhaps the first word of it, while nobody could look
+        self.let = False
+        self._run = restart_count
 
     def _queued_anew(self, restart_count: int) -> None:
         if self._ended and restart_count - 1 not in self.requeued:
@@ -119,20 +136,13 @@ class _Spent:
             self.restarts -= 1
 
     def ran(self, event: e.AttemptStarted) -> None:
-        """An attempt has started: by a restart in place, by our release, or by somebody else.
-
-        What the scheduler or a person started anew was a restart, too: the same crash has then come back all the same.
-        """
-        before = self.start_of.get(self.attempt, event.restart_count)
+        """An attempt has started: in place, or with a run of the scheduler's."""
         self.start_of[event.attempt] = event.restart_count
         if event.attempt <= self.attempt:
             return
         if event.in_place:
             self.restart(paid=False)
-        elif event.restart_count > before and not self.let:
-            self.restarts += 1
-            self._queued_anew(event.restart_count)  # perhaps the first word of it, while nobody could look
-        self.let = False
+        self._runs(event.restart_count)
         self.attempt = event.attempt
 
     def is_since(self, attempt: int) -> bool:
