@@ -12,6 +12,7 @@ from holdfast.decide.records import job as job_record
 from holdfast.decide.records import node as node_record
 from holdfast.decide.records.incident import OBSERVED
 from holdfast.decide.records.turn import Turn
+from holdfast.detect.meaning import Trait, has
 from holdfast.model import events as e
 from holdfast.model import story
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
@@ -352,8 +353,7 @@ def _incident_for(turn: Turn, node: NodeRecord, jobs: list[JobRecord], keys: lis
 
 
 def _is_person(incident: IncidentRecord) -> bool:
-    diagnosis = incident.diagnosis
-    return diagnosis is not None and diagnosis.cause.startswith(ladder.OPERATOR)
+    return incident.diagnosis is not None and has(incident.diagnosis.cause, Trait.COMMAND)
 
 
 def _fault_in_allocation(turn: Turn, job: JobRecord, finding: Finding) -> None:

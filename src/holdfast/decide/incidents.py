@@ -14,6 +14,7 @@ from holdfast.decide.records import incident as incident_record
 from holdfast.decide.records import job as job_record
 from holdfast.decide.records.turn import Turn
 from holdfast.decide.state import Drill
+from holdfast.detect.meaning import Trait, has
 from holdfast.model import story
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Diagnosis, Domain, Finding, Role, Severity
@@ -153,7 +154,7 @@ def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagno
         return before
     attempt = _attempt_of(incident, job)
     made = _diagnose(incident, job, attempt)
-    if before is not None and (before.cause.startswith(ladder.OPERATOR) or _weaker(made, before)):
+    if before is not None and (has(before.cause, Trait.COMMAND) or _weaker(made, before)):
         return before
     incident_record.diagnosed(turn, incident, made)
     turn.stamp(incident, Mark.DIAGNOSED)

@@ -137,7 +137,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
             restart.released(turn, job)
         if view.state is SchedulerState.HELD and old.state is SchedulerState.PENDING and not job.in_queue:
             _held_by_person(turn, job)
-        elif view.state is SchedulerState.PENDING and state is JobState.RELEASED and _lacks_nodes(view.reason):
+        elif view.state is SchedulerState.PENDING and state is JobState.RELEASED and view.lacks_nodes:
             turn.move_job(job, JobTrigger.WAIT)
             turn.tell_all(restart.incident_of(turn, job), job, f"waits for nodes ({view.reason}).")
         return
@@ -157,11 +157,6 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
         return
     else:
         restart.adopt(turn, job, "it was requeued already, by the scheduler or a person")
-
-
-def _lacks_nodes(reason: str) -> bool:
-    text = reason.casefold()
-    return any(word in text for word in ("resource", "node", "unavailable", "insufficient"))
 
 
 def _held_meanwhile(turn: Turn, job: JobRecord, old: JobView) -> None:

@@ -11,6 +11,7 @@ from holdfast.decide import incidents, ladder
 from holdfast.decide.records import incident as incident_record
 from holdfast.decide.records import node as node_record
 from holdfast.decide.records.turn import Turn
+from holdfast.detect.meaning import Trait, has
 from holdfast.model import orders as o
 from holdfast.model import story
 from holdfast.model.evidence import Finding, Remedy, Severity
@@ -92,10 +93,8 @@ def _rungs(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> tuple[list
     if diagnosis is not None and diagnosis.remedy in ladder.REPAIRS and node.name in diagnosis.nodes:
         gravest = diagnosis.remedy
     gpu = next((name for name in map(_gpu_of, found) if name), "")
-    asked = node.findings[0] if node.findings and node.findings[0].startswith(ladder.OPERATOR) else ""
-    if asked:
-        rung = Remedy(asked.removeprefix(ladder.OPERATOR))
-        return [rung, Remedy.RETIRE], gpu
+    if node.findings and has(node.findings[0], Trait.COMMAND):
+        return [Remedy(node.findings[0].removeprefix(ladder.OPERATOR)), Remedy.RETIRE], gpu
     rungs = ladder.repair_rungs(
         policy.node,
         always_replace=policy.always_replace,

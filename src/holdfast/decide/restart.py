@@ -13,6 +13,7 @@ from holdfast.decide.records import incident as incident_record
 from holdfast.decide.records import job as job_record
 from holdfast.decide.records.incident import GIVEN_UP, OBSERVED, RECOVERED
 from holdfast.decide.records.turn import Turn
+from holdfast.detect.meaning import Trait, has
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -49,9 +50,9 @@ def asked_for(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
         if known is None:
             continue
         diagnosis = known.diagnosis
-        if Remedy.EVACUATE in known.remedies or (diagnosis is not None and diagnosis.cause.startswith(ladder.OPERATOR)):
+        if Remedy.EVACUATE in known.remedies or (diagnosis is not None and has(diagnosis.cause, Trait.COMMAND)):
             return True
-        if any(finding.rule.startswith(ladder.OPERATOR) and finding.at >= since for finding in known.findings):
+        if any(has(finding.rule, Trait.COMMAND) and finding.at >= since for finding in known.findings):
             return True
     return False
 

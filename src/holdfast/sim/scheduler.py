@@ -209,6 +209,7 @@ class Scheduler:
                 exit_code=job.exit_code,
                 signal=job.signal,
                 reason=job.reason,
+                lacks_nodes=job.reason == "Resources",
                 recovery=spec,
                 submitted_at=job.submitted_at,
                 started_at=job.started_at,
