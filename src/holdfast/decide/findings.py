@@ -178,12 +178,12 @@ def _same_trouble(turn: Turn, job: JobRecord, finding: Finding) -> IncidentRecor
 
     So does what followed from a bad node, such as a rank's death: that node has been left since.
     """
-    print_of = finding.fingerprint or finding.rule
+    print_of = finding.recurs_as
     for incident in reversed(incidents.open_of_job(turn, job)):
         made = incident.diagnosis
         left = made is not None and ladder.trouble_of(made) in ladder.NODE_TROUBLES
         roots = {one.finding for one in made.judged if one.role is Role.ROOT} if made is not None and left else set()
-        if any((f.fingerprint or f.rule) == print_of and (not roots or f.id in roots) for f in incident.findings):
+        if any(f.recurs_as == print_of and (not roots or f.id in roots) for f in incident.findings):
             return incident
     return None
 

@@ -206,7 +206,7 @@ def _diagnose(incident: IncidentRecord, job: JobRecord | None, attempt: AttemptR
         nodes=(first.place.node,) if first.place.node else (),
         ranks=(first.place.rank,) if first.place.rank is not None else (),
         remedy=first.remedy,
-        fingerprint=first.fingerprint or first.rule,
+        fingerprint=first.recurs_as,
         story=first.summary,
     )
 
@@ -215,9 +215,9 @@ def _last_seen(findings: list[Finding]) -> list[Finding]:
     """A trouble that came back is judged by its last time: evidence that came late explains that one, not the first."""
     last: dict[tuple[str, JobKey | None], int] = {}
     for finding in findings:
-        print_of = (finding.fingerprint or finding.rule, finding.job)
+        print_of = (finding.recurs_as, finding.job)
         last[print_of] = max(last.get(print_of, 0), finding.attempt or 0)
-    return [f for f in findings if f.attempt is None or f.attempt == last[f.fingerprint or f.rule, f.job]]
+    return [f for f in findings if f.attempt is None or f.attempt == last[f.recurs_as, f.job]]
 
 
 def ranks_by_node(attempt: AttemptRecord) -> dict[str, tuple[int, ...]]:

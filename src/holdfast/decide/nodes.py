@@ -217,13 +217,10 @@ def _taken_over(turn: Turn, node: NodeRecord) -> None:
 
 def _clear(turn: Turn, node: NodeRecord, why: str, *, repaired: bool = True) -> None:
     """Back to healthy, without more ado; not `repaired`: what it reports late of the time before still counts."""
-    clean_at = node.clean_at
     node_record.unbrake(turn, node)
     if node.phase is not NodeState.HEALTHY:
         turn.move_node(node, NodeTrigger.CLEARED)
-    node_record.clean(turn, node)
-    if not repaired:
-        node_record.clean_since(node, clean_at)
+    node_record.clean(turn, node, turn.said_at if repaired else node.clean_at)
     turn.tell(node, f"{why[0].upper()}{why[1:]}.")
     incident = repair.incident_of(turn, node)
     if incident is not None:

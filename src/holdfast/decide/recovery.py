@@ -131,7 +131,7 @@ def first_guess(finding: Finding) -> Diagnosis:
         confidence=0.5,
         nodes=(finding.place.node,) if finding.place.node else (),
         remedy=finding.remedy,
-        fingerprint=finding.fingerprint or finding.rule,
+        fingerprint=finding.recurs_as,
     )
 
 

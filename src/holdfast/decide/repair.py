@@ -292,7 +292,7 @@ def returned(turn: Turn, node: NodeRecord) -> None:
     if not turn.can(node, NodeTrigger.RETURN):
         return
     turn.move_node(node, NodeTrigger.RETURN)
-    node_record.clean(turn, node)
+    node_record.clean(turn, node, turn.said_at)
     turn.tell(node, "It takes work again.")
     if node.view.alive is False:
         # It died after it had passed its checks: while it was validated nobody took note.
@@ -333,7 +333,7 @@ def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
         turn.tell_all(incident, node, f"it could not be returned: {why}. Whoever drained it decides.")
         if turn.can(node, NodeTrigger.RETURN):
             turn.move_node(node, NodeTrigger.RETURN)
-        node_record.clean(turn, node)
+        node_record.clean(turn, node, turn.said_at)
         if incident is not None:
             incident_record.node_settled(turn, incident, node, "left to whoever drained it.")
 

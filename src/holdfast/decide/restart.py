@@ -342,9 +342,7 @@ def runs_already(turn: Turn, job: JobRecord) -> bool:
 
 def runs(turn: Turn, job: JobRecord, before: SchedulerState = SchedulerState.UNKNOWN) -> None:
     """The scheduler runs it again; what it showed `before` as held, a person has let go."""
-    if before is SchedulerState.HELD:
-        turn.claim(job, Claim.HOLD_ENDED)
-    turn.claim(job, Claim.STARTED)
+    turn.claim(job, Claim.LET_GO if before is SchedulerState.HELD else Claim.STARTED)
     if not turn.can(job, JobTrigger.RUNS):
         return
     if any(record.status is OrderStatus.PENDING for record in turn.orders.about(job.about, o.ReleaseJob)):

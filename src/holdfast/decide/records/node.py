@@ -163,15 +163,13 @@ def quarantined(turn: Turn, node: NodeRecord, window_s: float) -> None:
     node.offences = [*[at for at in node.offences if at > turn.now - window_s], turn.now]
 
 
-def clean(turn: Turn, node: NodeRecord) -> None:
-    """Evidence about it from before this event is stale, by the clock of whoever says that it is well."""
+def clean(turn: Turn, node: NodeRecord, since: float) -> None:
+    """Nothing is held against it any more; evidence about it from before that time is stale."""
     turn.timers.cancel(node.timer)
     turn.cleaned.append(node.name)
     node.findings = []
-    node.clean_at = min(turn.event.at or turn.now, turn.now)
-    node.rung = 0
-    node.drained_by_us = False
-    node.gone = False
+    clean_since(node, since)
+    node.rung, node.drained_by_us, node.gone = 0, False, False
     turn.changes.add(node)
 
 

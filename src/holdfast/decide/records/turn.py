@@ -251,6 +251,11 @@ class Turn:
     # --- facts ---
 
     @property
+    def said_at(self) -> float:
+        """When the event was, by the clock of whoever tells of it; never later than now."""
+        return min(self.event.at or self.now, self.now)
+
+    @property
     def in_allocation(self) -> bool:
         """Is this the launcher's engine?"""
         return self.state.scope == ALLOCATION
