@@ -192,8 +192,9 @@ def test_a_node_that_falls_silent_is_left_within_the_lease(step: Step, netns_lab
         """
 path = f"alive-{attempt}-{rank}"
 while attempt == 0:
-    with open(path, "w") as file:
+    with open(path + ".new", "w") as file:
         file.write(str(time.time()))
+    os.replace(path + ".new", path)
     time.sleep(0.05)
 time.sleep(0.2)
 """,
@@ -297,8 +298,13 @@ def test_where_the_site_observes_a_step_ends_by_itself(step: Step) -> None:
     """A rank that dies is told with its cause; nothing is run again, and the script sees srun's own code."""
     (step.folder / "policy.toml").write_text('mode = "observe"\n')
     (step.folder / "site.toml").write_text('policy = "policy.toml"\n')
-    task = task_file(step, "\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    # Slurm may lose what a task printed in the moment in which it was killed.
+    task = task_file(
+        step, "\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     step.submit(f"export HOLDFAST_CONFIG={step.folder}/site.toml\n{holdfast(step, '-N1 -n1', task)}", "--nodes=1")
+    step.began(0, 1)
+    (step.folder / "go").touch()
     assert step.code() == 137
     text = step.text()
     assert "signal 9" in text

@@ -75,6 +75,7 @@ REGRESSIONS = {
     184709922: "an end that a person had approved was forgotten when the controller was killed before it was done",
     184710253: "a node that was lost before its job's first attempt was said to have started was never left",
     195000072: "a quarantine that took effect after a person had vouched for the node was in nobody's care",
+    195001863: "a run was called at rest before the scheduler could be read again",
     390000259: "a person's hold of a job that was queued before our requeue was answered was taken for ours",
     63493: "an order that was seen done, but not stored yet, was tried again and undid what a person did since",
 }

@@ -151,6 +151,8 @@ class Simulation:
         found: list[str] = []
         if self.control.active is None:
             found.append("no controller is active")
+        elif self.control.active.health().blind:
+            found.append("the scheduler cannot be read yet")
         starved = self._starved() | self._kept_back()
         found += [
             f"incident {one.id} is open"
