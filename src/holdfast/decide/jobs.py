@@ -339,7 +339,6 @@ def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
     if event.restart_count is not None and event.restart_count < job.led_at:
         return  # the next start's launcher was faster than this one's good-bye
     turn.claim(job, Claim.LAPSED)
-    turn.changes.add(job)
     attempt = job.attempt
     if event.left:
         turn.tell(job, f"Its launcher left with exit code {event.exit_code}.")

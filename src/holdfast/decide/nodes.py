@@ -114,9 +114,8 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
 
 def _is_being_fenced(turn: Turn, node: NodeRecord) -> bool:
     """Does its drain show the effect of a quarantine that is still under way?"""
-    orders = turn.orders.about(node.about, o.QuarantineNode)
     is_own = node.view.drain_reason.startswith(OWN_REASON)
-    return is_own and any(record.status is o.OrderStatus.PENDING for record in orders)
+    return is_own and turn.orders.under_way(node.about, o.QuarantineNode)
 
 
 def _is_observed(turn: Turn, node: NodeRecord) -> bool:
@@ -201,8 +200,7 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
 
 def _being_returned(turn: Turn, node: NodeRecord) -> bool:
     """Our own order lifts the drain; a controller that was killed meanwhile sees that before it hears the outcome."""
-    orders = turn.orders.about(node.about, o.ReturnNode)
-    return any(record.status is o.OrderStatus.PENDING for record in orders)
+    return turn.orders.under_way(node.about, o.ReturnNode)
 
 
 def _resumed_by_person(turn: Turn, node: NodeRecord) -> None:

@@ -219,7 +219,6 @@ def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         refuse(turn, event, f"it is {job.state}")
         return
     turn.claim(job, Claim.HELD, event.who)
-    turn.changes.add(job)
     incident = restart.incident_of(turn, job)
     if job.state is JobState.HELD:
         turn.orders.withdraw(job.about, f"{event.who} holds it")
@@ -252,7 +251,6 @@ def _release(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         refuse(turn, event, "nobody holds it")
         return
     turn.claim(job, Claim.HOLD_ENDED)
-    turn.changes.add(job)
     restart.go_on_from_hold(turn, job)
 
 

@@ -315,7 +315,6 @@ def release(turn: Turn, job: JobRecord) -> None:
 def released(turn: Turn, job: JobRecord) -> None:
     """The scheduler may start it."""
     turn.claim(job, Claim.RELEASED)
-    turn.changes.add(job)
     _tell_released(turn, job)
     runs_already(turn, job)
 
@@ -345,7 +344,7 @@ def runs(turn: Turn, job: JobRecord, before: SchedulerState = SchedulerState.UNK
     turn.claim(job, Claim.LET_GO if before is SchedulerState.HELD else Claim.STARTED)
     if not turn.can(job, JobTrigger.RUNS):
         return
-    if any(record.status is OrderStatus.PENDING for record in turn.orders.about(job.about, o.ReleaseJob)):
+    if turn.orders.under_way(job.about, o.ReleaseJob):
         # Its effect is seen before its outcome is heard, for instance by a controller that was killed in between.
         _tell_released(turn, job)
     turn.orders.complete(job.about, "it runs already", o.ReleaseJob)

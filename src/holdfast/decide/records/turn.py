@@ -336,6 +336,7 @@ class Turn:
             job.in_queue = rights.in_queue
         if rights.held is not None:
             job.held_by = who if rights.held else ""
+        self.changes.add(job)
 
     def move_node(self, node: NodeRecord, trigger: NodeTrigger) -> None:
         """Move by the table; under `unknown` the hidden state moves until the node is heard again."""
