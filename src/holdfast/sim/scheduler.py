@@ -252,10 +252,9 @@ class Scheduler:
                     job.reason = "Resources"
                     self.touch(job)
                 continue
-            chosen = tuple(good[:want])
-            taken = {node.index for node in chosen}
+            taken = {node.index for node in good[:want]}
             free = [node for node in free if node.index not in taken]
-            self._start(job, chosen)
+            self._start(job, tuple(good[:want]))
 
     def _preempts(self, job: Job, have: int, want: int) -> bool:
         """Take the nodes of running jobs of lower priority, the newest first, if that gives it as many as it needs."""
