@@ -21,7 +21,8 @@ from pathlib import Path
 
 import holdfast.drill
 from holdfast.adapters.kubernetes.api import ApiError
-from holdfast.drill.stage import Stage, StageSettings
+from holdfast.drill.clusters import StageSettings
+from holdfast.drill.stage import Stage
 from holdfast.drill.training import TrainingJob
 from holdfast.errors import LinkError
 from holdfast.model.cluster import JobKey, RecoverySpec

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.adapters.kubernetes.client import KubernetesOrchestrator, KubernetesSettings
-from holdfast.adapters.kubernetes.node_orders import Repairers
+from holdfast.adapters.kubernetes.client import KubernetesOrchestrator
 from holdfast.adapters.kubernetes.objects import DRAIN_REASON
+from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.adapters.local.node_init import process_table
 from holdfast.adapters.local.processes import environment_of
 from holdfast.lab.kube_lab import KubeLab
@@ -33,6 +33,8 @@ with socket.socket(socket.AF_UNIX) as link:
 """
 SLEEP = ["sleep", "1000"]
 LIMIT_S = 120.0
+NOBODY = {"reboot_program": (), "replace_program": ()}
+"""No program of the site repairs its nodes."""
 _names = itertools.count(1)
 
 
@@ -46,9 +48,9 @@ def program(lab: KubeLab, verb: str) -> tuple[str, ...]:
 
 def orchestrator_of(lab: KubeLab, folder: Path, **settings: Any) -> KubernetesOrchestrator:
     """The adapter on this lab; what it remembers is kept in `folder`."""
-    repairers = Repairers(reboot=program(lab, "reboot"), replace=program(lab, "replace"), limit_s=60.0)
-    wanted = {"repairers": repairers, **settings}
-    return KubernetesOrchestrator(KubernetesSettings(kubeconfig=lab.kubeconfig, folder=folder, **wanted))
+    programs = {"reboot_program": program(lab, "reboot"), "replace_program": program(lab, "replace")}
+    wanted = {**programs, "repair_limit_s": 60.0, **settings}
+    return KubernetesOrchestrator(KubernetesConfig(kubeconfig=str(lab.kubeconfig), **wanted), folder=folder)
 
 
 def template(

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast.adapters.slurm.client import SlurmOrchestrator, SlurmSettings
-from holdfast.adapters.slurm.node_orders import Programs
+from holdfast.adapters.slurm.client import SlurmOrchestrator
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.model.cluster import JobKey, JobView, NodeView, WorldView
@@ -52,10 +52,8 @@ def replace_program(lab: SlurmLab) -> Path:
 def orchestrator_of(lab: SlurmLab, folder: Path, **settings: object) -> SlurmOrchestrator:
     """The adapter on this lab; what it remembers is kept in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    programs = Programs(replace=(str(replace_program(lab)),))
-    return SlurmOrchestrator(
-        SlurmSettings(conf=lab.facts.conf, folder=folder, programs=programs, **settings)  # type: ignore[arg-type]
-    )
+    config = SlurmConfig(replace_program=(str(replace_program(lab)),))
+    return SlurmOrchestrator(config, conf=lab.facts.conf, folder=folder, **settings)  # type: ignore[arg-type]
 
 
 class SlurmWorld:

@@ -22,7 +22,6 @@ from holdfast.agent.health import FIRST_WITHIN_S, HealthWatch
 from holdfast.agent.node_facts import NodeIdentity
 from holdfast.model.events import FindingSeen
 from holdfast.model.evidence import Domain, Place, Remedy, Role
-from holdfast.model.orders import ValidateNode
 
 GPUS = [(f"0000:{bus}:00", f"GPU-{bus}") for bus in ("53", "64", "75", "86", "97", "a8", "b9", "ca")]
 CATALOGUE = read_catalogue()
@@ -228,14 +227,13 @@ def test_validation_passes_on_healthy_gpus_and_names_the_check_that_fails(tmp_pa
         config = parse_config('validate = ["gpu-*", "nvidia-smi", "dcgm-diag-2"]\n')
         looker = Looker(Reach(devices.environment(folder, dict(os.environ))), config, clock=SystemClock())
         health, _ = watch(tmp_path / "state", looker)
-        order = ValidateNode(id="o", cause=1, node="node07")
-        answers = [await health.validate(order)]
+        answers = [await health.validate()]
         try:
             for kind in ("nvlink", "nvml_garbage"):
                 with Devices(folder / "state") as found:
                     found.reset()
                     FAULTS[kind].apply(found, Hit(gpu=5))
-                answers.append(await health.validate(order))
+                answers.append(await health.validate())
         finally:
             await looker.reach.close()
         return answers

@@ -22,7 +22,8 @@ from chaos import checkers
 from chaos.checkers import PROBE, Injected, Tail, WorldLog
 from chaos.replay import Replay
 from holdfast.adapters.local import processes
-from holdfast.drill.stage import Stage, StageSettings
+from holdfast.drill.clusters import StageSettings
+from holdfast.drill.stage import Stage
 from holdfast.drill.training import TrainingJob, counter_losses, largest_difference, read_losses
 from holdfast.errors import HoldfastError
 from holdfast.model.cluster import JobKey
@@ -162,7 +163,7 @@ class Prober:
 
     async def _told(self, event: FindingSeen) -> bool:
         try:
-            await self._stage.eyes.client.ingest(PROBE, [event])
+            await self._stage.eyes.ingest(PROBE, [event])
         except HoldfastError:
             return False
         return True

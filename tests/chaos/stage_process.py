@@ -10,7 +10,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from holdfast.drill.stage import Stage, StageSettings
+from holdfast.drill.clusters import StageSettings
+from holdfast.drill.stage import Stage
 from holdfast.drill.training import TrainingJob
 
 

@@ -17,7 +17,8 @@ import pytest
 from chaos import checkers
 from chaos.checkers import Tail, WorldLog
 from chaos.kills import OPTIONS, is_alive, rank_pids
-from holdfast.drill.stage import Stage, StageSettings
+from holdfast.drill.clusters import StageSettings
+from holdfast.drill.stage import Stage
 from holdfast.drill.training import TrainingJob, counter_losses, largest_difference, read_losses
 from holdfast.lab.waiting import ends
 from holdfast.model.cluster import JobKey, RecoverySpec

@@ -16,6 +16,7 @@ from holdfast.cli import drill_notices
 from holdfast.drill.calendar import Calendar, run_folder
 from holdfast.drill.schedule import Schedule
 from holdfast.errors import ConfigError
+from holdfast.wiring.notices import check_destinations
 
 NIGHTLY = Schedule(name="nightly", drills=("kill9",), at="03:00")
 AT = 1_800_000_000.0
@@ -110,5 +111,5 @@ def test_a_destination_that_cannot_work_is_refused_before_anything_is_broken(tmp
     """As the controller does it."""
     wrong = NotifyConfig(to=(Destination(name="team", url_file=str(tmp_path / "none")),))
     with pytest.raises(ConfigError, match="url_file cannot be read"):
-        drill_notices.check(wrong)
-    drill_notices.check(NotifyConfig())
+        check_destinations(wrong)
+    check_destinations(NotifyConfig())

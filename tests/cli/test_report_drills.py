@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from holdfast.cli.report_drills import drills_cut_short
+from holdfast.cli.report import drills_cut_short
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import DrillFired
 from holdfast.report.gather import ReportData

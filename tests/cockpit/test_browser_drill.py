@@ -14,9 +14,10 @@ from tests.cockpit.browsing import WAIT_MS, Watched, chromium, following, needs_
 from holdfast.adapters.clock import SystemClock
 from holdfast.api import Role
 from holdfast.api.auth import book_line
+from holdfast.drill.clusters import StageSettings
 from holdfast.drill.runner import Patience, Site, run_drill
 from holdfast.drill.scenario import find
-from holdfast.drill.stage import Stage, StageSettings
+from holdfast.drill.stage import Stage
 from holdfast.drill.training import TrainingJob
 
 pytestmark = [needs_chromium, pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -37,9 +38,7 @@ def test_a_drill_is_watched_live_and_a_person_takes_over(tmp_path: Path) -> None
             )
             token = (stage.folder / "controller" / "token").read_text().strip()
             async with chromium() as browser:
-                made = await browser.new_context(
-                    base_url=stage.eyes.client.url, viewport={"width": 1280, "height": 900}
-                )
+                made = await browser.new_context(base_url=stage.eyes.url, viewport={"width": 1280, "height": 900})
                 made.set_default_timeout(WAIT_MS)
                 page, watched = await made.new_page(), Watched()
                 watched.on(page)
@@ -116,7 +115,7 @@ async def as_viewer(page: Page, stage: Stage) -> None:
     staged.replace(book)
     # The book is read again within a moment; a script's tries are no wrong guesses of a person.
     headers = {"Authorization": f"Bearer {VIEWER}"}
-    async with httpx.AsyncClient(base_url=stage.eyes.client.url, headers=headers, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=stage.eyes.url, headers=headers, timeout=120) as http:
         async with asyncio.timeout(WAIT_MS / 1000):
             while (await http.get("/v1/brakes")).status_code != 200:
                 await asyncio.sleep(0.05)

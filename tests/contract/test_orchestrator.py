@@ -14,8 +14,9 @@ from cluster_fixture import TestCluster, embedded_cluster
 from contract.orchestrator import CASES, Case, World
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.local.processes import environment_of
-from holdfast.adapters.memory.world import RUNS, MemoryOrchestrator
+from holdfast.adapters.memory.world import MemoryOrchestrator
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, WorldView
+from holdfast.model.records import RUNS
 
 
 class MemoryWorld:

@@ -22,12 +22,13 @@ import yaml
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.kubernetes.api import MERGE, ApiError, KubeApi
-from holdfast.adapters.kubernetes.client import KubernetesOrchestrator, KubernetesSettings
+from holdfast.adapters.kubernetes.client import KubernetesOrchestrator
 from holdfast.adapters.kubernetes.incidents import PATH, IncidentMirror
 from holdfast.adapters.kubernetes.lease import KubernetesLease
 from holdfast.adapters.kubernetes.notices import EventNotifier
 from holdfast.adapters.kubernetes.own_pod import ACTIVE, ROLE, set_role
 from holdfast.adapters.kubernetes.reviews import AUDIENCE, TokenReviews
+from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.controller.election import NEVER_HELD, keep, win
 from holdfast.errors import FencedError, JournalBusyError, LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.lab.kube_control import CONTROLLERS
@@ -249,7 +250,7 @@ def test_a_right_that_is_missing_is_named(lab: KubeLab, tmp_path: Path):
 async def is_marked_without_a_condition(root: KubeApi, folder: Path) -> None:
     """The node's marks are set all the same; the log names the verb that its condition lacks."""
     await root.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
-    orchestrator = KubernetesOrchestrator(KubernetesSettings(kubeconfig=folder / "kubeconfig", folder=folder))
+    orchestrator = KubernetesOrchestrator(KubernetesConfig(kubeconfig=str(folder / "kubeconfig")), folder=folder)
     try:
         with structlog.testing.capture_logs() as logs:
             said = await orchestrator.execute(QuarantineNode(id="q", cause=1, node="n1", why="Xid 74"))
@@ -644,8 +645,8 @@ def test_a_tenant_cannot_have_the_controller_create_a_job_elsewhere(
             with pytest.raises(ApiError, match="403"):
                 await tenant.create(f"/api/v1/namespaces/{NAMESPACE}/configmaps", body)
             await tenant.create("/api/v1/namespaces/default/configmaps", body)
-            settings = KubernetesSettings(kubeconfig=tmp_path / "kubeconfig", folder=tmp_path, cluster="c")
-            orchestrator = KubernetesOrchestrator(settings)
+            config = KubernetesConfig(kubeconfig=str(tmp_path / "kubeconfig"), cluster="c")
+            orchestrator = KubernetesOrchestrator(config, folder=tmp_path)
             try:
                 seen = [job.key for job in (await orchestrator.observe()).jobs]
                 for namespace in ("default", "kube-system"):
@@ -731,7 +732,9 @@ def test_deleted_definitions_blind_their_own_kinds_alone_until_they_are_made_aga
     async def work() -> None:
         async with admin(lab) as root, as_controller(lab, root, tmp_path):
             await install(lab)
-            orchestrator = KubernetesOrchestrator(KubernetesSettings(kubeconfig=tmp_path / "kubeconfig", cluster="c"))
+            orchestrator = KubernetesOrchestrator(
+                KubernetesConfig(kubeconfig=str(tmp_path / "kubeconfig"), cluster="c")
+            )
             await root.create("/api/v1/nodes", {"metadata": {"name": "marked"}})
             await root.create(BATCH, {"metadata": {"name": "plain"}, "spec": {"parallelism": 0, "template": pod}})
             try:
@@ -767,7 +770,7 @@ def test_a_right_that_is_missing_for_one_kind_hides_that_kind_alone(lab: KubeLab
         async with admin(lab) as root, as_controller(lab, root, tmp_path) as api:
             role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/holdfast-controller"
             rules = (await root.get(role))["rules"]
-            orchestrator = KubernetesOrchestrator(KubernetesSettings(kubeconfig=tmp_path / "kubeconfig"))
+            orchestrator = KubernetesOrchestrator(KubernetesConfig(kubeconfig=str(tmp_path / "kubeconfig")))
             try:
                 less = [one for one in rules if not {"incidents", "pytorchjobs"} & set(one["resources"])]
                 await root.patch(role, {"rules": less}, MERGE)
@@ -789,7 +792,7 @@ def test_a_notice_that_comes_again_is_counted_up_with_the_rights_that_are_given(
 
     async def work() -> None:
         async with admin(lab) as root, as_controller(lab, root, tmp_path):
-            orchestrator = KubernetesOrchestrator(KubernetesSettings(kubeconfig=tmp_path / "kubeconfig"))
+            orchestrator = KubernetesOrchestrator(KubernetesConfig(kubeconfig=str(tmp_path / "kubeconfig")))
             await root.create("/api/v1/nodes", {"metadata": {"name": "told"}})
             try:
                 await until(orchestrator, lambda seen: any(node.name == "told" for node in seen.nodes))

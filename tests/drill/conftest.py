@@ -44,17 +44,17 @@ class World:
     async def nodes(self):
         return self.node_records
 
-    async def incidents(self):
+    async def incidents(self, **_):
         return self.found[::-1]
 
-    async def orders(self):
+    async def orders(self, **_):
         return self.orders_given
 
     async def wait(self, after, timeout_s):
         await asyncio.sleep(timeout_s)
         return after
 
-    async def tell(self, events):
+    async def ingest(self, source, events):
         self.told += events
         if self.answers:
             asyncio.get_running_loop().call_later(1.0, self.recover, events[0])

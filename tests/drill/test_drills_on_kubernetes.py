@@ -13,8 +13,9 @@ import pytest
 
 from holdfast.adapters.kubernetes.api import ApiError
 from holdfast.adapters.local.processes import marked
+from holdfast.drill.clusters import StageSettings
 from holdfast.drill.faults import DRILL_FOLDER
-from holdfast.drill.stage import Stage, StageSettings
+from holdfast.drill.stage import Stage
 from holdfast.drill.training import TrainingJob, counter_losses, largest_difference, read_losses
 from holdfast.errors import LinkError
 from holdfast.failpoint import command

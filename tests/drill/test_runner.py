@@ -151,7 +151,7 @@ def test_nothing_may_be_done_about_a_good_job(site, world):
     record = OrderRecord(order=deed, status=OrderStatus.DONE, issued_at=2e9)
     looks = []
 
-    async def orders_later():
+    async def orders_later(**_):
         looks.append(1)
         return [record] if len(looks) > 1 else []
 
@@ -189,7 +189,7 @@ def test_a_controller_that_is_away_for_a_while_is_asked_again(site, world):
     real = world.incidents
     failures = iter([True] * 3)
 
-    async def incidents():
+    async def incidents(**_):
         if next(failures, False):
             raise LinkError("connection refused")
         return await real()
@@ -232,12 +232,11 @@ def test_a_fenced_node_must_come_back_when_that_is_expected(site, world):
 
 def test_a_closed_connection_is_a_lost_link_not_a_defect():
     """Whoever still looks while the stage is taken down is told that the controller cannot be reached."""
-    from holdfast.client import AsyncClient
     from holdfast.drill.eyes import ControllerEyes
     from holdfast.errors import LinkError
 
     async def look():
-        eyes = ControllerEyes(AsyncClient("http://127.0.0.1:9"))
+        eyes = ControllerEyes("http://127.0.0.1:9")
         await eyes.close()
         await eyes.nodes()
 

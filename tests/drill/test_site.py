@@ -148,7 +148,8 @@ def test_ctrl_c_while_a_job_is_submitted_leaves_none(tmp_path: Path) -> None:
 
     async def body() -> FakeQueue:
         stage, queue = SiteStage(SiteSettings(config=SiteConfig(), scheduler="slurm"), SystemClock()), FakeQueue()
-        stage._queue, stage._api, stage._mine = queue, queue, {JobKey("slurm", "7")}
+        stage._queue, stage._mine = queue, {JobKey("slurm", "7")}
+        stage._ending.push_async_callback(queue.close)
         submitting = asyncio.create_task(stage.submit(TrainingJob()))
         await queue.asked.wait()
         submitting.cancel()

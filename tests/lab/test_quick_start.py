@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.drill.stage import Stage, StageSettings
+from holdfast.drill.clusters import StageSettings
+from holdfast.drill.stage import Stage
 from holdfast.model.cluster import JobKey
 from holdfast.model.records import JobRecord, JobState
 from slurm_fixture import need_slurm, short_folder

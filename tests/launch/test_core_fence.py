@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.launch.core.fence import (
     EpochRaised,
+    EpochTaken,
     Fence,
     FenceAsk,
     LaidOut,
@@ -34,16 +35,17 @@ def test_an_attempt_starts_behind_its_epoch():
     ordered = core.handle(StartOrdered(attempt=4, epoch=6, in_place=True))
     assert ordered == [LayOut(attempt=4, epoch=6, in_place=1)]
     assert core.handle(LaidOut(4, 6)) == [RaiseEpoch(6)]
-    assert core.handle(EpochRaised(6, 100.0)) == [RenewLease(100.0), PinCheckpoint()]
+    assert core.handle(EpochRaised(100.0)) == [RenewLease(100.0), PinCheckpoint()]
     assert core.handle(Pinned(is_leaving=False)) == [StartRanks()]
 
 
-def test_a_newer_epoch_in_the_folder_stops_it():
-    """Somebody else has started the job; the lease is not renewed by that."""
+@pytest.mark.parametrize("found", [6, 7])
+def test_an_epoch_that_somebody_else_has_taken_stops_it(found):
+    """The very one that we wanted, or a later one: the job is theirs, and the lease is not renewed by that."""
     core = begun()
     core.handle(StartOrdered(attempt=4, epoch=6, in_place=True))
     core.handle(LaidOut(4, 6))
-    assert core.handle(EpochRaised(7, 100.0)) == [YieldJob(7)]
+    assert core.handle(EpochTaken(found)) == [YieldJob(found)]
 
 
 def test_told_to_end_before_its_ranks_it_does_not_start():
@@ -51,7 +53,7 @@ def test_told_to_end_before_its_ranks_it_does_not_start():
     core = begun()
     core.handle(StartOrdered(attempt=4, epoch=6, in_place=True))
     core.handle(LaidOut(4, 6))
-    core.handle(EpochRaised(6, 100.0))
+    core.handle(EpochRaised(100.0))
     assert core.handle(Pinned(is_leaving=True)) == []
     assert (core.attempt, core.epoch) == (4, 6)
 

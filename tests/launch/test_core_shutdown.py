@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, EXIT_UNAVAILABLE
 from holdfast.launch.core.asks import Finish, KillRanks, Say
 from holdfast.launch.core.shutdown import (
     AttemptOver,
@@ -134,7 +134,7 @@ def test_another_launchers_epoch_ends_this_one():
         Say("epoch 9 has been started elsewhere, ours is 7: leaving"),
         ExpectStop(),
         KillRanks(3),
-        Finish(EXIT_RESTART_ME, "another launcher has taken this job over"),
+        Finish(EXIT_UNAVAILABLE, "another launcher has taken this job over"),
     ]
 
 

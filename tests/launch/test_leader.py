@@ -190,7 +190,7 @@ def test_a_newer_epoch_ends_ranks_and_leader(tmp_path: Path):
     async def work(leader: Leader, node: Node, engine: Engine) -> None:
         await leader.start_first()
         await leader.leaving.superseded(9)
-        assert await leader.leaving.is_over == Finish(85).code
+        assert await leader.leaving.is_over == Finish(69).code
         assert leader.leaving.last_words.is_superseded
         assert leader.crew.is_empty
 

@@ -182,9 +182,9 @@ def test_a_leader_that_was_superseded_leaves(launched, tmp_path: Path):
     leader.wait_event("first_step_done")
     (tmp_path / "job" / "epoch.new").write_text("7\n")
     (tmp_path / "job" / "epoch.new").rename(tmp_path / "job" / "epoch")
-    assert leader.wait(10) == 85
+    assert leader.wait(10) == 69
     assert "another launcher has taken this job over" in leader.text()
-    assert follower.wait(10) == 85
+    assert follower.wait(10) == 69
 
 
 def test_a_cut_leader_that_was_replaced_does_not_come_back(launched, tmp_path: Path):
@@ -197,7 +197,7 @@ def test_a_cut_leader_that_was_replaced_does_not_come_back(launched, tmp_path: P
     (tmp_path / "job" / "epoch.new").write_text("9\n")
     (tmp_path / "job" / "epoch.new").rename(tmp_path / "job" / "epoch")
     cut.unlink()
-    assert leader.wait(10) == 85
+    assert leader.wait(10) == 69
     assert [event.attempt for event in leader.events("attempt_started")] == [0]
     assert (tmp_path / "job" / "epoch").read_text() == "9\n"
 

@@ -48,6 +48,17 @@ def losses(path: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in map(json.loads, path.read_text().splitlines())}
 
 
+def test_of_launchers_that_start_at_once_on_one_folder_one_trains(launched, tmp_path: Path):
+    """Each wants the next epoch, and one gets it: the others leave the job to it, and its judgement too."""
+    args = ("--nproc-per-node", "1", *counter(tmp_path, steps=100))
+    runs = [launched(*args) for _ in range(4)]
+    assert sorted(run.wait(60) for run in runs) == [0, 69, 69, 69]
+    epochs = [event.epoch for event in runs[0].events("attempt_started")]
+    assert len(epochs) == len(set(epochs))
+    said = re.findall(r"attempt \d+ \(epoch (\d+)\):", "".join(run.text() for run in runs))
+    assert len(said) == len(set(said))
+
+
 def test_a_killed_rank_brings_the_job_back_in_place(launched, tmp_path: Path):
     """Signal 11: seen at once, restarted from the durable checkpoint by warm standbys, same losses, exit code 0."""
     run = launched("--nproc-per-node", "2", *counter(tmp_path, "--loss-log", str(tmp_path / "loss"), steps=400))

@@ -157,6 +157,6 @@ def test_every_problem_is_named():
 
 
 @given(st.text(alphabet="[]{}=.,'\"#\\\n ab1", max_size=60))
-def test_scanner_ends_on_anything(text):
-    """The scanner ends on any text, TOML or not, and never names a line that does not exist."""
+def test_any_text_has_places(text):
+    """Any text, TOML or not, is read to its end, and no line is named that does not exist."""
     assert 0 <= Places(text).line(("a",)) <= text.count("\n") + 1

@@ -182,9 +182,9 @@ def fence(seed: int, core: ModuleType = fence_core) -> list[str]:
                 case "RaiseEpoch":
                     if ask.epoch <= folder:
                         said.append(f"epoch {ask.epoch} is raised, and the folder holds {folder}")
-                    folder = max(folder, ask.epoch) + (5 if taken else 0)
-                    raised = ask.epoch
-                    asks = one.handle(core.EpochRaised(folder, 0.0))
+                    folder = max(folder, ask.epoch) + (dice.choice((0, 5)) if taken else 0)
+                    raised = None if taken else ask.epoch
+                    asks = one.handle(core.EpochTaken(folder) if taken else core.EpochRaised(0.0))
                 case "YieldJob":
                     if not taken:
                         said.append("it yields to itself")
@@ -346,7 +346,11 @@ BUGS: dict[str, tuple[str, str, str]] = {
     "a number that is used twice": ("fence", "if report.attempt > self.attempt:", "if report.attempt >= self.attempt:"),
     "an epoch that is not new": ("fence", "max(report.epoch, self.epoch + 1)", "max(report.epoch, self.epoch)"),
     "ranks before the fence": ("fence", "return [RaiseEpoch(report.epoch)]", "return [StartRanks()]"),
-    "a fence that another has passed": ("fence", "if report.found > self.epoch:", "if report.found > self.epoch + 99:"),
+    "a fence that another has passed": (
+        "fence",
+        "return [YieldJob(report.found)]",
+        "return [RenewLease(0.0), PinCheckpoint()]",
+    ),
     "ranks of a launcher that leaves": ("fence", "if not report.is_leaving:", "if report is not None:"),
     "an attempt that its journal does not know": (
         "fence",

@@ -62,7 +62,7 @@ def test_text_without_threads_is_no_stack():
 
 
 def test_pyspy_text():
-    """py-spy's text form gives the thread's name, whether it idles and who holds the interpreter lock."""
+    """py-spy's text form gives the thread's name and who holds the interpreter lock."""
     text = """Process 4302: .venv/bin/python train.py
 Python v3.11.7 (/usr/bin/python3.11)
 
@@ -74,10 +74,8 @@ Thread 0x7FBE (idle)
     write (libc.so.6)
 """
     assert parse_pyspy(text) == [
-        ThreadStack(
-            4302, True, (Frame("train.py", 4, "busy"), Frame("my train.py", 6, "<module>")), "MainThread", False
-        ),
-        ThreadStack(0x7FBE, False, (Frame("train.py", 2, "idle"), Frame("libc.so.6", 0, "write")), None, True),
+        ThreadStack(4302, True, (Frame("train.py", 4, "busy"), Frame("my train.py", 6, "<module>")), "MainThread"),
+        ThreadStack(0x7FBE, False, (Frame("train.py", 2, "idle"), Frame("libc.so.6", 0, "write"))),
     ]
 
 
@@ -86,7 +84,7 @@ def test_pyspy_json():
     frame = {"name": "busy", "filename": "/tmp/train.py", "short_filename": "train.py", "line": 4, "locals": None}
     thread = {"pid": 1, "thread_id": 140, "thread_name": "MainThread", "os_thread_id": 4302, "active": True}
     text = json.dumps([{**thread, "owns_gil": True, "frames": [frame]}])
-    assert parse_pyspy(text) == [ThreadStack(4302, True, (Frame("/tmp/train.py", 4, "busy"),), "MainThread", False)]
+    assert parse_pyspy(text) == [ThreadStack(4302, True, (Frame("/tmp/train.py", 4, "busy"),), "MainThread")]
 
 
 def test_a_text_that_begins_as_a_dump_is_read_as_its_own_tool_wrote_it():

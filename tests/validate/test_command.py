@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from holdfast.cli.answer import give
-from holdfast.cli.validate import Advice, own_command, without
+from holdfast.cli.validate import advice, own_command, without
 from holdfast.cli.validate_pages import as_csv, export, history_answer, keep
 from holdfast.errors import UsageError
 from holdfast.report.validation import render_html, render_markdown
@@ -168,7 +168,6 @@ def test_srun_is_called_without_our_own_words() -> None:
 
 def test_an_errors_text_leads_to_the_catalogues_advice() -> None:
     """NCCL and libfabric's own words are known to the detection."""
-    advice = Advice()
     assert advice("RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:268, unhandled system error") != ""
     assert (
         advice("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:2333") != ""

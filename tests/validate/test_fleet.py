@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.errors import LinkError, UserError
+from holdfast.os.frames import meet
 from holdfast.validate import collectives
 from holdfast.validate.examination import Examination
 from holdfast.validate.hands import Fleet
@@ -23,7 +24,7 @@ from holdfast.validate.registry import Options, chosen
 from holdfast.validate.results import Item, Run, StepResult, Verdict
 from holdfast.validate.results_kept import Results
 from holdfast.validate.under_test import Asked, NodesUnderTest
-from holdfast.validate.wire import Hello
+from holdfast.validate.wire import Hello, Welcome
 from holdfast.validate.worker import Worker
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -223,7 +224,7 @@ def test_workers_end_with_their_leader_and_leave_nothing() -> None:
             left = steps_of(workers["n1"])
             asking.cancel()
             for line in fleet._lines.values():
-                line.writer.transport.abort()
+                line.frames._writer.transport.abort()
             async with asyncio.timeout(60):
                 codes = [await process.wait() for process in workers.values()]
             assert all(codes), "a leader that broke off is no good end"
@@ -271,9 +272,7 @@ def test_strangers_are_not_let_in_on_either_side() -> None:
         await fleet.close()
 
         async def false_leader(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b'{"nonce":"00"}\n')
-            await reader.readline()
-            writer.write(b'{"proof":"00"}\n')
+            await (await meet(reader, writer, b"another secret", is_leader=True)).send(Welcome())
 
         server = await asyncio.start_server(false_leader, "127.0.0.1", 0)
         async with server:

@@ -10,10 +10,10 @@ import pytest
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.validate.examination import Examination
-from holdfast.validate.hands import Tell
 from holdfast.validate.registry import Options, chosen
 from holdfast.validate.results import Item, Run, StepResult, Verdict
 from holdfast.validate.results_kept import Results
+from holdfast.validate.step import Tell
 from holdfast.validate.under_test import Asked, NodesUnderTest
 from holdfast.validate.wire import Hello
 

@@ -26,8 +26,9 @@ from tests.walks.login_node import holdfast, page
 from cli.webhook import Web, webhook
 from holdfast.adapters.kubernetes.api import KubeApi
 from holdfast.adapters.local.client import LocalOrchestrator
+from holdfast.drill.clusters import StageSettings
 from holdfast.drill.queues import jobs_path
-from holdfast.drill.stage import Stage, StageSettings
+from holdfast.drill.stage import Stage
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
 from holdfast.model.cluster import SchedulerState
@@ -286,7 +287,7 @@ async def kubernetes(folder: Path) -> AsyncIterator[tuple[Path, dict[str, str]]]
     settings = StageSettings(folder=folder / "kube", on="kubernetes", nodes=2, spares=1, boot_s=0.2, up_limit_s=300.0)
     async with Stage(settings) as stage:
         file = folder / "kube.toml"
-        url, kubeconfig = stage.eyes.client.url, stage.cluster.lab.kubeconfig
+        url, kubeconfig = stage.eyes.url, stage.cluster.lab.kubeconfig
         file.write_text(KUBERNETES_FILE.format(url=url, folder=stage.folder, kubeconfig=kubeconfig))
         yield file, dict(os.environ)
 

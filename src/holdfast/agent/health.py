@@ -30,7 +30,6 @@ from holdfast.detect.findings import RuleRates, counted, synthetic_finding
 from holdfast.detect.lifting import lifted_by
 from holdfast.model.events import AnyEvent
 from holdfast.model.evidence import Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
-from holdfast.model.orders import ValidateNode
 from holdfast.os.files import write_whole
 from holdfast.ports import Clock
 
@@ -256,9 +255,8 @@ class HealthWatch:
 
     # --- before a node returns ---
 
-    async def validate(self, order: ValidateNode) -> tuple[bool, str]:
+    async def validate(self) -> tuple[bool, str]:
         """Run the checks that the configuration names for a validation. Returns (passed, one sentence)."""
-        del order
         checks = chosen(self.looker.config.validate)
         verdicts = await self.looker.once(checks, Mode.DEEP)
         bad = [verdict for verdict in verdicts if verdict.status is Status.CRITICAL]

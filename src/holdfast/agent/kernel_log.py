@@ -116,19 +116,14 @@ class KernelLog:
         if self._is_syslog:
             self._sieve = KernelLines(self._clock.now(), found.at if found else None, self._identity.booted_at)
         if self.path == JOURNAL:
-            journal = KernelJournal(self._on_data)
-            journal.start()
-            self._source = journal
+            self._source = KernelJournal(self._on_data)
         elif self.path.is_char_device():
             self._not_before = 0.0 if found is not None else self._clock.now() - FIRST_LOOK_S
-            device = KernelDevice(self.on_record, self._clock, self.path, after=self._mark.sequence)
-            self._source = device
-            device.start()
+            self._source = KernelDevice(self.on_record, self._clock, self.path, after=self._mark.sequence)
         else:
-            tailer = Tailer(self._on_data, self._on_reset)
-            self._source = tailer
-            tailer.add(self.path, position=self._mark.position)
-            tailer.start()
+            self._source = Tailer(self._on_data, self._on_reset)
+            self._source.add(self.path, position=self._mark.position)
+        self._source.start()
 
     def close(self) -> None:
         """Stop following and remember the place."""

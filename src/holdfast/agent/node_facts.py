@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import psutil
 from msgspec import Struct
 
 from holdfast.errors import ConfigError
 from holdfast.model.evidence import Place
+from holdfast.os.files import BOOT_ID, text_of
 
 DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 """One folder per GPU, named by its PCI address, while NVIDIA's driver is loaded."""
@@ -100,9 +102,9 @@ def read_machine(name: str = "", *, drill_ok: bool = False) -> tuple[NodeIdentit
     """The facts of the machine that this process runs on."""
     identity = NodeIdentity(
         name=name or socket.gethostname().partition(".")[0],
-        boot_id=_line(Path("/proc/sys/kernel/random/boot_id")),
-        instance_id=_line(Path("/etc/machine-id")),
-        booted_at=_booted_at(Path("/proc/stat")),
+        boot_id=text_of(BOOT_ID),
+        instance_id=text_of(Path("/etc/machine-id")),
+        booted_at=psutil.boot_time(),
         drill_ok=drill_ok,
     )
     return identity, GpuTable(driver_gpus())
@@ -119,21 +121,4 @@ def driver_gpus(folder: Path = DRIVER_GPUS) -> dict[str, int]:
 
 def current_boot_id(node_dir: Path | None) -> str:
     """The boot id that the node has now, to compare with the one that the agent was started under."""
-    return (
-        read_embedded(node_dir)[0].boot_id if node_dir is not None else _line(Path("/proc/sys/kernel/random/boot_id"))
-    )
-
-
-def _booted_at(stat: Path) -> float:
-    try:
-        lines = stat.read_text(encoding="ascii").splitlines()
-        return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), 0.0)
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
-def _line(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return read_embedded(node_dir)[0].boot_id if node_dir is not None else text_of(BOOT_ID)

@@ -355,7 +355,7 @@ class NodeAgent:
             root=self.fresh_root(),
         )
         if passed and self.health is not None:
-            passed, more = await self.health.validate(order)
+            passed, more = await self.health.validate()
             detail = f"{detail}; {more}" if passed else more
         now = self._clock.now()
         _log.info("validated", passed=passed, what=detail)

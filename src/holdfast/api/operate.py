@@ -21,7 +21,7 @@ from holdfast.errors import LinkError, NotFoundError, RefusedError, StaleError, 
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.answers import CommandAnswer, CommandRequest
-from holdfast.model.records import BrakeRecord, JobRecord, JobState, NodeRecord, OrderRecord
+from holdfast.model.records import BrakeRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import encode
 from holdfast.ports import Entry
 
@@ -222,10 +222,7 @@ def gist_of(record: Struct) -> str:
             )  # fmt: skip
         case JobRecord():
             number = record.attempt.number if record.attempt is not None else -1
-            gist = ("job", str(record.key), number, record.incident, record.held_by, record.state in _OVER)
+            gist = ("job", str(record.key), number, record.incident, record.held_by, record.over)
         case _:
             return etag_of(record)
     return f'"gist-{xxhash.xxh3_64_hexdigest(encode(gist))}"'
-
-
-_OVER = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})

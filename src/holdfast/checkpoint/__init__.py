@@ -16,8 +16,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.checkpointer_torch import EX_RESTART, Checkpointer
-    from holdfast.checkpoint.errors import CheckpointError, FencedError, RestoreError, SaveError
+    from holdfast.checkpoint.checkpointer_torch import Checkpointer
+    from holdfast.checkpoint.errors import EX_RESTART, CheckpointError, FencedError, RestoreError, SaveError
     from holdfast.checkpoint.fence import Fence
     from holdfast.checkpoint.folder_repair import Repair, repair
     from holdfast.checkpoint.manifest import Manifest, Problem, Verdict
@@ -46,7 +46,7 @@ __all__ = [
 
 _HOME = {
     "Checkpointer": "checkpointer_torch",
-    "EX_RESTART": "checkpointer_torch",
+    "EX_RESTART": "errors",
     "not_finite": "state_torch",
     "CheckpointError": "errors",
     "FencedError": "errors",

@@ -3,13 +3,14 @@
 Called by user code on every rank, in the same order on each (its calls are collective like the
 training's own). A save holds the training only while the state is copied to host memory; a thread then
 writes, hashes, syncs and renames. The clock is read for `every_s` and the time limit alone. What
-happened is said on stderr in one sentence, and to `holdfast.telemetry` when that is there.
+happened is said on stderr in one sentence, and to `holdfast.telemetry`.
 """
 
 import importlib
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -20,8 +21,8 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import torch
 
-from holdfast.checkpoint import voice
-from holdfast.checkpoint.errors import CheckpointError, FencedError, RestoreError, SaveError
+from holdfast import telemetry
+from holdfast.checkpoint.errors import EX_RESTART, CheckpointError, FencedError, RestoreError, SaveError
 from holdfast.checkpoint.fence import Fence
 from holdfast.checkpoint.leaving import Leaving, Wish
 from holdfast.checkpoint.pace import Pace
@@ -42,11 +43,6 @@ from holdfast.checkpoint.world_torch import World
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.sharded_torch import ShardedStager
-
-__all__ = ["EX_RESTART", "Checkpointer"]
-
-EX_RESTART = 85
-"""Exit code for "the state is saved, start me again"."""
 
 SHARED_FILE = "shared.pt"
 LOCAL_FILE = "ranks.pt"
@@ -143,7 +139,7 @@ class Checkpointer:
             RestoreError: a good checkpoint does not fit the program, or none was found and `required`.
             CheckpointError: the folder or the fence cannot be read.
         """
-        with voice.phase("load"):
+        with telemetry.phase("load"):
             refused: list[str] = []
             chosen: CheckpointInfo | None = None
             for info in self._world.ask_leader(self._list_candidates):
@@ -160,7 +156,7 @@ class Checkpointer:
             self._world.ask_leader(lambda: self._store.settle(step))
             if refused and self._world.leads:
                 what = f"restored {chosen.path}" if chosen is not None else "none is left, starting from step 0"
-                voice.say(f"{'; '.join(refused)}; {what}")
+                _say(f"{'; '.join(refused)}; {what}")
             self._durable_step = step
             self._pace.begin(step, time.monotonic())
             return step
@@ -172,7 +168,7 @@ class Checkpointer:
         through telemetry, a signal, or the end of the time limit). A wish is seen one step late, at the
         same step on every rank, so that no rank waits for one that has left.
         """
-        wish = Wish.SAVE_AND_LEAVE if voice.evacuation_requested() else self._leaving.wish()
+        wish = Wish.SAVE_AND_LEAVE if telemetry.evacuate_requested() else self._leaving.wish()
         self._agreed = Wish(self._world.strongest_so_far(wish))
         is_due = self._pace.due(step, time.monotonic, self._world.tell)
         return is_due or self._agreed is not Wish.NOTHING
@@ -186,7 +182,7 @@ class Checkpointer:
             FencedError: a newer attempt has been started; the previous save may have found it out.
             SystemExit: code 85, when the job was asked to leave and the state is durable (see `exits`).
         """
-        with voice.phase("checkpoint"):
+        with telemetry.phase("checkpoint"):
             self._finish()
             self._store.fence.check(f"save step {step}")
             self._pace.saved(step, time.monotonic(), self._world.tell)
@@ -196,7 +192,7 @@ class Checkpointer:
                     self._finish()
             if self._exits and self.leaving():
                 if self._world.leads:
-                    voice.say(f"asked to leave: step {step} is saved, ending with code {EX_RESTART} (restart me)")
+                    _say(f"asked to leave: step {step} is saved, ending with code {EX_RESTART} (restart me)")
                 raise SystemExit(EX_RESTART)
 
     def wait(self) -> bool:
@@ -219,7 +215,7 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for the save under way, give signals back; call it on every rank at the end, or use `with`."""
         self.wait()
-        self._world.settle()
+        self._world.close()
         self._leaving.release()
 
     def __enter__(self) -> Self:
@@ -239,7 +235,7 @@ class Checkpointer:
     def _list_candidates(self) -> list[CheckpointInfo]:
         found = self._store.candidates(not_after=pinned_step(self._environ))
         for info, reason in self._store.ruled_out():
-            voice.say(f"{info.path} {reason}; it is ignored")
+            _say(f"{info.path} {reason}; it is ignored")
         return found
 
     def _verified_by_all(self, info: CheckpointInfo) -> str | None:
@@ -267,7 +263,7 @@ class Checkpointer:
                 del mine[RNG]
             missing = apply_local(state, {**moved, **mine})
             if self._world.leads and (missing or len(packed) != self._world.size):
-                voice.say(_differences(info, missing, len(packed), self._world.size))
+                _say(_differences(info, missing, len(packed), self._world.size))
         except RestoreError as error:
             problem = RestoreError(f"{info.path}: {error}")
         except (OSError, RuntimeError, pickle.UnpicklingError, AttributeError, ImportError) as error:
@@ -298,7 +294,7 @@ class Checkpointer:
             return False
         reasons = [reason for reason in self._world.everyones(self._refuse_if(state)) if reason]
         if reasons and self._world.leads:
-            voice.say(f"step {step} is not saved: {reasons[0]}; step {self._durable_step} stays the newest good one")
+            _say(f"step {step} is not saved: {reasons[0]}; step {self._durable_step} stays the newest good one")
         return bool(reasons)
 
     def _start(self, step: int, state: Mapping[str, Any]) -> None:
@@ -323,7 +319,7 @@ class Checkpointer:
 
         self._in_flight = step
         if self._world.leads:
-            voice.checkpoint(step, durable=False)
+            telemetry.checkpoint(step, durable=False)
         self._writer = threading.Thread(target=self._guarded, args=(step, write), name=f"holdfast-save-{step}")
         self._writer.start()
 
@@ -385,7 +381,7 @@ class Checkpointer:
         published = pending.publish(world_size=self._world.size, attempt=attempt, layout=layout)
         if not self._is_local:
             self._durable_step = pending.step
-            voice.checkpoint(pending.step, durable=True)
+            telemetry.checkpoint(pending.step, durable=True)
         return published
 
     def _after(self, step: int, published: Path) -> None:
@@ -396,11 +392,11 @@ class Checkpointer:
             except FencedError:
                 raise
             except (OSError, CheckpointError) as error:
-                voice.say(f"the mirror {mirror} did not get {published.name}: {error}; training goes on")
+                _say(f"the mirror {mirror} did not get {published.name}: {error}; training goes on")
                 continue
             if self._durable_step != step:
                 self._durable_step = step
-                voice.checkpoint(step, durable=True)
+                telemetry.checkpoint(step, durable=True)
         self._store.prune(self._keep)
 
     def _is_finished_well(self) -> bool:
@@ -417,9 +413,14 @@ class Checkpointer:
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, SaveError):
             if self._world.leads:
-                voice.say(f"{outcome}; training goes on, step {self._durable_step} stays the newest good one")
+                _say(f"{outcome}; training goes on, step {self._durable_step} stays the newest good one")
         elif outcome is not None:
             raise outcome
+
+
+def _say(sentence: str) -> None:
+    """One line on stderr, where the user's log and Holdfast's matcher read it."""
+    print(f"holdfast.checkpoint: {sentence}", file=sys.stderr, flush=True)  # noqa: T201 - the user's log is the place
 
 
 @contextmanager

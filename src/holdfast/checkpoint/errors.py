@@ -8,7 +8,8 @@
 Every message is one sentence that names the place. Time plays no part here.
 """
 
-__all__ = ["CheckpointError", "FencedError", "RestoreError", "SaveError"]
+EX_RESTART = 85
+"""Exit code for "the state is saved, start me again"."""
 
 
 class CheckpointError(Exception):

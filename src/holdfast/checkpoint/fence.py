@@ -18,8 +18,6 @@ from pathlib import Path
 from holdfast.checkpoint.errors import CheckpointError, FencedError
 from holdfast.checkpoint.manifest import digest
 
-__all__ = ["Fence", "Seal", "inadmissible"]
-
 EPOCH_FILE = "epoch"
 SEALS_FOLDER = "checkpoint-seals"
 
@@ -140,10 +138,6 @@ class Fence:
             if seal.epoch <= self.epoch:
                 found.append(seal)
         return tuple(sorted(found, key=lambda seal: seal.epoch))
-
-    def own_seal(self, folder: Path) -> Seal | None:
-        """This attempt's seal, or None when it has not made one yet."""
-        return next((seal for seal in self.seals(folder) if seal.epoch == self.epoch), None)
 
     def seal(self, folder: Path, admits: Mapping[str, str]) -> Seal:
         """Record what is published now, once per attempt; a second call returns the first record.

@@ -17,8 +17,6 @@ import xxhash
 
 from holdfast.checkpoint.manifest import FileEntry
 
-__all__ = ["HashingFile", "copy_hashed", "fsync_folder", "hash_file", "is_full", "rename_bad"]
-
 BAD = "bad-"
 """Begins the name of a checkpoint that must not be loaded and is kept for a person."""
 
@@ -90,17 +88,9 @@ def hash_file(path: Path) -> tuple[int, str]:
     """
     hasher = xxhash.xxh3_128()
     size = 0
-    buffer = bytearray(CHUNK)
-    view = memoryview(buffer)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError, AttributeError):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        while count := os.readv(fd, [view]):
-            hasher.update(view[:count])
-            size += count
-    finally:
-        os.close(fd)
+    for chunk in _chunks(path):
+        hasher.update(chunk)
+        size += len(chunk)
     return size, str(hasher.hexdigest())
 
 
@@ -154,5 +144,7 @@ def is_full(error: OSError) -> bool:
 def _chunks(path: Path) -> Iterator[memoryview]:
     buffer = memoryview(bytearray(CHUNK))
     with path.open("rb", buffering=0) as file:
+        with contextlib.suppress(OSError, AttributeError):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while count := file.readinto(buffer):
             yield buffer[:count]

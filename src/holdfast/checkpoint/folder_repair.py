@@ -13,8 +13,6 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.fence import Fence
 from holdfast.checkpoint.store import CheckpointInfo, CheckpointStore, scan, verify
 
-__all__ = ["Repair", "repair"]
-
 
 @dataclass(frozen=True, slots=True)
 class Repair:

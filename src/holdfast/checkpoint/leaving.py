@@ -13,8 +13,6 @@ from enum import IntEnum
 from types import FrameType
 from typing import Any
 
-__all__ = ["Leaving", "Wish"]
-
 
 class Wish(IntEnum):
     """What is wanted at the next step boundary; the strongest of all ranks' wishes counts."""

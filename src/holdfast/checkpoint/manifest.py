@@ -7,25 +7,11 @@ writer and is shown to people only, never compared.
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import xxhash
-
-__all__ = [
-    "MANIFEST_NAME",
-    "FileEntry",
-    "Manifest",
-    "ManifestError",
-    "Problem",
-    "Verdict",
-    "checkpoint_name",
-    "decode",
-    "digest",
-    "encode",
-    "parse_name",
-]
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "holdfast-checkpoint"
@@ -165,19 +151,9 @@ def encode(manifest: Manifest) -> bytes:
     The hash lets a reader tell a torn or flipped manifest from a good one: sizes and hashes of other
     files cannot be trusted when the list itself may have changed.
     """
-    body = {
-        "format": FORMAT,
-        "version": VERSION,
-        "step": manifest.step,
-        "epoch": manifest.epoch,
-        "attempt": manifest.attempt,
-        "world_size": manifest.world_size,
-        "saved_at": manifest.saved_at,
-        "writer": manifest.writer,
-        "layout": manifest.layout,
-        "files": [{"path": e.path, "size": e.size, "xxh3_128": e.xxh3_128} for e in manifest.files],
-        "extra": manifest.extra,
-    }
+    body = {"format": FORMAT, "version": VERSION}
+    body |= {one.name: getattr(manifest, one.name) for one in fields(manifest)}
+    body["files"] = [{"path": e.path, "size": e.size, "xxh3_128": e.xxh3_128} for e in manifest.files]
     try:
         canonical = _canonical(body)
     except (TypeError, ValueError) as error:
@@ -209,7 +185,7 @@ def decode(content: bytes) -> Manifest:
 
 
 def _from_body(raw: dict[str, Any]) -> Manifest:
-    files = tuple(FileEntry(_inside(e["path"]), int(e["size"]), str(e["xxh3_128"])) for e in raw["files"])
+    files = tuple(FileEntry(inside(e["path"]), int(e["size"]), str(e["xxh3_128"])) for e in raw["files"])
     return Manifest(
         step=int(raw["step"]),
         epoch=int(raw["epoch"]),
@@ -223,8 +199,8 @@ def _from_body(raw: dict[str, Any]) -> Manifest:
     )
 
 
-def _inside(path: str) -> str:
-    """Refuse a path that would lead out of the checkpoint's folder."""
+def inside(path: str) -> str:
+    """The path, relative to the checkpoint's folder. Raises ValueError when it leads out of it."""
     parts = PurePosixPath(path)
     if not path or parts.is_absolute() or ".." in parts.parts:
         raise ValueError(f"path {path!r} leaves the checkpoint's folder")

@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from holdfast.checkpoint.errors import CheckpointError
 
-__all__ = ["Pace"]
-
 PROBE_STEPS = 10
 """After a start the pace is unknown; after this many steps (the first is slow) the leader has measured it."""
 

@@ -31,8 +31,6 @@ from holdfast.checkpoint.manifest import FileEntry
 from holdfast.checkpoint.state_torch import is_shared, unwrapped
 from holdfast.checkpoint.world_torch import World
 
-__all__ = ["STATE_FOLDER", "ShardedStager", "load_full", "load_shards", "take_shards", "write_shards"]
-
 STATE_FOLDER = "state"
 METADATA_FILE = ".metadata"
 

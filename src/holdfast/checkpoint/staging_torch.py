@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Stager"]
-
 
 class Stager:
     """Copies nested dicts, lists and tuples of tensors into buffers of its own.

@@ -21,20 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.checkpoint.errors import RestoreError
 from holdfast.checkpoint.staging_torch import Stager
 
-__all__ = [
-    "RNG",
-    "apply_local",
-    "apply_shared",
-    "is_sharded",
-    "is_shared",
-    "not_finite",
-    "pack",
-    "take_local",
-    "take_shared",
-    "unpack",
-    "unwrapped",
-]
-
 RNG = "holdfast.rng"
 """Key of the random generators among a rank's local parts."""
 

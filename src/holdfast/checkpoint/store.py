@@ -38,8 +38,6 @@ from holdfast.checkpoint.manifest import (
     parse_name,
 )
 
-__all__ = ["CheckpointInfo", "CheckpointStore", "PendingCheckpoint", "pinned_step", "scan", "verify"]
-
 MANIFEST_BYTES_MAX = 64 << 20
 TMP, OLD = ".tmp-", ".old-"
 
@@ -73,6 +71,21 @@ class CheckpointInfo:
     def ok(self) -> bool:
         """True when manifest and sizes are right; hashes are checked by `verify`."""
         return self.problem is None
+
+    @property
+    def layout(self) -> str:
+        """How the state lies in the files."""
+        return self.manifest.layout if self.manifest is not None else "holdfast"
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of all files, None when the manifest cannot be read."""
+        return self.manifest.size if self.manifest is not None else None
+
+    @property
+    def saved_at(self) -> float:
+        """Unix seconds by the writer's clock; 0.0 when the manifest cannot be read."""
+        return self.manifest.saved_at if self.manifest is not None else 0.0
 
 
 def scan(folder: Path | str) -> list[CheckpointInfo]:

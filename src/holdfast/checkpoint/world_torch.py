@@ -14,8 +14,6 @@ import torch.distributed as dist
 
 from holdfast.checkpoint.errors import CheckpointError
 
-__all__ = ["World"]
-
 T = TypeVar("T")
 
 
@@ -93,8 +91,14 @@ class World:
         self._pending = (tensor, dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
         return answer
 
-    def settle(self) -> None:
-        """Collect the reduction that the last `strongest_so_far` left running, so that the group may be torn down."""
+    def close(self) -> None:
+        """Collect the reduction that the last `strongest_so_far` left running, and give the group back.
+
+        A group that outlives the training's own keeps threads, and those can abort a process whose interpreter ends.
+        """
         if self._pending is not None:
             self._pending[1].wait()
             self._pending = None
+        group, self.group = self.group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)

@@ -9,14 +9,14 @@ import typer
 
 from holdfast.agent.process import DEFAULT_KERNEL_LOG, DEFAULT_STATE, AgentOptions, run_agent
 from holdfast.cli.answer import taking
-from holdfast.cli.options import OptionSet
+from holdfast.cli.options import AgentConfigOption, OptionSet
 
 
 class AgentChoices(OptionSet, frozen=True):
     """The options of `holdfast agent`, as `AgentOptions` has them."""
 
     controller: Annotated[
-        str, typer.Option("--controller", metavar="URL", envvar="HOLDFAST_CONTROLLER", help="The controller's address.")
+        str, typer.Option(metavar="URL", envvar="HOLDFAST_CONTROLLER", help="The controller's address.")
     ] = ""
     controller_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="controller.json to follow, in place of --controller.")
@@ -44,14 +44,7 @@ class AgentChoices(OptionSet, frozen=True):
     ] = None
     beat_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two beats.")] = 10.0
     drill_ok: Annotated[bool, typer.Option("--drill-ok", help="This node may be broken on purpose.")] = False
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            envvar="HOLDFAST_AGENT_CONFIG",
-            help="agent.toml. Default: /etc/holdfast/agent.toml, if any.",
-        ),
-    ] = None
+    config: AgentConfigOption = None
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics and /healthz here. Default: agent.toml's.")
     ] = None

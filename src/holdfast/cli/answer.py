@@ -67,7 +67,7 @@ def taking(function: Callable[..., None]) -> Callable[..., None]:
 def _command(function: Callable[..., Answer | None], more: tuple[inspect.Parameter, ...]) -> Callable[..., None]:
     signature = inspect.signature(function)
     hints = get_type_hints(function, include_extras=True)
-    sets = {name: hints[name] for name in signature.parameters if _is_set(hints[name])}
+    sets = {name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, OptionSet)}
     taken: dict[str, inspect.Parameter] = {}
     for name, one in signature.parameters.items():
         if name in sets:
@@ -94,10 +94,6 @@ def _command(function: Callable[..., Answer | None], more: tuple[inspect.Paramet
     run.__annotations__ = {name: one.annotation for name, one in flat.parameters.items()}
     run.__dict__["__signature__"] = flat
     return run
-
-
-def _is_set(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, OptionSet)
 
 
 def group(about: str) -> typer.Typer:

@@ -26,7 +26,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command("list")
 def list_rules(
-    family: Annotated[str, typer.Option("--family", help="Only rules of this family.")] = "",
+    family: Annotated[str, typer.Option(help="Only rules of this family.")] = "",
     *,
     rules: Rules = None,
     json: Json = False,

@@ -28,7 +28,8 @@ from holdfast.agent.node_facts import current_boot_id, read_machine
 from holdfast.agent.process import DEFAULT_STATE
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering
-from holdfast.cli.json_forms import fields_of
+from holdfast.cli.json_forms import fields_of, form
+from holdfast.cli.options import AgentConfigOption
 from holdfast.errors import HoldfastError, UsageError
 
 MARKS = {
@@ -49,31 +50,19 @@ def check(
         typer.Argument(metavar="NAME...", help="Checks, as --list shows them; `gpu-*` takes all that begin so."),
     ] = None,
     *,
-    mode: Annotated[
-        Mode | None, typer.Option("--mode", help="All checks of this mode. Default without names: periodic.")
-    ] = None,
+    mode: Annotated[Mode | None, typer.Option(help="All checks of this mode. Default without names: periodic.")] = None,
     list_checks: Annotated[bool, typer.Option("--list", help="List the checks, run none.")] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Print the [profile] that describes this node as it is, run none.")
     ] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            envvar="HOLDFAST_AGENT_CONFIG",
-            help="agent.toml. Default: /etc/holdfast/agent.toml, if any.",
-        ),
-    ] = None,
+    config: AgentConfigOption = None,
     node_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", envvar="HOLDFAST_NODE_DIR", help="An embedded node's folder: its emulated GPUs."),
     ] = None,
     limit: Annotated[
         float | None,
-        typer.Option(
-            "--limit", metavar="SECONDS", min=0.1, help="For all checks together; without an answer by then: UNKNOWN."
-        ),
+        typer.Option(metavar="SECONDS", min=0.1, help="For all checks together; without an answer by then: UNKNOWN."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print problems only.")] = False,
 ) -> Answer | None:
@@ -148,16 +137,12 @@ def _lines(verdicts: Sequence[Verdict], *, quiet: bool) -> Iterator[str]:
 
 
 def _form(verdicts: Sequence[Verdict], mode: Mode | None) -> dict[str, object]:
-    return {
-        "version": 1,
-        "mode": mode or Mode.PERIODIC,
-        "exit_code": exit_code(verdicts),
-        "checks": [
-            fields_of(verdict, "check status detail")
-            | {"seconds": round(verdict.seconds, 3), "problems": [_problem(one) for one in verdict.problems]}
-            for verdict in verdicts
-        ],
-    }
+    checks = [
+        fields_of(verdict, "check status detail")
+        | {"seconds": round(verdict.seconds, 3), "problems": [_problem(one) for one in verdict.problems]}
+        for verdict in verdicts
+    ]
+    return form(mode=mode or Mode.PERIODIC, exit_code=exit_code(verdicts), checks=checks)
 
 
 def _problem(one: Problem) -> dict[str, object]:
@@ -180,16 +165,16 @@ def _list(checks: Sequence[Check]) -> Answer:
     ]
     rows = (
         (
-            form["check"],
-            ", ".join(form["modes"]) or "by name only",
-            f"{form['limit_s']:g} s",
-            form["about"],
-            form["needs"],
+            made["check"],
+            ", ".join(made["modes"]) or "by name only",
+            f"{made['limit_s']:g} s",
+            made["about"],
+            made["needs"],
         )
-        for form in forms
+        for made in forms
     )
     table = screen.table("check", "modes", "limit", "about", "needs", rows=rows, keep=("check",))
-    return Answer(lambda: {"version": 1, "checks": forms}, lambda: [table])
+    return Answer(lambda: form(checks=forms), lambda: [table])
 
 
 async def _profile(settings: NodeConfig, node_dir: Path | None) -> None:

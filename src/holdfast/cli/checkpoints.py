@@ -7,13 +7,12 @@ when something is damaged. Only `repair` writes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from msgspec import Struct
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -21,10 +20,8 @@ from holdfast.checkpoint import CheckpointError, CheckpointInfo, Problem, Verdic
 from holdfast.checkpoint.layouts import ForeignCheckpoint, recognise, set_aside, verify_foreign
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group
-from holdfast.cli.json_forms import fields_of
+from holdfast.cli.json_forms import fields_of, form
 from holdfast.errors import EXIT_FAILED, NotFoundError, UserError
-
-VERSION = 1
 
 app = group("List, verify and repair checkpoints, whoever saved them.")
 
@@ -33,33 +30,20 @@ FolderArgument = Annotated[
 ]
 
 
-class Listed(Struct, frozen=True):
-    """A checkpoint of any layout, as the commands show it."""
-
-    name: str
-    path: Path
-    layout: str
-    step: int | None
-    size: int | None
-    saved_at: float | None
-    problem: str | None
-    verify: Callable[[bool], Verdict]
-    epoch: int | None = None
-    attempt: str | None = None
-    world_size: int | None = None
-    foreign: ForeignCheckpoint | None = None
+Found = CheckpointInfo | ForeignCheckpoint
 
 
-def _found(folder: Path) -> list[Listed]:
+def _found(folder: Path) -> Sequence[Found]:
     """Checkpoints of a folder, newest first, or the one that it is."""
     if not folder.exists():
         raise NotFoundError(f"there is no folder {folder}")
     folder = folder.resolve()
     try:
-        for look in (_own, _foreign):
+        looks: tuple[Callable[[Path], Sequence[Found]], ...] = (scan, recognise)
+        for look in looks:
             if folder.is_dir() and (inside := look(folder)):
                 return inside
-            beside: list[Listed] = []
+            beside: Sequence[Found] = ()
             with contextlib.suppress(CheckpointError):  # the folder above may be anything
                 beside = look(folder.parent)
             if one := [found for found in beside if found.path == folder]:
@@ -69,43 +53,11 @@ def _found(folder: Path) -> list[Listed]:
     return []
 
 
-def _own(folder: Path) -> list[Listed]:
-    return [_listed(info) for info in scan(folder)]
-
-
-def _foreign(folder: Path) -> list[Listed]:
-    return [_listed_foreign(found) for found in recognise(folder)]
-
-
-def _listed_foreign(found: ForeignCheckpoint) -> Listed:
-    return Listed(
-        name=found.name,
-        path=found.path,
-        layout=found.layout,
-        step=found.step,
-        size=found.size,
-        saved_at=found.saved_at or None,
-        problem=str(found.problem) if found.problem else None,
-        verify=lambda full: verify_foreign(found, full=full),
-        foreign=found,
-    )
-
-
-def _listed(info: CheckpointInfo) -> Listed:
-    manifest = info.manifest
-    return Listed(
-        name=info.name,
-        path=info.path,
-        layout=manifest.layout if manifest else "holdfast",
-        step=info.step,
-        size=manifest.size if manifest else None,
-        saved_at=manifest.saved_at if manifest else None,
-        problem=info.problem,
-        verify=lambda full: verify(info.path, full=full),
-        epoch=info.epoch,
-        attempt=manifest.attempt if manifest else None,
-        world_size=manifest.world_size if manifest else None,
-    )
+def _some(folder: Path) -> Sequence[Found]:
+    """As `_found`; at least one."""
+    if found := _found(folder):
+        return found
+    raise NotFoundError(f"there are no checkpoints in {folder}")
 
 
 def _bytes(count: int) -> str:
@@ -130,35 +82,47 @@ def list_checkpoints(folder: FolderArgument) -> Answer:
     """
     found = _found(folder)
     return Answer(
-        lambda: {"version": VERSION, "folder": str(folder), "checkpoints": [_info_form(i) for i in found]},
+        lambda: form(folder=str(folder), checkpoints=[_info_form(info) for info in found]),
         lambda: [_list_table(found) if found else f"No checkpoints in {folder}."],
     )
 
 
-def _list_table(found: list[Listed]) -> Table:
+def _list_table(found: Sequence[Found]) -> Table:
     at = screen.now()
-    own = any(info.foreign is None for info in found)
 
-    def row(info: Listed) -> Iterator[screen.Cell]:
+    def row(info: Found) -> Iterator[screen.Cell]:
         yield info.step
-        yield from (info.epoch, info.attempt or None) if own else (info.name, info.layout)
+        if isinstance(info, CheckpointInfo):
+            yield from (info.epoch, (info.manifest.attempt or None) if info.manifest else None)
+        else:
+            yield from (info.name, info.layout)
         yield f"{screen.age(info.saved_at, at)} ago" if info.saved_at else None
-        yield info.world_size or None if own else len(info.foreign.files) if info.foreign else None
-        yield (None if info.size is None and own else _bytes(info.size or 0))
-        state = screen.state("good" if info.problem is None else "damaged")
-        yield state.append(f": {screen.clean(info.problem)}") if info.problem else state
+        if isinstance(info, CheckpointInfo):
+            yield (info.manifest.world_size or None) if info.manifest else None
+        else:
+            yield len(info.files)
+        yield None if info.size is None else _bytes(info.size)
+        state = screen.state("good" if info.ok else "damaged")
+        yield state if info.ok else state.append(f": {screen.clean(str(info.problem))}")
 
+    own = isinstance(found[0], CheckpointInfo)
     names = ("epoch", "attempt", "saved", "ranks") if own else ("checkpoint", "layout", "saved", "files")
     return screen.table("step", *names, "size", "state", rows=map(row, found), right=("step", "epoch", "size"))
 
 
-def _info_form(info: Listed) -> dict[str, Any]:
+def _info_form(info: Found) -> dict[str, Any]:
+    manifest = info.manifest if isinstance(info, CheckpointInfo) else None
     return {
         "checkpoint": info.name,
         "path": str(info.path),
-        **fields_of(info, "step epoch"),
-        "ok": info.problem is None,
-        **fields_of(info, "problem attempt saved_at world_size layout"),
+        "step": info.step,
+        "epoch": info.epoch if isinstance(info, CheckpointInfo) else None,
+        "ok": info.ok,
+        "problem": None if info.ok else str(info.problem),
+        "attempt": manifest.attempt if manifest else None,
+        "saved_at": info.saved_at or None,
+        "world_size": manifest.world_size if manifest else None,
+        "layout": info.layout,
         "bytes": info.size,
     }
 
@@ -175,13 +139,11 @@ def verify_checkpoints(
     What holdfast.checkpoint saved has a hash of every file; torch.save keeps a checksum of every record; safetensors
     and what torch.save wrote before version 1.6 keep none, so that only missing and cut files are found.
     """
-    found = _found(folder)
-    if not found:
-        raise NotFoundError(f"there are no checkpoints in {folder}")
+    found = _some(folder)
     verdicts = _verify(found, full=not quick)
     pairs = list(zip(found, verdicts, strict=True))
     return Answer(
-        lambda: {"version": VERSION, "folder": str(folder), "checkpoints": [_verdict_form(*pair) for pair in pairs]},
+        lambda: form(folder=str(folder), checkpoints=[_verdict_form(*pair) for pair in pairs]),
         lambda: _verdict_lines(verdicts),
         0 if all(verdict.ok for verdict in verdicts) else EXIT_FAILED,
     )
@@ -197,17 +159,18 @@ def _verdict_lines(verdicts: list[Verdict]) -> Iterator[Text]:
     yield Text(f"Newest good one: {newest}." if newest else "None can be trusted.")
 
 
-def _verify(found: list[Listed], *, full: bool) -> list[Verdict]:
+def _verify(found: Sequence[Found], *, full: bool) -> list[Verdict]:
     """Verify one after another, with a bar on standard error when somebody watches."""
     columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True))
     verdicts = []
-    with Progress(
-        *columns, console=screen.error_console(), transient=True, disable=not screen.stderr_is_terminal()
-    ) as bar:
+    with screen.progress(*columns) as bar:
         task = bar.add_task("", total=sum(info.size or 0 for info in found))
         for info in found:
             try:
-                verdict = info.verify(full)
+                if isinstance(info, CheckpointInfo):
+                    verdict = verify(info.path, full=full)
+                else:
+                    verdict = verify_foreign(info, full=full)
             except (CheckpointError, OSError) as error:
                 # Removed or made unreadable since it was listed: that is a verdict, too.
                 verdict = Verdict(info.name, "quick", None, (Problem("unreadable", info.name, str(error)),))
@@ -222,15 +185,13 @@ def _note(verdict: Verdict) -> Text:
     return Text(f", {verdict.level} check", style="dim")
 
 
-def _verdict_form(info: Listed, verdict: Verdict) -> dict[str, Any]:
+def _verdict_form(info: Found, verdict: Verdict) -> dict[str, Any]:
     return {
         "checkpoint": verdict.name,
-        "ok": verdict.ok,
-        "level": verdict.level,
-        "step": info.step if info.foreign is not None or verdict.manifest is None else verdict.manifest.step,
+        **fields_of(verdict, "ok level"),
+        "step": info.step if verdict.manifest is None else verdict.manifest.step,
         "layout": info.layout,
-        "bytes_read": verdict.bytes_read,
-        "problems": [{"kind": p.kind, "path": p.path, "detail": p.detail} for p in verdict.problems],
+        **fields_of(verdict, "bytes_read problems"),
     }
 
 
@@ -241,7 +202,7 @@ def repair_checkpoints(
     *,
     mirror: Annotated[
         list[Path] | None,
-        typer.Option("--mirror", metavar="DIR", help="A copy to fetch damaged ones from (holdfast.checkpoint only)."),
+        typer.Option(metavar="DIR", help="A copy to fetch damaged ones from (holdfast.checkpoint only)."),
     ] = None,
 ) -> Answer:
     """Set damaged checkpoints aside, so that the newest good one is used. They are renamed to bad-NAME.
@@ -250,19 +211,17 @@ def repair_checkpoints(
     tracker of Megatron-LM and DeepSpeed is made to name the newest good one. Run it while no job writes there. Exit
     code 1 when none is good.
     """
-    found = _found(folder)
-    if not found:
-        raise NotFoundError(f"there are no checkpoints in {folder}")
+    found = _some(folder)
     try:
-        done = _repair_foreign(found) if found[0].foreign is not None else _repair_own(folder, mirror or [])
+        own = isinstance(found[0], CheckpointInfo)
+        done = _repair_own(folder, mirror or []) if own else _repair_foreign(found)
     except CheckpointError as error:
         raise UserError(str(error)) from error
-    resumes = next((info for info in _found(folder) if info.problem is None), None)
+    resumes = next((info for info in _found(folder) if info.ok), None)
     lines = [screen.clean(_deed(deed)) for deed in done] or ["Nothing had to be repaired."]
     lines.append(f"The job resumes from {resumes.name}." if resumes else "None can be trusted.")
-    form = {"version": VERSION, "folder": str(folder), "repaired": done}
-    form["resumes_from"] = resumes.name if resumes else None
-    return Answer(lambda: form, lambda: lines, 0 if resumes else EXIT_FAILED)
+    made = form(folder=str(folder), repaired=done, resumes_from=resumes.name if resumes else None)
+    return Answer(lambda: made, lambda: lines, 0 if resumes else EXIT_FAILED)
 
 
 def _deed(deed: dict[str, Any]) -> str:
@@ -283,14 +242,14 @@ def _repair_own(folder: Path, mirrors: list[Path]) -> list[dict[str, Any]]:
     ]
 
 
-def _repair_foreign(found: list[Listed]) -> list[dict[str, Any]]:
+def _repair_foreign(found: Sequence[Found]) -> list[dict[str, Any]]:
     """What was never finished is left alone: its framework does not load it."""
-    checkpoints = [info.foreign for info in found if info.foreign is not None]
+    checkpoints = [info for info in found if isinstance(info, ForeignCheckpoint)]
     verdicts = {verdict.name: verdict for verdict in _verify(found, full=True)}
     bad = [one for one in checkpoints if any(p.kind != "not_published" for p in verdicts[one.name].problems)]
     spoilt = [path for verdict in verdicts.values() for path in verdict.spoilt]
     kept = [one for one in checkpoints if verdicts[one.name].ok or one in bad]
-    aside = set_aside(kept, bad, spoilt) if bad or spoilt else None
+    aside = set_aside(kept, bad, spoilt) if bad or spoilt else []
     return [
         {
             "checkpoint": name,
@@ -298,5 +257,5 @@ def _repair_foreign(found: list[Listed]) -> list[dict[str, Any]]:
             "kept_as": str(path),
             "fetched_from": None,
         }
-        for name, path in (aside.renamed if aside else ())
+        for name, path in aside
     ]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import RenderableType
@@ -21,13 +20,11 @@ from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.adapters.local.daemon import daemon_pid, end_cluster, start_cluster
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group
+from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.options import DirOption, OptionSet
 from holdfast.errors import EXIT_FAILED, LinkError, NotFoundError
 from holdfast.model.cluster import ENDED, JobView, NodeView, RecoverySpec, SchedulerState, WorldView
 from holdfast.wiring.settings import default_folder
-
-T = TypeVar("T")
-VERSION = 1
 
 app = group("Run an embedded cluster of real processes on this machine.")
 
@@ -63,7 +60,7 @@ def up(given: UpOptions) -> Answer:
     except BaseException:  # also Ctrl-C: a cluster that did not come up is not left behind
         running.end()
         raise
-    form = {"version": VERSION, "dir": str(folder), "pid": running.process.pid, "nodes": nodes, "spares": spares}
+    made = form(dir=str(folder), pid=running.process.pid, nodes=nodes, spares=spares)
     spare = f" and {spares} spare" if spares else ""
     where = f" --dir {folder}" if given.cluster_dir is not None else ""
     lines = [
@@ -71,7 +68,7 @@ def up(given: UpOptions) -> Answer:
         f"  holdfast cluster submit{where} --nodes {min(2, nodes)} -- hostname",
         f"  holdfast cluster down{where}",
     ]
-    return Answer(lambda: form, lambda: lines)
+    return Answer(lambda: made, lambda: lines)
 
 
 @app.command()
@@ -81,18 +78,17 @@ def down(*, cluster_dir: DirOption = None) -> Answer:
     folder = _folder(cluster_dir)
     ran = asyncio.run(end_cluster(folder))
     said = f"cluster in {folder} is down" if ran else f"no cluster ran in {folder}"
-    return Answer(lambda: {"version": VERSION, "dir": str(folder), "ran": ran}, lambda: [said])
+    return Answer(lambda: form(dir=str(folder), ran=ran), lambda: [said])
 
 
 @app.command()
 @answering
 def status(*, cluster_dir: DirOption = None) -> Answer:
     """Show nodes and jobs as the scheduler sees them."""
-    folder = _folder(cluster_dir)
-    world = _ask(folder, LocalOrchestrator(folder / "cluster.sock").observe())
-    form: dict[str, Any] = {"version": VERSION, "dir": str(folder), "pid": daemon_pid(folder)}
-    form |= {"cluster": world.cluster, "at": world.at, "nodes": world.nodes, "jobs": world.jobs}
-    return Answer(lambda: form, lambda: _tables(world))
+    folder, scheduler = _running(cluster_dir)
+    world = asyncio.run(scheduler.observe())
+    made = form(dir=str(folder), pid=daemon_pid(folder), **fields_of(world, "cluster at nodes jobs"))
+    return Answer(lambda: made, lambda: _tables(world))
 
 
 class SubmitOptions(OptionSet, frozen=True):
@@ -120,9 +116,8 @@ def submit(
     given: SubmitOptions,
 ) -> Answer:
     """Queue a job. Its output goes to output.log in the job's folder."""
-    folder = _folder(given.cluster_dir)
-    orchestrator = LocalOrchestrator(folder / "cluster.sock")
-    submitted = orchestrator.submit(
+    _, scheduler = _running(given.cluster_dir)
+    submitted = scheduler.submit(
         command,
         nodes=given.nodes,
         name=given.name or Path(command[0]).name,
@@ -133,14 +128,14 @@ def submit(
         cwd=str(Path.cwd()),
         env={key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "SLURM_"))},
     )
-    job = _ask(folder, submitted)
+    job = asyncio.run(submitted)
     if not given.wait:
         said = f"job {job.key.id} is queued; its output: {job.job_dir}/output.log"
-        return Answer(lambda: {"version": VERSION, "job": job}, lambda: [said])
-    ended = _ask(folder, _until_ended(orchestrator, job.key.id))
+        return Answer(lambda: form(job=job), lambda: [said])
+    ended = asyncio.run(_until_ended(scheduler, job.key.id))
     said = f"job {ended.key.id} {ended.state.value}{f': {ended.reason}' if ended.reason else ''}"
     code = 0 if ended.state is SchedulerState.COMPLETED else ended.exit_code or EXIT_FAILED
-    return Answer(lambda: {"version": VERSION, "job": ended}, lambda: [said], code)
+    return Answer(lambda: form(job=ended), lambda: [said], code)
 
 
 @app.command()
@@ -150,9 +145,8 @@ def cancel(
     cluster_dir: DirOption = None,
 ) -> None:
     """End a job for good."""
-    folder = _folder(cluster_dir)
-    said = _ask(folder, LocalOrchestrator(folder / "cluster.sock").cancel(job))
-    screen.say(f"job {job}: {said}")
+    _, scheduler = _running(cluster_dir)
+    screen.say(f"job {job}: {asyncio.run(scheduler.cancel(job))}")
 
 
 async def _until_ended(orchestrator: LocalOrchestrator, job_id: str) -> JobView:
@@ -172,11 +166,11 @@ def _folder(cluster_dir: Path | None) -> Path:
     return folder
 
 
-def _ask(folder: Path, question: Coroutine[Any, Any, T]) -> T:
+def _running(cluster_dir: Path | None) -> tuple[Path, LocalOrchestrator]:
+    folder = _folder(cluster_dir)
     if not daemon_pid(folder):
-        question.close()
         raise LinkError(f"no cluster runs in {folder}; `holdfast cluster up` starts one")
-    return asyncio.run(question)
+    return folder, LocalOrchestrator(folder / "cluster.sock")
 
 
 def _tables(world: WorldView) -> list[RenderableType]:

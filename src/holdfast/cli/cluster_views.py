@@ -12,7 +12,6 @@ import typer
 from rich.text import Text
 
 from holdfast.cli import screen
-from holdfast.cli.absent import missing
 from holdfast.cli.answer import Answer, answering
 from holdfast.cli.cluster_tables import for_people, incident_page, incidents_table, job_page, jobs_table, nodes_view
 from holdfast.cli.house_style import house_style
@@ -66,7 +65,7 @@ def job(
         known = await records.jobs()
         found = [record for record in known if name in {str(record.key), record.key.id}]
         if not found:
-            raise missing("job", name, [str(record.key) for record in known])
+            raise screen.missing("job", name, [str(record.key) for record in known])
         # Schedulers reuse ids: the bare id means the newest job of that id, `1778#1` an earlier one.
         exact = [record for record in found if str(record.key) == name and "#" in name]
         record = max(exact or found, key=lambda record: record.key.generation)
@@ -94,7 +93,7 @@ async def _saves(records: Records, job: str) -> list[Save]:
 def nodes(
     *,
     every: Annotated[bool, typer.Option("--all", help="A row for every node, however many there are.")] = False,
-    state: Annotated[str | None, typer.Option("--state", metavar="STATE", help="Only nodes in this state.")] = None,
+    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only nodes in this state.")] = None,
     where: Where,
 ) -> Answer:
     """List nodes and their state. Many nodes are folded by group and state: `node[0001-1990]`."""
@@ -118,7 +117,7 @@ def nodes(
 def incidents(
     *,
     open_only: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="The newest N.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The newest N.")] = 50,
     where: Where,
 ) -> Answer:
     """List incidents, newest first."""
@@ -141,7 +140,6 @@ class IncidentOptions(OptionSet, frozen=True):
     only: Annotated[
         str,
         typer.Option(
-            "--only",
             metavar="TEXT,...",
             help="Of --timeline: who said it (kernel, application, scheduler, agent, launcher, controller, person), "
             "sources, events or places that begin so.",
@@ -177,7 +175,7 @@ def incident(
         found = await records.incidents(incident=incident_id)
         if not found:
             known = [record.id for record in await records.incidents(limit=INCIDENTS_MAX)]
-            raise missing("incident", incident_id, known)
+            raise screen.missing("incident", incident_id, known)
         lines = await read_lines(records, found[0], given.only) if given.timeline else []
         alike = await read_similar(records, found[0]) if given.alike else []
         plain = not given.timeline and not given.alike

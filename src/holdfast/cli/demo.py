@@ -55,7 +55,7 @@ class Board(Watcher):
             TimeElapsedColumn(),
             console=console,
         )
-        self.tasks: dict[str, TaskID] = {}
+        self.task = TaskID(0)
         self.stage: Stage | None = None
         self.key: JobKey | None = None
         self.job: TrainingJob | None = None
@@ -69,7 +69,7 @@ class Board(Watcher):
         """Follow this job from here on."""
         self._complete()
         self.key, self.job = key, job
-        self.tasks[job.name] = self.bar.add_task(f"job {key} ({job.name})", total=job.steps)
+        self.task = self.bar.add_task(f"job {key} ({job.name})", total=job.steps)
         self.note(f"job {key} ({job.name}): {job.ranks} ranks on {job.nodes} nodes, {job.steps} steps")
 
     def note(self, text: str) -> None:
@@ -100,13 +100,13 @@ class Board(Watcher):
         attempt = self.record.attempt
         if attempt is None:
             return
-        points = await eyes.client.samples("step", f"job:{self.key}({attempt.number})*")
+        points = await eyes.samples("step", f"job:{self.key}({attempt.number})*")
         step = max([point.value for point in points[-8:]], default=float(attempt.first_step or 0))
-        self.bar.update(self.tasks[self.job.name], completed=step)
+        self.bar.update(self.task, completed=step)
 
     def _complete(self) -> None:
         if self.job is not None:
-            self.bar.update(self.tasks[self.job.name], completed=self.job.steps)
+            self.bar.update(self.task, completed=self.job.steps)
 
     def __rich__(self) -> RenderableType:
         """The board as it is now."""
@@ -143,7 +143,7 @@ class DemoChoices(OptionSet, frozen=True):
     ] = Path("holdfast-demo")
     on: Annotated[
         Literal["local", "slurm", "kubernetes"],
-        typer.Option("--on", help="Where it runs: an embedded cluster, or a real Slurm or Kubernetes here."),
+        typer.Option(help="Where it runs: an embedded cluster, or a real Slurm or Kubernetes here."),
     ] = "local"
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False
 

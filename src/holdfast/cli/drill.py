@@ -23,7 +23,7 @@ from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group, taking
 from holdfast.cli.drill_schedule import app as schedule_app
 from holdfast.cli.inject import inject
-from holdfast.cli.json_forms import fields_of
+from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.options import ConfigOption, JsonOption, OptionSet
 from holdfast.drill.kinds import KINDS, SLURM
 from holdfast.drill.results import DrillResult, DrillRun, render_junit, run_form
@@ -59,9 +59,8 @@ class RunChoices(OptionSet, frozen=True):
     on: Annotated[
         On,
         typer.Option(
-            "--on",
             help="Where: an embedded cluster, a real Slurm or Kubernetes here, or `site`: the running cluster of "
-            "holdfast.toml.",
+            "holdfast.toml."
         ),
     ] = "local"
     config: ConfigOption = None
@@ -71,21 +70,17 @@ class RunChoices(OptionSet, frozen=True):
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", "-debug", help="Tell what becomes of the job, line by line.")
     ] = False
-    workload: Annotated[Literal["counter", "gpt"], typer.Option("--workload", help="What trains meanwhile.")] = (
-        "counter"
-    )
-    launcher: Annotated[Literal["holdfast", "torchrun"], typer.Option("--launcher", help="What starts the ranks.")] = (
-        "holdfast"
-    )
-    seed: Annotated[int, typer.Option("--seed", help="Decides which rank or node is hit.")] = 1
-    repeat: Annotated[int, typer.Option("--repeat", min=1, metavar="N", help="Each drill N times.")] = 1
+    workload: Annotated[Literal["counter", "gpt"], typer.Option(help="What trains meanwhile.")] = "counter"
+    launcher: Annotated[Literal["holdfast", "torchrun"], typer.Option(help="What starts the ranks.")] = "holdfast"
+    seed: Annotated[int, typer.Option(help="Decides which rank or node is hit.")] = 1
+    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Each drill N times.")] = 1
     fresh: Annotated[bool, typer.Option("--fresh", help="A cluster of its own for every drill.")] = False
-    policy: Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="The controller's policy.")] = None
+    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="The controller's policy.")] = None
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Keep results, reports and logs in this new folder.")
+        Path | None, typer.Option(metavar="DIR", help="Keep results, reports and logs in this new folder.")
     ] = None
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder even when everything has passed.")] = False
-    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML for CI.")] = None
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML for CI.")] = None
     json: JsonOption = False
 
 
@@ -96,9 +91,7 @@ def list_drills() -> Answer:
     found = shipped()
     rows = ((one.name, one.kind, one.definition.target, one.title) for one in found.values())
     table = screen.table("drill", "kind", "hits", "what happens", rows=rows, keep=("drill", "kind"))
-    return Answer(
-        lambda: {"version": 1, "drills": [_list_form(scenario) for scenario in found.values()]}, lambda: [table]
-    )
+    return Answer(lambda: form(drills=list(map(_list_form, found.values()))), lambda: [table])
 
 
 @app.command()

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from holdfast.adapters.notice_settings import NotifyConfig
-from holdfast.adapters.notify import routing, services
 from holdfast.adapters.notify.outbox import Outbox
 from holdfast.adapters.notify.routing import Facts, quiet_for_s
 from holdfast.adapters.notify.services import AppriseDeliverer
@@ -28,14 +27,6 @@ OUTBOX = "outbox.jsonl"
 LOOK_S = 0.2
 LAST_WORD_S = 60.0
 """So long a command that ends waits for destinations that have not taken its notice."""
-
-
-def check(config: NotifyConfig) -> None:
-    """Raises ConfigError for a destination that cannot work, before anything is broken."""
-    if config.to:
-        routing.check(config)
-        for one in config.to:
-            services.service_of(one)
 
 
 async def leave(calendar: Calendar, one: Schedule, folder: Path, config: NotifyConfig, clock: Clock) -> None:

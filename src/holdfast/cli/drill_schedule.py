@@ -15,6 +15,7 @@ import typer
 
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group
+from holdfast.cli.json_forms import form
 from holdfast.cli.options import ConfigOption, JsonOption
 from holdfast.drill.calendar import FORM, Calendar, Held, Line, checked, lines
 from holdfast.drill.schedule import Schedule
@@ -24,8 +25,6 @@ from holdfast.report.words import Words
 from holdfast.wiring.settings import load_settings
 
 app = group("Drills by a calendar.")
-
-VERSION = 1
 
 
 @app.command("list")
@@ -42,18 +41,18 @@ def list_schedules(*, config: ConfigOption = None) -> Answer:
         return one.name, ", ".join(one.drills), one.on, due, _verdict(line.last)
 
     table = screen.table("schedule", "drills", "on", "next", "last run", rows=map(row, found))
-    return Answer(lambda: {"version": VERSION, "schedules": [_form(line) for line in found]}, lambda: [table])
+    return Answer(lambda: form(schedules=list(map(_form, found))), lambda: [table])
 
 
 def _form(line: Line) -> dict[str, Any]:
     ended = next((one for one in line.runs if one.form), None)
     last = line.last
-    form: dict[str, Any] = msgspec.to_builtins(line.schedule)
-    return form | {
+    return {
+        **msgspec.to_builtins(line.schedule),
         "next": line.next,
         "last": str(ended.folder / FORM) if ended is not None else None,
         "state": last.state if last is not None else None,
-        "regressions": msgspec.to_builtins(last.worse) if last is not None else [],
+        "regressions": last.worse if last is not None else [],
     }
 
 

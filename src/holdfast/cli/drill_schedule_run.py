@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import json as jsonlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.notice_settings import NotifyConfig
 from holdfast.cli import drill_notices, screen
+from holdfast.cli.json_forms import form
 from holdfast.drill.calendar import ABORTED, WORSE, Calendar, Held, last_ended, run_folder
 from holdfast.drill.campaign import CampaignSettings, run_campaign
 from holdfast.drill.results import run_form
@@ -26,8 +24,7 @@ from holdfast.drill.schedule import Regression, Schedule, is_quiet, limit_s, nex
 from holdfast.errors import HoldfastError, RefusedError, UsageError
 from holdfast.ports import Clock
 from holdfast.report.words import Words
-
-VERSION = 1
+from holdfast.wiring.notices import check_destinations
 
 
 def hold_due(
@@ -39,7 +36,8 @@ def hold_due(
         UsageError: none is ever due.
         ConfigError: a destination of notices cannot work.
     """
-    drill_notices.check(notify)
+    if notify.to:
+        check_destinations(notify)
     clock = SystemClock()
     while True:
         at = clock.now()
@@ -99,7 +97,7 @@ def _hold(calendar: Calendar, one: Schedule, notify: NotifyConfig, clock: Clock,
         return run_form(done)
 
     try:
-        form = asyncio.run(bounded())
+        made = asyncio.run(bounded())
     except TimeoutError:
         _aborted(folder, "at its limit, or because it began to be quiet")
         asyncio.run(drill_notices.leave(calendar, one, folder, notify, clock))
@@ -111,37 +109,29 @@ def _hold(calendar: Calendar, one: Schedule, notify: NotifyConfig, clock: Clock,
         if not by_hand:
             asyncio.run(drill_notices.leave(calendar, one, folder, notify, clock))
         raise
-    worse = regressions(before.form, form, slower_by=one.slower_by) if before is not None else []
-    text = jsonlib.dumps([msgspec.to_builtins(found) for found in worse], indent=2) + "\n"
-    (folder / WORSE).write_text(text, encoding="utf-8")
+    worse = regressions(before.form, made, slower_by=one.slower_by) if before is not None else []
+    (folder / WORSE).write_bytes(screen.pretty(worse) + b"\n")
     asyncio.run(drill_notices.leave(calendar, one, folder, notify, clock))
-    _tell(one, form, worse, before, folder, json=json)
-    return bool(worse) or not form["passed"]
+    _tell(one, made, worse, before, folder, json=json)
+    return bool(worse) or not made["passed"]
 
 
 def _aborted(folder: Path, why: str) -> None:
     """Leave word of it beside what results there are."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ABORTED).write_text(jsonlib.dumps({"why": why}) + "\n", encoding="utf-8")
+        (folder / ABORTED).write_bytes(screen.pretty({"why": why}) + b"\n")
 
 
 def _tell(
-    one: Schedule, form: dict[str, Any], worse: list[Regression], before: Held | None, folder: Path, *, json: bool
+    one: Schedule, made: dict[str, Any], worse: list[Regression], before: Held | None, folder: Path, *, json: bool
 ) -> None:
     if json:
-        screen.say_json(
-            {
-                "version": VERSION,
-                "schedule": one.name,
-                "results": str(folder),
-                "compared_with": str(before.folder) if before is not None else None,
-                "regressions": msgspec.to_builtins(worse),
-                "run": form,
-            }
-        )
+        compared_with = str(before.folder) if before is not None else None
+        ended = {"results": str(folder), "compared_with": compared_with, "regressions": worse, "run": made}
+        screen.say_json(form(schedule=one.name, **ended))
         return
-    for drill in form["drills"]:
+    for drill in made["drills"]:
         word = "SKIP" if drill["skipped"] else "ok  " if drill["passed"] else "FAIL"
         screen.say(f"{word}  {drill['name']}  {screen.clean(drill['reason'])}".rstrip())
     for found in worse:

@@ -9,35 +9,28 @@ from __future__ import annotations
 import os
 import sys
 
+from holdfast.cli.ending import spoken
+
 
 def main() -> None:
     """Run the command line and exit. Errors of Holdfast become one sentence and their exit code."""
-    if sys.argv[1:2] == ["run"] and not os.environ.get("_HOLDFAST_COMPLETE"):
-        _run_plainly(sys.argv[2:])
-    from holdfast.cli.main import main as any_command  # noqa: PLC0415 - see the module
+    with spoken():
+        if sys.argv[1:2] == ["run"] and not os.environ.get("_HOLDFAST_COMPLETE"):
+            _run_plainly(sys.argv[2:])
+        from holdfast.cli.main import app  # noqa: PLC0415 - see the module
 
-    any_command()
+        app()
 
 
 def _run_plainly(args: list[str]) -> None:
     """Begin a run whose command line is a plain one; return when it is not."""
-    from holdfast.errors import HoldfastError  # noqa: PLC0415 - other commands need none of this
-    from holdfast.launch.command_line import read_plain  # noqa: PLC0415
+    from holdfast.launch.command_line import read_plain  # noqa: PLC0415 - other commands need none of this
 
     options = read_plain(args)
-    if options is None:
-        return
-    try:
+    if options is not None:
         from holdfast.cli.run_start import begin  # noqa: PLC0415
 
         begin(options)
-    except HoldfastError as error:
-        if os.environ.get("HOLDFAST_DEBUG"):
-            raise
-        sys.stderr.write(f"holdfast: {error}\n")
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

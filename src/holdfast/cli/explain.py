@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from jinja2 import Environment
 from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
@@ -34,7 +35,6 @@ from holdfast.adapters.log_files import (
 )
 from holdfast.adapters.log_rule_files import read_log_rules
 from holdfast.cli import screen
-from holdfast.cli.explain_page import page
 from holdfast.decide.diagnosis import DiagnosisContext, attribute
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.explain import EvidenceLine, Explanation, explanation, with_novelty
@@ -46,7 +46,7 @@ from holdfast.detect.reading import LogReading, source_of
 from holdfast.detect.stack_groups import training_stack
 from holdfast.errors import EXIT_FAILED, EXIT_NOTHING_TO_JUDGE, EXIT_OK, NoInputError, UserError
 from holdfast.launch.novel_lines import job_folder, read_known
-from holdfast.model.evidence import Diagnosis, Finding
+from holdfast.model.evidence import Diagnosis
 from holdfast.telemetry.stacks import Frame, parse_dump
 
 STACK_FILE_MAX = 1 << 20
@@ -221,12 +221,10 @@ def _number(reading: LogReading, diagnosis: Diagnosis) -> None:
         numbers = line_numbers(reading.files[number].name, list(by_offset))
         for offset, indexes in by_offset.items():
             for index in indexes:
-                findings[index] = _with_line(findings[index], numbers.get(offset, 0))
+                first, *others = findings[index].evidence
+                evidence = (replace(first, line=numbers.get(offset, 0)), *others)
+                findings[index] = replace(findings[index], evidence=evidence)
     reading.findings = tuple(findings)
-
-
-def _with_line(finding: Finding, line: int) -> Finding:
-    return replace(finding, evidence=(replace(finding.evidence[0], line=line), *finding.evidence[1:]))
 
 
 def explain(
@@ -235,10 +233,10 @@ def explain(
         typer.Argument(help="Logs: files (.gz, .zst, .xz, .bz2 too), folders, or - for standard input."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the documented JSON form.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Also write a self-contained page.")] = None,
-    rules: Annotated[list[Path] | None, typer.Option("--rules", help="A folder of the site's own rules.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a self-contained page.")] = None,
+    rules: Annotated[list[Path] | None, typer.Option(help="A folder of the site's own rules.")] = None,
     log_rules: Annotated[
-        Path | None, typer.Option("--log-rules", help="HyperPod's log rules of the job (YAML, JSON; a manifest too).")
+        Path | None, typer.Option(help="HyperPod's log rules of the job (YAML, JSON; a manifest too).")
     ] = None,
 ) -> None:
     """Say why a job failed, from any log file: cause, suspects, evidence, and whether a restart would help.
@@ -255,7 +253,7 @@ def explain(
     explained = explain_logs(
         paths,
         matcher=matcher,
-        log_rules=_log_rules(log_rules),
+        log_rules=read_log_rules(log_rules) if log_rules is not None else (),
         warn=lambda text: complaints.print(f"warning: {text}", markup=False),
     )
     if html is not None:
@@ -267,13 +265,6 @@ def explain(
     if explained.is_unrecognised:
         raise typer.Exit(EXIT_NOTHING_TO_JUDGE)
     raise typer.Exit(EXIT_OK if explained.verdict == "healthy" else EXIT_FAILED)
-
-
-def _log_rules(path: Path | None) -> tuple[LogRule, ...]:
-    if path is None:
-        return ()
-
-    return read_log_rules(path)
 
 
 _STYLES = {"healthy": "bold green", "fault": "bold red", "unknown": "bold yellow"}
@@ -325,3 +316,39 @@ def _suspects(explained: Explanation) -> str:
 
 def _plain(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Holdfast: {{ e.summary }}</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
+h1 { font-size: 1.4rem; } .fault { color: #b3261e; } .healthy { color: #1b6e37; } .unknown { color: #8a6100; }
+dl { display: grid; grid-template-columns: 10rem 1fr; gap: .3rem 1rem; } dt { color: #555; } dd { margin: 0; }
+table { border-collapse: collapse; width: 100%; font-size: .85rem; } td { padding: .25rem .5rem; vertical-align: top; }
+td.text { font-family: ui-monospace, monospace; overflow-wrap: anywhere; } tr.root { background: #fdecea; }
+td.place { white-space: nowrap; color: #555; }
+@media (prefers-color-scheme: dark) { body { background: #16181b; color: #e6e6e6; } tr.root { background: #45211f; }
+  dt, td.place { color: #a5a5a5; } }
+</style></head><body>
+<h1><span class="{{ e.verdict }}">{{ e.verdict }}</span>: {{ e.summary }}</h1>
+<p>{{ e.story }}</p>
+{% if e.verdict != "healthy" %}<dl>
+<dt>cause</dt><dd>{{ e.cause }}</dd><dt>domain</dt><dd>{{ e.domain }}</dd>
+{% if e.suspects.nodes %}<dt>nodes</dt><dd>{{ e.suspects.nodes | join(", ") }}</dd>{% endif %}
+{% if e.suspects.ranks %}<dt>ranks</dt><dd>{{ e.suspects.ranks | join(", ") }}</dd>{% endif %}
+{% if e.suspects.gpus %}<dt>GPUs</dt><dd>{{ e.suspects.gpus | join(", ") }}</dd>{% endif %}
+<dt>confidence</dt><dd>{{ "%.0f" | format(e.confidence * 100) }} %</dd>
+<dt>restart helps</dt><dd>{{ {true: "yes", false: "no", none: "cannot be told"}[e.restart_helps] }}</dd>
+{% if advice %}<dt>what to do</dt><dd>{{ advice }}</dd>{% endif %}</dl>{% endif %}
+{% if e.evidence %}<h2>Evidence</h2><table>
+{% for line in e.evidence %}<tr class="{{ line.role }}"><td>{{ line.role }}</td>
+<td class="place">{{ line.file }}:{{ line.line }}</td><td class="text">{{ line.text }}</td><td>{{ line.rule }}</td></tr>
+{% endfor %}</table>{% endif %}
+</body></html>
+"""
+
+
+def page(explained: Explanation, catalogue: Catalogue) -> str:
+    """One self-contained page; every text from a log is escaped."""
+    advice = catalogue.get(explained.cause).advice
+    return Environment(autoescape=True).from_string(_PAGE).render(e=explained, advice=advice)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -74,9 +73,7 @@ def write_lines(path: Path, incident: IncidentRecord, lines: list[Line], words: 
         heads = Line.__struct_fields__
         text = csv_lines([heads, *([getattr(line, name) for name in heads] for line in lines)])
     elif path.suffix == ".json":
-        text = (
-            msgspec.json.format(msgspec.json.encode(form(incident=incident.id, lines=lines)), indent=2).decode() + "\n"
-        )
+        text = screen.pretty(form(incident=incident.id, lines=lines)).decode() + "\n"
     elif path.suffix == ".md":
         text = _as_markdown(incident, lines, words)
     else:

@@ -18,6 +18,7 @@ from holdfast.adapters.local.client import LocalOrchestrator
 from holdfast.agent.node_facts import read_embedded
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering
+from holdfast.cli.json_forms import form
 from holdfast.cli.options import DirOption
 from holdfast.errors import NotFoundError, RefusedError, UsageError
 from holdfast.model.toml_lines import did_you_mean
@@ -28,10 +29,10 @@ from holdfast.wiring.settings import default_folder
 def inject(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="What breaks; `list` shows all.")],
     *,
-    node: Annotated[str, typer.Option("--node", metavar="NAME", help="The embedded node.")] = "",
-    gpu: Annotated[int, typer.Option("--gpu", min=0, help="Index of the GPU.")] = 0,
-    link: Annotated[int, typer.Option("--link", min=0, max=17, help="Number of the NVLink.")] = 0,
-    value: Annotated[int, typer.Option("--value", help="How much: see `list`.")] = 1,
+    node: Annotated[str, typer.Option(metavar="NAME", help="The embedded node.")] = "",
+    gpu: Annotated[int, typer.Option(min=0, help="Index of the GPU.")] = 0,
+    link: Annotated[int, typer.Option(min=0, max=17, help="Number of the NVLink.")] = 0,
+    value: Annotated[int, typer.Option(help="How much: see `list`.")] = 1,
     cluster_dir: DirOption = None,
     devices_dir: Annotated[
         Path | None, typer.Option("--devices", metavar="DIR", help="A folder of emulated devices, in place of a node.")
@@ -55,9 +56,9 @@ def inject(
         raise UsageError(str(error)) from error
     if line and devices_dir is None:
         asyncio.run(LocalOrchestrator(folder / "cluster.sock").do("kmsg", node, text=line))
-    form = {"version": 1, "kind": kind, "node": node, "gpu": gpu, "kernel_line": line, "emulated": True}
+    made = form(kind=kind, node=node, gpu=gpu, kernel_line=line, emulated=True)
     said = f"injected into emulated GPU {gpu} of {node or where}: {kind} ({FAULTS[kind].about})"
-    return Answer(lambda: form, lambda: [said, *([f"kernel log: {line}"] if line else [])])
+    return Answer(lambda: made, lambda: [said, *([f"kernel log: {line}"] if line else [])])
 
 
 def _of_node(folder: Path, node: str) -> Path:
@@ -74,4 +75,4 @@ def _of_node(folder: Path, node: str) -> Path:
 def _list() -> Answer:
     faults = {name: fault.about for name, fault in FAULTS.items()}
     table = screen.table("fault", "what happens", rows=faults.items(), keep=("fault",))
-    return Answer(lambda: {"version": 1, "faults": faults}, lambda: [table])
+    return Answer(lambda: form(faults=faults), lambda: [table])

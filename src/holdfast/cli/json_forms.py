@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from msgspec import Struct
-
 from holdfast.model.orders import AnyOrder
 from holdfast.model.records import AttemptRecord, BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import kind_of
@@ -18,16 +16,15 @@ from holdfast.report.json_form import incident_form, training_form
 from holdfast.report.saves import Save
 from holdfast.report.training_time import TrainingTime
 
-VERSION = 1
 Form = dict[str, Any]
 
 
 def form(**parts: object) -> Form:
     """A whole form, which begins with its version."""
-    return {"version": VERSION, **parts}
+    return {"version": 1, **parts}
 
 
-def fields_of(record: Struct, names: str) -> Form:
+def fields_of(record: object, names: str) -> Form:
     """These fields as they are; one whose name ends in `?` is null where it is empty or zero."""
     return {
         name.rstrip("?"): (getattr(record, name.rstrip("?")) or None) if name[-1] == "?" else getattr(record, name)

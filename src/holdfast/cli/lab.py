@@ -18,7 +18,8 @@ from rich.text import Text
 
 from holdfast.cli import lab_kubernetes, screen
 from holdfast.cli.answer import Answer, group
-from holdfast.cli.lab_parts import VERSION, Form, Kind, NodeArgument, daemons_table
+from holdfast.cli.json_forms import Form, fields_of, form
+from holdfast.cli.lab_parts import Kind, NodeArgument, daemons_table
 from holdfast.cli.options import OptionSet
 from holdfast.errors import LinkError, UsageError
 from holdfast.lab import slurm_lab
@@ -46,14 +47,14 @@ class UpOptions(OptionSet, frozen=True):
     dbd: Annotated[bool, typer.Option("--dbd", help="Accounting: slurmdbd and a MariaDB of its own.")] = False
     rest: Annotated[bool, typer.Option("--rest", help="slurmrestd on a Unix socket.")] = False
     defaults: Annotated[bool, typer.Option("--defaults", help="Keep Slurm's own time-outs, which are long.")] = False
-    gpus: Annotated[int, typer.Option("--gpus", metavar="K", help="Fake GPUs of each node.")] = 8
+    gpus: Annotated[int, typer.Option(metavar="K", help="Fake GPUs of each node.")] = 8
     agents: Annotated[bool, typer.Option("--agents", help="Run `holdfast agent` on every node.")] = False
     devices: Annotated[
         bool, typer.Option("--emulated-devices", help="With --agents: emulated GPUs and dcgmi on every node.")
     ] = False
-    port: Annotated[int, typer.Option("--port", metavar="BASE", help="First port; 0: a free range.")] = 0
-    boot_s: Annotated[float, typer.Option("--boot-s", min=0.0, help="Seconds that a reboot takes.")] = 2.0
-    conf: Annotated[Path | None, typer.Option("--conf", metavar="FILE", help="Lines to append to slurm.conf.")] = None
+    port: Annotated[int, typer.Option(metavar="BASE", help="First port; 0: a free range.")] = 0
+    boot_s: Annotated[float, typer.Option(min=0.0, help="Seconds that a reboot takes.")] = 2.0
+    conf: Annotated[Path | None, typer.Option(metavar="FILE", help="Lines to append to slurm.conf.")] = None
 
 
 def up(
@@ -87,22 +88,19 @@ def _form(lab: SlurmLab) -> Form:
     except LinkError:
         states = {}  # slurmctld is down: the rest is still worth seeing
     nodes = {name: node | {"slurm_state": states.get(name, "")} for name, node in said["nodes"].items()}
-    settings = lab.facts.settings
-    return {
-        "version": VERSION,
-        "dir": lab.facts.dir,
-        "pid": said["pid"],
-        "slurm_conf": str(lab.facts.conf),
-        "port": lab.facts.port,
-        "netns": settings.netns,
-        "defaults": settings.defaults,
-        "daemons": said["daemons"],
-        "nodes": nodes,
-    }
+    return form(
+        dir=lab.facts.dir,
+        pid=said["pid"],
+        slurm_conf=str(lab.facts.conf),
+        port=lab.facts.port,
+        **fields_of(lab.facts.settings, "netns defaults"),
+        daemons=said["daemons"],
+        nodes=nodes,
+    )
 
 
-def _shown(form: Form) -> list[RenderableType]:
-    head = f"{form['dir']}: ports from {form['port']}{', a network per node' if form['netns'] else ''}"
+def _shown(found: Form) -> list[RenderableType]:
+    head = f"{found['dir']}: ports from {found['port']}{', a network per node' if found['netns'] else ''}"
 
     def row(name: str, node: dict[str, Any]) -> Iterable[screen.Cell]:
         trouble = [word for word in ("hung", "cut") if node[word]]
@@ -111,9 +109,9 @@ def _shown(form: Form) -> list[RenderableType]:
         power = Text(node["power"], style="green" if node["power"] == "on" else "red")
         return name, power, node["slurm_state"], ", ".join(trouble), node["instance_id"], node["address"]
 
-    rows = (row(name, node) for name, node in form["nodes"].items())
+    rows = (row(name, node) for name, node in found["nodes"].items())
     nodes = screen.table("node", "power", "Slurm", "trouble", "machine", "address", rows=rows, keep=("node",))
-    return [head, daemons_table(form), nodes]
+    return [head, daemons_table(found), nodes]
 
 
 def _verb(verb: str, word: str) -> Callable[[SlurmLab, str], str]:
@@ -133,8 +131,8 @@ def _replace(lab: SlurmLab, node: str) -> str:
     return f"{node} is another machine now, {lab.node('replace', node)}, and boots"
 
 
-def _is_broken(form: Form) -> bool:
-    daemons, nodes = form["daemons"].values(), form["nodes"].values()
+def _is_broken(found: Form) -> bool:
+    daemons, nodes = found["daemons"].values(), found["nodes"].values()
     return not all(daemon["pid"] for daemon in daemons) or any(node["power"] != "on" for node in nodes)
 
 
@@ -177,9 +175,7 @@ KIND = Kind(
 def add(
     node: NodeArgument,
     *,
-    conf: Annotated[
-        str, typer.Option("--conf", metavar="WORDS", help='What it offers, such as "CPUs=4 Feature=spare".')
-    ] = "",
+    conf: Annotated[str, typer.Option(metavar="WORDS", help='What it offers, such as "CPUs=4 Feature=spare".')] = "",
     lab_dir: Path | None = None,
 ) -> str:
     """Have a machine join that slurm.conf does not name (slurmd -Z). Needs a lab with --netns."""

@@ -17,7 +17,8 @@ from rich.console import RenderableType
 
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, group
-from holdfast.cli.lab_parts import VERSION, Form, Kind, daemons_table
+from holdfast.cli.json_forms import Form, fields_of, form
+from holdfast.cli.lab_parts import Kind, daemons_table
 from holdfast.cli.options import OptionSet
 from holdfast.lab import kube_build, kube_lab
 from holdfast.lab.kube_lab import KubeLab, KubeLabSettings
@@ -37,7 +38,7 @@ def build() -> Answer:
     """Build the control plane's programs, or find them in the cache. Nothing is started."""
     found = kube_build.binaries(lambda text: screen.say(text, err=True))
     return Answer(
-        lambda: {"version": VERSION, "kubernetes": found.version, "dir": str(found.folder)},
+        lambda: form(kubernetes=found.version, dir=str(found.folder)),
         lambda: [f"Kubernetes {found.version}: {found.folder}"],
     )
 
@@ -45,10 +46,10 @@ def build() -> Answer:
 class UpOptions(OptionSet, frozen=True):
     """What `up` is asked for, as `KubeLabSettings` has it."""
 
-    gpus: Annotated[int, typer.Option("--gpus", metavar="K", help="Fake GPUs of each node.")] = 8
+    gpus: Annotated[int, typer.Option(metavar="K", help="Fake GPUs of each node.")] = 8
     agents: Annotated[bool, typer.Option("--agents/--no-agents", help="Run `holdfast agent` on every node.")] = True
-    port: Annotated[int, typer.Option("--port", metavar="BASE", help="First of five ports; 0: a free range.")] = 0
-    boot_s: Annotated[float, typer.Option("--boot-s", min=0.0, help="Seconds that a reboot takes.")] = 1.0
+    port: Annotated[int, typer.Option(metavar="BASE", help="First of five ports; 0: a free range.")] = 0
+    boot_s: Annotated[float, typer.Option(min=0.0, help="Seconds that a reboot takes.")] = 1.0
 
 
 def up(
@@ -63,26 +64,24 @@ def up(
     return KIND.up(lab, f"{nodes} nodes at {lab.facts.server}", lab_dir, folder, "kubectl get nodes")
 
 
-def _shown(form: Form) -> list[RenderableType]:
-    nodes = screen.table("node", "state", rows=form["nodes"].items(), keep=("node",))
-    return [f"{form['dir']}: Kubernetes {form['kubernetes']} at {form['server']}", daemons_table(form), nodes]
+def _shown(found: Form) -> list[RenderableType]:
+    nodes = screen.table("node", "state", rows=found["nodes"].items(), keep=("node",))
+    return [f"{found['dir']}: Kubernetes {found['kubernetes']} at {found['server']}", daemons_table(found), nodes]
 
 
 def _form(lab: KubeLab) -> Form:
-    return {
-        "version": VERSION,
-        "dir": str(lab.folder),
-        "kubernetes": lab.facts.version,
-        "server": lab.facts.server,
-        "kubeconfig": lab.facts.kubeconfig,
-        "daemons": lab.status(),
-        "nodes": lab.node_states(),
-    }
+    return form(
+        dir=str(lab.folder),
+        kubernetes=lab.facts.version,
+        **fields_of(lab.facts, "server kubeconfig"),
+        daemons=lab.status(),
+        nodes=lab.node_states(),
+    )
 
 
-def _is_broken(form: Form) -> bool:
-    off = any(state.startswith(("off", "booting")) for state in form["nodes"].values())
-    return off or not all(daemon["pid"] for daemon in form["daemons"].values())
+def _is_broken(found: Form) -> bool:
+    off = any(state.startswith(("off", "booting")) for state in found["nodes"].values())
+    return off or not all(daemon["pid"] for daemon in found["daemons"].values())
 
 
 def _kmsg(lab: KubeLab, node: str, line: str) -> Path:

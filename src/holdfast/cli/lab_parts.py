@@ -19,17 +19,14 @@ from rich.text import Text
 
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, taking
+from holdfast.cli.json_forms import Form, form
 from holdfast.errors import EXIT_FAILED
 from holdfast.lab.settings import cache_folder
 
 L = TypeVar("L")
 
-VERSION = 1
-
-END = "End a lab and every process in it. One that was killed half-way is cleared away, too. Its folder stays."
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node: node03.")]
 LineArgument = Annotated[str, typer.Argument(metavar="LINE", help='"NVRM: Xid (PCI:0000:b9:00): 79, ..."')]
-Form = dict[str, Any]
 
 
 class Kind(Struct, Generic[L], frozen=True, kw_only=True):
@@ -93,16 +90,16 @@ class Kind(Struct, Generic[L], frozen=True, kw_only=True):
             folder = self.folder(lab_dir)
             ran = self.end(folder)
             said = f"{self.called} in {folder} is down" if ran else f"no {self.called} ran in {folder}"
-            return Answer(lambda: {"version": VERSION, "dir": str(folder), "ran": ran}, lambda: [said])
+            return Answer(lambda: form(dir=str(folder), ran=ran), lambda: [said])
 
         def status(*, lab_dir: Path | None = None) -> Answer:
-            form = self.form(self.at(lab_dir))
-            return Answer(lambda: form, lambda: self.shown(form), EXIT_FAILED if self.is_broken(form) else 0)
+            found = self.form(self.at(lab_dir))
+            return Answer(lambda: found, lambda: self.shown(found), EXIT_FAILED if self.is_broken(found) else 0)
 
         def env(*, lab_dir: Path | None = None) -> Answer:
             found = self.env(self.at(lab_dir))
             lines = [f"export {name}={shlex.quote(value)}" for name, value in found.items()]
-            return Answer(lambda: {"version": VERSION, "env": found}, lambda: lines)
+            return Answer(lambda: form(env=found), lambda: lines)
 
         use = f'eval "$(holdfast lab {self.name} env)"'
         about = (
@@ -134,10 +131,10 @@ class Kind(Struct, Generic[L], frozen=True, kw_only=True):
         self.act(app, "kmsg", kmsg)
 
 
-def daemons_table(form: Form) -> Table:
+def daemons_table(found: Form) -> Table:
     """Daemons with their process ids, or how they ended."""
     rows = (
         (name, daemon["pid"] or Text(f"ended with {daemon['code']}", style="red"))
-        for name, daemon in form["daemons"].items()
+        for name, daemon in found["daemons"].items()
     )
     return screen.table("daemon", "pid", rows=rows, keep=("daemon",))

@@ -20,6 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from holdfast.lab.packages import advice, missing_packages
+from holdfast.os.files import text_of
 from holdfast.os.programs import Command, run_blocking
 
 TOOL_LIMIT_S = 5.0
@@ -99,8 +100,7 @@ def py_spy() -> Found:
     path = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if path is None:
         return State.MISSING, "not found", "pip install py-spy"
-    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    level = scope.read_text(encoding="ascii").strip() if scope.exists() else "0"
+    level = text_of(Path("/proc/sys/kernel/yama/ptrace_scope")) or "0"
     if level in {"0", "1"} or os.geteuid() == 0:
         return State.OK, package("py-spy")
     return State.MISSING, f"ptrace_scope is {level}", "sysctl kernel.yama.ptrace_scope=1"
@@ -108,10 +108,9 @@ def py_spy() -> Found:
 
 def inotify() -> Found:
     """How many files can be watched without polling."""
-    limit = Path("/proc/sys/fs/inotify/max_user_watches")
-    if not limit.exists():
+    watches = int(text_of(Path("/proc/sys/fs/inotify/max_user_watches")) or 0)
+    if not watches:
         return State.MISSING, "none", "files are polled instead"
-    watches = int(limit.read_text(encoding="ascii"))
     state = State.OK if watches >= 8192 else State.MISSING
     return state, f"{watches} watches", "sysctl fs.inotify.max_user_watches=65536"
 

@@ -6,15 +6,13 @@ Called by the console script. Command modules are imported lazily, so that help 
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from holdfast import __version__
-from holdfast.errors import EXIT_INTERNAL, HoldfastError
+from holdfast.cli.ending import spoken
 
 RUN = "Run and understand jobs"
 WATCH = "See and steer a cluster"
@@ -72,15 +70,6 @@ Holdfast keeps large training jobs running. Where to begin:
 
 `holdfast --help` lists every command, `holdfast COMMAND --help` explains one.
 """
-
-
-EXTRAS = {
-    "psycopg": "postgres", "boto3": "aws", "botocore": "aws",
-    "opentelemetry": "otel", "kubernetes_asyncio": "kubernetes", "pyarrow": "parquet",
-}  # fmt: skip
-"""Module that may be absent -> the extra of pyproject.toml that has it."""
-USERS_OWN = frozenset({"torch", "numpy"})
-"""Modules that no extra brings: which build fits is the user's choice."""
 
 
 def load(name: str) -> TyperCommand | TyperGroup:
@@ -152,28 +141,8 @@ def root(
 
 def main() -> None:
     """Run the command line and exit. Errors of Holdfast become one sentence and their exit code."""
-    try:
+    with spoken():
         app()
-    except HoldfastError as error:
-        if os.environ.get("HOLDFAST_DEBUG"):
-            raise
-        typer.echo(f"holdfast: {error}", err=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader (head, less) left: nothing more to say, and Python must not complain at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.split(".")[0] == "holdfast":
-            raise
-        name = (error.name or str(error)).split(".")[0]
-        extra = EXTRAS.get(name)
-        more = f"pip install 'holdfast[{extra}]'" if extra else "install Holdfast again, it brings all that it needs"
-        more = f"pip install {name}" if name in USERS_OWN else more
-        typer.echo(f"holdfast: {name} is not installed: {more}", err=True)
-        sys.exit(EXIT_INTERNAL)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import json_forms, screen
-from holdfast.cli.absent import missing
 from holdfast.cli.answer import Answer, answering, group
 from holdfast.cli.cluster_tables import for_people, node_page
 from holdfast.cli.operate import operate
@@ -42,7 +41,7 @@ def show(
     async def look(records: Records) -> tuple[NodeRecord, list[IncidentRecord], list[OrderRecord]]:
         found = await records.nodes(node=name)
         if not found:
-            raise missing("node", name, [record.name for record in await records.nodes()])
+            raise screen.missing("node", name, [record.name for record in await records.nodes()])
         incidents = [record for record in await records.incidents() if name in record.nodes]
         orders = [record for record in await records.orders() if getattr(record.order, "node", "") == name]
         return found[0], incidents, for_people(orders)

@@ -10,12 +10,11 @@ import typer
 from holdfast.adapters.notify.routing import Message, check
 from holdfast.adapters.notify.services import AppriseDeliverer
 from holdfast.cli.answer import Answer, answering
+from holdfast.cli.json_forms import form
 from holdfast.cli.options import ConfigOption
 from holdfast.errors import EXIT_FAILED, ConfigError, HoldfastError, UsageError
 from holdfast.model.evidence import Severity
 from holdfast.wiring.settings import load_settings
-
-VERSION = 1
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Notices to people: try the destinations.")
 
@@ -44,14 +43,14 @@ def send_test(
     message = Message("test", Severity.INFO, "Test of Holdfast's notices", "If you read this, notices reach you.")
     results: list[dict[str, Any]] = []
     for one in chosen:
+        why = ""
         try:
             asyncio.run(AppriseDeliverer().deliver(one, message, ""))
         except HoldfastError as error:
-            results.append({"name": one.name, "taken": False, "why": str(error)})
-        else:
-            results.append({"name": one.name, "taken": True, "why": ""})
+            why = str(error)
+        results.append({"name": one.name, "taken": not why, "why": why})
     return Answer(
-        lambda: {"version": VERSION, "destinations": results},
+        lambda: form(destinations=results),
         lambda: [f"{row['name']}: {'taken' if row['taken'] else row['why']}" for row in results],
         0 if all(row["taken"] for row in results) else EXIT_FAILED,
     )

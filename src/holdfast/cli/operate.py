@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-from typing import Any
 
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer
+from holdfast.cli.json_forms import form
 from holdfast.cli.options import ControllerOptions
 from holdfast.errors import UsageError
 from holdfast.model.events import Command
 from holdfast.wiring.settings import find_controller
-
-VERSION = 1
 
 DID: dict[Command, str] = {
     Command.DRAIN: "will be drained",
@@ -45,12 +43,11 @@ def operate(at: ControllerOptions, command: Command, *, node: str = "", order: s
 
     link = find_controller(cluster_dir=at.cluster_dir, url=at.url, config=at.config)
     seq = asyncio.run(send(link, command, who=user(), why=why, node=node, order=order))
-    form: dict[str, Any] = {"version": VERSION, "command": command.value, "seq": seq}
-    form |= {"node": node} if node else {"order": order}
+    made = form(command=command.value, seq=seq) | ({"node": node} if node else {"order": order})
     target = f"node {node}" if node else f"order {order}"
     look = f"holdfast node show {node}" if node else "holdfast orders --all"
     said = f"{target} {DID[command]} (event {seq} of the journal); `{look}` shows what follows."
-    return Answer(lambda: form, lambda: [said])
+    return Answer(lambda: made, lambda: [said])
 
 
 def user() -> str:

@@ -16,6 +16,12 @@ S = TypeVar("S", bound=Struct)
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Settings, in place of the usual holdfast.toml.")
 ]
+AgentConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", envvar="HOLDFAST_AGENT_CONFIG", help="agent.toml. Default: /etc/holdfast/agent.toml, if any."
+    ),
+]
 DirOption = Annotated[
     Path | None, typer.Option("--dir", metavar="CLUSTER_DIR", help="The embedded cluster in this folder.")
 ]

@@ -28,7 +28,7 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The order, as `ho
 def orders(
     *,
     every: Annotated[bool, typer.Option("--all", help="Also those that are over, and the engine's timers.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="The newest N.")] = 200,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The newest N.")] = 200,
     where: Where,
 ) -> Answer:
     """List orders that wait: proposed ones first, then those under way. `--all` lists every order."""
@@ -49,7 +49,7 @@ def orders(
 def approve(
     order_id: IdArgument,
     *,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Kept in the journal.")] = "",
+    why: Annotated[str, typer.Option(metavar="TEXT", help="Kept in the journal.")] = "",
     at: ControllerOptions,
 ) -> Answer:
     """Approve a proposed order. It is checked against a fresh look at the world before it runs."""
@@ -60,7 +60,7 @@ def approve(
 def reject(
     order_id: IdArgument,
     *,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason: kept in the journal.")],
+    why: Annotated[str, typer.Option(metavar="TEXT", help="The reason: kept in the journal.")],
     at: ControllerOptions,
 ) -> Answer:
     """Reject a proposed order: it will not run."""

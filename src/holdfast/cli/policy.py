@@ -15,14 +15,13 @@ from msgspec import Struct
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import answer, screen
 from holdfast.cli.answer import Answer, answering
+from holdfast.cli.json_forms import form
 from holdfast.cli.options import ConfigOption
 from holdfast.errors import NotFoundError
 from holdfast.model.policy import Policy, PolicySet
 from holdfast.model.policy_toml import parse_policy
-from holdfast.model.toml_lines import did_you_mean
+from holdfast.model.toml_lines import did_you_mean, written
 from holdfast.wiring.settings import load_settings
-
-VERSION = 1
 
 app = answer.group("Check or show a policy file.")
 
@@ -37,7 +36,7 @@ def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy 
     head = f"{file} is a good policy: mode {policies.site.mode}, {changed} values differ from the defaults."
     tail = "`holdfast policy show FILE` prints what it comes to."
     return Answer(
-        lambda: {"version": VERSION, "file": str(file), "ok": True} | _form(policies),
+        lambda: form(file=str(file), ok=True, **_form(policies)),
         lambda: [head, *(f"  {case}" for case in cases), tail],
     )
 
@@ -49,8 +48,8 @@ def show(
         Path | None, typer.Argument(metavar="[FILE]", help="Default: `policy` in holdfast.toml, else the defaults.")
     ] = None,
     *,
-    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="A shipped preset instead.")] = "",
-    group: Annotated[str, typer.Option("--group", metavar="NAME", help="What holds for this partition.")] = "",
+    preset: Annotated[str, typer.Option(metavar="NAME", help="A shipped preset instead.")] = "",
+    group: Annotated[str, typer.Option(metavar="NAME", help="What holds for this partition.")] = "",
     config: ConfigOption = None,
 ) -> Answer:
     """Print a policy with its defaults, as a policy file in TOML."""
@@ -68,7 +67,7 @@ def show(
         raise NotFoundError(f'no group "{group}" in this policy{did_you_mean(group, policies.groups)}')
     chosen = policies.groups[group] if group else policies.site
     return Answer(
-        lambda: {"version": VERSION, "file": str(name) if name else None} | _form(policies),
+        lambda: form(file=str(name) if name else None, **_form(policies)),
         lambda: toml_lines(chosen),
     )
 
@@ -78,10 +77,10 @@ def show(
 def presets() -> Answer:
     """List the policies that ship with Holdfast."""
     found = {name: text.partition("\n")[0].lstrip("# ").strip() for name, text in packaged_presets().items()}
-    form = {"version": VERSION, "presets": [{"name": name, "about": about} for name, about in found.items()]}
+    listed = [{"name": name, "about": about} for name, about in found.items()]
     made = screen.table("preset", "what it is for", rows=found.items(), keep=("preset",))
     hint = 'Take one as the base of yours with `preset = "NAME"`; `holdfast policy show --preset NAME` prints it.'
-    return Answer(lambda: form, lambda: [made, hint])
+    return Answer(lambda: form(presets=listed), lambda: [made, hint])
 
 
 def _own_cases(policies: PolicySet) -> dict[str, set[str]]:
@@ -121,15 +120,5 @@ def toml_lines(policy: Policy) -> list[str]:
 
 def _line(key: str, value: object, usual: object) -> str:
     if value == usual:
-        return f"{key} = {_toml(value)}"
-    return f"{key} = {_toml(value)}  # ({'default: ' + _toml(usual) if usual is not None else 'default: as mode'})"
-
-
-def _toml(value: object) -> str:
-    plain = msgspec.to_builtins(value)
-    if isinstance(plain, bool):
-        return str(plain).lower()
-    if isinstance(plain, list | tuple):
-        return "[" + ", ".join(_toml(part) for part in plain) + "]"
-    # JSON's strings are TOML's basic strings; numbers are written alike.
-    return msgspec.json.encode(plain).decode()
+        return f"{key} = {written(value)}"
+    return f"{key} = {written(value)}  # ({'default: ' + written(usual) if usual is not None else 'default: as mode'})"

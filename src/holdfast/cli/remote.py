@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from holdfast.cli.absent import missing
+from holdfast.cli import screen
 from holdfast.client import AsyncClient
 from holdfast.errors import HoldfastError, LinkError, RefusedError, UsageError, VersionError, WireError
 from holdfast.model.events import AnyEvent, Command
@@ -78,11 +78,11 @@ async def send(link: Link, command: Command, *, who: str, why: str, node: str = 
     records = RemoteRecords(link)
     try:
         if node and not await records.nodes(node=node):
-            raise missing("node", node, [record.name for record in await records.nodes()])
+            raise screen.missing("node", node, [record.name for record in await records.nodes()])
         if order:
             known = {record.order.id: record for record in await records.orders()}
             if order not in known:
-                raise missing("order", order, list(known))
+                raise screen.missing("order", order, list(known))
             if known[order].status != "proposed":
                 raise UsageError(f"order {order} is {known[order].status}: only proposed orders wait for a person")
         done = await records.command(command, who=who, why=why, node=node, order=order)

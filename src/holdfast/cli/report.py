@@ -15,19 +15,18 @@ from pathlib import Path
 
 import typer
 from msgspec import Struct
-from rich.progress import Progress
 
 from holdfast.cli import screen
-from holdfast.cli.absent import missing
 from holdfast.cli.answer import taking
 from holdfast.cli.house_style import house_style
 from holdfast.cli.options import Where
 from holdfast.cli.pdf import print_pdf
 from holdfast.cli.records import Records, notes_of, policies_of, read, writer_of
-from holdfast.cli.report_drills import drills_cut_short
 from holdfast.cli.report_options import Format, Kind, ReportOptions
 from holdfast.cli.report_trace import figure_named, read_trace, show_trace, trace_form
+from holdfast.drill.calendar import checked, held
 from holdfast.errors import NotFoundError, UsageError, UserError
+from holdfast.model.events import DrillFired
 from holdfast.report.csv_form import render_csv
 from holdfast.report.fleet import Economics
 from holdfast.report.gather import ReportData, gather
@@ -77,7 +76,7 @@ def report(given: ReportOptions) -> None:
         raise UsageError(f"--json and --format {given.form} name two forms: give one of them")
     suffix = given.output.suffix if given.output is not None else ""
     at = screen.now()
-    where = _where(given.cluster_dir, given.url, given.journal, given.config)
+    where = _where(given)
     words, templates = house_style(given.zone, given.language, given.templates, given.config)
     since, until = (at - parse_last(last), 0.0) if last else parse_month(month, words, at) if month else (0.0, 0.0)
     alerts_of = _prometheus(given.prometheus, given.kind, given.config)
@@ -150,12 +149,7 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
     """Read everything, with a bar on standard error while a large journal is read."""
     given = asked.given
     await _check_names(records, given.job, given.incident)
-    with Progress(
-        *Progress.get_default_columns(),
-        console=screen.error_console(),
-        transient=True,
-        disable=not screen.stderr_is_terminal(),
-    ) as bar:
+    with screen.progress() as bar:
         task = bar.add_task("reading", total=None)
 
         async def span(begin: float, end: float) -> ReportData:
@@ -233,27 +227,27 @@ def parse_month(text: str, words: Words, now: float, *, back: int = 0) -> tuple[
     return begin, end if end <= now else 0.0
 
 
-def _where(cluster_dir: Path | None, url: str | None, journal: str | None, config: Path | None) -> Where:
+def _where(given: ReportOptions) -> Where:
     """A folder is read from its journal when it has one: its controller may be dead."""
-    if cluster_dir is None:
-        return Where(None, url, journal, config)
-    if url is not None or journal is not None:
-        raise UsageError("--dir, --url and --journal name different sources: give one of them")
-    if not os.path.isdir(cluster_dir):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be read
-        raise NotFoundError(f"--dir: there is no folder {cluster_dir}")
-    for path in (cluster_dir / "controller" / "journal.db", cluster_dir / "journal.db"):
-        if os.path.exists(path):  # noqa: PTH110 - as above
-            return Where(journal=str(path))
-    return Where(cluster_dir, None, None, config)
+    folder = given.cluster_dir
+    if folder is not None:
+        if given.url is not None or given.journal is not None:
+            raise UsageError("--dir, --url and --journal name different sources: give one of them")
+        if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be read
+            raise NotFoundError(f"--dir: there is no folder {folder}")
+        for path in (folder / "controller" / "journal.db", folder / "journal.db"):
+            if os.path.exists(path):  # noqa: PTH110 - as above
+                return Where(journal=str(path))
+    return given.fill(Where)
 
 
 async def _check_names(records: Records, job: str, incident: str) -> None:
     if job:
         known = [str(record.key) for record in await records.jobs()]
         if job not in known:
-            raise missing("job", job, known)
+            raise screen.missing("job", job, known)
     if incident and not await records.incidents(incident=incident):
-        raise missing("incident", incident, [record.id for record in await records.incidents()])
+        raise screen.missing("incident", incident, [record.id for record in await records.incidents()])
 
 
 def _text(data: ReportData, form: Format, kind: Kind, templates: Path | None) -> str:
@@ -284,3 +278,32 @@ def _write(path: Path, form: Format, data: ReportData, kind: Kind, templates: Pa
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
     screen.say(f"{path}", err=True)
+
+
+def drills_cut_short(config: Path | None, data: ReportData, now: float) -> list[str]:
+    """A sentence for each aborted run of `[[drill.schedule]]` that had injected faults into this cluster.
+
+    A drill's process that is killed leaves nothing in the journal but what it had injected. Its folder tells: no
+    results, and no word of why. Times are Unix seconds.
+    """
+    fired = [event for event in data.events if isinstance(event, DrillFired)]
+    if not fired:
+        return []
+    settings = load_settings(config)
+    found = settings.config.drill
+    try:
+        calendar = checked(found.schedule, settings.path(found.results))
+    except UsageError:
+        return []  # `holdfast drill schedule` says what is wrong with it
+    told = []
+    for one in calendar.schedules:
+        for run in held(calendar, one, now, most=1000):
+            end = run.started_at + one.limit_min * 60.0
+            names = [event.drill for event in fired if run.started_at <= event.at <= end]
+            if run.state == "aborted" and names:
+                told.append(
+                    f"Drill run {one.name} of {data.words.time(run.started_at)} did not come to its end"
+                    f" ({run.detail or 'aborted'}): of it {', '.join(names[:8])} had been injected, and what"
+                    " they broke may not have been undone."
+                )
+    return told

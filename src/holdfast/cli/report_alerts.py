@@ -6,8 +6,8 @@ from holdfast.adapters.prometheus import Prometheus, shown
 from holdfast.errors import LinkError
 from holdfast.report.alerts import Alerts, firings
 
-OPTION, SETTING = "--prometheus", "[report] prometheus"
-"""What may have named the Prometheus."""
+OPTION = "--prometheus"
+"""What names a Prometheus that must answer; one of the settings may be away."""
 METRICS = {
     "GPU": ("holdfast_gpu_temperature_celsius", "DCGM_FI_DEV_GPU_TEMP"),
     "network": ("holdfast_network_bytes_total", "node_network_receive_bytes_total"),

@@ -34,18 +34,18 @@ class ReportOptions(OptionSet, frozen=True):
     """What is to be reported, from where, and in which form."""
 
     kind: Annotated[
-        Kind, typer.Option("--kind", help="Incidents and jobs; the fleet's figures; or one page for those who decide.")
+        Kind, typer.Option(help="Incidents and jobs; the fleet's figures; or one page for those who decide.")
     ] = Kind.FULL
     journal: JournalOption = None
     cluster_dir: Annotated[
         Path | None, typer.Option("--dir", metavar="CLUSTER_DIR", help="Read the journal in this cluster's folder.")
     ] = None
     url: UrlOption = None
-    job: Annotated[str, typer.Option("--job", metavar="ID", help="Only this job.")] = ""
-    incident: Annotated[str, typer.Option("--incident", metavar="ID", help="Only this incident.")] = ""
-    last: Annotated[str, typer.Option("--last", metavar="TIME", help="Only what lived then: 12h, 30d, 4w.")] = ""
+    job: Annotated[str, typer.Option(metavar="ID", help="Only this job.")] = ""
+    incident: Annotated[str, typer.Option(metavar="ID", help="Only this incident.")] = ""
+    last: Annotated[str, typer.Option(metavar="TIME", help="Only what lived then: 12h, 30d, 4w.")] = ""
     month: Annotated[
-        str, typer.Option("--month", metavar="YYYY-MM", help="Only what lived in this month of the report's zone.")
+        str, typer.Option(metavar="YYYY-MM", help="Only what lived in this month of the report's zone.")
     ] = ""
     compare: Annotated[
         bool,

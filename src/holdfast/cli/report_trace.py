@@ -12,6 +12,7 @@ import msgspec
 from rich.text import Text
 
 from holdfast.cli import screen
+from holdfast.cli.json_forms import form
 from holdfast.cli.records import Records
 from holdfast.errors import UsageError
 from holdfast.model.toml_lines import did_you_mean
@@ -19,8 +20,6 @@ from holdfast.report.gather import ReportData, events_of
 from holdfast.report.terminal import ROWS_MAX
 from holdfast.report.trace import FIGURES, Source, Told, Trace, trace, wanted
 from holdfast.report.words import Words
-
-VERSION = 1
 
 
 def figure_named(text: str) -> str:
@@ -58,18 +57,14 @@ def show_trace(found: Trace, words: Words) -> None:
     table = screen.table("of", "value", "point", "time", "event", right=("value",))
     rows = ((part, number, point) for part in found.parts for number, point in enumerate(part.points))
     for part, number, point in islice(rows, ROWS_MAX):
-        first = number == 0
+        first, step = number == 0, "" if point.step is None else f" (step {point.step})"
         table.add_row(
             Text(screen.clean(part.of) if first else ""), f"{part.value:.3f}" if first else "",
-            _point(point), words.time(point.at), Text(_event(point)),
+            point.name + step, words.time(point.at), Text(_event(point)),
         )  # fmt: skip
     out.print(table)
     if left := sum(1 for _ in rows):
         out.print(Text(f"{left} points more, of {len(found.parts)} parts in all: --json has them.", style="dim"))
-
-
-def _point(point: Source) -> str:
-    return point.name if point.step is None else f"{point.name} (step {point.step})"
 
 
 def _event(point: Source) -> str:
@@ -80,4 +75,4 @@ def _event(point: Source) -> str:
 
 def trace_form(found: Trace) -> dict[str, Any]:
     """`{version, figure, value, unit, formula, arithmetic, parts}`; the parts as they are."""
-    return {"version": VERSION, **msgspec.structs.asdict(found)}
+    return form(**msgspec.structs.asdict(found))

@@ -15,12 +15,15 @@ import msgspec
 import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import Progress, ProgressColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.errors import NotFoundError
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import IncidentRecord, JobState, NodeState
+from holdfast.model.toml_lines import nearest
 
 # Escape sequences, other control characters and marks that turn the direction of writing: a log line could move the
 # cursor, colour the screen or hide what it says. Line breaks stay.
@@ -69,11 +72,6 @@ def console() -> Console:
     return PlainConsole(soft_wrap=False)
 
 
-def error_console() -> Console:
-    """Standard error: progress, so that output stays clean for pipes."""
-    return PlainConsole(stderr=True)
-
-
 def now() -> float:
     """Unix seconds, for ages."""
     return time.time()
@@ -89,9 +87,14 @@ def printable(text: str) -> str:
     return _UNSAFE.sub("", text)
 
 
+def pretty(form: object) -> bytes:
+    """A stable form as JSON that people can read."""
+    return msgspec.json.format(msgspec.json.encode(form), indent=2)
+
+
 def say_json(form: object) -> None:
     """Print a stable form."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(form), indent=2).decode())
+    typer.echo(pretty(form).decode())
 
 
 def say(line: str, *, err: bool = False) -> None:
@@ -99,9 +102,10 @@ def say(line: str, *, err: bool = False) -> None:
     typer.echo(printable(line), err=err)
 
 
-def stderr_is_terminal() -> bool:
-    """Is somebody watching, so that a progress bar makes sense?"""
-    return sys.stderr.isatty()
+def progress(*columns: ProgressColumn) -> Progress:
+    """A bar on standard error, where somebody watches; nothing of it stays."""
+    shown = columns or Progress.get_default_columns()
+    return Progress(*shown, console=PlainConsole(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
 def state(word: str) -> Text:
@@ -182,6 +186,16 @@ def span(seconds: float) -> str:
     if seconds < 2 * 86400:
         return f"{seconds / 3600:.0f} h"
     return f"{seconds / 86400:.0f} d"
+
+
+def missing(kind: str, name: str, known: Sequence[str]) -> NotFoundError:
+    """`no node "nod07"; did you mean "node07"?`. Numbers and ids have no nearest one worth naming."""
+    near = nearest(name, known) if kind == "node" else None
+    if near is not None:
+        hint = f'; did you mean "{near}"?'
+    else:
+        hint = f"; `holdfast {kind}s` lists them" if known else f"; there are no {kind}s"
+    return NotFoundError(f'no {kind} "{name}"{hint}')
 
 
 def fold(names: Iterable[str]) -> str:

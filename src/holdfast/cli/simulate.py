@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
 from holdfast.cli.answer import taking
-from holdfast.cli.json_forms import fields_of
+from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.options import JsonOption, OptionSet
 from holdfast.cli.simulate_fuzz import fuzz
 from holdfast.cli.simulate_replay import show_replay
@@ -34,7 +34,6 @@ from holdfast.sim.ledger import CATEGORIES
 from holdfast.sim.page import bars, names_of, render
 from holdfast.sim.what_if import Answer, Case, Question, ask
 
-VERSION = 1
 RATES = {"llama3": LLAMA3_RATE, "rsc1": META_RSC1, "rsc2": META_RSC2}
 """Published rates by name, failures per 1000 node-days."""
 CASES_MAX = 64
@@ -46,11 +45,11 @@ app.command("fuzz")(fuzz)
 class Request(OptionSet, frozen=True):
     """The options of `holdfast simulate`."""
 
-    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="GPUs that train, without spares.")] = 1024
-    days: Annotated[float, typer.Option("--days", metavar="D", help="Length of the run in days.")] = 7.0
+    gpus: Annotated[int, typer.Option(metavar="N", min=1, help="GPUs that train, without spares.")] = 1024
+    days: Annotated[float, typer.Option(metavar="D", help="Length of the run in days.")] = 7.0
     policy: Annotated[
         list[Path] | None,
-        typer.Option("--policy", metavar="FILE", help="Policy file; several are compared. Default: Holdfast's own."),
+        typer.Option(metavar="FILE", help="Policy file; several are compared. Default: Holdfast's own."),
     ] = None
     checkpoint: Annotated[
         list[float] | None,
@@ -61,28 +60,20 @@ class Request(OptionSet, frozen=True):
         ),
     ] = None
     spares: Annotated[
-        list[int] | None, typer.Option("--spares", metavar="N", help="Spare nodes; several are compared. Default: 8.")
+        list[int] | None, typer.Option(metavar="N", help="Spare nodes; several are compared. Default: 8.")
     ] = None
-    seeds: Annotated[
-        int, typer.Option("--seeds", metavar="N", min=1, help="Runs of each case, each its own faults.")
-    ] = 1
-    seed: Annotated[int, typer.Option("--seed", metavar="SEED", min=0, help="The first seed.")] = 0
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Jobs of equal size that share the GPUs.")] = 1
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each case, each its own faults.")] = 1
+    seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="The first seed.")] = 0
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Jobs of equal size that share the GPUs.")] = 1
     failures: Annotated[
-        str,
-        typer.Option(
-            "--failures", metavar="RATE", help="Per 1000 node-days: a number, llama3 (3.79), rsc1 (6.50), rsc2 (2.34)."
-        ),
+        str, typer.Option(metavar="RATE", help="Per 1000 node-days: a number, llama3 (3.79), rsc1 (6.50), rsc2 (2.34).")
     ] = "llama3"
     causes: Annotated[
-        str, typer.Option("--causes", metavar="TABLE", help="Which causes they have: llama3, node, gpu, software.")
+        str, typer.Option(metavar="TABLE", help="Which causes they have: llama3, node, gpu, software.")
     ] = "llama3"
-    lemons: Annotated[float, typer.Option("--lemons", metavar="SHARE", min=0, max=1, help="Share of lemons.")] = 0.0
+    lemons: Annotated[float, typer.Option(metavar="SHARE", min=0, max=1, help="Share of lemons.")] = 0.0
     scale_exponent: Annotated[
-        float,
-        typer.Option(
-            "--scale-exponent", metavar="X", min=0, max=2, help="The rate grows with (nodes/128) to this power."
-        ),
+        float, typer.Option(metavar="X", min=0, max=2, help="The rate grows with (nodes/128) to this power.")
     ] = 0.0
     save_s: Annotated[
         float, typer.Option("--save", metavar="S", min=0, help="A checkpoint keeps the job from training so long.")
@@ -92,10 +83,10 @@ class Request(OptionSet, frozen=True):
     in_place_s: Annotated[
         float, typer.Option("--in-place", metavar="S", min=0, help="As --start, inside an allocation that is kept.")
     ] = 15.0
-    parallel: Annotated[int, typer.Option("--parallel", metavar="K", min=1, help="Runs beside each other.")] = 1
-    replay: Annotated[
-        str, typer.Option("--replay", metavar="JOURNAL", help="Judge this recorded history by --policy instead.")
-    ] = ""
+    parallel: Annotated[int, typer.Option(metavar="K", min=1, help="Runs beside each other.")] = 1
+    replay: Annotated[str, typer.Option(metavar="JOURNAL", help="Judge this recorded history by --policy instead.")] = (
+        ""
+    )
     everything: Annotated[bool, typer.Option("--all", help="With --replay: also incidents that went the same way.")] = (
         False
     )
@@ -167,15 +158,8 @@ def _rate(text: str) -> float:
 
 
 def _ask(question: Question, cases: list[Case], seeds: range, parallel: int) -> list[Answer]:
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeRemainingColumn(),
-        console=screen.error_console(),
-        transient=True,
-        disable=not screen.stderr_is_terminal(),
-    ) as bar:
+    percent = TextColumn("{task.percentage:3.0f} %")
+    with screen.progress(TextColumn("{task.description}"), BarColumn(), percent, TimeRemainingColumn()) as bar:
         task = bar.add_task(f"{len(cases) * len(seeds)} runs", total=1.0)
         return ask(question, cases, seeds, processes=parallel, on_part=lambda part: bar.advance(task, part))
 
@@ -250,17 +234,15 @@ def _is_llama3(question: Question) -> bool:
 
 
 def _form(question: Question, answers: list[Answer], seed: int) -> dict[str, Any]:
-    return {
-        "version": VERSION,
+    return form(
         **fields_of(question, "gpus days jobs"),
-        "failures_per_1000_node_days": question.failures,
-        "causes": question.causes,
-        **fields_of(question, "save_s start_s load_s in_place_s"),
-        "first_seed": seed,
-        "published_ettr": LLAMA3_ETTR if question.causes == "llama3" and _is_llama3(question) else None,
-        "categories": CATEGORIES,
-        "cases": [_case_form(answer) for answer in answers],
-    }
+        failures_per_1000_node_days=question.failures,
+        **fields_of(question, "causes save_s start_s load_s in_place_s"),
+        first_seed=seed,
+        published_ettr=LLAMA3_ETTR if question.causes == "llama3" and _is_llama3(question) else None,
+        categories=CATEGORIES,
+        cases=[_case_form(answer) for answer in answers],
+    )
 
 
 def _case_form(answer: Answer) -> dict[str, Any]:

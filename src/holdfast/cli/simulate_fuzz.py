@@ -9,29 +9,28 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
 from holdfast.cli import screen
+from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.options import JsonOption
 from holdfast.errors import EXIT_FAILED, UsageError
 from holdfast.sim.fuzz import Verdict, search, shrink_all
 from holdfast.sim.options import SimOptions
 
-VERSION = 1
 SHRUNK_MAX = 10
 """Failing seeds that are made small: more of them tell nothing new."""
 
 
 def fuzz(
     *,
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="How many seeds.")] = 200,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="How many seeds.")] = 200,
     first: Annotated[int, typer.Option("--from", metavar="SEED", min=0, help="The first seed.")] = 0,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="K", min=1, help="Runs beside each other.")] = 1,
+    jobs: Annotated[int, typer.Option(metavar="K", min=1, help="Runs beside each other.")] = 1,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="IDS", help="Only these planned faults happen (comma separated).")
+        str | None, typer.Option(metavar="IDS", help="Only these planned faults happen (comma separated).")
     ] = None,
     off: Annotated[
-        str, typer.Option("--off", metavar="NAMES", help="Options of the swarm that are set to zero (comma separated).")
+        str, typer.Option(metavar="NAMES", help="Options of the swarm that are set to zero (comma separated).")
     ] = "",
     shrink: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Make failing seeds small.")] = True,
     json: JsonOption = False,
@@ -40,12 +39,7 @@ def fuzz(
     if only is not None and seeds != 1:
         raise UsageError("--only names the faults of one seed: use it with --seeds 1")
     events = 0
-    with Progress(
-        *Progress.get_default_columns(),
-        console=screen.error_console(),
-        transient=True,
-        disable=not screen.stderr_is_terminal(),
-    ) as bar:
+    with screen.progress() as bar:
         task = bar.add_task("seeds", total=seeds)
 
         def note(verdict: Verdict) -> None:
@@ -93,21 +87,16 @@ def _options(options: SimOptions) -> list[str]:
 
 
 def _form(first: int, seeds: int, events: int, failed: list[Verdict], small: list[Verdict]) -> dict[str, Any]:
-    return {
-        "version": VERSION,
-        "first": first,
-        "seeds": seeds,
-        "events": events,
-        "failed": [verdict.trial.seed for verdict in failed],
-        "failures": [
-            {
-                "seed": verdict.trial.seed,
-                "complaints": [{"judge": one.judge, "text": one.text} for one in verdict.complaints],
-                "faults": list(verdict.faults),
-                "off": list(verdict.trial.off),
-                "options": verdict.trial.options(),
-                "again": verdict.trial.command(),
-            }
-            for verdict in small
-        ],
-    }
+    failures = [
+        {
+            "seed": verdict.trial.seed,
+            "complaints": [fields_of(one, "judge text") for one in verdict.complaints],
+            "faults": verdict.faults,
+            "off": verdict.trial.off,
+            "options": verdict.trial.options(),
+            "again": verdict.trial.command(),
+        }
+        for verdict in small
+    ]
+    seen = [verdict.trial.seed for verdict in failed]
+    return form(first=first, seeds=seeds, events=events, failed=seen, failures=failures)

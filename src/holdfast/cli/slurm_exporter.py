@@ -23,7 +23,7 @@ def slurm_exporter(
         str, typer.Option(metavar="HOST:PORT", help="Where /metrics is served; port 0 takes a free one.")
     ] = f"127.0.0.1:{PORT}",
     conf: Annotated[
-        Path | None, typer.Option("--conf", metavar="SLURM_CONF", help="Default: the one that Slurm's tools find.")
+        Path | None, typer.Option(metavar="SLURM_CONF", help="Default: the one that Slurm's tools find.")
     ] = None,
 ) -> None:
     """Serve jobs by state, waiting and running times, pending ages and node states; one squeue and sinfo a look."""

@@ -17,9 +17,10 @@ from typer.core import TyperCommand
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.adapters.slurm.steps import take_own
 from holdfast.cli.answer import taking
+from holdfast.cli.ending import become_srun
 from holdfast.cli.options import OptionSet
 from holdfast.cli.run_start import site_policy, site_settings
-from holdfast.errors import EXIT_UNAVAILABLE, UsageError
+from holdfast.errors import UsageError
 from holdfast.launch.step import StepOptions, launch_step
 from holdfast.model.policy import PolicySet
 from holdfast.model.toml_lines import nearest
@@ -66,7 +67,7 @@ def srun_command(
 ) -> None:
     """Run srun; with --auto-resume=1, bring its step back on healthy nodes of the same allocation."""
     if not given.auto_resume:
-        _become_srun(arguments)
+        become_srun(arguments)
     presets = packaged_presets()
     policies, name = _policy(given.policy, presets) if given.policy is not None else _in_the_sites_mode(presets)
     options = given.fill(StepOptions, argv=tuple(arguments), policy=name, job_dir=str(given.job_dir or ""))
@@ -94,11 +95,3 @@ def _in_the_sites_mode(presets: dict[str, str]) -> tuple[PolicySet, str]:
         ours = structs.replace(policies.named[DEFAULT_POLICY], mode=site.mode, modes=site.modes)
         policies = structs.replace(policies, named={**policies.named, DEFAULT_POLICY: ours})
     return policies, DEFAULT_POLICY
-
-
-def _become_srun(arguments: list[str]) -> None:
-    try:
-        os.execvp("srun", ["srun", *arguments])  # noqa: S606 - this process becomes srun
-    except OSError as error:
-        typer.echo(f"holdfast: cannot run srun: {error.strerror}", err=True)
-        raise typer.Exit(EXIT_UNAVAILABLE) from error

@@ -60,9 +60,7 @@ def stragglers(
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the documented JSON form.")] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Also write a page with a heat map of ranks and steps.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with a heat map of ranks and steps.")] = None,
 ) -> None:
     """Name the ranks, nodes and pipeline stages that others waited for in a recorded stretch of training.
 

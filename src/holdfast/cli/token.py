@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
@@ -18,13 +18,12 @@ from rich.text import Text
 
 from holdfast.api.auth import NAME_MAX, Role, book_line, change_book, new_token, read_book
 from holdfast.cli.answer import Answer, answering
-from holdfast.cli.json_forms import fields_of
+from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.operate import user
 from holdfast.cli.options import ConfigOption, DirOption, OptionSet
 from holdfast.errors import NotFoundError, UsageError
 from holdfast.wiring.settings import load_settings
 
-VERSION = 1
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 ROLES = ("viewer", "owner", "agent", "operator")
 
@@ -53,15 +52,11 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what it is for: shown in the audit.")],
     role: Annotated[
         str,
-        typer.Option(
-            "--role", help="viewer (read), owner (and command the own jobs), agent (report), operator (all of these)."
-        ),
+        typer.Option(help="viewer (read), owner (and command the own jobs), agent (report), operator (all of these)."),
     ] = "viewer",
-    only: Annotated[
-        str, typer.Option("--only", metavar="SOURCE", help="For agents: the one source it may report as.")
-    ] = "",
+    only: Annotated[str, typer.Option(metavar="SOURCE", help="For agents: the one source it may report as.")] = "",
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="Not accepted after this: 12h, 30d, 8w. Default: never.")
+        str, typer.Option(metavar="TIME", help="Not accepted after this: 12h, 30d, 8w. Default: never.")
     ] = "",
     kept: BookOptions,
 ) -> Answer:
@@ -78,9 +73,9 @@ def create(
     token = new_token()
     line = book_line(token, Role(role), name, only=only, until=until, at=now, by=re.sub(r"\s", "_", user()))
     change_book(book, lambda lines: [*lines, line.rstrip("\n")])
-    form: dict[str, Any] = {"version": VERSION, "token": token, "name": name, "role": role, "id": line.split()[2][:12]}
+    made = form(token=token, name=name, role=role, id=line.split()[2][:12], **({"expires_at": until} if until else {}))
     hint = f"{name} may use it as {role}; it is shown only now. `holdfast token revoke {name}` ends it."
-    return Answer(lambda: form | ({"expires_at": until} if until else {}), lambda: [token], hint=hint)
+    return Answer(lambda: made, lambda: [token], hint=hint)
 
 
 @app.command("list")
@@ -104,7 +99,7 @@ def list_tokens(
         who = line.identity
         ends = "never" if not who.until else "over" if who.until <= now else _day(who.until)
         table.add_row(*map(Text, (who.id, who.name, who.role, who.only, _day(line.at), line.by, ends)))
-    return Answer(lambda: {"version": VERSION, "tokens": forms}, lambda: [table])
+    return Answer(lambda: form(tokens=forms), lambda: [table])
 
 
 @app.command()
@@ -132,7 +127,7 @@ def revoke(
         return kept
 
     change_book(book, without)
-    return Answer(lambda: {"version": VERSION, "revoked": gone}, lambda: [f"revoked: {', '.join(gone)}"])
+    return Answer(lambda: form(revoked=gone), lambda: [f"revoked: {', '.join(gone)}"])
 
 
 def _book(at: BookOptions) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from msgspec import Struct
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from holdfast.cli import screen
 from holdfast.cli.cluster_tables import incidents_table, jobs_table, nodes_view, orders_table
-from holdfast.cli.json_forms import fields_of
+from holdfast.cli.json_forms import Form, fields_of, form
 from holdfast.cli.options import ConfigOption, DirOption, JsonOption, UrlOption
 from holdfast.client import AsyncClient, State
 from holdfast.errors import LinkError
@@ -27,7 +27,6 @@ from holdfast.model.orders import OrderStatus
 from holdfast.model.records import JobRecord, JobState, NodeState, OrderRecord
 from holdfast.wiring.settings import Link, find_controller
 
-VERSION = 1
 PACE_S = 1.0
 ROWS = 10
 _OVER = frozenset({JobState.COMPLETED, JobState.CANCELLED, JobState.GIVEN_UP})
@@ -55,7 +54,7 @@ def top(
     """The overview in a terminal: what is wrong, what is done about it, and how the nodes are. Ctrl-C ends it."""
     link = find_controller(cluster_dir=cluster_dir, url=url, config=config)
     if json:
-        screen.say_json(form(asyncio.run(_look(link))))
+        screen.say_json(picture_form(asyncio.run(_look(link))))
     elif once:
         screen.console().print(drawn(asyncio.run(_look(link))))
     else:
@@ -129,26 +128,25 @@ def _shown(jobs: list[JobRecord]) -> list[JobRecord]:
     return alive[:ROWS]
 
 
-def form(picture: Picture) -> dict[str, Any]:
+def picture_form(picture: Picture) -> Form:
     """The stable JSON form (docs/json-forms.md)."""
     state = picture.state
-    return {
-        "version": VERSION,
-        "seq": state.seq,
-        "health": fields_of(state.health, "ok failing blind"),
-        "nodes": {name.value: sum(1 for node in state.nodes if node.state is name) for name in NodeState},
-        "jobs": dict(sorted(Counter(job.state.value for job in state.jobs).items())),
-        "open_incidents": [
+    return form(
+        seq=state.seq,
+        health=fields_of(state.health, "ok failing blind"),
+        nodes={name.value: sum(1 for node in state.nodes if node.state is name) for name in NodeState},
+        jobs=dict(sorted(Counter(job.state.value for job in state.jobs).items())),
+        open_incidents=[
             {
                 "id": one.id,
                 "cause": one.diagnosis.cause if one.diagnosis is not None else None,
                 "opened_at": one.opened_at,
-                "jobs": [str(key) for key in one.jobs],
+                "jobs": list(map(str, one.jobs)),
                 "nodes": one.nodes,
             }
             for one in state.incidents
             if not one.closed_at
         ],
-        "proposed_orders": [one.order.id for one in picture.proposed],
-        "brakes_tripped": [brake.group for brake in state.brakes if brake.tripped_at],
-    }
+        proposed_orders=[one.order.id for one in picture.proposed],
+        brakes_tripped=[brake.group for brake in state.brakes if brake.tripped_at],
+    )

@@ -7,6 +7,7 @@ fit (also with warnings), 1 not fit, 69 nobody joined. A node that only served t
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import shutil
 import sys
@@ -20,12 +21,14 @@ from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering, taking
+from holdfast.cli.ending import become_srun
+from holdfast.cli.json_forms import form
 from holdfast.cli.options import JsonOption
 from holdfast.cli.validate_options import SECRET, JournalUrl, ValidateOptions
 from holdfast.cli.validate_pages import export, history_answer, keep, print_run
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.matcher import StreamSource
-from holdfast.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
+from holdfast.errors import EXIT_FAILED, UsageError
 from holdfast.os.programs import Command, run_blocking
 from holdfast.validate.baselines import as_toml, learned, packaged
 from holdfast.validate.place import Place, place_of
@@ -76,7 +79,7 @@ def validate(
         leader=given.leader,
         secret=_secret(given.leader, os.environ),
         join_s=given.join_s,
-        advise=Advice(),
+        advise=advice,
         progress=_progress(quiet=given.quiet or json),
     )
     found = asyncio.run(run_session(session))
@@ -112,11 +115,9 @@ def _finish(run: Run, given: ValidateOptions, folder: Path | None, *, json: bool
 @answering
 def history(
     *,
-    node: Annotated[str, typer.Option("--node", metavar="NAME", help="One node. Default: all.")] = "",
-    item: Annotated[list[str] | None, typer.Option("--item", metavar="NAME", help="Figures. Default: all.")] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Also write FILE: .html, .csv or .json.")
-    ] = None,
+    node: Annotated[str, typer.Option(metavar="NAME", help="One node. Default: all.")] = "",
+    item: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Figures. Default: all.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write FILE: .html, .csv or .json.")] = None,
     journal: JournalUrl = "",
 ) -> Answer:
     """Say how figures have moved over all runs. It shows ageing, and changes with what changed beside them."""
@@ -133,7 +134,7 @@ def baselines() -> Answer:
         for one in known.values()
     )
     table = screen.table("baseline", "matches", "figures", "source", rows=rows, keep=("baseline",))
-    return Answer(lambda: {"version": 1, "baselines": list(known.values())}, lambda: [table])
+    return Answer(lambda: form(baselines=list(known.values())), lambda: [table])
 
 
 @app.command()
@@ -142,24 +143,15 @@ def suites() -> Answer:
     """List the suites."""
     rows = ((one.name, "yes" if one.quick else "", one.about, one.needs) for one in SUITES.values())
     table = screen.table("suite", "by default", "what", "needs", rows=rows, keep=("suite",))
-    return Answer(lambda: {"version": 1, "suites": list(SUITES.values())}, lambda: [table])
+    return Answer(lambda: form(suites=list(SUITES.values())), lambda: [table])
 
 
-class Advice:
-    """What the catalogue advises about an error's text. The matcher is loaded at the first error."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-
-    def __call__(self, text: str) -> str:
-        """Advice, or an empty string."""
-        if text not in self._known:
-            matcher = read_matcher(read_catalogue())
-            stream = matcher.stream(StreamSource(kind=StreamKind.OUTPUT))
-            found = [*stream.feed(f"{text}\n".encode(), 0.0), *stream.flush(0.0)]
-            advised = [words for match in found if (words := match.rule.advice or match.rule.title)]
-            self._known[text] = advised[0] if advised else ""
-        return self._known[text]
+@functools.cache
+def advice(text: str) -> str:
+    """What the catalogue advises about an error's text, or nothing. The matcher is loaded at the first error."""
+    stream = read_matcher(read_catalogue()).stream(StreamSource(kind=StreamKind.OUTPUT))
+    found = [*stream.feed(f"{text}\n".encode(), 0.0), *stream.flush(0.0)]
+    return next((words for match in found if (words := match.rule.advice or match.rule.title)), "")
 
 
 def _words(listed: list[str] | None) -> tuple[str, ...]:
@@ -187,17 +179,13 @@ def _become_srun(nodes: str, partition: str) -> None:
     """Call srun for this very command, without --nodes; this process becomes it."""
     if not shutil.which("srun"):
         raise UsageError("--nodes needs Slurm's srun on the PATH")
-    argv = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
+    argv = ["--ntasks-per-node=1", "--kill-on-bad-exit=0"]
     argv += [f"--partition={partition}"] if partition else []
     if nodes == "all":
         argv.append(f"--nodelist={screen.fold(_idle(partition))}")
     else:
         argv.append(f"--nodes={nodes}" if nodes.isdigit() else f"--nodelist={nodes}")
-    try:
-        os.execvp("srun", [*argv, *without(own_command(sys.argv), ("--nodes", "--partition"))])  # noqa: S606 - becomes srun
-    except OSError as error:
-        screen.say(f"holdfast: cannot run srun: {error.strerror}", err=True)
-        raise typer.Exit(EXIT_UNAVAILABLE) from error
+    become_srun([*argv, *without(own_command(sys.argv), ("--nodes", "--partition"))])
 
 
 def own_command(argv: Sequence[str]) -> list[str]:

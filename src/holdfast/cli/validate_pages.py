@@ -6,19 +6,18 @@ The journal is opened for a moment only; one that cannot be written costs the hi
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 from rich.text import Text
 
 from holdfast.adapters.journal import open_journal
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer
+from holdfast.cli.json_forms import form
 from holdfast.errors import JournalError, NotFoundError, UsageError
+from holdfast.report.csv_form import csv_lines
 from holdfast.report.validation import render_history, render_html, render_markdown
 from holdfast.validate.history import Trend, read, samples_of, trends
 from holdfast.validate.results import Item, NodeResult, Run, Verdict
@@ -50,36 +49,37 @@ async def _keep(run: Run, url: str) -> list[Trend]:
 
 def export(run: Run, found: Sequence[Trend], path: Path) -> None:
     """Write the run in the form that the file's name asks for. Raises UsageError for another."""
-    match path.suffix.lower():
-        case ".json":
-            data = msgspec.json.format(msgspec.json.encode(run), indent=2)
-        case ".csv":
-            data = as_csv(run).encode()
-        case ".md":
-            data = render_markdown(run, found).encode()
-        case ".html" | ".htm":
-            data = render_html(run, found).encode()
-        case _:
-            raise UsageError(f"--report {path}: name a .html, .md, .json or .csv")
+    _write(
+        path,
+        html=lambda: render_html(run, found).encode(),
+        md=lambda: render_markdown(run, found).encode(),
+        json=lambda: screen.pretty(run),
+        csv=lambda: as_csv(run).encode(),
+    )
+
+
+def _write(path: Path, **forms: Callable[[], bytes]) -> None:
+    suffix = {".htm": "html"}.get(path.suffix.lower(), path.suffix.lower().removeprefix("."))
+    if suffix not in forms:
+        *most, last = (f".{name}" for name in forms)
+        raise UsageError(f"--report {path}: name a {', '.join(most)} or {last}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    path.write_bytes(forms[suffix]())
 
 
 def as_csv(run: Run) -> str:
     """One row for each item of each node (RFC 4180)."""
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\r\n")
-    rows.writerow(("node", "rank", "item", "verdict", "value", "unit", "text", "expected", "source", "why", "advice"))
+    rows: list[Sequence[object]] = [
+        ("node", "rank", "item", "verdict", "value", "unit", "text", "expected", "source", "why", "advice")
+    ]
     for node in run.nodes:
         for item in node.items:
             value = "" if item.value is None or not math.isfinite(item.value) else item.value
             cells = (item.unit, item.text, item.expected, item.source, item.why, item.advice)
-            # A spreadsheet takes what begins so for a formula.
-            safe = [f"'{cell}" if cell[:1] in {"=", "+", "-", "@"} else cell for cell in cells]
-            rows.writerow((node.node, node.rank, item.name, item.verdict.value, value, *safe))
+            rows.append((node.node, node.rank, item.name, item.verdict.value, value, *cells))
         if node.lost:
-            rows.writerow((node.node, node.rank, "lost", Verdict.FAIL.value, "", "", "", "", "", node.lost, ""))
-    return out.getvalue()
+            rows.append((node.node, node.rank, "lost", Verdict.FAIL.value, "", "", "", "", "", node.lost, ""))
+    return csv_lines(rows)
 
 
 def print_run(run: Run, found: Sequence[Trend], *, quiet: bool) -> None:
@@ -144,12 +144,18 @@ def history_answer(url: str, *, node: str, items: tuple[str, ...], report: Path 
     if not found:
         raise NotFoundError(f"no history of {node or 'any node'}{': ' + ', '.join(items) if items else ''}")
     if report is not None:
-        _export_history(found, report)
+        points = [(one.node, one.item, point.at, point.value) for one in found for point in one.points]
+        _write(
+            report,
+            html=lambda: render_history(found).encode(),
+            csv=lambda: csv_lines([("node", "item", "at", "value"), *points]).encode(),
+            json=lambda: screen.pretty(form(trends=found)),
+        )
     ends = ((trend, trend.points[0].value, trend.points[-1].value) for trend in found)
     rows = ((one.node, one.item, len(one.points), f"{a:.4g}", f"{z:.4g}", one.told) for one, a, z in ends)
     headings = ("node", "item", "runs", "first", "last", "what")
     table = screen.table(*headings, rows=rows, right=("runs", "first", "last"))
-    return Answer(lambda: {"version": 1, "trends": found}, lambda: [table])
+    return Answer(lambda: form(trends=found), lambda: [table])
 
 
 async def _history(url: str, node: str, items: tuple[str, ...]) -> list[Trend]:
@@ -159,20 +165,3 @@ async def _history(url: str, node: str, items: tuple[str, ...]) -> list[Trend]:
     finally:
         await journal.close()
     return [trend for trend in found if not items or trend.item in items]
-
-
-def _export_history(found: Sequence[Trend], path: Path) -> None:
-    match path.suffix.lower():
-        case ".json":
-            data = msgspec.json.format(msgspec.json.encode({"version": 1, "trends": found}), indent=2)
-        case ".csv":
-            out = io.StringIO()
-            rows = csv.writer(out, lineterminator="\r\n")
-            rows.writerow(("node", "item", "at", "value"))
-            rows.writerows((one.node, one.item, point.at, point.value) for one in found for point in one.points)
-            data = out.getvalue().encode()
-        case ".html" | ".htm":
-            data = render_history(found).encode()
-        case _:
-            raise UsageError(f"--report {path}: name a .html, .csv or .json")
-    path.write_bytes(data)

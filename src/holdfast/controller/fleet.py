@@ -23,7 +23,6 @@ INCIDENTS_MAX = 20_000
 """Kept in memory, the newest and every open one; the journal has them all."""
 ORDERS_MAX = 20_000
 WAITING = frozenset({OrderStatus.PROPOSED, OrderStatus.PENDING})
-OVER = frozenset({r.JobState.COMPLETED, r.JobState.CANCELLED, r.JobState.GIVEN_UP})
 CALM = frozenset({r.JobState.WATCHING, r.JobState.COMPLETED, r.JobState.CANCELLED})
 """States of jobs in which nothing is being recovered."""
 NO_RACK = "no rack known"
@@ -95,12 +94,12 @@ class JobLine(Struct, frozen=True):
     @property
     def is_running(self) -> bool:
         """Holds nodes now."""
-        return self.scheduler in {SchedulerState.RUNNING, SchedulerState.COMPLETING} and self.state not in OVER
+        return self.scheduler in r.RUNS and self.state not in r.JOB_ENDED
 
     @property
     def is_over(self) -> bool:
         """Nothing of it will run again."""
-        return self.state in OVER or (self.watched_only and self.scheduler in ENDED)
+        return self.state in r.JOB_ENDED or (self.watched_only and self.scheduler in ENDED)
 
     @property
     def is_troubled(self) -> bool:

@@ -17,18 +17,18 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.drill.clusters import KUBERNETES, lacking_on_slurm
+from holdfast.drill.clusters import KUBERNETES, StageSettings, lacking_on_slurm
 from holdfast.drill.ports import Site
 from holdfast.drill.results import DrillResult, DrillRun, render_json, render_junit, skipped
-from holdfast.drill.runner import OVER, Patience, run_drill
+from holdfast.drill.runner import Patience, run_drill
 from holdfast.drill.scenario import JobNeeds, Scenario
 from holdfast.drill.site import SiteStage, fitted, lacking_on_site
 from holdfast.drill.site_settings import SiteSettings
-from holdfast.drill.stage import Stage, StageSettings, read_report
+from holdfast.drill.stage import Stage, read_report
 from holdfast.drill.training import CHECKPOINTS, TrainingJob, loss_difference
 from holdfast.drill.verdict import Check
 from holdfast.errors import HoldfastError, NotFoundError, UserError
-from holdfast.model.records import JobState
+from holdfast.model.records import JOB_ENDED, JobState
 from holdfast.ports import Clock
 from holdfast.report.html import render_html
 
@@ -186,7 +186,8 @@ class _Campaign:
                 result = skipped(scenario, CANCELLED)
             except HoldfastError as error:
                 result = DrillResult(name=scenario.name, kind=scenario.kind)
-                result.checks = _failed(error)
+                why = str(error)
+                result.checks = [Check(name="carried out", passed=False, expected="the drill runs", actual=why)]
             if not result.passed and await self._is_cancelled():
                 result = skipped(scenario, CANCELLED)
             self._add(result)
@@ -231,11 +232,11 @@ class _Campaign:
     async def _stay(self) -> None:
         """Let the job train on until it is over. Ctrl-C ends the wait, and what was found is kept."""
         site, seq = self.site, 0
-        if site is None or await self._job_state() in {None, *OVER}:
+        if site is None or await self._job_state() in {None, *JOB_ENDED}:
             return
         self.note(f"job {site.job} trains on until it is cancelled, or Ctrl-C")
         try:
-            while await self._job_state() not in {None, *OVER}:
+            while await self._job_state() not in {None, *JOB_ENDED}:
                 seq = await site.eyes.wait(seq, _LOOK_S)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -319,7 +320,3 @@ class _Campaign:
             await self.stage.cancel(site.job)
         except HoldfastError:
             await self.close()
-
-
-def _failed(error: HoldfastError) -> list[Check]:
-    return [Check(name="carried out", passed=False, expected="the drill runs", actual=str(error))]

@@ -13,11 +13,12 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from holdfast.drill.clusters import StageSettings
 from holdfast.drill.ports import Site
 from holdfast.drill.results import DrillResult
-from holdfast.drill.runner import OVER, Patience, run_drill
+from holdfast.drill.runner import Patience, run_drill
 from holdfast.drill.scenario import Scenario
-from holdfast.drill.stage import Stage, StageSettings, read_report
+from holdfast.drill.stage import Stage, read_report
 from holdfast.drill.training import Losses, TrainingJob, largest_difference, read_losses
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.model.cluster import JobKey, attempt_name
@@ -151,7 +152,7 @@ async def _undisturbed(stage: Stage, settings: DemoSettings, watcher: Watcher) -
     watcher.note("an undisturbed run with the same seed comes first, for its losses")
     key = await stage.submit(job)
     watcher.job_submitted(key, job)
-    await stage.until(key, lambda record: record.state in OVER, limit_s=settings.limit_s)
+    await stage.until(key, lambda record: record.over, limit_s=settings.limit_s)
     losses = {step: loss for run in read_losses(stage.job_dir(key)).values() for step, loss in run.items()}
     if len(losses) < settings.steps:
         raise UsageError(f"the undisturbed run ended after {len(losses)} of {settings.steps} steps: see {stage.folder}")
@@ -183,12 +184,12 @@ async def _break_it(
 
 def _beyond(step: int) -> Callable[[JobRecord], bool]:
     """Has the job saved this step, so that the faults are spread over its run?"""
-    return lambda job: job.durable_step >= step or job.state in OVER
+    return lambda job: job.durable_step >= step or job.over
 
 
 async def _finish(stage: Stage, key: JobKey, settings: DemoSettings, result: DemoResult, watcher: Watcher) -> None:
     watcher.note(f"no more faults: the job goes on to step {settings.steps}")
-    record = await stage.until(key, lambda job: job.state in OVER, limit_s=settings.limit_s)
+    record = await stage.until(key, lambda job: job.over, limit_s=settings.limit_s)
     result.last_step = max((a.last_step for a in record.attempts if a.last_step is not None), default=0)
     result.completed = record.state is JobState.COMPLETED and result.last_step >= settings.steps
 

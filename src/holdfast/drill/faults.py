@@ -188,10 +188,10 @@ class Injection:
         failed = self._folder / command.failed_name(self.drill_id, rank)
         deadline = self._clock.monotonic() + limit_s
         while self._clock.monotonic() < deadline:
-            if fired.exists():
-                word = json.loads(fired.read_bytes())
-                if failed.exists():
-                    break
+            word = json.loads(fired.read_bytes()) if fired.exists() else None
+            if failed.exists():
+                raise CannotInjectError(str(json.loads(failed.read_bytes()).get("error", "the rank refused")))
+            if word is not None:
                 return Fired(
                     at=float(word["at"]),
                     node=self.target.node,
@@ -199,11 +199,7 @@ class Injection:
                     step=word.get("step"),
                     detail=f"process {word.get('pid')}",
                 )
-            if failed.exists():
-                break
             await self._clock.sleep(_POLL_S)
-        if failed.exists():
-            raise CannotInjectError(str(json.loads(failed.read_bytes()).get("error", "the rank refused")))
         raise CannotInjectError(
             f"rank {rank} did not obey within {limit_s:.0f} s: was the job launched by `holdfast run`, open to drills?"
         )
@@ -248,9 +244,9 @@ class Injection:
     async def _damage(self, params: dict[str, Any], limit_s: float) -> None:
         """Wait for the next checkpoint, so that no newer one comes between the damage and the restart."""
         folder = self._job_dir / (params["dir"] or CHECKPOINT_FOLDER)
-        before = newest_step(folder)
+        before = newest_checkpoint(folder)
         deadline = self._clock.monotonic() + limit_s
-        while (newest := newest_checkpoint(folder)) is None or newest.step == before:
+        while (newest := newest_checkpoint(folder)) is None or (before is not None and newest.step == before.step):
             if self._clock.monotonic() > deadline:
                 raise CannotInjectError(f"no new checkpoint appeared in {folder} within {limit_s:.0f} s")
             await self._clock.sleep(_POLL_S)
@@ -275,12 +271,6 @@ def newest_checkpoint(folder: Path) -> CheckpointInfo | None:
     if not folder.is_dir():
         return None
     return max((info for info in scan(folder) if info.ok), key=lambda info: info.step, default=None)
-
-
-def newest_step(folder: Path) -> int | None:
-    """Its step."""
-    found = newest_checkpoint(folder)
-    return None if found is None else found.step
 
 
 def flip_bits(checkpoint: Path, bits: int, seed: str) -> Path:

@@ -48,12 +48,10 @@ class Kind(Struct, frozen=True, kw_only=True):
     params: dict[str, command.Param] = {}
     undo: str = ""
     """What an abort undoes."""
-    only_on: tuple[str, ...] = ()
-    """Clusters that have what it breaks; empty: any."""
 
     def lacking(self, cluster: str) -> str:
         """Why it cannot be had on a cluster of this kind; empty when it can."""
-        return "" if not self.only_on or cluster in self.only_on else f"only on {' or '.join(self.only_on)}"
+        return f"only on {SLURM}" if self.reach is Reach.SCHEDULER and cluster != SLURM else ""
 
 
 def _process(name: str, about: str, how: str, *, needs: str = "", undo: str = "") -> Kind:
@@ -79,7 +77,6 @@ def _slurm(name: str, about: str, how: str, undo: str, **params: command.Param) 
         how=how,
         params=params,
         undo=undo,
-        only_on=(SLURM,),
     )
 
 

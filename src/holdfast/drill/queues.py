@@ -131,8 +131,17 @@ class KubernetesQueue:
         return key
 
     async def cancel(self, job: str, *, limit_s: float = 60.0) -> None:
-        """See Queue."""
-        await end_job(self._api, JobKey(self._cluster, job), namespace=self._config.namespace, limit_s=limit_s)
+        """See Queue. Its pods are deleted too, so that its nodes are free at once."""
+        namespace, name = self._config.namespace, job.split(".", 2)[2]
+        query = {"labelSelector": f"training.kubeflow.org/job-name={name}"}
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        async with _limit(limit_s, job):
+            await self._api.drop(f"{jobs_path(namespace)}/{name}")
+            while found := (await self._api.list_all(pods, query))[0]:
+                for pod in found:
+                    about = pod["metadata"]
+                    await self._api.drop(f"{pods}/{about['name']}", uid=about["uid"], grace_s=1)
+                await asyncio.sleep(_POLL_S)
 
 
 class LocalQueue:
@@ -178,17 +187,3 @@ async def _limit(limit_s: float, job: str) -> AsyncIterator[None]:
 def jobs_path(namespace: str) -> str:
     """Where the API server has PyTorchJobs."""
     return f"/apis/kubeflow.org/v1/namespaces/{namespace}/pytorchjobs"
-
-
-async def end_job(api: KubeApi, key: JobKey, *, namespace: str = "default", limit_s: float = 30.0) -> None:
-    """Delete a PyTorchJob and wait until its pods are gone, so that its nodes are free. One that is gone is fine."""
-    name = key.id.split(".", 2)[2]
-    query = {"labelSelector": f"training.kubeflow.org/job-name={name}"}
-    pods = f"/api/v1/namespaces/{namespace}/pods"
-    async with _limit(limit_s, str(key)):
-        await api.drop(f"{jobs_path(namespace)}/{name}")
-        while found := (await api.list_all(pods, query))[0]:
-            for pod in found:
-                about = pod["metadata"]
-                await api.drop(f"{pods}/{about['name']}", uid=about["uid"], grace_s=1)
-            await asyncio.sleep(_POLL_S)

@@ -25,10 +25,11 @@ from holdfast.errors import HoldfastError, LinkError, NotFoundError, UsageError
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import DrillFired
 from holdfast.model.evidence import Remedy
-from holdfast.model.records import IncidentRecord, JobRecord, JobState, Mark, NodeRecord, NodeState
+from holdfast.model.records import JOB_ENDED, IncidentRecord, JobRecord, JobState, Mark, NodeRecord, NodeState
 
-OVER = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})
 _LOOK_S = 0.5
+_INCIDENTS, _ORDERS = 200, 500
+"""So many of the newest are looked at."""
 _UNDO_S = 30.0
 
 
@@ -120,8 +121,7 @@ class _Drill:
             if self._is_over(seen, result.incident) or clock.monotonic() >= deadline:
                 break
             self.seq = await self.site.eyes.wait(self.seq, _LOOK_S)
-        if self.injection is not None:
-            await self.injection.undo()
+        await self.undo()
         await self._settle(seen, result)
         result.checks = [*judge(scenario, seen, result.incident), *self._damage_check(result.incident)]
         return result
@@ -145,7 +145,7 @@ class _Drill:
                 # A job that was submitted a moment ago has not been looked at yet.
                 why = str(error)
             else:
-                if job.state in OVER:
+                if job.over:
                     raise UsageError(f"job {site.job} is {job.state.value}: there is nothing to drill")
                 why = _unsteady(job) or await self._unsteady_incident(job) or await self._unsteady_nodes(job)
                 self._read_along(job)
@@ -158,7 +158,7 @@ class _Drill:
         """An incident that people were only told of stays open while its attempt lasts, and is in nobody's way."""
         if not job.incident:
             return ""
-        found = next((i for i in await self.site.eyes.incidents() if i.id == job.incident), None)
+        found = next((i for i in await self.site.eyes.incidents(limit=_INCIDENTS) if i.id == job.incident), None)
         is_told_only = found is not None and found.outcome == "observed"
         return "" if is_told_only else f"incident {job.incident} is open"
 
@@ -184,7 +184,7 @@ class _Drill:
         self.injection = Injection(scenario, self.drill_id, target=target, job=job, site=self.site)
         if scenario.when.after_s:
             await self.site.clock.sleep(scenario.when.after_s)
-        self.earlier = frozenset(record.order.id for record in await self.site.eyes.orders())
+        self.earlier = frozenset(record.order.id for record in await self.site.eyes.orders(limit=_ORDERS))
         where = f"rank {target.rank}" if target.rank is not None else target.node
         self.note(f"{scenario.name}: {scenario.kind}" + (f" at {where}" if where else ""))
         fired = await self.injection.inject(self.patience.inject_s)
@@ -205,7 +205,7 @@ class _Drill:
             rank=fired.rank,
             step=fired.step,
         )
-        await self.site.eyes.tell([event])
+        await self.site.eyes.ingest(event.source, [event])
 
     # --- after ---
 
@@ -223,13 +223,12 @@ class _Drill:
             job = await eyes.job(self.site.job)
             self._read_along(job)
             node = seen.fired.node if seen.fired else ""
-            seen.incidents = sorted(
-                (i for i in await eyes.incidents() if _concerns(i, start, self.site.job, node, self.drill_id)),
-                key=lambda incident: incident.opened_at,
-            )
+            newest = await eyes.incidents(limit=_INCIDENTS)
+            mine = [one for one in newest if _concerns(one, start, self.site.job, node, self.drill_id)]
+            seen.incidents = sorted(mine, key=lambda incident: incident.opened_at)
             seen.orders = [
                 record
-                for record in await eyes.orders()
+                for record in await eyes.orders(limit=_ORDERS)
                 if record.issued_at >= start - 0.5 and record.order.id not in self.earlier
             ]
             seen.job_state = job.state
@@ -252,7 +251,7 @@ class _Drill:
 
     def _is_over(self, seen: Seen, incident: IncidentRecord | None) -> bool:
         expect = self.scenario.expect
-        if seen.job_state in OVER:
+        if seen.job_state in JOB_ENDED:
             return True
         if expect.job_completes:
             return False
@@ -266,7 +265,7 @@ class _Drill:
         return bool(incident.closed_at) or (incident.jobs_done and not expect.node_returns)
 
     async def _settle(self, seen: Seen, result: DrillResult) -> None:
-        if seen.job_state not in OVER:
+        if seen.job_state not in JOB_ENDED:
             await self.site.clock.sleep(self.patience.settle_s)
         await self._look(seen)
         result.incident = drill_incident(seen.incidents, self.drill_id, self.scenario)

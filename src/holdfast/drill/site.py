@@ -14,7 +14,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from holdfast.adapters.kubernetes.api import KubeApi
-from holdfast.client import AsyncClient
 from holdfast.drill.eyes import ControllerEyes
 from holdfast.drill.kinds import Kind, Reach
 from holdfast.drill.ports import FaultPort
@@ -45,10 +44,11 @@ class SiteStage:
         self._clock = clock
         self._eyes: ControllerEyes | None = None
         self._queue: Queue | None = None
-        self._api: KubeApi | None = None
+        self._ending = contextlib.AsyncExitStack()
+        """Each is tried, whatever becomes of the one before it."""
+        self._mine: set[JobKey] = set()
         self.breaker: FaultPort | None = None
         """Breaks its nodes; None: faults inside the job only."""
-        self._mine: set[JobKey] = set()
         self.cluster_name = settings.scheduler
 
     @property
@@ -74,14 +74,16 @@ class SiteStage:
             settings.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"[drill.site] folder: {settings.folder} cannot be made here: {error.strerror}") from error
-        self._eyes = ControllerEyes(AsyncClient(settings.url, settings.token, ca_file=settings.ca_file))
-        if not await self._eyes.is_ready():
+        self._eyes = ControllerEyes(settings.url, settings.token, ca_file=settings.ca_file)
+        self._ending.push_async_callback(self._eyes.close)
+        if not await self._eyes.healthy():
             raise LinkError(f"the controller at {settings.url} does not answer, or does not see its cluster")
         if settings.scheduler == "slurm":
             conf = Path(settings.place) if settings.place else None
             self._queue = SlurmQueue(settings.config, settings.folder, conf)
         elif settings.scheduler == "kubernetes":
-            self._api = api = await KubeApi.connect(settings.place, settings.kubeconfig)
+            api = await KubeApi.connect(settings.place, settings.kubeconfig)
+            self._ending.push_async_callback(api.close)
             self._queue = KubernetesQueue(settings.config, settings.folder, api, settings.cluster, self._name)
         else:
             self._queue = local = LocalQueue(settings.config, Path(settings.place))
@@ -96,18 +98,12 @@ class SiteStage:
         Raises:
             LinkError: a job cannot be ended; all others are.
         """
-        queue, self._queue, self.breaker = self._queue, None, None
-        api, self._api = self._api, None
-        eyes, self._eyes = self._eyes, None
-        async with contextlib.AsyncExitStack() as ending:  # each is tried, whatever becomes of the one before it
-            if eyes is not None:
-                ending.push_async_callback(eyes.close)
-            if api is not None:
-                ending.push_async_callback(api.close)
-            if queue is not None:
-                for key in self._mine:
-                    ending.push_async_callback(queue.cancel, key.id)
-            self._mine = set()
+        if self._queue is not None:
+            for key in self._mine:
+                self._ending.push_async_callback(self._queue.cancel, key.id)
+        self._queue = self.breaker = self._eyes = None
+        self._mine = set()
+        await self._ending.aclose()
 
     async def submit(self, job: TrainingJob) -> JobKey:
         """Queue the job; returns its key once the controller sees it.
@@ -121,7 +117,7 @@ class SiteStage:
         deadline = self._clock.monotonic() + _KNOWN_S
         while self._clock.monotonic() < deadline:
             try:
-                if found := await self.eyes.client.jobs(job=name):
+                if found := await self.eyes.jobs(job=name):
                     return found[-1].key
             except NotFoundError:
                 pass
@@ -151,7 +147,7 @@ def lacking_on_site(kind: Kind, settings: SiteSettings) -> str:
         return "breaks more than the job: only on a cluster that is brought up for drills"
     if settings.config.command and (kind.reach is Reach.FILES or kind.needs):
         return "needs the drills' own workload"
-    return kind.lacking("local")
+    return ""
 
 
 def fitted(scenario: Scenario, config: SiteConfig) -> Scenario:

@@ -38,9 +38,7 @@ from holdfast.model.events import AgentAttached
 from holdfast.model.records import JobRecord
 from holdfast.report.gather import ReportData, gather
 
-__all__ = ["Stage", "StageSettings", "read_report"]
-
-_POLL_S = 0.05
+_POLL_S, _STOP_S = 0.05, 10.0
 
 
 class Stage:
@@ -166,7 +164,7 @@ class Stage:
             except (LinkError, NotFoundError) as error:
                 problem = str(error)
             else:
-                if await eyes.is_ready():
+                if await eyes.healthy():
                     return eyes
                 await eyes.close()
             await asyncio.sleep(_POLL_S)
@@ -174,7 +172,7 @@ class Stage:
         said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         raise LinkError(f"the controller in {self.folder} did not start: {said[0] if said else problem}")
 
-    async def stop_controller(self, *, sig: int = signal.SIGTERM, limit_s: float = 10.0) -> None:
+    async def stop_controller(self, *, sig: int = signal.SIGTERM) -> None:
         """End the controller; with SIGKILL as a crash would."""
         eyes, self._eyes = self._eyes, None
         if eyes is not None:
@@ -185,7 +183,7 @@ class Stage:
         if process.poll() is None:
             process.send_signal(sig)
         try:
-            await asyncio.to_thread(process.wait, limit_s)
+            await asyncio.to_thread(process.wait, _STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
             await asyncio.to_thread(process.wait)
@@ -215,7 +213,7 @@ class Stage:
         while len(seen) < self.nodes + self.spares:
             if time.monotonic() > deadline:
                 raise LinkError(f"only the agents of {sorted(seen)} answer; see {self.folder}/nodes/*/agent.log")
-            events = await self.eyes.client.events(kind="agent_attached", limit=1000)
+            events = await self.eyes.events(kind="agent_attached", limit=1000)
             seen = {event.node for event in events.events if isinstance(event, AgentAttached)}
             await asyncio.sleep(_POLL_S)
 

@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from holdfast.adapters.kubernetes.asks import HOLDFAST
 from holdfast.adapters.kubernetes.reviews import AUDIENCE
 from holdfast.drill.training import TrainingJob
@@ -23,13 +25,7 @@ def comment(recovery: RecoverySpec | None) -> str:
     """The comment of a job on Slurm: it asks for recovery, and is open to drills."""
     asked: dict[str, object] = {"drill_ok": True}
     if recovery is not None:
-        asked["enabled"] = recovery.enabled
-        for name in ("max_requeues", "max_in_place"):
-            value = getattr(recovery, name)
-            if value is not None:
-                asked[name] = value
-        if recovery.policy:
-            asked["policy"] = recovery.policy
+        asked |= {"enabled": True} | msgspec.to_builtins(recovery)
     return json.dumps({"holdfast": asked})
 
 
@@ -55,14 +51,10 @@ def batch_script(
 
 def asked_for(recovery: RecoverySpec | None) -> dict[str, str]:
     """The annotations of a job on Kubernetes: it asks for recovery, and is open to drills."""
+    names = {"enabled": "auto-resume", "max_requeues": "max-restarts", "max_in_place": "max-in-place"}
     found = {"auto-resume": "true", "drill-ok": "true"}
-    if recovery is not None:
-        found["auto-resume"] = "true" if recovery.enabled else "false"
-        for name, value in (("max-restarts", recovery.max_requeues), ("max-in-place", recovery.max_in_place)):
-            if value is not None:
-                found[name] = str(value)
-        if recovery.policy:
-            found["policy"] = recovery.policy
+    for name, value in msgspec.to_builtins(recovery or RecoverySpec()).items():
+        found[names.get(name, name)] = value if isinstance(value, str) else json.dumps(value)
     return {f"{HOLDFAST}/{name}": value for name, value in found.items()}
 
 

@@ -5,8 +5,8 @@ Called by the runner when a drill is over. Times are Unix seconds of one machine
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from msgspec import Struct, field
 
@@ -68,11 +68,6 @@ class Check(Struct, frozen=True):
     actual: str
 
 
-def matches(pattern: str, rule: str) -> bool:
-    """Whether a rule id fits a pattern; `*` stands for anything."""
-    return fnmatch.fnmatchcase(rule, pattern)
-
-
 def drill_incident(incidents: Sequence[IncidentRecord], drill: str, scenario: Scenario) -> IncidentRecord | None:
     """The incident that the drill's fault led to: marked so, else the first with an expected cause, else the first."""
     for incident in incidents:
@@ -80,7 +75,7 @@ def drill_incident(incidents: Sequence[IncidentRecord], drill: str, scenario: Sc
             return incident
     for incident in incidents:
         found = incident.diagnosis
-        if found and any(matches(cause, found.cause) for cause in scenario.expect.causes):
+        if found and any(fnmatchcase(found.cause, cause) for cause in scenario.expect.causes):
             return incident
     return incidents[0] if incidents else None
 
@@ -131,7 +126,7 @@ def _cause_checks(scenario: Scenario, seen: Seen, incident: IncidentRecord | Non
     checks: list[Check] = []
     if expect.causes:
         cause = found.cause if found else "none"
-        passed = found is not None and any(matches(pattern, cause) for pattern in expect.causes)
+        passed = found is not None and any(fnmatchcase(cause, pattern) for pattern in expect.causes)
         checks.append(Check("cause", passed, " or ".join(expect.causes), cause))
     if expect.domains:
         domain = found.domain.value if found else "none"

@@ -3,6 +3,7 @@
 Made by the hook's thread, taken by whichever thread injects the fault, read by the faults.
 """
 
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from time import time
 from typing import Any
 
 from holdfast.failpoint.command import FaultCommand, abort_name, failed_name, fired_name
-from holdfast.failpoint.marks import write_once
 
 Mark = Callable[[], None]
 """Writes the fired mark; called by a fault once it is certain that it can be done."""
@@ -90,3 +90,34 @@ class Drill:
 
 def _nothing() -> None:
     return
+
+
+def write_once(path: Path, value: dict[str, Any]) -> bool:
+    """Write `value` as JSON under a new name, with its folder synced; False when the name is taken.
+
+    A fired mark is whole, on disk and unique before the fault takes effect: its time is the fault's time in reports,
+    and its presence keeps a restarted rank from doing it again.
+
+    Raises:
+        OSError: the folder cannot be written; nothing is left under the name.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            # A link fails where the name exists, which a rename would not.
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nv_one_logger.core.event import ErrorEvent, Event, TelemetryDataError
+from nv_one_logger.core.event import Event
 from nv_one_logger.core.span import Span
 from nv_one_logger.exporter.exporter import BaseExporter
 from overrides import override
@@ -87,21 +87,6 @@ class HoldfastExporter(BaseExporter):
         elif name == METRICS and not self._has_iterations:
             self._completed = step
             telemetry.step_end(step)
-
-    @override
-    def export_error(self, event: ErrorEvent, span: Span) -> None:
-        """The program's own error is seen by the launcher."""
-        super().export_error(event, span)
-
-    @override
-    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """What one-logger says of itself does not concern the job."""
-        super().export_telemetry_data_error(error)
-
-    @override
-    def close(self) -> None:
-        """Nothing is held."""
-        super().close()
 
 
 def _name(span: Span) -> str:

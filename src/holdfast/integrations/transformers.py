@@ -21,15 +21,11 @@ __all__ = ["HoldfastCallback"]
 class HoldfastCallback(TrainerCallback):
     """Put it into `Trainer(callbacks=[...])`; nothing else is needed."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         """The model is there, a checkpoint was loaded if there was one."""
         telemetry.set_phase("load")
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """A step begins, whatever number of batches it accumulates."""
         telemetry.step_begin(state.global_step + 1)
 
@@ -41,14 +37,7 @@ class HoldfastCallback(TrainerCallback):
         elif control.should_save:
             telemetry.set_phase("checkpoint")
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """The trainer has averaged the loss since its last line."""
         loss = (logs or {}).get("loss")
         if isinstance(loss, int | float):
@@ -67,8 +56,6 @@ class HoldfastCallback(TrainerCallback):
             report_saved(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"), state.global_step)  # noqa: PTH118 - may be a URL
         telemetry.set_phase("train")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
         """Training is over."""
         telemetry.set_phase("shutdown")

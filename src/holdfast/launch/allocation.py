@@ -16,7 +16,7 @@ from holdfast.model.cluster import JobKey, JobView, NodeView, WorldView
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder, CaptureStacks, Escalate, GiveUp, RestartInPlace, SaveAndStop, StopAttempt
 from holdfast.model.policy import Policy
-from holdfast.model.records import JobRecord, JobState
+from holdfast.model.records import JOB_ENDED, JobRecord, JobState
 from holdfast.model.wire import Beat, BeatAnswer
 from holdfast.ports import Journal, Notifier, Orchestrator
 
@@ -25,7 +25,7 @@ MISSING_NODES_S = 30.0
 
 _LATE_S = 2.0
 
-_ENDED = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED, JobState.WATCHING})
+_ENDED = JOB_ENDED | {JobState.WATCHING}
 
 
 class AllocationController(Protocol):

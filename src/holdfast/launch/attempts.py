@@ -9,10 +9,11 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from holdfast.errors import PermanentOrderError
+from holdfast.errors import PermanentOrderError, UserError
 from holdfast.launch.checkpoint_gate import before_start
 from holdfast.launch.core.fence import (
     EpochRaised,
+    EpochTaken,
     Fence,
     FenceAsk,
     FenceReport,
@@ -109,6 +110,16 @@ class Attempts:
         )
         self.fence.handle(resumed)
 
+    async def is_taken(self) -> bool:
+        """Whether another launcher has taken the job by now, which it is left to then."""
+        try:
+            found = await asyncio.to_thread(read_epoch, self._place.job_dir)
+        except (OSError, UserError):
+            return False  # our own lease looks again and again, and tells of it
+        if found > self.fence.epoch:
+            await self._yield_job(found)
+        return found > self.fence.epoch
+
     async def start(self, ordered: StartOrdered, nodes: tuple[str, ...], restore_step: int | None) -> None:
         """Fence the attempts before it, start it on these nodes, and say so.
 
@@ -177,9 +188,10 @@ class Attempts:
         )
 
 
-async def _raise_epoch(job_dir: Path, epoch: int) -> EpochRaised:
+async def _raise_epoch(job_dir: Path, epoch: int) -> EpochRaised | EpochTaken:
     since = time.monotonic()
     try:
-        return EpochRaised(await asyncio.to_thread(raise_epoch, job_dir, epoch), since)
+        taken = await asyncio.to_thread(raise_epoch, job_dir, epoch)
+        return EpochRaised(since) if taken is None else EpochTaken(taken)
     except OSError as error:
         raise PermanentOrderError(str(unusable(job_dir, error))) from error

@@ -87,5 +87,5 @@ def _look(folder: Path, restore_step: int | None, full_bytes_max: int) -> Gate:
     if bad or spoilt:
         done = layouts.set_aside(found, bad, spoilt)
         says.append(f"the job resumes from {good.name}" if good else "no checkpoint can be trusted")
-        return Gate(tuple(says), good.step if good else None, tuple(name for name, _ in done.renamed))
+        return Gate(tuple(says), good.step if good else None, tuple(name for name, _ in done))
     return Gate((), good.step if good else None)

@@ -5,12 +5,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.errors import UserError
 
 EPOCH_FILE = "epoch"
+LOCK_FILE = ".epoch.lock"
+_LOCK_S, _LOCK_POLL_S = 10.0, 0.02
+"""A launcher that raises the epoch is done in milliseconds; one that was stopped meanwhile is not waited for."""
 
 
 def read_epoch(job_dir: Path) -> int:
@@ -34,30 +41,50 @@ def read_epoch(job_dir: Path) -> int:
     return int(text)
 
 
-def raise_epoch(job_dir: Path, epoch: int) -> int:
-    """Write a new epoch so that it survives a crash of the machine; an equal or larger one there stays.
+def raise_epoch(job_dir: Path, epoch: int) -> int | None:
+    """Take a new epoch so that this survives a crash of the machine. Of launchers that want the same one, one gets it.
 
     Returns:
-        The epoch that stands there now; a larger one says that somebody else has started the job.
+        None when it is ours; else the equal or larger epoch with which somebody else has started the job.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written, or another launcher is stuck as it writes its own.
     """
-    if (found := read_epoch(job_dir)) >= epoch:
-        return found
     path = job_dir / EPOCH_FILE
     fresh = path.with_name(f".{EPOCH_FILE}.{os.getpid()}")
-    with fresh.open("w", encoding="ascii") as file:
-        file.write(f"{epoch}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    folder = os.open(job_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return epoch
+    with _alone(job_dir):
+        if (found := read_epoch(job_dir)) >= epoch:
+            return found
+        with fresh.open("w", encoding="ascii") as file:
+            file.write(f"{epoch}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        folder = os.open(job_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    return None
+
+
+@contextlib.contextmanager
+def _alone(job_dir: Path) -> Iterator[None]:
+    """While no other launcher raises the epoch, on file systems that have locks."""
+    with (job_dir / LOCK_FILE).open("w", encoding="ascii") as lock:
+        deadline = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOCK_POLL_S)
+            except OSError:  # no locks there, as on Lustre without `flock`
+                break
+            else:
+                break
+        yield
 
 
 def newest_attempt(job_dir: Path) -> int:

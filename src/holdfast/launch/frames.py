@@ -1,27 +1,15 @@
-"""What leader and nodes say to each other, and how it is framed, authenticated and kept in order on a TCP stream.
+"""What leader and nodes say to each other; `os.frames` carries it on a TCP connection under the job's secret.
 
-The leader talks to its own node through the same structs without a wire, so that both paths are one. On the wire a
-frame is `length(4) | HMAC-SHA256(32) | payload`, and the HMAC covers direction, a counter and the payload under a key
-made for this connection from the job's secret and both ends' nonces: a frame that was recorded, repeated, dropped or
-reordered does not verify, and one that does not verify ends the connection. Pure: no clock, no socket.
+The leader talks to its own node through the same structs without a wire, so that both paths are one. Pure: no clock.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from typing import TypeVar
-
-import msgspec
 from msgspec import Struct
 
-from holdfast.errors import WireError
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.process import Exit
 from holdfast.model.evidence import Finding
-
-FRAME_MAX = 16 * 1024 * 1024
-NONCE_BYTES = 16
 
 
 class Ask(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="ask"):
@@ -243,47 +231,3 @@ class Welcome(Struct, frozen=True, kw_only=True):
     """The leader's answer to `Hello`, under the same key."""
 
     lease_s: float
-
-
-T = TypeVar("T")
-
-
-class FrameCodec:
-    """One end of a connection: packs what it says and verifies what it hears.
-
-    Args:
-        secret: the job's, from `leader.json`.
-        nonces: the leader's and then the follower's, fresh for this connection.
-        is_leader: which end this is.
-    """
-
-    def __init__(self, secret: bytes, nonces: bytes, *, is_leader: bool) -> None:
-        self._key = hmac.new(secret, b"holdfast link 1" + nonces, hashlib.sha256).digest()
-        self._out = b"L" if is_leader else b"F"
-        self._in = b"F" if is_leader else b"L"
-        self._sent = 0
-        self._received = 0
-
-    def pack(self, message: Struct) -> bytes:
-        """The next frame of ours."""
-        payload = msgspec.msgpack.encode(message)
-        frame = len(payload).to_bytes(4, "big") + self._mac(self._out, self._sent, payload) + payload
-        self._sent += 1
-        return frame
-
-    def unpack(self, mac: bytes, payload: bytes, form: type[T]) -> T:
-        """Verify and decode the next frame of theirs.
-
-        Raises:
-            WireError: it is not the other end's next frame, or not of this form.
-        """
-        if not hmac.compare_digest(mac, self._mac(self._in, self._received, payload)):
-            raise WireError("a frame between launchers does not verify (another job's secret, or a repeated frame)")
-        self._received += 1
-        try:
-            return msgspec.msgpack.decode(payload, type=form)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            raise WireError(f"a frame between launchers does not decode: {error}") from error
-
-    def _mac(self, direction: bytes, number: int, payload: bytes) -> bytes:
-        return hmac.new(self._key, direction + number.to_bytes(8, "big") + payload, hashlib.sha256).digest()

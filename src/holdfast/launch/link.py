@@ -22,18 +22,9 @@ from msgspec import Struct
 
 from holdfast.errors import LinkError, WireError
 from holdfast.launch.core.presence import Connected, Heard, Presence, SendGrant
-from holdfast.launch.frames import (
-    FRAME_MAX,
-    NONCE_BYTES,
-    AnyAsk,
-    AnyReport,
-    Beat,
-    Bye,
-    FrameCodec,
-    Hello,
-    Welcome,
-)
+from holdfast.launch.frames import AnyAsk, AnyReport, Beat, Bye, Hello, Welcome
 from holdfast.launch.place import JobPlace
+from holdfast.os.frames import Frames, meet
 
 LEADER_FILE = "leader.json"
 _CUT_POLL_S = 0.05
@@ -66,21 +57,13 @@ class OpenNetwork:
 
 
 class Wire:
-    """One authenticated connection, either end."""
+    """One authenticated connection, either end, which says and hears nothing while the network to `peer` is cut."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        codec: FrameCodec,
-        network: Network,
-        peer: str = "",
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._codec = codec
+    def __init__(self, frames: Frames, network: Network, peer: str = "") -> None:
+        self._frames = frames
         self.peer = peer
         self._network = network
+        self.close = frames.close
 
     async def until_whole(self) -> None:
         """Wait while the network is cut."""
@@ -90,27 +73,13 @@ class Wire:
     async def send(self, message: Struct) -> None:
         """Write one frame. Raises OSError when the connection is broken."""
         await self.until_whole()
-        self._writer.write(self._codec.pack(message))
-        await self._writer.drain()
+        await self._frames.send(message)
 
     async def receive(self, form: Any) -> Any:
-        """Read one frame.
-
-        Raises:
-            WireError: it does not verify or decode.
-            EOFError: the other end has closed.
-            OSError: the connection is broken.
-        """
-        head = await self._reader.readexactly(36)
+        """Read one frame. Raises what `Frames.receive` raises."""
+        message = await self._frames.receive(form)
         await self.until_whole()
-        length = int.from_bytes(head[:4], "big")
-        if length > FRAME_MAX:
-            raise WireError(f"a frame between launchers of {length} bytes; at most {FRAME_MAX} are taken")
-        return self._codec.unpack(head[4:], await self._reader.readexactly(length), form)
-
-    def close(self) -> None:
-        """End the connection."""
-        self._writer.close()
+        return message
 
 
 class Follower(Struct):
@@ -204,12 +173,7 @@ class LeaderPort:
             # The stream's own callback would print this as an error of the connection.
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Follower:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        writer.write(nonce)
-        await writer.drain()
-        theirs = await reader.readexactly(NONCE_BYTES)
-        codec = FrameCodec(self._secret, nonce + theirs, is_leader=True)
-        wire = Wire(reader, writer, codec, self._network)
+        wire = Wire(await meet(reader, writer, self._secret, is_leader=True), self._network)
         hello: Hello = await wire.receive(Hello)
         if hello.node not in self._place.nodes:
             raise WireError(f"{hello.node} is not a node of this job")
@@ -378,11 +342,8 @@ class FollowerLink:
         async with asyncio.timeout(_HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(facts.address, facts.port)
             try:
-                theirs = await reader.readexactly(NONCE_BYTES)
-                ours = secrets.token_bytes(NONCE_BYTES)
-                writer.write(ours)
-                codec = FrameCodec(bytes.fromhex(facts.secret), theirs + ours, is_leader=False)
-                wire = Wire(reader, writer, codec, self._network, facts.node)
+                frames = await meet(reader, writer, bytes.fromhex(facts.secret), is_leader=False)
+                wire = Wire(frames, self._network, facts.node)
                 await wire.send(self._side.hello())
                 welcome: Welcome = await wire.receive(Welcome)
             except BaseException:  # whatever ends it, cancellation too: the socket is closed

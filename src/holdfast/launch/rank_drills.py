@@ -21,7 +21,7 @@ from holdfast.failpoint.command import (
     failed_name,
     fired_name,
 )
-from holdfast.failpoint.marks import write_once
+from holdfast.failpoint.drill import write_once
 
 
 class RankDrills:

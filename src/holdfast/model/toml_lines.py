@@ -1,8 +1,8 @@
 """From TOML text to msgspec structs, with errors that name the file, the line, the key and the nearest right one.
 
 Called by whatever reads a file that a person wrote: policies, scenarios, `holdfast.toml`. `tomllib` keeps no line
-numbers, so a small scanner walks the text a second time, only when something has to be reported. Pure: texts come in,
-values or a `ConfigError` go out; no time passes here.
+numbers, so `Places` has it read the text once more, statement by statement. Pure: texts come in, values or a
+`ConfigError` go out; no time passes here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -24,13 +23,9 @@ T = TypeVar("T")
 
 CHOICES_SHOWN = 100
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_SPACE = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
-_STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}' r"|'''.*?'{3,5}" r'|"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'", re.DOTALL)
-_KEY_PART = re.compile(rf"[ \t]*(?:({_STRING.pattern})|([A-Za-z0-9_-]+))[ \t]*(\.?)", re.DOTALL)
-_OTHER_VALUE = re.compile(r"[^,\]}#\n]*")
-_REST = re.compile(r"[^\n]*")
 _AT_LINE = re.compile(r"\s*\(at line (\d+), column \d+\)")
 _AT_PATH = re.compile(r"\s*- at `[^`]*`(?: in `[^`]*`)?$")
+_CLOSINGS = ("", "]", "]]", "]}", "]]]", "]]}", "]}]", "]}}")
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -49,6 +44,15 @@ def load_toml(text: str, file: str = "") -> dict[str, Any]:
         at = _AT_LINE.search(words)
         line = int(at.group(1)) if at else text.count("\n") + 1
         raise ConfigError(f"not valid TOML: {_AT_LINE.sub('', words)}", file=file, line=line) from error
+
+
+def written(value: object) -> str:
+    """A value as TOML has it, on one line: text, a number, a truth, or a list of these."""
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, list | tuple):
+        return "[" + ", ".join(map(written, plain)) + "]"
+    # JSON's strings are TOML's basic strings; numbers and truths are written alike.
+    return msgspec.json.encode(plain).decode()
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
@@ -266,7 +270,10 @@ def _name(path: Path) -> str:
 
 
 class Places:
-    """Where each key, table and array element stands in a text that `tomllib` has taken: its grammar is not checked.
+    """Where each key, table and array element stands in a text that `tomllib` has taken.
+
+    `tomllib` is asked after each line: a header or a pair ends with the first line that makes it whole, and what is new
+    inside an array shows once its brackets are closed for a try, or by itself where a line holds whole elements.
 
     Attributes:
         lines: path -> 1-based line.
@@ -274,96 +281,76 @@ class Places:
 
     def __init__(self, text: str) -> None:
         self.lines: dict[Path, int] = {}
-        self._text, self._at = text, 0
-        self._breaks = [found.start() for found in re.finditer("\n", text)]
         self._counts: dict[Path, int] = {}
+        """Elements so far: of arrays of tables, and of an array that is open."""
         table: Path = ()
-        while self._next():
-            before = self._at
-            if self._is("["):
-                table = self._header()
+        array: Path | None = None
+        said, first = "", 1
+        for number, line in enumerate(text.split("\n"), start=1):
+            said += f"{line}\n"
+            more = _parsed(f"x = [{line}\n]") if array is not None else None
+            if array is not None and more is not None:
+                self._note(more["x"], array, number, self._counts[array])
+                self._counts[array] += len(more["x"])
             else:
-                self._pair(table)
-            if self._at == before:  # not TOML after all: step on rather than hang
-                self._at += 1
+                array = None
+                found, closing = _so_far(said)
+                if found is None:
+                    continue
+                if said.lstrip().startswith("["):
+                    table = self._header(found, first)
+                else:
+                    self._note(found, table, first)
+                    array = self._open(found, table) if closing == "]" else None
+                if not closing:
+                    said = ""
+            first = number + 1
 
     def line(self, path: Path) -> int:
         """The line of the key or element at this path, else of its nearest parent in the text, else 0."""
         return next((self.lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.lines), 0)
 
-    @property
-    def _line(self) -> int:
-        return bisect_left(self._breaks, self._at) + 1
-
-    def _is(self, start: str) -> bool:
-        return self._text.startswith(start, self._at)
-
-    def _over(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        found = pattern.match(self._text, self._at)
-        if found:
-            self._at = found.end()
-        return found
-
-    def _next(self) -> str:
-        """Over white space and comments: the character that comes then, empty at the end of the text."""
-        self._over(_SPACE)
-        return self._text[self._at : self._at + 1]
-
-    def _key(self) -> list[str]:
-        """A dotted key, its parts unquoted."""
-        parts = []
-        while found := self._over(_KEY_PART):
-            parts.append(found[2] or found[1][1:-1])
-            if not found[3]:
-                break
-        return parts
-
-    def _header(self) -> Path:
-        line, array = self._line, self._is("[[")
-        self._at += 2 if array else 1
+    def _header(self, found: dict[str, Any], line: int) -> Path:
+        """`[a.b]` alone is `{a: {b: {}}}`, `[[a.b]]` is `{a: {b: [{}]}}`."""
         path: Path = ()
-        parts = self._key()
-        for number, part in enumerate(parts, start=1):
-            path = (*path, part)
+        inner: Any = found
+        while inner:
+            ((key, inner),) = inner.items()
+            path = (*path, key)
             self.lines.setdefault(path, line)
-            if array and number == len(parts):
+            if isinstance(inner, list):
                 self._counts[path] = self._counts.get(path, 0) + 1
+                inner = {}
             if path in self._counts:  # the array's newest element
                 path = (*path, self._counts[path] - 1)
         self.lines[path] = line
-        self._over(_REST)
         return path
 
-    def _pair(self, path: Path) -> None:
-        line = self._line
-        for part in self._key():
-            path = (*path, part)
-            self.lines.setdefault(path, line)
-        if self._is("="):
-            self._at += 1
-            self._value(path)
+    def _open(self, found: Any, path: Path) -> Path:
+        """The array that a pair is in the middle of."""
+        while isinstance(found, dict):
+            ((key, found),) = found.items()
+            path = (*path, key)
+        self._counts[path] = len(found)
+        return path
 
-    def _value(self, path: Path) -> None:
-        here = self._next()
-        if here in ("[", "{"):
-            self._many(path, "]" if here == "[" else "}")
-        elif not self._over(_STRING):
-            self._over(_OTHER_VALUE)
+    def _note(self, value: Any, path: Path, line: int, start: int = 0) -> None:
+        parts = value.items() if isinstance(value, dict) else enumerate(value, start) if isinstance(value, list) else ()
+        for key, inner in parts:
+            self.lines.setdefault((*path, key), line)
+            self._note(inner, (*path, key), line)
 
-    def _many(self, path: Path, end: str) -> None:
-        """The elements of an array, or the pairs of an inline table."""
-        self._at += 1
-        index = 0
-        while (here := self._next()) and here != end:
-            before = self._at
-            if here == ",":
-                self._at += 1
-            elif end == "}":
-                self._pair(path)
-            else:
-                self.lines[(*path, index)] = self._line
-                self._value((*path, index))
-                index += 1
-            if self._at == before:
-                self._at += 1
-        self._at += 1
+
+def _so_far(text: str) -> tuple[dict[str, Any] | None, str]:
+    """What a beginning of TOML holds, None inside a text of several lines; and the brackets that it still lacks."""
+    for closing in _CLOSINGS:
+        if (found := _parsed(text + closing)) is not None:
+            return found, closing
+    return None, ""
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None

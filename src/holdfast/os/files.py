@@ -1,9 +1,12 @@
-"""Writes small files as a whole: a reader sees all of a file, or the one before."""
+"""Small files: written as a whole, so that a reader sees all of one or the one before, and read without a complaint."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Another one after each boot of this machine."""
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
@@ -26,3 +29,11 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666, durable: bool = F
             file.flush()
             os.fsync(file.fileno())
     staged.replace(path)
+
+
+def text_of(path: Path) -> str:
+    """A small file of the kernel or the system, stripped; empty when it is not there or cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

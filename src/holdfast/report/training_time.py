@@ -14,7 +14,7 @@ from math import inf
 from msgspec import Struct
 
 from holdfast.model.policy import PolicySet, Proof
-from holdfast.model.records import AttemptRecord, JobRecord, JobState
+from holdfast.model.records import JOB_ENDED, AttemptRecord, JobRecord, JobState
 from holdfast.report.figures import ends, first_step_at, tells_steps
 
 
@@ -57,9 +57,7 @@ class TrainingTime(Struct, frozen=True):
         return self.trained_s / whole if whole > 0 else None
 
 
-_NOT_RESTARTED = frozenset(
-    {JobState.WATCHING, JobState.PROVING, JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED}
-)
+_NOT_RESTARTED = JOB_ENDED | {JobState.WATCHING, JobState.PROVING}
 """States in which nobody brings back a job whose last attempt has ended. A user who stops `holdfast run` leaves it
 watching or proving: no scheduler is there to call it cancelled."""
 

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from holdfast.model.records import RUNS
 from holdfast.sim.agents import Agents
 from holdfast.sim.control import ControlPlane
 from holdfast.sim.operators import Operators
 from holdfast.sim.record import Fault
-from holdfast.sim.scheduler import RUNS, Job, Scheduler
+from holdfast.sim.scheduler import Job, Scheduler
 from holdfast.sim.training import LINK_RULE, Attempt
 from holdfast.sim.world import Node, World
 

@@ -20,6 +20,7 @@ from holdfast.launch.allocation import AllocationOrchestrator, outcome, until_se
 from holdfast.launch.core.asks import Finish, KillRanks
 from holdfast.launch.core.fence import (
     EpochRaised,
+    EpochTaken,
     Fence,
     FenceAsk,
     FenceReport,
@@ -354,8 +355,10 @@ class Launcher(Allocation):
             case LayOut():
                 return LaidOut(ask.attempt, ask.epoch)
             case RaiseEpoch():
-                self.job.epoch = max(self.job.epoch, ask.epoch)
-                return EpochRaised(self.job.epoch, self.world.clock.monotonic())
+                if self.job.epoch >= ask.epoch:
+                    return EpochTaken(self.job.epoch)
+                self.job.epoch = ask.epoch
+                return EpochRaised(self.world.clock.monotonic())
             case YieldJob():
                 await self.take(Superseded(epoch=ask.epoch, own=self.fence.epoch, attempt=self.fence.attempt))
             case PinCheckpoint():

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 from holdfast.model import events as e
 from holdfast.model.cluster import SchedulerState
+from holdfast.model.records import RUNS
 from holdfast.sim.agents import Agents
 from holdfast.sim.record import Fault
 from holdfast.sim.requests import BACK_S, WHO, Requests
-from holdfast.sim.scheduler import RUNS, Job, Scheduler
+from holdfast.sim.scheduler import Job, Scheduler
 from holdfast.sim.world import OWN_REASON, Node, World
 
 

@@ -24,7 +24,7 @@ from holdfast.errors import HoldfastError
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.orders import Notify
 from holdfast.model.policy_toml import parse_policy
-from holdfast.model.records import JobState, NodeState
+from holdfast.model.records import JOB_ENDED, RUNS, JobState, NodeState
 from holdfast.sim.agents import Agents
 from holdfast.sim.breaking import Breaker
 from holdfast.sim.control import ControlPlane
@@ -35,11 +35,11 @@ from holdfast.sim.options import JobPlan, SimOptions
 from holdfast.sim.orchestrator import SimOrchestrator
 from holdfast.sim.record import Fault, Ledger, SimResult
 from holdfast.sim.repair_shop import SimRepair
-from holdfast.sim.scheduler import RUNS, Allocation, Job, Scheduler
+from holdfast.sim.scheduler import Allocation, Job, Scheduler
 from holdfast.sim.world import Node, World
 
 LOOK_S = 60.0
-RESTS = frozenset({JobState.WATCHING, JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})
+RESTS = JOB_ENDED | {JobState.WATCHING}
 NODE_RESTS = frozenset({NodeState.HEALTHY, NodeState.RETIRED})
 Progress = Callable[[float, float], None]
 """Told the virtual seconds done, and of how many."""

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from holdfast.model.cluster import ENDED, JobKey, JobView, RecoverySpec, SchedulerState, WorldView
+from holdfast.model.records import RUNS
 from holdfast.sim.ledger import Account
 from holdfast.sim.options import JobPlan
 from holdfast.sim.store import Disk
 from holdfast.sim.training import Attempt, Saved, Watcher
 from holdfast.sim.world import Node, World
 
-RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})
 QUEUED = frozenset({SchedulerState.PENDING, SchedulerState.HELD})
 
 

@@ -30,18 +30,6 @@ class SlotMissingError(SlotError):
     """There is no such file, or it may not be read."""
 
 
-class SlotShortError(SlotError):
-    """The file ends before the slot does."""
-
-
-class SlotForeignError(SlotError):
-    """The file is not a slot, or of a version that this reader does not know."""
-
-
-class SlotTornError(SlotError):
-    """No whole record was found: the file was damaged, or the writer never paused."""
-
-
 @dataclass(frozen=True, slots=True)
 class SlotView:
     """What one rank last said of itself.
@@ -64,14 +52,9 @@ class SlotView:
     opened_mono: float
     writes: int  # grows with every word of the rank
     phase: str  # one of layout.PHASES
-    phase_wall: float
     phase_mono: float
     step_begun: int | None
-    step_begin_wall: float | None
-    step_begin_mono: float | None
     step_ended: int | None
-    step_end_wall: float | None
-    step_end_mono: float | None
     step_s_last: float | None
     step_s_recent: tuple[float, ...]  # the last 64 at most, oldest first
     steps: int  # steps both begun and ended by this process
@@ -82,23 +65,17 @@ class SlotView:
     saves: int  # times that the checkpoint phase was left
     saves_s: float  # seconds spent in it: what the saves cost the training
     checkpoint_staged: int | None
-    checkpoint_staged_wall: float | None
     checkpoint_staged_mono: float | None
     checkpoint_durable: int | None
-    checkpoint_durable_wall: float | None
     checkpoint_durable_mono: float | None
-
-    @property
-    def is_in_step(self) -> bool:
-        """Whether a step has begun and not ended."""
-        return self.step_begun is not None and self.step_begun != self.step_ended
 
 
 def read_slot(path: str | Path) -> SlotView:
     """Read a rank's slot, whether the rank lives or not.
 
     Raises:
-        SlotMissingError, SlotShortError, SlotForeignError, SlotTornError: see there; all are `SlotError`.
+        SlotMissingError: there is no such file, or it may not be read.
+        SlotError: it is no slot, or of an unknown version, or damaged.
     """
     path = Path(path)
     for _ in range(_READ_ATTEMPTS):
@@ -108,7 +85,7 @@ def read_slot(path: str | Path) -> SlotView:
         checkpoint = _newest(page, at.CHECKPOINT_OFFSETS, _CHECKPOINT)
         if step is not None and checkpoint is not None:
             return _view(path, page, header, step, checkpoint)
-    raise SlotTornError(f"{path}: no whole record in {_READ_ATTEMPTS} reads; the slot is damaged")
+    raise SlotError(f"{path}: no whole record in {_READ_ATTEMPTS} reads; the slot is damaged")
 
 
 def _page(path: Path) -> bytes:
@@ -125,9 +102,9 @@ def _page(path: Path) -> bytes:
     except OSError as error:
         raise SlotMissingError(f"{path}: cannot be read ({error.strerror})") from error
     if page[: len(at.MAGIC)] != at.MAGIC[: len(page)]:
-        raise SlotForeignError(f"{path}: not a telemetry slot")
+        raise SlotError(f"{path}: not a telemetry slot")
     if len(page) < at.SLOT_BYTES:
-        raise SlotShortError(f"{path}: {len(page)} bytes, a telemetry slot has {at.SLOT_BYTES}")
+        raise SlotError(f"{path}: {len(page)} bytes, a telemetry slot has {at.SLOT_BYTES}")
     return page
 
 
@@ -136,10 +113,10 @@ def _header(path: Path, page: bytes) -> tuple[int, tuple[int | float, ...]]:
     _, version, size, *rest = at.HEADER.unpack_from(page)
     if version not in {at.OLDER_VERSION, at.VERSION} or size != at.SLOT_BYTES:
         known = f"{at.OLDER_VERSION} and {at.VERSION}"
-        raise SlotForeignError(f"{path}: telemetry slot of version {version}, this Holdfast reads {known}")
+        raise SlotError(f"{path}: telemetry slot of version {version}, this Holdfast reads {known}")
     (crc,) = at.HEADER_CRC.unpack_from(page, at.HEADER.size)
     if crc != crc32(page[: at.HEADER.size]):
-        raise SlotTornError(f"{path}: the header is damaged")
+        raise SlotError(f"{path}: the header is damaged")
     return version, tuple(rest)
 
 
@@ -193,14 +170,9 @@ def _view(
         opened_mono=header[10],
         writes=int(step[at.SEQUENCE]) + int(checkpoint[at.SEQUENCE]),
         phase=at.PHASES[phase] if 0 <= phase < len(at.PHASES) else f"phase {phase}",
-        phase_wall=step[at.PHASE_WALL],
         phase_mono=step[at.PHASE_MONO],
         step_begun=begun,
-        step_begin_wall=None if begun is None else step[at.BEGIN_WALL],
-        step_begin_mono=None if begun is None else step[at.BEGIN_MONO],
         step_ended=ended,
-        step_end_wall=None if ended is None else step[at.END_WALL],
-        step_end_mono=None if ended is None else step[at.END_MONO],
         step_s_last=step[at.LAST_S] if steps else None,
         step_s_recent=tuple(ring[n % at.RING_ENTRIES] for n in range(max(0, steps - at.RING_VISIBLE), steps)),
         steps=steps,
@@ -211,10 +183,8 @@ def _view(
         saves=int(step[at.SAVES]),
         saves_s=step[at.SAVES_S],
         checkpoint_staged=staged,
-        checkpoint_staged_wall=None if staged is None else checkpoint[at.STAGED_WALL],
         checkpoint_staged_mono=None if staged is None else checkpoint[at.STAGED_MONO],
         checkpoint_durable=durable,
-        checkpoint_durable_wall=None if durable is None else checkpoint[at.DURABLE_WALL],
         checkpoint_durable_mono=None if durable is None else checkpoint[at.DURABLE_MONO],
     )
 

@@ -29,14 +29,12 @@ class ThreadStack:
         current: faulthandler: the thread that took the signal; py-spy: the one that holds the interpreter lock.
         frames: innermost first; empty for a thread without Python calls.
         name: the thread's name where the dump gives it.
-        is_idle: py-spy's word for a thread that waits in the kernel; None where the dump does not say.
     """
 
     thread_id: int
     current: bool
     frames: tuple[Frame, ...]
     name: str | None = None
-    is_idle: bool | None = None
 
 
 # "Thread 0x00007f0c (most recent call first):", since Python 3.14 with "[name]" after the number.
@@ -97,7 +95,7 @@ def parse_pyspy(text: str) -> list[ThreadStack]:
             _close(stacks, frames)
             state = head["state"].split("+")
             number = int(head["id"], 0)
-            stacks.append(ThreadStack(number, "gil" in state, (), head["name"], "idle" in state))
+            stacks.append(ThreadStack(number, "gil" in state, (), head["name"]))
             continue
         call = _SPY_FRAME.match(line)
         if call and stacks:
@@ -125,7 +123,6 @@ def _pyspy_json(value: Any) -> list[ThreadStack]:
                 for call in thread.get("frames", [])
             ),
             name=thread.get("thread_name"),
-            is_idle=None if thread.get("active") is None else not thread["active"],
         )
         for thread in threads
     ]

@@ -268,6 +268,8 @@ def _header(rank: int, stack_signal: int) -> bytes:
 def _arm_stacks(folder: str, rank: int) -> int:
     """Have the stack signal append this process's stacks to a file; return the signal, or 0 when that fails."""
     # Imported here because it costs more than the rest of the package (enum), and only slots that open need it.
+    import signal  # noqa: PLC0415
+
     from holdfast.telemetry.signals import STACK_SIGNAL  # noqa: PLC0415
 
     descriptor = -1
@@ -275,6 +277,11 @@ def _arm_stacks(folder: str, rank: int) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(os.path.join(folder, at.stacks_name(rank)), flags, 0o644)
         # The descriptor stays open for the life of the process: the handler writes to it at any moment.
+        try:  # noqa: SIM105 - contextlib costs more than the rest of the package
+            # What faulthandler finds it gives back when the interpreter ends: by default the signal would kill it then.
+            signal.signal(STACK_SIGNAL, signal.SIG_IGN)
+        except ValueError:
+            pass  # not the main thread
         faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True, chain=False)
     except (OSError, RuntimeError, ValueError):
         if descriptor >= 0:

@@ -7,17 +7,16 @@ packaged ones come from public figures; `--learn` writes one from a run's own no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
 
-import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, astuple, replace
 
 from holdfast.errors import ConfigError, NotFoundError
-from holdfast.model.toml_lines import Problem, build, config_error, did_you_mean, load_toml
+from holdfast.model.toml_lines import Problem, build, config_error, did_you_mean, load_toml, written
 from holdfast.validate.results import Item, NodeResult, Verdict, number, spread
 
 LEARN_LEAST = 0.10
@@ -40,15 +39,15 @@ class Expected(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the figure comes from; without one the file's own."""
 
 
-class Match(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which nodes it is for. All that is said must hold; nothing said: none, it must be named."""
+class Kind(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node is. Of a baseline: which nodes it is for; all that is said must hold, nothing said means none."""
 
     gpu: str = ""
-    """Part of the GPU's name."""
+    """The GPU's name; of a baseline a part of it."""
     instance: str = ""
-    """Beginning of the cloud's instance type."""
+    """The cloud's instance type; of a baseline its beginning."""
     cpu: str = ""
-    """Part of the processor's name."""
+    """The processor's name; of a baseline a part of it."""
 
 
 class Baseline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,17 +56,9 @@ class Baseline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     about: str = ""
     source: str = ""
-    match: Match = Match()
+    match: Kind = Kind()
     expected: dict[str, Expected] = {}
     """By item, such as `"gpu.matmul.bfloat16"`."""
-
-
-class Kind(Struct, frozen=True):
-    """What a node is, as baselines match it."""
-
-    gpu: str = ""
-    instance: str = ""
-    cpu: str = ""
 
 
 def parse(text: str, file: str = "") -> Baseline:
@@ -121,12 +112,12 @@ def choose(asked: str, kind: Kind) -> Baseline | None:
         return known[asked]
     fitting = [one for one in packaged().values() if matches(one.match, kind)]
     # The one that says most about the node.
-    return max(fitting, key=lambda one: sum(map(bool, msgspec.structs.astuple(one.match))), default=None)
+    return max(fitting, key=lambda one: sum(map(bool, astuple(one.match))), default=None)
 
 
-def matches(match: Match, kind: Kind) -> bool:
+def matches(match: Kind, kind: Kind) -> bool:
     """Does it hold for this node?"""
-    return match != Match() and (
+    return match != Kind() and (
         match.gpu.lower() in kind.gpu.lower()
         and match.cpu.lower() in kind.cpu.lower()
         and kind.instance.startswith(match.instance)
@@ -185,19 +176,10 @@ def learned(nodes: Sequence[NodeResult], name: str, source: str) -> Baseline:
 
 def as_toml(baseline: Baseline) -> str:
     """The file's text."""
-    lines = [f"name = {_quoted(baseline.name)}", f"about = {_quoted(baseline.about)}"]
-    lines.append(f"source = {_quoted(baseline.source)}")
-    match: Mapping[str, str] = {key: value for key, value in msgspec.structs.asdict(baseline.match).items() if value}
-    if match:
-        lines += ["", "[match]", *(f"{key} = {_quoted(value)}" for key, value in match.items())]
+    lines = [f"{name} = {written(getattr(baseline, name))}" for name in ("name", "about", "source")]
+    if match := [f"{key} = {written(value)}" for key, value in asdict(baseline.match).items() if value]:
+        lines += ["", "[match]", *match]
     for name, one in baseline.expected.items():
-        lines += ["", f"[expected.{_quoted(name)}]", f"value = {one.value!r}", f'better = "{one.better}"']
-        lines.append(f"tolerance = {one.tolerance!r}")
-        lines += [f"limit = {one.limit!r}"] if one.limit is not None else []
-        lines += [f"source = {_quoted(one.source)}"] if one.source else []
+        lines += ["", f"[expected.{written(name)}]"]
+        lines += [f"{key} = {written(value)}" for key, value in asdict(one).items() if value not in {None, ""}]
     return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    # A JSON string is a TOML basic string.
-    return msgspec.json.encode(text).decode()

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Sequence
 from msgspec.structs import replace
 
 from holdfast.validate import paired
-from holdfast.validate.hands import Tell
 from holdfast.validate.pairing import Group, Halving, Outcome, Pairing, stories
 from holdfast.validate.registry import RESENT
 from holdfast.validate.results import Item, StepResult, Verdict, failed, warned
+from holdfast.validate.step import Tell
 from holdfast.validate.under_test import NodesUnderTest, serving
 from holdfast.validate.wire import Hello
 
@@ -158,7 +158,7 @@ async def sweep(nodes: NodesUnderTest, ranks: Sequence[Hello], *, deep: bool, li
     size_max = COLOCATED_MAX if nodes.colocated or len({one.node for one in ranks}) < len(ranks) else 0
     kind = {"deep": deep, "limit_s": limit_s, "size_max": size_max}
 
-    def ask(rank: int, told: Tell | None = None, **more: object) -> Awaitable[StepResult]:
+    def ask(rank: int, told: Tell = lambda _told: None, **more: object) -> Awaitable[StepResult]:
         options = nodes.options(ranks[rank], rank=rank, world=len(ranks), **kind, **more)
         return nodes.hands.ask(ranks[rank].node, "sweep", options, told)
 

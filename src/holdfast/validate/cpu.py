@@ -19,8 +19,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from holdfast.os.files import text_of
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict, text_of
+from holdfast.validate.results import Item, Verdict
 
 BLOCK = 1 << 16
 PARTS = 5
@@ -129,16 +130,16 @@ def digests(seconds: float) -> Own:
     return own_time(before, spent(), done * BLOCK / 1e6)
 
 
-def sums(seed: int, terms: int = SUM_TERMS) -> tuple[float, ...]:
+def sums(seed: int) -> tuple[float, ...]:
     """Sums of products of doubles made from `seed`: the same bits on every machine that computes rightly."""
     state, left, right = seed * 2 + 1, [], []
-    for _ in range(terms):
+    for _ in range(SUM_TERMS):
         state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFF_FFFF_FFFF_FFFF
         left.append((state >> 11) / (1 << 53))
         right.append(1.0 / (1.0 + (state >> 40)))
     products = [a * b for a, b in zip(left, right, strict=True)]
-    step = max(1, terms // 4)
-    return tuple(math.fsum(products[start : start + step]) for start in range(0, terms, step))
+    step = SUM_TERMS // 4
+    return tuple(math.fsum(products[start : start + step]) for start in range(0, SUM_TERMS, step))
 
 
 def computed(seed: int = 1) -> str:

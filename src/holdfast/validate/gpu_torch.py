@@ -93,9 +93,7 @@ def _per_call(call: Callable[[], object], device: torch.device, seconds: float) 
 def matmul(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
     """TFLOP/s of a square product: 2 n^3 operations."""
     side = SIDE["cuda" if device.type == "cuda" else "cpu"]
-    a = torch.ones(side, side, device=device, dtype=dtype)
-    b = torch.ones(side, side, device=device, dtype=dtype)
-    out = torch.empty(side, side, device=device, dtype=dtype)
+    a, b, out = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(3))
     took = _per_call(lambda: torch.mm(a, b, out=out), device, seconds)
     return 2 * side**3 / took / 1e12
 

@@ -11,21 +11,21 @@ import asyncio
 import contextlib
 import itertools
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.errors import LinkError
+from holdfast.os.frames import Frames
 from holdfast.validate.registry import Options, limit_of
 from holdfast.validate.results import StepResult
 from holdfast.validate.running import run_step
-from holdfast.validate.wire import LINE_MAX, Answer, Ask, Hello, admit, hear, say
+from holdfast.validate.step import Tell
+from holdfast.validate.wire import Answer, Ask, Hello, admit, hear
 
 SILENT_S = 60.0
 LINE_GRACE_S = 30.0
 """A worker kills its step at the limit and says so; the leader waits so much longer."""
-
-Tell = Callable[[Mapping[str, float | str]], None]
 
 
 class Alone:
@@ -36,22 +36,17 @@ class Alone:
         self.lost: dict[str, str] = {}
         self._env = env
 
-    async def ask(self, node: str, step: str, options: Options, on_told: Tell | None = None) -> StepResult:
+    async def ask(self, node: str, step: str, options: Options, on_told: Tell = lambda _told: None) -> StepResult:
         """Have a step run; never raises for what becomes of it."""
         del node
-
-        async def tell(told: Mapping[str, float | str]) -> None:
-            if on_told is not None:
-                on_told(told)
-
-        return await run_step(step, options, env=self._env, on_told=tell)
+        return await run_step(step, options, env=self._env, on_told=on_told)
 
 
 class _Asked(NamedTuple):
     """A step that a worker runs."""
 
     step: str
-    on_told: Tell | None
+    on_told: Tell
     done: asyncio.Future[StepResult]
 
 
@@ -60,7 +55,7 @@ class _Line:
     """The line to one worker."""
 
     hello: Hello
-    writer: asyncio.StreamWriter
+    frames: Frames
     asked: dict[int, _Asked] = field(default_factory=dict)
 
 
@@ -92,7 +87,7 @@ class Fleet:
         try:
             # One socket for both families: asyncio would take another free port for each.
             listening = socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=4096)
-            self._server = await asyncio.start_server(self._knock, sock=listening, limit=LINE_MAX)
+            self._server = await asyncio.start_server(self._knock, sock=listening)
         except OSError as error:
             raise LinkError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
         port_taken: int = self._server.sockets[0].getsockname()[1]
@@ -114,8 +109,8 @@ class Fleet:
         """Send the workers home."""
         for line in self._lines.values():
             with contextlib.suppress(OSError):
-                await say(line.writer, Ask(leave=True))
-                line.writer.close()
+                await line.frames.send(Ask(leave=True))
+                line.frames.close()
         if self._server is not None:
             self._server.close()
         tasks = tuple(self._tasks)
@@ -133,22 +128,22 @@ class Fleet:
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            hello = await admit(reader, writer, self._secret)
+            hello, frames = await admit(reader, writer, self._secret)
         except LinkError:
             writer.close()
             return
         if hello.node in self._lines:
             # A second task on one node adds nothing, and would measure the first one.
-            await say(writer, Ask(leave=True))
-            writer.close()
+            await frames.send(Ask(leave=True))
+            frames.close()
             return
-        line = self._lines[hello.node] = _Line(hello, writer)
+        line = self._lines[hello.node] = _Line(hello, frames)
         if len(self._lines) >= self._expected:
             self._joined.set()
         try:
             while True:
                 async with asyncio.timeout(SILENT_S):
-                    answer = await hear(reader, Answer)
+                    answer = await hear(frames, Answer)
                 self._take(line, answer)
         except TimeoutError:
             self._lose(hello.node, f"it said nothing for {SILENT_S:g} s")
@@ -159,7 +154,7 @@ class Fleet:
         asked = line.asked.get(answer.number)
         if asked is None:
             return
-        if answer.told and asked.on_told is not None:
+        if answer.told:
             asked.on_told(answer.told)
         if answer.result is not None and not asked.done.done():
             asked.done.set_result(answer.result)
@@ -171,11 +166,11 @@ class Fleet:
         for asked in line.asked.values():
             if not asked.done.done():
                 asked.done.set_result(StepResult(step=asked.step, error=f"{name} was lost: {why}"))
-        line.writer.close()
+        line.frames.close()
 
     # --- steps ---
 
-    async def ask(self, node: str, step: str, options: Options, on_told: Tell | None = None) -> StepResult:
+    async def ask(self, node: str, step: str, options: Options, on_told: Tell = lambda _told: None) -> StepResult:
         """Have a step run; never raises for what becomes of it."""
         line = self._lines.get(node)
         if line is None or node in self.lost:
@@ -185,7 +180,7 @@ class Fleet:
         limit = limit_of(step, options)
         try:
             async with asyncio.timeout(limit + LINE_GRACE_S):
-                await say(line.writer, Ask(number=number, step=step, options=options, limit_s=limit))
+                await line.frames.send(Ask(number=number, step=step, options=options, limit_s=limit))
                 return await asked.done
         except TimeoutError:
             return StepResult(step=step, hung=True, error=f"{node} did not end it within {limit:g} s")

@@ -21,9 +21,10 @@ from typing import Any
 
 import msgspec
 
+from holdfast.os.files import text_of
 from holdfast.validate.cpu import computed
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, text_of
+from holdfast.validate.results import Item
 from holdfast.validate.step import Tell
 
 ACCEPT_S = 60.0

@@ -16,13 +16,11 @@ from msgspec import Struct
 
 from holdfast.adapters.slurm.output import node_names
 from holdfast.errors import LinkError, UsageError
-from holdfast.os.files import write_whole
-from holdfast.validate.results import text_of
+from holdfast.os.files import BOOT_ID, text_of, write_whole
 from holdfast.validate.wire import Hello
 
 FILE = "leader.json"
 POLL_S = 0.2
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Place(Struct, frozen=True, kw_only=True):

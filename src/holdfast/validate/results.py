@@ -1,13 +1,12 @@
 """What a validation found, as values: items of one node, of a pair, of a whole run. Read by every module here.
 
-No time passes, and but for `text_of`, by which steps read what they judge, it is pure.
+Pure; no time passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -158,14 +157,6 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 def spread(values: Sequence[float], middle: float) -> float:
     """Robust standard deviation: the median distance from `middle`, scaled as for normal noise (MAD x 1.4826)."""
     return 1.4826 * median([abs(value - middle) for value in values])
-
-
-def text_of(path: Path) -> str:
-    """A small file of the kernel or the system, stripped; empty when it is not there or cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def number(value: float) -> str:

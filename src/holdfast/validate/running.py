@@ -9,21 +9,17 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from holdfast.os.programs import Command, Program
 from holdfast.validate.registry import Options, limit_of
 from holdfast.validate.results import StepResult
-from holdfast.validate.step import Told
+from holdfast.validate.step import Tell, Told
 
 LINE_MAX = 8 << 20
 TAIL = 4096
-
-
-async def _nobody(_told: Mapping[str, float | str]) -> None:
-    """Who is told nothing."""
 
 
 async def run_step(
@@ -32,7 +28,7 @@ async def run_step(
     *,
     env: Mapping[str, str],
     limit_s: float | None = None,
-    on_told: Callable[[Mapping[str, float | str]], Awaitable[None]] = _nobody,
+    on_told: Tell = lambda _told: None,
 ) -> StepResult:
     """Run one step to its end or its limit.
 
@@ -61,7 +57,7 @@ async def run_step(
                 said = msgspec.json.decode(line, type=Told)
                 if said.items is None and not said.error:
                     told |= said.told
-                    await on_told(said.told)
+                    on_told(said.told)
                 else:
                     end = said
     except TimeoutError:

@@ -7,9 +7,9 @@ scontrol's.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
+from holdfast.adapters.slurm.output import config_of, leading_number
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
 from holdfast.validate.results import Item, absent, failed, warned
@@ -38,30 +38,15 @@ def look(options: Options) -> list[Item]:
     return judge(config.out, partitions.out, options.rendezvous_s, options.replacement_s)
 
 
-def told(raw: str) -> dict[str, str]:
-    """`Key = value` lines."""
-    found: dict[str, str] = {}
-    for line in raw.splitlines():
-        key, mark, value = line.partition("=")
-        if mark:
-            found.setdefault(key.strip(), value.strip())
-    return found
-
-
 def judge(config: str, partitions: str, rendezvous_s: float = 0.0, replacement_s: float = 1800.0) -> list[Item]:
     """What stands in recovery's way. An item each, also for what is well."""
-    known = told(config)
+    known = config_of(config)
     return [
         Item(name="scheduler.slurm", text=known.get("SLURM_VERSION", "unknown version")),
         *(look(known) for look in _SETTINGS),
         *_partitions(partitions),
         _rendezvous(rendezvous_s, replacement_s),
     ]
-
-
-def _seconds(known: Mapping[str, str], key: str) -> int | None:
-    found = re.match(r"\d+", known.get(key, ""))
-    return int(found.group()) if found else None
 
 
 def _item(name: str, text: str, why: str = "", line: str = "", *, fails: bool = False) -> Item:
@@ -87,7 +72,7 @@ def _return_to_service(known: Mapping[str, str]) -> Item:
 
 
 def _slurmd_timeout(known: Mapping[str, str]) -> Item:
-    value, why = _seconds(known, "SlurmdTimeout"), ""
+    value, why = leading_number(known, "SlurmdTimeout"), ""
     if value == 0:
         why = "Slurm never notices that a node has gone: its job hangs until somebody cancels it"
     elif value is not None and value > 600:
@@ -96,14 +81,14 @@ def _slurmd_timeout(known: Mapping[str, str]) -> Item:
 
 
 def _kill_wait(known: Mapping[str, str]) -> Item:
-    value = _seconds(known, "KillWait") or 30
+    value = leading_number(known, "KillWait") or 30
     why = f"every stop of an attempt takes up to {value} s" if value > 120 else ""
     return _item("KillWait", f"{value} s", why, "KillWait=30")
 
 
 def _unkillable(known: Mapping[str, str]) -> Item:
-    value, least = _seconds(known, "UnkillableStepTimeout") or 60, 180
-    message, why = _seconds(known, "MessageTimeout") or 10, ""
+    value, least = leading_number(known, "UnkillableStepTimeout") or 60, 180
+    message, why = leading_number(known, "MessageTimeout") or 10, ""
     if value < 5 * message:
         least = max(180, 5 * message)
         why = f"below five times MessageTimeout ({message} s) slurmctld drains nodes that only end their job slowly"
@@ -113,7 +98,7 @@ def _unkillable(known: Mapping[str, str]) -> Item:
 
 
 def _resume(known: Mapping[str, str]) -> Item:
-    value, why = _seconds(known, "ResumeTimeout") or 60, ""
+    value, why = leading_number(known, "ResumeTimeout") or 60, ""
     if known.get("RebootProgram", NONE).startswith("/") and value < 300:
         why = f"a node that is rebooted and not back within {value} s is marked down; servers with GPUs take minutes"
     return _item("ResumeTimeout", f"{value} s", why, "ResumeTimeout=900")
@@ -121,7 +106,7 @@ def _resume(known: Mapping[str, str]) -> Item:
 
 def _prolog(known: Mapping[str, str]) -> Item:
     has = any(known.get(key, NONE).startswith("/") or known.get(f"{key}[0]") for key in ("Prolog", "Epilog"))
-    value = _seconds(known, "PrologEpilogTimeout")
+    value = leading_number(known, "PrologEpilogTimeout")
     bad = has and (value is None or value >= NEVER)
     text = known.get("PrologEpilogTimeout", "not set" if bad else "no prolog")
     why = "a Prolog or Epilog that hangs (a dead mount is enough) keeps its node from work for ever" if bad else ""
@@ -129,7 +114,7 @@ def _prolog(known: Mapping[str, str]) -> Item:
 
 
 def _health_check(known: Mapping[str, str]) -> Item:
-    program, interval = known.get("HealthCheckProgram", NONE), _seconds(known, "HealthCheckInterval") or 0
+    program, interval = known.get("HealthCheckProgram", NONE), leading_number(known, "HealthCheckInterval") or 0
     if program.startswith("/") and interval == 0:
         return _item("HealthCheckInterval", "0 s", f"{program} is named but never called", "HealthCheckInterval=300")
     return _item("HealthCheckProgram", "none" if program == NONE else f"{program} every {interval} s")
@@ -144,7 +129,7 @@ def _reboot(known: Mapping[str, str]) -> Item:
 
 
 def _history(known: Mapping[str, str]) -> Item:
-    value, why = _seconds(known, "MinJobAge"), ""
+    value, why = leading_number(known, "MinJobAge"), ""
     if value is not None and 0 < value < 60:
         why = f"slurmctld forgets an ended job after {value} s, before its end can be read without accounting"
     return _item("MinJobAge", f"{value} s", why, "MinJobAge=300")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from msgspec import Struct
 
 from holdfast.errors import LinkError
 from holdfast.ports import Clock
-from holdfast.validate.baselines import Baseline, Kind, choose
+from holdfast.validate.baselines import Kind, choose
 from holdfast.validate.examination import Advise, Examination
 from holdfast.validate.hands import Alone, Fleet, Hands
 from holdfast.validate.place import FILE, Leader, Place, addresses, find_leader, hello_of, host_and_port, publish
@@ -62,13 +63,7 @@ async def run(session: Session) -> Run | None:
 
 
 async def _examine(session: Session, hands: Hands) -> Run:
-    known: dict[Kind, Baseline | None] = {}
-
-    def baseline(kind: Kind) -> Baseline | None:
-        if kind not in known:
-            known[kind] = choose(session.asked.baseline, kind)
-        return known[kind]
-
+    baseline = functools.cache(functools.partial(choose, session.asked.baseline))
     for hello in hands.nodes:  # a wrong name is told before anything runs
         baseline(Kind(hello.gpu, hello.instance, hello.cpu))
     nodes = NodesUnderTest(

@@ -13,8 +13,9 @@ import shutil
 import time
 from pathlib import Path
 
+from holdfast.os.files import text_of
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, Verdict, failed, text_of
+from holdfast.validate.results import Item, Verdict, failed
 
 ROUNDS = 10
 LOCK_S = 60.0

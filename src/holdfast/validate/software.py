@@ -16,9 +16,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from holdfast.os.files import text_of
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, failed, text_of, warned
+from holdfast.validate.results import Item, failed, warned
 
 PACKAGES = re.compile(
     r"^(torch|torchvision|torchaudio|triton|pytorch-triton(-rocm)?|numpy|transformers|accelerate|deepspeed|lightning|"
@@ -105,22 +106,21 @@ def hurting(env: Mapping[str, str], interfaces: frozenset[str]) -> list[Item]:
 
 def limits(rdma: bool, memlock: int, nofile: int, shm_bytes: int) -> list[Item]:
     """Limits of this process and the size of /dev/shm, judged. Pure; -1 stands for unlimited."""
+
+    def one(name: str, text: str, why: str, advice: str, *, bad: bool) -> Item:
+        return warned(f"software.{name}", why, advice, text=text) if bad else _fact(f"software.{name}", text)
+
     locked = "unlimited" if memlock < 0 else f"{memlock // 1024} KiB"
-    items = [_fact("software.limit.memlock", locked)]
-    if rdma and memlock >= 0:
-        why = "RDMA must lock its buffers in memory and fails, or falls back to TCP"
-        items = [warned(items[0].name, why, "ulimit -l unlimited (slurmd: LimitMEMLOCK=infinity)", text=locked)]
+    why = "RDMA must lock its buffers in memory and fails, or falls back to TCP"
+    advice = "ulimit -l unlimited (slurmd: LimitMEMLOCK=infinity)"
+    items = [one("limit.memlock", locked, why, advice, bad=rdma and memlock >= 0)]
+    why = "data loaders and many ranks run out of file descriptors"
     files = "unlimited" if nofile < 0 else str(nofile)
-    items.append(_fact("software.limit.nofile", files))
-    if 0 <= nofile < NOFILE_MIN:
-        why = "data loaders and many ranks run out of file descriptors"
-        items[-1] = warned(items[-1].name, why, f"ulimit -n {NOFILE_MIN} or more", text=files)
+    items.append(one("limit.nofile", files, why, f"ulimit -n {NOFILE_MIN} or more", bad=0 <= nofile < NOFILE_MIN))
     if shm_bytes >= 0:
-        size = f"{shm_bytes >> 20} MiB"
-        items.append(_fact("software.shm", size))
-        if shm_bytes < SHM_MIN:
-            why = "data loaders and NCCL share memory through /dev/shm; too little ends in bus errors"
-            items[-1] = warned("software.shm", why, "container: --shm-size=1g or more, or --ipc=host", text=size)
+        why = "data loaders and NCCL share memory through /dev/shm; too little ends in bus errors"
+        advice = "container: --shm-size=1g or more, or --ipc=host"
+        items.append(one("shm", f"{shm_bytes >> 20} MiB", why, advice, bad=shm_bytes < SHM_MIN))
     return items
 
 

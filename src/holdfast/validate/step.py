@@ -32,15 +32,6 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
-def teller(fd: int) -> Tell:
-    """Writes a line on the way."""
-
-    def tell(facts: dict[str, float | str]) -> None:
-        os.write(fd, msgspec.json.encode(Told(told=facts)) + b"\n")
-
-    return tell
-
-
 def main(argv: list[str]) -> int:
     """Run the step and say what it found."""
     parent, name, raw = argv
@@ -49,11 +40,15 @@ def main(argv: list[str]) -> int:
         return 1
     fd = os.dup(1)
     os.dup2(2, 1)
+
+    def tell(facts: dict[str, float | str]) -> None:
+        os.write(fd, msgspec.json.encode(Told(told=facts)) + b"\n")
+
     options = msgspec.json.decode(raw, type=Options)
     module, _, function = STEPS[name].call.partition(":")
     call: Callable[..., Any] = getattr(importlib.import_module(f"holdfast.validate.{module}"), function)
     try:
-        items = call(options, teller(fd)) if getattr(call, "tells", False) else call(options)
+        items = call(options, tell) if getattr(call, "tells", False) else call(options)
     except Exception as error:  # noqa: BLE001 - whatever a driver or library throws is the finding of this step
         end = Told(error=f"{type(error).__name__}: {error}"[:2000])
     else:

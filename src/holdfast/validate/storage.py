@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 from holdfast.validate.registry import Options
 from holdfast.validate.results import Item, failed
@@ -84,7 +85,7 @@ def synced(folder: Path) -> float:
             took.append(time.perf_counter() - start)
     finally:
         os.close(fd)
-    return sorted(took)[FSYNCS // 2]
+    return median(took)
 
 
 def metadata_rate(folder: Path, files: int) -> float:

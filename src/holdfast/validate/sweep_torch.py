@@ -139,6 +139,11 @@ def _mine(count: int, rank: int, device: torch.device) -> torch.Tensor:
     return (torch.arange(count, device=device, dtype=torch.float32) % 509) + rank
 
 
+def _summed(count: int, options: Options, device: torch.device) -> torch.Tensor:
+    """The sum of every rank's `_mine`."""
+    return _mine(count, 0, device) * options.world + options.world * (options.world - 1) / 2
+
+
 def _differences(found: torch.Tensor, expected: torch.Tensor) -> int:
     return int((found != expected).sum().item())
 
@@ -148,8 +153,7 @@ def _all_reduce(count: int, options: Options, clock: _Clock) -> tuple[float, int
     world = options.world
     data = _mine(count, options.rank, device)
     dist.all_reduce(data)
-    expected = (torch.arange(count, device=device, dtype=torch.float32) % 509) * world + world * (world - 1) / 2
-    wrong = _differences(data, expected)
+    wrong = _differences(data, _summed(count, options, device))
     took = _timed(lambda: dist.all_reduce(data), clock)
     return count * WIDTH * 2 * (world - 1) / world / took / 1e9, wrong
 
@@ -171,8 +175,7 @@ def _reduce_scatter(count: int, options: Options, clock: _Clock) -> tuple[float,
     whole = _mine(count, options.rank, device)
     mine = torch.empty(part, device=device)
     dist.reduce_scatter(mine, list(torch.split(whole, part)))
-    summed = (torch.arange(count, device=device, dtype=torch.float32) % 509) * world + world * (world - 1) / 2
-    wrong = _differences(mine, summed[options.rank * part : (options.rank + 1) * part])
+    wrong = _differences(mine, _summed(count, options, device)[options.rank * part : (options.rank + 1) * part])
     took = _timed(lambda: dist.reduce_scatter(mine, list(torch.split(whole, part))), clock)
     return count * WIDTH * (world - 1) / world / took / 1e9, wrong
 

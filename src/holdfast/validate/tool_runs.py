@@ -6,7 +6,7 @@ A program has a group of its own, which ends at its limit and with the step. Tim
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from holdfast.os import programs
 from holdfast.os.programs import Command, Ran
@@ -20,6 +20,6 @@ def where(name: str, folder: str = "") -> str:
     return programs.where(name, f"{path}{os.environ.get('PATH', '')}:{PATHS}")
 
 
-def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> Ran:
-    """Run a program to its end, with more environment than ours; never raises for what it does."""
-    return programs.run_blocking(Command(argv=tuple(argv), env={**os.environ, **(env or {})}), limit_s)
+def run(argv: Sequence[str], limit_s: float) -> Ran:
+    """Run a program to its end; never raises for what it does."""
+    return programs.run_blocking(Command(argv=tuple(argv)), limit_s)

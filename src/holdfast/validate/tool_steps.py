@@ -14,9 +14,10 @@ from pathlib import Path
 from holdfast.adapters.probes.checks_tools import pingpong_argv, stress_argv
 from holdfast.adapters.probes.reach import with_itself
 from holdfast.adapters.probes.tool_output import domains, parse_fi_info, parse_pingpong, parse_stress
+from holdfast.os.files import text_of
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, absent, failed, text_of
+from holdfast.validate.results import Item, absent, failed
 from holdfast.validate.tool_output import Collective, parse_nccl_json, parse_nccl_table, parse_perftest
 
 STRESS_LIMIT_S = 60.0

@@ -15,10 +15,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.ports import Clock
-from holdfast.validate.hands import Hands, Tell
+from holdfast.validate.hands import Hands
 from holdfast.validate.registry import Options, Suite
 from holdfast.validate.results import Item, StepResult
 from holdfast.validate.results_kept import Results
+from holdfast.validate.step import Tell
 from holdfast.validate.wire import Hello
 
 Say = Callable[[str], None]

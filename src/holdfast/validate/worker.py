@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from holdfast.errors import LinkError
+from holdfast.os.frames import Frames
 from holdfast.validate.registry import STEPS
 from holdfast.validate.results import StepResult
 from holdfast.validate.running import run_step
-from holdfast.validate.wire import LINE_MAX, Answer, Ask, Hello, hear, introduce, say
+from holdfast.validate.wire import Answer, Ask, Hello, hear, introduce
 
 BEAT_S = 2.0
 
@@ -36,22 +37,21 @@ class Worker:
         self._env = env
         self._steps: set[asyncio.Task[None]] = set()
         """And the beat."""
-        self._sending = asyncio.Lock()
 
     async def run(self, host: str, port: int, secret: str) -> None:
         """Serve one leader to its end. Raises LinkError when it breaks off."""
         try:
-            reader, writer = await asyncio.open_connection(host, port, limit=LINE_MAX)
+            reader, writer = await asyncio.open_connection(host, port)
         except OSError as error:
             raise LinkError(f"no leader answers at {host}:{port}: {error.strerror or error}") from error
         try:
             # Others reach it by what it was told, else by the address of its line to the leader.
             address = self.hello.address or writer.get_extra_info("sockname")[0]
-            await introduce(reader, writer, secret, replace(self.hello, address=address))
+            frames = await introduce(reader, writer, secret, replace(self.hello, address=address))
             self.admitted = True
-            self._steps.add(asyncio.create_task(self._beat(writer)))
-            while not (asked := await hear(reader, Ask)).leave:
-                task = asyncio.create_task(self._serve(writer, asked))
+            self._steps.add(asyncio.create_task(self._beat(frames)))
+            while not (asked := await hear(frames, Ask)).leave:
+                task = asyncio.create_task(self._serve(frames, asked))
                 self._steps.add(task)
                 task.add_done_callback(self._steps.discard)
         finally:
@@ -63,23 +63,21 @@ class Worker:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _serve(self, writer: asyncio.StreamWriter, asked: Ask) -> None:
+    async def _serve(self, frames: Frames, asked: Ask) -> None:
         if asked.step not in STEPS:
             result = StepResult(step=asked.step, error="this version of Holdfast has no such step")
         else:
+            result = await run_step(
+                asked.step,
+                asked.options,
+                env=self._env,
+                limit_s=asked.limit_s,
+                on_told=lambda told: frames.post(Answer(number=asked.number, told=told)),
+            )
+        await frames.send(Answer(number=asked.number, result=result))
 
-            async def tell(told: Mapping[str, float | str]) -> None:
-                await self._say(writer, Answer(number=asked.number, told=dict(told)))
-
-            result = await run_step(asked.step, asked.options, env=self._env, limit_s=asked.limit_s, on_told=tell)
-        await self._say(writer, Answer(number=asked.number, result=result))
-
-    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+    async def _beat(self, frames: Frames) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
             with contextlib.suppress(OSError):
-                await self._say(writer, Answer())
-
-    async def _say(self, writer: asyncio.StreamWriter, answer: Answer) -> None:
-        async with self._sending:
-            await say(writer, answer)
+                await frames.send(Answer())

@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from holdfast import __version__
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.kubernetes.api import KubeApi
 from holdfast.adapters.kubernetes.reviews import TokenReviews
+from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.adapters.notify import FileNotifier
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.api import ApiServer, TokenBook
@@ -52,7 +54,7 @@ from holdfast.wiring.orchestrators import (
     witness_of,
 )
 from holdfast.wiring.repairs import make_repairs
-from holdfast.wiring.settings import Config, KubernetesConfig, Settings
+from holdfast.wiring.settings import Config, Settings
 from holdfast.wiring.traces import make_exporter, traced
 from holdfast.wiring.turns import holder_name, lead, mirrored, open_patiently, pod_role
 
@@ -100,8 +102,8 @@ def make_reviewer(settings: KubernetesConfig) -> TokenReviews | None:
     """Who knows the agents' ServiceAccount tokens; None: nobody was asked for."""
     if not settings.agent_account:
         return None
-    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
-    return TokenReviews(lambda: KubeApi.connect(kubeconfig=kubeconfig), settings.agent_account, time.monotonic)
+    connect = partial(KubeApi.connect, kubeconfig=settings.kubeconfig)
+    return TokenReviews(connect, settings.agent_account, time.monotonic)
 
 
 def log_to_stderr(*, as_json: bool) -> None:

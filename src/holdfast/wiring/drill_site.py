@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.drill.site_settings import SiteSettings
 from holdfast.errors import UsageError
-from holdfast.wiring.settings import Settings, find_controller, load_settings
+from holdfast.wiring.settings import find_controller, load_settings
 
 
 def site_of(config: Path | None) -> SiteSettings:
@@ -38,14 +38,10 @@ def site_of(config: Path | None) -> SiteSettings:
         config=site,
         scheduler=kind,
         place=place,
-        kubeconfig=_kubeconfig(settings),
+        kubeconfig=settings.path(found.kubernetes.kubeconfig),
         cluster=found.kubernetes.cluster,
         folder=folder.absolute(),
         url=link.url,
         token=link.token,
         ca_file=link.ca_file,
     )
-
-
-def _kubeconfig(settings: Settings) -> Path | None:
-    return settings.path(settings.config.kubernetes.kubeconfig)

@@ -1,4 +1,4 @@
-"""Wires `--cluster kubernetes:[CONTEXT]` and `[kubernetes]` of holdfast.toml to the adapter.
+"""Has the adapter of Kubernetes and its controller know of each other.
 
 Called by `holdfast controller` when it starts on such a cluster, and imported only there. No time passes here.
 """
@@ -7,64 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
-from holdfast.adapters.kubernetes import library
-from holdfast.adapters.kubernetes.check_pod import template_place
-from holdfast.adapters.kubernetes.client import KubernetesOrchestrator, KubernetesSettings
-from holdfast.adapters.kubernetes.node_orders import Repairers
+from holdfast.adapters.kubernetes.client import KubernetesOrchestrator
 from holdfast.adapters.kubernetes.notices import EventNotifier
 from holdfast.adapters.kubernetes.pod_logs import PodLogs
+from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.controller import Controller
 from holdfast.model.events import FindingSeen
 from holdfast.model.evidence import Remedy
 from holdfast.ports import Notifier, Orchestrator
 from holdfast.wiring.engines import Engines
-from holdfast.wiring.settings import KubernetesConfig
 
 _log = structlog.get_logger("holdfast.kubernetes")
-
-
-def make_kubernetes(
-    context: str, folder: Path | None, config: KubernetesConfig, *, namespace: str = ""
-) -> KubernetesOrchestrator:
-    """The adapter for this context of the kubeconfig; an empty one means the current, or the pod's own account.
-
-    Args:
-        context: of the kubeconfig.
-        folder: where the adapter keeps what it must remember.
-        config: `[kubernetes]` of holdfast.toml.
-        namespace: of the controller's own pod; empty: see `KubernetesSettings`.
-
-    Raises:
-        UsageError: kubernetes-asyncio is not installed.
-        ConfigError: a setting is not understood.
-    """
-    library.load()
-    if config.check_template:
-        template_place(config.check_template)
-    repairers = Repairers(
-        reboot=config.reboot_program,
-        replace=config.replace_program,
-        by_label=config.repair_by_label,
-        limit_s=config.repair_limit_s,
-        evict_s=config.evict_s,
-    )
-    return KubernetesOrchestrator(
-        KubernetesSettings(
-            context=context,
-            kubeconfig=Path(config.kubeconfig).expanduser() if config.kubeconfig else None,
-            folder=folder,
-            cluster=config.cluster,
-            namespace=namespace,
-            prefix=config.prefix,
-            repairers=repairers,
-            check_template=config.check_template,
-        )
-    )
 
 
 def attach(

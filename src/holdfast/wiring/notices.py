@@ -43,13 +43,14 @@ class FleetFacts:
         )
 
 
-def make_outbox(config: NotifyConfig, folder: Path, facts: FleetFacts, clock: Clock) -> Outbox:
-    """The outbox of a controller's folder.
-
-    Raises:
-        ConfigError: a destination that cannot work, before the first notice is lost to it.
-    """
+def check_destinations(config: NotifyConfig) -> None:
+    """Raises ConfigError for a destination that cannot work, before the first notice is lost to it."""
     check(config)
     for one in config.to:
         service_of(one)
+
+
+def make_outbox(config: NotifyConfig, folder: Path, facts: FleetFacts, clock: Clock) -> Outbox:
+    """The outbox of a controller's folder. Raises what `check_destinations` raises."""
+    check_destinations(config)
     return Outbox(config, folder / "outbox.jsonl", AppriseDeliverer(), facts, clock)

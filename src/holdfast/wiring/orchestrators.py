@@ -10,11 +10,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.adapters.local.client import LocalOrchestrator
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.adapters.topology import Placed, read_file, read_slurm
 from holdfast.errors import UsageError
 from holdfast.ports import Closable, Orchestrator, Witness
-from holdfast.wiring.settings import KubernetesConfig, Settings, SlurmConfig
+from holdfast.wiring.settings import Settings
 
 
 def make_orchestrator(
@@ -26,31 +28,29 @@ def make_orchestrator(
     """The adapter for what `--cluster` names. `folder` is where it may keep what it must remember.
 
     Raises:
-        UsageError: a kind of cluster that is not known here.
+        UsageError: a kind of cluster that is not known here, or its library is not installed.
+        ConfigError: a setting is not understood.
     """
     kind, _, place = cluster.partition(":")
     if kind == "local" and place:
         return LocalOrchestrator(Path(place))
     if kind == "slurm" and cluster.startswith("slurm:"):
-        from holdfast.adapters.slurm.client import SlurmOrchestrator, SlurmSettings  # noqa: PLC0415 - as below
-        from holdfast.adapters.slurm.node_orders import Programs  # noqa: PLC0415
+        from holdfast.adapters.slurm.client import SlurmOrchestrator  # noqa: PLC0415 - as below
 
         conf = Path(place).absolute() if place else None
         if conf is not None and not conf.is_file():
             raise UsageError(f"--cluster {cluster!r}: there is no file {conf}")
-        slurm = slurm or SlurmConfig()
-        programs = Programs(
-            replace=slurm.replace_program, replace_by_reason=slurm.replace_by_reason, reboot=slurm.reboot_program
-        )
-        token_file = Path(slurm.rest_token_file) if slurm.rest_token_file else None
-        return SlurmOrchestrator(
-            SlurmSettings(conf=conf, folder=folder, programs=programs, rest=slurm.rest, rest_token_file=token_file)
-        )
+        return SlurmOrchestrator(slurm or SlurmConfig(), conf=conf, folder=folder)
     if kind == "kubernetes":
-        from holdfast.wiring.kubernetes_cluster import make_kubernetes  # noqa: PLC0415 - each kind loads its own
+        from holdfast.adapters.kubernetes import check_pod, library  # noqa: PLC0415 - each kind loads its own
+        from holdfast.adapters.kubernetes.client import KubernetesOrchestrator  # noqa: PLC0415
 
+        library.load()
+        kubernetes = kubernetes or KubernetesConfig()
+        if kubernetes.check_template:
+            check_pod.template_place(kubernetes.check_template)
         own = os.environ.get("HOLDFAST_POD", "").partition("/")[0]
-        return make_kubernetes(place, folder, kubernetes or KubernetesConfig(), namespace=own)
+        return KubernetesOrchestrator(kubernetes, place, folder, own)
     raise UsageError(
         f"--cluster {cluster!r} is not known here: write slurm:[SLURM_CONF], kubernetes:[CONTEXT] or "
         "local:/path/to/cluster.sock"

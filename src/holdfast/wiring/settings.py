@@ -16,8 +16,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.adapters.notice_settings import NotifyConfig
 from holdfast.adapters.repair.settings import RepairConfig, problems_of
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.drill.schedule import Schedule
 from holdfast.drill.site_settings import SiteConfig
 from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError
@@ -25,49 +27,6 @@ from holdfast.model.toml_lines import build, config_error, load_toml
 from holdfast.model.wire import ControllerAddress
 from holdfast.wiring import settings_places
 from holdfast.wiring.settings_places import FILE_NAME, is_found, named_file, places, read_found
-
-
-class SlurmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[slurm]`: how this site repairs its machines. A program is run with the node's name as last word."""
-
-    replace_program: tuple[str, ...] = ()
-    """Puts another machine in a node's place; ends with 0 when it is on its way."""
-    replace_by_reason: bool = False
-    """Replacing means writing `Action:Replace` as the node's reason, for whoever acts on it (HyperPod)."""
-    reboot_program: tuple[str, ...] = ()
-    """Reboots a node in place of `scontrol reboot`, such as a BMC's power cycle."""
-    rest: str = ""
-    """Where slurmrestd listens: `unix:/path/of/socket` or `https://HOST:PORT`. Looks go there while it answers."""
-    rest_token_file: str = ""
-    """Holds the token for it, as `scontrol token` prints it, mode 0600; a socket needs none. Read at each look."""
-
-
-class KubernetesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[kubernetes]`: how this site's Kubernetes is reached, and who repairs its nodes."""
-
-    kubeconfig: str = ""
-    """File; default: KUBECONFIG, `~/.kube/config`, or inside a pod its service account."""
-    cluster: str = ""
-    """The cluster's name in job keys and reports; default: the kubeconfig's."""
-    prefix: str = "holdfast.dev"
-    """Of the nodes' health labels, taint and annotations; `sagemaker.amazonaws.com` for HyperPod's own."""
-    reboot_program: tuple[str, ...] = ()
-    """Reboots a node; run with the node's name as last word."""
-    replace_program: tuple[str, ...] = ()
-    """Puts another machine in a node's place; without it a node's Cluster API Machine is deleted, where it has one."""
-    agent_account: str = ""
-    """NAMESPACE/NAME of the ServiceAccount by whose tokens agents log in; without it they need tokens of the book."""
-    check_template: str = ""
-    """NAMESPACE/NAME of the PodTemplate that checks a repaired node; without it the node's agent does."""
-    pod_log_s: float = 3.0
-    """A failed job's end waits so long for the logs of its failed pods to be read; 0: they are not."""
-    mirror_incidents: bool = False
-    """Show incidents as objects too (`kubectl get incidents`); needs the CRD of deploy/kubernetes."""
-    repair_by_label: bool = False
-    """Somebody outside repairs what the health label asks for (HyperPod does): mark and wait."""
-    repair_limit_s: float = 3600.0
-    evict_s: float = 300.0
-    """How long pods on a node, with their budgets and grace periods, may keep its repair waiting."""
 
 
 class ReportConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -24,10 +24,10 @@ from holdfast.adapters.kubernetes.own_pod import set_role
 from holdfast.controller import Controller
 from holdfast.controller.election import Elector, keep, until_free, win
 from holdfast.errors import FencedError, HoldfastError, JournalBusyError, JournalDamagedError, JournalError, UsageError
+from holdfast.os.files import BOOT_ID, text_of
 from holdfast.ports import Entry
 
 MIRRORED_AT_START = 200
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _log = structlog.get_logger("holdfast.controller")
 
@@ -37,11 +37,8 @@ def holder_name(folder: Path, journal: str) -> str:
 
     A journal that several machines share needs more than their host names, which cloned machines have in common.
     """
-    name = f"controller@{socket.gethostname()}:{folder}"
-    try:
-        return f"{name} ({BOOT_ID.read_text().strip()[:8]})" if is_postgres(journal) else name
-    except OSError:
-        return name
+    boot = text_of(BOOT_ID)[:8] if is_postgres(journal) else ""
+    return f"controller@{socket.gethostname()}:{folder}" + (f" ({boot})" if boot else "")
 
 
 async def open_patiently(url: str, *, standby: bool, pause_s: float) -> SqlJournal:
@@ -63,7 +60,7 @@ async def open_patiently(url: str, *, standby: bool, pause_s: float) -> SqlJourn
 
 @contextlib.asynccontextmanager
 async def _connected(kubeconfig: str) -> AsyncIterator[KubeApi]:
-    api = await KubeApi.connect(kubeconfig=Path(kubeconfig) if kubeconfig else None)
+    api = await KubeApi.connect(kubeconfig=kubeconfig)
     try:
         yield api
     finally:
@@ -164,44 +161,38 @@ def lease_name(elect: str) -> tuple[str, str]:
 async def lead(
     the_controller: Controller, *, journal: str, standby: bool, elect: str = "", kubeconfig: str = ""
 ) -> None:
-    """`run_in_turn`, with `elect` only while that Kubernetes Lease is held, too. Raises as both."""
-    if not elect:
-        await run_in_turn(the_controller, journal=journal, standby=standby)
-        return
-    lease_name(elect)
-    async with _connected(kubeconfig) as api:
-        await run_elected(the_controller, api, elect=elect, journal=journal, standby=standby)
-
-
-async def run_elected(the_controller: Controller, api: KubeApi, *, elect: str, journal: str, standby: bool) -> None:
-    """`run_in_turn` while a Kubernetes Lease is held, too.
+    """`run_in_turn`, with `elect` only while that Kubernetes Lease is held, too.
 
     Raises:
         FencedError: that lease was lost; the journal's was given back in order.
         JournalBusyError, LinkError: another is elected, or it cannot be told, and `standby` was not asked for.
     """
-    namespace, name = lease_name(elect)
-    store, clock = KubernetesLease(api, namespace, name), the_controller.clock
-    leading = await win(
-        store,
-        the_controller.holder,
-        clock,
-        lease_s=the_controller.lease_s,
-        stopped_within=the_controller.stopped_within,
-        patient=standby,
-    )
-    if leading is None:
-        return
-    keeping = asyncio.create_task(keep(store, leading, clock), name="election")
-    keeping.add_done_callback(lambda _: the_controller.stop())
-    try:
+    if not elect:
         await run_in_turn(the_controller, journal=journal, standby=standby)
-        if keeping.done():
-            raise FencedError(f"the lease {namespace}/{name} was lost: this controller has ended, to stand by anew")
-    finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        return
+    namespace, name = lease_name(elect)
+    async with _connected(kubeconfig) as api:
+        store, clock = KubernetesLease(api, namespace, name), the_controller.clock
+        leading = await win(
+            store,
+            the_controller.holder,
+            clock,
+            lease_s=the_controller.lease_s,
+            stopped_within=the_controller.stopped_within,
+            patient=standby,
+        )
+        if leading is None:
+            return
+        keeping = asyncio.create_task(keep(store, leading, clock), name="election")
+        keeping.add_done_callback(lambda _: the_controller.stop())
         try:
-            await store.release(now=clock.now())
-        except HoldfastError as error:
-            _log.warning("the election's lease was not given back", why=str(error))
+            await run_in_turn(the_controller, journal=journal, standby=standby)
+            if keeping.done():
+                raise FencedError(f"the lease {namespace}/{name} was lost: this controller has ended, to stand by anew")
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            try:
+                await store.release(now=clock.now())
+            except HoldfastError as error:
+                _log.warning("the election's lease was not given back", why=str(error))

@@ -11,34 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["EX_RESTART", "Options", "Progress", "RankPlace", "parse"]
 
-EX_RESTART = 85
-"""Exit code for "state is saved, start me again": the job was asked to leave and did."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Command line of a workload.
-
-    Args:
-        steps: stop after this many completed steps.
-        checkpoint_every: save at multiples of this, 0 for never.
-        checkpoint_dir: where checkpoints go.
-        mirrors: folders that get copies.
-        seed: of weights, data order and dropout.
-        step_time_s: each step takes at least this long.
-        loss_log: JSON lines with step, loss and attempt are appended here by rank 0.
-        print_every: rank 0 prints its progress line at multiples of this.
-        state_kb: padding of the counter's state, in KiB.
-    """
+class Options(argparse.Namespace):
+    """Command line of a workload."""
 
     steps: int
     checkpoint_every: int
     checkpoint_dir: Path
-    mirrors: tuple[Path, ...]
+    mirror: list[Path]
     seed: int
-    step_time_s: float
+    step_time: float
     loss_log: Path | None
     print_every: int
     state_kb: int
@@ -79,21 +61,11 @@ def parse(about: str, argv: Sequence[str] | None = None) -> Options:
     add("--loss-log", type=Path, metavar="FILE", help="append step, loss and attempt as JSON lines")
     add("--print-every", type=int, default=1, metavar="N", help="progress line every N steps (default %(default)s)")
     add("--state-kb", type=int, default=4, metavar="KB", help="size of the counter's state (default %(default)s)")
-    got = parser.parse_args(argv)
+    got = parser.parse_args(argv, Options())
     for name, least in (("steps", 1), ("checkpoint_every", 0), ("print_every", 1), ("step_time", 0), ("state_kb", 0)):
         if getattr(got, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be {least} or more")
-    return Options(
-        steps=got.steps,
-        checkpoint_every=got.checkpoint_every,
-        checkpoint_dir=got.checkpoint_dir,
-        mirrors=tuple(got.mirror),
-        seed=got.seed,
-        step_time_s=got.step_time,
-        loss_log=got.loss_log,
-        print_every=got.print_every,
-        state_kb=got.state_kb,
-    )
+    return got
 
 
 class Progress:

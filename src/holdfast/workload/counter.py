@@ -17,12 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast import telemetry
-from holdfast.checkpoint.errors import CheckpointError, SaveError
+from holdfast.checkpoint.errors import EX_RESTART, CheckpointError, SaveError
 from holdfast.checkpoint.manifest import digest
 from holdfast.checkpoint.store import CheckpointStore, pinned_step, verify
-from holdfast.workload.arguments import EX_RESTART, Options, Progress, RankPlace, parse
-
-__all__ = ["Peers", "main", "next_value"]
+from holdfast.workload.arguments import Options, Progress, RankPlace, parse
 
 STATE_FILE = "counter.json"
 KEEP = 3
@@ -137,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(options: Options, place: RankPlace, progress: Progress) -> int:
     with telemetry.phase("init"):
         peers = Peers(place)
-    store = CheckpointStore(options.checkpoint_dir, mirrors=options.mirrors) if place.rank == 0 else None
+    store = CheckpointStore(options.checkpoint_dir, mirrors=options.mirror) if place.rank == 0 else None
     with telemetry.phase("load"):
         first, value = _restore(store, options.seed) if store is not None else (0, 0)
         first, value = peers.meet(first)[0], peers.meet(value)[0]
@@ -145,7 +143,7 @@ def _train(options: Options, place: RankPlace, progress: Progress) -> int:
     for step in range(first + 1, options.steps + 1):
         began = time.monotonic()
         telemetry.step_begin(step)
-        time.sleep(options.step_time_s)
+        time.sleep(options.step_time)
         summed, leave = peers.meet((step * (place.rank + 1)) % 2**64, telemetry.evacuate_requested())
         value = next_value(value, options.seed, summed)
         loss = loss_of(step, value)

@@ -23,8 +23,6 @@ from holdfast import telemetry
 from holdfast.checkpoint import Checkpointer, CheckpointError
 from holdfast.workload.arguments import Options, Progress, RankPlace, parse
 
-__all__ = ["GPT", "Batches", "main"]
-
 CORPUS = Path(__file__).with_name("corpus.txt")
 CONTEXT = 32
 WIDTH = 48
@@ -127,14 +125,14 @@ def _train(options: Options, place: RankPlace, progress: Progress) -> int:
     torch.manual_seed(options.seed * 1_000 + place.rank)  # each rank drops out other units
     state = {"model": model, "optimizer": optimizer, "batches": batches}
     every = options.checkpoint_every or None
-    with Checkpointer(options.checkpoint_dir, every_steps=every, mirrors=options.mirrors) as checkpointer:
+    with Checkpointer(options.checkpoint_dir, every_steps=every, mirrors=options.mirror) as checkpointer:
         first = checkpointer.restore(state)
         progress.say(f"starting at step {first} of {options.steps}, attempt {place.attempt}, {place.world_size} ranks")
         for step in range(first + 1, options.steps + 1):
             began = time.monotonic()
             telemetry.step_begin(step)
             loss = _step(model, optimizer, batches, place.world_size)
-            if (rest_s := began + options.step_time_s - time.monotonic()) > 0:
+            if (rest_s := began + options.step_time - time.monotonic()) > 0:
                 time.sleep(rest_s)
             telemetry.step_end(step, loss=loss, samples=BATCH, tokens=BATCH * CONTEXT)
             progress.step(step, loss)

@@ -12,8 +12,9 @@ import pytest
 from holdfast.adapters.kubernetes.api import OPEN, ApiError, KubeApi
 from holdfast.adapters.kubernetes.asks import Vocabulary
 from holdfast.adapters.kubernetes.looks import Looks
-from holdfast.adapters.kubernetes.node_orders import NodeOrders, Repairers
+from holdfast.adapters.kubernetes.node_orders import NodeOrders
 from holdfast.adapters.kubernetes.objects import Meta, Pod
+from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.errors import LinkError
 
 RECORDS = "/api/v1/namespaces/holdfast/configmaps"
@@ -319,7 +320,7 @@ def test_evictions_are_asked_for_in_the_version_that_the_server_takes(version: s
         try:
             await whole(looks)
             pod = Pod(metadata=Meta(name="p", namespace="team", uid="u"))
-            await NodeOrders(looks, Vocabulary(), Repairers())._evict_pod(pod)
+            await NodeOrders(looks, Vocabulary(), KubernetesConfig())._evict_pod(pod)
             [(path, told)] = sent
             assert (path, told["apiVersion"]) == ("/api/v1/namespaces/team/pods/p/eviction", f"policy/{version}")
         finally:

@@ -12,7 +12,6 @@ from tests.validate import kube_job
 
 from holdfast.adapters.kubernetes.asks import HYPERPOD
 from holdfast.adapters.kubernetes.check_pod import pod_name
-from holdfast.adapters.kubernetes.node_orders import Repairers
 from holdfast.adapters.kubernetes.notices import EventNotifier
 from holdfast.adapters.kubernetes.objects import DRAIN_REASON, FAULT
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
@@ -21,7 +20,7 @@ from holdfast.model import orders as o
 from holdfast.model.cluster import RecoverySpec, SchedulerState
 from holdfast.model.evidence import Remedy, Severity
 from kube_fixture import JOBS, RECORDS, admin
-from kube_world import KubeWorld, batch_job, program, template
+from kube_world import NOBODY, KubeWorld, batch_job, template
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 HEALTH = "holdfast.dev/node-health-status"
@@ -264,7 +263,7 @@ def test_a_node_without_a_machine_and_a_program_cannot_be_replaced(kube_lab: Kub
     """It says what is missing; a node that is not there any more is not asked about."""
 
     async def body() -> None:
-        world = KubeWorld(kube_lab, tmp_path, repairers=Repairers(limit_s=5.0))
+        world = KubeWorld(kube_lab, tmp_path, **NOBODY, repair_limit_s=5.0)
         try:
             await world.orchestrator.observe()
             with pytest.raises(PermanentOrderError, match=r"no cluster\.x-k8s\.io/machine"):
@@ -280,8 +279,8 @@ def test_an_outside_repairer_is_waited_for_with_a_limit(kube_lab: KubeLab, tmp_p
     """Only marked: somebody else swaps the machine, and the order is done when another one answers."""
 
     async def body() -> None:
-        world = KubeWorld(kube_lab, tmp_path, repairers=Repairers(by_label=True, limit_s=300.0))
-        hasty = KubeWorld(kube_lab, tmp_path, repairers=Repairers(by_label=True, limit_s=0.5))
+        world = KubeWorld(kube_lab, tmp_path, **NOBODY, repair_by_label=True, repair_limit_s=300.0)
+        hasty = KubeWorld(kube_lab, tmp_path, **NOBODY, repair_by_label=True, repair_limit_s=0.5)
         try:
             await world.orchestrator.execute(quarantine(Remedy.NONE))
             before = await world.until_node("node01", lambda view: view.drained)
@@ -310,8 +309,8 @@ def test_a_controller_killed_while_a_machine_is_replaced_is_succeeded_by_one_tha
     """The cluster itself keeps what the node was: the next controller marks the new machine, and nothing is left over."""
 
     async def body() -> None:
-        first = KubeWorld(kube_lab, tmp_path / "a", repairers=Repairers(by_label=True, limit_s=300.0))
-        heir = KubeWorld(kube_lab, tmp_path / "b", repairers=Repairers(by_label=True, limit_s=300.0))
+        first = KubeWorld(kube_lab, tmp_path / "a", **NOBODY, repair_by_label=True, repair_limit_s=300.0)
+        heir = KubeWorld(kube_lab, tmp_path / "b", **NOBODY, repair_by_label=True, repair_limit_s=300.0)
         try:
             await first.orchestrator.execute(quarantine(Remedy.REPLACE))
             before = await first.until_node("node01", lambda view: view.drained)
@@ -345,8 +344,8 @@ def test_a_repaired_node_is_checked_by_a_pod_on_it_before_it_takes_work(kube_lab
     verdict = tmp_path / "verdict"
 
     async def body() -> None:
-        repairers = Repairers(reboot=program(kube_lab, "reboot"), limit_s=300.0)
-        world = KubeWorld(kube_lab, tmp_path, repairers=repairers, check_template="default/checks")
+        settings = {"replace_program": (), "repair_limit_s": 300.0, "check_template": "default/checks"}
+        world = KubeWorld(kube_lab, tmp_path, **settings)
         order = o.ValidateNode(id="v1", cause=3, node="node01")
         try:
             async with admin(kube_lab) as api:

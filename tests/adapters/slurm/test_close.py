@@ -9,7 +9,8 @@ from typing import cast
 
 import pytest
 
-from holdfast.adapters.slurm.client import SlurmOrchestrator, SlurmSettings
+from holdfast.adapters.slurm.client import SlurmOrchestrator
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.lab.waiting import wait_until
 from holdfast.ports import Orchestrator
 from holdfast.wiring.orchestrators import close
@@ -35,7 +36,7 @@ def test_a_look_under_way_ends_with_the_adapter(begun: Path, tmp_path: Path) -> 
     """Whoever asked has let go, the look goes on by itself; `close` ends it and leaves no task and no process."""
 
     async def body() -> None:
-        adapter = SlurmOrchestrator(SlurmSettings(folder=tmp_path))
+        adapter = SlurmOrchestrator(SlurmConfig(), folder=tmp_path)
         asked = asyncio.create_task(adapter.looks.fresh())
         await asyncio.to_thread(wait_until, begun.exists, what="a tool runs", limit_s=90)
         asked.cancel()
@@ -52,7 +53,7 @@ def test_a_state_being_set_ends_with_the_adapter(begun: Path, tmp_path: Path) ->
     """A node order whose tool says nothing: `close` ends the tool, and the order is not taken for done."""
 
     async def body() -> None:
-        adapter = SlurmOrchestrator(SlurmSettings(folder=tmp_path))
+        adapter = SlurmOrchestrator(SlurmConfig(), folder=tmp_path)
         asked = asyncio.create_task(adapter.nodes._set("node01", "drain", "why"))
         await asyncio.to_thread(wait_until, begun.exists, what="a tool runs", limit_s=90)
         await adapter.close()

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from holdfast.adapters.slurm.job_orders import JobOrders, pull_in
 from holdfast.adapters.slurm.looks import Reading
 from holdfast.adapters.slurm.memory import Memory
-from holdfast.adapters.slurm.node_orders import NodeOrders, Programs
+from holdfast.adapters.slurm.node_orders import NodeOrders
 from holdfast.adapters.slurm.node_output import SlurmNode
 from holdfast.adapters.slurm.output import SlurmJob
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
 
@@ -51,7 +52,7 @@ async def _lost(*, leased: bool) -> list[str]:
     slurm = Slurm()
     memory = Memory(None)
     jobs = JobOrders(slurm, slurm, memory, find=lambda seen, key: seen.jobs[key.id], released=lambda *_: None)  # type: ignore[arg-type]
-    nodes = NodeOrders(slurm, slurm, memory, Programs(), until_killed=jobs.until_killed)  # type: ignore[arg-type]
+    nodes = NodeOrders(slurm, slurm, memory, SlurmConfig(), until_killed=jobs.until_killed)  # type: ignore[arg-type]
     out = o.QuarantineNode(id="2", node="node02", why="lost", cause=1, gone=True)
     requeue = o.RequeueHeld(id="1", job=KEY, why="lost", cause=1, restart_count=0, gone=("node02",), leased=leased)
     await asyncio.gather(nodes.execute(out), jobs.execute(requeue))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.adapters.slurm.client import SlurmOrchestrator, SlurmSettings
-from holdfast.adapters.slurm.node_orders import Programs
+from holdfast.adapters.slurm.client import SlurmOrchestrator
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.model import orders as o
 from holdfast.model.evidence import Remedy
@@ -98,8 +98,7 @@ def test_a_marked_node_is_replaced_by_whoever_acts_on_its_reason(lab: SlurmLab, 
     """The order is done when another machine answers, not as soon as the mark is there."""
 
     async def body(_: SlurmWorld) -> None:
-        settings = SlurmSettings(conf=lab.facts.conf, folder=tmp_path, programs=Programs(replace_by_reason=True))
-        other = SlurmOrchestrator(settings)
+        other = SlurmOrchestrator(SlurmConfig(replace_by_reason=True), conf=lab.facts.conf, folder=tmp_path)
         try:
             await other.execute(quarantine())
             order = o.ReplaceNode(id=f"o{next(_ids)}", cause=1, node="node01")

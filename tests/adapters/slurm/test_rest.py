@@ -10,11 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast.adapters.slurm.client import SlurmOrchestrator, SlurmSettings
+from holdfast.adapters.slurm.client import SlurmOrchestrator
 from holdfast.adapters.slurm.looks import Looks, Reading
 from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.output import jobs_of_json, pulse_of
 from holdfast.adapters.slurm.rest import Rest
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.errors import ConfigError, LinkError, WireError
 from holdfast.lab.slurm_lab import SlurmLab
@@ -174,8 +175,9 @@ def test_the_file_says_where_it_is(tmp_path: Path) -> None:
     assert slurm.rest_token_file == str(tmp_path / "jwt")
     orchestrator = make_orchestrator("slurm:", tmp_path, slurm)
     assert isinstance(orchestrator, SlurmOrchestrator)
-    assert orchestrator.settings.rest == "https://slurm.example:6820"
-    assert orchestrator.settings.rest_token_file == tmp_path / "jwt"
+    assert orchestrator.rest is not None
+    assert orchestrator.rest.place == "https://slurm.example:6820"
+    assert orchestrator.rest._token_file == tmp_path / "jwt"
     assert placed_slurm(Settings(load_settings(file).config)).rest_token_file
     file.write_text('[slurm]\nrest = "slurm.example"\n')
     with pytest.raises(ConfigError, match="write unix:"):
@@ -271,10 +273,10 @@ def test_a_real_slurmrestd_tells_what_the_tools_tell(lab: SlurmLab, tmp_path: Pa
 def test_a_change_is_learned_by_slurmrestd_alone(lab: SlurmLab, tmp_path: Path) -> None:
     """The controller's view and its waiting for a change, with the two tools for looks out of reach but for the facts."""
     lab.daemons.start_rest()
-    settings = SlurmSettings(conf=lab.facts.conf, folder=tmp_path, rest=f"unix:{lab.folder}/run/slurmrestd.sock")
+    config = SlurmConfig(rest=f"unix:{lab.folder}/run/slurmrestd.sock")
 
     async def body() -> tuple[WorldView, WorldView, dict[str, int]]:
-        slurm = SlurmOrchestrator(settings)
+        slurm = SlurmOrchestrator(config, conf=lab.facts.conf, folder=tmp_path)
         try:
             before = await slurm.observe()
             job = await asyncio.to_thread(lab.sbatch, ["--output=/dev/null", "--hold"], script="#!/bin/bash\nexit\n")

@@ -113,12 +113,13 @@ class KubeApi:
         """How many requests were made, watches included."""
 
     @classmethod
-    async def connect(cls, context: str = "", kubeconfig: Path | None = None) -> KubeApi:
+    async def connect(cls, context: str = "", kubeconfig: Path | str | None = None, own: str = "") -> KubeApi:
         """Read how to reach the API server; nothing is sent yet.
 
         Args:
             context: of the kubeconfig; empty: its current one, or the pod's own service account.
-            kubeconfig: the file; None: KUBECONFIG or `~/.kube/config`.
+            kubeconfig: the file; None or empty: KUBECONFIG or `~/.kube/config`.
+            own: Holdfast's own namespace, where nobody else writes; empty: that of the pod it runs in, if any.
 
         Raises:
             ConfigError: there is no usable kubeconfig, context or service account.
@@ -127,11 +128,11 @@ class KubeApi:
         configuration = make_configuration()
         cluster, namespace = "kubernetes", ""
         try:
-            if not context and kubeconfig is None and await asyncio.to_thread(TOKEN_FILE.exists):
+            if not context and not kubeconfig and await asyncio.to_thread(TOKEN_FILE.exists):
                 config.load_incluster_config(client_configuration=configuration)
                 namespace = await asyncio.to_thread(TOKEN_FILE.with_name("namespace").read_text)
             else:
-                file = str(kubeconfig) if kubeconfig is not None else None
+                file = str(Path(kubeconfig).expanduser()) if kubeconfig else None  # noqa: ASYNC240 - reads no file
                 await config.load_kube_config(
                     config_file=file, context=context or None, client_configuration=configuration, persist_config=False
                 )
@@ -145,7 +146,7 @@ class KubeApi:
                 f"no way to an API server (context {context or 'current'!r}): {error}", file=where
             ) from error
         configuration.connection_pool_maxsize = 0
-        return cls(configuration, make_connections(configuration), cluster=cluster, namespace=namespace.strip())
+        return cls(configuration, make_connections(configuration), cluster=cluster, namespace=own or namespace.strip())
 
     async def close(self) -> None:
         """Close all connections."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
-from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.adapters.kubernetes import node_orders, patches
@@ -24,7 +24,7 @@ from holdfast.adapters.kubernetes.check_pod import CheckPods
 from holdfast.adapters.kubernetes.job_orders import JobOrders
 from holdfast.adapters.kubernetes.looks import Looks
 from holdfast.adapters.kubernetes.memory import Memory
-from holdfast.adapters.kubernetes.node_orders import NodeOrders, Repairers
+from holdfast.adapters.kubernetes.node_orders import NodeOrders
 from holdfast.adapters.kubernetes.objects import (
     GENERATION,
     Node,
@@ -36,6 +36,7 @@ from holdfast.adapters.kubernetes.objects import (
 )
 from holdfast.adapters.kubernetes.pod_logs import PodLogs
 from holdfast.adapters.kubernetes.put_away import NAMESPACE
+from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.adapters.tasks import end
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
@@ -51,32 +52,15 @@ _ENDED_BADLY = frozenset({SchedulerState.FAILED, SchedulerState.TIMEOUT})
 _log = structlog.get_logger("holdfast.kubernetes")
 
 
-class KubernetesSettings(Struct, frozen=True, kw_only=True):
-    """What a site can say about its Kubernetes."""
-
-    context: str = ""
-    kubeconfig: Path | None = None
-    folder: Path | None = None
-    """Where the adapter keeps what it must remember."""
-    cluster: str = ""
-    """The cluster's name in job keys; empty: the kubeconfig's."""
-    namespace: str = ""
-    """Holdfast's own, where nobody else writes; empty: that of the pod it runs in, else `holdfast`."""
-    prefix: str = "holdfast.dev"
-    """Of the node's health labels, taint and annotations."""
-    repairers: Repairers = Repairers()
-    check_template: str = ""
-    """`NAMESPACE/NAME` of the PodTemplate that checks a repaired node; empty: its agent does."""
-
-
 class KubernetesOrchestrator:
-    """See the module."""
+    """See the module. `folder` keeps what must be remembered; `context` and `own` are as `KubeApi.connect` has them."""
 
     name = "kubernetes"
 
-    def __init__(self, settings: KubernetesSettings | None = None) -> None:
-        self.settings = settings if settings is not None else KubernetesSettings()
-        self.memory = Memory(self.settings.folder)
+    def __init__(self, config: KubernetesConfig, context: str = "", folder: Path | None = None, own: str = "") -> None:
+        self.config = config
+        self._connect = partial(KubeApi.connect, context, config.kubeconfig, own)
+        self.memory = Memory(folder)
         self.pod_logs: PodLogs | None = None
         """Reads what failed pods said last; None: nobody wants to know."""
         self.may_mark: Callable[[str], bool] | None = None
@@ -84,8 +68,7 @@ class KubernetesOrchestrator:
         self._unmarked: list[tuple[str, str]] = []
         """Nodes of whose health nothing was said yet: name and group."""
         self._mark_after = 0.0
-        self._words = Vocabulary(prefix=self.settings.prefix)
-        self._api: KubeApi | None = None
+        self._words = Vocabulary(prefix=self.config.prefix)
         self._looks: Looks | None = None
         self._jobs: JobOrders | None = None
         self._nodes: NodeOrders | None = None
@@ -101,9 +84,9 @@ class KubernetesOrchestrator:
     @property
     def api(self) -> KubeApi:
         """The way to the API server. Raises LinkError before the first look."""
-        if self._api is None:
+        if self._looks is None:
             raise LinkError("the API server has not been looked at yet")
-        return self._api
+        return self._looks.api
 
     async def connect(self) -> Looks:
         """Read the kubeconfig and make the copies; they are empty until `observe`.
@@ -113,22 +96,21 @@ class KubernetesOrchestrator:
         """
         async with self._connecting:
             if self._looks is None:
-                self._api = await KubeApi.connect(self.settings.context, self.settings.kubeconfig)
-                own = self.settings.namespace or self._api.namespace or NAMESPACE
-                looks = Looks(self._api, namespace=own)
+                api = await self._connect()
+                looks = Looks(api, namespace=api.namespace or NAMESPACE)
                 self._jobs = JobOrders(looks, find=self.find)
-                self._nodes = NodeOrders(looks, self._words, self.settings.repairers)
-                if self.settings.check_template:
+                self._nodes = NodeOrders(looks, self._words, self.config)
+                if self.config.check_template:
                     # Its own word comes before the executor's limit, which would cut it off without one.
-                    limit_s = max(CHECK_MIN_S, self.settings.repairers.limit_s - CHECK_MIN_S)
-                    self._checks = CheckPods(looks, self.settings.check_template, limit_s=limit_s)
+                    limit_s = max(CHECK_MIN_S, self.config.repair_limit_s - CHECK_MIN_S)
+                    self._checks = CheckPods(looks, self.config.check_template, limit_s=limit_s)
                 self._looks = looks
             return self._looks
 
     @property
     def cluster(self) -> str:
         """Name in job keys."""
-        return self.settings.cluster or self.api.cluster
+        return self.config.cluster or self.api.cluster
 
     # --- looking ---
 
@@ -274,9 +256,9 @@ class KubernetesOrchestrator:
     def can(self, order: o.AnyOrder) -> bool:
         """See ports.Orchestrator."""
         if isinstance(order, o.ValidateNode):
-            return bool(self.settings.check_template)
+            return bool(self.config.check_template)
         if isinstance(order, o.NodeOrder):
-            return node_orders.can(order, self.settings.repairers)
+            return node_orders.can(order, self.config)
         return isinstance(order, o.RequeueHeld | o.SetExcluded | o.ReleaseJob | o.GiveUp)
 
     async def execute(self, order: o.AnyOrder) -> str:
@@ -316,9 +298,8 @@ class KubernetesOrchestrator:
             await self.pod_logs.close()
         if self._looks is not None:
             await self._looks.close()
-        if self._api is not None:
-            await self._api.close()
-        self._api = self._looks = None
+            await self._looks.api.close()
+        self._looks = None
 
 
 def raise_if_unseen(key: JobKey, looks: Looks) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import structlog
-from msgspec import Struct
 
 from holdfast.adapters.kubernetes import patches
 from holdfast.adapters.kubernetes.api import MERGE, STRATEGIC, ApiError, KubeApi, again_on_conflict, stamp
@@ -35,6 +34,7 @@ from holdfast.adapters.kubernetes.objects import (
     is_ours,
     machine_of,
 )
+from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
 from holdfast.model.evidence import Remedy
@@ -52,38 +52,22 @@ _REPAIRS = {Remedy.REBOOT: "reboot", Remedy.REPLACE: "replace"}
 _log = structlog.get_logger("holdfast.kubernetes")
 
 
-class Repairers(Struct, frozen=True, kw_only=True):
-    """Who repairs nodes at this site. Programs get the node's name as last argument."""
-
-    reboot: tuple[str, ...] = ()
-    replace: tuple[str, ...] = ()
-    by_label: bool = False
-    """Somebody outside acts on the health label: mark and wait."""
-    machines: bool = True
-    """Delete a node's Cluster API Machine to have it replaced, where it has one and no program is named."""
-    limit_s: float = 3600.0
-    evict_s: float = 300.0
-    """How long what still runs on a node may keep its repair waiting."""
-
-
-def can(order: o.AnyOrder, by: Repairers) -> bool:
-    """Is it carried out here? A repair needs somebody who does it."""
+def can(order: o.AnyOrder, by: KubernetesConfig) -> bool:
+    """Is it carried out here? A reboot needs somebody who does it; without one a node's Machine is deleted instead."""
     if isinstance(order, o.RebootNode):
-        return bool(by.reboot) or by.by_label
-    if isinstance(order, o.ReplaceNode):
-        return bool(by.replace) or by.by_label or by.machines
-    return isinstance(order, o.QuarantineNode | o.ReturnNode | o.RetireNode)
+        return bool(by.reboot_program) or by.repair_by_label
+    return isinstance(order, o.QuarantineNode | o.ReturnNode | o.RetireNode | o.ReplaceNode)
 
 
 class NodeOrders:
     """See the module."""
 
-    def __init__(self, looks: Looks, words: Vocabulary, repairers: Repairers) -> None:
+    def __init__(self, looks: Looks, words: Vocabulary, config: KubernetesConfig) -> None:
         self._looks = looks
         self._api: KubeApi = looks.api
         self._words = words
-        self._repairers = repairers
-        self.kept = KeptNodes(looks, limit_s=repairers.limit_s)
+        self._config = config
+        self.kept = KeptNodes(looks, limit_s=config.repair_limit_s)
         """Nodes whose machine is being replaced, as they were: their Node may be gone for a while."""
 
         self._does: dict[type[o.NodeOrder], Callable[[Any, Node], Awaitable[str]]] = {
@@ -217,8 +201,8 @@ class NodeOrders:
         if node.spec.unschedulable:
             await self._mark(node, order.why, "reboot")
             await self._evict(order.node)
-        if self._repairers.reboot:
-            await self._run(self._repairers.reboot, order.node)
+        if self._config.reboot_program:
+            await self._run(self._config.reboot_program, order.node)
         await self._until(
             order.node, lambda now: bool(boot_of(now)) and boot_of(now) != before and ready(now), "did not come back"
         )
@@ -232,9 +216,9 @@ class NodeOrders:
         before = self._looks.node(order.node) or node
         await self.kept.keep(before)
         try:
-            if self._repairers.replace:
-                await self._run(self._repairers.replace, order.node)
-            elif not self._repairers.by_label:
+            if self._config.replace_program:
+                await self._run(self._config.replace_program, order.node)
+            elif not self._config.repair_by_label:
                 await self._delete_machine(order.node)
         except PermanentOrderError:
             await self.kept.forget(order.node)
@@ -270,7 +254,7 @@ class NodeOrders:
             gone_at = gone_at or time.monotonic()
             return False if time.monotonic() - gone_at > GONE_S else None
 
-        return await self._looks.until(found, f"{name} was not replaced", limit_s=self._repairers.limit_s)
+        return await self._looks.until(found, f"{name} was not replaced", limit_s=self._config.repair_limit_s)
 
     async def _settle(self, name: str, before: Node, why: str) -> None:
         """Out of service as before, and in checks: a new machine's Node knows nothing of our marks."""
@@ -312,7 +296,7 @@ class NodeOrders:
             raise PermanentOrderError("Machines of Cluster API are not served here") from error
 
     async def _run(self, program: tuple[str, ...], node: str) -> None:
-        limit_s = self._repairers.limit_s
+        limit_s = self._config.repair_limit_s
         ran = await run(Command(argv=(*program, node), stderr=JOINED), limit_s)
         if ran.hung:
             raise TemporaryOrderError(f"{program[0]} {node}: not done in {limit_s:g} s")
@@ -327,13 +311,13 @@ class NodeOrders:
             node = self._looks.node(name)
             return True if node is not None and holds(node) else None
 
-        await self._looks.until(found, f"{name} {what}", limit_s=self._repairers.limit_s)
+        await self._looks.until(found, f"{name} {what}", limit_s=self._config.repair_limit_s)
 
     # --- drain ---
 
     async def _evict(self, name: str) -> None:
         """Have everything leave that a drain would: training pods have left before this, or leave first."""
-        deadline = time.monotonic() + self._repairers.evict_s
+        deadline = time.monotonic() + self._config.evict_s
         while True:
             node = self._looks.node(name)
             leaving = [pod for pod in self._looks.pods.items.values() if pod.spec.node_name == name and moves(pod)]
@@ -341,7 +325,7 @@ class NodeOrders:
                 return
             if time.monotonic() > deadline:
                 names = ", ".join(pod.metadata.name for pod in leaving[:5])
-                raise TemporaryOrderError(f"{name} is not empty after {self._repairers.evict_s:g} s: {names}")
+                raise TemporaryOrderError(f"{name} is not empty after {self._config.evict_s:g} s: {names}")
             training = [pod for pod in leaving if not is_service(pod)]
             # What a job's pods may need to end in order (a store, a proxy) stays until they have left.
             for pod in training or leaving:

@@ -35,6 +35,7 @@ from holdfast.adapters.local.protocol import (
 from holdfast.adapters.local.scheduler import Seat, Wish, plan
 from holdfast.errors import NotFoundError, PermanentOrderError, RefusedError, TemporaryOrderError, UsageError
 from holdfast.model.cluster import ENDED, JobKey, JobView, SchedulerState
+from holdfast.model.records import RUNS
 from holdfast.os.files import write_whole
 
 HOLDFAST_HOLD = "holdfast"
@@ -95,7 +96,7 @@ class Job(Struct, kw_only=True):
     @property
     def running(self) -> bool:
         """It has an allocation."""
-        return self.state in {SchedulerState.RUNNING, SchedulerState.COMPLETING}
+        return self.state in RUNS
 
 
 class JobBook:

@@ -15,11 +15,11 @@ import msgspec
 from holdfast.errors import HoldfastError, LinkError, PermanentOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState, Unseen, WorldView
+from holdfast.model.records import RUNS
 from holdfast.model.wire import kind_of
 from holdfast.ports import Clock
 
 REASON_PREFIX = "[holdfast]"
-RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})
 
 
 class MemoryOrchestrator:

@@ -14,17 +14,17 @@ import time
 from pathlib import Path
 
 import structlog
-from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.adapters.slurm import daemons
 from holdfast.adapters.slurm.job_orders import JobOrders
 from holdfast.adapters.slurm.looks import Looks, Reading
 from holdfast.adapters.slurm.memory import Memory
-from holdfast.adapters.slurm.node_orders import NodeOrders, Programs
+from holdfast.adapters.slurm.node_orders import NodeOrders
 from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.adapters.slurm.push import PushPort
 from holdfast.adapters.slurm.rest import Rest
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.adapters.slurm.starts import Starts
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.adapters.slurm.views import busy_nodes, job_view, node_view
@@ -44,32 +44,27 @@ SAME_FOR_S = 10.0
 _log = structlog.get_logger("holdfast.slurm")
 
 
-class SlurmSettings(Struct, frozen=True, kw_only=True):
-    """What a site can say about its Slurm."""
-
-    conf: Path | None = None
-    folder: Path | None = None
-    """Where the adapter keeps what it must remember, and listens for pushes."""
-    programs: Programs = Programs()
-    rest: str = ""
-    """Where slurmrestd listens (see `rest.Rest`); empty: Slurm's tools alone are asked."""
-    rest_token_file: Path | None = None
-    pull_in_s: int = 1
-    """A released job may start so many seconds from now; 0 invites the credential race and is for tests."""
-
-
 class SlurmOrchestrator:
-    """See the module."""
+    """See the module.
+
+    Args:
+        config: what the site says about its Slurm.
+        conf: slurm.conf, where it is not the one that Slurm's tools find.
+        folder: where the adapter keeps what it must remember, and listens for pushes.
+        pull_in_s: a released job may start so many seconds from now; 0 invites the credential race and is for tests.
+    """
 
     name = "slurm"
 
-    def __init__(self, settings: SlurmSettings | None = None) -> None:
-        self.settings = settings = settings if settings is not None else SlurmSettings()
-        self.tool = Tool(settings.conf)
-        self.memory = Memory(settings.folder)
-        self.rest = Rest(settings.rest, settings.rest_token_file) if settings.rest else None
+    def __init__(
+        self, config: SlurmConfig, *, conf: Path | None = None, folder: Path | None = None, pull_in_s: int = 1
+    ) -> None:
+        self.tool = Tool(conf)
+        self.memory = Memory(folder)
+        token_file = Path(config.rest_token_file) if config.rest_token_file else None
+        self.rest = Rest(config.rest, token_file) if config.rest else None
         self.looks = Looks(self.tool, self.memory, self.rest)
-        self.push = PushPort(settings.folder)
+        self.push = PushPort(folder)
         self.starts = Starts(self.tool, self.looks, self.memory, on_change=self._stir)
         self.jobs = JobOrders(
             self.tool,
@@ -77,11 +72,9 @@ class SlurmOrchestrator:
             self.memory,
             find=self._find,
             released=self.starts.released,
-            pull_in_s=settings.pull_in_s,
+            pull_in_s=pull_in_s,
         )
-        self.nodes = NodeOrders(
-            self.tool, self.looks, self.memory, settings.programs, until_killed=self.jobs.until_killed
-        )
+        self.nodes = NodeOrders(self.tool, self.looks, self.memory, config, until_killed=self.jobs.until_killed)
         self._pulse = b""
         self._world: WorldView | None = None
         self._world_at = 0.0

@@ -85,7 +85,7 @@ class JobOrders:
         tool, looks, memory: the adapter's.
         find: gives the job of a key in a reading, None when that id is another job by now.
         released: told of a job that was released, and in how many seconds it may begin.
-        pull_in_s: see `client.SlurmSettings`.
+        pull_in_s: see `client.SlurmOrchestrator`.
     """
 
     def __init__(

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
-from msgspec import Struct
 
 from holdfast.adapters.slurm import commands
 from holdfast.adapters.slurm.asks import ACTIONS, PREFIX
@@ -23,6 +22,7 @@ from holdfast.adapters.slurm.daemons import address_of, answers_not
 from holdfast.adapters.slurm.looks import Looks
 from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.node_output import SlurmNode, partition_nodes
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.adapters.slurm.views import FAILED_CHECKS, is_drained, is_lost
 from holdfast.adapters.tasks import end
@@ -38,21 +38,11 @@ REPLACE = "Action:Replace"
 NO_REASON = "no reason given"
 HEARD_S = 10.0
 """A node whose slurmd takes connections is given so long until slurmctld has heard of it again."""
+REPAIR_S = 3600.0
+"""The longest that a machine may be away for a reboot or a replacement."""
 _REBOOTING = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "REBOOT"})
 _SILENT = frozenset({"NOT_RESPONDING", "NO_RESPOND"})
 _log = structlog.get_logger("holdfast.slurm")
-
-
-class Programs(Struct, frozen=True, kw_only=True):
-    """What a site uses to repair machines; each is run with the node's name as last argument."""
-
-    replace: tuple[str, ...] = ()
-    """Ends with 0 once another machine answers, or is about to, under the node's name."""
-    replace_by_reason: bool = False
-    """Write `Action:Replace` with state fail, and wait for whoever acts on it (HyperPod)."""
-    reboot: tuple[str, ...] = ()
-    """In place of `scontrol reboot`, such as a BMC's power cycle: works when slurmd does not answer."""
-    limit_s: float = 3600.0
 
 
 def is_ours(node: SlurmNode) -> bool:
@@ -73,7 +63,7 @@ class NodeOrders:
         tool: Tool,
         looks: Looks,
         memory: Memory,
-        programs: Programs,
+        config: SlurmConfig,
         *,
         until_killed: Callable[[str], Awaitable[None]],
     ) -> None:
@@ -81,7 +71,7 @@ class NodeOrders:
         self._until_killed = until_killed
         self._looks = looks
         self._memory = memory
-        self._programs = programs
+        self._config = config
         self._waiting: dict[tuple[str, str, str | None], tuple[list[str], asyncio.Task[None]]] = {}
         self._setting: set[asyncio.Task[None]] = set()
         self._rejoining = asyncio.Lock()
@@ -95,7 +85,7 @@ class NodeOrders:
     def can(self, order: o.AnyOrder) -> bool:
         """Is it one of ours? Replacing needs a site's way to do it; rebooting, RebootProgram or such a way."""
         if isinstance(order, o.ReplaceNode):
-            return bool(self._programs.replace) or self._programs.replace_by_reason
+            return bool(self._config.replace_program) or self._config.replace_by_reason
         return type(order) in self._does
 
     def machine_of(self, node: SlurmNode) -> MachineId:
@@ -256,7 +246,7 @@ class NodeOrders:
             return "it has booted anew already"
         was_out, reason = is_drained(node), node.reason or NO_REASON
         if not node.states & _REBOOTING:
-            if not self._programs.reboot:
+            if not self._config.reboot_program:
                 await self._check_reboots_itself(node)
             await self._begin_reboot(order, node, was_out=was_out)
 
@@ -266,7 +256,7 @@ class NodeOrders:
             is_another = seen.slurmd_at > node.slurmd_at and seen.boot_at > node.boot_at
             return is_up(seen) and seen.boot_at > 0 and (self.boot_of(seen) != before or is_another)
 
-        seen = await self._until(node.name, has_booted, self._programs.limit_s, "did not come back")
+        seen = await self._until(node.name, has_booted, REPAIR_S, "did not come back")
         if entry.boot_at != seen.boot_at:
             entry.boot_at = seen.boot_at
             self._memory.keep(entry)
@@ -292,8 +282,8 @@ class NodeOrders:
             await self._set(
                 node.name, "DRAIN", node.reason or NO_REASON
             )  # a node that is only down would come back into service
-        if self._programs.reboot:
-            await self._tool.run((*self._programs.reboot, node.name), limit_s=self._programs.limit_s)
+        if self._config.reboot_program:
+            await self._tool.run((*self._config.reboot_program, node.name), limit_s=REPAIR_S)
         else:
             reason = (node.reason or NO_REASON) if was_out else f"{PREFIX} reboot: {order.why}"
             await self._tool.run(commands.reboot([node.name], reason, drained=was_out))
@@ -329,15 +319,15 @@ class NodeOrders:
             """Is it still marked? Where we marked it, its reason is read from its comment."""
             return seen.reason == REPLACE or (bool(seen.reason) and seen.reason == seen.comment)
 
-        if self._programs.replace:
-            await self._tool.run((*self._programs.replace, node.name), limit_s=self._programs.limit_s)
-            await self._until(node.name, is_another, self._programs.limit_s, "did not come back as another machine")
+        if self._config.replace_program:
+            await self._tool.run((*self._config.replace_program, node.name), limit_s=REPAIR_S)
+            await self._until(node.name, is_another, REPAIR_S, "did not come back as another machine")
         else:
             await self._tool.run(commands.set_nodes([node.name], "FAIL", REPLACE))
             await self._until(
                 node.name,
                 lambda seen: is_another(seen) or (is_up(seen) and not waits(seen)),
-                self._programs.limit_s,
+                REPAIR_S,
                 "was not replaced",
             )
         entry.machine += 1

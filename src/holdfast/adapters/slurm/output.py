@@ -11,7 +11,7 @@ from __future__ import annotations
 import calendar
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -368,24 +368,32 @@ def _job_of_text(found: re.Match[str], rest: str) -> SlurmJob:
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def facts_of_config(raw: str) -> ClusterFacts:
-    """The facts in `scontrol show config`."""
+def config_of(raw: str) -> dict[str, str]:
+    """Every `Key = value` of `scontrol show config`; of a key that stands there twice the first."""
     told: dict[str, str] = {}
     for line in raw.splitlines():
         key, mark, value = line.partition("=")
         if mark:
             told.setdefault(key.strip(), value.strip())
+    return told
 
-    def count(key: str, default: int) -> int:
-        hit = re.match(r"\d+", told.get(key, ""))
-        return int(hit.group()) if hit is not None else default
 
+def leading_number(told: Mapping[str, str], key: str) -> int | None:
+    """`120` of `120 sec`; None where the key is missing or says no number."""
+    hit = re.match(r"\d+", told.get(key, ""))
+    return int(hit.group()) if hit is not None else None
+
+
+def facts_of_config(raw: str) -> ClusterFacts:
+    """The facts in `scontrol show config`."""
+    told = config_of(raw)
+    job_age_s = leading_number(told, "MinJobAge")
     return ClusterFacts(
         name=told.get("ClusterName", ""),
         version=told.get("SLURM_VERSION", ""),
         accounting="slurmdbd" in told.get("AccountingStorageType", ""),
-        min_job_age_s=count("MinJobAge", 300),
-        slurmd_port=count("SlurmdPort", 0),
+        min_job_age_s=300 if job_age_s is None else job_age_s,
+        slurmd_port=leading_number(told, "SlurmdPort") or 0,
         reboots=bool(text(told.get("RebootProgram", ""))),
         hides_jobs=bool({"jobs", "all"} & {word.strip() for word in told.get("PrivateData", "").split(",")}),
     )

@@ -4,6 +4,6 @@
 """
 
 from holdfast.checkpoint.layouts.frameworks import LAYOUTS, ForeignCheckpoint, recognise, verify_foreign
-from holdfast.checkpoint.layouts.set_aside import Aside, set_aside
+from holdfast.checkpoint.layouts.set_aside import set_aside
 
-__all__ = ["LAYOUTS", "Aside", "ForeignCheckpoint", "recognise", "set_aside", "verify_foreign"]
+__all__ = ["LAYOUTS", "ForeignCheckpoint", "recognise", "set_aside", "verify_foreign"]

@@ -18,8 +18,6 @@ from typing import BinaryIO
 
 from holdfast.checkpoint.manifest import Problem
 
-__all__ = ["TORCH_SUFFIXES", "check_file", "check_torch", "is_torch_file", "read_text"]
-
 CHUNK = 4 << 20
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.layouts.contents import check_torch
-from holdfast.checkpoint.manifest import Problem
-
-__all__ = ["METADATA_NAME", "check_distributed", "is_distributed"]
+from holdfast.checkpoint.manifest import Problem, inside
 
 METADATA_NAME = ".metadata"
 METADATA_BYTES_MAX = 2 << 30
@@ -107,14 +105,8 @@ def _extents(content: bytes) -> dict[str, list[tuple[int, int]]]:
     for info in storage.values():
         fields = info.state
         place = (int(fields["offset"]), int(fields["length"]))
-        found.setdefault(_inside(str(fields["relative_path"])), []).append(place)
+        found.setdefault(inside(str(fields["relative_path"])), []).append(place)
     return found
-
-
-def _inside(name: str) -> str:
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ValueError(f"path {name!r} leaves the checkpoint's folder")
-    return name
 
 
 def _file(path: Path, name: str, places: list[tuple[int, int]], *, full: bool) -> tuple[Problem | None, int]:

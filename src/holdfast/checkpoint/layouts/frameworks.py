@@ -23,8 +23,6 @@ from holdfast.checkpoint.layouts.ranks import RankFiles, are_ranks, local_saves,
 from holdfast.checkpoint.layouts.step_names import step_in
 from holdfast.checkpoint.manifest import Problem, Verdict
 
-__all__ = ["LAYOUTS", "ForeignCheckpoint", "recognise", "verify_foreign"]
-
 MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
 DEEPSPEED_TRACKER = "latest"
 
@@ -142,9 +140,15 @@ def _relative(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if root in path.parents else path.name
 
 
-def _make(path: Path, layout: str, step: int | None, unfinished: Problem | None = None) -> ForeignCheckpoint:
-    """Collect the files of a checkpoint."""
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+def _make(
+    path: Path, layout: str, step: int | None, unfinished: Problem | None = None, ranks: RankFiles | None = None
+) -> ForeignCheckpoint:
+    """A checkpoint with its files; of `ranks` what is torn belongs to it only while a part is missing."""
+    copies = tuple(ranks.copies.values()) if ranks is not None else ()
+    if ranks is not None:
+        files = [file for paths in copies for file in paths] + list(ranks.torn if unfinished else ())
+    else:
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     stats = [p.stat() for p in files]
     if unfinished is None and not files:
         unfinished = Problem("missing_file", path.name, "an empty folder")
@@ -156,6 +160,8 @@ def _make(path: Path, layout: str, step: int | None, unfinished: Problem | None 
         sum(s.st_size for s in stats),
         max((s.st_mtime for s in stats), default=path.stat().st_mtime),
         unfinished,
+        ranks.name if ranks is not None else "",
+        copies,
     )
 
 
@@ -299,26 +305,7 @@ def _is_begun(path: Path) -> bool:
 
 def _local(root: Path) -> list[ForeignCheckpoint] | None:
     """nvidia-resiliency-ext's local checkpoints: `RANK/iter_0000120_RANK_local.pt`, with replicas or without."""
-    return [_of_ranks(root, "nvrx-local", saved) for saved in local_saves(root)] or None
-
-
-def _of_ranks(root: Path, layout: str, saved: RankFiles) -> ForeignCheckpoint:
-    """A checkpoint that is files of ranks. What is torn belongs to it only while a part is missing."""
-    copies = tuple(saved.copies.values())
-    whole = tuple(path for paths in copies for path in paths)
-    files = (*whole, *saved.torn) if saved.missing else whole
-    stats = [path.stat() for path in files]
-    return ForeignCheckpoint(
-        path=root,
-        layout=layout,
-        step=saved.step,
-        files=files,
-        size=sum(stat.st_size for stat in stats),
-        saved_at=max(stat.st_mtime for stat in stats),
-        unfinished=saved.missing,
-        label=saved.name,
-        copies=copies,
-    )
+    return [_make(root, "nvrx-local", saved.step, saved.missing, saved) for saved in local_saves(root)] or None
 
 
 def _files(root: Path) -> list[ForeignCheckpoint] | None:
@@ -335,7 +322,7 @@ def _files(root: Path) -> list[ForeignCheckpoint] | None:
     groups = [RankFiles(name, _named_step(name), copies, (), gone) for name, copies, gone in ranked_by_name]
     ranked = {path for group in groups for (path,) in group.copies.values()}
     found = [_make(path, "torch", _named_step(path.stem)) for path in files if path not in ranked]
-    return [*found, *(_of_ranks(root, "torch", group) for group in groups)]
+    return [*found, *(_make(root, "torch", group.step, group.missing, group) for group in groups)]
 
 
 def _step_folder(path: Path, step: int, by_rank: Sequence[Path]) -> ForeignCheckpoint:

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.manifest import Problem
 
-__all__ = ["RankFiles", "are_ranks", "local_saves", "ranked_files"]
-
 _LOCAL = re.compile(r"iter_(\d{7,})_(\d+)_local(\.dirty)?\.pt")
 _RANKED = re.compile(r"(?<![A-Za-z])rank[_-]?(\d+)(?!\d)")
 

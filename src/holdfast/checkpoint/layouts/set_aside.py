@@ -10,34 +10,16 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.files import fsync_folder, rename_bad
 from holdfast.checkpoint.layouts.frameworks import DEEPSPEED_TRACKER, MEGATRON_TRACKER, ForeignCheckpoint
 
-__all__ = ["Aside", "set_aside"]
-
-
-@dataclass(frozen=True, slots=True)
-class Aside:
-    """What was done.
-
-    Args:
-        renamed: (old name, where it lies now) of each bad checkpoint; of several files the first.
-        resumes_from: the newest good one, None when there is none.
-        tracker: the tracker file that was written anew, None when none had to be.
-    """
-
-    renamed: tuple[tuple[str, Path], ...]
-    resumes_from: ForeignCheckpoint | None
-    tracker: Path | None
-
 
 def set_aside(
     checkpoints: Sequence[ForeignCheckpoint], bad: Sequence[ForeignCheckpoint], spoilt: Sequence[Path] = ()
-) -> Aside:
+) -> list[tuple[str, Path]]:
     """Rename the bad ones and point the tracker at the newest good one.
 
     Args:
@@ -45,17 +27,19 @@ def set_aside(
         bad: those of them that must not be loaded.
         spoilt: damaged copies in good ones; without them their framework takes another copy.
 
+    Returns:
+        (old name, where it lies now) of each that was renamed; of several files the first.
+
     Raises:
         CheckpointError: the folder cannot be written.
     """
     names = {found.name for found in bad}
     good = [found for found in checkpoints if found.name not in names]
     renamed: list[tuple[str, Path]] = []
-    tracker = None
     try:
         # The tracker first: killed between the two, the framework finds a good one named and the bad one still there.
         if bad and good:
-            tracker = _point_at(good[0], checkpoints)
+            _point_at(good[0], checkpoints)
         for found in bad:
             paths = [path for path in (found.files if found.label else (found.path,)) if path.exists()]
             kept = [rename_bad(path) for path in paths]
@@ -64,18 +48,18 @@ def set_aside(
         renamed += [(path.name, rename_bad(path)) for path in spoilt]
     except OSError as error:
         raise CheckpointError(f"{checkpoints[0].path.parent} cannot be put in order: {error}") from error
-    return Aside(tuple(renamed), good[0] if good else None, tracker)
+    return renamed
 
 
-def _point_at(good: ForeignCheckpoint, checkpoints: Sequence[ForeignCheckpoint]) -> Path | None:
+def _point_at(good: ForeignCheckpoint, checkpoints: Sequence[ForeignCheckpoint]) -> None:
     """Write the tracker anew when it names another one than the newest good checkpoint."""
     trackers = {"megatron": (MEGATRON_TRACKER, str(good.step)), "deepspeed": (DEEPSPEED_TRACKER, good.name)}
     if good.layout not in trackers or checkpoints[0].path == good.path:
-        return None
+        return
     name, content = trackers[good.layout]
     path = good.path.parent / name
     if path.is_file() and path.read_text(errors="replace").strip() == content:
-        return None
+        return
     draft = path.with_name(f".{name}-{secrets.token_hex(4)}")
     with draft.open("w") as file:
         file.write(content)
@@ -83,4 +67,3 @@ def _point_at(good: ForeignCheckpoint, checkpoints: Sequence[ForeignCheckpoint])
         os.fsync(file.fileno())
     draft.replace(path)
     fsync_folder(path.parent)
-    return path

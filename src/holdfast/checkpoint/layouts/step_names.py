@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["step_in"]
-
 _STEP = re.compile(r"(?<![A-Za-z])(?:global_)?(?:step|iter|iteration|it)[=_-]?(\d+)")
 
 

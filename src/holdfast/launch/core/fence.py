@@ -39,10 +39,15 @@ class LaidOut(Struct, frozen=True):
 
 
 class EpochRaised(Struct, frozen=True):
-    """The job's folder holds `found` now; the raise began at `since`."""
+    """The job's folder holds our epoch now; the raise began at `since`."""
+
+    since: float
+
+
+class EpochTaken(Struct, frozen=True):
+    """Another launcher has started the job with the epoch that we wanted, or with a later one."""
 
     found: int
-    since: float
 
 
 class Pinned(Struct, frozen=True):
@@ -51,7 +56,7 @@ class Pinned(Struct, frozen=True):
     is_leaving: bool
 
 
-FenceReport = Resumed | StartOrdered | LaidOut | EpochRaised | Pinned
+FenceReport = Resumed | StartOrdered | LaidOut | EpochRaised | EpochTaken | Pinned
 
 
 class LayOut(Struct, frozen=True, kw_only=True):
@@ -63,7 +68,10 @@ class LayOut(Struct, frozen=True, kw_only=True):
 
 
 class RaiseEpoch(Struct, frozen=True):
-    """Write the epoch so that it survives a crash, then say `EpochRaised`: attempts before it can save nothing more."""
+    """Write the epoch so that it survives a crash, then say `EpochRaised`: attempts before it can save nothing more.
+
+    It is ours alone; where another launcher has it, say `EpochTaken`.
+    """
 
     epoch: int
 
@@ -107,7 +115,7 @@ class Fence:
             case LaidOut():
                 self.attempt, self.epoch = report.attempt, report.epoch
                 return [RaiseEpoch(report.epoch)]
-            case EpochRaised() if report.found > self.epoch:
+            case EpochTaken():
                 # Our own lease looks only now and then; an attempt that is fenced before it starts must not start.
                 return [YieldJob(report.found)]
             case EpochRaised():

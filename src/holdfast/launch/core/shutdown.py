@@ -10,7 +10,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
+from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME, EXIT_UNAVAILABLE
 from holdfast.launch.core.asks import Finish, KillRanks, Say
 from holdfast.launch.process import Exit
 
@@ -191,7 +191,7 @@ class Shutdown:
                 return self._lease_lost(report)
             case Superseded():
                 line = f"epoch {report.epoch} has been started elsewhere, ours is {report.own}: leaving"
-                taken = Finish(EXIT_RESTART_ME, "another launcher has taken this job over")
+                taken = Finish(EXIT_UNAVAILABLE, "another launcher has taken this job over")
                 return [Say(line), ExpectStop(), KillRanks(report.attempt), taken]
             case Handed():
                 finish = Finish(report.code, report.why)
