@@ -9,6 +9,8 @@ from pathlib import Path
 import grimp
 import pytest
 
+from holdfast.model import records
+
 SRC = Path(__file__).resolve().parent.parent / "src" / "holdfast"
 MODULES = sorted(path for path in SRC.rglob("*.py") if "migrations/versions" not in path.as_posix())
 PURE = ("model", "decide", "detect")
@@ -59,6 +61,17 @@ LOADS_LATE = {
 
 `cli.main.load` is the seam: it imports a command's module when the command is called.
 """
+
+FIELDS = frozenset(
+    name
+    for kind in ("JobRecord", "AttemptRecord", "NodeRecord", "IncidentRecord", "OrderRecord", "BrakeRecord")
+    for name in getattr(records, kind).__struct_fields__
+)
+CHANGES_IN_PLACE = frozenset(
+    {"add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault", "update"}
+)
+NO_RECORDS = frozenset({"self", "turn.state"})
+"""What holds fields of the same names and is no record."""
 
 FORBIDDEN = {
     "time.time": "take the time from the event (`at`) or from ports.Clock",
@@ -212,3 +225,69 @@ def test_no_import_loops() -> None:
         ).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f"import loop: {' <- '.join(error.args[1])}")
+
+
+def writes_of_records(module: ast.Module) -> list[str]:
+    """Where fields of records are assigned, deleted or changed in place, also by another name for the field."""
+
+    def is_field(node: ast.AST) -> bool:
+        return isinstance(node, ast.Attribute) and node.attr in FIELDS and ast.unparse(node.value) not in NO_RECORDS
+
+    found: set[tuple[int, str]] = set()
+    for scope in [module, *(node for node in ast.walk(module) if isinstance(node, ast.FunctionDef))]:
+        nodes = list(ast.walk(scope))
+        others = {
+            target.id
+            for node in nodes
+            if isinstance(node, ast.Assign) and is_field(node.value)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in nodes:
+            changed = node.value if isinstance(node, ast.Subscript) else node
+            writes = not isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and is_field(changed)
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in CHANGES_IN_PLACE
+            ):
+                changed = node.func.value
+                writes = is_field(changed) or (
+                    scope is not module and isinstance(changed, ast.Name) and changed.id in others
+                )
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+                writes = True
+            if writes:
+                found.add((node.lineno, ast.unparse(node)))
+    return [f"line {line}: {text}: give the deed a name in decide/records/" for line, text in sorted(found)]
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if floor(p) == "decide" and not relative(p).startswith("decide/records/")], ids=relative
+)
+def test_only_records_writes_a_record(path: Path) -> None:
+    """`decide/records/` alone changes records, and marks them as changed; the flows name the deed."""
+    assert writes_of_records(tree(path)) == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "job.incident = incident.id",
+        "job.view, node.gone = view, True",
+        "job.epoch += 1",
+        "job.attempt.ended_at: float = 1.0",
+        "del incident.findings[0]",
+        "incident.marks[mark] = now",
+        "turn.state.jobs[name].rung = 1",
+        "for job.epoch in (1, 2): pass",
+        "incident.remedies.append(rung)",
+        "job.spent.pop(name, None)",
+        "setattr(node, kind, value)",
+        "def deed():\n    kept = node.findings\n    kept.clear()",
+    ],
+)
+def test_a_planted_write_is_found(planted: str) -> None:
+    """Each way to change a record is seen; a flow that reads is not complained of."""
+    assert len(writes_of_records(ast.parse(planted))) >= 1
+    assert writes_of_records(ast.parse("reached = job.best_step\nturn.state.jobs.pop(name)\nself.nodes = 1")) == []

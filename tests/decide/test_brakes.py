@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import KEY, Play, kinds
 
-from holdfast.decide import records
+from holdfast.decide.records import node as node_record
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
@@ -36,17 +36,19 @@ def many(count: int = 10, rules: Brake = RULES, **fields) -> Play:
 )
 def test_the_smaller_limit_holds_and_one_is_always_allowed(nodes, max_nodes, percent, limit):
     """Except where policy says zero."""
-    assert records.brake_limit(Brake(max_nodes=max_nodes, max_percent=percent), BrakeRecord("g", nodes=nodes)) == limit
+    assert (
+        node_record.brake_limit(Brake(max_nodes=max_nodes, max_percent=percent), BrakeRecord("g", nodes=nodes)) == limit
+    )
 
 
 def test_quarantines_leave_the_window():
     """Two at t=0: nothing more before t=3600."""
     record = BrakeRecord("g", nodes=10)
     for _ in range(2):
-        assert records.brake_allows(RULES, record, 0.0)
-        records.brake_took(record, 0.0)
-    assert not records.brake_allows(RULES, record, 3599.0)
-    assert records.brake_allows(RULES, record, 3600.0)
+        assert node_record.brake_allows(RULES, record, 0.0)
+        node_record.brake_took(record, 0.0)
+    assert not node_record.brake_allows(RULES, record, 3599.0)
+    assert node_record.brake_allows(RULES, record, 3600.0)
 
 
 def test_the_third_node_is_held_back():

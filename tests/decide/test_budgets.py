@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import KEY, NODES, Play, kinds
 
-from holdfast.decide import ladder, records
+from holdfast.decide import ladder
+from holdfast.decide.records import job as job_record
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -310,12 +311,12 @@ def test_charges_and_reset():
     """Per rung, per fingerprint, per node."""
     job = record()
     diagnosis = Diagnosis(cause="c", fingerprint="f", nodes=("n1",))
-    records.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, Broke(), diagnosis.nodes)
-    records.charge(job, Remedy.REQUEUE, diagnosis, Broke(), ())
+    job_record.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, Broke(), diagnosis.nodes)
+    job_record.charge(job, Remedy.REQUEUE, diagnosis, Broke(), ())
     assert (job.in_place, job.requeues, job.spent) == (1, 1, {"f": 2, "node:n1": 1})
-    assert records.reset_budgets(job)
+    assert job_record.reset_budgets(job)
     assert (job.in_place, job.requeues, job.spent) == (0, 0, {})
-    assert not records.reset_budgets(job)
+    assert not job_record.reset_budgets(job)
 
 
 def test_a_node_that_costs_too_many_restarts_is_left_even_on_thin_evidence():

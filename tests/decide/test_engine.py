@@ -89,7 +89,7 @@ def test_xid_74_takes_the_node_away_and_brings_the_job_back_without_it(play):
     assert match(play.open(o.ReleaseJob), o.ReleaseJob, epoch=2)
     play.done(o.ReleaseJob)
     assert play.state is JobState.RELEASED
-    play.job(state=S.PENDING, reason="Resources")
+    play.job(state=S.PENDING, reason="Resources", lacks_nodes=True)
     assert play.state is JobState.WAITING_FOR_NODES
     play.job(state=S.RUNNING, nodes=("n1", "n3", "n4", "n5"), reason="")
     assert play.state is JobState.RESTARTING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.decide.play import NODES, Play, kinds
 
 from holdfast.decide.incidents import ranks_by_node
-from holdfast.decide.records import NODES_KEPT, NODES_SMALL
+from holdfast.decide.records.job import NODES_KEPT, NODES_SMALL
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState

@@ -617,7 +617,7 @@ def waits_for_nodes(play: Play) -> Play:
     play.done(o.SetExcluded)
     play.job(excluded=("n2",))
     play.done(o.ReleaseJob)
-    play.job(state=S.PENDING, reason="Resources")
+    play.job(state=S.PENDING, reason="Resources", lacks_nodes=True)
     assert play.state is JobState.WAITING_FOR_NODES
     return play
 

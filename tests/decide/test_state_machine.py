@@ -122,7 +122,7 @@ def _job_observed(c: Chaos, base):
         reason=r.choice(["", "Resources", "JobHeldUser"]),
         recovery=r.choice([None, RecoverySpec(), RecoverySpec(max_requeues=2), RecoverySpec(enabled=False)]),
     )
-    return e.JobObserved(**base, job=view)
+    return e.JobObserved(**base, job=replace(view, lacks_nodes=view.reason == "Resources"))
 
 
 def _node_observed(c: Chaos, base):

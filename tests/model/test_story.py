@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.decide.play import KEY
 
-from holdfast.decide.records import describe
+from holdfast.decide.records.turn import describe
 from holdfast.model import orders as o
 from holdfast.model import story
 from holdfast.model.evidence import Diagnosis, Domain, Finding, Place

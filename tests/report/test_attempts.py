@@ -10,7 +10,7 @@ import pytest
 from tests.report.histories import a_year, events_of
 from tests.report.year import Year, journal_of, recorded, recorded_journal
 
-from holdfast.decide.records import ATTEMPTS_MAX
+from holdfast.decide.records.job import ATTEMPTS_MAX
 from holdfast.model.records import AttemptRecord, JobRecord
 from holdfast.report.attempts import KINDS, earlier, lacks_some
 from holdfast.report.gather import gather

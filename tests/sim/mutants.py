@@ -13,8 +13,10 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from holdfast.decide import engine, incidents, jobs, nodes, operators, records, repair, restart
-from holdfast.decide.records import Timers, Turn
+from holdfast.decide import engine, incidents, jobs, nodes, operators, repair, restart
+from holdfast.decide.records import incident as incident_record
+from holdfast.decide.records import job as job_record
+from holdfast.decide.records.turn import Timers, Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
@@ -83,7 +85,7 @@ def _stale_drain() -> contextlib.AbstractContextManager[object]:
 
 def _budget_not_reset() -> contextlib.AbstractContextManager[object]:
     """Progress does not give the retries back."""
-    return patch.object(records, "reset_budgets", lambda _job: False)
+    return patch.object(job_record, "reset_budgets", lambda _job: False)
 
 
 def _restart_onto_bad_node() -> contextlib.AbstractContextManager[object]:
@@ -112,8 +114,8 @@ def _replay_acts_twice() -> contextlib.AbstractContextManager[object]:
     """A new controller orders once more what was done long ago."""
     real = engine._HANDLERS[e.ControllerStarted]
 
-    def started(kept: Any, turn: Turn, event: e.ControllerStarted) -> None:
-        real(kept, turn, event)
+    def started(turn: Turn, event: e.ControllerStarted) -> None:
+        real(turn, event)
         for node in turn.state.nodes.values():
             if node.offences and not turn.in_allocation:
                 turn.orders.issue(
@@ -131,7 +133,7 @@ def _incident_never_closed() -> contextlib.AbstractContextManager[object]:
             node.incident = ""
         turn.tell(incident, f"{node.name}: {why}")
 
-    return patch.object(incidents, "node_settled", settled)
+    return patch.object(incident_record, "node_settled", settled)
 
 
 def _wrong_cause() -> contextlib.AbstractContextManager[object]:
@@ -160,10 +162,10 @@ def _findings_dropped_while_held() -> contextlib.AbstractContextManager[object]:
     """What is told of a job that is held in the queue is not heard."""
     real = engine._HANDLERS[e.FindingSeen]
 
-    def seen(kept: Any, turn: Turn, event: e.FindingSeen) -> None:
+    def seen(turn: Turn, event: e.FindingSeen) -> None:
         job = turn.job(event.finding.job) if event.finding.job is not None else None
         if job is None or job.state is not JobState.HELD:
-            real(kept, turn, event)
+            real(turn, event)
 
     return patch.dict(engine._HANDLERS, {e.FindingSeen: seen})
 

@@ -125,7 +125,7 @@ def attribute(findings: Sequence[Finding], context: DiagnosisContext) -> tuple[D
         gpus=gpus,
         remedy=remedy,
         restart_helps=helps,
-        fingerprint=root.finding.fingerprint or root.finding.rule,
+        fingerprint=root.finding.recurs_as,
         judged=judged,
         story=story,
     )
@@ -345,8 +345,8 @@ def _warned_peers(candidates: list[Candidate], bereft: Mapping[int, float]) -> C
 
 def _fan_out(root: Candidate, candidates: list[Candidate]) -> list[Candidate]:
     """The same trouble on several ranks is one."""
-    key = root.finding.fingerprint or root.finding.rule
-    return [c for c in candidates if (c.finding.fingerprint or c.finding.rule) == key]
+    key = root.finding.recurs_as
+    return [c for c in candidates if c.finding.recurs_as == key]
 
 
 def _rivals(root: Candidate, same: list[Candidate], candidates: list[Candidate]) -> tuple[Finding, ...]:

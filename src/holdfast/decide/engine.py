@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.decide import findings, incidents, jobs, nodes, operators, recovery, restart
-from holdfast.decide.records import ALLOCATION, CLUSTER, TIMER_SLACK_S, Turn
+from holdfast.decide.records import incident as incident_record
+from holdfast.decide.records.turn import ALLOCATION, CLUSTER, TIMER_SLACK_S, Turn
 from holdfast.decide.state import SNAPSHOT_VERSION, Drill, Index, State, from_bytes, to_bytes
 from holdfast.errors import ConfigError, EngineError
 from holdfast.model import events as e
@@ -73,14 +74,14 @@ class Engine:
         state.seq = event.seq or state.seq + 1
         state.now = max(state.now, event.received_at or event.at)
         turn = self._last = Turn(state, self.index, self.policies, event)
-        handler = _HANDLERS.get(type(event))
+        handler = self._policy_loaded if isinstance(event, e.PolicyLoaded) else _HANDLERS.get(type(event))
         if handler is None:
             raise EngineError(f"no handler for {type(event).__name__}")
-        handler(self, turn, event)
+        handler(turn, event)
         if turn.cleaned:
             restart.readmit(turn, turn.cleaned)
         if turn.closing:
-            incidents.close_done(turn)
+            incident_record.close_done(turn)
         return turn.outgoing.orders
 
     def touched(self) -> Touched:
@@ -136,7 +137,7 @@ class Engine:
 
     # --- events about the engine itself ---
 
-    def _policy_loaded(self, turn: Turn, event: e.PolicyLoaded) -> None:
+    def _policy_loaded(self, turn: Turn, event: Any) -> None:
         try:
             made = parse_policy(event.toml, event.file, self._presets)
         except ConfigError as error:
@@ -147,8 +148,7 @@ class Engine:
         self.state.policy_file = event.file
 
 
-def _node_observed(engine: Engine, turn: Turn, event: e.NodeObserved) -> None:
-    del engine
+def _node_observed(turn: Turn, event: e.NodeObserved) -> None:
     gone, failed_check = nodes.observed(turn, event.node)
     if gone:
         findings.node_gone(turn, event.node.name, gone)
@@ -156,8 +156,7 @@ def _node_observed(engine: Engine, turn: Turn, event: e.NodeObserved) -> None:
         findings.failed_check(turn, event.node.name, failed_check)
 
 
-def _watch_blind(engine: Engine, turn: Turn, event: e.WatchBlind) -> None:
-    del engine
+def _watch_blind(turn: Turn, event: e.WatchBlind) -> None:
     if event.kind:
         _kind_blind(turn, event)
         return
@@ -184,25 +183,22 @@ def _kind_blind(turn: Turn, event: e.WatchBlind) -> None:
         turn.notify(topic, Severity.INFO, f"Jobs of the kind {event.kind} are known again", event.why)
 
 
-def _first_step(engine: Engine, turn: Turn, event: e.FirstStepDone) -> None:
-    del engine
+def _first_step(turn: Turn, event: e.FirstStepDone) -> None:
     job = turn.job(event.job)
     if job is None or job.attempt is None or job.attempt.number != event.attempt:
         return
-    restart.first_step(turn, job, event.step, event.resumed_from, event.at)
+    restart.first_step(turn, job, event)
     restart.step_done(turn, job, event.attempt, event.step)
     recovery.moves_again(turn, job, event.step)
 
 
-def _checkpoint(engine: Engine, turn: Turn, event: e.CheckpointSaved) -> None:
-    del engine
+def _checkpoint(turn: Turn, event: e.CheckpointSaved) -> None:
     job = turn.job(event.job)
     if job is not None and event.durable:
         restart.checkpoint_saved(turn, job, event.attempt, event.step)
 
 
-def _step(engine: Engine, turn: Turn, event: e.StepReached) -> None:
-    del engine
+def _step(turn: Turn, event: e.StepReached) -> None:
     job = turn.job(event.job)
     if job is None:
         return
@@ -212,16 +208,14 @@ def _step(engine: Engine, turn: Turn, event: e.StepReached) -> None:
         recovery.moves_again(turn, job, event.step)
 
 
-def _stacks(engine: Engine, turn: Turn, event: e.StacksCaptured) -> None:
-    del engine
+def _stacks(turn: Turn, event: e.StacksCaptured) -> None:
     job = turn.job(event.job)
     if job is not None:
         turn.orders.complete(job.about, "stacks are in", o.CaptureStacks)
         recovery.stacks(turn, job, event)
 
 
-def _order_done(engine: Engine, turn: Turn, event: e.OrderDone) -> None:
-    del engine
+def _order_done(turn: Turn, event: e.OrderDone) -> None:
     known = turn.state.orders.get(event.order)
     if known is None or known.status is not OrderStatus.PENDING or isinstance(known.order, o.ValidateNode):
         return  # that checks were run is no outcome: NodeValidated is
@@ -239,17 +233,13 @@ def _order_done(engine: Engine, turn: Turn, event: e.OrderDone) -> None:
             nodes.order_done(turn, node, order)
 
 
-def _order_failed(engine: Engine, turn: Turn, event: e.OrderFailed) -> None:
-    del engine
+def _order_failed(turn: Turn, event: e.OrderFailed) -> None:
     record = turn.state.orders.get(event.order)
     if record is None or record.status is not OrderStatus.PENDING:
         return
     order = record.order
     if not event.permanent:
-        # It stays pending and is tried again: the same id, so that it has its effect once.
-        record.detail = event.why[:500]
-        turn.changes.add(record)
-        turn.timers.start(f"order:{order.id}", turn.policies.site.waits.order_s, order.incident)
+        turn.orders.retry(record, event.why, turn.policies.site.waits.order_s)
         return
     turn.orders.settle(order.id, OrderStatus.FAILED, event.why)
     if isinstance(order, o.JobOrder):
@@ -264,8 +254,7 @@ def _order_failed(engine: Engine, turn: Turn, event: e.OrderFailed) -> None:
             nodes.order_failed(turn, node, order, event.why)
 
 
-def _timer(engine: Engine, turn: Turn, event: e.TimerFired) -> None:
-    del engine
+def _timer(turn: Turn, event: e.TimerFired) -> None:
     waiting = turn.state.timers.get(event.timer)
     if waiting is None:
         return
@@ -283,28 +272,15 @@ def _timer(engine: Engine, turn: Turn, event: e.TimerFired) -> None:
         handler(turn, name)
 
 
-def _job_timer(turn: Turn, name: str) -> None:
-    job = turn.state.jobs.get(name)
-    if job is not None:
-        recovery.timer(turn, job)
+def _about(kind: str, look: Callable[[Turn, Any], None]) -> Callable[[Turn, str], None]:
+    """Look at the record that the timer names, if it is there still."""
 
+    def fired(turn: Turn, name: str) -> None:
+        record = getattr(turn.state, kind).get(name)
+        if record is not None:
+            look(turn, record)
 
-def _lapse_timer(turn: Turn, name: str) -> None:
-    job = turn.state.jobs.get(name)
-    if job is not None:
-        jobs.lapse_timer(turn, job)
-
-
-def _node_timer(turn: Turn, name: str) -> None:
-    node = turn.state.nodes.get(name)
-    if node is not None:
-        nodes.timer(turn, node)
-
-
-def _settle_timer(turn: Turn, name: str) -> None:
-    incident = turn.state.incidents.get(name)
-    if incident is not None:
-        recovery.settled(turn, incident)
+    return fired
 
 
 _UNDONE_BY_PEOPLE = (o.JobOrder, o.QuarantineNode, o.ReturnNode, o.RetireNode)
@@ -322,19 +298,18 @@ def _order_timer(turn: Turn, name: str) -> None:
 
 
 _TIMERS: dict[str, Callable[[Turn, str], None]] = {
-    "job": _job_timer,
-    "lapse": _lapse_timer,
-    "node": _node_timer,
+    "job": _about("jobs", recovery.timer),
+    "lapse": _about("jobs", jobs.lapse_timer),
+    "node": _about("nodes", nodes.timer),
     "silent": findings.silence_over,
-    "settle": _settle_timer,
+    "settle": _about("incidents", recovery.settled),
     "brake": nodes.brake_timer,
     "propose": operators.lapsed,
     "order": _order_timer,
 }
 
 
-def _controller_started(engine: Engine, turn: Turn, event: e.ControllerStarted) -> None:
-    del engine
+def _controller_started(turn: Turn, event: e.ControllerStarted) -> None:
     turn.state.epoch = max(turn.state.epoch, event.epoch)
     if turn.in_allocation:
         # A new launcher: the ranks of the former one are gone, and with them what it was ordered to do to them.
@@ -343,49 +318,39 @@ def _controller_started(engine: Engine, turn: Turn, event: e.ControllerStarted) 
                 turn.orders.settle(record.order.id, OrderStatus.WITHDRAWN, "a new launcher begins")
 
 
-def _drill_fired(engine: Engine, turn: Turn, event: e.DrillFired) -> None:
-    del engine
+def _drill_fired(turn: Turn, event: e.DrillFired) -> None:
     job = slug(event.job) if event.job is not None else ""
     incidents.drill_fired(turn, Drill(event.drill, event.at, job, event.node))
 
 
-def _drill_run(engine: Engine, turn: Turn, event: e.DrillRun) -> None:
+def _drill_run(turn: Turn, event: e.DrillRun) -> None:
     """Nothing of this cluster was touched."""
-    del engine, turn, event
+    del turn, event
 
 
-def _without_engine(function: Callable[[Turn, Any], object]) -> Callable[[Engine, Turn, Any], None]:
-    def handler(engine: Engine, turn: Turn, event: Any) -> None:
-        del engine
-        function(turn, event)
-
-    return handler
-
-
-_HANDLERS: dict[type[Any], Callable[[Engine, Turn, Any], None]] = {
-    e.JobObserved: _without_engine(jobs.observed),
-    e.JobVanished: _without_engine(jobs.vanished),
+_HANDLERS: dict[type[Any], Callable[[Turn, Any], object]] = {
+    e.JobObserved: jobs.observed,
+    e.JobVanished: jobs.vanished,
     e.NodeObserved: _node_observed,
-    e.NodeVanished: _without_engine(nodes.vanished),
+    e.NodeVanished: nodes.vanished,
     e.WatchBlind: _watch_blind,
-    e.LauncherAttached: _without_engine(jobs.attached),
-    e.LauncherLapsed: _without_engine(jobs.lapsed),
-    e.AttemptStarted: _without_engine(jobs.attempt_started),
-    e.AttemptEnded: _without_engine(jobs.attempt_ended),
+    e.LauncherAttached: jobs.attached,
+    e.LauncherLapsed: jobs.lapsed,
+    e.AttemptStarted: jobs.attempt_started,
+    e.AttemptEnded: jobs.attempt_ended,
     e.FirstStepDone: _first_step,
     e.CheckpointSaved: _checkpoint,
     e.StepReached: _step,
     e.StacksCaptured: _stacks,
-    e.Escalated: _without_engine(jobs.escalated),
-    e.FindingSeen: _without_engine(findings.seen),
-    e.FindingCleared: _without_engine(nodes.cleared),
-    e.AgentAttached: _without_engine(nodes.agent_attached),
-    e.NodeSilent: _without_engine(nodes.silent),
-    e.NodeHeard: _without_engine(nodes.node_heard),
-    e.NodeGone: _without_engine(findings.told_gone),
-    e.NodeValidated: _without_engine(nodes.validated),
-    e.OperatorCommand: _without_engine(operators.command),
-    e.PolicyLoaded: Engine._policy_loaded,  # noqa: SLF001 - the engine's own table
+    e.Escalated: jobs.escalated,
+    e.FindingSeen: findings.seen,
+    e.FindingCleared: nodes.cleared,
+    e.AgentAttached: nodes.agent_attached,
+    e.NodeSilent: nodes.silent,
+    e.NodeHeard: nodes.node_heard,
+    e.NodeGone: findings.told_gone,
+    e.NodeValidated: nodes.validated,
+    e.OperatorCommand: operators.command,
     e.OrderDone: _order_done,
     e.OrderFailed: _order_failed,
     e.TimerFired: _timer,

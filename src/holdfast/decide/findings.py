@@ -8,7 +8,11 @@ that has since been returned are stale. Only its own time and the event's count 
 from __future__ import annotations
 
 from holdfast.decide import incidents, ladder, nodes, recovery, restart
-from holdfast.decide.records import Turn
+from holdfast.decide.records import job as job_record
+from holdfast.decide.records import node as node_record
+from holdfast.decide.records.incident import OBSERVED
+from holdfast.decide.records.turn import Turn
+from holdfast.detect.meaning import Trait, has
 from holdfast.model import events as e
 from holdfast.model import story
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
@@ -98,7 +102,7 @@ def _job_fault(turn: Turn, job: JobRecord, finding: Finding) -> None:
     if attempt is not None and attempt.incident and known is None:
         if attempt.ended_at:
             return  # the incident that ended this attempt is closed: nothing is left to be done about it
-        attempt.incident = ""  # what was told of before is over, and the attempt lives: this is something new
+        job_record.ends_by(job, "")  # what was told of before is over, and the attempt lives: this is something new
     if known is not None and _already_handled(turn, known, job, finding):
         return
     if not _may_begin(finding):
@@ -159,9 +163,8 @@ def job_fault(turn: Turn, job: JobRecord, finding: Finding, known: IncidentRecor
     incident = known or _same_trouble(turn, job, finding) or _by_domain(turn, keys)
     if known is not None and job.state is JobState.WATCHING:
         incident = None  # what was told of before is another matter
-        if job.attempt is not None:
-            job.attempt.incident = ""
-        incidents.job_settled(turn, known, job, incidents.OBSERVED, "something else came.")
+        job_record.ends_by(job, "")
+        incidents.job_settled(turn, known, job, OBSERVED, "something else came.")
     if incident is None:
         incident = incidents.open_new(turn, finding)
     else:
@@ -175,12 +178,12 @@ def _same_trouble(turn: Turn, job: JobRecord, finding: Finding) -> IncidentRecor
 
     So does what followed from a bad node, such as a rank's death: that node has been left since.
     """
-    print_of = finding.fingerprint or finding.rule
+    print_of = finding.recurs_as
     for incident in reversed(incidents.open_of_job(turn, job)):
         made = incident.diagnosis
         left = made is not None and ladder.trouble_of(made) in ladder.NODE_TROUBLES
         roots = {one.finding for one in made.judged if one.role is Role.ROOT} if made is not None and left else set()
-        if any((f.fingerprint or f.rule) == print_of and (not roots or f.id in roots) for f in incident.findings):
+        if any(f.recurs_as == print_of and (not roots or f.id in roots) for f in incident.findings):
             return incident
     return None
 
@@ -230,7 +233,7 @@ def node_gone(turn: Turn, name: str, evidence: str) -> None:
         node = nodes.record_of(turn, name)
     if node.gone or node.phase in {NodeState.REPAIRING, NodeState.VALIDATING, NodeState.RETIRED}:
         return
-    node.gone = True
+    node_record.lost(turn, node)
     node_fault(turn, _lost(turn, name, evidence))
 
 
@@ -350,8 +353,7 @@ def _incident_for(turn: Turn, node: NodeRecord, jobs: list[JobRecord], keys: lis
 
 
 def _is_person(incident: IncidentRecord) -> bool:
-    diagnosis = incident.diagnosis
-    return diagnosis is not None and diagnosis.cause.startswith(ladder.OPERATOR)
+    return incident.diagnosis is not None and has(incident.diagnosis.cause, Trait.COMMAND)
 
 
 def _fault_in_allocation(turn: Turn, job: JobRecord, finding: Finding) -> None:

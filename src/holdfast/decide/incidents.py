@@ -10,16 +10,17 @@ import functools
 
 from holdfast.decide import ladder, waits
 from holdfast.decide.diagnosis import DiagnosisContext, diagnose
-from holdfast.decide.records import Turn
+from holdfast.decide.records import incident as incident_record
+from holdfast.decide.records import job as job_record
+from holdfast.decide.records.turn import Turn
 from holdfast.decide.state import Drill
+from holdfast.detect.meaning import Trait, has
 from holdfast.model import story
 from holdfast.model.cluster import JobKey
-from holdfast.model.evidence import Diagnosis, Domain, Finding, Remedy, Role, Severity
+from holdfast.model.evidence import Diagnosis, Domain, Finding, Role, Severity
 from holdfast.model.policy import Trouble
 from holdfast.model.records import AttemptRecord, IncidentRecord, JobRecord, JobState, Mark, NodeRecord
 
-FINDINGS_MAX = 48
-"""Findings kept per incident: with 10,000 ranks the rest says nothing new."""
 CONTEXT_MAX = 24
 """Context findings kept per job and per node."""
 CONTEXT_S = 1800.0
@@ -30,11 +31,6 @@ DRILLS_MAX = 32
 FAULT_BEFORE_S = 60.0
 """Evidence older than this before the known start of the fault does not move its start: it may be of something else."""
 SEEN_MAX = 4096
-RECOVERED = "recovered"
-GIVEN_UP = "given_up"
-CANCELLED = "cancelled"
-OBSERVED = "observed"
-_WORTH = {OBSERVED: 0, CANCELLED: 1, RECOVERED: 2, GIVEN_UP: 3}
 NODES_MIN = 3
 """Fewer losses are a coincidence, or one job's doing."""
 SHARE = 0.1
@@ -72,38 +68,22 @@ def recall(turn: Turn, about: str) -> list[Finding]:
 
 
 def add(turn: Turn, incident: IncidentRecord, finding: Finding) -> None:
-    """Add evidence, bounded: roots push out what is less telling."""
-    if any(known.id == finding.id for known in incident.findings):
+    """Add evidence and tell of it, unless it is known or there is too much of it."""
+    if not incident_record.keep(turn, incident, finding) or finding.role not in {Role.ROOT, Role.CASCADE}:
         return
-    if len(incident.findings) >= FINDINGS_MAX:
-        incident.findings_dropped += 1
-        turn.changes.add(incident)
-        if finding.role is not Role.ROOT:
-            return
-        weakest = next((i for i, f in enumerate(incident.findings) if f.role is Role.CONTEXT), None)
-        if weakest is None:
-            weakest = next((i for i, f in enumerate(incident.findings) if f.role is not Role.ROOT), None)
-        if weakest is None:
-            return
-        del incident.findings[weakest]
-    incident.findings.append(finding)
-    _date(turn, incident, finding)
-    turn.changes.add(incident)
-    if len(incident.findings) <= 12 and finding.role in {Role.ROOT, Role.CASCADE}:
+    if not incident.drill:
+        _date(turn, incident, finding)
+    if len(incident.findings) <= 12:
         turn.tell(incident, f"Seen: {story.of_finding(finding)}.")
 
 
 def _date(turn: Turn, incident: IncidentRecord, finding: Finding) -> None:
     """The fault is as old as the oldest of what tells of it, and a wait that is reported at its end began before."""
-    if incident.drill or not _tells(finding):
-        return
     said = first_said(incident, turn.now)
-    if finding.at < said - FAULT_BEFORE_S:
-        return
-    if finding.at < said:
-        said = incident.said_at = finding.at
-    began = min(said, max(finding.at - waits.waited_s(finding), _began(turn, finding)))
-    incident.marks[Mark.FAULT] = min(incident.marks.get(Mark.FAULT, began), began)
+    if finding.at >= said - FAULT_BEFORE_S:
+        said = min(said, finding.at)
+        began = min(said, max(finding.at - waits.waited_s(finding), _began(turn, finding)))
+        incident_record.dated(incident, said, began)
 
 
 def _began(turn: Turn, finding: Finding) -> float:
@@ -118,19 +98,10 @@ def first_said(incident: IncidentRecord, otherwise: float) -> float:
     return incident.said_at or incident.marks.get(Mark.FAULT, otherwise)
 
 
-def _tells(finding: Finding) -> bool:
-    return finding.role in {Role.ROOT, Role.CASCADE}
-
-
 def open_new(turn: Turn, finding: Finding) -> IncidentRecord:
     """A new trouble, with its first evidence."""
-    incident = IncidentRecord(id=f"i{turn.outgoing.new_id()}", opened_at=turn.now, source=turn.event.source)
-    turn.state.incidents[incident.id] = incident
-    incident.marks[Mark.DETECTED] = turn.now
-    incident.said_at = incident.marks[Mark.FAULT] = min(finding.at or turn.now, turn.now)
+    incident = incident_record.create(turn, finding)
     add(turn, incident, finding)
-    turn.closing[incident.id] = incident  # should nothing attach itself, it is closed at the end of the turn
-    turn.changes.add(incident)
     return incident
 
 
@@ -138,41 +109,22 @@ def attach_job(turn: Turn, incident: IncidentRecord, job: JobRecord) -> None:
     """The trouble concerns this job: its evidence joins, and the incident waits for it."""
     if job.key in incident.jobs_open:
         return
-    if job.key not in incident.jobs:
-        incident.jobs.append(job.key)
-    incident.jobs_open.append(job.key)
-    incident.jobs_done = False
-    turn.index.incidents_of.setdefault(job.about, set()).add(incident.id)
+    incident_record.waits_for_job(turn, incident, job)
     attempt = job.attempt
-    if attempt is not None and incident.attempt_before is None:
-        incident.attempt_before = attempt.number
-        incident.step_before = attempt.reached
     for finding in recall(turn, job.about):
         # What an earlier attempt left behind was explained then; this one has its own trouble.
         if finding.attempt is None or attempt is None or finding.attempt >= attempt.number:
             add(turn, incident, finding)
     _match_drill(turn, incident, job.about, job.view.nodes)
-    turn.changes.add(incident)
 
 
 def attach_node(turn: Turn, incident: IncidentRecord, node: NodeRecord) -> None:
     """The trouble concerns this node: the incident waits until it is well or out of service."""
-    if node.name in incident.nodes_open:
+    if not incident_record.waits_for_node(turn, incident, node):
         return
-    if node.name not in incident.nodes:
-        incident.nodes.append(node.name)
-        turn.changes.add(incident)
-    if node.incident in turn.state.incidents:
-        return  # another one waits for it already
-    incident.nodes_open.append(node.name)
-    incident.nodes_done = False
-    node.incident = incident.id
-    turn.index.incidents_of.setdefault(node.about, set()).add(incident.id)
     for finding in recall(turn, node.about):
         add(turn, incident, finding)
     _match_drill(turn, incident, "", (node.name,))
-    turn.changes.add(incident)
-    turn.changes.add(node)
 
 
 def open_of_job(turn: Turn, job: JobRecord) -> list[IncidentRecord]:
@@ -185,91 +137,14 @@ def open_of_job(turn: Turn, job: JobRecord) -> list[IncidentRecord]:
 
 
 def job_settled(turn: Turn, incident: IncidentRecord, job: JobRecord, outcome: str, why: str) -> None:
-    """This job's side of the incident is through."""
+    """This job's side of the incident is through. A job that is left alone goes on to wait for its other trouble."""
     if job.key not in incident.jobs_open:
         return
-    incident.jobs_open.remove(job.key)
-    _unindex(turn, job.about, incident.id)
-    incident.outcome = _worse(incident.outcome, outcome)
-    turn.tell(incident, f"Job {job.name}: {why}")
-    if job.incident == incident.id:
-        job.incident = ""
-        turn.changes.add(job)
-    if job.state is JobState.WATCHING and not job.incident:
-        _watch_the_rest(turn, job)
-    turn.closing[incident.id] = incident
-
-
-def _watch_the_rest(turn: Turn, job: JobRecord) -> None:
-    """Another trouble of a job that is left alone is still open: it is that one now that waits for quiet."""
-    others = open_of_job(turn, job)
+    incident_record.job_settled(turn, incident, job, outcome, why)
+    others = open_of_job(turn, job) if job.state is JobState.WATCHING and not job.incident else []
     if others:
-        job.incident = others[-1].id
+        job_record.governed(turn, job, others[-1].id)
         turn.timers.start(job.timer, turn.policy_of(job).waits.propose_s, job.incident)
-
-
-def node_settled(turn: Turn, incident: IncidentRecord, node: NodeRecord, why: str) -> None:
-    """This node's side of the incident is through."""
-    if node.incident == incident.id:
-        node.incident = ""
-        turn.changes.add(node)
-    if node.name not in incident.nodes_open:
-        return
-    incident.nodes_open.remove(node.name)
-    _unindex(turn, node.about, incident.id)
-    turn.tell(incident, f"{node.name}: {why}")
-    turn.closing[incident.id] = incident
-
-
-def _unindex(turn: Turn, about: str, incident: str) -> None:
-    ids = turn.index.incidents_of.get(about)
-    if ids is not None:
-        ids.discard(incident)
-        if not ids:
-            del turn.index.incidents_of[about]
-
-
-def _worse(known: str, new: str) -> str:
-    """Of the outcomes of several jobs the one that people must know of."""
-    return new if not known or _WORTH[new] > _WORTH[known] else known
-
-
-def close_done(turn: Turn) -> None:
-    """Close what has no open side; at a turn's end, since one side may be settled before another is opened."""
-    for incident in turn.closing.values():
-        _close_if_done(turn, incident)
-
-
-def _close_if_done(turn: Turn, incident: IncidentRecord) -> None:
-    incident.jobs_done = not incident.jobs_open
-    incident.nodes_done = not incident.nodes_open
-    turn.changes.add(incident)
-    if not (incident.jobs_done and incident.nodes_done) or incident.id not in turn.state.incidents:
-        return
-    if not incident.outcome:
-        incident.outcome = _outcome_of_nodes(turn, incident)
-    incident.closed_at = turn.now
-    turn.stamp(incident, Mark.CLOSED)
-    turn.timers.cancel(f"settle:{incident.id}")
-    turn.state.approved.pop(incident.id, None)
-    del turn.state.incidents[incident.id]
-    lost = incident.lost_steps
-    steps = f" {lost} steps had to be done again." if lost else ""
-    took = story.seconds(turn.now - incident.marks.get(Mark.FAULT, incident.opened_at))
-    turn.tell(incident, f"Closed after {took}: {incident.outcome.replace('_', ' ')}.{steps}")
-
-
-def _outcome_of_nodes(turn: Turn, incident: IncidentRecord) -> str:
-    if Remedy.RETIRE in incident.remedies:
-        return GIVEN_UP
-    del turn
-    return RECOVERED if Mark.NODE_RETURNED in incident.marks else OBSERVED
-
-
-def tried(turn: Turn, incident: IncidentRecord, rung: Remedy) -> None:
-    """A rung was taken."""
-    incident.remedies.append(rung)
-    turn.changes.add(incident)
 
 
 def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagnosis:
@@ -279,9 +154,9 @@ def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagno
         return before
     attempt = _attempt_of(incident, job)
     made = _diagnose(incident, job, attempt)
-    if before is not None and (before.cause.startswith(ladder.OPERATOR) or _weaker(made, before)):
+    if before is not None and (has(before.cause, Trait.COMMAND) or _weaker(made, before)):
         return before
-    incident.diagnosis = made
+    incident_record.diagnosed(turn, incident, made)
     turn.stamp(incident, Mark.DIAGNOSED)
     if before is None or (before.cause, before.nodes, before.ranks) != (made.cause, made.nodes, made.ranks):
         word = "Diagnosis" if before is None else "On further evidence"
@@ -295,7 +170,6 @@ def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagno
             job=job.key if job is not None else None,
             node=made.nodes[0] if made.nodes else "",
         )
-    turn.changes.add(incident)
     return made
 
 
@@ -332,7 +206,7 @@ def _diagnose(incident: IncidentRecord, job: JobRecord | None, attempt: AttemptR
         nodes=(first.place.node,) if first.place.node else (),
         ranks=(first.place.rank,) if first.place.rank is not None else (),
         remedy=first.remedy,
-        fingerprint=first.fingerprint or first.rule,
+        fingerprint=first.recurs_as,
         story=first.summary,
     )
 
@@ -341,9 +215,9 @@ def _last_seen(findings: list[Finding]) -> list[Finding]:
     """A trouble that came back is judged by its last time: evidence that came late explains that one, not the first."""
     last: dict[tuple[str, JobKey | None], int] = {}
     for finding in findings:
-        print_of = (finding.fingerprint or finding.rule, finding.job)
+        print_of = (finding.recurs_as, finding.job)
         last[print_of] = max(last.get(print_of, 0), finding.attempt or 0)
-    return [f for f in findings if f.attempt is None or f.attempt == last[f.fingerprint or f.rule, f.job]]
+    return [f for f in findings if f.attempt is None or f.attempt == last[f.recurs_as, f.job]]
 
 
 def ranks_by_node(attempt: AttemptRecord) -> dict[str, tuple[int, ...]]:
@@ -391,7 +265,7 @@ def drill_fired(turn: Turn, drill: Drill) -> None:
     for incident_id in sorted({*known.get(drill.job, ()), *known.get(f"node:{drill.node}", ())}):
         incident = turn.state.incidents[incident_id]
         if not incident.drill and -1.0 <= incident.opened_at - drill.at <= DRILL_S:
-            _take(turn, incident, drill)
+            incident_record.is_drill(turn, incident, drill)
             return
 
 
@@ -401,15 +275,8 @@ def _match_drill(turn: Turn, incident: IncidentRecord, job: str, nodes: tuple[st
     for drill in reversed(turn.state.drills):
         fits = (job and drill.job == job) or (drill.node and drill.node in nodes)
         if fits and -1.0 <= incident.opened_at - drill.at <= DRILL_S:
-            _take(turn, incident, drill)
+            incident_record.is_drill(turn, incident, drill)
             return
-
-
-def _take(turn: Turn, incident: IncidentRecord, drill: Drill) -> None:
-    incident.drill = drill.id
-    incident.said_at = incident.marks[Mark.FAULT] = drill.at
-    turn.state.drills.remove(drill)
-    turn.tell(incident, f"This is drill {drill.id}.")
 
 
 def domain_keys(node: NodeRecord, finding: Finding) -> list[str]:
@@ -473,7 +340,7 @@ def judge_domain(turn: Turn, incident: IncidentRecord, node: NodeRecord, finding
 
 def _declare(turn: Turn, incident: IncidentRecord, path: str, lost: list[NodeRecord], all_nodes: int) -> None:
     summary = f"{path} has failed: {len(lost)} of its {all_nodes} nodes were lost together"
-    incident.diagnosis = Diagnosis(
+    diagnosis = Diagnosis(
         cause=ladder.DOMAIN_LOST,
         domain=Domain.NETWORK,
         summary=summary,
@@ -484,10 +351,10 @@ def _declare(turn: Turn, incident: IncidentRecord, path: str, lost: list[NodeRec
         story=f"{summary}. What they share is at fault, not they: they are not fenced one by one, and count as well "
         "again when they are back. Look at the switch, the rack or its power.",
     )
+    incident_record.diagnosed(turn, incident, diagnosis)
     turn.stamp(incident, Mark.DIAGNOSED)
     turn.tell(incident, f"Diagnosis: {summary}.")
-    turn.notify(incident.id, Severity.ERROR, f"{path} has failed", incident.diagnosis.story)
-    turn.changes.add(incident)
+    turn.notify(incident.id, Severity.ERROR, f"{path} has failed", diagnosis.story)
 
 
 def waits_for_domain(turn: Turn, node: NodeRecord, incident: IncidentRecord | None) -> bool:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.decide import findings, incidents, ladder, records, recovery, repair, restart
+from holdfast.decide import findings, incidents, ladder, recovery, repair, restart
 from holdfast.decide.machine import Claim
-from holdfast.decide.records import Turn
+from holdfast.decide.records import incident as incident_record
+from holdfast.decide.records import job as job_record
+from holdfast.decide.records.incident import CANCELLED, GIVEN_UP, OBSERVED, RECOVERED
+from holdfast.decide.records.turn import Turn
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -81,7 +84,7 @@ def _id_given_anew(turn: Turn, key: JobKey) -> None:
 def _is_over(turn: Turn, job: JobRecord) -> None:
     """The scheduler confirms the end of a job that is given up or cancelled: its attempt ran until then."""
     if job.view.state in ENDED:
-        records.end_with_its_run(turn, job)
+        job_record.end_with_its_run(turn, job)
 
 
 def _by_our_requeue(turn: Turn, job: JobRecord) -> bool:
@@ -103,13 +106,13 @@ def _of_allocation(job: JobRecord, view: JobView) -> JobView:
     """The view inside an allocation, which may not name its nodes."""
     if view.restart_count > job.view.restart_count:
         # A new allocation: whoever gave it knows which nodes are good by now, and what was left out is another's.
-        job.excluded = ()
+        job_record.readmit(job, job.excluded)
     return view if view.nodes else replace(view, nodes=job.view.nodes)
 
 
 def _first_seen(turn: Turn, view: JobView) -> None:
     """A new one. It may have failed between two looks, or while nobody looked: that is a failure all the same."""
-    job = records.create_job(turn, view)
+    job = job_record.create(turn, view)
     if view.state in _FAILURES and view.recovery is not None and turn.event.at - view.ended_at <= LATE_S:
         implied(turn, job)
         _ended(turn, job)
@@ -134,7 +137,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
             restart.released(turn, job)
         if view.state is SchedulerState.HELD and old.state is SchedulerState.PENDING and not job.in_queue:
             _held_by_person(turn, job)
-        elif view.state is SchedulerState.PENDING and state is JobState.RELEASED and _lacks_nodes(view.reason):
+        elif view.state is SchedulerState.PENDING and state is JobState.RELEASED and view.lacks_nodes:
             turn.move_job(job, JobTrigger.WAIT)
             turn.tell_all(restart.incident_of(turn, job), job, f"waits for nodes ({view.reason}).")
         return
@@ -145,7 +148,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
         return
     if not grown:
         return
-    records.end_with_its_run(turn, job)
+    job_record.end_with_its_run(turn, job)
     turn.claim(job, Claim.REQUEUED)
     if state is JobState.WATCHING:
         turn.tell(job, "It was requeued by the scheduler or a person.")
@@ -154,11 +157,6 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
         return
     else:
         restart.adopt(turn, job, "it was requeued already, by the scheduler or a person")
-
-
-def _lacks_nodes(reason: str) -> bool:
-    text = reason.casefold()
-    return any(word in text for word in ("resource", "node", "unavailable", "insufficient"))
 
 
 def _held_meanwhile(turn: Turn, job: JobRecord, old: JobView) -> None:
@@ -214,26 +212,24 @@ def _ended(turn: Turn, job: JobRecord) -> None:
         if attempt.exit_code in {EXIT_RESTART_ME, EXIT_DO_NOT_REQUEUE}:
             code = attempt.exit_code
         if not attempt.ended_at:
-            attempt.ended_at = turn.now
-            attempt.exit_code = code
-            attempt.signal = view.signal
+            job_record.attempt_over(attempt, turn.now, code, view.signal)
     if not turn.in_allocation:
         turn.claim(job, Claim.ENDED)
     if view.state is SchedulerState.CANCELLED:
-        restart.finish(turn, job, JobTrigger.CANCEL, incidents.CANCELLED, "it was cancelled, which is no failure")
+        restart.finish(turn, job, JobTrigger.CANCEL, CANCELLED, "it was cancelled, which is no failure")
     elif view.state is SchedulerState.TIMEOUT:
         why = "it reached its time limit, which is no failure"
-        restart.finish(turn, job, JobTrigger.COMPLETED, incidents.CANCELLED, why)
+        restart.finish(turn, job, JobTrigger.COMPLETED, CANCELLED, why)
     elif view.state is SchedulerState.COMPLETED and code != EXIT_RESTART_ME:
-        outcome = incidents.RECOVERED if job.in_recovery else incidents.OBSERVED
+        outcome = RECOVERED if job.in_recovery else OBSERVED
         restart.finish(turn, job, JobTrigger.COMPLETED, outcome, "it completed")
     elif turn.orders.under_way(job.about, o.RequeueHeld):
         return
     elif code == EXIT_DO_NOT_REQUEUE:
-        restart.finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, "it asked not to be requeued (exit code 86)")
+        restart.finish(turn, job, JobTrigger.GIVE_UP, GIVEN_UP, "it asked not to be requeued (exit code 86)")
     elif not recovery.recoverable(turn, job) and not has_launcher(job):
         why = f"it failed (exit code {code}); nobody asked for its recovery"
-        restart.finish(turn, job, JobTrigger.GIVE_UP, incidents.OBSERVED, why)
+        restart.finish(turn, job, JobTrigger.GIVE_UP, OBSERVED, why)
     else:
         _failed(turn, job, code)
 
@@ -253,9 +249,7 @@ def _failed(turn: Turn, job: JobRecord, code: int | None) -> None:
         return
     if incident is not None and job.state is JobState.WATCHING:
         turn.stamp(incident, Mark.STOPPED)
-        restart.finish(
-            turn, job, JobTrigger.GIVE_UP, incidents.OBSERVED, f"it ended (exit code {code}) and was left alone"
-        )
+        restart.finish(turn, job, JobTrigger.GIVE_UP, OBSERVED, f"it ended (exit code {code}) and was left alone")
         return
     if job.view.state is SchedulerState.NODE_FAIL:
         finding = said_by_scheduler(turn, job, "scheduler.node_fail", "the scheduler lost a node of the job")
@@ -278,7 +272,7 @@ def vanished(turn: Turn, event: e.JobVanished) -> None:
 def _forget(turn: Turn, job: JobRecord) -> None:
     busy = job.in_recovery
     trigger = JobTrigger.CANCEL if busy else JobTrigger.COMPLETED
-    restart.finish(turn, job, trigger, incidents.CANCELLED, "the scheduler no longer knows it")
+    restart.finish(turn, job, trigger, CANCELLED, "the scheduler no longer knows it")
     name = job.about
     turn.timers.cancel(f"lapse:{name}")
     set_view(turn, job, replace(job.view, nodes=()))
@@ -299,7 +293,7 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
         view = JobView(
             key=event.job, state=SchedulerState.RUNNING, nodes=event.nodes, restart_count=event.restart_count
         )
-        job = records.create_job(turn, view)
+        job = job_record.create(turn, view)
     if event.restart_count < job.view.restart_count:
         return
     known_run = event.restart_count == job.view.restart_count
@@ -322,9 +316,7 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
     pending = turn.orders.under_way(job.about, o.RequeueHeld)
     if pending or (job.in_queue and not _starts_anew(job, event.restart_count)):
         return
-    turn.claim(job, Claim.ATTACHED)
-    job.led_at = event.restart_count
-    turn.timers.cancel(f"lapse:{job.about}")
+    job_record.attached(turn, job, event.restart_count)
     turn.tell(job, f"A launcher holds its allocation ({len(event.nodes)} nodes, {event.ranks} ranks).")
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD}:
         attempt = job.attempt
@@ -347,14 +339,12 @@ def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
     if event.restart_count is not None and event.restart_count < job.led_at:
         return  # the next start's launcher was faster than this one's good-bye
     turn.claim(job, Claim.LAPSED)
-    turn.changes.add(job)
     attempt = job.attempt
     if event.left:
         turn.tell(job, f"Its launcher left with exit code {event.exit_code}.")
         asked_itself = attempt is not None and attempt.exit_code == EXIT_DO_NOT_REQUEUE
         if attempt is not None and event.exit_code is not None:
-            attempt.exit_code = event.exit_code
-            attempt.ended_at = attempt.ended_at or turn.now
+            job_record.launcher_left(attempt, turn.now, event.exit_code)
         if (
             event.exit_code == EXIT_DO_NOT_REQUEUE
             and not asked_itself
@@ -385,7 +375,7 @@ def _take_over(turn: Turn, job: JobRecord, *, left: bool) -> None:
     incident = restart.incident_of(turn, job)
     if incident is None:
         return
-    records.end_with_its_run(turn, job)  # the launcher's ranks end with its lease
+    job_record.end_with_its_run(turn, job)  # the launcher's ranks end with its lease
     if turn.orders.under_way(job.about, o.RequeueHeld):
         return
     if job.state is JobState.EVACUATING or left:
@@ -433,14 +423,13 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
         return
     turn.claim(job, Claim.ESCALATED)
     turn.tell(job, f"Its launcher hands over: {event.why or 'no rung is left in its allocation'}.")
-    records.end_with_its_run(turn, job)
+    job_record.end_with_its_run(turn, job)
     incident = restart.incident_of(turn, job)
     if incident is None or (attempt is not None and attempt.incident not in {"", incident.id}):
         findings.job_fault(turn, job, _from_launcher(turn, job, event))
         return
     if event.diagnosis is not None and (incident.diagnosis is None or incident.diagnosis.cause == "unknown"):
-        incident.diagnosis = event.diagnosis
-        turn.changes.add(incident)
+        incident_record.diagnosed(turn, incident, event.diagnosis)
     if job.state is JobState.DIAGNOSING:
         recovery.decide(turn, job, incident)
     elif turn.can(job, JobTrigger.ATTEMPT_OVER):
@@ -475,10 +464,7 @@ def forgotten(turn: Turn, key: JobKey) -> bool:
 
 def set_view(turn: Turn, job: JobRecord, view: JobView) -> None:
     """Keep what is said of it, and which nodes it is on."""
-    old, job.view = job.view, view
-    turn.changes.add(job)
-    records.warn_of_job(turn, job, old.warnings)
-    for node in turn.index.occupied(job.about, old, view):
+    for node in job_record.seen(turn, job, view):
         record = turn.state.nodes.get(node)
         if record is not None and record.incident:
             repair.check_drained(turn, record)
@@ -493,7 +479,7 @@ def implied(turn: Turn, job: JobRecord) -> None:
         return
     # As the scheduler counts: what reads its restart count (an agent, the job's own log files) means the same attempt.
     number = max(attempt.number + 1 if attempt is not None else 0, job.view.restart_count)
-    records.add_attempt(
+    job_record.add_attempt(
         turn,
         job,
         AttemptRecord(
@@ -541,9 +527,8 @@ def end_of_attempt(turn: Turn, job: JobRecord, code: int | None, signal: int | N
 def settle_observed(turn: Turn, job: JobRecord, why: str) -> None:
     """What was left alone is over by itself."""
     for incident in incidents.open_of_job(turn, job):
-        incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
+        incidents.job_settled(turn, incident, job, OBSERVED, why)
     turn.timers.cancel(job.timer)
-    job.incident = ""
 
 
 def attempt_started(turn: Turn, event: e.AttemptStarted) -> None:
@@ -555,15 +540,11 @@ def attempt_started(turn: Turn, event: e.AttemptStarted) -> None:
         view = JobView(
             key=event.job, state=SchedulerState.RUNNING, nodes=event.nodes, restart_count=event.restart_count
         )
-        job = records.create_job(turn, view)
+        job = job_record.create(turn, view)
     implied_one = job.attempt if _is_implied(job, event) else None
-    if event.restart_count < job.view.restart_count or not _give_way(job, event):
+    if event.restart_count < job.view.restart_count or not _is_new(job, event):
         return
-    made = records.attempt_of(event)
-    if not event.in_place and event.restart_count == job.view.restart_count and job.view.started_at <= event.at:
-        made.placed_at = job.view.started_at
-    records.add_attempt(turn, job, made)
-    job.epoch = max(job.epoch, event.epoch)
+    job_record.start_attempt(turn, job, event)
     _begun(turn, job, event, implied_one)
     findings.overtook(turn, job)
 
@@ -574,15 +555,16 @@ def _begun(turn: Turn, job: JobRecord, event: e.AttemptStarted, implied_one: Att
     if job.over:
         return
     if implied_one is not None and implied_one.incident in turn.state.incidents:
-        record.incident = implied_one.incident  # its fault was heard of before its start: this is no restart
+        job_record.ends_by(job, implied_one.incident)  # its fault was heard of before its start: this is no restart
         return
     if turn.orders.under_way(job.about, o.RequeueHeld):
-        record.incident = job.incident  # it will be stopped by the requeue that is under way
+        job_record.ends_by(job, job.incident)  # it will be stopped by the requeue that is under way
         return
     before = job.attempts[-2] if len(job.attempts) > 1 else None
     if job.in_queue and before is not None and event.restart_count <= before.restart_count:
         # Restarted in place just before our requeue ended that run, and told of late: it runs no more.
-        record.incident, record.ended_at, record.stopped = job.incident, event.at, True
+        job_record.ends_by(job, job.incident)
+        job_record.attempt_over(record, event.at, stopped=True)
         return
     if job.state is JobState.WATCHING:
         turn.tell(job, f"{job.name} is started on {story.listed(event.nodes)}.")
@@ -606,8 +588,8 @@ def _is_implied(job: JobRecord, event: e.AttemptStarted) -> bool:
     )
 
 
-def _give_way(job: JobRecord, event: e.AttemptStarted) -> bool:
-    """False when this attempt is known, or an older one. What was only implied gives way to the launcher's word.
+def _is_new(job: JobRecord, event: e.AttemptStarted) -> bool:
+    """False when this attempt is known, or an older one. What was only implied counts for less than a launcher's word.
 
     A start that failed before its launcher made an attempt has none by the launcher's count.
     """
@@ -618,11 +600,7 @@ def _give_way(job: JobRecord, event: e.AttemptStarted) -> bool:
     if same and (attempt.ended_at or event.in_place):
         return False
     real = [known for known in job.attempts if known.epoch]
-    if attempt.epoch or (real and real[-1].number >= event.attempt):
-        return False
-    while job.attempts and job.attempts[-1].number >= event.attempt:
-        job.attempts.pop()
-    return True
+    return not (attempt.epoch or (real and real[-1].number >= event.attempt))
 
 
 def started(turn: Turn, job: JobRecord, at: float) -> None:
@@ -632,11 +610,11 @@ def started(turn: Turn, job: JobRecord, at: float) -> None:
         # The launcher was faster than its own reports: the decision that this engine did not see is made up for.
         turn.stamp(incident, Mark.STOPPED, at)
         diagnosis = incidents.judge(turn, incident, job)
-        job.incident = incident.id
+        job_record.governed(turn, job, incident.id)
         before = job.attempts[-2] if len(job.attempts) > 1 else None
         broke = ladder.where_broke(before, incident)
-        records.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, diagnosis.nodes, attempt=before)
-        incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
+        job_record.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, diagnosis.nodes, attempt=before)
+        incident_record.tried(turn, incident, Remedy.RESTART_IN_PLACE)
         turn.stamp(incident, Mark.REQUEUED, at)
     turn.orders.complete(job.about, "a new attempt is started", o.RestartInPlace, o.SetExcluded, o.ReleaseJob)
     turn.orders.withdraw(job.about, "a new attempt is started")
@@ -644,8 +622,7 @@ def started(turn: Turn, job: JobRecord, at: float) -> None:
     turn.claim(job, Claim.STARTED)
     attempt = job.attempt
     for known in incidents.open_of_job(turn, job):
-        turn.stamp(known, Mark.STARTED, at)
-        known.attempt_after = attempt.number if attempt is not None else None
+        incident_record.goes_on(turn, known, Mark.STARTED, job, at)
     where = f" on {story.listed(attempt.nodes)}" if attempt is not None and attempt.nodes else ""
     turn.tell_all(incident, job, f"{job.name} is started{where}.")
     restart.wait(turn, job)
@@ -673,11 +650,7 @@ def attempt_ended(turn: Turn, event: e.AttemptEnded) -> None:
     if event.last_step is not None:
         restart.step_done(turn, job, event.attempt, event.last_step)
     known = bool(record.ended_at)
-    record.ended_at = record.ended_at or event.at
-    if record.exit_code is None:
-        record.exit_code = event.exit_code
-        record.signal = event.signal
-        record.stopped = record.stopped or event.stopped
+    job_record.attempt_over(record, event.at, event.exit_code, event.signal, stopped=event.stopped)
     turn.changes.add(job)
     if known or record is not job.attempt or job.over:
         return
@@ -712,7 +685,7 @@ def _ended_in_recovery(turn: Turn, job: JobRecord, event: e.AttemptEnded) -> Non
 def _ended_well(turn: Turn, job: JobRecord) -> None:
     """All ranks ended with 0. Whether the job as a whole has completed the scheduler knows."""
     if turn.in_allocation:
-        outcome = incidents.RECOVERED if job.in_recovery else incidents.OBSERVED
+        outcome = RECOVERED if job.in_recovery else OBSERVED
         restart.finish(turn, job, JobTrigger.COMPLETED, outcome, "it completed")
     elif job.state is JobState.PROVING:
         restart.proven(turn, job, "it ran to its end")
@@ -729,7 +702,7 @@ def _asks_for_restart(turn: Turn, job: JobRecord, *, stopped: bool) -> None:
     finding = restart_me(turn, job)
     if stopped:
         incident = incidents.open_new(turn, finding)
-        incident.remedies.append(Remedy.EVACUATE)
+        incident_record.tried(turn, incident, Remedy.EVACUATE)
         recovery.fault(turn, job, incident, finding)
     else:
         findings.job_fault(turn, job, finding)

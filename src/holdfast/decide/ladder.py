@@ -2,9 +2,9 @@
 
 `recovery.py` asks `choose` when an attempt is over (and for a first guess before); `repair.py` asks `repair_rungs`. A
 rung that cannot work here, or whose budget is used up, is passed over with its reason. A restart is charged when it is
-ordered; all counts are reset by progress (`records.charge`, `records.reset_budgets`). The same trouble reported by many
-ranks of one attempt is never charged, because charging goes by restarts. Choice from facts: nothing is ordered or
-written here, and no time passes.
+ordered; all counts are reset by progress (`charge` and `reset_budgets` of `records/job.py`). The same trouble reported
+by many ranks of one attempt is never charged, because charging goes by restarts. Choice from facts: nothing is ordered
+or written here, and no time passes.
 """
 
 from __future__ import annotations

@@ -304,6 +304,8 @@ class Claim(StrEnum):
     RELEASED = "released"
     STARTED = "started"
     """It has left the queue."""
+    LET_GO = "let_go"
+    """It has left the queue, in which it was held: a person has let it go."""
     ENDED = "ended"
     """The scheduler says that it has ended."""
     OVER = "over"
@@ -335,6 +337,7 @@ AUTHORITY: Mapping[Claim, Rights] = {
     Claim.ADOPTED: Rights(Authority.CONTROLLER, in_queue=False),
     Claim.RELEASED: Rights(in_queue=False),
     Claim.STARTED: Rights(in_queue=False),
+    Claim.LET_GO: Rights(in_queue=False, held=False),
     Claim.ENDED: _CONTROLLER,
     Claim.OVER: Rights(in_queue=False, held=False),
     Claim.HELD: Rights(held=True),
@@ -420,11 +423,6 @@ def move(table: Mapping[S, Mapping[G, S]], state: S, trigger: G, *, story: tuple
     except KeyError:
         known = ", ".join(table.get(state, {})) or "nothing"
         raise InvalidTransition(f"no move {trigger} from {state} (from there only: {known})", story=story) from None
-
-
-def can(table: Mapping[S, Mapping[G, S]], state: S, trigger: G) -> bool:
-    """Is there such a line?"""
-    return trigger in table[state]
 
 
 def mermaid(table: Mapping[S, Mapping[G, S]]) -> str:

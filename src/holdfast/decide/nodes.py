@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.decide import incidents, records, repair
-from holdfast.decide.records import Turn
+from holdfast.decide import incidents, repair
+from holdfast.decide.records import incident as incident_record
+from holdfast.decide.records import node as node_record
+from holdfast.decide.records.turn import Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import story
@@ -37,10 +39,7 @@ def record_of(turn: Turn, name: str) -> NodeRecord:
     """The node's record; an agent may speak of a node before the scheduler does."""
     node = turn.state.nodes.get(name)
     if node is None:
-        node = NodeRecord(name=name, view=NodeView(name=name), since=turn.now, first_seen_at=turn.now)
-        turn.state.nodes[name] = node
-        records.count_nodes(turn, "", 1)
-        turn.changes.add(node)
+        node = node_record.create(turn, NodeView(name=name))
     return node
 
 
@@ -56,7 +55,7 @@ def observed(turn: Turn, view: NodeView) -> tuple[str, str]:
         view = replace(view, failed_check="")
     node = turn.state.nodes.get(view.name)
     if node is None:
-        _first_seen(turn, view)
+        _found_drained(turn, node_record.create(turn, view))
         return "", ""
     failed_check = "" if node.view.failed_check else view.failed_check
     return _seen_again(turn, node, view), failed_check
@@ -64,12 +63,11 @@ def observed(turn: Turn, view: NodeView) -> tuple[str, str]:
 
 def _seen_again(turn: Turn, node: NodeRecord, view: NodeView) -> str:
     """Return the evidence that a known node is gone; an empty text when it is not."""
-    old, node.view = node.view, view
-    turn.changes.add(node)
+    old = node_record.seen(turn, node, view)
     if old.group != view.group:
-        waited = unbrake(turn, node, old.group)
-        records.count_nodes(turn, old.group, -1)
-        records.count_nodes(turn, view.group, 1)
+        waited = node_record.unbrake(turn, node, old.group)
+        node_record.count_nodes(turn, old.group, -1)
+        node_record.count_nodes(turn, view.group, 1)
         incident = repair.incident_of(turn, node)
         if waited and incident is not None:
             quarantine(turn, node, incident, ", ".join(node.findings[:3]))  # the new group's brake decides now
@@ -78,7 +76,7 @@ def _seen_again(turn: Turn, node: NodeRecord, view: NodeView) -> str:
         _warn(turn, node)
     taken_back = _whose_drain(turn, node, old, same_machine=same_machine)
     if view.alive is True and node.gone and old.alive is not True:
-        node.gone = False
+        node_record.runs(turn, node)
         turn.tell(node, "The scheduler says that it runs again.")
         back(turn, node)
     if old == NodeView(name=view.name) and node.phase is NodeState.HEALTHY and view.alive is not False:
@@ -97,7 +95,7 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
         if same_machine and node.drained_by_us and _is_theirs(node.view):
             _taken_over(turn, node)
         elif same_machine and not old.drained and _is_being_fenced(turn, node):
-            node.drained_by_us = True  # seen before the order's outcome: whoever lifts it now lifts ours
+            node_record.drain_is_ours(turn, node)  # seen before the order's outcome: whoever lifts it now lifts ours
         elif same_machine and not old.drained and node.phase is NodeState.HEALTHY and not node.incident:
             _found_drained(turn, node)  # a quarantine that was taken back took effect after all
     elif old.drained:
@@ -116,9 +114,8 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
 
 def _is_being_fenced(turn: Turn, node: NodeRecord) -> bool:
     """Does its drain show the effect of a quarantine that is still under way?"""
-    orders = turn.orders.about(node.about, o.QuarantineNode)
     is_own = node.view.drain_reason.startswith(OWN_REASON)
-    return is_own and any(record.status is o.OrderStatus.PENDING for record in orders)
+    return is_own and turn.orders.under_way(node.about, o.QuarantineNode)
 
 
 def _is_observed(turn: Turn, node: NodeRecord) -> bool:
@@ -133,22 +130,6 @@ def _is_theirs(view: NodeView) -> bool:
     return view.drained and bool(view.drain_reason) and not is_ours(view)
 
 
-def _first_seen(turn: Turn, view: NodeView) -> None:
-    node = NodeRecord(
-        name=view.name,
-        view=view,
-        since=turn.now,
-        first_seen_at=turn.now,
-        boot_id=view.boot_id,
-        instance_id=view.instance_id,
-        gone=view.alive is False,
-    )
-    turn.state.nodes[view.name] = node
-    records.count_nodes(turn, view.group, 1)
-    turn.changes.add(node)
-    _found_drained(turn, node)
-
-
 def _found_drained(turn: Turn, node: NodeRecord) -> None:
     """A drain of ours that nobody has in mind any more: nobody else will lift it, so it is checked and lifted."""
     if not (node.view.drained and node.view.drain_reason.startswith(OWN_REASON)):
@@ -159,7 +140,7 @@ def _found_drained(turn: Turn, node: NodeRecord) -> None:
         return
     turn.move_node(node, NodeTrigger.QUARANTINE)
     turn.move_node(node, NodeTrigger.FENCED)
-    node.drained_by_us = True
+    node_record.drain_is_ours(turn, node)
     turn.tell(node, f"{said}.")
     repair.validate(turn, node, "our old drain was found")
 
@@ -168,23 +149,6 @@ def _warn(turn: Turn, node: NodeRecord) -> None:
     for words in node.view.warnings:
         turn.tell(node, f"{words[0].upper()}{words[1:]}.")
         turn.notify(node.about, Severity.WARNING, f"{node.name}: nearly understood", f"{words}.", node=node.name)
-
-
-def _is_other(node: NodeRecord, kind: str, value: str) -> bool:
-    """Note an identity; True when it is another than before.
-
-    A scheduler's own ids have a prefix (`slurm:`) and an agent's have none: each is compared with its like. Orders
-    carry the scheduler's where there is one, since it is the scheduler's adapter that has to tell a stale order.
-    """
-    own = f"agent_{kind}" if ":" in getattr(node, kind) and ":" not in value else kind
-    before = getattr(node, own)
-    if not value or before == value:
-        return False
-    if own == kind and before and ":" in value and ":" not in before:
-        setattr(node, f"agent_{kind}", before)
-        before = ""
-    setattr(node, own, value)
-    return bool(before)
 
 
 def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, down: bool = False) -> bool:
@@ -197,18 +161,11 @@ def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, do
         instance_id: its machine; empty: not known.
         down: said by a scheduler that cannot reach it. A boot alone does not bring such a node back.
     """
-    machine = _is_other(node, "instance_id", instance_id)
-    boot = _is_other(node, "boot_id", boot_id)
+    machine, boot = node_record.identified(turn, node, boot_id, instance_id, down=down)
     if not (machine or boot):
         return False
-    turn.changes.add(node)
+    turn.tell(node, f"It is another machine now ({instance_id})." if machine else "It has booted anew.")
     booting = down and not machine
-    node.gone = node.gone and booting
-    if machine:
-        node.offences = []
-        turn.tell(node, f"It is another machine now ({instance_id}).")
-    else:
-        turn.tell(node, "It has booted anew.")
     if node.state is NodeState.UNKNOWN:
         heard(turn, node.name)
     if node.phase is NodeState.REPAIRING:
@@ -226,15 +183,15 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
     """Another machine answers to the name: what was held against the old one is stale."""
     state = node.phase
     if state is NodeState.HEALTHY:
-        node.clean_at = turn.now
+        node_record.clean_since(node, turn.now)
         _found_drained(turn, node)  # its return failed as stale: the adapter saw the new machine before we did
         return
     turn.orders.withdraw(node.about, "the machine was swapped for another")
     if state is NodeState.VALIDATING:
         repair.check_again(turn, node)
         return
-    node.findings = []
-    unbrake(turn, node)
+    node_record.cleared(turn, node)
+    node_record.unbrake(turn, node)
     if state is NodeState.SUSPECT or not node.drained_by_us:
         _clear(turn, node, "the machine that was suspected is gone")
     elif turn.can(node, NodeTrigger.CHECK):
@@ -243,8 +200,7 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
 
 def _being_returned(turn: Turn, node: NodeRecord) -> bool:
     """Our own order lifts the drain; a controller that was killed meanwhile sees that before it hears the outcome."""
-    orders = turn.orders.about(node.about, o.ReturnNode)
-    return any(record.status is o.OrderStatus.PENDING for record in orders)
+    return turn.orders.under_way(node.about, o.ReturnNode)
 
 
 def _resumed_by_person(turn: Turn, node: NodeRecord) -> None:
@@ -259,18 +215,14 @@ def _taken_over(turn: Turn, node: NodeRecord) -> None:
 
 def _clear(turn: Turn, node: NodeRecord, why: str, *, repaired: bool = True) -> None:
     """Back to healthy, without more ado; not `repaired`: what it reports late of the time before still counts."""
-    clean_at = node.clean_at
-    unbrake(turn, node)
+    node_record.unbrake(turn, node)
     if node.phase is not NodeState.HEALTHY:
         turn.move_node(node, NodeTrigger.CLEARED)
-    repair.clean(turn, node)
-    if not repaired:
-        node.clean_at = clean_at
+    node_record.clean(turn, node, turn.said_at if repaired else node.clean_at)
     turn.tell(node, f"{why[0].upper()}{why[1:]}.")
     incident = repair.incident_of(turn, node)
     if incident is not None:
-        incidents.node_settled(turn, incident, node, f"{why}.")
-    node.incident = ""
+        incident_record.node_settled(turn, incident, node, f"{why}.")
 
 
 def _well_again(turn: Turn, node: NodeRecord, why: str, *, repaired: bool = True) -> None:
@@ -287,18 +239,13 @@ def vanished(turn: Turn, event: e.NodeVanished) -> None:
     turn.orders.withdraw(node.about, "the node left the cluster")
     for name in (node.about, f"silent:{node.name}"):
         turn.timers.cancel(name)
-    unbrake(turn, node)
-    records.count_nodes(turn, node.view.group, -1)
+    node_record.unbrake(turn, node)
     incident = repair.incident_of(turn, node)
-    node.left_at = turn.now
-    turn.tell(node, "It left the cluster.")
+    node_record.left(turn, node)
     if incident is not None:
         if node.phase is NodeState.REPAIRING:
             turn.stamp(incident, Mark.NODE_REPAIRED)
-        incidents.node_settled(turn, incident, node, "it left the cluster.")
-    turn.state.context.pop(node.about, None)
-    turn.state.spoke.pop(node.name, None)
-    del turn.state.nodes[node.name]
+        incident_record.node_settled(turn, incident, node, "it left the cluster.")
 
 
 def silent(turn: Turn, event: e.NodeSilent) -> None:
@@ -306,9 +253,7 @@ def silent(turn: Turn, event: e.NodeSilent) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None or node.silent:
         return
-    node.silent = True
-    if node.state is not NodeState.UNKNOWN:
-        turn.move_node(node, NodeTrigger.SILENT)
+    node_record.fell_silent(turn, node)
     turn.tell(node, f"Nothing was heard of it for {story.seconds(event.for_s)}; it is unknown, not gone.")
     if node.phase in {NodeState.HEALTHY, NodeState.SUSPECT} and not node.gone:
         turn.timers.start(f"silent:{node.name}", turn.policy_for(node).waits.unknown_s)
@@ -319,11 +264,7 @@ def heard(turn: Turn, name: str) -> None:
     node = turn.state.nodes.get(name)
     if node is None or not node.silent:
         return
-    node.silent = False
-    turn.timers.cancel(f"silent:{name}")
-    if node.state is NodeState.UNKNOWN:
-        turn.move_node(node, NodeTrigger(f"heard_{node.before_unknown}"))
-    turn.tell(node, "It is heard again.")
+    node_record.heard(turn, node)
     if node.view.alive is not False:
         back(turn, node)
 
@@ -352,8 +293,7 @@ def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
     if turn.in_allocation:
         return
     node = record_of(turn, event.node)
-    node.drill_ok = event.drill_ok
-    turn.changes.add(node)
+    node_record.open_to_drills(turn, node, event.drill_ok)
     spoke(turn, event.node, event.at)
     identity(turn, node, event.boot_id, event.instance_id)
 
@@ -363,7 +303,7 @@ def domain_lost(turn: Turn, incident: IncidentRecord) -> None:
     for name in incident.nodes_open:
         node = turn.state.nodes[name]
         if node.phase is NodeState.SUSPECT and incidents.waits_for_domain(turn, node, incident):
-            unbrake(turn, node)
+            node_record.unbrake(turn, node)
             _wait_for_domain(turn, node, incident)
 
 
@@ -382,9 +322,7 @@ def back(turn: Turn, node: NodeRecord) -> None:
         return
     if incident is None or not path or not incidents.is_lost(node) or node.silent or node.phase not in _WAITING:
         return
-    turn.changes.add(node)
-    node.gone = False
-    node.findings = []
+    node_record.cleared(turn, node)
     turn.timers.cancel(node.timer)
     turn.stamp(incident, Mark.NODE_RETURNED)
     if node.phase is NodeState.SUSPECT:
@@ -415,8 +353,7 @@ def timer(turn: Turn, node: NodeRecord) -> None:
 def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Finding) -> None:
     """Evidence against the node: fence it, if mode and brake allow."""
     state = node.phase
-    if finding.rule not in node.findings:
-        node.findings.append(finding.rule)
+    node_record.accuse(node, finding.rule)
     if state is NodeState.RETIRED:
         turn.tell(node, f"{story.of_finding(finding)}; it is out of service already.")
         return
@@ -460,7 +397,7 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
     if node.view.drained and not node.drained_by_us and not is_ours(node.view):
         turn.stamp(incident, Mark.ISOLATED)
         reason = node.view.drain_reason or "no reason given"
-        incidents.node_settled(
+        incident_record.node_settled(
             turn, incident, node, f"drained already by somebody else ({reason}); it is left to them."
         )
         return
@@ -470,7 +407,7 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
     policy = turn.policy_for(node)
     group = node.view.group
     acts = turn.mode(policy, group, Remedy.QUARANTINE, incident.id) is Mode.ACT
-    if acts and not records.brake_allows(policy.brake, records.brake_of(turn, group), turn.now):
+    if acts and not node_record.brake_allows(policy.brake, node_record.brake_of(turn, group), turn.now):
         _held_back(turn, node, incident, group)
         return
     order = order_to_fence(turn, node, why, repair.planned(turn, node, incident), gone=node.gone)
@@ -486,23 +423,18 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
 def entered(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
     """Its quarantine is ordered. A return that is still under way must not undo it."""
     turn.orders.withdraw(node.about, "it is quarantined anew", o.ReturnNode)
-    unbrake(turn, node)
-    record = records.brake_of(turn, node.view.group)
-    records.brake_took(record, turn.now)
-    turn.changes.add(record)
-    turn.move_node(node, NodeTrigger.QUARANTINE)
-    start = turn.now - turn.policy_for(node).node.lemon_window_s
-    node.offences = [*[at for at in node.offences if at > start], turn.now]
-    incidents.tried(turn, incident, Remedy.QUARANTINE)
+    node_record.unbrake(turn, node)
+    node_record.quarantined(turn, node, turn.policy_for(node).node.lemon_window_s)
+    incident_record.tried(turn, incident, Remedy.QUARANTINE)
     turn.tell_all(incident, node, "quarantined.")
 
 
 def _held_back(turn: Turn, node: NodeRecord, incident: IncidentRecord, group: str) -> None:
     policy = turn.policy_for(node)
-    record = records.brake_of(turn, group)
-    first = records.brake_hold_back(record, node.name, turn.now)
+    record = node_record.brake_of(turn, group)
+    first = node_record.brake_hold_back(record, node.name, turn.now)
     turn.changes.add(record)
-    turn.timers.start(f"brake:{group}", records.next_brake_look(policy.brake, record, turn.now))
+    turn.timers.start(f"brake:{group}", node_record.next_brake_look(policy.brake, record, turn.now))
     turn.tell_all(incident, node, "not quarantined: the brake of its group holds it back.")
     if first:
         turn.notify(
@@ -522,11 +454,10 @@ def brake_timer(turn: Turn, group: str) -> None:
     if record is None or not record.tripped_at:
         return
     rules = turn.policies.for_group(group).brake
-    record.tripped_at = 0.0
-    _retry(turn, record, records.reopen_brake(rules, record, turn.now))
+    _retry(turn, record, node_record.reopen_brake(rules, record, turn.now))
     if record.waiting:
-        record.tripped_at = record.tripped_at or turn.now
-        turn.timers.start(f"brake:{group}", records.next_brake_look(rules, record, turn.now))
+        node_record.keep_tripped(record, turn.now)
+        turn.timers.start(f"brake:{group}", node_record.next_brake_look(rules, record, turn.now))
 
 
 def reset_brake(turn: Turn, group: str, who: str) -> bool:
@@ -536,7 +467,7 @@ def reset_brake(turn: Turn, group: str, who: str) -> bool:
         return False
     turn.timers.cancel(f"brake:{group}")
     turn.changes.add(record)
-    freed = records.reset_brake_record(record)
+    freed = node_record.reset_brake_record(record)
     turn.notify(f"brake:{group}", Severity.INFO, f"Quarantine brake of {group or 'the cluster'} reset", f"By {who}.")
     _retry(turn, record, freed)
     return True
@@ -551,32 +482,18 @@ def _retry(turn: Turn, record: BrakeRecord, names: list[str]) -> None:
             quarantine(turn, node, incident, ", ".join(node.findings[:3]))
 
 
-def unbrake(turn: Turn, node: NodeRecord, group: str | None = None) -> bool:
-    """It waits for the brake no longer. False when it did not wait."""
-    name = node.view.group if group is None else group
-    record = turn.state.brakes.get(name)
-    if record is None or node.name not in record.waiting:
-        return False
-    record.waiting.remove(node.name)
-    if not record.waiting:
-        record.tripped_at = 0.0
-        turn.timers.cancel(f"brake:{name}")
-    turn.changes.add(record)
-    return True
-
-
 def cleared(turn: Turn, event: e.FindingCleared) -> None:
     """A condition no longer holds. Only what that rule alone caused is undone."""
     node = turn.state.nodes.get(event.node)
     if node is None or event.rule not in node.findings:
         return
-    node.findings.remove(event.rule)
+    node_record.acquit(node, event.rule)
     turn.tell(node, f"{event.rule} no longer holds.")
     if node.findings:
         return
     if node.phase is NodeState.SUSPECT:
         turn.orders.withdraw(node.about, "the fault is gone")
-        unbrake(turn, node)
+        node_record.unbrake(turn, node)
         _well_again(turn, node, "the fault is gone")
     elif node.phase is NodeState.DRAINING:
         turn.orders.withdraw(node.about, "the fault is gone", *repair.REPAIR_ORDERS)
@@ -596,7 +513,7 @@ def quarantine_failed(turn: Turn, node: NodeRecord, why: str) -> None:
     text = f"{why}. It may take new work although it is suspect."
     turn.notify(topic, Severity.ERROR, f"{node.name} could not be quarantined", text, node=node.name)
     if incident is not None:
-        incidents.node_settled(turn, incident, node, "it could not be quarantined; a person was told.")
+        incident_record.node_settled(turn, incident, node, "it could not be quarantined; a person was told.")
 
 
 def not_approved(turn: Turn, node: NodeRecord, why: str) -> None:
@@ -610,7 +527,7 @@ def not_approved(turn: Turn, node: NodeRecord, why: str) -> None:
 def vouched(turn: Turn, node: NodeRecord, why: str) -> None:
     """A person says that it is well: our own plans for it end."""
     turn.orders.withdraw(node.about, why)
-    unbrake(turn, node)
+    node_record.unbrake(turn, node)
     _clear(turn, node, why)
     if node.view.alive is False:
         # The scheduler must come to see it in the same way; if not, the node is as dead as it was.

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.decide import incidents, ladder, nodes, records, recovery, repair, restart
+from holdfast.decide import incidents, ladder, nodes, recovery, repair, restart
 from holdfast.decide.machine import Claim
-from holdfast.decide.records import Turn
+from holdfast.decide.records import job as job_record
+from holdfast.decide.records import node as node_record
+from holdfast.decide.records.turn import Turn, describe
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
@@ -105,7 +107,7 @@ def _drain(turn: Turn, event: e.OperatorCommand, node: NodeRecord, repair_by: Re
         refuse(turn, event, f"it is drained already by somebody else ({node.view.drain_reason or 'no reason given'})")
         return
     turn.orders.withdraw(node.about, "a person drained it")
-    nodes.unbrake(turn, node)
+    node_record.unbrake(turn, node)
     turn.move_node(node, NodeTrigger.QUARANTINE)
     why = f"{event.who}: {event.why or 'drained by hand'}"
     turn.orders.issue(nodes.order_to_fence(turn, node, why, repair_by))
@@ -140,7 +142,7 @@ def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     incidents.add(turn, incident, finding)
     incidents.attach_node(turn, incident, node)
     incidents.judge(turn, incident, None)
-    node.findings = [finding.rule]
+    node_record.repair_asked(node, finding.rule)
     turn.state.approved.setdefault(incident.id, []).append(rung)
     if state is NodeState.DRAINING:
         turn.orders.withdraw(node.about, "a person chose the repair")
@@ -149,14 +151,9 @@ def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
         _drain(turn, event, node, rung)
     elif state is NodeState.RETIRED:
         turn.move_node(node, NodeTrigger.CHECK)
-        node.rung = -1  # the rung asked for is the first again
-        repair.next_rung(turn, node, f"{event.who} asks for its repair")
+        repair.try_rung(turn, node, 0, f"{event.who} asks for its repair")
     if node.view.moves_jobs:
         _move_jobs(turn, event, node)
-
-
-def _confirm_healthy(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
-    _return(turn, event, node)
 
 
 def _evacuate_node(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
@@ -183,7 +180,7 @@ _ON_NODES: dict[Command, Callable[[Turn, e.OperatorCommand, NodeRecord], None]] 
     Command.RETURN: _return,
     Command.REBOOT: _repair,
     Command.REPLACE: _repair,
-    Command.CONFIRM_HEALTHY: _confirm_healthy,
+    Command.CONFIRM_HEALTHY: _return,
     Command.EVACUATE: _evacuate_node,
 }
 
@@ -193,9 +190,7 @@ def _open_for(turn: Turn, event: e.OperatorCommand, job: JobRecord, what: str, r
     incident = incidents.open_new(turn, _word(turn, event, what))
     incidents.attach_job(turn, incident, job)
     incidents.judge(turn, incident, job)
-    job.incident = incident.id
-    if job.attempt is not None:
-        job.attempt.incident = incident.id
+    job_record.broken(turn, job, incident.id)
     turn.state.approved[incident.id] = rungs
     return incident
 
@@ -224,7 +219,6 @@ def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         refuse(turn, event, f"it is {job.state}")
         return
     turn.claim(job, Claim.HELD, event.who)
-    turn.changes.add(job)
     incident = restart.incident_of(turn, job)
     if job.state is JobState.HELD:
         turn.orders.withdraw(job.about, f"{event.who} holds it")
@@ -257,7 +251,6 @@ def _release(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         refuse(turn, event, "nobody holds it")
         return
     turn.claim(job, Claim.HOLD_ENDED)
-    turn.changes.add(job)
     restart.go_on_from_hold(turn, job)
 
 
@@ -316,23 +309,17 @@ def _decide(turn: Turn, event: e.OperatorCommand) -> None:
 
 def _approve(turn: Turn, record: OrderRecord, who: str) -> None:
     order = record.order
-    turn.timers.cancel(f"propose:{order.id}")
-    record.status = OrderStatus.PENDING
-    record.issued_at = turn.now
-    record.expires_at = 0.0
-    record.detail = f"approved by {who}"
-    turn.changes.add(record)
-    turn.outgoing.orders.append(order)
+    turn.orders.approve(record, who)
     if order.incident:
         turn.state.approved.setdefault(order.incident, []).append(order.remedy)
     if isinstance(order, o.JobOrder):
         job = turn.job(order.job)
         if job is not None:
-            turn.tell(job, f"{who} approved: {records.describe(order)}.")
+            turn.tell(job, f"{who} approved: {describe(order)}.")
             recovery.approved(turn, job, order)
     elif isinstance(order, o.NodeOrder):
         node = turn.state.nodes[order.node]
-        turn.tell(node, f"{who} approved: {records.describe(order)}.")
+        turn.tell(node, f"{who} approved: {describe(order)}.")
         incident = repair.incident_of(turn, node)
         if isinstance(order, o.QuarantineNode) and incident is not None:
             nodes.entered(turn, node, incident)
@@ -365,7 +352,7 @@ def _no_longer_applies(turn: Turn, record: OrderRecord) -> str:
                 return f"the node is {node.phase} by now"
             record_of_group = turn.state.brakes.get(node.view.group)
             rules = turn.policy_for(node).brake
-            if record_of_group is not None and not records.brake_allows(rules, record_of_group, turn.now):
+            if record_of_group is not None and not node_record.brake_allows(rules, record_of_group, turn.now):
                 return "the brake of its group holds it back"
     return ""
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.decide import incidents, ladder, nodes, records, restart
+from holdfast.decide import incidents, ladder, nodes, restart
 from holdfast.decide.machine import Claim, JobPlace
-from holdfast.decide.records import Turn
+from holdfast.decide.records import incident as incident_record
+from holdfast.decide.records import job as job_record
+from holdfast.decide.records.incident import GIVEN_UP, OBSERVED
+from holdfast.decide.records.turn import Turn
 from holdfast.errors import EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -47,14 +50,14 @@ def fault(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding
     incidents.attach_job(turn, incident, job)
     attempt = job.attempt
     if attempt is not None and not attempt.incident:
-        attempt.incident = incident.id
+        job_record.ends_by(job, incident.id)
     if not recoverable(turn, job):
         if job.incident == incident.id:
             return
         if job.state is not JobState.WATCHING:
-            incidents.job_settled(turn, incident, job, incidents.OBSERVED, "nobody asks for its recovery any more.")
+            incidents.job_settled(turn, incident, job, OBSERVED, "nobody asks for its recovery any more.")
         else:
-            job.incident = incident.id
+            job_record.governed(turn, job, incident.id)
             turn.tell(job, f"{story.of_finding(finding)}.")
             restart.leave_alone(turn, job, incident, "nobody asked for its recovery, so it is only watched")
         return
@@ -82,18 +85,15 @@ def _again(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Findin
 def _take_from_launcher(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """A restart inside the allocation is under way, but a node of it must be left: the controller requeues instead."""
     if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.DIAGNOSING} and not job.in_queue:
-        job.incident = incident.id
+        job_record.governed(turn, job, incident.id)
         restart.requeue(turn, job, incident, "a node of its allocation must be left")
 
 
 def _begin(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding) -> None:
     """The first evidence against this attempt: choose how to end it."""
-    job.incident = incident.id
-    attempt = job.attempt
-    if attempt is not None:
-        attempt.incident = incident.id
+    job_record.broken(turn, job, incident.id)
+    if job.attempt is not None:
         turn.tell_all(incident, job, f"fault of {job.name}: {story.of_finding(finding)}.")
-    turn.changes.add(job)
     policy = turn.policy_of(job)
     guess = first_guess(finding)
     kind = ladder.trouble_of(guess)
@@ -131,7 +131,7 @@ def first_guess(finding: Finding) -> Diagnosis:
         confidence=0.5,
         nodes=(finding.place.node,) if finding.place.node else (),
         remedy=finding.remedy,
-        fingerprint=finding.fingerprint or finding.rule,
+        fingerprint=finding.recurs_as,
     )
 
 
@@ -140,7 +140,7 @@ def _only_tell(turn: Turn, job: JobRecord, incident: IncidentRecord, choice: lad
     for node in diagnosis.nodes:
         turn.tell(job, f"{node} is named; policy says: {choice.remedy}.")
     if choice.remedy is Remedy.NOTIFY:
-        incidents.tried(turn, incident, Remedy.NOTIFY)
+        incident_record.tried(turn, incident, Remedy.NOTIFY)
     restart.leave_alone(turn, job, incident, choice.why or "policy only tells people")
 
 
@@ -229,11 +229,10 @@ def moves_again(turn: Turn, job: JobRecord, step: int) -> None:
     turn.timers.cancel(job.timer)
     others = [i for i in incidents.open_of_job(turn, job) if i.id != incident.id]
     turn.move_job(job, JobTrigger.PROVE_AGAIN if others else JobTrigger.FALSE_ALARM)
-    if job.attempt is not None:
-        job.attempt.incident = ""
-    incidents.job_settled(turn, incident, job, incidents.OBSERVED, f"it moves again (step {step}).")
-    job.incident = others[-1].id if others else ""
+    job_record.ends_by(job, "")
+    incidents.job_settled(turn, incident, job, OBSERVED, f"it moves again (step {step}).")
     if others:
+        job_record.governed(turn, job, others[-1].id)
         restart.wait(turn, job)
 
 
@@ -324,7 +323,7 @@ def evacuate(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> 
 def entered_evacuation(turn: Turn, job: JobRecord, incident: IncidentRecord, limit_s: float) -> None:
     """Saving and stopping is ordered."""
     turn.move_job(job, JobTrigger.EVACUATE)
-    incidents.tried(turn, incident, Remedy.EVACUATE)
+    incident_record.tried(turn, incident, Remedy.EVACUATE)
     turn.tell_all(incident, job, f"asked to save a checkpoint and stop within {story.seconds(limit_s)}.")
     turn.notify(incident.id, Severity.INFO, f"{job.name} saves and stops", "Its node must be left.", job=job.key)
     restart.wait(turn, job, limit_s + turn.policy_of(job).waits.stop_grace_s)
@@ -339,17 +338,16 @@ def approved(turn: Turn, job: JobRecord, order: o.JobOrder) -> None:
     if isinstance(order, o.StopAttempt):
         entered_stop(turn, job, incident)
     elif isinstance(order, o.RestartInPlace):
-        job.epoch += 1
         restart.entered_in_place(turn, job, incident, diagnosis)
     elif isinstance(order, o.SaveAndStop):
         entered_evacuation(turn, job, incident, order.limit_s)
     elif isinstance(order, o.RequeueHeld):
         restart.entered_requeue(turn, job, incident, order.why)
     elif isinstance(order, o.GiveUp):
-        incidents.tried(turn, incident, Remedy.STOP)
+        incident_record.tried(turn, incident, Remedy.STOP)
         turn.notify(incident.id, Severity.FATAL, f"{job.name} was given up", order.why, job=job.key)
         why = f"given up: {order.why}"
-        restart.finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, why, by=order.id)
+        restart.finish(turn, job, JobTrigger.GIVE_UP, GIVEN_UP, why, by=order.id)
 
 
 def not_approved(turn: Turn, job: JobRecord, why: str) -> None:
@@ -394,7 +392,7 @@ def _left_alone(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     if incident.would and reached is not None and reached <= (incident.step_before or 0):
         restart.wait(turn, job)
     else:
-        incidents.job_settled(turn, incident, job, incidents.OBSERVED, "left alone, and quiet since.")
+        incidents.job_settled(turn, incident, job, OBSERVED, "left alone, and quiet since.")
 
 
 def _look_at_diagnosis(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
@@ -599,7 +597,7 @@ def decide(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
 
 
 def _tell_people(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
-    incidents.tried(turn, incident, Remedy.NOTIFY)
+    incident_record.tried(turn, incident, Remedy.NOTIFY)
     text = diagnosis.story or story.of_diagnosis(diagnosis)
     turn.notify(incident.id, Severity.WARNING, f"{job.name}: {diagnosis.summary}", text, job=job.key)
 
@@ -670,7 +668,7 @@ def requeued(turn: Turn, job: JobRecord, restart_count: int) -> None:
         restart.requeue(turn, job, incident, f"it was started again meanwhile{', and has ended' if is_over else ''}")
         return
     turn.claim(job, Claim.QUEUED)
-    records.end_with_its_run(turn, job)
+    job_record.end_with_its_run(turn, job)
     turn.stamp(incident, Mark.STOPPED)
     turn.stamp(incident, Mark.REQUEUED)
     attempt_is_over(turn, job, incident)
@@ -728,7 +726,7 @@ def _not_excluded(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o
         return
     unknown = [name for name in order.nodes if not restart.is_known(turn, name)]
     if unknown:
-        job.excluded = tuple(name for name in job.excluded if name not in unknown)
+        job_record.readmit(job, unknown)
         turn.tell_all(incident, job, f"the scheduler does not know {story.listed(unknown)}: it goes on without them.")
         restart.go_on_from_hold(turn, job)
         return
@@ -748,7 +746,7 @@ def _not_requeued(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str
         incidents.judge(turn, incident, job)  # a job that is held first is queued again before it is attributed
     if job.alive and job.view.state not in ENDED:
         turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be requeued", why, job=job.key)
-        incident.outcome = incidents.GIVEN_UP
+        incident_record.comes_to(incident, GIVEN_UP)
         restart.leave_alone(turn, job, incident, reason)
     else:
         restart.give_up(turn, job, incident, reason, cancel=False)

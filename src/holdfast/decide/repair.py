@@ -8,7 +8,10 @@ How time passes: one timer per node, `node:NAME`, replaced at each step; its fir
 from __future__ import annotations
 
 from holdfast.decide import incidents, ladder
-from holdfast.decide.records import Turn
+from holdfast.decide.records import incident as incident_record
+from holdfast.decide.records import node as node_record
+from holdfast.decide.records.turn import Turn
+from holdfast.detect.meaning import Trait, has
 from holdfast.model import orders as o
 from holdfast.model import story
 from holdfast.model.evidence import Finding, Remedy, Severity
@@ -44,9 +47,8 @@ def occupied(turn: Turn, node: NodeRecord) -> list[str]:
 
 def fenced(turn: Turn, node: NodeRecord) -> None:
     """Quarantine is done: new work is kept off it."""
-    node.drained_by_us = True
+    node_record.drain_is_ours(turn, node)
     if node.phase is not NodeState.QUARANTINED:
-        turn.changes.add(node)
         return
     incident = incident_of(turn, node)
     if incident is not None:
@@ -66,7 +68,7 @@ def check_drained(turn: Turn, node: NodeRecord) -> None:
     policy = turn.policy_for(node)
     if turn.orders.about(node.about, *REPAIR_ORDERS) or (policy.node.repair_when_drained and occupied(turn, node)):
         return
-    node.rung = 0
+    node_record.try_rung(node, 0)
     if incidents.waits_for_domain(turn, node, incident):
         turn.tell(node, f"Its repair waits: it was lost together with others of {incidents.path_of(incident)}.")
         turn.timers.start(node.timer, policy.waits.unknown_s, incident.id)
@@ -91,10 +93,8 @@ def _rungs(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> tuple[list
     if diagnosis is not None and diagnosis.remedy in ladder.REPAIRS and node.name in diagnosis.nodes:
         gravest = diagnosis.remedy
     gpu = next((name for name in map(_gpu_of, found) if name), "")
-    asked = node.findings[0] if node.findings and node.findings[0].startswith(ladder.OPERATOR) else ""
-    if asked:
-        rung = Remedy(asked.removeprefix(ladder.OPERATOR))
-        return [rung, Remedy.RETIRE], gpu
+    if node.findings and has(node.findings[0], Trait.COMMAND):
+        return [Remedy(node.findings[0].removeprefix(ladder.OPERATOR)), Remedy.RETIRE], gpu
     rungs = ladder.repair_rungs(
         policy.node,
         always_replace=policy.always_replace,
@@ -162,7 +162,7 @@ def not_done(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -
     if node.phase in {NodeState.REPAIRING, NodeState.VALIDATING}:
         retire(turn, node, incident, why)
     else:
-        incidents.node_settled(turn, incident, node, f"{why}; it stays as it is.")
+        incident_record.node_settled(turn, incident, node, f"{why}; it stays as it is.")
 
 
 def _enter_repair(turn: Turn, node: NodeRecord, incident: IncidentRecord, rung: Remedy) -> None:
@@ -171,7 +171,7 @@ def _enter_repair(turn: Turn, node: NodeRecord, incident: IncidentRecord, rung: 
         turn.move_node(node, NodeTrigger.REPAIR)
     elif state is NodeState.VALIDATING:
         turn.move_node(node, NodeTrigger.FAILED_CHECK)
-    incidents.tried(turn, incident, rung)
+    incident_record.tried(turn, incident, rung)
     turn.tell_all(incident, node, f"repair by {rung.replace('_', ' ')} begins.")
     turn.timers.start(node.timer, turn.policy_for(node).waits.repair_s, incident.id)
 
@@ -185,12 +185,17 @@ def approved(turn: Turn, node: NodeRecord, order: o.ResetGpu | o.RebootNode | o.
 
 def next_rung(turn: Turn, node: NodeRecord, why: str) -> None:
     """This repair did not help: try the next one."""
+    try_rung(turn, node, node.rung + 1, why)
+
+
+def try_rung(turn: Turn, node: NodeRecord, rung: int, why: str) -> None:
+    """Repair it by this rung of its ladder."""
     incident = incident_of(turn, node)
     if incident is None:
         retire(turn, node, None, f"{why}, and nobody asked for its repair")
         return
     turn.tell_all(incident, node, f"{why}.")
-    node.rung += 1
+    node_record.try_rung(node, rung)
     _take_rung(turn, node, incident)
 
 
@@ -213,7 +218,7 @@ def repaired(turn: Turn, node: NodeRecord) -> None:
     incident = incident_of(turn, node)
     if incident is not None:
         turn.stamp(incident, Mark.NODE_REPAIRED)
-    node.gone = False
+    node_record.runs(turn, node)
     validate(turn, node, "repaired")
 
 
@@ -287,7 +292,7 @@ def returned(turn: Turn, node: NodeRecord) -> None:
     if not turn.can(node, NodeTrigger.RETURN):
         return
     turn.move_node(node, NodeTrigger.RETURN)
-    clean(turn, node)
+    node_record.clean(turn, node, turn.said_at)
     turn.tell(node, "It takes work again.")
     if node.view.alive is False:
         # It died after it had passed its checks: while it was validated nobody took note.
@@ -295,7 +300,7 @@ def returned(turn: Turn, node: NodeRecord) -> None:
     if incident is not None:
         turn.stamp(incident, Mark.NODE_RETURNED)
         turn.notify(incident.id, Severity.INFO, f"{node.name} is back", "It takes work again.", node=node.name)
-        incidents.node_settled(turn, incident, node, "it takes work again.")
+        incident_record.node_settled(turn, incident, node, "it takes work again.")
 
 
 def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: str) -> None:
@@ -311,20 +316,8 @@ def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: s
     turn.notify(topic, Severity.ERROR, f"{node.name} needs a person", f"{node.name}: {why}", node=node.name)
     turn.tell(node, f"Handed to a person: {why}.")
     if incident is not None:
-        incidents.tried(turn, incident, Remedy.RETIRE)
-        incidents.node_settled(turn, incident, node, f"handed to a person: {why}.")
-
-
-def clean(turn: Turn, node: NodeRecord) -> None:
-    """Evidence about it from before this event is stale, by the clock of whoever says that it is well."""
-    turn.timers.cancel(node.timer)
-    turn.cleaned.append(node.name)
-    node.findings = []
-    node.clean_at = min(turn.event.at or turn.now, turn.now)
-    node.rung = 0
-    node.drained_by_us = False
-    node.gone = False
-    turn.changes.add(node)
+        incident_record.tried(turn, incident, Remedy.RETIRE)
+        incident_record.node_settled(turn, incident, node, f"handed to a person: {why}.")
 
 
 def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
@@ -340,9 +333,9 @@ def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
         turn.tell_all(incident, node, f"it could not be returned: {why}. Whoever drained it decides.")
         if turn.can(node, NodeTrigger.RETURN):
             turn.move_node(node, NodeTrigger.RETURN)
-        clean(turn, node)
+        node_record.clean(turn, node, turn.said_at)
         if incident is not None:
-            incidents.node_settled(turn, incident, node, "left to whoever drained it.")
+            incident_record.node_settled(turn, incident, node, "left to whoever drained it.")
 
 
 def timer(turn: Turn, node: NodeRecord) -> None:

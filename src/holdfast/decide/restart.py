@@ -7,10 +7,15 @@
 
 from __future__ import annotations
 
-from holdfast.decide import incidents, ladder, records
+from holdfast.decide import incidents, ladder
 from holdfast.decide.machine import Claim
-from holdfast.decide.records import Turn
+from holdfast.decide.records import incident as incident_record
+from holdfast.decide.records import job as job_record
+from holdfast.decide.records.incident import GIVEN_UP, OBSERVED, RECOVERED
+from holdfast.decide.records.turn import Turn
+from holdfast.detect.meaning import Trait, has
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED
+from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import story
 from holdfast.model.cluster import ENDED, NodeView, SchedulerState
@@ -45,9 +50,9 @@ def asked_for(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
         if known is None:
             continue
         diagnosis = known.diagnosis
-        if Remedy.EVACUATE in known.remedies or (diagnosis is not None and diagnosis.cause.startswith(ladder.OPERATOR)):
+        if Remedy.EVACUATE in known.remedies or (diagnosis is not None and has(diagnosis.cause, Trait.COMMAND)):
             return True
-        if any(finding.rule.startswith(ladder.OPERATOR) and finding.at >= since for finding in known.findings):
+        if any(has(finding.rule, Trait.COMMAND) and finding.at >= since for finding in known.findings):
             return True
     return False
 
@@ -67,7 +72,7 @@ def not_restarted(job: JobRecord, incident: IncidentRecord) -> None:
     if job.state is JobState.IN_PLACE:
         diagnosis = incident.diagnosis
         broke = ladder.where_broke(job.attempt, incident)
-        records.refund(job, diagnosis, charged_nodes(diagnosis, broke) if diagnosis is not None else ())
+        job_record.refund(job, diagnosis, charged_nodes(diagnosis, broke) if diagnosis is not None else ())
 
 
 def in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
@@ -88,16 +93,16 @@ def in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Di
         )
         if not ask_first(turn, job, incident, order):
             return
-    job.epoch += 1
     entered_in_place(turn, job, incident, diagnosis)
 
 
 def entered_in_place(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
     """The restart in place is ordered (here, or by the launcher)."""
+    job_record.next_epoch(job)
     broke = ladder.where_broke(job.attempt, incident)
     nodes_charged = charged_nodes(diagnosis, broke)
-    records.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, nodes_charged, attempt=job.attempt)
-    incidents.tried(turn, incident, Remedy.RESTART_IN_PLACE)
+    job_record.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, nodes_charged, attempt=job.attempt)
+    incident_record.tried(turn, incident, Remedy.RESTART_IN_PLACE)
     turn.move_job(job, JobTrigger.RESTART_IN_PLACE)
     turn.stamp(incident, Mark.REQUEUED)
     turn.tell_all(incident, job, f"restarting in place ({job.in_place} since the last progress).")
@@ -114,8 +119,7 @@ def step_back(turn: Turn, job: JobRecord, diagnosis: Diagnosis) -> None:
     attempt = job.attempt
     loaded = attempt.resumed_from if attempt is not None and attempt.resumed_from is not None else job.durable_step
     bad = min(loaded, job.restore_step_max) if job.restore_step_max is not None else loaded
-    older = [step for step in job.durable_steps if step < bad]
-    job.restore_step_max = older[-1] if older else max(0, bad - 1)
+    job_record.mistrust(job, bad)
     turn.tell(
         job, f"The checkpoint of step {bad} is mistrusted; nothing newer than step {job.restore_step_max} is loaded."
     )
@@ -168,7 +172,7 @@ def leave_allocation(turn: Turn, job: JobRecord, incident: IncidentRecord, why: 
 
 def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
     """Nothing may be done. The incident stays open while the attempt lasts, so that its other findings join it."""
-    incident.outcome = incident.outcome or incidents.OBSERVED
+    incident_record.comes_to(incident, OBSERVED)
     turn.tell_all(incident, job, f"left alone: {why}.")
     others = [i for i in incidents.open_of_job(turn, job) if i.id != incident.id and i.remedies]
     over = not job.alive
@@ -182,7 +186,7 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
             turn,
             job,
             JobTrigger.GIVE_UP,
-            incidents.OBSERVED,
+            OBSERVED,
             f"it has ended ({job.view.state}) and is left alone: {why}",
         )
         return
@@ -196,8 +200,8 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
         wait(turn, job)
     elif others:
         # An earlier recovery goes on; this trouble is only written down.
-        job.incident = others[-1].id
-        incidents.job_settled(turn, incident, job, incidents.OBSERVED, why)
+        job_record.governed(turn, job, others[-1].id)
+        incidents.job_settled(turn, incident, job, OBSERVED, why)
     kept_by_person = job.state is JobState.HELD and job.held_by
     if job.state is not JobState.WATCHING and job.timer not in turn.state.timers and not kept_by_person:
         wait(turn, job)
@@ -245,7 +249,7 @@ def entered_requeue(turn: Turn, job: JobRecord, incident: IncidentRecord, why: s
     turn.orders.withdraw(job.about, "it is requeued", *other_ways)
     if job.state is not JobState.STOPPING:
         turn.move_job(job, JobTrigger.STOP)
-    incidents.tried(turn, incident, Remedy.REQUEUE)
+    incident_record.tried(turn, incident, Remedy.REQUEUE)
     turn.tell_all(incident, job, f"stopped and requeued, held: {why.rstrip('.')}.")
     turn.notify(incident.id, Severity.WARNING, f"{job.name} is requeued, held", why, job=job.key)
     wait(turn, job)
@@ -256,17 +260,12 @@ def hold(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagno
     if not asked_for(turn, job, incident) and not _held_again(job):
         step_back(turn, job, diagnosis)
         broke = ladder.where_broke(job.attempt, incident)
-        records.charge(job, Remedy.REQUEUE, diagnosis, broke, charged_nodes(diagnosis, broke), attempt=job.attempt)
+        job_record.charge(job, Remedy.REQUEUE, diagnosis, broke, charged_nodes(diagnosis, broke), attempt=job.attempt)
     turn.move_job(job, JobTrigger.HOLD)
     known = turn.state.nodes
-    job.excluded = tuple(
-        name
-        for name in job.excluded
-        if name in diagnosis.nodes
-        or name in incident.nodes
-        or name not in known
-        or not (known[name].clean_at and known[name].phase is NodeState.HEALTHY)
-    )
+    named = {*diagnosis.nodes, *incident.nodes}
+    free = [name for name in job.excluded if name in known and name not in named]
+    job_record.readmit(job, [n for n in free if known[n].clean_at and known[n].phase is NodeState.HEALTHY])
     go_on_from_hold(turn, job)
 
 
@@ -303,7 +302,7 @@ def release(turn: Turn, job: JobRecord) -> None:
     if job.held_by:
         go_on_from_hold(turn, job)
         return
-    job.epoch += 1
+    job_record.next_epoch(job)
     turn.orders.issue(
         turn.order(
             o.ReleaseJob, job, incident.id, Remedy.REQUEUE, epoch=job.epoch, restore_step_max=job.restore_step_max
@@ -316,7 +315,6 @@ def release(turn: Turn, job: JobRecord) -> None:
 def released(turn: Turn, job: JobRecord) -> None:
     """The scheduler may start it."""
     turn.claim(job, Claim.RELEASED)
-    turn.changes.add(job)
     _tell_released(turn, job)
     runs_already(turn, job)
 
@@ -343,12 +341,10 @@ def runs_already(turn: Turn, job: JobRecord) -> bool:
 
 def runs(turn: Turn, job: JobRecord, before: SchedulerState = SchedulerState.UNKNOWN) -> None:
     """The scheduler runs it again; what it showed `before` as held, a person has let go."""
-    if before is SchedulerState.HELD:
-        turn.claim(job, Claim.HOLD_ENDED)
-    turn.claim(job, Claim.STARTED)
+    turn.claim(job, Claim.LET_GO if before is SchedulerState.HELD else Claim.STARTED)
     if not turn.can(job, JobTrigger.RUNS):
         return
-    if any(record.status is OrderStatus.PENDING for record in turn.orders.about(job.about, o.ReleaseJob)):
+    if turn.orders.under_way(job.about, o.ReleaseJob):
         # Its effect is seen before its outcome is heard, for instance by a controller that was killed in between.
         _tell_released(turn, job)
     turn.orders.complete(job.about, "it runs already", o.ReleaseJob)
@@ -383,9 +379,8 @@ def adopt(turn: Turn, job: JobRecord, why: str) -> None:
 
 def exclude(turn: Turn, job: JobRecord, names: list[str] | tuple[str, ...]) -> None:
     """Keep the job off these nodes."""
-    new = [name for name in names if name not in job.excluded]
+    new = job_record.keep_off(job, names)
     if new:
-        job.excluded = (*job.excluded, *new)
         observes = turn.mode(turn.policy_of(job), job.view.partition, Remedy.REQUEUE, job.incident) is Mode.OBSERVE
         turn.tell(job, f"It {'would be' if observes else 'is'} kept off {story.listed(new)}.")
 
@@ -413,8 +408,7 @@ def outdated_exclusions(job: JobRecord) -> set[str]:
 def ask_exclusions(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """Have the scheduler keep it off exactly these nodes."""
     turn.orders.withdraw(job.about, "other nodes are to be left by now", o.SetExcluded)
-    job.excluded_asked = tuple(sorted(job.excluded))
-    turn.changes.add(job)
+    job_record.exclusions_asked(turn, job)
     turn.orders.issue(
         turn.order(
             o.SetExcluded,
@@ -448,7 +442,7 @@ def _allow(turn: Turn, job: JobRecord, names: list[str]) -> None:
     incident = incident_of(turn, job)
     if not names or incident is None:
         return
-    job.excluded = tuple(name for name in job.excluded if name not in names)
+    job_record.readmit(job, names)
     turn.tell_all(incident, job, f"it may use {story.listed(names)} again.")
     if outdated_exclusions(job):
         ask_exclusions(turn, job, incident)
@@ -469,65 +463,42 @@ def step_done(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
     record = job.numbered(attempt)
     if record is None:
         return
-    turn.changes.add(job)
-    record.last_step = max(step, record.last_step or 0)
-    _step_before(turn, record, step)
-    if record is not job.attempt:
-        job.best_step = max(job.best_step, step)
-        return
-    policy = turn.policy_of(job)
-    passed = step > job.best_step
-    job.best_step = max(job.best_step, step)
-    if job.state is JobState.PROVING and passed and policy.proof is Proof.PASSED_FAULT:
+    further = job_record.stepped(turn, job, record, step)
+    is_current = record is job.attempt
+    if is_current and further and job.state is JobState.PROVING and turn.policy_of(job).proof is Proof.PASSED_FAULT:
         _progress(turn, job, f"it passed step {step}, further than before the fault")
         proven(turn, job, f"step {step} is past the fault")
 
 
-def _step_before(turn: Turn, record: AttemptRecord, step: int) -> None:
-    """How far the attempt had come that this incident ended; words of that may come late."""
-    incident = turn.state.incidents.get(record.incident)
-    if incident is None or incident.attempt_before != record.number:
-        return
-    if not incident.would and step > (incident.step_before or -1):
-        incident.step_before = step
-        turn.changes.add(incident)
-
-
 def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> None:
     """A durable checkpoint exists. Beyond what must be passed it is real progress; it may be the proof."""
-    turn.changes.add(job)
-    record = job.attempt
-    is_current = record is not None and record.number == attempt
-    if (told := job.numbered(attempt)) is not None:
-        _step_before(turn, told, step)
-    if record is not None and is_current and record.resumed_from is None and record.durable_step is None:
-        records.resumed_at(turn, job, step)  # nothing told where it began: no later than here
-    passed = step > records.to_pass(job)
+    told, record = job.numbered(attempt), job.attempt
+    newest = record if told is record else None
+    if told is not None:
+        incident_record.stepped(turn, told, step)
+    if newest is not None and newest.resumed_from is None and newest.durable_step is None:
+        job_record.resumed_at(turn, job, step)  # nothing told where it began: no later than here
+    passed = step > job_record.to_pass(job)
     since = passed and record is not None and _is_since_the_last_charge(job, record, attempt)
-    records.keep_durable(job, step, counts=is_current or since)
-    if record is not None and is_current:
-        began = record.durable_step if record.resumed_from is None else record.resumed_from
-        beyond = step > began if began is not None else passed
-        record.durable_step = max(step, record.durable_step or 0)
-        record.durable_at = turn.now
-        if job.state is JobState.PROVING and beyond and turn.policy_of(job).proof is Proof.FIRST_CHECKPOINT:
-            proven(turn, job, f"its first durable checkpoint after the restart is step {step}")
+    beyond = newest is not None and (passed if newest.began_at is None else step > newest.began_at)
+    job_record.keep_durable(turn, job, newest, step, progress=since)
+    if job.state is JobState.PROVING and beyond and turn.policy_of(job).proof is Proof.FIRST_CHECKPOINT:
+        proven(turn, job, f"its first durable checkpoint after the restart is step {step}")
     if since:
-        job.progressed += 1
         _progress(turn, job, f"checkpoint of step {step} is durable")
     incident = incident_of(turn, job)
     is_observed = incident is not None and incident.would and job.state is JobState.WATCHING
-    if incident is not None and is_observed and is_current and step > (incident.step_before or 0):
+    if incident is not None and is_observed and newest is not None and step > (incident.step_before or 0):
         passed_by_itself(turn, job, incident, f"checkpoint of step {step} is durable")
 
 
 def passed_by_itself(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:
     """A fault that was only observed is behind the job, which went on without help."""
     if job.attempt is not None and job.attempt.incident == incident.id:
-        job.attempt.incident = ""
+        job_record.ends_by(job, "")
     turn.timers.cancel(job.timer)
     turn.tell(job, f"It is past the fault: {why}.")
-    incidents.job_settled(turn, incident, job, incidents.OBSERVED, f"it went on by itself: {why}.")
+    incidents.job_settled(turn, incident, job, OBSERVED, f"it went on by itself: {why}.")
 
 
 def _is_since_the_last_charge(job: JobRecord, newest: AttemptRecord, attempt: int) -> bool:
@@ -547,48 +518,32 @@ def _is_since_the_last_charge(job: JobRecord, newest: AttemptRecord, attempt: in
 
 
 def _progress(turn: Turn, job: JobRecord, why: str) -> None:
-    if records.reset_budgets(job):
+    if job_record.reset_budgets(job):
         turn.tell(job, f"Budgets start anew: {why}.")
 
 
-def first_step(turn: Turn, job: JobRecord, step: int, resumed_from: int, at: float) -> None:
+def first_step(turn: Turn, job: JobRecord, event: e.FirstStepDone) -> None:
     """The current attempt completed its first step."""
     record = job.attempt
     if record is None or record.first_step is not None:
         return
-    turn.changes.add(job)
-    record.first_step = step
-    record.first_step_at = at
-    if record.durable_step is None:
-        records.resumed_at(turn, job, resumed_from)
-    record.resumed_from = resumed_from
+    job_record.first_step(turn, job, record, event)
     for incident in incidents.open_of_job(turn, job):
-        if record.incident == incident.id or job.state is not JobState.PROVING:
-            continue
-        turn.stamp(incident, Mark.FIRST_STEP, at)
-        incident.step_resumed = resumed_from
-        incident.attempt_after = record.number
+        if record.incident != incident.id and job.state is JobState.PROVING:
+            incident_record.goes_on(turn, incident, Mark.FIRST_STEP, job, event.at)
     if job.state is JobState.PROVING and turn.policy_of(job).proof is Proof.FIRST_STEP:
-        proven(turn, job, f"it completed step {step}")
+        proven(turn, job, f"it completed step {event.step}")
 
 
 def proven(turn: Turn, job: JobRecord, why: str) -> None:
     """The restart has succeeded, as policy asks for it."""
-    turn.move_job(job, JobTrigger.PROVEN)
-    turn.timers.cancel(job.timer)
-    job.restore_step_max = None
-    job.rung = 0
-    turn.tell(job, f"Recovered: {why}.")
+    job_record.proven(turn, job, why)
     _recovered(turn, job, why)
-    job.incident = ""
 
 
 def _recovered(turn: Turn, job: JobRecord, why: str) -> None:
-    attempt = job.attempt
     for incident in incidents.open_of_job(turn, job):
-        turn.stamp(incident, Mark.PROVEN)
-        if attempt is not None and incident.attempt_after is None:
-            incident.attempt_after = attempt.number
+        incident_record.goes_on(turn, incident, Mark.PROVEN, job)
         took = turn.now - incident.marks.get(Mark.FAULT, incident.opened_at)
         lost = incident.lost_steps
         steps = f" {lost} steps were lost." if lost is not None else ""
@@ -599,7 +554,7 @@ def _recovered(turn: Turn, job: JobRecord, why: str) -> None:
             f"{why[0].upper()}{why[1:]}, {story.seconds(took)} after the fault.{steps}",
             job=job.key,
         )
-        incidents.job_settled(turn, incident, job, incidents.RECOVERED, f"recovered: {why}.")
+        incidents.job_settled(turn, incident, job, RECOVERED, f"recovered: {why}.")
 
 
 def prove_timer(turn: Turn, job: JobRecord) -> None:
@@ -629,18 +584,11 @@ def finish(turn: Turn, job: JobRecord, trigger: JobTrigger, outcome: str, why: s
     """The job is over: nothing is waited for any more, but the order `by` which it is ended."""
     if job.over:
         return
-    for record in turn.orders.about(job.about, o.RequeueHeld):
-        if record.status is OrderStatus.PENDING and isinstance(record.order, o.RequeueHeld):
-            job.requeue_dropped = record.order.restart_count
-    turn.orders.withdraw(job.about, why, but=by)
-    turn.timers.cancel(job.timer)
-    turn.move_job(job, trigger)
-    turn.tell(job, f"{why[0].upper()}{why[1:]}.")
-    if outcome == incidents.RECOVERED:
+    job_record.over(turn, job, trigger, why, by)
+    if outcome == RECOVERED:
         _recovered(turn, job, why)
     for incident in incidents.open_of_job(turn, job):
         incidents.job_settled(turn, incident, job, outcome, f"{why}.")
-    job.incident = ""
     turn.claim(job, Claim.OVER)
 
 
@@ -655,16 +603,16 @@ def give_up(turn: Turn, job: JobRecord, incident: IncidentRecord | None, why: st
     else:
         order = turn.order(o.GiveUp, *what, cancel=cancel)
     if incident is not None:
-        incidents.tried(turn, incident, Remedy.STOP)
+        incident_record.tried(turn, incident, Remedy.STOP)
         summary = incident.diagnosis.story if incident.diagnosis is not None else ""
         turn.notify(incident.id, Severity.FATAL, f"{job.name} was given up", f"{why}. {summary}".strip(), job=job.key)
-    finish(turn, job, JobTrigger.GIVE_UP, incidents.GIVEN_UP, f"given up: {why}")
+    finish(turn, job, JobTrigger.GIVE_UP, GIVEN_UP, f"given up: {why}")
     turn.orders.issue(order)
 
 
 def end_again(turn: Turn, job: JobRecord, why: str) -> None:
     """It is over, and in the queue again by our own doing: nobody would ever release it."""
-    job.requeue_dropped = None
+    job_record.requeue_undone(job)
     incident = job.attempt.incident if job.attempt is not None else ""
     turn.tell(job, f"It is ended once more: {why}.")
     turn.orders.issue(turn.order(o.GiveUp, job, incident, why=why))
@@ -673,9 +621,5 @@ def end_again(turn: Turn, job: JobRecord, why: str) -> None:
 def revive(turn: Turn, job: JobRecord) -> None:
     """Somebody queued a finished job once more: watch it again, with fresh budgets."""
     turn.orders.withdraw(job.about, "it was queued again by somebody else")
-    turn.move_job(job, JobTrigger.REVIVED)
-    records.reset_budgets(job)
-    job.excluded = ()
-    job.restore_step_max = None
-    job.requeue_dropped = None
+    job_record.revived(turn, job)
     turn.tell(job, "It was queued again by somebody else; watched from here on.")

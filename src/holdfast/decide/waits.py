@@ -21,10 +21,8 @@ def waited_s(finding: Finding) -> float:
     """Seconds for which its rank, or the job, had waited in vain when it was reported; 0: it tells of no wait."""
     if not has(finding.rule, Trait.WAIT):
         return 0.0
-    for name, unit_s in _SAID:
-        if _NUMBER.fullmatch(text := finding.captures.get(name, "")):
-            return min(WAIT_MAX_S, float(text) * unit_s)
-    return 0.0
+    said = (float(text) * unit_s for name, unit_s in _SAID if _NUMBER.fullmatch(text := finding.captures.get(name, "")))
+    return min(WAIT_MAX_S, next(said, 0.0))
 
 
 def waited_share(finding: Finding) -> float:

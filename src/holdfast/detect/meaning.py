@@ -125,6 +125,8 @@ class Trait(StrEnum):
     """Says no more than an end that another rule knows."""
     SHELL = "shell"
     """A shell's own word; after an end that a rule knows it is of the work that comes after."""
+    COMMAND = "command"
+    """A person's command, which is no fault."""
     STATE = "state"
     """A state that a check looks at: a look that finds it well ends what follows from it."""
     EVENT = "event"

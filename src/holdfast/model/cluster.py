@@ -78,6 +78,9 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     exit_code: int | None = None
     signal: int | None = None
     reason: str = ""
+    """The scheduler's own words, for people."""
+    lacks_nodes: bool = False
+    """Queued, and by its scheduler's word the nodes that it needs are not free."""
     recovery: RecoverySpec | None = None
     """None: nobody asked for recovery, so Holdfast only watches."""
     drill_ok: bool = False

@@ -138,6 +138,11 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     count: int = 1
     """How many like it were folded into this one."""
 
+    @property
+    def recurs_as(self) -> str:
+        """What tells the same trouble from another: the fingerprint, or the rule where it has none."""
+        return self.fingerprint or self.rule
+
 
 class JudgedFinding(Struct, frozen=True, omit_defaults=True):
     """A finding's id with the role that the diagnosis gave it, and why."""

@@ -196,6 +196,11 @@ class AttemptRecord(Struct, omit_defaults=True):
             return durable if last is None else last
         return max(last, durable)
 
+    @property
+    def began_at(self) -> int | None:
+        """The step from which it goes on; without a word of that, its newest durable one."""
+        return self.durable_step if self.resumed_from is None else self.resumed_from
+
 
 class Broke(Struct, frozen=True, omit_defaults=True):
     """Where an attempt broke: it tells a crash that comes back from another one of its kind."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.decide.records import attempt_of
+from holdfast.decide.records.job import attempt_of
 from holdfast.model.cluster import ENDED, SchedulerState
 from holdfast.model.events import (
     AnyEvent,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field, structs
 
-from holdfast.decide.records import ATTEMPTS_MAX
+from holdfast.decide.records.job import ATTEMPTS_MAX
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent, LauncherAttached, NodeValidated, OperatorCommand, PolicyLoaded
 from holdfast.model.orders import Notify

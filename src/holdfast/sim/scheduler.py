@@ -197,6 +197,7 @@ class Scheduler:
                 exit_code=job.exit_code,
                 signal=job.signal,
                 reason=job.reason,
+                lacks_nodes=job.reason == "Resources",
                 recovery=spec,
                 submitted_at=job.submitted_at,
                 started_at=job.started_at,
@@ -239,10 +240,9 @@ class Scheduler:
                     job.reason = "Resources"
                     self.touch(job)
                 continue
-            chosen = tuple(good[:want])
-            taken = {node.index for node in chosen}
+            taken = {node.index for node in good[:want]}
             free = [node for node in free if node.index not in taken]
-            self._start(job, chosen)
+            self._start(job, tuple(good[:want]))
 
     def _preempts(self, job: Job, have: int, want: int) -> bool:
         """Take the nodes of running jobs of lower priority, the newest first, if that gives it as many as it needs."""

@@ -32,6 +32,7 @@ def test_older_jobs_come_first_and_later_ones_do_not_overtake() -> None:
     decided = plan([Wish("2", 1, 2.0), Wish("1", 2, 1.0)], seats("a", "b", busy=("b",)))
     assert decided.starts == ()
     assert decided.waits == {"1": "needs 2 nodes, 1 are free", "2": "waits behind job 1"}
+    assert decided.lack_nodes == {"1"}
 
 
 def test_priority_comes_before_age() -> None:

@@ -385,6 +385,7 @@ def job_view(job: Workload, pods: Sequence[Pod], key: JobKey, *, begun: bool) ->
     first = job.annotations.get(FIRST_CREATED) or job.about.get("creationTimestamp")
     started = [seconds(pod.status.start_time) for pod in bound if pod.status.start_time]
     runs = state in {S.RUNNING, S.COMPLETING} or over
+    conditions = [one for pod in pods for one in pod.status.conditions or []]
     return JobView(
         key=key,
         name=job.name,
@@ -398,6 +399,7 @@ def job_view(job: Workload, pods: Sequence[Pod], key: JobKey, *, begun: bool) ->
         exit_code=worst.exit_code if worst is not None else (0 if state is S.COMPLETED else None),
         signal=worst.signal if worst is not None else None,
         reason="; ".join(filter(None, (words, *_reasons(pods)))),
+        lacks_nodes=state is S.PENDING and any(map(_unschedulable, conditions)),
         recovery=wish.recovery,
         drill_ok=wish.drill_ok,
         job_dir=wish.job_dir,
@@ -459,7 +461,7 @@ def _reasons(pods: Sequence[Pod]) -> list[str]:
         said = [pod.status.reason] if pod.status.reason and pod.status.phase == "Failed" else []
         said += [f"{end.reason} ({end.exit_code})" for end in ends(pod) if end.reason not in {"Completed", "Error", ""}]
         for one in pod.status.conditions or []:
-            if one.type == "PodScheduled" and one.status == "False" and one.reason == "Unschedulable":
+            if _unschedulable(one):
                 said.append(f"FailedScheduling: {one.message}")
             if one.type == "DisruptionTarget" and one.status == "True":
                 said.append(one.reason)
@@ -467,6 +469,11 @@ def _reasons(pods: Sequence[Pod]) -> list[str]:
         if said:
             found.append(f"{pod.metadata.name}: {', '.join(dict.fromkeys(said))}"[:300])
     return found[:3]
+
+
+def _unschedulable(condition: Condition) -> bool:
+    """Has no node room for the pod?"""
+    return condition.type == "PodScheduled" and condition.status == "False" and condition.reason == "Unschedulable"
 
 
 def _started_again(pod: Pod) -> Iterator[str]:

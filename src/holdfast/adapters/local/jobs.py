@@ -80,6 +80,7 @@ class Job(Struct, kw_only=True):
     tasks: dict[str, Task] = {}
     nodes: tuple[str, ...] = ()
     reason: str = ""
+    lacks_nodes: bool = False
     exit_code: int | None = None
     sig: int | None = None
     started_at: float = 0.0
@@ -231,7 +232,7 @@ class JobBook:
         self._raise_epoch(job, request.epoch)
         job.restore_step_max = request.restore_step_max
         job.state = SchedulerState.PENDING
-        job.reason = ""
+        job.reason, job.lacks_nodes = "", False
         self.changed(job)
         return "released"
 
@@ -288,7 +289,7 @@ class JobBook:
         for job_id, reason in decided.waits.items():
             job = self.jobs[job_id]
             if job.reason != reason:
-                job.reason = reason
+                job.reason, job.lacks_nodes = reason, job_id in decided.lack_nodes
                 self.changed(job)
         for job_id, names in decided.starts:
             self._start(self.jobs[job_id], names)
@@ -488,6 +489,7 @@ class JobBook:
             exit_code=job.exit_code,
             signal=job.sig,
             reason=f"held by {by}" if job.state is SchedulerState.HELD and by else job.reason,
+            lacks_nodes=job.state is SchedulerState.PENDING and job.lacks_nodes,
             recovery=job.spec.recovery,
             drill_ok=job.spec.drill_ok,
             job_dir=str(job.folder),

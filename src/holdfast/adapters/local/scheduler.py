@@ -35,6 +35,8 @@ class Plan(Struct, frozen=True):
 
     starts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     waits: dict[str, str] = {}
+    lack_nodes: frozenset[str] = frozenset()
+    """Of those that wait, the ones that free nodes would let start."""
 
 
 def plan(wishes: Iterable[Wish], seats: Sequence[Seat]) -> Plan:
@@ -42,11 +44,13 @@ def plan(wishes: Iterable[Wish], seats: Sequence[Seat]) -> Plan:
     taken: set[str] = set()
     starts: list[tuple[str, tuple[str, ...]]] = []
     waits: dict[str, str] = {}
+    lack_nodes: set[str] = set()
     blocker = ""
     for wish in sorted(wishes, key=lambda w: (-w.priority, w.queued_at, w.job)):
         allowed = [seat for seat in seats if seat.node not in wish.excluded]
         if len(allowed) < wish.nodes:
             waits[wish.job] = f"needs {wish.nodes} nodes, only {len(allowed)} are left after its exclusions"
+            lack_nodes.add(wish.job)
             continue
         if blocker:
             waits[wish.job] = f"waits behind job {blocker}"
@@ -54,10 +58,11 @@ def plan(wishes: Iterable[Wish], seats: Sequence[Seat]) -> Plan:
         open_seats = [seat for seat in allowed if seat.free and seat.node not in taken]
         if len(open_seats) < wish.nodes:
             waits[wish.job] = f"needs {wish.nodes} nodes, {len(open_seats)} are free"
+            lack_nodes.add(wish.job)
             blocker = wish.job
             continue
         chosen = sorted(open_seats, key=lambda seat: (seat.spare, seat.node))[: wish.nodes]
         names = tuple(sorted(seat.node for seat in chosen))
         taken.update(names)
         starts.append((wish.job, names))
-    return Plan(starts=tuple(starts), waits=waits)
+    return Plan(starts=tuple(starts), waits=waits, lack_nodes=frozenset(lack_nodes))

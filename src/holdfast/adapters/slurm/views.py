@@ -33,6 +33,8 @@ _ENDS = {
 }
 _HELD_REASONS = frozenset({"JobHeldUser", "JobHeldAdmin", "SpecialExit", "RequeueHold"})
 _HELD_FLAGS = frozenset({"SPECIAL_EXIT", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
+_LACKS_NODES = ("resource", "node", "unavailable")
+"""Words of Slurm's reasons for a job that waits until nodes are free: `Resources`, `ReqNodeNotAvail`."""
 LAUNCH_FAILED = "launch failed requeued held"
 """What slurmctld writes when a Prolog failed: the job waits, held, for a person who may never come."""
 
@@ -127,6 +129,7 @@ def job_view(job: SlurmJob, key: JobKey) -> JobView:
         exit_code=job.exit_code if over else None,
         signal=job.signal if over else None,
         reason=reason,
+        lacks_nodes=state is SchedulerState.PENDING and any(word in reason.casefold() for word in _LACKS_NODES),
         recovery=wish.recovery,
         drill_ok=wish.drill_ok,
         submitted_at=job.submitted_at,

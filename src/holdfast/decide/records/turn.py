@@ -1,4 +1,4 @@
-"""One turn of the engine: the event in hand, the orders that come of it, and every change of a record.
+"""One turn of the engine: the event in hand, the orders that come of it, and the records that it changes.
 
 `engine.handle` makes a Turn for each event and hands it to the flows. A Turn asks modes before it orders, moves records
 by the tables, stamps marks and tells stories. It holds what goes out (`Outgoing`), the timers, the open orders and the
@@ -7,24 +7,20 @@ changed records. The time is the event's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from holdfast.decide import ladder, machine
 from holdfast.decide.state import Index, State, Waiting, subject
-from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import story
-from holdfast.model.cluster import JobKey, JobView, job_kind
+from holdfast.model.cluster import JobKey, job_kind
 from holdfast.model.events import AnyEvent
-from holdfast.model.evidence import Diagnosis, Evidence, Finding, Remedy, Role, Severity
+from holdfast.model.evidence import Evidence, Finding, Remedy, Role, Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
-from holdfast.model.policy import Brake, Mode, Policy, PolicySet
+from holdfast.model.policy import Mode, Policy, PolicySet
 from holdfast.model.records import (
-    AttemptRecord,
     Authority,
     BrakeRecord,
-    Broke,
     IncidentRecord,
     JobRecord,
     JobState,
@@ -55,50 +51,31 @@ _AGAIN = frozenset(_JOB_PHASES[2:])
 """Marks that a recurrence within the same incident stamps anew."""
 TIMER_SLACK_S = 0.05
 """A timer that fires this much early counts as due: clocks and event loops round differently."""
+AnyRecord = JobRecord | NodeRecord | IncidentRecord | OrderRecord | BrakeRecord
 O = TypeVar("O", bound=o.Order)  # noqa: E741 - O for order
-ATTEMPTS_MAX = 64
-NODES_KEPT = 3
-"""So many attempts of a large job name their nodes; with all of them its record, written with every event, was 1 MB."""
-NODES_SMALL = 64
-ROUNDING_S = 0.01
-"""Looked at this much after the window has moved on, so that rounding does not make it look a moment too early."""
-STEPS_KEPT = 24
-"""Durable checkpoints remembered per job: a poisoned one is stepped over to an older one."""
 
 
 class Changes:
     """Records that the event changed, each once, in the order in which they changed first."""
 
-    __slots__ = ("_brakes", "_incidents", "_jobs", "_nodes", "_orders")
+    __slots__ = ("_records",)
 
     def __init__(self) -> None:
-        self._jobs: dict[str, JobRecord] = {}
-        self._nodes: dict[str, NodeRecord] = {}
-        self._incidents: dict[str, IncidentRecord] = {}
-        self._orders: dict[str, OrderRecord] = {}
-        self._brakes: dict[str, BrakeRecord] = {}
+        self._records: dict[int, AnyRecord] = {}
 
-    def add(self, record: JobRecord | NodeRecord | IncidentRecord | OrderRecord | BrakeRecord) -> None:
+    def add(self, record: AnyRecord) -> None:
         """Have the record projected."""
-        if isinstance(record, JobRecord):
-            self._jobs[slug(record.key)] = record
-        elif isinstance(record, NodeRecord):
-            self._nodes[record.name] = record
-        elif isinstance(record, IncidentRecord):
-            self._incidents[record.id] = record
-        elif isinstance(record, OrderRecord):
-            self._orders[record.order.id] = record
-        else:
-            self._brakes[record.group] = record
+        self._records[id(record)] = record
 
     def touched(self) -> Touched:
         """List the records by kind."""
+        records = self._records.values()
         return Touched(
-            jobs=list(self._jobs.values()),
-            nodes=list(self._nodes.values()),
-            incidents=list(self._incidents.values()),
-            orders=list(self._orders.values()),
-            brakes=list(self._brakes.values()),
+            jobs=[record for record in records if isinstance(record, JobRecord)],
+            nodes=[record for record in records if isinstance(record, NodeRecord)],
+            incidents=[record for record in records if isinstance(record, IncidentRecord)],
+            orders=[record for record in records if isinstance(record, OrderRecord)],
+            brakes=[record for record in records if isinstance(record, BrakeRecord)],
         )
 
 
@@ -175,6 +152,20 @@ class OpenOrders:
         self._state.orders[record.order.id] = record
         self._index.orders_of.setdefault(subject(record), set()).add(record.order.id)
         self._changes.add(record)
+
+    def approve(self, record: OrderRecord, who: str) -> None:
+        """Order what was proposed."""
+        self._timers.cancel(f"propose:{record.order.id}")
+        record.status, record.issued_at, record.expires_at = OrderStatus.PENDING, self._state.now, 0.0
+        record.detail = f"approved by {who}"
+        self._changes.add(record)
+        self._outgoing.orders.append(record.order)
+
+    def retry(self, record: OrderRecord, why: str, after_s: float) -> None:
+        """Try it again later, with the same id, so that it has its effect once."""
+        record.detail = why[:500]
+        self._changes.add(record)
+        self._timers.start(f"order:{record.order.id}", after_s, record.order.incident)
 
     def settle(self, order_id: str, status: OrderStatus, detail: str = "") -> OrderRecord | None:
         """End an order; None when it is not open (unknown, or ended before)."""
@@ -260,6 +251,11 @@ class Turn:
     # --- facts ---
 
     @property
+    def said_at(self) -> float:
+        """When the event was, by the clock of whoever tells of it; never later than now."""
+        return min(self.event.at or self.now, self.now)
+
+    @property
     def in_allocation(self) -> bool:
         """Is this the launcher's engine?"""
         return self.state.scope == ALLOCATION
@@ -340,6 +336,7 @@ class Turn:
             job.in_queue = rights.in_queue
         if rights.held is not None:
             job.held_by = who if rights.held else ""
+        self.changes.add(job)
 
     def move_node(self, node: NodeRecord, trigger: NodeTrigger) -> None:
         """Move by the table; under `unknown` the hidden state moves until the node is heard again."""
@@ -459,218 +456,3 @@ def describe(order: AnyOrder) -> str:
     kind = str(order.__struct_config__.tag).replace("_", " ")
     target = getattr(order, "node", "") or str(getattr(order, "job", "") or "")
     return f"{kind[0].upper()}{kind[1:]} {target}{': ' + order.why if order.why else ''}".strip()
-
-
-def create_job(turn: Turn, view: JobView) -> JobRecord:
-    """A job is seen for the first time."""
-    job = JobRecord(key=view.key, view=view, since=turn.now)
-    name = slug(view.key)
-    turn.state.jobs[name] = job
-    turn.index.by_id.setdefault(view.key.id, set()).add(name)
-    turn.index.occupied(name, None, view)
-    if turn.in_allocation:
-        turn.claim(job, machine.Claim.ATTACHED)
-    turn.changes.add(job)
-    warn_of_job(turn, job, ())
-    return job
-
-
-def warn_of_job(turn: Turn, job: JobRecord, known: tuple[str, ...]) -> None:
-    """Its owner meant something that is not understood: said once, or nobody learns of it before it is needed."""
-    for words in job.view.warnings:
-        if words not in known:
-            turn.tell(job, f"{words[0].upper()}{words[1:]}.")
-            title = f"{job.name}: asked for something that is not understood"
-            turn.notify(job.about, Severity.WARNING, title, f"{words}.", job=job.key)
-
-
-def add_attempt(turn: Turn, job: JobRecord, attempt: AttemptRecord) -> None:
-    """Begin a new attempt; the list of attempts stays bounded."""
-    job.attempts.append(attempt)
-    if len(job.attempts) > ATTEMPTS_MAX:
-        del job.attempts[0]
-    for old in job.attempts[:-NODES_KEPT]:
-        if len(old.nodes) > NODES_SMALL:
-            old.nodes = ()  # its AttemptStarted holds them
-    turn.changes.add(job)
-
-
-def end_with_its_run(turn: Turn, job: JobRecord) -> None:
-    """The run of its newest attempt is over, and the attempt with it, although nobody told of its end."""
-    attempt = job.attempt
-    if attempt is not None and not attempt.ended_at:
-        attempt.ended_at, attempt.stopped = turn.now, True
-
-
-def attempt_of(event: e.AttemptStarted) -> AttemptRecord:
-    """The attempt as its start tells of it."""
-    return AttemptRecord(
-        number=event.attempt,
-        epoch=event.epoch,
-        restart_count=event.restart_count,
-        in_place=event.in_place,
-        nodes=event.nodes,
-        ranks=event.ranks,
-        standby=event.standby,
-        log_dir=event.log_dir,
-        started_at=event.at,
-    )
-
-
-def brake_limit(brake: Brake, record: BrakeRecord) -> int:
-    """How many nodes of the group may be quarantined inside the window: the smaller of both limits, at least one."""
-    share = int(record.nodes * brake.max_percent / 100.0)
-    return max(1 if brake.max_nodes > 0 and brake.max_percent > 0 else 0, min(brake.max_nodes, share))
-
-
-def prune_brake(brake: Brake, record: BrakeRecord, now: float) -> None:
-    """Forget quarantines that have left the window."""
-    start = now - brake.window_s
-    if record.recent and record.recent[0] <= start:
-        record.recent = [at for at in record.recent if at > start]
-
-
-def brake_allows(brake: Brake, record: BrakeRecord, now: float) -> bool:
-    """May one more node be quarantined now?"""
-    prune_brake(brake, record, now)
-    return not record.tripped_at and len(record.recent) < brake_limit(brake, record)
-
-
-def brake_took(record: BrakeRecord, now: float) -> None:
-    """One node was quarantined."""
-    record.recent.append(now)
-
-
-def brake_hold_back(record: BrakeRecord, node: str, now: float) -> bool:
-    """Trip the brake (again) for this node. True when it was not tripped before."""
-    if node not in record.waiting:
-        record.waiting.append(node)
-    first = not record.tripped_at
-    if first:
-        record.tripped_at = now
-    return first
-
-
-def reopen_brake(brake: Brake, record: BrakeRecord, now: float) -> list[str]:
-    """The calm spell is over: which waiting nodes may be quarantined now. It closes when none is left waiting."""
-    prune_brake(brake, record, now)
-    room = max(0, brake_limit(brake, record) - len(record.recent))
-    freed, record.waiting = record.waiting[:room], record.waiting[room:]
-    if not record.waiting:
-        record.tripped_at = 0.0
-    return freed
-
-
-def next_brake_look(brake: Brake, record: BrakeRecord, now: float) -> float:
-    """Seconds until it is worth trying again."""
-    if not record.waiting or len(record.recent) < brake_limit(brake, record) or not record.recent:
-        return brake.calm_s
-    return max(brake.calm_s, record.recent[0] + brake.window_s - now + ROUNDING_S)
-
-
-def reset_brake_record(record: BrakeRecord) -> list[str]:
-    """By hand: the window starts anew. Returns the nodes that waited."""
-    freed = record.waiting
-    record.waiting = []
-    record.recent = []
-    record.tripped_at = 0.0
-    return freed
-
-
-def charge(
-    job: JobRecord,
-    remedy: Remedy,
-    diagnosis: Diagnosis | None,
-    broke: Broke,
-    nodes: Iterable[str] = (),
-    *,
-    attempt: AttemptRecord | None = None,
-) -> None:
-    """Count one restart of `attempt`, which broke there; `nodes`: to which it is charged as well."""
-    if attempt is not None:
-        job.charged = (attempt.restart_count, attempt.number)
-    if remedy is Remedy.RESTART_IN_PLACE:
-        job.in_place += 1
-    else:
-        job.requeues += 1
-    if diagnosis is not None:
-        name = ladder.fingerprint_of(diagnosis)
-        job.spent[name] = ladder.times_answered(job, diagnosis, broke) + 1
-        job.broke[name] = broke
-    for node in nodes:
-        job.spent[ladder.NODE_KEY + node] = job.spent.get(ladder.NODE_KEY + node, 0) + 1
-
-
-def refund(job: JobRecord, diagnosis: Diagnosis | None, nodes: Iterable[str] = ()) -> None:
-    """A restart in place that was charged never came about: what its attempt did counts as before."""
-    job.in_place = max(0, job.in_place - 1)
-    job.charged = (job.charged[0], job.charged[1] - 1)
-    names = [ladder.NODE_KEY + node for node in nodes]
-    if diagnosis is not None:
-        names.append(ladder.fingerprint_of(diagnosis))
-    for name in names:
-        left = job.spent.get(name, 0) - 1
-        if left > 0:
-            job.spent[name] = left
-        else:
-            job.spent.pop(name, None)
-
-
-def reset_budgets(job: JobRecord) -> bool:
-    """Progress was made: forget all counts. True when there was something to forget."""
-    had = bool(job.in_place or job.requeues or job.spent)
-    job.in_place = 0
-    job.requeues = 0
-    job.rung = 0
-    if job.spent:
-        job.spent, job.broke = {}, {}
-    return had
-
-
-def brake_of(turn: Turn, group: str) -> BrakeRecord:
-    """The brake of a group, made when it is first asked for."""
-    record = turn.state.brakes.get(group)
-    if record is None:
-        record = turn.state.brakes[group] = BrakeRecord(group=group)
-    return record
-
-
-def count_nodes(turn: Turn, group: str, step: int) -> None:
-    """Count a node of a group in or out."""
-    record = brake_of(turn, group)
-    record.nodes += step
-    turn.changes.add(record)
-
-
-def to_pass(job: JobRecord) -> int:
-    """The step that a durable checkpoint must pass to be progress.
-
-    It is the furthest durable step. When an attempt resumes before it (newer checkpoints are damaged, gone or
-    mistrusted), the steps in between are lost, and progress counts from where that attempt resumed. A job that falls
-    back to the same step once more, or behind it, must pass what it had regained: otherwise a crash that comes back at
-    the same step would have new budgets each time.
-    """
-    return job.durable_step if job.fell_to is None else job.regained
-
-
-def resumed_at(turn: Turn, job: JobRecord, step: int) -> None:
-    """The current attempt goes on from this step: the job has fallen back when more had been durable."""
-    lost = to_pass(job)
-    if step < lost and (job.fell_to is None or step > job.fell_to):
-        job.fell_to = job.regained = step
-        job.durable_steps = [saved for saved in job.durable_steps if saved <= step]
-        turn.tell(job, f"It fell back from step {lost} to step {step}: progress counts from there.")
-    elif job.fell_to is not None:
-        job.regained = max(job.regained, step)
-
-
-def keep_durable(job: JobRecord, step: int, *, counts: bool) -> None:
-    """Remember a durable step; `counts`: it is of an attempt since the job fell back."""
-    if step > job.durable_step:
-        job.durable_step = step
-        if counts:
-            job.fell_to = None
-    if counts:
-        job.regained = max(job.regained, step)
-    if step not in job.durable_steps:
-        job.durable_steps = sorted([*job.durable_steps, step])[-STEPS_KEPT:]
