@@ -33,7 +33,7 @@ LARGER: dict[str, tuple[int, int]] = {
     "sim:Attempt": (275, 18),
     "sim:ControlPlane": (218, 17),
     "sim:Job": (43, 22),
-    "sim:Launcher": (334, 14),
+    "sim:Launcher": (336, 14),
     "sim:Node": (61, 22),
     "sim:Scheduler": (290, 4),
     "sim:World": (201, 18),
