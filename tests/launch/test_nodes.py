@@ -187,6 +187,20 @@ def test_a_leader_that_was_superseded_leaves(launched, tmp_path: Path):
     assert follower.wait(10) == 69
 
 
+def test_a_second_launcher_of_a_node_disturbs_nothing(launched, tmp_path: Path):
+    """It is told so, and the job comes to its end with the first one."""
+    args = ("--nproc-per-node", "1", *counter(tmp_path, steps=1500))
+    leader, follower = pair(launched, tmp_path, *args)
+    leader.wait_event("first_step_done")
+    env = {"HOLDFAST_JOB_ID": "12", "HOLDFAST_NODELIST": "node01,node02", "HOLDFAST_CLUSTER": "here",
+           "HOLDFAST_LEASE_S": "1.5", "HOLDFAST_NODE_RANK": "1"}  # fmt: skip
+    twin = launched(*args, node="node02", env=env)
+    wait_for("the twin's word", lambda: "another launcher of node02 leads its ranks" in twin.text())
+    assert leader.wait(60) == 0
+    assert follower.wait(10) == 0
+    assert [event.attempt for event in leader.events("attempt_started")] == [0]
+
+
 def test_a_cut_leader_that_was_replaced_does_not_come_back(launched, tmp_path: Path):
     """Its ranks are dead, its own restart is pending, and another launcher took the job: after the heal it leaves."""
     leader, _follower = pair(launched, tmp_path, "--nproc-per-node", "1", *counter(tmp_path, steps=5000))

@@ -505,6 +505,18 @@ def test_a_start_by_the_scheduler_itself_counts_as_a_restart_also_without_a_laun
     assert said_by(tale.history) == set()
 
 
+def test_whoever_queues_a_job_that_was_given_up_gives_it_new_retries(tale):
+    """Our last requeue came to nothing, as the job was given up: the next start is not ours."""
+    for number in range(2):
+        tale.event(e.TimerFired, order(o.ReleaseJob, f"c2{number}", epoch=3 + number), timer="x")
+    tale.event(e.TimerFired, order(o.RequeueHeld, "c25", restart_count=2), timer="x")
+    tale.event(e.TimerFired, order(o.GiveUp, "c26", remedy=Remedy.STOP, why="crash loop"), timer="x")
+    tale.job(SchedulerState.FAILED, restart_count=2)
+    tale.job(SchedulerState.PENDING, restart_count=3)
+    tale.event(e.TimerFired, order(o.ReleaseJob, "c27", epoch=6), timer="x")
+    assert said_by(tale.history) == set()
+
+
 def test_a_held_job_that_ran_and_failed_unseen_was_let_go(tale):
     """The scheduler shows it held, and then failed: whoever held it has released it in between."""
     tale.job(SchedulerState.PENDING, restart_count=1)

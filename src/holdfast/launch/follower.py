@@ -6,6 +6,7 @@ Started by `program`, and by `step_watch` where Slurm runs the tasks. Time passe
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,6 +48,8 @@ class Follower:
     ) -> None:
         self.place = place
         self.voice = voice
+        self._process = secrets.token_hex(8)
+        self._is_refused = False
         self.is_over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.link = FollowerLink(place, network, self)
         self.runner = make_runner(self.link.send)
@@ -68,6 +71,7 @@ class Follower:
             local_ranks=self.runner.local_ranks,
             address=self.place.address,
             attempt=held.spec.attempt if held is not None and not held.is_gone else None,
+            process=self._process,
         )
 
     def next_beat(self) -> tuple[Beat, float]:
@@ -77,6 +81,12 @@ class Follower:
     def welcomed(self, welcome: Welcome) -> None:
         """The leader has taken our connection."""
         self._tell(core.Welcomed(welcome.lease_s))
+
+    def refused(self, why: str) -> None:
+        """The leader does not take our connection: said once."""
+        if not self._is_refused:
+            self._is_refused = True
+            self.voice.say(why)
 
     def asked(self, ask: AnyAsk) -> None:
         """The leader asks for something."""

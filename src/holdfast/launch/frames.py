@@ -225,9 +225,13 @@ class Hello(Struct, frozen=True, kw_only=True):
     address: str = ""
     attempt: int | None = None
     """The attempt whose ranks still run there."""
+    process: str = ""
+    """Tells two launchers of one node apart; the same for each connection of one process."""
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
     """The leader's answer to `Hello`, under the same key."""
 
     lease_s: float
+    refused: str = ""
+    """Why the connection is not taken; empty: it is."""

@@ -27,6 +27,8 @@ from holdfast.launch.place import JobPlace
 from holdfast.os.frames import Frames, meet
 
 LEADER_FILE = "leader.json"
+_TWIN_S = 2.0
+"""Two beats: a launcher that was heard within them is alive, and its node needs no other."""
 _CUT_POLL_S = 0.05
 _HANDSHAKE_S = 10.0
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.02, 0.2
@@ -178,8 +180,14 @@ class LeaderPort:
         if hello.node not in self._place.nodes:
             raise WireError(f"{hello.node} is not a node of this job")
         wire.peer = hello.node
+        now, known = asyncio.get_running_loop().time(), self.followers.get(hello.node)
+        is_twin = known is not None and known.hello.process != hello.process
+        if is_twin and self.presence.is_heard_within(hello.node, _TWIN_S, now):
+            why = f"another launcher of {hello.node} leads its ranks; this one waits until that one is gone"
+            await wire.send(Welcome(lease_s=self.presence.lease_s, refused=why))
+            raise WireError(why)
         await wire.send(Welcome(lease_s=self.presence.lease_s))
-        self.presence.handle(Connected(hello.node, asyncio.get_running_loop().time()))
+        self.presence.handle(Connected(hello.node, now))
         return Follower(hello, wire, asyncio.Queue(_QUEUE_MAX))
 
     async def _serve(self, follower: Follower) -> None:
@@ -291,6 +299,9 @@ class FollowerSide(Protocol):
     def welcomed(self, welcome: Welcome) -> None:
         """The leader has taken the connection."""
 
+    def refused(self, why: str) -> None:
+        """The leader has not taken it; it will be tried again."""
+
     def asked(self, ask: AnyAsk) -> None:
         """The leader wants something, or grants a lease."""
 
@@ -349,6 +360,10 @@ class FollowerLink:
             except BaseException:  # whatever ends it, cancellation too: the socket is closed
                 writer.close()
                 raise
+        if welcome.refused:
+            wire.close()
+            self._side.refused(welcome.refused)
+            raise LinkError(welcome.refused)
         self._side.welcomed(welcome)
         return wire
 

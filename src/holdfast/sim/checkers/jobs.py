@@ -184,6 +184,7 @@ def budgets_hold(history: History) -> Iterator[str]:
                 count.asked = count.asked or (isinstance(event, e.OperatorCommand) and not event.order)
             elif isinstance(order, o.GiveUp) and order.remedy is Remedy.STOP:
                 yield from _too_early(order, count, limits, event, incident)
+                count.requeued.clear()  # whoever queues it from now on, it is not us
 
 
 def _asked_for(incident: IncidentRecord | None) -> bool:
