@@ -56,7 +56,9 @@ def test_a_leader_that_stays_away_is_left():
     core = follower()
     assert core.handle(Disconnected(110.0, "reset")) == [Say("the leader's connection is broken: reset", is_note=True)]
     assert core.handle(Disconnected(130.0, "reset")) == []
-    assert core.handle(Ticked(140.0, None)) == []
+    assert core.handle(Ticked(114.9, None)) == []
+    assert core.handle(Ticked(139.0, None)) == [Say("n2 waits for the leader of this job, for up to 30 s")]
+    assert core.handle(Ticked(139.5, None)) == []
     core.handle(Welcomed(3.0))
     assert core.handle(Ticked(141.0, None)) == []
     core.handle(Disconnected(150.0, "closed"))

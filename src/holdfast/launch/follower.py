@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast.errors import EXIT_UNAVAILABLE
 from holdfast.launch.core import follower as core
 from holdfast.launch.core.asks import Finish, KillRanks, Say
 from holdfast.launch.frames import AnyAsk, AnyReport, Beat, Bye, Hello, Welcome
@@ -60,6 +61,12 @@ class Follower:
             wait_s=options.follower_wait_s,
             now=time.monotonic(),
         )
+
+    @property
+    def why(self) -> str:
+        """Why it left where no leader says so; empty otherwise."""
+        finished = self._core.finished
+        return finished.why if finished is not None and finished.code == EXIT_UNAVAILABLE else ""
 
     # --- what the link wants of us ---
 

@@ -28,6 +28,7 @@ from holdfast.errors import (
     OrderError,
 )
 from holdfast.launch.allocation import AllocationOrchestrator, Judge
+from holdfast.launch.core.follower import TELL_S
 from holdfast.launch.crew import Crew
 from holdfast.launch.folder import unusable
 from holdfast.launch.ground import Ground, cancel_all, on_signals, until_over
@@ -121,7 +122,7 @@ async def lead(ground: Ground, judge: Judge, outfit: Outfit) -> tuple[int, str]:
         judged = _judge_it(leader, outfit.controller, ground, judge)
         work = [judged, leader.crew.runner.watch(), leader.look(), leader.own_lease.keep()]
         tasks += [asyncio.create_task(part) for part in work]
-        leader.background.run(_start_first(leader))
+        leader.background.run(_start_first(leader, ground.voice))
         code = await until_over(leader.leaving.is_over, tasks)
         await _leave(leader, code)
     finally:
@@ -260,13 +261,23 @@ async def _foreign_order(leader: Leader, orchestrator: Orchestrator, order: AnyO
     leader.events.submit(await order_outcome(order, orchestrator, leader.events))
 
 
-async def _start_first(leader: Leader) -> None:
+async def _start_first(leader: Leader, voice: Voice) -> None:
+    waits = asyncio.create_task(_say_who_is_missing(leader, voice))
     try:
         await leader.start_first()
     except OrderError as error:
         leader.leaving.finish(EXIT_DO_NOT_REQUEUE, f"the ranks could not be started: {error}")
     else:
         await leader.nodes.begun()
+    finally:
+        waits.cancel()
+
+
+async def _say_who_is_missing(leader: Leader, voice: Voice) -> None:
+    await asyncio.sleep(TELL_S)
+    missing = sorted(set(leader.place.nodes) - set(leader.crew.here))
+    if len(leader.crew.here) < leader.want_nodes:
+        voice.say(f"waiting for {', '.join(missing)} to join")
 
 
 async def _leave(leader: Leader, code: int) -> None:

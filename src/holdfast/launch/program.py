@@ -180,4 +180,4 @@ async def _follow(ground: Ground) -> tuple[int, str]:
         make_runner=ground.runner,
     )
     on_signals(follower.end_job, follower.runner.pass_signal)
-    return await follower.run(ground.environ), ""
+    return await follower.run(ground.environ), follower.why

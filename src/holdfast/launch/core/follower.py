@@ -13,6 +13,8 @@ from holdfast.launch.core.asks import Finish, KillRanks, Say
 from holdfast.launch.core.lease import Lease, beat_pause_s
 from holdfast.launch.frames import AnyAsk, AnyReport, Beat, EndAsked, Grant, Leave, PassSignal
 
+TELL_S = 5.0
+"""Who waits longer than this says for whom."""
 _ENDED = "ended on request"
 
 
@@ -107,6 +109,7 @@ class FollowerCore:
         self._wait_s = wait_s
         self._lease = Lease(lease_s, now)
         self._away_since: float | None = now
+        self._is_told = False
         self._ending = 0
 
     @property
@@ -122,7 +125,7 @@ class FollowerCore:
         """What is to be done about this, in order."""
         match report:
             case Welcomed():
-                self._away_since = None
+                self._away_since, self._is_told = None, False
                 self._lease.lease_s = report.lease_s
                 return []
             case Disconnected():
@@ -182,6 +185,10 @@ class FollowerCore:
             # Whoever waits for this job's end need not wait for a leader to tell us.
             self.is_unled = True
             asks += self._finish(128 + self._ending, _ENDED)
-        if self._away_since is not None and report.now - self._away_since > self._wait_s:
+        away_s = report.now - self._away_since if self._away_since is not None else 0.0
+        if away_s > self._wait_s:
             asks += self._finish(EXIT_UNAVAILABLE, f"the leader of this job has not answered for {self._wait_s:g} s")
+        elif away_s > TELL_S and not self._is_told:
+            self._is_told = True
+            asks.append(Say(f"{self._node} waits for the leader of this job, for up to {self._wait_s:g} s"))
         return asks
