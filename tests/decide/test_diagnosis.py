@@ -52,6 +52,13 @@ def peers(at, but):
     return lost + [found("exit.code.1", at + 0.2, rank=r) for r in range(8) if r != but]
 
 
+def test_what_the_attempt_ended_by_stays_its_cause():
+    """Half an hour later, while the job waits, another part of that node fails: it did not end the attempt."""
+    findings = [xid(95, 100.0), found("check.fabric_port_down", 2200.0, node="n1", domain=Domain.NETWORK)]
+    ended = DiagnosisContext(nodes=("n0", "n1"), ended_at=101.0)
+    assert diagnose(findings, ended).cause == "nvidia.xid.95"
+
+
 def test_signal_on_one_rank_is_root():
     """A rank that dies of signal 11 is the root; its peers' errors and exits are cascade; its node is named."""
     said = diagnose([*peers(100.1, 5), found("exit.signal.11", 100.0, rank=5, severity=Severity.FATAL)], EIGHT)

@@ -59,6 +59,8 @@ class DiagnosisContext(Struct, frozen=True, omit_defaults=True):
     collective_timeout_s: float = 600.0
     progress_at: float = 0.0
     """When the job last made progress; 0.0: not known."""
+    ended_at: float = 0.0
+    """When the attempt ended; 0.0: it has not, or nobody knows."""
     no_job: bool = False
     """Only a machine's own log was read: whatever it says is broken counts, also days after a program's fault."""
 
@@ -311,7 +313,11 @@ def _hardware(firm: list[Candidate], first: float, context: DiagnosisContext) ->
         for c in firm
         if c.weight is Weight.HARDWARE
         and (not context.nodes or not c.node or c.node in context.nodes)
-        and (context.no_job or first - HARDWARE_BEFORE_S <= c.at <= first + NEAR_S)
+        and (
+            context.no_job
+            or first - HARDWARE_BEFORE_S <= c.at <= first + NEAR_S
+            or 0 <= context.ended_at - c.at <= NEAR_S  # the attempt ended by it, whatever is found later
+        )
         and not any(o.finding.rule in meaning(c.finding.rule).follows and 0 <= c.at - o.at <= FLUSH_S for o in firm)
     ]
     if not found:

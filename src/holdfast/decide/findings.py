@@ -293,7 +293,8 @@ def node_fault(turn: Turn, finding: Finding) -> None:
         if not jobs:
             incidents.judge(turn, incident, None)
     elif finding.role is Role.ROOT:
-        incidents.judge(turn, incident, jobs[0] if jobs else None)
+        ended_by_it = next((job for key in incident.jobs if (job := turn.job(key)) is not None), None)
+        incidents.judge(turn, incident, jobs[0] if jobs else ended_by_it)
     if ladder.disturbs_jobs(finding):
         _disturb(turn, incident, finding, jobs, gone)
     if incident.would and incident.diagnosis is None:

@@ -190,6 +190,7 @@ def _diagnose(incident: IncidentRecord, job: JobRecord | None, attempt: AttemptR
         nodes=attempt.nodes if attempt is not None else (),
         ranks=ranks_by_node(attempt) if attempt is not None else {},
         progress_at=progress_at if progress_at < first_said(incident, 0.0) else 0.0,
+        ended_at=attempt.ended_at if attempt is not None else 0.0,
     )
     made = diagnose(_last_seen(incident.findings), context)
     if made.cause != "unknown":
