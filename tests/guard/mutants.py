@@ -65,7 +65,7 @@ class Mutant(Struct, frozen=True):
 
 PLANTED = {
     "partial exclusion": (
-        "decide/restart.py",
+        "decide/records/job.py",
         "new = [name for name in names if name not in job.excluded]",
         "new = [name for name in names if name not in job.excluded][:1]",
     ),
@@ -76,7 +76,11 @@ PLANTED = {
     ),
     "failed validation returns the node": ("decide/nodes.py", "passed=event.passed", "passed=True"),
     "a person's hold ignored": ("decide/operators.py", "Claim.HELD, event.who", "Claim.HOLD_ENDED"),
-    "a hold in the queue ignored": ("decide/jobs.py", 'turn.claim(job, Claim.HELD, "a person")\n', "return\n"),
+    "a hold in the queue ignored": (
+        "decide/jobs.py",
+        'turn.claim(job, Claim.HELD, "a person")\n    turn.orders.withdraw',
+        "return\n    turn.orders.withdraw",
+    ),
 }
 """Bugs that issue and trial named: file, text, the text with the bug."""
 
