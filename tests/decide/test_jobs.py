@@ -233,40 +233,6 @@ def test_a_person_who_holds_the_released_job_is_respected(play):
     assert play.state is JobState.RELEASED
 
 
-def test_a_person_who_holds_a_job_that_was_queued_before_our_requeue_is_answered_is_respected(play):
-    """The scheduler was faster and our command hangs: ours queues and holds at once, so that this hold is not ours."""
-    play.xid("n2")
-    play.job(state=S.PENDING, restart_count=1, nodes=())
-    play.job(state=S.HELD, restart_count=1, nodes=())
-    play.done(o.RequeueHeld)
-    play.settle()
-    assert (play.state, play.j.held_by) == (JobState.HELD, "a person")
-    assert play.opened(o.ReleaseJob) == []
-
-
-def test_a_release_that_is_seen_before_the_hold_was_is_not_tried_again(play):
-    """We look only now and then: the hold came and went in between. A person's hold after that is theirs."""
-    play.xid("n2")
-    play.done(o.RequeueHeld)
-    play.settle()
-    play.done(o.SetExcluded)
-    assert play.open(o.ReleaseJob)
-    play.job(state=S.PENDING, restart_count=1, nodes=())
-    assert play.opened(o.ReleaseJob) == []
-    play.job(state=S.HELD, restart_count=1, nodes=())
-    assert (play.state, play.j.held_by) == (JobState.HELD, "a person")
-
-
-def test_a_person_who_lets_go_again_before_our_requeue_is_answered_holds_nothing(play):
-    """Their hold began and ended while our command was hanging."""
-    play.xid("n2")
-    for state in (S.PENDING, S.HELD, S.PENDING):
-        play.job(state=state, restart_count=1, nodes=())
-    play.done(o.RequeueHeld)
-    play.settle()
-    assert play.j.held_by == ""
-
-
 def test_a_late_held_view_after_release_is_not_a_persons_hold(play):
     """The view was taken before the release took effect."""
     play.xid("n2")

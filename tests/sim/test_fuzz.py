@@ -76,10 +76,8 @@ REGRESSIONS = {
     184710253: "a node that was lost before its job's first attempt was said to have started was never left",
     195000072: "a quarantine that took effect after a person had vouched for the node was in nobody's care",
     195001863: "a run was called at rest before the scheduler could be read again",
-    195002185: "a release that was seen before its hold was tried again and undid a person's hold",
     195003137: "a part that failed while the job waited was called what had ended its attempt before",
     195003572: "a requeue that came to nothing was taken for the one by which a job that was given up ran again",
-    390000259: "a person's hold of a job that was queued before our requeue was answered was taken for ours",
     63493: "an order that was seen done, but not stored yet, was tried again and undid what a person did since",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own where they were."""

@@ -128,10 +128,9 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
     state = job.state
     grown = view.restart_count > old.restart_count
     if state is JobState.STOPPING and turn.orders.under_way(job.about, o.RequeueHeld):
-        _held_meanwhile(turn, job, old)
         return
     if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
-        if view.state is SchedulerState.PENDING and old.state is not SchedulerState.PENDING and job.in_queue:
+        if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD and job.in_queue:
             # Our release's effect is seen before its outcome: tried again later, it would undo a person's hold.
             turn.orders.complete(job.about, "it is seen released", o.ReleaseJob)
             restart.released(turn, job)
@@ -157,20 +156,6 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
         return
     else:
         restart.adopt(turn, job, "it was requeued already, by the scheduler or a person")
-
-
-def _held_meanwhile(turn: Turn, job: JobRecord, old: JobView) -> None:
-    """Our requeue is under way, and the job was queued by somebody else before it: a hold is a person's.
-
-    Ours queues and holds at once, so it is never seen queued without the hold.
-    """
-    if job.view.restart_count > old.restart_count:
-        return
-    if job.view.state is SchedulerState.HELD and old.state is SchedulerState.PENDING:
-        turn.claim(job, Claim.HELD, "a person")
-        turn.tell_all(restart.incident_of(turn, job), job, "a person holds it in the queue.")
-    elif job.view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD and job.held_by:
-        turn.claim(job, Claim.HOLD_ENDED)
 
 
 def _held_by_person(turn: Turn, job: JobRecord) -> None:
