@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from holdfast.adapters.slurm.client import SlurmOrchestrator
 from holdfast.adapters.slurm.settings import SlurmConfig
@@ -49,17 +50,17 @@ def replace_program(lab: SlurmLab) -> Path:
     return path
 
 
-def orchestrator_of(lab: SlurmLab, folder: Path, **settings: object) -> SlurmOrchestrator:
+def orchestrator_of(lab: SlurmLab, folder: Path, *, rest: str = "", pull_in_s: int = 1) -> SlurmOrchestrator:
     """The adapter on this lab; what it remembers is kept in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = SlurmConfig(replace_program=(str(replace_program(lab)),))
-    return SlurmOrchestrator(config, conf=lab.facts.conf, folder=folder, **settings)  # type: ignore[arg-type]
+    config = SlurmConfig(replace_program=(str(replace_program(lab)),), rest=rest)
+    return SlurmOrchestrator(config, conf=lab.facts.conf, folder=folder, pull_in_s=pull_in_s)
 
 
 class SlurmWorld:
     """The contract suite's world: a lab and the orchestrator on it."""
 
-    def __init__(self, lab: SlurmLab, folder: Path, **settings: object) -> None:
+    def __init__(self, lab: SlurmLab, folder: Path, **settings: Any) -> None:
         self.lab = lab
         self.orchestrator = orchestrator_of(lab, folder, **settings)
 
