@@ -359,22 +359,18 @@ NODE: Mapping[NodeState, Mapping[NodeTrigger, NodeState]] = {
         U.SUSPECT: N.SUSPECT,
         U.CLEARED: N.HEALTHY,
         U.FENCED: N.DRAINING,
-        U.RETURN: N.HEALTHY,
-        U.RETIRE: N.RETIRED,
         U.SILENT: N.UNKNOWN,
     },
     N.DRAINING: {
         U.CLEARED: N.HEALTHY,
         U.REPAIR: N.REPAIRING,
         U.CHECK: N.VALIDATING,
-        U.RETURN: N.HEALTHY,
         U.RETIRE: N.RETIRED,
         U.SILENT: N.UNKNOWN,
     },
     N.REPAIRING: {
         U.CLEARED: N.HEALTHY,
         U.CHECK: N.VALIDATING,
-        U.RETURN: N.HEALTHY,
         U.RETIRE: N.RETIRED,
         U.SILENT: N.UNKNOWN,
     },
@@ -388,7 +384,6 @@ NODE: Mapping[NodeState, Mapping[NodeTrigger, NodeState]] = {
     N.RETIRED: {
         U.CLEARED: N.HEALTHY,
         U.CHECK: N.VALIDATING,
-        U.RETURN: N.HEALTHY,
         U.SILENT: N.UNKNOWN,
     },
     N.UNKNOWN: {
