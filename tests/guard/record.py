@@ -23,7 +23,7 @@ SAY_S = 30.0
 
 
 def simulated(seed: int) -> list[Recorded]:
-    """The journals of one seed: the controller's, and those of launchers."""
+    """The journals of one seed: the controller's, and those of launchers that wrote one."""
     kept: list[Simulation] = []
     options = changed(draw(seed), check=False)
     result = simulate(options, at_calm=kept.append)
@@ -43,6 +43,7 @@ def simulated(seed: int) -> list[Recorded]:
             lines=[Line(Raw(row.payload), Raw(row.orders)) for row in disk.rows],
         )
         for suffix, disk in disks.items()
+        if disk.rows
     ]
 
 
