@@ -31,6 +31,7 @@ from holdfast.lab.waiting import wait_until
 NODES = 3
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 PYTORCH = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
+PODS = "/api/v1/namespaces/default/pods"
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 RECORDS = "/api/v1/namespaces/holdfast/configmaps"
 """Where the adapter keeps jobs put away and nodes whose machine is replaced."""
@@ -90,18 +91,24 @@ async def _mend(lab: KubeLab) -> None:
         for path in (JOBS, PYTORCH, CONFIG_MAPS, RECORDS):
             await api.call("DELETE", path, body={"kind": "DeleteOptions", "propagationPolicy": "Background"})
         async with asyncio.timeout(SETTLE_S):
-            while await _pods(api):
+            # Jobs are asked for first: what makes pods anew must be gone when no pod is seen.
+            while await _count(api, JOBS, PYTORCH) or await _pods(api):
                 await asyncio.sleep(0.05)
         for node in (await api.list_all("/api/v1/nodes"))[0]:
             await _clean(api, node)
 
 
+async def _count(api: KubeApi, *paths: str) -> int:
+    return sum([len((await api.list_all(path))[0]) for path in paths])
+
+
 async def _pods(api: KubeApi) -> int:
-    pods, _ = await api.list_all("/api/v1/namespaces/default/pods")
+    """How many pods there are, each asked to go."""
+    pods, _ = await api.list_all(PODS)
     for pod in pods:
         # What a garbage collector would do in half a minute.
         with contextlib.suppress(ApiError, LinkError):
-            await api.delete(f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}", grace_s=1)
+            await api.delete(f"{PODS}/{pod['metadata']['name']}", grace_s=1)
     return len(pods)
 
 

@@ -20,7 +20,7 @@ from holdfast.adapters.local.node_init import process_table
 from holdfast.adapters.local.processes import environment_of
 from holdfast.lab.kube_lab import KubeLab
 from holdfast.model.cluster import JobKey, JobView, NodeView, WorldView
-from kube_fixture import JOBS, PYTORCH, admin
+from kube_fixture import JOBS, PODS, PYTORCH, admin
 
 VERB = """\
 #!{python} -IS
@@ -111,7 +111,7 @@ class KubeWorld:
         self, *, nodes: int = 1, exclude: tuple[str, ...] = (), command: list[str] = SLEEP, **notes: str
     ) -> JobKey:
         name = f"job-{next(_names)}"
-        mark = {"LAB_JOB": f"default.{self.kind.lower()}.{name}"}
+        mark = {"LAB_JOB": self._mark(f"default.{self.kind.lower()}.{name}")}
         make, path = (pytorch_job, PYTORCH) if self.kind == "PyTorchJob" else (batch_job, JOBS)
         async with admin(self.lab) as api:
             await api.create(path, make(name, template(command, exclude=exclude, **mark), nodes=nodes, **notes))
@@ -125,7 +125,18 @@ class KubeWorld:
         await self.until_node(node, lambda view: view.drained)
 
     async def processes(self, job: JobKey) -> int:
-        return sum(environment_of(pid).get("LAB_JOB") == job.id for pid in process_table())
+        return sum(environment_of(pid).get("LAB_JOB") == self._mark(job.id) for pid in process_table())
+
+    async def pods(self, job: JobKey) -> list[dict[str, Any]]:
+        """The job's own pods, by the name of their owner: of any life of the job, and of no other job."""
+        name = job.id.rpartition(".")[2]
+        async with admin(self.lab) as api:
+            found = (await api.list_all(PODS))[0]
+        return [pod for pod in found if any(o["name"] == name for o in pod["metadata"].get("ownerReferences") or [])]
+
+    def _mark(self, job_id: str) -> str:
+        """Of this lab alone: a lab that runs in parallel has jobs of the same names."""
+        return f"{self.lab.folder}:{job_id}"
 
     async def lose_scheduler(self) -> None:
         await self.orchestrator.observe()

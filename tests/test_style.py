@@ -182,6 +182,12 @@ def test_the_modules_that_run_programs_are_those_named() -> None:
     assert users == set(RUNS_PROGRAMS)
 
 
+def test_files_are_locked_in_one_place() -> None:
+    """`holdfast.os.files.locked`. (`validate.shared` tries what a shared file system does with byte ranges.)"""
+    users = {relative(path) for path in MODULES if "fcntl.flock(" in path.read_text(encoding="utf-8")}
+    assert users == {"os/files.py"}
+
+
 def test_a_command_is_loaded_in_one_place() -> None:
     """Imports stand at the head of a module; those inside functions of these rooms are the ones that are listed."""
     late = {

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -136,7 +137,7 @@ def test_jobs_on_the_node_see_its_gpus_and_check_works_there(tmp_path: Path) -> 
             output = Path(job.job_dir) / "output.log"
 
             async def ended():
-                return output.exists() and "exit" in output.read_text()
+                return output.exists() and re.search(r"^exit \d+$", output.read_text(), re.MULTILINE)
 
             await until(ended)
             said = output.read_text().split("\n")

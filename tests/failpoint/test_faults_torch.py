@@ -29,8 +29,8 @@ while True:
 @pytest.mark.timeout(120)
 def test_nan_loss_comes_from_the_largest_model(job):
     """A parameter of the trained model is NaN from the given step on, and the loss is NaN by itself."""
-    process = job.start(TRAIN)
     job.command("nan_loss", at_step=7)
+    process = job.start(TRAIN)
     out, err = process.communicate(timeout=90)
     assert out == "nan in step 7 ['0.weight'] False\n", err
     assert job.slot().loss != job.slot().loss
@@ -87,9 +87,9 @@ def test_hang_p2p_waits_in_a_real_recv_until_the_abort(job):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
+    job.command("hang_p2p", ranks=(1,), at_step=50)
     for rank in (0, 1):
         job.start(PAIR, rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    job.command("hang_p2p", ranks=(1,), at_step=50)
     assert job.fired(rank=1)["step"] == 50
     deadline = time.monotonic() + 30
     while "recv" not in (stack := job.main_stack(1)) or "all_reduce" not in job.main_stack(0):

@@ -41,16 +41,22 @@ def test_a_restart_past_the_step_fires_at_the_next_one(job, steps):
     assert job.fired()["step"] == 100
 
 
-def test_an_aborted_command_never_fires(job, steps):
+def test_an_aborted_command_never_fires(job, steps, until):
     """An abort that is there before the step is reached disarms it, also for processes that come later."""
-    process = job.start(steps)
-    job.reach(3)
-    step = job.slot().step_begun
-    job.command("crash_segfault", at_step=step + 200)
+    gate = "    if i == 10: sys.stdin.readline()\n"
+    process = job.start(steps.replace("    with", gate + "    with"))
+    job.reach(9)
+    job.command("crash_segfault", at_step=10)
+    job.command("log_line", "d2", line="read")
+    job.fired("d2")  # commands are read in the order of their names
     job.abort()
-    job.reach(step + 220)
-    job.start(steps, 0)
-    assert process.poll() is None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    job.reach(30)
+    other = job.start(steps, 0)
+    until(lambda: job.slot().pid == other.pid, what="the process that comes later")
+    job.reach(30)
+    assert (process.poll(), other.poll()) == (None, None)
     assert not job.has_fired()
 
 

@@ -6,16 +6,19 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.errors import TemporaryOrderError
+from holdfast.launch import leading
 from holdfast.launch.core.asks import Finish
 from holdfast.launch.crew import Crew
 from holdfast.launch.epoch import read_epoch
 from holdfast.launch.frames import AnyAsk, EndRanks, RankEnded, RanksGone, RanksStarted, StartRanks
 from holdfast.launch.ground import Ground
+from holdfast.launch.late_controller import LateController
 from holdfast.launch.late_matcher import LateMatcher
 from holdfast.launch.launcher_nodes import LauncherNodes
 from holdfast.launch.leader import Leader
@@ -74,26 +77,29 @@ class Engine:
         return stored
 
 
+def ground_of(tmp_path: Path) -> Ground:
+    return Ground(
+        place=JobPlace(job=JOB, job_dir=tmp_path, node="n1", nodes=("n1",)),
+        network=OpenNetwork(),
+        options=RunOptions(argv=("train.py",)),
+        environ={},
+        voice=Voice(),
+        matcher=LateMatcher(lambda: MATCHER),
+        tag="tag",
+        telemetry=tmp_path,
+        local_ranks=2,
+        lease_s=3.0,
+    )
+
+
 def led(tmp_path: Path, work: Callable[[Leader, Node, Engine], Awaitable[None]], *, enabled: bool = True) -> None:
     """Run `work` with a leader that has attached."""
 
     async def run() -> None:
         node, engine = Node(), Engine()
-        place = JobPlace(job=JOB, job_dir=tmp_path, node="n1", nodes=("n1",))
-        ground = Ground(
-            place=place,
-            network=OpenNetwork(),
-            options=RunOptions(argv=("train.py",)),
-            environ={},
-            voice=Voice(),
-            matcher=LateMatcher(lambda: MATCHER),
-            tag="tag",
-            telemetry=tmp_path,
-            local_ranks=2,
-            lease_s=3.0,
-        )
+        ground = ground_of(tmp_path)
         crew = Crew(
-            place,
+            ground.place,
             node,
             on_report=lambda name, report: leader.on_report(name, report),
             on_all_gone=lambda attempt: leader.on_all_gone(attempt),
@@ -193,5 +199,45 @@ def test_a_newer_epoch_ends_ranks_and_leader(tmp_path: Path):
         assert await leader.leaving.is_over == Finish(69).code
         assert leader.leaving.last_words.is_superseded
         assert leader.crew.is_empty
+
+    led(tmp_path, work)
+
+
+def test_a_job_that_is_taken_while_the_engine_is_loaded_is_not_judged(tmp_path: Path):
+    """Loading takes most of a second. A judgement that begins then would end that of the launcher that has the job."""
+
+    class Real:
+        has_run = False
+
+        async def run(self) -> None:
+            self.has_run = True
+
+    async def work(leader: Leader, node: Node, engine: Engine) -> None:
+        await leader.start_first()
+        real = Real()
+
+        def controller(*_: object) -> Real:
+            (tmp_path / "epoch").write_text("5\n")
+            return real
+
+        late, judge = LateController(), SimpleNamespace(controller=controller)
+        await leading._judge_it(leader, late, ground_of(tmp_path), judge)
+        assert not real.has_run
+        assert await leader.leaving.is_over == Finish(69).code
+        assert leader.leaving.last_words.is_superseded
+
+    led(tmp_path, work)
+
+
+@pytest.mark.parametrize(("found", "ours"), [("1\n", True), ("2\n", False), ("what\n", True)])
+def test_one_look_at_the_epoch_says_whose_the_job_is(tmp_path: Path, found: str, ours: bool):
+    """A newer epoch is acted on at once. A folder that cannot be read proves nothing, and is told."""
+
+    async def work(leader: Leader, node: Node, engine: Engine) -> None:
+        await leader.start_first()
+        (tmp_path / "epoch").write_text(found)
+        assert await leader.own_lease.is_ours_now() is ours
+        assert leader.leaving.is_over.done() is not ours
+        assert bool(leader.own_lease.unread) is (found == "what\n")
 
     led(tmp_path, work)

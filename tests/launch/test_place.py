@@ -55,6 +55,26 @@ def test_by_hand(tmp_path: Path):
     assert first != second
 
 
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"HOLDFAST_NNODES": "2"}, "HOLDFAST_NNODES=2, but HOLDFAST_JOB_ID is not set: give all 2 launchers"),
+        ({"HOLDFAST_NNODES": "2", "JOB_COMPLETION_INDEX": "1"}, "and each its own HOLDFAST_NODE_RANK; to run on"),
+        ({"PET_NNODES": "3", "PET_NODE_RANK": "0"}, "PET_NNODES=3, but HOLDFAST_JOB_ID is not set"),
+    ],
+)
+def test_one_of_several_launchers_without_a_job_is_refused(environ: dict[str, str], says: str):
+    """What is missing, and what to do, instead of as many trainings as there are nodes."""
+    with pytest.raises(UsageError, match=says):
+        read_place(environ, job_dir="", nnodes=0)
+
+
+@pytest.mark.parametrize("environ", [{"HOLDFAST_NNODES": "1"}, {"PET_NNODES": "2"}, {"HOLDFAST_NNODES": ""}])
+def test_a_count_that_is_no_job_of_several_nodes_is_no_reason_to_refuse(environ: dict[str, str]):
+    """One node, torchrun's own default without a rank, and an empty variable."""
+    assert len(read_place(environ, job_dir="", nnodes=0).nodes) == 1
+
+
 def test_the_embedded_cluster(tmp_path: Path):
     """HOLDFAST_* come before anything else."""
     environ = {

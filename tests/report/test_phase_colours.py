@@ -13,10 +13,10 @@ from tests.report.test_page import luminance, page
 
 from holdfast.cockpit import files, phases
 from holdfast.model.cluster import JobKey
-from holdfast.model.records import IncidentRecord, Mark
+from holdfast.model.records import PHASE_MARKS, IncidentRecord, Mark
 from holdfast.report.gather import ReportData
 from holdfast.report.html import render_html
-from holdfast.report.timeline import ORDER, PHASE_NAMES, timeline
+from holdfast.report.timeline import PHASE_NAMES, timeline
 
 SCHEMES = ("light", "dark")
 STATES = ("good", "warn", "bad", "busy", "odd", "quiet")
@@ -63,7 +63,7 @@ def colour(style: str, number: int, scheme: str) -> list[str]:
 
 
 def incident(*marks: Mark, id: str = "i1") -> IncidentRecord:  # noqa: A002 - the record's own word
-    times = {mark: 1000.0 + 10.0 * place for place, mark in enumerate(ORDER) if mark in {Mark.FAULT, *marks}}
+    times = {mark: 1000.0 + 10.0 * place for place, mark in enumerate(PHASE_MARKS) if mark in {Mark.FAULT, *marks}}
     return IncidentRecord(id=id, opened_at=1000.0, jobs=[JobKey("c", "7")], marks=times, closed_at=2000.0)
 
 
@@ -72,7 +72,7 @@ def incident(*marks: Mark, id: str = "i1") -> IncidentRecord:  # noqa: A002 - th
 def test_every_phase_stands_out_from_its_ground(where: str, scheme: str) -> None:
     """3:1 against the page's ground and its panels; no two phases share a colour."""
     style = PAGES[where]()
-    drawn = phases.bars(timeline(incident(*ORDER)))
+    drawn = phases.bars(timeline(incident(*PHASE_MARKS)))
     assert [bar.name for bar in drawn] == list(PHASE_NAMES.values())
     seen = []
     for bar in drawn:
@@ -98,7 +98,7 @@ def test_every_text_of_the_cockpit_stands_out(scheme: str) -> None:
 
 def test_a_phase_has_one_colour_in_all_incidents_of_a_report() -> None:
     """One incident has every phase, another is never isolated nor requeued: `prove` looks the same in both."""
-    two = [incident(*ORDER), incident(Mark.DETECTED, Mark.STOPPED, Mark.PROVEN, id="i2")]
+    two = [incident(*PHASE_MARKS), incident(Mark.DETECTED, Mark.STOPPED, Mark.PROVEN, id="i2")]
     html = render_html(ReportData("t", "c", 3000.0, incidents=two), script="")
     for name in PHASE_NAMES.values():
         drawn = re.findall(rf'<div class="(t\d+)" style="[^"]*" title="{name}:', html)

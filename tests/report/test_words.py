@@ -17,6 +17,7 @@ from tests.report.test_recorded_series import Recorded
 import holdfast.report
 from holdfast.errors import ConfigError
 from holdfast.model.policy import Slo
+from holdfast.model.records import PHASE_MARKS
 from holdfast.report import sections as of
 from holdfast.report.definitions import DEFINITIONS
 from holdfast.report.gather import ReportData, gather
@@ -25,7 +26,7 @@ from holdfast.report.proposals import RULES, SPEEDUPS
 from holdfast.report.sections import KINDS
 from holdfast.report.single import incident_sections
 from holdfast.report.tables import total_rows
-from holdfast.report.timeline import ORDER, PHASE_NAMES
+from holdfast.report.timeline import PHASE_NAMES
 from holdfast.report.words import COUNTS, JAPANESE, STORY, Words
 
 JA = Words("ja", "Asia/Tokyo")
@@ -71,7 +72,7 @@ def test_every_fixed_label_and_verdict_has_a_japanese_form() -> None:
     labels = [row[0] for make in (of.overview, of.ran, of.money) for row in make(made).rows]
     labels += [row[0] for row in total_rows(made.totals)] + [row[2] for row in total_rows(made.totals)]
     labels += [
-        *(mark.value.replace("_", " ") for mark in ORDER),
+        *(mark.value.replace("_", " ") for mark in PHASE_MARKS),
         *PHASE_NAMES.values(),
         *SPEEDUPS.values(),
         *of.MISSION_CONTROL.values(),

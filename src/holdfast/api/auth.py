@@ -9,7 +9,6 @@ sessions, by `holdfast controller` and `holdfast token`.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import secrets
@@ -28,7 +27,7 @@ from litestar.types import Guard
 from msgspec import Struct
 
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.os.files import write_whole
+from holdfast.os.files import locked, write_whole
 
 _log = structlog.get_logger("holdfast.api")
 
@@ -274,8 +273,7 @@ def change_book(book: Path, change: Callable[[list[str]], list[str]]) -> None:
         ConfigError: it cannot be read or written.
     """
     try:
-        with book.with_name(f"{book.name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(book.with_name(f"{book.name}.lock"), wait_s=None):
             lines = book.read_text(encoding="utf-8").splitlines() if book.exists() else []
             _write_private(book, "".join(f"{line}\n" for line in change(lines)))
     except (OSError, UnicodeDecodeError) as error:

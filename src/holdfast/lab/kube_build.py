@@ -8,13 +8,11 @@ Called by `kube_lab`, the command line and `make`. Time: a build takes minutes a
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,6 +21,7 @@ from holdfast.errors import LinkError, UsageError
 from holdfast.lab import packages
 from holdfast.lab.settings import cache_folder
 from holdfast.lab.waiting import ends
+from holdfast.os.files import locked
 from holdfast.os.programs import Command, run_blocking
 
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -91,21 +90,10 @@ def binaries(say: Say = lambda _: None) -> KubeBinaries:
     if problem:
         raise UsageError(f"no Kubernetes lab here: {problem}")
     cache().mkdir(parents=True, exist_ok=True)
-    with _alone(cache() / "lock", say):
+    with locked(cache() / "lock", wait_s=None, on_wait=lambda: say("another build is under way: waiting for it")):
         found = built()
         _install(RUNS if found is not None else tuple(TOOLS), say)
         return found if found is not None else _build(say)
-
-
-@contextlib.contextmanager
-def _alone(lock: Path, say: Say) -> Iterator[None]:
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another build is under way: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _install(programs: Sequence[str], say: Say) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from holdfast.errors import PermanentOrderError, UserError
+from holdfast.errors import PermanentOrderError
 from holdfast.launch.checkpoint_gate import before_start
 from holdfast.launch.core.fence import (
     EpochRaised,
@@ -109,16 +109,6 @@ class Attempts:
             folder_attempt=newest_attempt(job_dir) if epoch else -1,
         )
         self.fence.handle(resumed)
-
-    async def is_taken(self) -> bool:
-        """Whether another launcher has taken the job by now, which it is left to then."""
-        try:
-            found = await asyncio.to_thread(read_epoch, self._place.job_dir)
-        except (OSError, UserError):
-            return False  # our own lease looks again and again, and tells of it
-        if found > self.fence.epoch:
-            await self._yield_job(found)
-        return found > self.fence.epoch
 
     async def start(self, ordered: StartOrdered, nodes: tuple[str, ...], restore_step: int | None) -> None:
         """Fence the attempts before it, start it on these nodes, and say so.

@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.errors import UserError
+from holdfast.os.files import locked
 
 EPOCH_FILE = "epoch"
 LOCK_FILE = ".epoch.lock"
-_LOCK_S, _LOCK_POLL_S = 10.0, 0.02
+LOCK_S = 10.0
 """A launcher that raises the epoch is done in milliseconds; one that was stopped meanwhile is not waited for."""
 
 
@@ -48,11 +45,12 @@ def raise_epoch(job_dir: Path, epoch: int) -> int | None:
         None when it is ours; else the equal or larger epoch with which somebody else has started the job.
 
     Raises:
-        OSError: it cannot be written, or another launcher is stuck as it writes its own.
+        BlockingIOError: another launcher is stuck as it writes its own.
+        OSError: it cannot be written.
     """
     path = job_dir / EPOCH_FILE
     fresh = path.with_name(f".{EPOCH_FILE}.{os.getpid()}")
-    with _alone(job_dir):
+    with locked(job_dir / LOCK_FILE, wait_s=LOCK_S, needed=False):
         if (found := read_epoch(job_dir)) >= epoch:
             return found
         with fresh.open("w", encoding="ascii") as file:
@@ -66,25 +64,6 @@ def raise_epoch(job_dir: Path, epoch: int) -> int | None:
         finally:
             os.close(folder)
     return None
-
-
-@contextlib.contextmanager
-def _alone(job_dir: Path) -> Iterator[None]:
-    """While no other launcher raises the epoch, on file systems that have locks."""
-    with (job_dir / LOCK_FILE).open("w", encoding="ascii") as lock:
-        deadline = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_LOCK_POLL_S)
-            except OSError:  # no locks there, as on Lustre without `flock`
-                break
-            else:
-                break
-        yield
 
 
 def newest_attempt(job_dir: Path) -> int:

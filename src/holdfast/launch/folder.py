@@ -16,6 +16,11 @@ TELL_S = 1.0
 
 def unusable(folder: Path, why: object) -> FolderError:
     """The error to raise: one sentence with the folder, the reason and the fix."""
+    if isinstance(why, BlockingIOError):  # `raise_epoch`: nothing is wrong with the folder itself
+        return FolderError(
+            f"another launcher holds {why.filename} ({why.strerror}) and does not let go: it is stopped or hangs as it "
+            "starts this job; nothing is lost; end that process or let it go on, then start the job again"
+        )
     said = str(why.strerror if isinstance(why, OSError) and why.strerror else why).rpartition(": ")[2]
     return FolderError(
         f"the job's folder {folder} cannot be used ({said}): free space there, make it writable or mount it again, "

@@ -165,10 +165,10 @@ async def _judge_it(leader: Leader, late: LateController, ground: Ground, judge:
         # In a thread: what is loaded here takes longer than everything before it, and the ranks must be watched.
         journal = await asyncio.to_thread(_open_own, ground.place.job_dir)
         try:
-            if await leader.attempts.is_taken():
-                return  # whoever opens the journal ends the judgement of the launcher that has it
             make = functools.partial(judge.controller, journal, orchestrator, list(notifiers), ground.place.source)
             real = await asyncio.to_thread(make)
+            if not await leader.own_lease.is_ours_now():
+                return  # a judgement that begins ends that of the launcher that has the job
             try:
                 await _run_parts(leader, orchestrator, ground, late.run(real))
             except JournalError as error:

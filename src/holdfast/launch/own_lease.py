@@ -97,7 +97,7 @@ class OwnLease:
             await self._tell(LeaseLooked(now=now, is_cut=self._network.is_cut, is_reading=is_reading))
             if self._reading is not None and self._reading.done():
                 done, self._reading = self._reading, None
-                await self._tell(self._read(done))
+                await self._tell(self._read(done, self._since, has_begun=self._has_begun()))
             await self._tell(
                 LeaseChecked(
                     now=time.monotonic(),
@@ -107,30 +107,42 @@ class OwnLease:
                 )
             )
 
-    def _read(self, done: asyncio.Future[int]) -> LeaseReport:
+    async def is_ours_now(self) -> bool:
+        """Read the epoch once, now, and act on it; False: another launcher has started the job since we attached."""
+        since, reading = time.monotonic(), self._begin_to_read()
+        await asyncio.wait([reading])
+        # The caller takes the job's journal next: the start of another one counts, whether we have begun or not.
+        asks = await self._tell(self._read(reading, since, has_begun=True))
+        return not any(isinstance(ask, YieldJob) for ask in asks)
+
+    def _begin_to_read(self) -> asyncio.Future[int]:
+        # In a thread: a read from a network file system that is away may not return for minutes.
+        return asyncio.ensure_future(asyncio.to_thread(read_epoch, self._job_dir))
+
+    def _read(self, done: asyncio.Future[int], since: float, *, has_begun: bool) -> LeaseReport:
         try:
             found = done.result()
         except (OSError, UserError) as error:
             return EpochUnread((error.strerror if isinstance(error, OSError) else None) or str(error))
         return EpochRead(
             now=time.monotonic(),
-            since=self._since,
+            since=since,
             is_cut=self._network.is_cut,
             found=found,
             own=self._epoch(),
-            has_begun=self._has_begun(),
+            has_begun=has_begun,
         )
 
-    async def _tell(self, report: LeaseReport) -> None:
-        for ask in self._core.handle(report):
+    async def _tell(self, report: LeaseReport) -> list[LeaseAsk]:
+        asks = self._core.handle(report)
+        for ask in asks:
             await self._carry_out(ask)
+        return asks
 
     async def _carry_out(self, ask: LeaseAsk) -> None:
         match ask:
             case ReadEpoch():
-                self._since = time.monotonic()
-                # In a thread: a read from a network file system that is away may not return for minutes.
-                self._reading = asyncio.ensure_future(asyncio.to_thread(read_epoch, self._job_dir))
+                self._since, self._reading = time.monotonic(), self._begin_to_read()
             case AwaitEpoch() if self._reading is not None:
                 await asyncio.wait([self._reading], timeout=ask.limit_s)
             case LoseLease():

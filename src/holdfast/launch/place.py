@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from holdfast.errors import UsageError
-from holdfast.launch.pods import peers
+from holdfast.launch.pods import number, peers
 from holdfast.model.cluster import JobKey
 
 
@@ -175,6 +175,7 @@ def slurm_place(
 
 
 def _alone(environ: Mapping[str, str], job_dir: str) -> JobPlace:
+    _refuse_part_of_a_job(environ)
     given = job_dir or environ.get("HOLDFAST_JOB_DIR", "")
     started = time.strftime("%Y%m%d-%H%M%S")
     # A folder that is given again goes on with the same job: its attempts and epochs continue.
@@ -187,6 +188,18 @@ def _alone(environ: Mapping[str, str], job_dir: str) -> JobPlace:
         nodes=(node,),
         restart_count=_number(environ, "HOLDFAST_RESTART_COUNT", 0),
     )
+
+
+def _refuse_part_of_a_job(environ: Mapping[str, str]) -> None:
+    """One of several pods that cannot know its job would train alone, and so would each of the others."""
+    for count, rank in (("HOLDFAST_NNODES", ""), ("PET_NNODES", "PET_NODE_RANK")):
+        nodes = number(environ, (count,))
+        if nodes is not None and nodes > 1 and (not rank or environ.get(rank)):
+            raise UsageError(
+                f"{count}={nodes}, but HOLDFAST_JOB_ID is not set: give all {nodes} launchers the same HOLDFAST_JOB_ID "
+                f"and HOLDFAST_JOB_DIR, and each its own {rank or 'HOLDFAST_NODE_RANK'}; to run on this node alone, "
+                f"unset {count}"
+            )
 
 
 def telemetry_root(place: JobPlace, token: str) -> tuple[Path, bool]:

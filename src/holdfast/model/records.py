@@ -125,7 +125,7 @@ class Authority(StrEnum):
 
 
 class Mark(StrEnum):
-    """Points of an incident's timeline, in the order in which they usually come."""
+    """Points of an incident's timeline, in the order in which they usually come, the node's repair and return last."""
 
     FAULT = "fault"
     """True time of an injected fault (drills), else the earliest `at` of its findings."""
@@ -147,6 +147,12 @@ class Mark(StrEnum):
     NODE_REPAIRED = "node_repaired"
     NODE_RETURNED = "node_returned"
     CLOSED = "closed"
+
+
+PHASE_MARKS = tuple(mark for mark in Mark if mark not in {Mark.NODE_REPAIRED, Mark.NODE_RETURNED, Mark.CLOSED})
+"""From the fault to the proven recovery, in order: each but the first ends a phase of the timeline."""
+JOB_MARKS = tuple(mark for mark in PHASE_MARKS if mark not in {Mark.FAULT, Mark.ISOLATED})
+"""Those of the job's own side, which follow each other in time."""
 
 
 RUNS = frozenset({SchedulerState.RUNNING, SchedulerState.COMPLETING})

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from holdfast.model.evidence import Place
-from holdfast.model.records import IncidentRecord, Mark
+from holdfast.model.records import PHASE_MARKS, IncidentRecord, Mark
 from holdfast.report.definitions import definition
 from holdfast.report.figures import CATEGORIES, Spread, Totals
-from holdfast.report.timeline import ORDER, timeline
+from holdfast.report.timeline import timeline
 from holdfast.report.words import ENGLISH, Words
 
 
@@ -62,7 +62,7 @@ def suspects(incident: IncidentRecord) -> str:
 def offsets(incident: IncidentRecord, words: Words = ENGLISH) -> list[tuple[str, str]]:
     """(heading, seconds after the fault) for every column of a timeline, a dash where a mark is not known."""
     known = timeline(incident).offsets
-    values = {mark: f"+{known[mark]:.3f}" if mark in known else "-" for mark in ORDER}
+    values = {mark: f"+{known[mark]:.3f}" if mark in known else "-" for mark in PHASE_MARKS}
     values[Mark.FAULT] = words.clock(incident.marks.get(Mark.FAULT, 0.0))
     return [(words.say(mark.value.replace("_", " ")), value) for mark, value in values.items()]
 

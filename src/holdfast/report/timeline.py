@@ -11,22 +11,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from holdfast.model.evidence import Remedy
-from holdfast.model.records import IncidentRecord, Mark, between
-
-ORDER: tuple[Mark, ...] = (
-    Mark.FAULT,
-    Mark.DETECTED,
-    Mark.DIAGNOSED,
-    Mark.ISOLATED,
-    Mark.STOPPED,
-    Mark.REQUEUED,
-    Mark.RELEASED,
-    Mark.PLACED,
-    Mark.STARTED,
-    Mark.FIRST_STEP,
-    Mark.PROVEN,
-)
-"""Columns of a timeline, in the order in which they usually come. The node's own side follows in NODE_ORDER."""
+from holdfast.model.records import PHASE_MARKS, IncidentRecord, Mark, between
 
 NODE_ORDER: tuple[Mark, ...] = (Mark.ISOLATED, Mark.NODE_REPAIRED, Mark.NODE_RETURNED)
 
@@ -93,7 +78,7 @@ def _reached(incident: IncidentRecord) -> tuple[float, list[tuple[float, int, Ma
     return start, sorted([(max(at, start), _PLACE[mark], mark) for mark, at in marks if mark in _PLACE])
 
 
-_PLACE = {mark: place for place, mark in enumerate(ORDER) if mark is not Mark.FAULT}
+_PLACE = {mark: place for place, mark in enumerate(PHASE_MARKS) if mark is not Mark.FAULT}
 
 
 def began_at(incident: IncidentRecord) -> float:
@@ -154,7 +139,7 @@ def seconds_by_phase(incident: IncidentRecord) -> dict[str, float]:
 
 def phase_totals(incidents: Iterable[IncidentRecord]) -> dict[str, float]:
     """Seconds of each phase over all these incidents; a phase of no time is 0."""
-    totals = {PHASE_NAMES[mark]: 0.0 for mark in ORDER if mark is not Mark.FAULT}
+    totals = {PHASE_NAMES[mark]: 0.0 for mark in PHASE_MARKS if mark is not Mark.FAULT}
     for incident in incidents:
         for name, seconds in seconds_by_phase(incident).items():
             totals[name] += seconds

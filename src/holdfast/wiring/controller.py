@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import resource
@@ -40,7 +39,7 @@ from holdfast.controller import Controller
 from holdfast.drill.calendar import Calendar, checked
 from holdfast.errors import HoldfastError, JournalBusyError, JournalError, UsageError
 from holdfast.model.events import PolicyLoaded
-from holdfast.os.files import write_whole
+from holdfast.os.files import locked, write_whole
 from holdfast.ports import Notifier
 from holdfast.wiring.engines import Engines
 from holdfast.wiring.notices import FleetFacts, make_outbox
@@ -133,17 +132,13 @@ def only_one(folder: Path) -> Iterator[None]:
     Raises:
         JournalBusyError: another controller runs in this folder.
     """
-    with (folder / "lock").open("a+") as lock:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.seek(0)
+            stack.enter_context(locked(folder / "lock"))
+        except BlockingIOError as error:
             raise JournalBusyError(
-                f"a controller (pid {lock.read().strip() or 'unknown'}) runs in {folder} already: stop it first"
+                f"a controller ({error.strerror}) runs in {folder} already: stop it first"
             ) from error
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
         yield
 
 

@@ -134,9 +134,8 @@ def test_two_controllers_at_once_restart_a_job_once(kube_lab: KubeLab, tmp_path:
                 await asyncio.gather(world.orchestrator.execute(order), other.execute(order), return_exceptions=True)
             again = await world.until_job(key, lambda seen: seen.state is S.RUNNING and len(seen.nodes) == 2)
             assert (again.restart_count, job.restart_count) == (1, 0)
+            live = [pod for pod in await world.pods(key) if pod["status"]["phase"] == "Running"]
             async with admin(kube_lab) as api:
-                pods, _ = await api.list_all("/api/v1/namespaces/default/pods")
-                live = [pod for pod in pods if pod["status"]["phase"] == "Running"]
                 kept, _ = await api.list_all(RECORDS, {"labelSelector": "holdfast.dev/put-away=true"})
             assert (len(live), kept) == (2, [])
         finally:

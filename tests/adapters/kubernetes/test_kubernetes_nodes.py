@@ -129,11 +129,13 @@ def test_hyperpods_manifest_runs_where_nobody_else_calls_nodes_schedulable(kube_
                 pod["spec"]["nodeSelector"] = {f"{HYPERPOD}/node-health-status": "Schedulable"}
                 await api.create(JOBS, batch_job("selects", pod, **asks))
                 seen = await world.until(
-                    lambda view: any("FailedScheduling" in j.reason for j in view.jobs), "it waits"
+                    lambda view: any(job.name == "selects" and "FailedScheduling" in job.reason for job in view.jobs),
+                    "it waits",
                 )
-                assert seen.jobs[0].recovery == RecoverySpec(enabled=True, max_requeues=2)
+                (job,) = [one for one in seen.jobs if one.name == "selects"]
+                assert job.recovery == RecoverySpec(enabled=True, max_requeues=2)
                 world.orchestrator.may_mark = lambda _: True
-                await world.until(lambda view: view.jobs[0].state is SchedulerState.RUNNING, "it runs")
+                await world.until_job(job.key, lambda view: view.state is SchedulerState.RUNNING)
                 assert await called_well(api) <= {"node01", "node03"}
                 await api.patch("/api/v1/nodes/node02", {"spec": {"unschedulable": None}})
                 async with asyncio.timeout(300):
@@ -172,7 +174,8 @@ def test_before_a_repair_training_pods_leave_first(kube_lab: KubeLab, tmp_path: 
                 stubborn = ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"]
                 pod = template(stubborn, exclude=("node02", "node03"), grace_s=1)
                 await api.create(JOBS, batch_job("training", pod))
-                await world.until(lambda view: view.jobs and view.jobs[0].state is SchedulerState.RUNNING, "it runs")
+                running = ("training", SchedulerState.RUNNING)
+                await world.until(lambda view: running in {(job.name, job.state) for job in view.jobs}, "it runs")
                 await api.create(PODS, service_pod("proxy"))
                 while (await api.get(f"{PODS}/proxy"))["status"]["phase"] != "Running":
                     await asyncio.sleep(0.05)

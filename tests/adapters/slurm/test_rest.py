@@ -275,21 +275,22 @@ def test_a_change_is_learned_by_slurmrestd_alone(lab: SlurmLab, tmp_path: Path) 
     lab.daemons.start_rest()
     config = SlurmConfig(rest=f"unix:{lab.folder}/run/slurmrestd.sock")
 
-    async def body() -> tuple[WorldView, WorldView, dict[str, int]]:
+    async def body() -> tuple[str, WorldView, WorldView, dict[str, int]]:
         slurm = SlurmOrchestrator(config, conf=lab.facts.conf, folder=tmp_path)
         try:
             before = await slurm.observe()
             job = await asyncio.to_thread(lab.sbatch, ["--output=/dev/null", "--hold"], script="#!/bin/bash\nexit\n")
+            after = before
             async with asyncio.timeout(60):
-                while not await slurm.wait_change(5.0):
-                    pass
-            after = await slurm.observe()
+                while job not in {view.key.id for view in after.jobs}:
+                    await slurm.wait_change(5.0)
+                    after = await slurm.observe()
             await asyncio.to_thread(lab.run, ["scancel", job])
-            return before, after, dict(slurm.tool.calls)
+            return job, before, after, dict(slurm.tool.calls)
         finally:
             await slurm.close()
 
-    before, after, calls = asyncio.run(body())
-    assert len(after.jobs) == len(before.jobs) + 1
+    job, before, after, calls = asyncio.run(body())
+    assert {view.key.id for view in after.jobs} - {view.key.id for view in before.jobs} == {job}
     assert "squeue" not in calls
     assert "sinfo" not in calls

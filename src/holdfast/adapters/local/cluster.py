@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import sys
@@ -55,7 +54,7 @@ from holdfast.adapters.local.protocol import (
 from holdfast.adapters.local.sockets import socket_address
 from holdfast.errors import HoldfastError, RefusedError, TemporaryOrderError
 from holdfast.model.cluster import WorldView
-from holdfast.os.files import write_whole
+from holdfast.os.files import locked, write_whole
 
 TICK_S = 0.2
 DONE_ORDERS_MAX = 10_000
@@ -388,9 +387,9 @@ def hold(folder: Path, run: Callable[[], Coroutine[Any, Any, None]], what: str =
     """Run a daemon of this folder in the foreground, unless one does. `what`: its name on the command line."""
     for sub in ("nodes", "jobs", "controller"):
         (folder / sub).mkdir(parents=True, exist_ok=True)
-    with (folder / "cluster.lock").open("w", encoding="ascii") as lock:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(folder / "cluster.lock"))
         except BlockingIOError:
             sys.stderr.write(f"holdfast {what}: one runs in {folder} already; `holdfast {what} down` ends it\n")
             return 69

@@ -19,6 +19,7 @@ from holdfast.model.evidence import Evidence, Finding, Remedy, Role, Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
 from holdfast.model.policy import Mode, Policy, PolicySet
 from holdfast.model.records import (
+    JOB_MARKS,
     Authority,
     BrakeRecord,
     IncidentRecord,
@@ -36,18 +37,7 @@ from holdfast.model.records import (
 
 ALLOCATION = "allocation"
 CLUSTER = "cluster"
-_JOB_PHASES = (
-    Mark.DETECTED,
-    Mark.DIAGNOSED,
-    Mark.STOPPED,
-    Mark.REQUEUED,
-    Mark.RELEASED,
-    Mark.PLACED,
-    Mark.STARTED,
-    Mark.FIRST_STEP,
-    Mark.PROVEN,
-)
-_AGAIN = frozenset(_JOB_PHASES[2:])
+_AGAIN = frozenset(JOB_MARKS[JOB_MARKS.index(Mark.STOPPED) :])
 """Marks that a recurrence within the same incident stamps anew."""
 TIMER_SLACK_S = 0.05
 """A timer that fires this much early counts as due: clocks and event loops round differently."""
@@ -359,8 +349,8 @@ class Turn:
         if mark in incident.marks and mark not in _AGAIN:
             return
         when = self.now if at is None or at <= 0 else min(at, self.now)
-        if mark in _JOB_PHASES:
-            for earlier in _JOB_PHASES[: _JOB_PHASES.index(mark)]:
+        if mark in JOB_MARKS:
+            for earlier in JOB_MARKS[: JOB_MARKS.index(mark)]:
                 when = max(when, incident.marks.get(earlier, when))
         incident.marks[mark] = when
         self.changes.add(incident)
