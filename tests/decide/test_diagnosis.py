@@ -6,7 +6,8 @@ import timeit
 import pytest
 
 from holdfast.decide.diagnosis import DiagnosisContext, diagnose
-from holdfast.model.evidence import Domain, Finding, Place, Remedy, Role, Severity
+from holdfast.decide.diagnosis_story import tell_unknown
+from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
 
 _count = iter(range(10**9))
 
@@ -231,3 +232,10 @@ def test_a_story_does_not_say_of_one_error_that_it_followed_and_is_not_explained
     said = diagnose([found("torch.cuda.oom", 1.0, rank=1), found("data.missing", 1.2, rank=5)], EIGHT)
     assert "Not explained by it: data.missing." in said.story
     assert "followed" not in said.story
+
+
+def test_of_lines_that_are_new_three_are_quoted():
+    """Lines that the job never printed while it was well; who wants more reads the log."""
+    lines = [f"flux capacitor {number} reports brownout" for number in range(5)]
+    strange = [Finding(id=text, rule="odd", at=1.0, evidence=(Evidence(EvidenceKind.LOG, text),)) for text in lines]
+    assert f'"{lines[0]}"; "{lines[1]}"; "{lines[2]}".' in tell_unknown([], strange)
