@@ -77,6 +77,7 @@ def job(folder: Path, ranks: list[Rank], restarts: int = 0) -> OpenJob:
         cluster="lab",
         restart_count=restarts,
         node="node01",
+        users=frozenset({os.geteuid()}),
         telemetry=(str(folder), "/dev/shm/not-there"),
         writers=frozenset(rank.process.pid for rank in ranks),
     )

@@ -258,15 +258,16 @@ def test_the_preset_alone_has_messages_read(tmp_path):
 
 
 def test_the_first_kernel_log_that_may_be_read(tmp_path, monkeypatch):
-    """The device, then the system's files, then the journal, which this machine has not."""
-    monkeypatch.setattr(process, "KERNEL_LOGS", (tmp_path / "kmsg", tmp_path / "kern.log", tmp_path / "messages"))
+    """The device, then the journal, which this machine has not, and last the files in which any user writes."""
+    monkeypatch.setattr(process, "DEFAULT_KERNEL_LOG", tmp_path / "kmsg")
+    monkeypatch.setattr(process, "SYSLOGS", (tmp_path / "kern.log", tmp_path / "messages"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert process.find_kernel_log() == process.DEFAULT_KERNEL_LOG
+    (tmp_path / "messages").write_text("")
+    assert process.find_kernel_log() == tmp_path / "messages"
     (tmp_path / "journalctl").write_text("#!/bin/sh\necho Linux version 6.1\n")
     (tmp_path / "journalctl").chmod(0o755)
     assert process.find_kernel_log() == JOURNAL
-    (tmp_path / "messages").write_text("")
-    assert process.find_kernel_log() == tmp_path / "messages"
     (tmp_path / "kmsg").write_text("")
     assert process.find_kernel_log() == tmp_path / "kmsg"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -50,7 +51,10 @@ class Agent:
 
 
 def job(path: Path, restarts: int = 0, **more) -> OpenJob:
-    return OpenJob(job_id="12", cluster="lab", restart_count=restarts, node="node01", files=(str(path),), **more)
+    mine = frozenset({os.geteuid()})
+    return OpenJob(
+        job_id="12", cluster="lab", restart_count=restarts, node="node01", users=mine, files=(str(path),), **more
+    )
 
 
 def read(matcher, *looks: tuple[OpenJob, bytes]) -> Agent:

@@ -74,9 +74,21 @@ EVIL = 'controller = "http://evil:1"\n'
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        pytest.param("owner", "it belongs to another user (uid 54321): name it by --config", marks=as_root),
-        pytest.param("link", "its link belongs to another user (uid 54321): name it by --config", marks=as_root),
-        pytest.param("target", "it belongs to another user (uid 54321): name it by --config", marks=as_root),
+        pytest.param(
+            "owner",
+            "it belongs to another user (uid 54321): copy it to a folder of your own, or name it by --config",
+            marks=as_root,
+        ),
+        pytest.param(
+            "link",
+            "its link belongs to another user (uid 54321): copy it to a folder of your own, or name it by --config",
+            marks=as_root,
+        ),
+        pytest.param(
+            "target",
+            "it belongs to another user (uid 54321): copy it to a folder of your own, or name it by --config",
+            marks=as_root,
+        ),
         ("world", "others may write it: chmod go-w it, or name it by --config"),
         ("group", "others may write it: chmod go-w it, or name it by --config"),
         ("pipe", "it is no ordinary file: remove it"),
@@ -111,8 +123,8 @@ def test_a_file_of_the_working_folder_counts_only_when_it_is_mine_alone(
         assert find_controller(config=file).url == "http://evil:1"  # named: the user's own word
 
 
-def test_a_file_of_mine_in_a_folder_of_all_counts(holdfast: Holdfast, capsys: pytest.CaptureFixture[str]) -> None:
-    """The folder does not matter: whoever takes my file away there cannot put another one of mine in its place."""
+def test_a_file_of_mine_in_tmp_counts(holdfast: Holdfast, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a sticky folder nobody else can take my file away and put another one of mine in its place."""
     Path().chmod(0o1777)
     placed('controller = "http://mine:1"\n')
     assert find_controller().url == "http://mine:1"

@@ -32,6 +32,8 @@ class Record(Struct, frozen=True):
     seconds: float
     """Since boot."""
     text: bytes
+    facility: int = 0
+    """Who wrote it: 0 is the kernel itself, and no program can say that it were."""
 
 
 def parse_record(raw: bytes) -> Record | None:
@@ -41,7 +43,7 @@ def parse_record(raw: bytes) -> Record | None:
     if not mark or len(fields) < 3:
         return None
     try:
-        return Record(int(fields[1]), int(fields[2]) / 1e6, rest.partition(b"\n")[0])
+        return Record(int(fields[1]), int(fields[2]) / 1e6, rest.partition(b"\n")[0], int(fields[0]) >> 3)
     except ValueError:
         return None
 

@@ -65,6 +65,11 @@ class _Tail:
             self.fd = -1
 
 
+def open_plainly(path: str) -> int:
+    """A descriptor to read with. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 class Tailer:
     """Follows files; not for use from two threads.
 
@@ -74,6 +79,7 @@ class Tailer:
             `truncated` or `deleted`.
         poll_s: how often files are looked at that cannot be watched.
         force_poll: watch nothing, look at every file.
+        open_file: opens a file to read it, or raises OSError: for a reader with more rights than who places the files.
     """
 
     def __init__(
@@ -83,7 +89,9 @@ class Tailer:
         *,
         poll_s: float = POLL_S,
         force_poll: bool = False,
+        open_file: Callable[[str], int] = open_plainly,
     ) -> None:
+        self._open_file = open_file
         self._on_data = on_data
         self._on_reset = on_reset or (lambda _path, _why: None)
         self._poll_s = poll_s
@@ -183,7 +191,7 @@ class Tailer:
 
     def _open(self, tail: _Tail) -> bool:
         try:
-            tail.fd = os.open(tail.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            tail.fd = self._open_file(tail.path)
         except OSError:
             tail.fd = -1
             return False
@@ -209,7 +217,7 @@ class Tailer:
                     return
 
     def _deliver_rest(self, path: str, rotated: Path, position: Position) -> None:
-        fd = os.open(rotated, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._open_file(str(rotated))
         try:
             offset = position.offset
             if _head(fd, min(offset, HEAD_SIZE)) != position.head:

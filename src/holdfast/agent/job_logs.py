@@ -2,7 +2,8 @@
 
 A job may print anything, so that what stands in its output is context: it explains a fault, it never moves a node. The
 launcher reads its own ranks' output at once; these files are looked at once a second, which keeps a hundred chatty logs
-cheap. What a file holds when it is first seen is history.
+cheap. What a file holds when it is first seen is history. A pattern may lead into folders where users write, and the
+agent may read more than they: a link, a pipe or a second name that a user has placed there is not read.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import LineStream, Matcher, StreamSource
 from holdfast.model.evidence import Finding, Place, Role
+from holdfast.os.files import open_regular
 from holdfast.ports import Clock
 
 LOOK_S = 1.0
 FILES_EVERY_S = 10.0
 FILES_MAX = 256
 """Beyond these, the files that were found first are kept."""
+
+
+def open_log(path: Path) -> int:
+    """A descriptor to read the log with. Raises OSError for what a user has planted."""
+    return open_regular(path, below=Path("/"))
 
 
 class LogWatch:
@@ -57,7 +64,9 @@ class LogWatch:
         self._on_finding = on_finding
         self._rates = RuleRates()
         self._streams: dict[str, LineStream] = {}
-        self._tailer = Tailer(self._on_data, self._on_reset, poll_s=LOOK_S, force_poll=True)
+        self._tailer = Tailer(
+            self._on_data, self._on_reset, poll_s=LOOK_S, force_poll=True, open_file=lambda path: open_log(Path(path))
+        )
         self._first = True
         self.rules = JobLogRules(identity.name, matcher.catalogue, on_finding)
 

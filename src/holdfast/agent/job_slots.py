@@ -1,7 +1,8 @@
 """What ranks without a launcher say of themselves: their telemetry slots, read by the agent of their node.
 
 `SlurmOutput` asks for jobs that it follows. A slot counts while the process that wrote it is one of the job's: what a
-run before has left, and files of somebody else's making, do not. Nothing here waits: slots lie in the node's memory.
+run before has left, and files of somebody else's making, do not. The folder is the job's own word, and its reader is
+root: no link in it is followed, and what is not the job's user's is not read. Nothing here waits: slots lie in memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from holdfast.adapters.slurm.open_files import OpenJob
 from holdfast.detect.evaluations import Evaluations
 from holdfast.model.wire import SamplePoint
+from holdfast.os.files import open_folder
 from holdfast.telemetry.slot import SlotError, SlotView, read_slot
 
 SLOTS_MAX = 64
@@ -30,19 +32,29 @@ def read_slots(job: OpenJob) -> list[SlotView]:
     found: dict[int, SlotView] = {}
     for folder in job.telemetry:
         try:
-            with os.scandir(folder) as entries:
-                names = [entry.name for entry in islice(entries, NAMES_MAX)]
-        except OSError:
+            opened = open_folder(Path(folder), below=Path(*Path(folder).parts[:2]))
+        except (OSError, ValueError):
             continue
-        slots = sorted(name for name in names if name.startswith("rank-") and name.endswith(".slot"))
-        for name in slots[:SLOTS_MAX]:
-            try:
-                view = read_slot(Path(folder) / name)
-            except SlotError:
-                continue
-            if view.pid in job.writers:
-                found[view.rank] = view
+        try:
+            found |= _slots_in(opened, job)
+        finally:
+            os.close(opened)
     return [found[rank] for rank in sorted(found)]
+
+
+def _slots_in(folder: int, job: OpenJob) -> dict[int, SlotView]:
+    found: dict[int, SlotView] = {}
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in islice(entries, NAMES_MAX)]
+    slots = sorted(name for name in names if name.startswith("rank-") and name.endswith(".slot"))
+    for name in slots[:SLOTS_MAX]:
+        try:
+            view = read_slot(Path("/proc/self/fd", str(folder), name), job.users)
+        except SlotError:
+            continue
+        if view.pid in job.writers:
+            found[view.rank] = view
+    return found
 
 
 def progress_of(views: Sequence[SlotView]) -> tuple[int | None, int, int]:

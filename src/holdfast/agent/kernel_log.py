@@ -4,7 +4,7 @@ The agent starts one `KernelLog` per node, over a file that grows (embedded node
 reaches `on_finding` a few milliseconds after it was written. Where it stopped reading is kept on disk per boot, and ids
 are made of boot id and place in the log: an agent that starts again reports nothing twice and misses nothing. Of a file
 that syslog writes only what the kernel said lately counts. Findings carry this machine's time: of seeing the line in a
-file, of the record in the device.
+file, of the record in the device. Only what the kernel itself wrote moves a node.
 """
 
 from __future__ import annotations
@@ -36,6 +36,21 @@ FIRST_LOOK_S = 600.0
 
 REMEMBER_S = 0.2
 """At most so often the place is written down; what is read again after a crash has the ids that it had before."""
+
+
+def is_kernels(record: Record, identity: NodeIdentity) -> bool:
+    """Did the kernel write it? On a node that is open to drills, root's `echo ... > /dev/kmsg` counts, too."""
+    return record.facility == 0 or identity.drill_ok
+
+
+def tells_of_resets(source: Tailer | KernelDevice | KernelJournal | None, *, is_syslog: bool) -> bool:
+    """Is it a lab's log, a file of its own in which the lab says that it has reset a GPU?"""
+    return isinstance(source, Tailer) and not is_syslog
+
+
+def as_context(finding: Finding) -> Finding:
+    """What others may have written, and so moves no node."""
+    return msgspec.structs.replace(finding, role=Role.CONTEXT)
 
 
 class _Bookmark(Struct, omit_defaults=True):
@@ -134,8 +149,8 @@ class KernelLog:
     # --- what is read ---
 
     def on_record(self, record: Record, at: float) -> None:
-        """One record of the device, written at this Unix time."""
-        if at >= self._not_before:
+        """One record of the device, written at this Unix time. What programs have written there is passed over."""
+        if at >= self._not_before and is_kernels(record, self._identity):
             self._feed(record.text + b"\n", at, place=record.sequence)
         self._mark.sequence = record.sequence
         self._remember()
@@ -153,7 +168,7 @@ class KernelLog:
             self._sieve.begin()
 
     def _feed(self, data: bytes, at: float, *, place: int | None = None) -> None:
-        if RESET_MARK in data:
+        if RESET_MARK in data and tells_of_resets(self._source, is_syslog=self._is_syslog):
             self.reset_at = at
             self._on_gpu_reset()
         for match in self._stream.feed(data, at):

@@ -25,7 +25,7 @@ from holdfast.agent.controller_link import ControllerLink
 from holdfast.agent.disk_space import DiskSpace
 from holdfast.agent.health import HealthWatch
 from holdfast.agent.job_logs import LogWatch
-from holdfast.agent.kernel_log import KernelLog
+from holdfast.agent.kernel_log import KernelLog, as_context
 from holdfast.agent.metrics import MetricsServer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.slurm_output import SlurmOutput
@@ -55,6 +55,8 @@ ROOTS_MAX = 100
 KERNEL_LOG_AGAIN_S = 60.0
 """Between two tries to open a kernel log that cannot be read."""
 SAMPLE_EVERY_S = 60.0
+FORGEABLE = "only syslog's files can be, where any user writes: give CAP_SYSLOG, or the group systemd-journal"
+"""Why lines of syslog's files are context."""
 
 _log = structlog.get_logger("holdfast.agent")
 
@@ -73,6 +75,8 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     logs: tuple[LogFile, ...] = ()
     is_syslog: bool = False
     """The kernel log is a file that syslog writes."""
+    is_believed: bool = True
+    """What the kernel log says may move this node; False: it is context, since any user can write there."""
     messages: Path | None = None
     """Syslog's file of all messages, read beside the kernel log; None: it is not, since any user can write to it."""
     slurm: bool = False
@@ -122,7 +126,11 @@ class NodeAgent:
         )
         bookmark = settings.state_dir / "bookmark.json"
         self.log = self._make_log(
-            settings.kernel_log, bookmark=bookmark, on_reset=on_reset, is_syslog=settings.is_syslog
+            settings.kernel_log,
+            bookmark=bookmark,
+            on_reset=on_reset,
+            is_syslog=settings.is_syslog,
+            on_finding=self._seen if settings.is_believed else lambda finding: self._seen(as_context(finding)),
         )
         self.messages: KernelLog | None = None
         """Reads `settings.messages`, while the configuration asks for it."""
@@ -225,7 +233,7 @@ class NodeAgent:
 
     def unwell(self) -> str:
         """Why this agent does not do its work; empty: it does. A controller that is away is not its fault."""
-        return f"the kernel log cannot be read: {self.blind}" if self.blind else ""
+        return f"the kernel log cannot be read: {self.blind}" if self.blind not in {"", FORGEABLE} else ""
 
     async def _follow_kernel_log(self) -> None:
         """Open it, and again when that fails: an agent without the right to read it does what else it can."""
@@ -237,11 +245,11 @@ class NodeAgent:
                     _log.warning("the kernel log cannot be read", why=str(error))
                 self.blind = str(error)
             else:
-                self.blind = ""
+                self.blind = "" if self.settings.is_believed else FORGEABLE
             if self.health is not None:
                 self.health.looker.kernel_log = not self.blind
                 self.health.report_blind("kernel log", self.blind)
-            if not self.blind:
+            if self.blind in {"", FORGEABLE}:
                 return
             await self._clock.sleep(KERNEL_LOG_AGAIN_S)
 

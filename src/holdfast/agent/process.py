@@ -36,9 +36,7 @@ DEFAULT_STATE = Path("/var/lib/holdfast/agent")
 DEFAULT_KERNEL_LOG = Path("/dev/kmsg")
 MESSAGES = "var/log/messages"
 SYSLOGS = (Path("/var/log/kern.log"), Path("/", MESSAGES), Path("/var/log/syslog"))
-"""Files of syslog."""
-KERNEL_LOGS = (DEFAULT_KERNEL_LOG, *SYSLOGS)
-"""Where a kernel log may stand, in order: the first that can be read is followed."""
+"""Files of syslog, to which any user can write in the kernel's name: `logger -t kernel`."""
 EMBEDDED_CONFIG = "etc/holdfast/agent.toml"
 """Below an embedded node's folder, which stands for its file system."""
 DEVICES = "devices"
@@ -95,10 +93,12 @@ def build_agent(options: AgentOptions) -> NodeAgent:
     embedded = options.node_dir
     config = read_config(options)
     kernel_log = options.kernel_log or (embedded / "kmsg" if embedded is not None else find_kernel_log())
+    messages = messages_file(options, config)
     settings = AgentSettings(
         kernel_log=kernel_log,
         is_syslog=kernel_log in SYSLOGS,
-        messages=messages_file(options, config),
+        is_believed=kernel_log not in SYSLOGS or options.kernel_log is not None or kernel_log == messages,
+        messages=messages,
         state_dir=options.state_dir or (embedded / "agent" if embedded is not None else DEFAULT_STATE),
         node_dir=embedded,
         beat_s=options.beat_s,
@@ -176,11 +176,15 @@ def make_looker(
 
 
 def find_kernel_log() -> Path:
-    """The first kernel log that this process may read, systemd's journal last; the device when it may read none."""
-    found = next((path for path in KERNEL_LOGS if _readable(path)), None)
-    if found is not None:
-        return found
-    return JOURNAL if can_read() else DEFAULT_KERNEL_LOG
+    """The first kernel log that this process may read: the device, systemd's journal, syslog's files; else the device.
+
+    The journal knows which lines the kernel wrote, and syslog's files do not.
+    """
+    if _readable(DEFAULT_KERNEL_LOG):
+        return DEFAULT_KERNEL_LOG
+    if can_read():
+        return JOURNAL
+    return next((path for path in SYSLOGS if _readable(path)), DEFAULT_KERNEL_LOG)
 
 
 def _readable(path: Path) -> bool:

@@ -5,13 +5,16 @@ failed and how far it came. The files are found from what the job's processes ha
 open, so that a file has one reader; a job with a launcher is left to the launcher. What is read becomes findings about
 the job's attempt, and its progress lines first step, steps and durable checkpoints; ranks with telemetry say the same
 by their slots. Lines of a job's output never move a node by themselves: the engine holds them against an end that they
-explain. Time comes from the clock port; a look costs some milliseconds every `LOOK_S`.
+explain. Files are opened only where they are the job's own user's: the agent may read more than that user, who may put
+a link to anything in a log's place. Time comes from the clock port; a look costs some milliseconds every `LOOK_S`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import errno
+import os
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from holdfast.model.cluster import JobKey, attempt_name
 from holdfast.model.events import AnyEvent, CheckpointSaved, FirstStepDone, StepReached
 from holdfast.model.evidence import Place, Role
 from holdfast.model.wire import SamplePoint
+from holdfast.os.files import open_regular
 from holdfast.ports import Clock
 from holdfast.telemetry.slot import SlotView
 
@@ -64,10 +68,17 @@ class _Followed(Struct):
     attempt: _Attempt
     stream: LineStream
     seen_at: float
+    users: frozenset[int]
+    """Whose it has to be."""
     held: list[bytes] | None = None
     """What a new file of the same name holds, until a look that was begun after it tells whose it is."""
     is_looked: bool = False
     """One look has ended since; it may have been begun before."""
+
+
+def is_of(opened: int, users: Collection[int]) -> bool:
+    """Whether an open file belongs to one of these users."""
+    return os.fstat(opened).st_uid in users
 
 
 def _run_of(job: OpenJob) -> _Run:
@@ -106,7 +117,7 @@ class SlurmOutput:
         self._attempts: dict[_Run, _Attempt] = {}
         self._rates = RuleRates()
         self._points = SlotPoints()
-        self._tailer = Tailer(self._on_data, self._on_reset, poll_s=LOOK_S)
+        self._tailer = Tailer(self._on_data, self._on_reset, poll_s=LOOK_S, open_file=self._open)
 
     async def run(self) -> None:
         """Look and follow until cancelled."""
@@ -164,7 +175,7 @@ class SlurmOutput:
                     if followed.attempt is attempt and not followed.is_looked:
                         followed.is_looked = True
                         continue
-                    self._files[path] = _Followed(attempt, self._stream(), now)
+                    self._files[path] = _Followed(attempt, self._stream(), now, job.users)
                     for data in followed.held:
                         self._on_data(path, data)
                     continue
@@ -172,7 +183,7 @@ class SlurmOutput:
                 position = self._tailer.position(path) if followed is not None else None
                 if followed is not None:
                     self._tailer.remove(path)
-                self._files[path] = _Followed(attempt, self._stream(), now)
+                self._files[path] = _Followed(attempt, self._stream(), now, job.users)
                 self._tailer.add(path, position=position)
         for path, followed in list(self._files.items()):
             if now - followed.seen_at > LINGER_S:
@@ -182,6 +193,15 @@ class SlurmOutput:
         for run, attempt in list(self._attempts.items()):
             if run not in live and id(attempt) not in used:
                 del self._attempts[run]
+
+    def _open(self, path: str) -> int:
+        """A log of the job's own. Raises OSError for all that its user could not have made."""
+        followed = self._files.get(path)
+        opened = open_regular(Path(path))
+        if followed is not None and is_of(opened, followed.users):
+            return opened
+        os.close(opened)
+        raise PermissionError(errno.EPERM, "it is not the job's user's", path)
 
     def _stream(self) -> LineStream:
         return self._matcher.stream(StreamSource(kind=StreamKind.OUTPUT, node=self._node))

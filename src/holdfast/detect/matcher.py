@@ -17,6 +17,7 @@ from holdfast.detect import database as database_of
 from holdfast.detect import xid
 from holdfast.detect.catalogue import UNNAMED, Catalogue, Rule, StreamKind
 from holdfast.detect.colours import Uncoloured
+from holdfast.detect.kernel_words import own_part
 from holdfast.detect.lines import LearnedPrefixes, Line, place_number, readings, take_apart, year_of
 from holdfast.detect.records import RECORDS, Record, joined
 from holdfast.detect.search import Found, Search, numbers_of, plain
@@ -141,10 +142,11 @@ class Matcher:
         A line that a benign rule matches is nothing else. Otherwise precedence decides, then the role.
         """
         best: tuple[tuple[int, int, int], Rule, dict[str, str]] | None = None
+        until = own_part(line.body) if kind is StreamKind.KERNEL else None
         for rule in candidates:
             if rule.remark or not rule.reads(kind):
                 continue
-            captures = self.captures(rule, line)
+            captures = self.captures(rule, line, until)
             if captures is None:
                 continue
             length = sum(map(len, rule.patterns)) // max(1, len(rule.patterns))
@@ -158,17 +160,24 @@ class Matcher:
             rule = xid.decoded(self.catalogue, rule, captures)
         return rule, captures
 
-    def captures(self, rule: Rule, line: Line) -> dict[str, str] | None:
-        """What the rule's first fitting pattern captures in this line; None when it does not match."""
+    def captures(self, rule: Rule, line: Line, until: int | None = None) -> dict[str, str] | None:
+        """What the rule's first fitting pattern captures in this line; None when it does not match.
+
+        Args:
+            rule: the rule.
+            line: the line.
+            until: a match begins before this place in the line's body; None: anywhere.
+        """
         for body, host in readings(line):
-            if (found := self._search(rule, body)) is not None:
+            last = len(body) + 1 if until is None else until - len(line.body) + len(body)
+            if (found := self._search(rule, body, last)) is not None:
                 return found if not host else {"node": host, **found}
         return None
 
-    def _search(self, rule: Rule, body: str) -> dict[str, str] | None:
+    def _search(self, rule: Rule, body: str, last: int) -> dict[str, str] | None:
         patterns, unless = self.patterns(rule)
         for pattern in patterns:
-            if (found := pattern.search(body)) is None:
+            if (found := pattern.search(body)) is None or found.start() >= last:
                 continue
             for no in unless:
                 if no.search(body):

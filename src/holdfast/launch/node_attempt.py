@@ -270,7 +270,7 @@ class AttemptMaker:
         place, options = self._place, self._options
         logs_dir = place.logs(spec.attempt)
         telemetry_dir = self._telemetry_root / f"a{spec.attempt}"
-        telemetry_dir.mkdir(parents=True, exist_ok=True)
+        telemetry_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._voice.write_to(logs_dir / f"launcher-{place.node}.log")
         at = time.time()
         listen = functools.cache(lambda: self._listener().attempt(spec, at))

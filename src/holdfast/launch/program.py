@@ -13,11 +13,12 @@ import secrets
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.adapters.local.link import NodeLink
 from holdfast.errors import UsageError
-from holdfast.launch import process
+from holdfast.launch import process, slot_folder
 from holdfast.launch.folder import unusable
 from holdfast.launch.follower import Follower
 from holdfast.launch.ground import Ground, on_signals
@@ -52,7 +53,8 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
     options.teed_ranks(range(1))
     _make_folders(place)
     tag = f"{place.job}-{place.node}-{secrets.token_hex(6)}"
-    telemetry, owns = telemetry_root(place, secrets.token_hex(3))
+    telemetry, lock = _telemetry(place)
+    owns = lock >= 0
     ground = Ground(
         place=place,
         network=OpenNetwork() if place.node_dir is None else NodeLink(place.node_dir),
@@ -85,6 +87,19 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
     finally:
         if owns:
             shutil.rmtree(telemetry, ignore_errors=True)
+            os.close(lock)
+
+
+def _telemetry(place: JobPlace) -> tuple[Path, int]:
+    """The folder of slots, and the lock on it where it is ours to delete, else -1: in the job's folder, or shared."""
+    folder, owns = telemetry_root(place, secrets.token_hex(8))
+    if owns:
+        slot_folder.sweep(folder.parent)
+        try:
+            return folder, slot_folder.claim(folder)
+        except OSError:
+            folder = place.job_dir / "telemetry" / place.node
+    return folder, -1
 
 
 def _requeue_on_slurm(ground: Ground, leader: Leader) -> None:

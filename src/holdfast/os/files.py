@@ -1,6 +1,7 @@
-"""Small files: locked, read without a complaint, and written whole, so that a reader sees all of one or the one before.
+"""Files: locked; written whole, so that a reader sees all of one or the one before; read if they are what they seem.
 
-Time passes in `locked` alone, where it waits for another holder.
+`foreign` and `open_regular` are the two checks of everything that is read from where others may write. Time passes in
+`locked` alone, where it waits for another holder.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,3 +98,75 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def foreign(found: os.stat_result) -> str:
+    """Why others may have written a file; empty: it belongs to us or to root, and nobody else may write it."""
+    if found.st_uid not in {0, os.geteuid()}:
+        return f"belongs to another user (uid {found.st_uid})"
+    return "may be written by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+
+
+def open_regular(path: Path, *, below: Path | None = None) -> int:
+    """A descriptor to read an ordinary file with; nothing else that has this name is opened.
+
+    Opening alone may act: a pipe waits for its writer, and a watchdog's device begins to count. So the name is resolved
+    first, without opening, and what it stands for is opened by that descriptor.
+
+    Args:
+        path: the file.
+        below: behind this folder others may have placed things. Links of theirs are not followed, and a file with a
+            second name, which may be anybody's, counts only in a folder where nobody else writes. None: all is taken.
+
+    Raises:
+        OSError: it cannot be read, is a folder, a pipe or a device, or was placed by others.
+    """
+    found, folder = _found(path, below)
+    try:
+        seen = os.fstat(found)
+        if not stat.S_ISREG(seen.st_mode):
+            raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+        if folder is not None and seen.st_nlink > 1 and foreign(folder):
+            raise OSError(errno.EMLINK, "it has a second name, in a folder of others", str(path))
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+
+
+def open_folder(path: Path, below: Path) -> int:
+    """A descriptor of a folder, to list it and to open what is in it. Raises OSError as `open_regular` does."""
+    found, _ = _found(path, below)
+    try:
+        return os.open(f"/proc/self/fd/{found}/.", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+
+
+def _found(path: Path, below: Path | None) -> tuple[int, os.stat_result | None]:
+    """What a name stands for, by a descriptor that opens nothing, and its folder where there was a look at it."""
+    if below is None:
+        return os.open(path, os.O_PATH | os.O_CLOEXEC), None
+    here, folder = os.open(below, os.O_PATH | os.O_CLOEXEC), None
+    for part in path.relative_to(below).parts:
+        try:
+            folder = os.fstat(here)
+            inside = _part(part, here)
+        finally:
+            os.close(here)
+        here = inside
+    return here, folder
+
+
+def _part(name: str, folder: int) -> int:
+    """What a name stands for in an open folder; a link is followed where root or we have placed it."""
+    found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    seen = os.fstat(found)
+    if not stat.S_ISLNK(seen.st_mode):
+        return found
+    try:
+        if seen.st_uid not in {0, os.geteuid()}:
+            raise OSError(errno.ELOOP, "a link of another user is not followed", name)
+        # The link that was looked at, whatever bears its name by now.
+        return os.open(os.readlink("", dir_fd=found), os.O_PATH | os.O_CLOEXEC, dir_fd=folder)
+    finally:
+        os.close(found)

@@ -5,6 +5,7 @@ reads a clock; times in a `SlotView` are those of the rank. `layout` tells how a
 """
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -70,16 +71,20 @@ class SlotView:
     checkpoint_durable_mono: float | None
 
 
-def read_slot(path: str | Path) -> SlotView:
+def read_slot(path: str | Path, owners: Collection[int] | None = None) -> SlotView:
     """Read a rank's slot, whether the rank lives or not.
 
+    Args:
+        path: the slot.
+        owners: users of whom one must own it; None: anybody may.
+
     Raises:
-        SlotMissingError: there is no such file, or it may not be read.
+        SlotMissingError: there is no such file of an owner, or it may not be read.
         SlotError: it is no slot, or of an unknown version, or damaged.
     """
     path = Path(path)
     for _ in range(_READ_ATTEMPTS):
-        page = _page(path)
+        page = _page(path, owners)
         version, header = _header(path, page)
         step = _step(page, version)
         checkpoint = _newest(page, at.CHECKPOINT_OFFSETS, _CHECKPOINT)
@@ -88,24 +93,37 @@ def read_slot(path: str | Path) -> SlotView:
     raise SlotError(f"{path}: no whole record in {_READ_ATTEMPTS} reads; the slot is damaged")
 
 
-def _page(path: Path) -> bytes:
+def _page(path: Path, owners: Collection[int] | None) -> bytes:
+    # One unbuffered read of the whole page: the shorter the copy, the rarer a torn one.
+    descriptor = _opened(path, os.O_RDONLY, owners)
     try:
-        # One unbuffered read of the whole page: the shorter the copy, the rarer a torn one. A name that leads elsewhere
-        # or to a pipe is a user's trick on a reader with more rights.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if not S_ISREG(os.fstat(descriptor).st_mode):
-                raise SlotMissingError(f"{path}: cannot be read (no regular file)")
-            page = os.read(descriptor, at.SLOT_BYTES)
-        finally:
-            os.close(descriptor)
+        page = os.read(descriptor, at.SLOT_BYTES)
     except OSError as error:
         raise SlotMissingError(f"{path}: cannot be read ({error.strerror})") from error
+    finally:
+        os.close(descriptor)
+    _check_page(path, page)
+    return page
+
+
+def _opened(path: Path, access: int, owners: Collection[int] | None = None) -> int:
+    """A name that leads elsewhere, or to a pipe, is a user's trick on a reader with more rights: it is missing."""
+    try:
+        descriptor = os.open(path, access | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise SlotMissingError(f"{path}: cannot be read ({error.strerror})") from error
+    found = os.fstat(descriptor)
+    if S_ISREG(found.st_mode) and (owners is None or found.st_uid in owners):
+        return descriptor
+    os.close(descriptor)
+    raise SlotMissingError(f"{path}: cannot be read (not a regular file of its user)")
+
+
+def _check_page(path: Path, page: bytes) -> None:
     if page[: len(at.MAGIC)] != at.MAGIC[: len(page)]:
         raise SlotError(f"{path}: not a telemetry slot")
     if len(page) < at.SLOT_BYTES:
         raise SlotError(f"{path}: {len(page)} bytes, a telemetry slot has {at.SLOT_BYTES}")
-    return page
 
 
 def _header(path: Path, page: bytes) -> tuple[int, tuple[int | float, ...]]:
@@ -213,10 +231,13 @@ def request_evacuate(path: str | Path) -> None:
 
 
 def _set_evacuate(path: Path) -> None:
-    _header(path, _page(path))
+    descriptor = _opened(path, os.O_RDWR)
     try:
-        with path.open("r+b", buffering=0) as file:
-            file.seek(at.EVACUATE_OFFSET)
-            file.write(b"\x01")
+        page = os.read(descriptor, at.SLOT_BYTES)
+        _check_page(path, page)
+        _header(path, page)
+        os.pwrite(descriptor, b"\x01", at.EVACUATE_OFFSET)
     except OSError as error:
         raise SlotMissingError(f"{path}: cannot be written ({error.strerror})") from error
+    finally:
+        os.close(descriptor)

@@ -15,7 +15,9 @@ copy of one record, which its CRC tells the reader; they cannot crash the proces
 import faulthandler
 import os
 from _thread import allocate_lock
+from errno import EPERM
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE, mmap
+from stat import S_ISDIR
 from time import CLOCK_MONOTONIC, clock_gettime, monotonic, time
 from zlib import crc32
 
@@ -203,11 +205,17 @@ class SlotWriter:
 
 
 def make_folder(folder: str) -> None:
-    """Make the folder, for this user alone, unless another rank of the node has. Raises OSError."""
+    """Make the folder, for this user alone, unless another rank of the node has.
+
+    Raises:
+        OSError: it cannot be made, or its name is a link's or another user's folder's, who would read what we write.
+    """
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
-        return
+        found = os.lstat(folder)
+        if not S_ISDIR(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+            raise PermissionError(EPERM, "the folder is not this user's", folder) from None
 
 
 def open_slot(folder: str, rank: int) -> SlotWriter:
@@ -215,7 +223,7 @@ def open_slot(folder: str, rank: int) -> SlotWriter:
 
     The file gets its blocks before it is mapped: a store to a hole on a full disk would kill the process with SIGBUS.
     It gets its name last, so that a reader never sees half a header, and a leftover that someone has
-    mapped is not cut under them.
+    mapped is not cut under them. It is this user's alone, and no planted link leads elsewhere.
 
     Raises:
         OSError: the folder is missing, full or read-only.
@@ -223,7 +231,8 @@ def open_slot(folder: str, rank: int) -> SlotWriter:
     """
     path = os.path.join(folder, at.slot_name(rank))
     temporary = f"{path}.{os.getpid()}.new"
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    _remove(temporary)
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, at.SLOT_BYTES)
         mapped = mmap(descriptor, at.SLOT_BYTES, MAP_SHARED, PROT_READ | PROT_WRITE)
@@ -274,8 +283,8 @@ def _arm_stacks(folder: str, rank: int) -> int:
 
     descriptor = -1
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        descriptor = os.open(os.path.join(folder, at.stacks_name(rank)), flags, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(os.path.join(folder, at.stacks_name(rank)), flags, 0o600)
         # The descriptor stays open for the life of the process: the handler writes to it at any moment.
         try:  # noqa: SIM105 - contextlib costs more than the rest of the package
             # What faulthandler finds it gives back when the interpreter ends: by default the signal would kill it then.

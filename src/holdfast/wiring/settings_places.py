@@ -1,8 +1,8 @@
 """Where `holdfast.toml` is looked for, and whose counts. A launcher looks here before it loads what reads it.
 
 A file that is named by `--config` or `HOLDFAST_CONFIG`, the user's own and the site's are taken as they are. The one in
-the working folder is named by nobody: it counts only where it belongs to the user or to root, and nobody else can write
-it. A command that passes one over says so once, on standard error.
+the working folder is named by nobody: it counts only where it and its folder belong to the user or to root, and nobody
+else can write it or exchange it there. A command that passes one over says so once, on standard error.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from holdfast.os.files import foreign, open_regular
 
 FILE_NAME = "holdfast.toml"
 SITE_FOLDER = Path("/etc/holdfast")
@@ -49,29 +51,32 @@ def read_found(path: Path) -> bytes | None:
         OSError: it cannot be read, or is not there.
     """
     link = path.lstat()
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        why = _whose(link, os.fstat(handle))
+    if not stat.S_ISREG(path.stat().st_mode):
+        _tell(path, "it is no ordinary file: remove it")
+        return None
+    with os.fdopen(open_regular(path), "rb") as file:
+        why = not_mine(link, os.fstat(file.fileno()), path.parent.stat())
         if not why:
-            with os.fdopen(os.dup(handle), "rb") as file:
-                return file.read()
-    finally:
-        os.close(handle)
-    _tell(path, why)
+            return file.read()
+    _tell(path, f"{why}, or name it by --config if you trust it")
     return None
 
 
-def _whose(link: os.stat_result, file: os.stat_result) -> str:
-    """Why a file does not count, and what to do; empty: it counts."""
-    mine = {0, os.geteuid()}
-    if not stat.S_ISREG(file.st_mode):
-        return "it is no ordinary file: remove it"
-    for one, what in ((link, "its link" if stat.S_ISLNK(link.st_mode) else "it"), (file, "it")):
-        if one.st_uid not in mine:
-            return f"{what} belongs to another user (uid {one.st_uid}): name it by --config if you trust it"
-    if file.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "others may write it: chmod go-w it, or name it by --config if you trust it"
-    return ""
+def not_mine(link: os.stat_result, file: os.stat_result, folder: os.stat_result) -> str:
+    """Why a file of the working folder may be the word of others, and what to do; empty: it counts.
+
+    In a sticky folder, such as /tmp, others put files of their own only, or a second name of mine.
+    """
+    for one, what in ((link, "its link" if stat.S_ISLNK(link.st_mode) else "it"), (file, "it"), (folder, "its folder")):
+        if one.st_uid not in {0, os.geteuid()}:
+            return f"{what} belongs to another user (uid {one.st_uid}): copy it to a folder of your own"
+    if foreign(file):
+        return "others may write it: chmod go-w it"
+    if not foreign(folder):
+        return ""
+    if not folder.st_mode & stat.S_ISVTX:
+        return "others may exchange it: chmod go-w its folder"
+    return "it has a second name: copy it to a folder of your own" if file.st_nlink > 1 else ""
 
 
 def _tell(path: Path, why: str) -> None:

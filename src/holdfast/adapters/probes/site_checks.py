@@ -9,7 +9,6 @@ Judging is pure.
 from __future__ import annotations
 
 import asyncio
-import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from msgspec import Struct
 from holdfast.adapters.probes.check import Judging, Problem, Reading, check, problem, source
 from holdfast.adapters.probes.reach import Reach, limit
 from holdfast.model.evidence import Place
+from holdfast.os.files import foreign
 from holdfast.os.programs import Command, Ran, run
 
 LIMIT_S = 20.0
@@ -52,8 +52,8 @@ def found(folder: Path, off: Sequence[str] = ()) -> tuple[list[Path], dict[str, 
         OSError: the folder cannot be read.
         ValueError: others may write into it, or it holds too many.
     """
-    if _others_write(folder.stat()):
-        raise ValueError(f"{folder} is writable by others, or of another user: nothing of it is run")
+    if why := foreign(folder.stat()):
+        raise ValueError(f"{folder} {why}: nothing of it is run")
     good: list[Path] = []
     refused: dict[str, str] = {}
     for path in sorted(folder.iterdir()):
@@ -66,17 +66,13 @@ def found(folder: Path, off: Sequence[str] = ()) -> tuple[list[Path], dict[str, 
             continue
         if not stat.S_ISREG(facts.st_mode) or not facts.st_mode & 0o111:
             continue
-        if _others_write(facts):
-            refused[str(path)] = "it is writable by others, or of another user: not run"
+        if why := foreign(facts):
+            refused[str(path)] = f"it {why}: not run"
         else:
             good.append(path)
     if len(good) > FILES_MAX:
         raise ValueError(f"{folder} holds {len(good)} executables, at most {FILES_MAX} are run: put some into one")
     return good, refused
-
-
-def _others_write(facts: os.stat_result) -> bool:
-    return facts.st_uid not in {0, os.geteuid()} or bool(facts.st_mode & 0o022)
 
 
 @source(

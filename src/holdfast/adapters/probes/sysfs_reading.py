@@ -17,6 +17,8 @@ COUNTER_MAX = 1 << 63
 WRITE_BYTES = 4096
 RECORD_BYTES = 8192
 """Each read of /dev/kmsg gives one record, which fits into this."""
+KERNELS_PRIORITIES = 8
+"""Of facility 0, which no program can give."""
 XIDS_MAX = 500
 NETWORK = ("nfs", "lustre", "fuse.", "gpfs", "beegfs", "ceph", "glusterfs", "cifs", "smb", "9p", "wekafs", "pvfs")
 """File systems that live on other machines: they may not answer."""
@@ -44,11 +46,19 @@ def _there(folder: Path, absent: str) -> Path:
     return folder
 
 
+def kernels_text(line: bytes) -> bytes:
+    """The text of a record that the kernel itself has written; empty for what a program wrote there."""
+    head, _, text = line.partition(b";")
+    priority = head.partition(b",")[0]
+    return text if priority.isdigit() and int(priority) < KERNELS_PRIORITIES else b""
+
+
 def xid_lines(path: Path) -> list[str]:
     """Lines of this boot's kernel log that tell of a GPU's error, the newest `XIDS_MAX`. Raises OSError."""
     found: deque[str] = deque(maxlen=XIDS_MAX)
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if path.is_char_device() else 0))
+        is_device = path.is_char_device()
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if is_device else 0))
     except FileNotFoundError as error:
         raise AbsentError(f"there is no {path}") from error
     rest = b""
@@ -61,7 +71,8 @@ def xid_lines(path: Path) -> list[str]:
             except BrokenPipeError:  # the ring was overwritten before it was read: what is there now comes next
                 continue
             *lines, rest = (rest + data).split(b"\n")
-            found.extend(line.decode(errors="replace").rpartition(";")[2] for line in lines if b"Xid" in line)
+            texts = (kernels_text(line) if is_device else line for line in lines if b"Xid" in line)
+            found.extend(text.decode(errors="replace") for text in texts if text)
             if not data:
                 break
     return list(found)

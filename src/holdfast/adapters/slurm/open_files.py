@@ -38,6 +38,8 @@ class OpenJob(Struct, frozen=True, kw_only=True):
     job_id: str
     cluster: str = ""
     restart_count: int = 0
+    users: frozenset[int] = frozenset()
+    """Numbers of the users whose processes they are; a program that runs as root in a user's job does not count."""
     node: str = ""
     """Node that the processes say they are on: several share a machine in a lab."""
     has_launcher: bool = False
@@ -159,6 +161,7 @@ def _job(
         job_id=job_id,
         cluster=origin.cluster,
         restart_count=int(restarts) if restarts.isdecimal() else 0,
+        users=frozenset({processes[pid].uid for pid in tree} - {0}) or frozenset({0}),
         node=origin.node,
         has_launcher=launcher,
         files=tuple(sorted(files.values())[:FILES_MAX]),
@@ -216,7 +219,10 @@ def _environ(proc: Path, pid: int, job_id: str) -> dict[str, str]:
 
 
 def _written(proc: Path, pid: int) -> Iterator[tuple[int, str, tuple[int, int]]]:
-    """Descriptor, path and identity of each regular file that the process has open for writing."""
+    """Descriptor, path and identity of each regular file that the process has open for writing.
+
+    A process in a container names files as it sees them: under that name this machine has another one, or none.
+    """
     with contextlib.suppress(OSError):
         for entry in os.scandir(proc / str(pid) / "fd"):
             with contextlib.suppress(OSError, ValueError):
@@ -227,4 +233,16 @@ def _written(proc: Path, pid: int) -> Iterator[tuple[int, str, tuple[int, int]]]
                 info = (proc / str(pid) / "fdinfo" / entry.name).read_text(encoding="ascii")
                 flags = int(info.partition("flags:")[2].split()[0], 8)
                 if stat.S_ISREG(found.st_mode) and flags & os.O_ACCMODE != os.O_RDONLY:
-                    yield int(entry.name), path, (found.st_dev, found.st_ino)
+                    identity = found.st_dev, found.st_ino
+                    if (here := seen_here(path, proc / str(pid) / "root", identity)) is not None:
+                        yield int(entry.name), here, identity
+
+
+def seen_here(path: str, root: Path, identity: tuple[int, int]) -> str | None:
+    """The name under which this machine has the file that a process with this root names so; None: it has none."""
+    for name in (path, f"{root}{path}"):
+        with contextlib.suppress(OSError):
+            found = Path(name).stat()
+            if (found.st_dev, found.st_ino) == identity:
+                return name
+    return None
