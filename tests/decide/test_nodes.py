@@ -62,6 +62,30 @@ def test_an_admin_who_resumes_our_drain_before_its_outcome_is_told_ends_the_orde
     assert idle.engine.open_incidents() == []
 
 
+def test_an_admin_who_returns_a_node_while_our_drain_is_under_way_ends_our_order(idle):
+    """Had our command been quicker, it would be our drain that they lift: their word must not hang on that."""
+    idle.xid("n2")
+    idle.fail(o.QuarantineNode, "not done within 120 s", permanent=False)
+    idle.node("n2", drained=True, drain_reason="mei: memory test")
+    idle.node("n2", drained=False, drain_reason="")
+    assert idle.ns() is NodeState.HEALTHY
+    assert idle.opened(o.QuarantineNode) == []
+    assert idle.engine.open_incidents() == []
+
+
+def test_our_own_return_seen_late_does_not_end_the_next_quarantine(idle):
+    """Its outcome was told before the scheduler showed it: what is lifted is our former drain, by us."""
+    drained(idle, number=1, remedy=Remedy.RESET_GPU)
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 1")
+    idle.done(o.ResetGpu)
+    idle.do(e.NodeValidated, node="n2", passed=True)
+    idle.done(o.ReturnNode)
+    idle.xid("n2")
+    idle.node("n2", drained=False, drain_reason="")
+    assert idle.ns() is NodeState.QUARANTINED
+    assert idle.opened(o.QuarantineNode)
+
+
 def test_a_return_that_is_stale_leaves_no_node_out_for_good(idle):
     """The adapter sees that the machine was swapped before the engine does: the new one is checked, then returned."""
     drained(idle)
@@ -139,12 +163,13 @@ def test_our_old_drain_found_at_start_is_checked_and_lifted():
 
 
 def test_our_old_drain_found_where_policy_observes_is_told_and_left():
-    """Nothing is touched there, and whoever reads the node's story knows who lifts the drain."""
+    """Nothing is touched there, and people are told who lifts the drain: nobody else will."""
     play = Play(modes={Remedy.QUARANTINE: Mode.OBSERVE})
     orders = play.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
     assert kinds(orders) == []
     assert play.ns() is NodeState.HEALTHY
     assert "whoever wants it back returns it" in play.n().story[-1]
+    assert play.notices() == ["n2 is drained by us, and left"]
 
 
 def test_an_admins_drain_found_at_start_is_left_alone():

@@ -78,6 +78,9 @@ REGRESSIONS = {
     195001863: "a run was called at rest before the scheduler could be read again",
     195003137: "a part that failed while the job waited was called what had ended its attempt before",
     195003572: "a requeue that came to nothing was taken for the one by which a job that was given up ran again",
+    179112986: "a drain of ours was left where a person had set the mode to observe, and nobody was told of it",
+    179113285: "a quarantine that hung drained a node that a person had returned meanwhile, after its failed check",
+    179113647: "a person returned a node that the scheduler did not know",
     63493: "an order that was seen done, but not stored yet, was tried again and undid what a person did since",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own where they were."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import msgspec
 import pytest
 
-from holdfast.adapters.clock import VIRTUAL_START
+from holdfast.adapters.clock import VIRTUAL_START, VirtualClock
 from holdfast.decide.engine import Engine
 from holdfast.errors import ConfigError
 from holdfast.model import events as e
@@ -19,6 +20,7 @@ from holdfast.model.wire import kind_of
 from holdfast.sim.options import DAY_S, JobPlan, SimOptions, changed, draw
 from holdfast.sim.record import WORDS
 from holdfast.sim.run import simulate
+from holdfast.sim.world import World
 
 JOB = JobPlan(nodes=4, work_s=4 * 3600.0, checkpoint_s=600.0, save_s=10.0)
 QUIET = SimOptions(nodes=6, fault_s=12 * 3600.0, converge_s=6 * 3600.0, jobs=(JOB,), check=True)
@@ -46,6 +48,23 @@ def test_the_parts_of_every_jobs_time_add_up(seed):
         assert ledger.wall_s == pytest.approx(ledger.productive_s + sum(ledger.badput.values()))
         assert min(ledger.badput.values()) >= -1e-6
         assert 0.0 <= ledger.ettr <= 1.0
+
+
+def test_nobody_drains_or_returns_a_node_that_the_scheduler_does_not_know():
+    """Found by seed 179113647: what a person cannot do in the scheduler, they cannot expect to be kept."""
+
+    async def said() -> list[bool]:
+        world = World(QUIET, VirtualClock())
+        node = world.nodes["n0001"]
+        drained = world.drain(node, "maintenance (ada)", who="operator:ada")
+        node.hidden = True
+        unknown = world.resume(node, who="operator:ada")
+        node.hidden = False
+        returned = world.resume(node, who="operator:ada")
+        node.hidden = True
+        return [drained, unknown, returned, world.drain(node, "maintenance (ada)", who="operator:ada")]
+
+    assert asyncio.run(said()) == [True, False, True, False]
 
 
 SCRIPT = (

@@ -13,7 +13,6 @@ from holdfast.model.cluster import NodeView, SchedulerState
 from holdfast.model.events import Command
 from holdfast.model.evidence import Diagnosis, Remedy
 from holdfast.model.orders import OrderStatus
-from holdfast.model.policy import Brake, Mode, Policy, PolicySet
 from holdfast.model.records import JobState
 from holdfast.sim.checkers import came_to_rest_in_time, judged
 from holdfast.sim.checkers.journal import Replayed, records_of
@@ -526,10 +525,10 @@ def test_a_held_job_that_ran_and_failed_unseen_was_let_go(tale):
     assert "holds_are_respected" not in said_by(tale.history)
 
 
-@pytest.mark.parametrize(("mode", "complains"), [(Mode.OBSERVE, False), (Mode.ACT, True)])
-def test_a_drain_that_nobody_remembers_is_left_where_policy_observes(tale, mode, complains):
-    """The node vanished and came back drained: only who may act on nodes has to lift it."""
-    tale.history.policies = PolicySet(site=Policy(modes={Remedy.QUARANTINE: mode}, brake=Brake(max_nodes=1)))
+@pytest.mark.parametrize(("topic", "complains"), [("node:n1", False), ("ic1.1", True)])
+def test_a_drain_that_is_left_to_people_is_told_of(tale, topic, complains):
+    """Policy observes by now, whoever said so: a notice about the node says who lifts its drain."""
     tale.deed(Drained, node="n1", by="c1")
-    tale.event(e.NodeVanished, node="n1")
+    told = o.Notify(id="c20", cause=1, topic=topic, node="n1", title="n1 is drained by us, and left")
+    tale.event(e.NodeGone, told, node="n1", evidence="x")
     assert ("no_drain_is_forgotten" in said_by(tale.history)) is complains

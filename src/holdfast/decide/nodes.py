@@ -99,17 +99,26 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
         elif same_machine and not old.drained and node.phase is NodeState.HEALTHY and not node.incident:
             _found_drained(turn, node)  # a quarantine that was taken back took effect after all
     elif old.drained:
-        ours = same_machine and node.drained_by_us and not _being_returned(turn, node)
-        lifted = bool(old.failed_check) and set(node.findings) == {
-            FAILED_CHECK
-        }  # the whole case, and the brake holds it
-        theirs = node.phase is NodeState.SUSPECT and (not node.incident or lifted or _is_observed(turn, node))
-        if ours or (theirs and not node.drained_by_us):
+        if node.drained_by_us:
+            taken_back = same_machine and not _being_returned(turn, node)
+        else:
+            taken_back = _ends_the_case(turn, node, old)
+        if taken_back:
             _resumed_by_person(turn, node)
             return True
         dead = node.view.alive is False and old.alive is False
         return dead and node.phase is NodeState.HEALTHY and not node.incident  # theirs, and it may be given out now
     return False
+
+
+def _ends_the_case(turn: Turn, node: NodeRecord, old: NodeView) -> bool:
+    """Does whoever lifts this drain, which was not ours, take the node back from us as well?"""
+    if node.phase is NodeState.QUARANTINED:  # had our order been quicker, it would be ours that they lift
+        return not old.drain_reason.startswith(OWN_REASON)
+    if node.phase is not NodeState.SUSPECT:
+        return False
+    whole_case = bool(old.failed_check) and set(node.findings) == {FAILED_CHECK}  # and the brake holds it
+    return not node.incident or whole_case or _is_observed(turn, node)
 
 
 def _is_being_fenced(turn: Turn, node: NodeRecord) -> bool:
@@ -136,7 +145,9 @@ def _found_drained(turn: Turn, node: NodeRecord) -> None:
         return
     said = f"It was found drained by us ({node.view.drain_reason})"
     if turn.mode(turn.policy_for(node), node.view.group, Remedy.QUARANTINE) is Mode.OBSERVE:
-        turn.tell(node, f"{said}; policy says observe, so whoever wants it back returns it.")
+        left = "Policy says observe, so whoever wants it back returns it."
+        turn.tell(node, f"{said}. {left}")
+        turn.notify(node.about, Severity.WARNING, f"{node.name} is drained by us, and left", left, node=node.name)
         return
     turn.move_node(node, NodeTrigger.QUARANTINE)
     turn.move_node(node, NodeTrigger.FENCED)

@@ -214,7 +214,7 @@ def warning(breaker: Breaker, fault: Fault, node: Node) -> None:
 def prolog(breaker: Breaker, fault: Fault) -> None:
     """The scheduler's own check fails, and it drains the node until a person looks."""
     node = breaker.node_of(fault)
-    if not node.up or node.drained:
+    if not node.up or node.drained or node.hidden:
         breaker.missed(fault, "the node takes no work")
         return
     breaker.took(fault)

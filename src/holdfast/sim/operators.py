@@ -89,13 +89,17 @@ class Operators:
         return done
 
     def _back(self, node: Node) -> None:
-        if node.drained and not node.reason.startswith(OWN_REASON):
-            self._world.resume(node, who=WHO)
+        if not node.drained or node.reason.startswith(OWN_REASON):
+            return
+        if self._world.resume(node, who=WHO):
             self._scheduler.look_soon()
+        else:
+            self.looks_after(node)
 
     def _resume(self, fault: Fault) -> bool:
         """Whatever its reason is: a person's word goes first."""
-        drained = [node for node in self._world.nodes.values() if node.drained and not node.retired]
+        known = [node for node in self._world.nodes.values() if node.drained and not node.hidden]
+        drained = [node for node in known if not node.retired]
         if not drained:
             return False
         node = fault.picks(drained)
@@ -105,7 +109,8 @@ class Operators:
 
     def _take_over(self, fault: Fault) -> bool:
         """Gives our drain a reason of their own."""
-        ours = [node for node in self._world.nodes.values() if node.drained and node.reason.startswith(OWN_REASON)]
+        known = [node for node in self._world.nodes.values() if node.drained and not node.hidden]
+        ours = [node for node in known if node.reason.startswith(OWN_REASON)]
         if not ours:
             return False
         node = fault.picks(ours)

@@ -262,8 +262,8 @@ class World:
         return "dcgmi diag -r 3: fail" if bad else ""
 
     def drain(self, node: Node, reason: str, *, who: str, order: str = "") -> bool:
-        """Keep new work off it. False when it was drained already."""
-        if node.drained:
+        """Keep new work off it. False when it was drained already, or when the scheduler does not know it."""
+        if node.drained or node.hidden:
             return False
         node.drained, node.reason = True, reason
         self.say("node_drained", who=who, order=order, node=node.name, detail=reason)
@@ -271,8 +271,8 @@ class World:
         return True
 
     def resume(self, node: Node, *, who: str, order: str = "") -> bool:
-        """Let it take work. False when it does already."""
-        if not node.drained:
+        """Let it take work. False when it does already, or when the scheduler does not know it."""
+        if not node.drained or node.hidden:
             return False
         detail = node.reason
         node.drained, node.reason, node.retired, node.failed_check = False, "", False, ""

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.events import Command
-from holdfast.model.evidence import Remedy
 from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
-from holdfast.model.policy import Brake, Mode
+from holdfast.model.policy import Brake
 from holdfast.model.records import NodeState
 from holdfast.sim.checkers.orders import first_given
 from holdfast.sim.history import PERSON, Drained, History, OrderTook, Resumed
@@ -211,10 +210,10 @@ class _Checks:
 
 def no_drain_is_forgotten(history: History) -> Iterator[str]:
     """What we drained is in somebody's care: under repair, retired, or drained because a person asked for it."""
-    held: dict[str, str] = {}
+    held: dict[str, Drained] = {}
     for deed in history.deeds:
         if isinstance(deed, Drained):
-            held[deed.node] = deed.by
+            held[deed.node] = deed
         elif isinstance(deed, Resumed):
             held.pop(deed.node, None)
     states = {node.name: node for node in history.nodes}
@@ -224,13 +223,21 @@ def no_drain_is_forgotten(history: History) -> Iterator[str]:
         if isinstance(record.order, o.ReturnNode) and record.status is OrderStatus.FAILED
     }
     """What the scheduler would not return is left to whoever may, and people are told."""
-    if history.policies.site.mode_for(Remedy.QUARANTINE) is Mode.OBSERVE:
-        # A node that vanished and came back drained is not remembered; where policy observes, it is left as it is.
-        refused |= {step.event.node for step in history.steps if isinstance(step.event, e.NodeVanished)}
-    for name, by in sorted(held.items()):
+    left = _left_to_people(history)
+    for name, drain in sorted(held.items()):
         node = states.get(name)
-        if by.startswith(PERSON) or node is None or name in refused:
+        if drain.by.startswith(PERSON) or node is None or name in refused or left.get(name, 0.0) > drain.at:
             continue
         shown = node.before_unknown if node.state is NodeState.UNKNOWN else node.state
         if shown is NodeState.HEALTHY:
-            yield f"{name} is healthy and still drained by {by}"
+            yield f"{name} is healthy and still drained by {drain.by}"
+
+
+def _left_to_people(history: History) -> dict[str, float]:
+    """Node -> when people were last told of it, by a notice on its own topic."""
+    return {
+        order.node: step.event.received_at
+        for step in history.steps
+        for order in step.orders
+        if isinstance(order, o.Notify) and order.node and order.topic == f"node:{order.node}"
+    }
