@@ -107,7 +107,7 @@ def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKe
         public_key=key.public_key(),
         serial_number=x509.random_serial_number(),
         not_valid_before=at - SKEW,
-        not_valid_after=at + dt.timedelta(days=days),
+        not_valid_after=at - SKEW + dt.timedelta(days=days),
     )
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return builder.add_extension(own, critical=False)
