@@ -43,7 +43,7 @@ def node(number: int) -> str:
 # --- the controller's process ---
 
 
-async def serve(folder: Path, agents: int) -> None:
+async def serve(folder: Path, agents: int, tls=None) -> None:
     from holdfast.adapters.clock import SystemClock
     from holdfast.adapters.journal import open_journal
     from holdfast.adapters.memory import MemoryNotifier, MemoryOrchestrator
@@ -70,7 +70,7 @@ async def serve(folder: Path, agents: int) -> None:
     running = asyncio.create_task(controller.run())
     await controller.ready.wait()
     book = TokenBook.load(ensure_tokens(folder))
-    async with ApiServer(controller, tokens=book) as api:
+    async with ApiServer(controller, tokens=book, tls=tls) as api:
         (folder / "url").write_text(api.url)
         while not (folder / "end").exists():
             await asyncio.sleep(0.2)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from conftest import Holdfast
-from holdfast.errors import RefusedError
+from holdfast.errors import ConfigError, RefusedError
+from holdfast.os.tls import TlsFiles, Trust
 from holdfast.wiring import settings_places
-from holdfast.wiring.settings import find_controller, load_settings
+from holdfast.wiring.settings import find_controller, load_settings, tls_files
 from holdfast.wiring.settings_places import places
 
 
@@ -165,7 +166,7 @@ def test_an_address_gets_no_token_of_another_source(
     placed('controller = "http://mine:1"\ntoken_file = "token"\nca_file = "ca.pem"\n', folder=own)
     assert find_controller().token == find_controller(url="http://mine:1/").token == "hft_holdfast"
     other = find_controller(url="http://typed:1")
-    assert (other.token, other.ca_file) == ("", None)
+    assert (other.token, other.trust) == ("", Trust())
     assert "set HOLDFAST_TOKEN_FILE for this one" in other.no_token
     assert find_controller(url="http://typed:1", config=own / "holdfast.toml").token == "hft_holdfast"
     placed('token_file = "token"\n', folder=own)
@@ -337,3 +338,39 @@ def test_no_permission_is_one_sentence(what: str, journal: Path, tmp_path: Path)
 def test_the_site_folder_is_etc() -> None:
     """What the other tests replace."""
     assert Path("/etc/holdfast") == settings_places.SITE_FOLDER
+
+
+def test_trust_is_of_the_file_below_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ca_file`, `cert_file` and `plain_http` hold for the file's own address; the environment's hold for every one."""
+    text = 'controller = "https://c:1"\nca_file = "ca.pem"\ncert_file = "/etc/me.pem"\nplain_http = true\n'
+    file = placed(text, folder=tmp_path)
+    assert find_controller(config=file).trust == Trust(tmp_path / "ca.pem", Path("/etc/me.pem"), plain_http=True)
+    monkeypatch.setenv("HOLDFAST_CA_FILE", "/run/ca.pem")
+    assert find_controller(config=file).trust == Trust(Path("/run/ca.pem"), Path("/etc/me.pem"), plain_http=True)
+    assert find_controller(url="https://other:1").trust == Trust(Path("/run/ca.pem"))
+    monkeypatch.setenv("HOLDFAST_CERT_FILE", "/run/me.pem")
+    monkeypatch.setenv("HOLDFAST_PLAIN_HTTP", "1")
+    assert find_controller(url="http://other:1").trust == Trust(
+        Path("/run/ca.pem"), Path("/run/me.pem"), plain_http=True
+    )
+
+
+def test_a_folder_brings_its_own_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --dir, the controller's own ca.pem is trusted, unless another one is named."""
+    folder = a_cluster(tmp_path / "c", "https://127.0.0.1:1")
+    assert find_controller(cluster_dir=folder).trust == Trust()
+    (folder / "controller" / "ca.pem").write_text("c")
+    assert find_controller(cluster_dir=folder).trust == Trust(folder / "controller" / "ca.pem")
+    monkeypatch.setenv("HOLDFAST_CA_FILE", "/run/ca.pem")
+    assert find_controller(cluster_dir=folder).trust == Trust(Path("/run/ca.pem"))
+
+
+def test_a_controller_serves_with_both_files_or_none(tmp_path: Path) -> None:
+    """`[tls]` with a certificate alone, a key alone or a client's authority alone is an error; paths are the file's."""
+    assert tls_files(load_settings(placed("", folder=tmp_path))) is None
+    for text in ('cert = "a"', 'key = "a"', 'client_ca = "a"'):
+        with pytest.raises(ConfigError, match="needs both"):
+            tls_files(load_settings(placed(f"[tls]\n{text}\n", folder=tmp_path)))
+    text = '[tls]\ncert = "a"\nkey = "/b"\nclient_ca = "c"\n'
+    wanted = TlsFiles(tmp_path / "a", Path("/b"), tmp_path / "c")
+    assert tls_files(load_settings(placed(text, folder=tmp_path))) == wanted

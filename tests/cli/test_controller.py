@@ -18,7 +18,7 @@ import pytest
 import structlog
 
 from holdfast.cli.controller import controller, parse_listen
-from holdfast.client import Client
+from holdfast.client import Client, Trust
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.model import events as e
 from holdfast.wiring.orchestrators import make_orchestrator
@@ -244,3 +244,37 @@ def test_addresses_and_clusters_are_understood():
     for bad in ("", ":1", "host:", "host:-1", "host:x"):
         with pytest.raises(UsageError):
             parse_listen(bad)
+
+
+def test_a_controller_serves_with_what_token_ca_makes(tmp_path: Path):
+    """Certificates by one command, mTLS by three lines; `--dir` trusts the folder's authority; renewed without a restart."""
+    folder, site = tmp_path / "c", tmp_path / "holdfast.toml"
+    place = folder / "controller"
+    make = [HOLDFAST, "token", "ca", "--dir", str(folder), "controller.example"]
+    made = subprocess.run([*make, "--agent", "n1"], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (made.returncode, "[tls] cert = " in made.stderr) == (0, True), made.stderr
+    files = {
+        name: str(place / file)
+        for name, file in {"cert": "server.crt", "key": "server.key", "client_ca": "ca.pem"}.items()
+    }
+    site.write_text("[tls]\n" + "".join(f"{name} = {json.dumps(path)}\n" for name, path in files.items()))
+    with started(folder, "--config", str(site)) as process:
+        url = facts_of(folder, process)["url"]
+        env = os.environ | {"HOLDFAST_CERT_FILE": str(place / "agents" / "n1.pem")}
+        ask = [HOLDFAST, "nodes", "--dir", str(folder), "--json"]
+        assert subprocess.run(ask, capture_output=True, text=True, timeout=LIMIT_S, env=env).returncode == 0
+        without = subprocess.run(ask, capture_output=True, text=True, timeout=LIMIT_S)
+        assert without.returncode == 69
+        assert "Traceback" not in without.stderr
+        assert subprocess.run(make, capture_output=True, timeout=LIMIT_S).returncode == 0
+        deadline = time.monotonic() + LIMIT_S
+        while "the certificate was renewed" not in (tmp_path / "log").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        trust = Trust(place / "ca.pem", place / "agents" / "n1.pem")
+        with Client(str(url), (place / "token").read_text().strip(), trust=trust) as client:
+            assert client.state().health["epoch"] == 1
+    (place / "server.key").write_text("no key\n")
+    with started(folder, "--config", str(site), "--standby") as process:
+        assert process.wait(LIMIT_S) == 78
+    assert "server.key: holds no private key in PEM form" in (tmp_path / "log").read_text()

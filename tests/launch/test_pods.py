@@ -79,3 +79,7 @@ def test_a_token_that_is_mounted_is_the_way_to_the_controller(tmp_path: Path):
     for named in ({"HOLDFAST_CONTROLLER": "http://c:1"}, {"HOLDFAST_CONTROLLER_FILE": "/f"}):
         assert reporting(named, token) == {**named, "HOLDFAST_TOKEN_FILE": str(token)}
     assert reporting({"HOLDFAST_TOKEN_FILE": "/own"}, token) == {"HOLDFAST_TOKEN_FILE": "/own"}
+    ca_file = token.with_name("ca.crt")
+    ca_file.write_text("c")
+    https = {"HOLDFAST_CONTROLLER": SERVICE.replace("http:", "https:"), "HOLDFAST_CA_FILE": str(ca_file)}
+    assert reporting({}, token) == {"HOLDFAST_TOKEN_FILE": str(token), **https}

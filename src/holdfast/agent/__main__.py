@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.agent.process import AgentOptions, run_agent
 from holdfast.errors import HoldfastError
+from holdfast.os.tls import trust_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--poll-s", type=float)
     parser.add_argument("--config", type=Path)
     parser.add_argument("--metrics")
-    options = AgentOptions(**vars(parser.parse_args(argv)))
+    options = AgentOptions(**vars(parser.parse_args(argv)), trust=trust_of(os.environ))
     try:
         run_agent(options)
     except HoldfastError as error:

@@ -15,8 +15,9 @@ import msgspec
 
 from holdfast.adapters.local.link import NodeLink
 from holdfast.client import AsyncClient
-from holdfast.errors import LinkError
+from holdfast.errors import ConfigError, LinkError
 from holdfast.model.wire import ControllerAddress
+from holdfast.os.tls import DEFAULT_TRUST, Trust
 
 LOOK_S = 0.1
 """Between two looks while no controller is known."""
@@ -27,8 +28,8 @@ CALL_S = 5.0
 class CutTransport(httpx.AsyncHTTPTransport):
     """The network of an embedded node, as far as the agent's requests go."""
 
-    def __init__(self, node: NodeLink) -> None:
-        super().__init__()
+    def __init__(self, node: NodeLink, trust: Trust) -> None:
+        super().__init__(verify=trust.context())
         self._node = node
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -52,7 +53,7 @@ class ControllerLink:
         url: its address; empty when `file` names where it stands.
         file: a `controller.json` that may come, change and go; its folder need not exist yet.
         token_file: read at every new connection, because a new controller may have written a new token.
-        ca_file: certificate authority that its certificate is checked against.
+        trust: certificates; read again when they change.
         node_dir: the embedded node's folder, whose cut holds everything back; None on a real node.
     """
 
@@ -62,38 +63,52 @@ class ControllerLink:
         file: Path | None = None,
         *,
         token_file: Path | None = None,
-        ca_file: Path | None = None,
+        trust: Trust = DEFAULT_TRUST,
         node_dir: Path | None = None,
     ) -> None:
         self.address = ControllerAddress(url) if url else None
         self._file = file
         self._token_file = token_file
-        self._ca_file = ca_file
+        self._trust = trust
+        self._stamp: tuple[int, ...] = ()
         self._node_dir = node_dir
         self._connected: ControllerAddress | None = None
         self._client: AsyncClient | None = None
         self._former: AsyncClient | None = None
 
     async def __call__(self) -> AsyncClient:
-        """Wait until a controller is known, and give its client."""
+        """Wait until a controller is known, and give its client.
+
+        Raises:
+            LinkError: a certificate cannot be read.
+            RefusedError: the token would cross a network unencrypted.
+        """
         self._look()
         while self.address is None:
             await asyncio.sleep(LOOK_S)
             self._look()
-        if self._client is None or self.address != self._connected:
+        stamp = self._trust.stamp()
+        if self._client is None or self.address != self._connected or stamp != self._stamp:
+            client = self._made(self.address.url)
             if self._former is not None:
                 await self._former.close()
             # A request may still be on its way by the client before this one: it is closed at the next change.
             self._former = self._client
-            self._connected = self.address
-            self._client = AsyncClient(
-                self.address.url,
+            self._connected, self._client, self._stamp = self.address, client, stamp
+        return self._client
+
+    def _made(self, url: str) -> AsyncClient:
+        """A new client. Raises LinkError while the certificates cannot be read: they may be in the making."""
+        try:
+            return AsyncClient(
+                url,
                 _token(self._token_file),
                 timeout_s=CALL_S,
-                ca_file=self._ca_file,
-                transport=CutTransport(NodeLink(self._node_dir)) if self._node_dir is not None else None,
+                trust=self._trust,
+                transport=CutTransport(NodeLink(self._node_dir), self._trust) if self._node_dir is not None else None,
             )
-        return self._client
+        except ConfigError as error:
+            raise LinkError(str(error)) from error
 
     def _look(self) -> None:
         """Read the file. A torn or missing one changes nothing: the last address is still the best guess."""

@@ -30,6 +30,7 @@ from holdfast.agent.health import memory_file
 from holdfast.agent.node_facts import NodeIdentity, embedded_gpus, read_embedded, read_machine
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
 from holdfast.errors import ConfigError, UsageError
+from holdfast.os.tls import DEFAULT_TRUST, Trust
 from holdfast.ports import Clock
 
 DEFAULT_STATE = Path("/var/lib/holdfast/agent")
@@ -53,7 +54,7 @@ class AgentOptions(Struct, frozen=True, kw_only=True):
     controller_file: Path | None = None
     controller: str = ""
     token_file: Path | None = None
-    ca_file: Path | None = None
+    trust: Trust = DEFAULT_TRUST
     node: str = ""
     kernel_log: Path | None = None
     state_dir: Path | None = None
@@ -123,7 +124,7 @@ def build_agent(options: AgentOptions) -> NodeAgent:
             options.controller.rstrip("/"),
             options.controller_file,
             token_file=token_file,
-            ca_file=options.ca_file,
+            trust=options.trust,
             node_dir=options.node_dir,
         ),
     )

@@ -1,23 +1,18 @@
 """The API's application, served inside the controller's own asyncio loop by Granian's embedded server.
 
-Handlers run in the loop, so they see the controller without a lock; the HTTP work is done in Granian's own thread.
+Handlers run in the loop, so they see the controller without a lock; the HTTP work is done in Granian's own thread
+(`listener.py`).
 `wiring/controller.py` and tests call it. Beyond loopback it refuses to listen without tokens.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import ipaddress
-import socket
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from granian.constants import Interfaces
-from granian.http import HTTP1Settings
-from granian.server.embed import Server
 from litestar import Litestar, Request, Response, Router
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, PermissionDeniedException
@@ -28,25 +23,19 @@ from holdfast.api import docs_page, routes_watch
 from holdfast.api.auth import Reviewer, Sessions, TokenBook
 from holdfast.api.authority import Refusals
 from holdfast.api.limits import LimitGate, Limits
+from holdfast.api.listener import Listener
 from holdfast.api.metrics import Tally
 from holdfast.api.problems import on_bug, on_deep, on_http, on_ours
 from holdfast.api.whole import WholeState
 from holdfast.controller import Controller
 from holdfast.controller.fleet import Fleet
-from holdfast.errors import HoldfastError, LinkError, RefusedError, UsageError
+from holdfast.errors import HoldfastError, RefusedError
+from holdfast.os.tls import TlsFiles, is_loopback
 
 BODY_MAX = 8 * 1024 * 1024
 """Bytes of one request. A batch of 1000 findings with their log lines stays below 2 MiB."""
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 """What a page of another site can have a browser send without asking first."""
-START_S = 10.0
-POLL_S = 0.005
-BACKLOG = 1024
-CONNECTIONS_MAX = 32_768
-"""Kept connections: one per agent and launcher. The server's own default, its backlog, would keep all others out."""
-HEADER_WAIT_MS = 30_000
-"""A request whose head trickles in for longer than this is cut off, and so is a kept connection that is idle for so
-long: longer than clients keep theirs (`client.http.KEEP_S`), so that none finds its connection cut as it writes."""
 
 
 class ApiServer:
@@ -63,10 +52,12 @@ class ApiServer:
         collectors: more figures for `/metrics`.
         reviewer: lets in agents by their ServiceAccount tokens.
         fleet: the cockpit's, or one of its own; it follows the controller while the API is served.
+        tls: the certificate that it is served with; None: plain HTTP.
 
     Raises:
         RefusedError: an address beyond loopback without tokens.
         UsageError: the address is not one of this machine, or is taken.
+        ConfigError: the certificate cannot be served with.
     """
 
     def __init__(
@@ -82,6 +73,7 @@ class ApiServer:
         collectors: Sequence[Collector] = (),
         reviewer: Reviewer | None = None,
         fleet: Fleet | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         if not tokens and not is_loopback(host):
             raise RefusedError(
@@ -117,43 +109,21 @@ class ApiServer:
             openapi_config=None,
         )
         """The application that is served."""
-        self._host, self._port = host, port
-        self._held: socket.socket | None = None
-        self._server: Server | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._listener = Listener(self.app, host, port, tls)
 
     @property
     def url(self) -> str:
-        """Where it listens, with the actual port."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
+        """Where clients of this machine reach it, with the actual port."""
+        return self._listener.url
 
     async def __aenter__(self) -> Self:
-        self._held = _reserve(self._host, self._port)
-        self._port = self._held.getsockname()[1]
+        self._listener.reserve()
         self._controller.listeners.append(self._tally.take)
-        try:
-            await self._fleet.follow(self._controller)
-        except BaseException:  # whatever it is, port and listeners are given back
-            self._forget()
-            self._held.close()
-            raise
-        self._tally.known(line.id for line in self._fleet.incidents.values() if line.is_open)
-        self._server = Server(
-            self.app,
-            address=self._host,
-            port=self._port,
-            interface=Interfaces.ASGI,
-            backlog=BACKLOG,
-            backpressure=CONNECTIONS_MAX,
-            websockets=False,
-            log_enabled=False,
-            http1_settings=HTTP1Settings(header_read_timeout=HEADER_WAIT_MS),
-        )
-        self._task = asyncio.create_task(self._server.serve(), name="api")
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self._stop)
-            await self._until_it_listens()
+            await self._fleet.follow(self._controller)
+            self._tally.known(line.id for line in self._fleet.incidents.values() if line.is_open)
+            await self._listener.open()
             undo.pop_all()
         return self
 
@@ -162,67 +132,11 @@ class ApiServer:
     ) -> None:
         await self._stop()
 
-    async def _until_it_listens(self) -> None:
-        deadline = asyncio.get_running_loop().time() + START_S
-        while True:
-            try:
-                _, writer = await asyncio.open_connection(self._host, self._port)
-            except OSError as error:
-                if self._task is not None and self._task.done():
-                    self._task.result()
-                if asyncio.get_running_loop().time() > deadline:
-                    raise LinkError(f"the API does not listen on {self.url}: {error}") from error
-                await asyncio.sleep(POLL_S)
-            else:
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
-                return
-
     async def _stop(self) -> None:
-        if self._server is not None and self._task is not None:
-            self._server.stop()  # type: ignore[no-untyped-call]
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        if self._held is not None:
-            self._held.close()
-        self._forget()
-
-    def _forget(self) -> None:
+        await self._listener.close()
         self._fleet.leave()
         if self._tally.take in self._controller.listeners:
             self._controller.listeners.remove(self._tally.take)
-
-
-def is_loopback(host: str) -> bool:
-    """Is this an address that only this machine can reach?"""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _reserve(host: str, port: int) -> socket.socket:
-    """Bind the port and keep it, so that it is surely ours when Granian binds it too.
-
-    Granian shares its port (SO_REUSEPORT), so it would not notice that another controller listens there already;
-    a bind that does not share would. A socket that only binds takes no connections.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        if port:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, port))
-        held = socket.socket(family, socket.SOCK_STREAM)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind((host, port))
-    except OSError as error:
-        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    return held
 
 
 async def _from_here(request: Request[Any, Any, Any]) -> None:

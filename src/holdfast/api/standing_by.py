@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 
 HEAD_MAX = 16 * 1024
@@ -16,13 +17,13 @@ _ELSE = b'{"type":"about:blank","title":"Service Unavailable","status":503,"deta
 
 
 @contextlib.asynccontextmanager
-async def standing_by(host: str, port: int) -> AsyncIterator[None]:
+async def standing_by(host: str, port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
     """Answer inside the block. Port 0 is nobody's to ask: nothing is opened, and neither where the port is taken."""
     if not port:
         yield
         return
     try:
-        server = await asyncio.start_server(_answer, host, port, limit=HEAD_MAX)
+        server = await asyncio.start_server(_answer, host, port, limit=HEAD_MAX, ssl=tls)
     except OSError:
         yield
         return

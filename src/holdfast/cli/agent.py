@@ -10,6 +10,7 @@ import typer
 from holdfast.agent.process import DEFAULT_KERNEL_LOG, DEFAULT_STATE, AgentOptions, run_agent
 from holdfast.cli.answer import taking
 from holdfast.cli.options import AgentConfigOption, OptionSet
+from holdfast.os.tls import CA_FILE, CERT_FILE, PLAIN_HTTP, Trust
 
 
 class AgentChoices(OptionSet, frozen=True):
@@ -26,8 +27,19 @@ class AgentChoices(OptionSet, frozen=True):
         typer.Option(metavar="FILE", envvar="HOLDFAST_TOKEN_FILE", help="File that holds this agent's token."),
     ] = None
     ca_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate authority of the controller's certificate.")
+        Path | None,
+        typer.Option(metavar="FILE", envvar=CA_FILE, help="Certificate authority of the controller's certificate."),
     ] = None
+    cert_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar=CERT_FILE, help="This node's certificate and key, for a controller that asks."
+        ),
+    ] = None
+    plain_http: Annotated[
+        bool,
+        typer.Option("--plain-http", envvar=PLAIN_HTTP, help="Send the token over plain HTTP beyond this machine."),
+    ] = False
     node: Annotated[str, typer.Option(metavar="NAME", help="Name of this node; default: its short host name.")] = ""
     kernel_log: Annotated[
         Path | None,
@@ -60,5 +72,6 @@ def agent(given: AgentChoices) -> None:
 
     SIGHUP has agent.toml read again.
     """
+    trust = Trust(given.ca_file, given.cert_file, given.plain_http)
     address = "" if given.controller_file is not None else given.controller
-    run_agent(given.fill(AgentOptions, controller=address, rules=tuple(given.rules or ())))
+    run_agent(given.fill(AgentOptions, controller=address, trust=trust, rules=tuple(given.rules or ())))

@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "validate": ("holdfast.cli.validate:app", SERVE, "Say whether nodes are fit to train; find the odd one."),
     "doctor": ("holdfast.cli.doctor:doctor", SERVE, "What of this machine Holdfast can use; what is missing."),
     "controller": ("holdfast.cli.controller:controller", SERVE, "Run the controller."),
-    "token": ("holdfast.cli.token:app", SERVE, "Make, list and revoke tokens for the controller's API."),
+    "token": ("holdfast.cli.token:app", SERVE, "Tokens and certificates for the controller's API."),
     "notify": ("holdfast.cli.notify:app", SERVE, "Notices to people: try the destinations."),
     "slurm-exporter": ("holdfast.cli.slurm_exporter:slurm_exporter", SERVE, "Serve Slurm's figures to Prometheus."),
     "notify-slurm": (

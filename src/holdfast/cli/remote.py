@@ -28,7 +28,7 @@ class RemoteRecords(AsyncClient):
     def __init__(self, link: Link) -> None:
         self._link = link
         try:
-            super().__init__(link.url, link.token, ca_file=link.ca_file, explain=self._said_plainly)
+            super().__init__(link.url, link.token, trust=link.trust, explain=self._said_plainly)
         except httpx.InvalidURL as error:
             raise UsageError(f"{link.said_by}: {link.url!r} is not an address: {error}") from error
 

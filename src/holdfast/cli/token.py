@@ -1,4 +1,4 @@
-"""`holdfast token create|list|revoke`: who may read, report to and command a controller.
+"""`holdfast token create|list|revoke|ca`: who may read, report to and command a controller.
 
 Changes the token book beside the controller (`DIR/controller/tokens`, or `--token-file`), which the controller reads
 again within a second. A token is shown once, when it is made; the book holds its hash. The time is the machine's.
@@ -21,6 +21,7 @@ from holdfast.cli.answer import Answer, answering
 from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.operate import user
 from holdfast.cli.options import ConfigOption, DirOption, OptionSet
+from holdfast.cli.token_ca import CaOptions, made
 from holdfast.errors import NotFoundError, UsageError
 from holdfast.wiring.settings import load_settings
 
@@ -41,7 +42,9 @@ class BookOptions(OptionSet, frozen=True):
 
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Make, list and revoke tokens for the controller's API."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make, list and revoke tokens for the controller's API; make certificates for it.",
 )
 
 
@@ -128,6 +131,22 @@ def revoke(
 
     change_book(book, without)
     return Answer(lambda: form(revoked=gone), lambda: [f"revoked: {', '.join(gone)}"])
+
+
+@app.command()
+@answering
+def ca(
+    *,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Host names and addresses of the controller.")
+    ] = None,
+    wanted: CaOptions,
+) -> Answer:
+    """Make certificates by the site's own authority. Makes the authority, too, where there is none yet.
+
+    Called again, it renews: the controller serves the new certificate without a restart.
+    """
+    return made(names or [], wanted)
 
 
 def _book(at: BookOptions) -> Path:

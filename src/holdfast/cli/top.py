@@ -62,7 +62,7 @@ def top(
 
 
 async def _look(link: Link) -> Picture:
-    async with AsyncClient(link.url, link.token, ca_file=link.ca_file) as client:
+    async with AsyncClient(link.url, link.token, trust=link.trust) as client:
         return await _ask(client)
 
 
@@ -73,7 +73,7 @@ async def _ask(client: AsyncClient) -> Picture:
 
 
 async def _follow(link: Link) -> None:
-    async with AsyncClient(link.url, link.token, ca_file=link.ca_file) as client:
+    async with AsyncClient(link.url, link.token, trust=link.trust) as client:
         picture = await _ask(client)
         with Live(drawn(picture), console=screen.console(), screen=True, auto_refresh=False) as live:
             while True:

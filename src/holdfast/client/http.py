@@ -11,7 +11,6 @@ import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import wraps
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from urllib.parse import quote
@@ -19,7 +18,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from holdfast.errors import ConfigError, HoldfastError, LinkError, NotFoundError, RefusedError, StaleError, WireError
+from holdfast.errors import HoldfastError, LinkError, NotFoundError, RefusedError, StaleError, WireError
 from holdfast.model.answers import (
     CommandAnswer,
     CommandRequest,
@@ -33,6 +32,7 @@ from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent, Command
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import WIRE_VERSION, Beat, BeatAnswer, IngestAnswer, decode, decode_event, encode
+from holdfast.os.tls import DEFAULT_TRUST, Trust
 from holdfast.ports import Sample
 
 P = ParamSpec("P")
@@ -42,6 +42,8 @@ TIMEOUT_S = 10.0
 KEEP_S = 20.0
 """An idle connection is kept for two beats of an agent: not every beat opens one. The server waits longer."""
 PAGE = 1000
+BROKEN = (httpx.HTTPError, ssl.SSLError)
+"""What httpx raises; an alert of the other side in the middle of a request passes through it as it is."""
 QUIET_S = 60.0
 """A stream says something at least every 15 s; one that is silent for longer is cut off."""
 
@@ -53,14 +55,15 @@ class AsyncClient:
         url: such as `http://127.0.0.1:8470`.
         token: bearer token; empty: none is sent.
         timeout_s: for one request, beyond any wait that the request itself asks for.
-        ca_file: certificate authority that the controller's certificate is checked against.
+        trust: certificates, and whether a token may cross a network unencrypted.
         transport: another httpx transport, for tests.
         page: records that are asked for at once.
         explain: makes of each error what is raised instead.
 
     Every method raises LinkError when the controller cannot be reached or says that it cannot now, RefusedError when
     the token does not suffice, NotFoundError for what does not exist, StaleError for a record that has changed since,
-    WireError for what it cannot understand.
+    WireError for what it cannot understand. Making one raises RefusedError where the token would go over plain HTTP to
+    another machine and `trust` does not allow it, ConfigError for certificates that cannot be read.
     """
 
     def __init__(
@@ -69,11 +72,12 @@ class AsyncClient:
         token: str = "",
         *,
         timeout_s: float = TIMEOUT_S,
-        ca_file: Path | None = None,
+        trust: Trust = DEFAULT_TRUST,
         transport: httpx.AsyncBaseTransport | None = None,
         page: int = PAGE,
         explain: Callable[[HoldfastError], HoldfastError] = lambda error: error,
     ) -> None:
+        trust.check(url, token)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
@@ -87,7 +91,8 @@ class AsyncClient:
             limits=httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=KEEP_S),
             transport=transport,
             trust_env=False,
-            verify=_trust(ca_file) if ca_file is not None else True,
+            verify=trust.context(),
+            follow_redirects=False,  # a token goes to the address that it was given for, and to no other
         )
 
     async def __aenter__(self) -> Self:
@@ -186,7 +191,7 @@ class AsyncClient:
                 async for line in got.aiter_lines():
                     if line.startswith("data: "):
                         yield decode_event(line.removeprefix("data: "))
-        except httpx.HTTPError as error:
+        except BROKEN as error:
             raise LinkError(f"the stream of {self.url} broke: {str(error) or type(error).__name__}") from error
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
@@ -199,7 +204,7 @@ class AsyncClient:
         """Is the controller ready and well? False, too, when it cannot be reached."""
         try:
             response = await self._http.get("/healthz")
-        except httpx.HTTPError:
+        except BROKEN:
             return False
         return response.status_code == httpx.codes.OK
 
@@ -287,19 +292,12 @@ class AsyncClient:
             response = await self._http.request(
                 method, path, content=content, params=params, headers=headers, timeout=self._timeout_s + wait_s
             )
-        except httpx.HTTPError as error:
+        except BROKEN as error:
             said = f"the controller at {self.url} cannot be reached: {str(error) or type(error).__name__}"
             raise self._explain(LinkError(said)) from error
         if response.is_success:
             return response
         raise self._explain(_error(response))
-
-
-def _trust(ca_file: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=str(ca_file))
-    except OSError as error:
-        raise ConfigError(f"the certificate authority cannot be read: {error}", file=str(ca_file)) from error
 
 
 def _part(name: str) -> str:
@@ -314,6 +312,8 @@ def _error(response: httpx.Response) -> HoldfastError:
     except msgspec.DecodeError:
         detail = response.reason_phrase
     status = response.status_code
+    if response.is_redirect:
+        return WireError(f"the answer sends us elsewhere ({status}): a controller does not; no token was sent there")
     if status in {401, 403}:
         return RefusedError(detail)
     if status == httpx.codes.NOT_FOUND:
@@ -348,8 +348,10 @@ class Client:
     ...     print([job.name for job in client.state().jobs])
     """
 
-    def __init__(self, url: str, token: str = "", *, timeout_s: float = TIMEOUT_S, ca_file: Path | None = None) -> None:
-        self._client = AsyncClient(url, token, timeout_s=timeout_s, ca_file=ca_file)
+    def __init__(
+        self, url: str, token: str = "", *, timeout_s: float = TIMEOUT_S, trust: Trust = DEFAULT_TRUST
+    ) -> None:
+        self._client = AsyncClient(url, token, timeout_s=timeout_s, trust=trust)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-client", daemon=True)
 

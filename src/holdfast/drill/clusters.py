@@ -34,6 +34,7 @@ from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
 from holdfast.lab.wire import write_program
+from holdfast.os.tls import PLAIN_HTTP
 
 KUBERNETES = "kubernetes-lab"
 """The cluster's name in a Kubernetes lab."""
@@ -125,7 +126,8 @@ async def _embedded(wanted: StageSettings, boot_s: float, up_limit_s: float) -> 
         yield Up(
             queue=queue,
             breaker=queue.breaker,
-            words=["--listen", "127.0.0.1:0"],
+            # The site's own file, with its certificate and its notices, is not for an embedded cluster.
+            words=["--config", os.devnull, "--listen", "127.0.0.1:0"],
             environment={processes.CLUSTER_MARK: str(folder)},
             places={"{scratch}": f"{folder}/nodes/node01/tmp"},
             until_up=lambda: running.until_up(limit_s=up_limit_s),
@@ -214,6 +216,7 @@ async def _slurm(wanted: StageSettings, boot_s: float, up_limit_s: float) -> Asy
         exports = {
             "HOLDFAST_CONTROLLER_FILE": f"{folder}/controller/controller.json",
             "HOLDFAST_TOKEN_FILE": f"{folder}/controller/agent-token",
+            PLAIN_HTTP: "1",
             **in_every_job(folder),
         }
         if not lab.facts.settings.netns:

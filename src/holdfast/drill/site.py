@@ -74,7 +74,7 @@ class SiteStage:
             settings.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"[drill.site] folder: {settings.folder} cannot be made here: {error.strerror}") from error
-        self._eyes = ControllerEyes(settings.url, settings.token, ca_file=settings.ca_file)
+        self._eyes = ControllerEyes(settings.url, settings.token, trust=settings.trust)
         self._ending.push_async_callback(self._eyes.close)
         if not await self._eyes.healthy():
             raise LinkError(f"the controller at {settings.url} does not answer, or does not see its cluster")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from holdfast.os.tls import Trust
+
 
 class SiteConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[drill.site]`: the job that `holdfast drill run --on site` breaks, as this cluster wants its jobs."""
@@ -62,4 +64,4 @@ class SiteSettings(Struct, frozen=True, kw_only=True):
     url: str = ""
     """The controller, and the token of an operator."""
     token: str = ""
-    ca_file: Path | None = None
+    trust: Trust = Trust()

@@ -18,6 +18,7 @@ from holdfast.lab.settings import LabFacts
 from holdfast.lab.waiting import ends, wait_gone, wait_until
 from holdfast.lab.wire import ask
 from holdfast.os.programs import Command, run_blocking
+from holdfast.os.tls import PLAIN_HTTP
 
 KEPT_ENV = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 """What daemons get of the starter's environment; SLURM_* and HOLDFAST_* would mislead them."""
@@ -118,7 +119,8 @@ class SlurmDaemons:
 
     def _with_slurm(self, kept: dict[str, str]) -> dict[str, str]:
         path = packages.search_path(kept.get("PATH", os.defpath))
-        return {**kept, "PATH": path, "SLURM_CONF": str(self._facts.conf)}
+        # The lab's network is on this machine, so its launchers and agents may send tokens over plain HTTP.
+        return {**kept, "PATH": path, "SLURM_CONF": str(self._facts.conf), PLAIN_HTTP: "1"}
 
     def _spawn(self, name: str, argv: list[str], out: Path, **extra: str) -> None:
         env = self._with_slurm(daemon_environment()) | extra

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from holdfast.errors import LinkError, UsageError
 from holdfast.os.files import write_whole
+from holdfast.os.tls import CA_FILE
 
 FOLDER = "pods"
 POLL_S = 0.05
@@ -27,7 +28,7 @@ RANKS = ("HOLDFAST_NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
 TOKEN_FILE = Path("/var/run/secrets/holdfast/token")
 """Where a pod's manifest mounts its token for the audience `holdfast` (docs/kubernetes.md)."""
 SERVICE = "http://holdfast.holdfast.svc:8470"
-"""The Service of deploy/kubernetes: the controller that leads."""
+"""The Service of deploy/kubernetes: the controller that leads; by https where `ca.crt` is mounted beside the token."""
 
 
 def reporting(environ: Mapping[str, str], token_file: Path = TOKEN_FILE) -> dict[str, str]:
@@ -37,6 +38,10 @@ def reporting(environ: Mapping[str, str], token_file: Path = TOKEN_FILE) -> dict
         found["HOLDFAST_TOKEN_FILE"] = str(token_file)
         if not found.get("HOLDFAST_CONTROLLER") and not found.get("HOLDFAST_CONTROLLER_FILE"):
             found["HOLDFAST_CONTROLLER"] = SERVICE
+            ca_file = token_file.with_name("ca.crt")
+            if ca_file.is_file():
+                found["HOLDFAST_CONTROLLER"] = SERVICE.replace("http:", "https:")
+                found.setdefault(CA_FILE, str(ca_file))
     return found
 
 

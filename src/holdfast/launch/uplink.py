@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError, LinkError, RefusedError, WireError
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder
 from holdfast.model.wire import Beat
+from holdfast.os.tls import DEFAULT_TRUST, Trust, trust_of
 
 if TYPE_CHECKING:
     from holdfast.client import AsyncClient
@@ -36,24 +37,39 @@ class ControllerLine:
         url: fixed address; empty when `file` names where it stands.
         file: a `controller.json`.
         token_file: bearer token, read anew with each connection; None: no token.
+        trust: certificates, read anew with each connection.
     """
 
-    def __init__(self, *, url: str = "", file: Path | None = None, token_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        url: str = "",
+        file: Path | None = None,
+        token_file: Path | None = None,
+        trust: Trust = DEFAULT_TRUST,
+    ) -> None:
         self._url = url
         self._file = file
         self._token_file = token_file
+        self._trust = trust
         self._client: AsyncClient | None = None
         self.no_token = ""
         """Why the token file gave none, for people; empty where it gave one, or none is named."""
 
     async def client(self) -> AsyncClient:
-        """The client. Raises LinkError when no controller is known yet."""
+        """The client.
+
+        Raises:
+            LinkError: no controller is known yet.
+            ConfigError: a certificate cannot be read.
+            RefusedError: the token would cross a network unencrypted.
+        """
         url = self._url or self._read_url()
         from holdfast.client import AsyncClient  # noqa: PLC0415 - HTTP is not loaded where there is no controller
 
         if self._client is None or self._client.url != url.rstrip("/"):
             await self.close()
-            self._client = AsyncClient(url, self._token())
+            self._client = AsyncClient(url, self._token(), trust=self._trust)
         return self._client
 
     def _read_url(self) -> str:
@@ -87,9 +103,9 @@ def controller_line(environ: Mapping[str, str]) -> ControllerLine | None:
     token_file = Path(token) if token else None
     named = environ.get("HOLDFAST_CONTROLLER", "")
     if named.startswith(("http://", "https://")):
-        return ControllerLine(url=named, token_file=token_file)
+        return ControllerLine(url=named, token_file=token_file, trust=trust_of(environ))
     file = named or environ.get("HOLDFAST_CONTROLLER_FILE", "")
-    return ControllerLine(file=Path(file), token_file=token_file) if file else None
+    return ControllerLine(file=Path(file), token_file=token_file, trust=trust_of(environ)) if file else None
 
 
 class Contact:

@@ -36,10 +36,12 @@ from holdfast.api.auth import ensure_tokens
 from holdfast.api.standing_by import standing_by
 from holdfast.cockpit import Cockpit, router
 from holdfast.controller import Controller
-from holdfast.drill.calendar import Calendar, checked
+from holdfast.drill.calendar import Calendar
+from holdfast.drill.calendar import checked as checked_calendar
 from holdfast.errors import HoldfastError, JournalBusyError, JournalError, UsageError
 from holdfast.model.events import PolicyLoaded
 from holdfast.os.files import locked, write_whole
+from holdfast.os.tls import checked, server_context
 from holdfast.ports import Notifier
 from holdfast.wiring.engines import Engines
 from holdfast.wiring.notices import FleetFacts, make_outbox
@@ -53,7 +55,7 @@ from holdfast.wiring.orchestrators import (
     witness_of,
 )
 from holdfast.wiring.repairs import make_repairs
-from holdfast.wiring.settings import Config, Settings
+from holdfast.wiring.settings import Config, Settings, tls_files
 from holdfast.wiring.traces import make_exporter, traced
 from holdfast.wiring.turns import holder_name, lead, mirrored, open_patiently, pod_role
 
@@ -92,7 +94,7 @@ def calendar_of(settings: Settings) -> Calendar:
     """The calendar of drills. One that cannot be used is said on the page: a cluster is kept all the same."""
     drill = settings.config.drill
     try:
-        return checked(drill.schedule, settings.path(drill.results))
+        return checked_calendar(drill.schedule, settings.path(drill.results))
     except UsageError as error:
         return Calendar(wrong=str(error))
 
@@ -159,6 +161,9 @@ async def serve(options: Options) -> None:
     policies, toml = read_policy(options.policy, presets)
     exporter = make_exporter(config.traces, options.settings.path(config.traces.headers_file))
 
+    tls = tls_files(options.settings)
+    if tls is not None:
+        checked(tls)  # a standby says so at its start, not when it is needed
     engines = Engines(policies, presets)
     slurm, topology = placed_slurm(options.settings), topology_of(options.settings)
     orchestrator = make_orchestrator(options.cluster, options.folder, slurm, config.kubernetes)
@@ -201,6 +206,7 @@ async def serve(options: Options) -> None:
             sessions=cockpit.sessions,
             collectors=[outbox],
             reviewer=(reviewer := make_reviewer(config.kubernetes)),
+            tls=tls,
         )
         facts.fleet = cockpit.fleet
         async with outbox, traced(the_controller, exporter, config.traces.cluster):
@@ -217,7 +223,7 @@ async def until_ended(
     the_controller: Controller, api: ApiServer, cockpit: Cockpit, options: Options, toml: str
 ) -> None:
     """Run the controller; once it is ready, serve the API with the cockpit and say where."""
-    kubernetes = options.settings.config.kubernetes
+    kubernetes, tls = options.settings.config.kubernetes, tls_files(options.settings)
     work = lead(
         the_controller,
         journal=options.journal,
@@ -231,7 +237,7 @@ async def until_ended(
     try:
         async with (
             pod_role(options.pod, "standby", kubeconfig),
-            standing_by(options.host, options.port if options.standby else 0),
+            standing_by(options.host, options.port if options.standby else 0, server_context(tls) if tls else None),
         ):
             await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

@@ -43,5 +43,5 @@ def site_of(config: Path | None) -> SiteSettings:
         folder=folder.absolute(),
         url=link.url,
         token=link.token,
-        ca_file=link.ca_file,
+        trust=link.trust,
     )

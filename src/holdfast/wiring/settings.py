@@ -25,8 +25,12 @@ from holdfast.drill.site_settings import SiteConfig
 from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.model.toml_lines import build, config_error, load_toml
 from holdfast.model.wire import ControllerAddress
+from holdfast.os.tls import TlsFiles, Trust, trust_of
 from holdfast.wiring import settings_places
 from holdfast.wiring.settings_places import FILE_NAME, is_found, named_file, places, read_found
+
+CA_NAME = "ca.pem"
+"""The certificate authority of `holdfast token ca` in a controller's folder: what is read there is trusted by it."""
 
 
 class ReportConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +66,17 @@ class TracesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The cluster's name in the traces; default: as the journal's jobs have it."""
 
 
+class TlsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[tls]`: the certificate that the controller serves with. PEM files, read again when they change."""
+
+    cert: str = ""
+    """The certificate, then those between it and its authority."""
+    key: str = ""
+    """Its key, without a password."""
+    client_ca: str = ""
+    """Only clients with a certificate of this authority are let in (mTLS)."""
+
+
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `holdfast.toml` may say. Paths are relative to the file's own folder."""
 
@@ -70,7 +85,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     token_file: str = ""
     """File that holds the token for it, mode 0600."""
     ca_file: str = ""
-    """Certificate authority that the controller's certificate is checked against."""
+    """Certificate authority that the controller's certificate is checked against; HOLDFAST_CA_FILE wins."""
+    cert_file: str = ""
+    """A client's certificate and key in one PEM file, where the controller asks for one; HOLDFAST_CERT_FILE wins."""
+    plain_http: bool = False
+    """Tokens may cross the network unencrypted; so says HOLDFAST_PLAIN_HTTP=1, too."""
+    tls: TlsConfig = TlsConfig()
     dir: str = ""
     """Folder of an embedded cluster, in place of `controller` and `token_file`."""
     policy: str = ""
@@ -130,7 +150,7 @@ class Link(Struct, frozen=True):
 
     url: str
     token: str = ""
-    ca_file: Path | None = None
+    trust: Trust = Trust()
     said_by: str = ""
     """Where the address came from, for error messages."""
     no_token: str = ""
@@ -184,10 +204,10 @@ def find_controller(*, cluster_dir: Path | None = None, url: str | None = None, 
     if cluster_dir is not None and url is not None:
         raise UsageError("--dir and --url name two controllers: give one of them")
     if cluster_dir is not None and config is None:
-        return _of_folder(cluster_dir, "--dir")
+        return _of_folder(cluster_dir, "--dir", Settings(Config()))
     settings = load_settings(config)
     if cluster_dir is not None:
-        return _of_folder(cluster_dir, "--dir")
+        return _of_folder(cluster_dir, "--dir", settings)
     named = os.environ.get("HOLDFAST_CONTROLLER", "")
     if url is not None or named:
         return _of_url(url or named, "--url" if url is not None else "HOLDFAST_CONTROLLER", settings)
@@ -195,7 +215,7 @@ def find_controller(*, cluster_dir: Path | None = None, url: str | None = None, 
         return _of_url(settings.config.controller, str(settings.file), settings)
     folder = settings.path(settings.config.dir)
     if folder is not None:
-        return _of_folder(folder, str(settings.file))
+        return _of_folder(folder, str(settings.file), settings)
     raise LinkError(
         "no controller is named: give --dir CLUSTER_DIR or --url URL, set HOLDFAST_CONTROLLER, or write "
         f'`controller = "http://..."` into {FILE_NAME}{_hint()}'
@@ -208,7 +228,7 @@ def _hint() -> str:
     return f"; an embedded cluster is at --dir {folder}" if (folder / "controller" / "controller.json").exists() else ""
 
 
-def _of_folder(folder: Path, said_by: str) -> Link:
+def _of_folder(folder: Path, said_by: str, settings: Settings) -> Link:
     facts = folder / "controller" / "controller.json"
     try:
         text = facts.read_bytes()
@@ -228,7 +248,11 @@ def _of_folder(folder: Path, said_by: str) -> Link:
         raise ConfigError(f"is not a controller's file: {error}", file=str(facts)) from error
     token = folder / "controller" / "token"
     _check_inside(token, folder / "controller")
-    return Link(url, read_token(token, missing_ok=True), None, f"{said_by} {folder}")
+    trust = _trust(settings)
+    own_ca = folder / "controller" / CA_NAME
+    if trust.ca_file is None and own_ca.exists():
+        trust = Trust(own_ca, trust.cert_file, trust.plain_http)
+    return Link(url, read_token(token, missing_ok=True), trust, f"{said_by} {folder}")
 
 
 def _of_url(url: str, said_by: str, settings: Settings) -> Link:
@@ -237,8 +261,31 @@ def _of_url(url: str, said_by: str, settings: Settings) -> Link:
     url = url.rstrip("/")
     path, why_not = _token_for(url, said_by, settings)
     token = read_token(path) if path is not None else ""
-    ca_file = settings.path(settings.config.ca_file) if _is_of(url, said_by, settings) else None
-    return Link(url, token, ca_file, said_by, why_not)
+    return Link(
+        url, token, _trust(settings if _is_of(url, said_by, settings) else Settings(Config())), said_by, why_not
+    )
+
+
+def _trust(settings: Settings) -> Trust:
+    """What the file says of its controller, below what the environment says."""
+    config = settings.config
+    said = Trust(settings.path(config.ca_file), settings.path(config.cert_file), config.plain_http)
+    return trust_of(os.environ, said)
+
+
+def tls_files(settings: Settings) -> TlsFiles | None:
+    """What the controller serves with; None: plain HTTP.
+
+    Raises:
+        ConfigError: a certificate without a key, or the other way round.
+    """
+    said = settings.config.tls
+    cert, key = settings.path(said.cert), settings.path(said.key)
+    if cert is None and key is None and not said.client_ca:
+        return None
+    if cert is None or key is None:
+        raise ConfigError("[tls] needs both `cert` and `key`", file=str(settings.file))
+    return TlsFiles(cert, key, settings.path(said.client_ca))
 
 
 def _token_for(url: str, said_by: str, settings: Settings) -> tuple[Path | None, str]:

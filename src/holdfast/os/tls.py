@@ -1,0 +1,208 @@
+"""TLS as both sides of the API have it: the certificate that is served, and whom a client believes.
+
+`client/http.py` asks `Trust` for every connection; `api/listener.py` has `checked` judge a certificate at the start and
+when a file has changed. A pair counts as good when a TLS handshake with it succeeds in memory: that finds a key of
+another certificate, and one that is over, without a parser of our own. Settings are read by every command, so this
+imports little. No time passes here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from holdfast.errors import ConfigError, RefusedError
+
+CA_FILE, CERT_FILE, PLAIN_HTTP = "HOLDFAST_CA_FILE", "HOLDFAST_CERT_FILE", "HOLDFAST_PLAIN_HTTP"
+_OVER, _NOT_YET = 10, 9
+"""X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL."""
+
+
+class Trust(Struct, frozen=True):
+    """What holds for one controller."""
+
+    ca_file: Path | None = None
+    """Certificate authority that the controller's certificate is checked against; None: those of the system."""
+    cert_file: Path | None = None
+    """This client's certificate and its key in one PEM file, for a controller that asks for one."""
+    plain_http: bool = False
+    """The site allows tokens to cross its network unencrypted."""
+
+    def check(self, url: str, token: str) -> None:
+        """Raise RefusedError where the token would cross a network unencrypted and the site does not allow it."""
+        where = urlsplit(url)
+        if token and where.scheme != "https" and not self.plain_http and not is_loopback(where.hostname or ""):
+            raise RefusedError(
+                f"no token is sent to {url} over plain HTTP, where others can read it: have the controller serve "
+                f"https ([tls] of its holdfast.toml), or allow it by {PLAIN_HTTP}=1 or `plain_http = true`"
+            )
+
+    def context(self) -> ssl.SSLContext | bool:
+        """What httpx takes as `verify`; host names are checked in any case.
+
+        Raises:
+            ConfigError: a file cannot be read, or does not hold what it should.
+        """
+        if self.ca_file is None and self.cert_file is None:
+            return True
+        ca_file = str(self.ca_file) if self.ca_file is not None else None
+        try:
+            context = ssl.create_default_context(cafile=ca_file)
+        except OSError as error:
+            raise ConfigError(f"the certificate authority cannot be read: {error}", file=str(ca_file)) from error
+        if self.cert_file is not None:
+            try:
+                context.load_cert_chain(self.cert_file, password=_none)
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"is not a PEM file with a certificate and its key without a password: {error}",
+                    file=str(self.cert_file),
+                ) from error
+        return context
+
+    def stamp(self) -> tuple[int, ...]:
+        """Another value once one of the files was replaced."""
+        return tuple(_changed(path) for path in (self.ca_file, self.cert_file) if path is not None)
+
+
+DEFAULT_TRUST = Trust()
+"""The system's authorities; no token over plain HTTP beyond this machine."""
+
+
+def trust_of(environ: Mapping[str, str], otherwise: Trust = DEFAULT_TRUST) -> Trust:
+    """What the environment names, each in place of what holds otherwise."""
+    ca_file, cert_file = environ.get(CA_FILE, ""), environ.get(CERT_FILE, "")
+    return Trust(
+        Path(ca_file) if ca_file else otherwise.ca_file,
+        Path(cert_file) if cert_file else otherwise.cert_file,
+        otherwise.plain_http or environ.get(PLAIN_HTTP, "") == "1",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Is this an address that only this machine can reach?"""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _none() -> str:
+    """A password that nobody is asked for: a service starts unattended."""
+    raise ValueError("the key is protected by a password")
+
+
+class TlsFiles(Struct, frozen=True):
+    """Where the certificate stands, all PEM."""
+
+    cert: Path
+    """The controller's certificate, then those between it and its authority."""
+    key: Path
+    client_ca: Path | None = None
+    """Only clients with a certificate of this authority are let in."""
+
+    def stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """Another value once a file was replaced or written, links followed."""
+        return tuple(_stamp(path) for path in (self.cert, self.key, self.client_ca) if path is not None)
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """A context that serves with these files.
+
+    Raises:
+        ConfigError: one is missing, cannot be read or holds something else; the key is another certificate's, or
+            protected by a password; the certificate is over, or not valid yet. Says which file.
+    """
+    _pem(files.cert, "CERTIFICATE")
+    key = _pem(files.key, "PRIVATE KEY")
+    if "ENCRYPTED" in key:
+        raise ConfigError(
+            "the key is protected by a password, and a controller starts unattended: take it off with "
+            f"`openssl pkey -in {files.key} -out NEW_KEY`",
+            file=str(files.key),
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(files.cert, files.key)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(f"is not the key of the certificate {files.cert}", file=str(files.key)) from error
+        raise ConfigError(f"certificate and key cannot be used: {error}", file=str(files.cert)) from error
+    if files.client_ca is not None:
+        _pem(files.client_ca, "CERTIFICATE")
+        try:
+            context.load_verify_locations(files.client_ca)
+        except ssl.SSLError as error:
+            raise ConfigError(f"is not a certificate authority: {error}", file=str(files.client_ca)) from error
+    return context
+
+
+def checked(files: TlsFiles) -> str:
+    """Check that the files can be served with; until when the certificate is valid, as OpenSSL writes it.
+
+    Raises:
+        ConfigError: see `server_context`.
+    """
+    server = server_context(files)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(files.cert)
+    try:
+        return str(_shaken(client, server)["notAfter"])
+    except ssl.SSLCertVerificationError as error:
+        why = {_OVER: "has expired", _NOT_YET: "is not valid yet"}.get(
+            error.verify_code, f"cannot be used: {error.verify_message}"
+        )
+        raise ConfigError(f"the certificate {why}", file=str(files.cert)) from error
+    except ssl.SSLError as error:
+        raise ConfigError(f"the certificate cannot be used: {error}", file=str(files.cert)) from error
+
+
+def _shaken(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, object]:
+    """The certificate that a client sees in a handshake in memory. Raises SSLError where it does not come about."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(to_client, to_server)
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(4):
+        for side in (ours, theirs):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return dict(ours.getpeercert() or {})
+
+
+def _pem(path: Path, what: str) -> str:
+    try:
+        text = path.read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        raise ConfigError("there is no such file", file=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    if f"{what}-----" not in text:
+        raise ConfigError(f"holds no {what.lower()} in PEM form", file=str(path))
+    return text
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_mtime_ns, found.st_ino, found.st_size
