@@ -395,6 +395,22 @@ def test_progress_that_is_told_before_its_attempts_start_counts():
     assert play.j.requeues == 0
 
 
+def test_progress_of_an_attempt_whose_start_was_never_told_of_counts():
+    """It was restarted in place meanwhile, and the word of that came first."""
+    play = Play(limits=Limits(max_requeues=1)).running()
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    play.job(state=S.RUNNING, nodes=NODES)
+    play.start(2, restart_count=1, in_place=1)
+    assert (play.state, play.j.requeues) == (JobState.PROVING, 1)
+    play.checkpoint(1, 200)
+    assert play.j.requeues == 0
+
+
 def test_late_words_of_the_attempt_before_the_charge_give_nothing_back():
     """What attempt 0 saved before it was stopped is no progress since the requeue that followed."""
     play = cut_off()

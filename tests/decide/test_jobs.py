@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.errors import EXIT_DO_NOT_REQUEUE
@@ -231,6 +232,23 @@ def test_a_person_who_holds_the_released_job_is_respected(play):
     assert play.opened(o.ReleaseJob) == []
     play.job(state=S.PENDING)
     assert play.state is JobState.RELEASED
+
+
+@pytest.mark.parametrize(("looked_s", "done"), [(-1.0, False), (1.0, True)])
+def test_a_release_that_is_seen_although_its_hold_never_was_is_done(play, looked_s, done):
+    """We look only now and then: the hold came and went in between. Tried again, it would undo a person's hold.
+
+    A look from before the release was ordered may show what the scheduler had queued before we held it.
+    """
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.settle()
+    play.done(o.SetExcluded)
+    view = replace(play.j.view, state=S.PENDING, restart_count=1, nodes=())
+    play.do(e.JobObserved, at=play.now + 2.0, seen_at=play.now + looked_s, job=view)
+    assert bool(play.opened(o.ReleaseJob)) is not done
+    play.job(state=S.HELD)
+    assert play.j.held_by == ("a person" if done else "")
 
 
 def test_a_late_held_view_after_release_is_not_a_persons_hold(play):

@@ -651,3 +651,14 @@ def test_what_comes_after_an_exclusion_is_lifted_goes_on(play):
     assert kinds(play.done(o.SetExcluded)) == []
     play.job(state=S.RUNNING, nodes=NODES, excluded=(), reason="")
     assert play.state is JobState.RESTARTING
+
+
+def test_an_exclusion_is_lifted_also_when_a_person_lets_the_job_go_before_that_was_done(play):
+    """A person holds the waiting job, its node becomes clean, and they let go: our order that lifts it is not lost."""
+    waits_for_nodes(play)
+    play.job(state=S.HELD)
+    play.say(e.Command.CONFIRM_HEALTHY, node="n2")
+    assert play.open(o.SetExcluded).nodes == ()
+    play.job(state=S.PENDING)
+    assert play.state is JobState.RELEASED
+    assert play.open(o.SetExcluded).nodes == ()

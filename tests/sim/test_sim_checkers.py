@@ -340,6 +340,16 @@ def test_a_start_after_a_cancel_is_found(tale):
     assert len([one for one in judged(tale.history) if one.judge == "no_restart_after_cancel"]) == 2
 
 
+@pytest.mark.parametrize(("restart_count", "complaints"), [(0, {"no_restart_after_cancel"}), (1, set())])
+def test_a_start_after_a_cancel_may_be_known_by_its_launcher_alone(tale, restart_count, complaints):
+    """A person queued it once more while the scheduler could not be read. The launcher that was cancelled is no start."""
+    tale.job(SchedulerState.CANCELLED)
+    tale.event(e.LauncherAttached, job=JOB, restart_count=restart_count, nodes=("n2",))
+    tale.event(e.TimerFired, order(o.RequeueHeld, "c20", restart_count=1), timer="x")
+    judges = {one.judge for one in judged(tale.history)}
+    assert judges & {"no_restart_after_cancel"} == complaints
+
+
 def test_an_old_attempt_that_writes_beside_the_new_one_is_found(tale):
     """Its epoch is below the newest one's."""
     tale.deed(Wrote, job=JOB, epoch=1, step=30)

@@ -130,7 +130,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
     if state is JobState.STOPPING and turn.orders.under_way(job.about, o.RequeueHeld):
         return
     if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
-        if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD and job.in_queue:
+        if view.state is SchedulerState.PENDING and job.in_queue and _is_let_go(turn, job, old):
             # Our release's effect is seen before its outcome: tried again later, it would undo a person's hold.
             turn.orders.complete(job.about, "it is seen released", o.ReleaseJob)
             restart.released(turn, job)
@@ -156,6 +156,16 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
         return
     else:
         restart.adopt(turn, job, "it was requeued already, by the scheduler or a person")
+
+
+def _is_let_go(turn: Turn, job: JobRecord, old: JobView) -> bool:
+    """Is a job that is seen queued without a hold released, and not yet to be held?
+
+    Slurm may queue it before we hold it. Our release is ordered when the hold is confirmed, so a look that began after
+    that saw no time before the hold.
+    """
+    looked_since = any(turn.said_at > record.issued_at for record in turn.orders.about(job.about, o.ReleaseJob))
+    return old.state is SchedulerState.HELD or looked_since
 
 
 def _held_by_person(turn: Turn, job: JobRecord) -> None:

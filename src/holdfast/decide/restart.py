@@ -37,8 +37,8 @@ from holdfast.model.records import (
 
 _IN_QUEUE = frozenset({JobState.HELD, JobState.RELEASED, JobState.WAITING_FOR_NODES})
 _UNFENCED = frozenset({NodeState.SUSPECT, NodeState.QUARANTINED})
-_NOT_YET_CHARGED = frozenset({JobState.STOPPING, JobState.EVACUATING, JobState.DIAGNOSING})
-"""The attempt is to end or has ended, and the restart that follows has not been counted yet."""
+_JUST_CHARGED = _IN_QUEUE | {JobState.IN_PLACE}
+"""The restart that follows has been counted, and the attempt that it leads to has hardly begun."""
 
 
 def asked_for(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
@@ -288,7 +288,7 @@ def go_on_from_hold(turn: Turn, job: JobRecord) -> None:
         return
     exclude_unfenced(turn, job)
     wait(turn, job)
-    if set(job.excluded) - set(job.view.excluded) or outdated_exclusions(job):
+    if set(job.excluded) - set(job.view.excluded) or job_record.outdated_exclusions(job):
         ask_exclusions(turn, job, incident)
     else:
         release(turn, job)
@@ -374,6 +374,8 @@ def adopt(turn: Turn, job: JobRecord, why: str) -> None:
     if incident is not None:
         turn.stamp(incident, Mark.STOPPED)
         turn.stamp(incident, Mark.REQUEUED)
+        if job.view.state not in RUNS and job_record.outdated_exclusions(job):
+            ask_exclusions(turn, job, incident)
     wait(turn, job)
 
 
@@ -400,11 +402,6 @@ def exclude_unfenced(turn: Turn, job: JobRecord) -> None:
     exclude(turn, job, sorted(name for name in names if is_known(turn, name)))
 
 
-def outdated_exclusions(job: JobRecord) -> set[str]:
-    """Nodes that we had the scheduler keep it off, and that are fit for it again."""
-    return (set(job.excluded_asked) - set(job.excluded)) & set(job.view.excluded)
-
-
 def ask_exclusions(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """Have the scheduler keep it off exactly these nodes."""
     turn.orders.withdraw(job.about, "other nodes are to be left by now", o.SetExcluded)
@@ -416,7 +413,7 @@ def ask_exclusions(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None
             incident.id,
             Remedy.REQUEUE,
             incident.diagnosis.summary if incident.diagnosis is not None else "",
-            nodes=job.excluded_asked,
+            nodes=tuple(sorted(job.excluded)),
         )
     )
 
@@ -444,7 +441,7 @@ def _allow(turn: Turn, job: JobRecord, names: list[str]) -> None:
         return
     job_record.readmit(job, names)
     turn.tell_all(incident, job, f"it may use {story.listed(names)} again.")
-    if outdated_exclusions(job):
+    if job_record.outdated_exclusions(job):
         ask_exclusions(turn, job, incident)
 
 
@@ -479,7 +476,7 @@ def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> Non
     if newest is not None and newest.resumed_from is None and newest.durable_step is None:
         job_record.resumed_at(turn, job, step)  # nothing told where it began: no later than here
     passed = step > job_record.to_pass(job)
-    since = passed and record is not None and _is_since_the_last_charge(job, record, attempt)
+    since = passed and record is not None and not job.over and _is_since_the_last_charge(job, record, attempt)
     beyond = newest is not None and (passed if newest.began_at is None else step > newest.began_at)
     job_record.keep_durable(turn, job, newest, step, progress=since)
     if job.state is JobState.PROVING and beyond and turn.policy_of(job).proof is Proof.FIRST_CHECKPOINT:
@@ -505,16 +502,16 @@ def _is_since_the_last_charge(job: JobRecord, newest: AttemptRecord, attempt: in
     """Was it made after the last restart that was charged? A launcher that was cut off tells of it when it is heard.
 
     A restart is charged when the end of the attempt before it is diagnosed. So words of the attempt that is being ended
-    count; of one that was charged already they do not. A word that overtook the start of its attempt is of one that
-    came after the charge. The job's epoch says nothing here: a release that came to no attempt raises it, too.
+    count; of one that was charged already they do not. Of an attempt whose start nobody has told of only the number is
+    known: a word that overtook the start of its attempt is of one that came after the charge. The job's epoch says
+    nothing here: a release that came to no attempt raises it, too.
     """
-    if job.state in {JobState.WATCHING, JobState.PROVING}:
-        return attempt >= newest.number
-    if attempt > newest.number:
-        return job.state in _NOT_YET_CHARGED or job.state is JobState.RESTARTING
-    if attempt < newest.number or job.state not in _NOT_YET_CHARGED:
-        return False
-    return (newest.restart_count, newest.number) > job.charged
+    told = job.numbered(attempt)
+    if told is not None:
+        return (told.restart_count, told.number) > job.charged
+    if attempt < newest.number:
+        return attempt > job.charged[1]
+    return job.state not in _JUST_CHARGED
 
 
 def _progress(turn: Turn, job: JobRecord, why: str) -> None:

@@ -236,7 +236,7 @@ class JobRecord(Struct, omit_defaults=True):
     excluded: tuple[str, ...] = ()
     """Nodes that Holdfast keeps it off."""
     excluded_asked: tuple[str, ...] = ()
-    """Nodes that its newest `SetExcluded` named: what the scheduler was asked for may outlive its reason."""
+    """Nodes that a `SetExcluded` named and that may be excluded still: what was asked for may outlive its reason."""
     requeues: int = 0
     in_place: int = 0
     """Restarts since the last progress (budgets)."""

@@ -98,9 +98,17 @@ def readmit(job: JobRecord, names: Iterable[str]) -> None:
 
 
 def exclusions_asked(turn: Turn, job: JobRecord) -> None:
-    """The scheduler is asked to keep it off its excluded nodes, and off no other that we had named."""
-    job.excluded_asked = tuple(sorted(job.excluded))
+    """The scheduler is asked to keep it off its excluded nodes, and off no other that we had named.
+
+    What it still shows of those stays known as ours: the order may be taken back before it has its effect.
+    """
+    job.excluded_asked = tuple(sorted({*job.excluded, *outdated_exclusions(job)}))
     turn.changes.add(job)
+
+
+def outdated_exclusions(job: JobRecord) -> set[str]:
+    """Nodes that we had the scheduler keep it off, and that are fit for it again."""
+    return (set(job.excluded_asked) - set(job.excluded)) & set(job.view.excluded)
 
 
 def next_epoch(job: JobRecord) -> None:

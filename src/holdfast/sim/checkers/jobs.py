@@ -274,14 +274,16 @@ def no_restart_after_cancel(history: History) -> Iterator[str]:
                 ended.discard(deed.job)
             else:
                 yield f"job {deed.job} was cancelled, and {deed.by or 'somebody'} started it at {deed.at:.0f}"
-    over: set[JobKey] = set()
+    over: dict[JobKey, int] = {}
+    """Job -> the start of it that was cancelled."""
     for step in history.steps:
         event = step.event
-        if isinstance(event, e.JobObserved):
-            if event.job.state is S.CANCELLED:
-                over.add(event.job.key)
-            elif event.job.state not in ENDED:
-                over.discard(event.job.key)
+        if isinstance(event, e.JobObserved) and event.job.state is S.CANCELLED:
+            over[event.job.key] = event.job.restart_count
+        elif isinstance(event, e.JobObserved) and event.job.state not in ENDED:
+            over.pop(event.job.key, None)
+        elif isinstance(event, e.LauncherAttached) and event.restart_count > over.get(event.job, event.restart_count):
+            del over[event.job]  # whoever queued it again did so while the scheduler could not be read
         for order in step.orders:
             starts = isinstance(order, o.RequeueHeld | o.ReleaseJob | o.RestartInPlace)
             if starts and isinstance(order, o.JobOrder) and order.job in over and order.cause == event.seq:
