@@ -77,6 +77,15 @@ def open_regular(path: Path, *, below: Path | None = None) -> int:
         os.close(found)
 
 
+def read_bounded(path: Path, size_max: int) -> bytes:
+    """All of an ordinary file. Raises OSError as `open_regular` does, and for one that is larger."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        data = file.read(size_max + 1)
+    if len(data) > size_max:
+        raise OSError(errno.EFBIG, f"it is larger than {size_max} bytes", str(path))
+    return data
+
+
 def open_folder(path: Path, below: Path) -> int:
     """A descriptor of a folder, to list it and to open what is in it. Raises OSError as `open_regular` does."""
     found, _ = _found(path, below)
