@@ -14,7 +14,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Another one after each boot of this machine."""
 
 
-def write_whole(path: Path, data: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
+def write_whole(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
     """Replace a file.
 
     Args:
