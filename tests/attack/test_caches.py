@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attack_fixture import Attempt, Stranger
+from attack_fixture import Attempt, Stranger, only_root
 from holdfast.adapters import catalogue_files
 from holdfast.adapters.catalogue_files import default_cache_folder, read_catalogue, read_matcher
 from holdfast.adapters.emulated import devices
@@ -70,8 +70,7 @@ def test_what_is_no_file_is_no_cache(
     (tmp_path / "cache").mkdir()
     name = tmp_path / "cache" / real.name
     if how == "link":
-        if os.geteuid() != 0:
-            pytest.skip("only root gives a link away")
+        only_root("only root gives a link away")
         name.symlink_to(real)
         stranger.owns(name)
         read_matcher(catalogue, tmp_path / "cache")

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from attack_fixture import STRANGER, Attempt
+from attack_fixture import STRANGER, Attempt, skip
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.probes.check import LogFile
@@ -297,7 +297,7 @@ def test_a_real_job_in_a_mount_namespace_of_its_own(attempt: Attempt, tmp_path: 
         deadline = time.monotonic() + 20
         while not (inside / "ready").exists():
             if step.poll() is not None:
-                pytest.skip("this machine gives no mount namespace")
+                skip("this machine gives no mount namespace")
             assert time.monotonic() < deadline
             time.sleep(0.01)
         (job,) = [job for job in open_files.open_jobs(conf="") if job.node == "n1" and job.cluster == "c"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attack_fixture import STRANGER, Attempt, Stranger
+from attack_fixture import STRANGER, Attempt, Stranger, only_root
 from holdfast.errors import HoldfastError
 from holdfast.os import files
 from holdfast.wiring import settings, settings_places
@@ -54,10 +54,8 @@ def by_link(stranger: Stranger, far: Path) -> None:
     """A link of theirs to a file of mine that names their address, such as one in a clone of their repository."""
     FILE.symlink_to(write(far / "mine.toml", EVIL))
     Path().chmod(0o1777)
-    if os.geteuid() == 0:
-        stranger.owns(FILE)
-    else:
-        pytest.skip("only root gives away a link and keeps its target")
+    only_root("only root gives away a link and keeps its target")
+    stranger.owns(FILE)
 
 
 def by_target(stranger: Stranger, far: Path) -> None:
@@ -245,8 +243,7 @@ def test_a_clusters_token_goes_to_no_address_of_others(attempt: Attempt, world: 
     address = folder / "controller.json"
     address.chmod({"group": 0o664, "world": 0o646, "owner": 0o644}[how])
     if how == "owner":
-        if os.geteuid() != 0:
-            pytest.skip("only root gives one of two files away")
+        only_root("only root gives one of two files away")
         os.chown(folder / "token", 1234, 1234)  # the victim's; the address is neither theirs nor root's
         os.chown(address, STRANGER, STRANGER)
     try:
