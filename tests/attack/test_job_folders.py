@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from attack_fixture import STRANGER, Attempt
+from attack_fixture import STRANGER, Attempt, skip
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.probes.check import LogFile
@@ -259,3 +262,49 @@ def test_a_rotated_file_is_opened_by_the_same_rule(attempt: Attempt, tmp_path: P
         return got
 
     attempt.judge(succeeded=SECRET in b"".join(asyncio.run(body())))
+
+
+JOB = """
+export SLURM_JOB_ID=7 SLURM_CLUSTER_NAME=c SLURMD_NODENAME=n1
+unshare -m sh -c 'mount --bind {inside} {shown}; exec setpriv --reuid={user} --regid={user} --clear-groups sh -c "
+    exec >{shown}/out.log; echo of the container; touch {inside}/ready; read line"'
+true
+"""
+
+
+@needs_root
+@pytest.mark.skipif(not all(map(shutil.which, ("unshare", "setpriv", "bash"))), reason="needs util-linux and bash")
+def test_a_real_job_in_a_mount_namespace_of_its_own(attempt: Attempt, tmp_path: Path) -> None:
+    """Its /tmp/out.log is read below its own root; on the host the same name is a file of somebody else."""
+    attempt.without(open_files, "seen_here", lambda path, _root, _identity: path)
+    inside, shown = tmp_path / "inside", tmp_path / "shown"
+    for folder in (inside, shown):
+        folder.mkdir()
+        os.chown(folder, STRANGER, STRANGER)
+    for above in (tmp_path, *tmp_path.parents):
+        if above != Path("/") and above.stat().st_uid == 0:
+            above.chmod(above.stat().st_mode | 0o011)
+    (shown / "out.log").write_bytes(SECRET)
+    shutil.copy(shutil.which("bash"), tmp_path / "slurmstepd")
+    script = JOB.format(inside=inside, shown=shown, user=STRANGER)
+    step = subprocess.Popen(
+        ["slurmstepd: [7.0]", "-c", script],
+        executable=tmp_path / "slurmstepd",
+        stdin=subprocess.PIPE,
+        env={"PATH": os.environ["PATH"]},
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while not (inside / "ready").exists():
+            if step.poll() is not None:
+                skip("this machine gives no mount namespace")
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (job,) = [job for job in open_files.open_jobs(conf="") if job.node == "n1" and job.cluster == "c"]
+        assert job.users == {STRANGER}
+        (path,) = job.files
+        read = Path(path).read_bytes()
+    finally:
+        step.communicate(b"\n")
+    assert read in {SECRET, b"of the container\n"}
+    attempt.judge(succeeded=read == SECRET)

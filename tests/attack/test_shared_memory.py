@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from attack_fixture import STRANGER, Attempt, Stranger
+from attack_fixture import STRANGER, Attempt, Stranger, only_root
 from holdfast.adapters.slurm.open_files import OpenJob
 from holdfast.agent import job_slots
 from holdfast.launch import slot_folder
@@ -222,8 +222,8 @@ def task_prolog(attempt: Attempt, memory: Path, tmp_path: Path) -> str:
 @pytest.mark.parametrize("how", ["folder", "link"])
 def test_a_task_prolog_takes_no_planted_folder(attempt: Attempt, stranger: Stranger, tmp_path: Path, how: str) -> None:
     """The name is known to all: who makes it before, as a folder or as a link to one of mine, gets no slots there."""
-    if how == "folder" and os.geteuid() != 0:
-        pytest.skip("only root gives a folder away in truth, and a shell asks the kernel")
+    if how == "folder":
+        only_root("only root gives a folder away in truth, and a shell asks the kernel")
     memory = tmp_path / "shm"
     memory.mkdir()
     folder = memory / f"holdfast-telemetry-{os.getuid()}-7"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from attack_fixture import Attempt, Stranger
+from attack_fixture import STRANGER, Attempt, Stranger, only_root
 from holdfast.errors import HoldfastError
+from holdfast.os import files
 from holdfast.wiring import settings, settings_places
 from holdfast.wiring.settings import find_controller, load_settings
 
@@ -53,10 +54,8 @@ def by_link(stranger: Stranger, far: Path) -> None:
     """A link of theirs to a file of mine that names their address, such as one in a clone of their repository."""
     FILE.symlink_to(write(far / "mine.toml", EVIL))
     Path().chmod(0o1777)
-    if os.geteuid() == 0:
-        stranger.owns(FILE)
-    else:
-        pytest.skip("only root gives away a link and keeps its target")
+    only_root("only root gives away a link and keeps its target")
+    stranger.owns(FILE)
 
 
 def by_target(stranger: Stranger, far: Path) -> None:
@@ -233,3 +232,34 @@ def test_the_table_rests_on_two_checks(
         attempt.judge(succeeded=False)
         return
     attempt.judge(succeeded=(found.url, found.token) == ("http://evil:1", "hft_secret"))
+
+
+@pytest.mark.parametrize("how", ["group", "world", "owner"])
+def test_a_clusters_token_goes_to_no_address_of_others(attempt: Attempt, world: Path, how: str) -> None:
+    """`--dir`: who may write controller.json beside my token, or exchange it, would be sent the token."""
+    attempt.without(settings, "is_one_hand", lambda _address, _token: True)
+    folder = a_folder(world / "cluster") / "controller"
+    write(folder / "token", "hft_secret\n", 0o600)
+    address = folder / "controller.json"
+    address.chmod({"group": 0o664, "world": 0o646, "owner": 0o644}[how])
+    if how == "owner":
+        only_root("only root gives one of two files away")
+        os.chown(folder / "token", 1234, 1234)  # the victim's; the address is neither theirs nor root's
+        os.chown(address, STRANGER, STRANGER)
+    try:
+        found = find_controller(cluster_dir=world / "cluster")
+    except HoldfastError:
+        attempt.judge(succeeded=False)
+    else:
+        attempt.judge(succeeded=found.token == "hft_secret")
+
+
+def test_what_we_write_is_not_open_to_a_group(attempt: Attempt, tmp_path: Path) -> None:
+    """With the umask of many clusters, 002, a controller.json would be its group's to write."""
+    attempt.without(files.write_whole, "__kwdefaults__", {"mode": 0o666, "durable": False})
+    umask = os.umask(0o002)
+    try:
+        files.write_whole(tmp_path / "controller.json", b"{}")
+    finally:
+        os.umask(umask)
+    attempt.judge(succeeded=bool((tmp_path / "controller.json").stat().st_mode & 0o022))

@@ -1,7 +1,8 @@
 """Rule files and the compiled catalogue on disk: what `detect/` must not read itself.
 
 Called once by agents, launchers and `holdfast explain` when they start. The cache holds one file per catalogue
-content, library version and processor; a foreign or torn one is ignored and written anew, atomically.
+content, library version and processor; a torn one is ignored and written anew, atomically. What stands in it runs in
+this process: one that others may have written is not loaded, and none is written into a folder of theirs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import stat
 import tempfile
 from collections.abc import Sequence
 from importlib import metadata
@@ -20,7 +22,9 @@ from holdfast.detect.database import compile_database
 from holdfast.detect.matcher import Matcher
 from holdfast.detect.meaning import packaged, packaged_sources
 from holdfast.errors import ConfigError
+from holdfast.os.files import foreign, open_regular, read_bounded
 
+RULES_MAX = 16 << 20
 _MAGIC = b"holdfast-matcher-1\n"
 
 
@@ -36,7 +40,7 @@ def site_sources(folders: Sequence[str | Path]) -> dict[str, bytes]:
         try:
             found = sorted(path.glob("*.toml")) if path.is_dir() else [path]
             for file in found:
-                sources[str(file)] = file.read_bytes()
+                sources[str(file)] = read_bounded(file, RULES_MAX)
         except OSError as error:
             raise ConfigError(f"cannot read rules: {error.strerror}", file=str(path)) from error
     return sources
@@ -84,6 +88,17 @@ def read_matcher(catalogue: Catalogue, cache_folder: str | Path | None = None) -
     return Matcher(catalogue, data)
 
 
+def is_ours(opened: int) -> bool:
+    """Whether an open file is ours or root's, and nobody else may write it."""
+    return not foreign(os.fstat(opened))
+
+
+def is_own_folder(folder: Path) -> bool:
+    """Whether it is a folder of ours or root's. Raises OSError."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in {0, os.geteuid()}
+
+
 def _key(catalogue: Catalogue) -> str:
     machine = f"{catalogue.digest}|{metadata.version('hyperscan')}|{platform.machine()}|{_cpu_flags()}"
     return hashlib.blake2b(machine.encode(), digest_size=12).hexdigest()
@@ -101,7 +116,10 @@ def _cpu_flags() -> str:
 
 def _read(path: Path) -> bytes | None:
     try:
-        data = path.read_bytes()
+        with os.fdopen(open_regular(path, below=path.parent), "rb") as file:
+            if not is_ours(file.fileno()):
+                return None
+            data = file.read()
     except OSError:
         return None
     head = len(_MAGIC) + 32
@@ -114,7 +132,9 @@ def _write(path: Path, body: bytes) -> None:
     data = _MAGIC + hashlib.blake2b(body, digest_size=32).digest() + body
     # The cache only saves time: a read-only home folder or a full disk must not keep anyone from a diagnosis.
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_own_folder(path.parent):
+            return
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".matcher-")
         try:
             with os.fdopen(handle, "wb") as file:

@@ -22,6 +22,7 @@ import zstandard
 from holdfast.adapters.wrapped_logs import unwrapped
 from holdfast.detect.flight import is_dump
 from holdfast.errors import NoInputError, UserError
+from holdfast.os.files import read_bounded
 
 CHUNK = 1 << 20
 ERROR_FILE_MAX = 4 << 20
@@ -36,6 +37,8 @@ _BINARY_SUFFIXES = frozenset(
      ".zip", ".whl", ".parquet", ".arrow", ".idx", ".distcp", ".nsys-rep", ".sqlite", ".db"}
 )  # fmt: skip
 STDIN = "-"
+TERMINALS = frozenset({4, 5, *range(136, 144)})
+"""Major numbers: virtual consoles, /dev/tty and /dev/console, Unix98 terminals."""
 
 
 def find_logs(paths: Sequence[str | Path]) -> list[str]:
@@ -79,16 +82,17 @@ def _below(place: Path) -> list[str]:
 
 
 def _check_ends(place: Path) -> None:
-    """Raise NoInputError for what is no log and may never end; a terminal and /dev/null do."""
-    told = place.stat()
-    is_device = stat.S_ISBLK(told.st_mode) or (stat.S_ISCHR(told.st_mode) and not place.samefile(os.devnull))
-    if is_device and not _is_terminal(place):
+    """Raise NoInputError for what is no log and may never end. It is not opened: that alone may start a watchdog."""
+    if is_endless(place.stat()):
         raise NoInputError(f"{place}: a device, not a log")
 
 
-def _is_terminal(place: Path) -> bool:
-    with place.open("rb", buffering=0) as opened:
-        return opened.isatty()
+def is_endless(found: os.stat_result) -> bool:
+    """Whether this is a device; a terminal and /dev/null have an end."""
+    if stat.S_ISBLK(found.st_mode):
+        return True
+    is_null = found.st_rdev == Path(os.devnull).stat().st_rdev
+    return stat.S_ISCHR(found.st_mode) and not is_null and os.major(found.st_rdev) not in TERMINALS
 
 
 def is_stream(path: str) -> bool:
@@ -127,6 +131,8 @@ def _raw_chunks(path: str) -> Iterator[bytes]:
             yield from _pieces(sys.stdin.buffer)
             return
         with Path(path).open("rb") as raw:
+            if is_endless(os.fstat(raw.fileno())):  # by now, whatever its name stood for before
+                raise UserError(f"{path}: a device, not a log")
             if not raw.seekable():
                 yield from _pieces(raw)
                 return
@@ -217,8 +223,7 @@ def elastic_error(path: str) -> tuple[bytes, float | None] | None:
     if not path.endswith(".json") or is_stream(path):
         return None
     try:
-        raw = Path(path).read_bytes()
-        told = json.loads(raw) if len(raw) < ERROR_FILE_MAX else None
+        told = json.loads(read_bounded(Path(path), ERROR_FILE_MAX))
     except (OSError, ValueError):
         return None
     message = told.get("message") if isinstance(told, dict) else None

@@ -28,9 +28,11 @@ def read_log_rules(path: str | Path) -> tuple[LogRule, ...]:
     """
     file = Path(path)
     try:
-        if file.stat().st_size > FILE_MAX:
+        with file.open("rb") as opened:
+            data = opened.read(FILE_MAX + 1)  # a device may have no end
+        if len(data) > FILE_MAX:
             raise ConfigError(f"is larger than {FILE_MAX} bytes: not a file of log rules", file=str(path))
-        text = file.read_text(encoding="utf-8")
+        text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"the log rules cannot be read: {why}", file=str(path)) from error

@@ -117,7 +117,7 @@ class NodeAgent:
         self._controller = controller
         self._requests: deque[str] = deque(maxlen=REQUESTS_REMEMBERED)
         self._roots: deque[Finding] = deque(maxlen=ROOTS_MAX)
-        settings.state_dir.mkdir(parents=True, exist_ok=True)
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.reporter = Reporter(
             controller, self.source, Spool(settings.state_dir / "spool.jsonl"), retry_max_s=RETRY_MAX_S
         )

@@ -10,8 +10,9 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from stat import S_ISREG
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 import xxhash
 
@@ -25,6 +26,24 @@ CHUNK = 4 << 20
 
 # Dirty pages are pushed out this often, so that the final fsync is short and memory stays bounded.
 FLUSH_EVERY = 64 << 20
+
+
+def open_file(path: Path) -> BinaryIO:
+    """An ordinary file to read. A folder of somebody else may hold pipes and devices by known names, which never end.
+
+    Raises:
+        OSError: it cannot be read, or is something else.
+    """
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not is_ordinary(opened):
+        os.close(opened)
+        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+    return os.fdopen(opened, "rb")
+
+
+def is_ordinary(opened: int) -> bool:
+    """Whether this is an open file, and neither pipe, device nor folder."""
+    return S_ISREG(os.fstat(opened).st_mode)
 
 
 class HashingFile:

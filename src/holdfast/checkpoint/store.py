@@ -23,7 +23,7 @@ from typing import Any
 
 from holdfast.checkpoint.errors import CheckpointError, SaveError
 from holdfast.checkpoint.fence import Fence, Seal, inadmissible
-from holdfast.checkpoint.files import HashingFile, copy_hashed, fsync_folder, hash_file, is_full, rename_bad
+from holdfast.checkpoint.files import HashingFile, copy_hashed, fsync_folder, hash_file, is_full, open_file, rename_bad
 from holdfast.checkpoint.manifest import (
     MANIFEST_NAME,
     FileEntry,
@@ -392,7 +392,7 @@ def _info(path: Path) -> CheckpointInfo | None:
 def _read_manifest(path: Path) -> tuple[Manifest | None, str, Problem | None]:
     """(manifest, hash of its bytes, problem); a manifest that belongs elsewhere comes with a problem."""
     try:
-        with (path / MANIFEST_NAME).open("rb") as file:
+        with open_file(path / MANIFEST_NAME) as file:
             content = file.read(MANIFEST_BYTES_MAX)
     except (FileNotFoundError, NotADirectoryError):
         return None, "", Problem("missing_manifest", MANIFEST_NAME, "missing, so the checkpoint was never completed")

@@ -45,7 +45,7 @@ class AgentChoices(OptionSet, frozen=True):
         Path | None,
         typer.Option(
             metavar="FILE",
-            help=f"Kernel log to read. Default: {DEFAULT_KERNEL_LOG}, else the system's log files, else journald.",
+            help=f"Kernel log to read. Default: {DEFAULT_KERNEL_LOG}, else journald, else the system's log files.",
         ),
     ] = None
     state_dir: Annotated[

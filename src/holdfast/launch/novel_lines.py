@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.detect.novelty import Novelty
-from holdfast.os.files import write_whole
+from holdfast.os.files import read_bounded, write_whole
 
 PENDING_LINES = 400
 """Lines of each rank that are held until the job has proved to be well after them."""
@@ -49,8 +49,7 @@ def read_known(job_dir: Path | None) -> Novelty:
     known = Novelty()
     for path in sorted(job_dir.glob(NAMES))[:FILES_MAX] if job_dir is not None else ():
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            if path.stat().st_size <= FILE_MAX:
-                known.restore(msgspec.json.decode(path.read_bytes(), type=list[list[str]]))
+            known.restore(msgspec.json.decode(read_bounded(path, FILE_MAX), type=list[list[str]]))
     return known
 
 

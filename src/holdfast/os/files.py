@@ -20,7 +20,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Another one after each boot of this machine."""
 
 
-def write_whole(path: Path, data: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
+def write_whole(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
     """Replace a file.
 
     Args:
@@ -131,6 +131,15 @@ def open_regular(path: Path, *, below: Path | None = None) -> int:
         return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(found)
+
+
+def read_bounded(path: Path, size_max: int) -> bytes:
+    """All of an ordinary file. Raises OSError as `open_regular` does, and for one that is larger."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        data = file.read(size_max + 1)
+    if len(data) > size_max:
+        raise OSError(errno.EFBIG, f"it is larger than {size_max} bytes", str(path))
+    return data
 
 
 def open_folder(path: Path, below: Path) -> int:

@@ -10,6 +10,7 @@ command line; no time passes here.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -246,13 +247,21 @@ def _of_folder(folder: Path, said_by: str, settings: Settings) -> Link:
         url = msgspec.json.decode(text, type=ControllerAddress).url
     except msgspec.DecodeError as error:
         raise ConfigError(f"is not a controller's file: {error}", file=str(facts)) from error
-    token = folder / "controller" / "token"
-    _check_inside(token, folder / "controller")
+    file = folder / "controller" / "token"
+    _check_inside(file, folder / "controller")
+    token = read_token(file, missing_ok=True)
+    if token and not is_one_hand(facts.stat(), file.stat()):
+        raise RefusedError(f"{facts} may be written by others than the owner of {file}: chmod go-w it, or use --url")
     trust = _trust(settings)
     own_ca = folder / "controller" / CA_NAME
     if trust.ca_file is None and own_ca.exists():
         trust = Trust(own_ca, trust.cert_file, trust.plain_http)
-    return Link(url, read_token(token, missing_ok=True), trust, f"{said_by} {folder}")
+    return Link(url, token, trust, f"{said_by} {folder}")
+
+
+def is_one_hand(address: os.stat_result, token: os.stat_result) -> bool:
+    """Whether nobody but the owner of the token, or root, has written the address that it goes to."""
+    return address.st_uid in {0, token.st_uid} and not address.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _of_url(url: str, said_by: str, settings: Settings) -> Link:

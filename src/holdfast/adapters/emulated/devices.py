@@ -17,7 +17,7 @@ from pathlib import Path
 
 from holdfast.adapters.emulated import layout
 from holdfast.errors import UsageError
-from holdfast.os.files import write_whole
+from holdfast.os.files import foreign, write_whole
 from holdfast.os.programs import Command, run_blocking
 
 SOURCE = Path(__file__).with_name("nvml.c")
@@ -51,7 +51,7 @@ def build() -> Path:
     source = SOURCE.read_bytes()
     folder = _cache()
     built = folder / f"emulated-nvml-{hashlib.blake2b(source, digest_size=8).hexdigest()}.so"
-    if built.exists():
+    if built.exists() and not foreign(built.stat()):
         return built
     found = compiler()
     if not found:

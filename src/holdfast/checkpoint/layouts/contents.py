@@ -16,6 +16,7 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO
 
+from holdfast.checkpoint.files import open_file
 from holdfast.checkpoint.manifest import Problem
 
 CHUNK = 4 << 20
@@ -29,7 +30,7 @@ TORCH_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt"})
 def is_torch_file(path: Path) -> bool:
     """Does the file begin as `torch.save` begins one?"""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(4)
     except OSError:
         return False
@@ -50,10 +51,11 @@ def check_file(path: Path, *, full: bool) -> tuple[Problem | None, int]:
         if path.suffix == ".safetensors":
             return _safetensors(path, size), 0
         if path.suffix == ".json":
-            json.loads(path.read_bytes())
+            with open_file(path) as file:
+                json.load(file)
             return None, size
         if path.suffix in TORCH_SUFFIXES:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 return check_torch(file, path.name, full=full)
     except FileNotFoundError:
         return Problem("missing_file", path.name, "missing"), 0
@@ -119,7 +121,7 @@ def _safetensors(path: Path, size: int) -> Problem | None:
 
     The format is https://github.com/huggingface/safetensors (format section of its README).
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         prefix = file.read(8)
         if len(prefix) < 8:
             return Problem("wrong_size", path.name, f"{size} bytes, too short for a safetensors file")
@@ -139,7 +141,7 @@ def _safetensors(path: Path, size: int) -> Problem | None:
 def read_text(path: Path, limit: int = 4096) -> str | None:
     """The beginning of a small text file, None when it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return os.fsdecode(file.read(limit)).strip()
     except OSError:
         return None

@@ -11,6 +11,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.files import open_file
 from holdfast.checkpoint.layouts.contents import check_torch
 from holdfast.checkpoint.manifest import Problem, inside
 
@@ -70,7 +71,7 @@ def check_distributed(folder: Path, *, full: bool) -> tuple[list[Problem], int]:
     """
     path = folder / METADATA_NAME
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(METADATA_BYTES_MAX)
     except FileNotFoundError:
         return [Problem("missing_manifest", METADATA_NAME, "missing, so the save was never finished")], 0
@@ -126,7 +127,7 @@ def _records(path: Path, name: str, places: list[tuple[int, int]]) -> tuple[Prob
     """Each record of a tensor is what `torch.save` writes; objects are records of bytes, in the same form."""
     read = 0
     foreign: list[int] = []
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for offset, length in sorted(places):
             file.seek(offset)
             record = file.read(length)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.files import BAD
+from holdfast.checkpoint.files import BAD, open_file
 from holdfast.checkpoint.layouts.contents import TORCH_SUFFIXES, check_file, is_torch_file, read_text
 from holdfast.checkpoint.layouts.distributed import METADATA_NAME, check_distributed, is_distributed
 from holdfast.checkpoint.layouts.ranks import RankFiles, are_ranks, local_saves, ranked_files
@@ -275,8 +275,9 @@ def _trainer(path: Path, step: int) -> Problem | None:
 def _shards(index: Path) -> Problem | None:
     """Every shard that a weight index names."""
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError):
+        with open_file(index) as file:
+            names = sorted(set(json.load(file)["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return Problem("wrong_content", index.name, "damaged")
     absent = next((name for name in names if not (index.parent / Path(str(name)).name).is_file()), None)
     return None if absent is None else Problem("missing_file", str(absent), f"missing, though {index.name} names it")
